@@ -1,0 +1,39 @@
+#include "distckpt/error.h"
+
+namespace ferry {
+
+std::string_view to_string(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUsage: return "usage";
+    case ErrorKind::kNotFound: return "not_found";
+    case ErrorKind::kCorrupt: return "corrupt";
+    case ErrorKind::kLayout: return "layout";
+    case ErrorKind::kIo: return "io";
+    case ErrorKind::kDevice: return "device";
+    case ErrorKind::kCancelled: return "cancelled";
+    case ErrorKind::kBug: return "bug";
+  }
+  return "bug";
+}
+
+Error::Error(ErrorKind kind, const std::string& message, std::string hint)
+    : std::runtime_error(message), kind_(kind), hint_(std::move(hint)) {}
+
+Error& Error::add_context(std::string frame) {
+  context_.push_back(std::move(frame));
+  return *this;
+}
+
+Error& Error::set_hint(std::string hint) {
+  hint_ = std::move(hint);
+  return *this;
+}
+
+std::string Error::report() const {
+  std::string text = fmt::format("error: {}\n", what());
+  for (const auto& frame : context_) text += fmt::format("  while {}\n", frame);
+  if (!hint_.empty()) text += fmt::format("hint: {}\n", hint_);
+  return text;
+}
+
+}  // namespace ferry

@@ -1,0 +1,77 @@
+// Boxes in files. One source and one sink for every format whose tensors are plain bytes somewhere in a file.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distckpt/box_io.h"
+#include "distckpt/checksum_ledger.h"
+#include "distckpt/file_io.h"
+#include "distckpt/layout.h"
+
+namespace ferry::distckpt {
+
+// A range whose checksum the file states.
+struct ExpectedChecksum {
+  ChecksumRange range;
+  std::uint32_t crc = 0;
+  std::string name;  // for messages
+};
+
+class FileSource : public BoxSource {
+ public:
+  explicit FileSource(std::vector<Storage> storages,
+                      std::vector<ExpectedChecksum> expected = {},
+                      ReadMode mode = ReadMode::kCached);
+
+  void read(const Region& region,
+            std::span<std::byte> packed,
+            std::vector<ChecksumPart>& parts) override;
+
+  void commit(std::span<const ChecksumPart> parts) override { ledger_.commit(parts); }
+
+  // After everything was read: throws Error(kCorrupt) naming the range whose bytes do not have the checksum that the file
+  // states, and Error(kIo) for a file that was changed meanwhile. Ranges that were not read whole are left alone; the number
+  // of those that were checked.
+  std::int64_t verify_checksums();
+
+ private:
+  const ReadFile& file(StorageId storage);
+
+  std::vector<Storage> storages_;
+  std::vector<ExpectedChecksum> expected_;
+  ReadMode mode_;
+  ChecksumLedger ledger_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ReadFile>> files_;  // opened when first read
+};
+
+class FileSink : public BoxSink {
+ public:
+  // Creates (or reopens) the files of `storages` with their full size. `protect` are the ranges to checksum.
+  FileSink(const std::vector<Storage>& storages,
+           std::vector<ChecksumRange> protect,
+           WriteFile::Mode mode);
+
+  // Bytes that are all zero are not written to a new file: holes stay holes.
+  void write(const Region& region,
+             std::span<const std::byte> packed,
+             std::vector<ChecksumPart>& parts) override;
+  void commit(std::span<const ChecksumPart> parts) override { ledger_.commit(parts); }
+
+  void write_raw(StorageId storage, std::int64_t offset, std::span<const std::byte> bytes);
+  ChecksumLedger& ledger() { return ledger_; }
+  void sync();  // fsync of every file
+
+ private:
+  bool skip_zeros_;
+  std::vector<WriteFile> files_;
+  ChecksumLedger ledger_;
+};
+
+bool all_zero(std::span<const std::byte> bytes);
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,93 @@
+// Files read by pread and written by pwrite: a file that is cut short is an error that names the byte, never a signal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ferry::distckpt {
+
+// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(other.release()) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+
+  int get() const { return fd_; }
+  int release();
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+enum class ReadMode {
+  kCached,
+  // Past the page cache (O_DIRECT): what comes back has been on the disk. Memory-backed file systems have no other copy, so
+  // where O_DIRECT is refused the file is read as kCached.
+  kDirect,
+};
+
+// Thread-safe: reads carry their own offset.
+class ReadFile {
+ public:
+  // Throws Error(kNotFound | kIo). Refuses what is not a regular file.
+  explicit ReadFile(std::filesystem::path path, ReadMode mode = ReadMode::kCached);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::int64_t size() const { return size_; }
+  bool direct() const { return direct_; }
+
+  // Fills `into` from `offset`. Throws Error(kCorrupt) naming the byte if the file ends before.
+  void read_at(std::int64_t offset, std::span<std::byte> into) const;
+
+  // Throws Error(kIo) if the file has been changed since it was opened.
+  void require_unchanged() const;
+
+ private:
+  void read_direct(std::int64_t offset, std::span<std::byte> into) const;
+
+  std::filesystem::path path_;
+  Descriptor fd_;
+  std::int64_t size_ = 0;
+  std::int64_t modified_ns_ = 0;
+  bool direct_ = false;
+};
+
+class WriteFile {
+ public:
+  enum class Mode { kCreate, kReopen };  // kReopen continues a file that an interrupted run left
+
+  // Sets the size at once; bytes that are never written read as zero.
+  WriteFile(std::filesystem::path path, std::int64_t size, Mode mode = Mode::kCreate);
+
+  const std::filesystem::path& path() const { return path_; }
+  void write_at(std::int64_t offset, std::span<const std::byte> from) const;
+  void sync() const;  // fsync
+
+ private:
+  std::filesystem::path path_;
+  Descriptor fd_;
+};
+
+// Small files, whole.
+std::string read_text(const std::filesystem::path& path, std::int64_t limit = std::int64_t{1} << 30);
+void write_text(const std::filesystem::path& path, std::string_view text);  // and fsync
+void sync_directory(const std::filesystem::path& path);
+
+// The name of the last system error, for messages: "No space left on device".
+std::string system_error_text(int error);
+
+inline std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+}  // namespace ferry::distckpt

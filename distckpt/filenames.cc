@@ -1,0 +1,53 @@
+#include "distckpt/filenames.h"
+
+#include <charconv>
+
+#include "distckpt/error.h"
+
+namespace ferry::distckpt {
+
+std::string safetensors_filename(int index, int count) {
+  if (count == 1) return "model.safetensors";
+  return fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
+}
+
+std::string iteration_text(const Iteration& iteration) {
+  return iteration.number ? fmt::format("{}", *iteration.number) : "release";
+}
+
+std::optional<Iteration> parse_iteration(std::string_view text) {
+  if (text == "release") return Iteration{};
+  std::int64_t number = 0;
+  const auto* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || number < 0) return std::nullopt;
+  return Iteration{.number = number};
+}
+
+std::string iteration_folder(const Iteration& iteration) {
+  return iteration.number ? fmt::format("iter_{:07d}", *iteration.number) : "release";
+}
+
+std::optional<Iteration> parse_iteration_folder(std::string_view name) {
+  constexpr std::string_view kPrefix = "iter_";
+  if (name == "release") return Iteration{};
+  if (!name.starts_with(kPrefix) || name.size() < kPrefix.size() + 7) return std::nullopt;
+  const auto iteration = parse_iteration(name.substr(kPrefix.size()));
+  return iteration && iteration->number ? iteration : std::nullopt;
+}
+
+std::string distcp_filename(int rank) { return fmt::format("__{}_0.distcp", rank); }
+
+std::filesystem::path work_folder(const std::filesystem::path& target) {
+  return target.parent_path() / fmt::format(".{}.ferry", target.filename().string());
+}
+
+void require_plain_filename(std::string_view name, std::string_view source) {
+  const bool plain = !name.empty() && name != "." && name != ".." &&
+                     name.find('/') == std::string_view::npos &&
+                     name.find('\0') == std::string_view::npos;
+  require(plain, ErrorKind::kCorrupt,
+          "{}: names the file \"{}\", which is not a plain name inside the folder", source, name);
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,54 @@
+// Every name on disk that has a meaning, built and parsed here.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace ferry::distckpt {
+
+// Hugging Face.
+inline constexpr std::string_view kHfConfig = "config.json";
+inline constexpr std::string_view kSafetensorsIndex = "model.safetensors.index.json";
+inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
+
+// "model.safetensors" if it is the only one, else "model-00002-of-00004.safetensors" (counted from 1).
+std::string safetensors_filename(int index, int count);
+
+// Megatron-Core, format torch_dist.
+inline constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
+inline constexpr std::string_view kTorchDistMetadata = ".metadata";
+inline constexpr std::string_view kTorchDistConfig = "metadata.json";
+inline constexpr std::string_view kCommon = "common.pt";
+
+// The folder of one iteration: "iter_0000010", or "release" for weights alone.
+struct Iteration {
+  std::optional<std::int64_t> number;  // nothing: release
+  bool operator==(const Iteration&) const = default;
+};
+std::string iteration_folder(const Iteration& iteration);
+std::optional<Iteration> parse_iteration_folder(std::string_view name);
+
+// The content of the tracker, and the value of --iteration: "10" or "release".
+std::string iteration_text(const Iteration& iteration);
+std::optional<Iteration> parse_iteration(std::string_view text);
+
+std::string distcp_filename(int rank);  // "__3_0.distcp"
+
+// Our own: the sidecar of a Megatron checkpoint, and the working folder beside a target.
+inline constexpr std::string_view kSidecar = "ferry";
+inline constexpr std::string_view kSidecarIndex = "sidecar.json";
+inline constexpr std::string_view kSidecarHf = "hf";
+inline constexpr std::string_view kSidecarHeaders = "headers";
+inline constexpr std::string_view kSidecarDerived = "derived.safetensors";
+inline constexpr std::string_view kJournal = "journal";
+inline constexpr std::string_view kWorkOutput = "output";
+std::filesystem::path work_folder(const std::filesystem::path& target);  // ".<name>.ferry" beside it
+
+// A name that a file inside a checkpoint may carry: no folders, nothing above, not hidden by an absolute path. Throws
+// Error(kCorrupt) naming `source`, which named it.
+void require_plain_filename(std::string_view name, std::string_view source);
+
+}  // namespace ferry::distckpt

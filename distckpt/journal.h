@@ -1,0 +1,44 @@
+// The log of a running copy: one record per finished task, so that an interrupted run can go on where it stopped. A record that
+// was cut off by the interruption is ignored; a log of another plan or source is refused.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "distckpt/box_io.h"
+#include "distckpt/digest.h"
+
+namespace ferry::distckpt {
+
+struct TaskRecord {
+  std::uint32_t task = 0;
+  std::vector<Digest> blocks;  // of the task's segments, in order
+  std::vector<ChecksumPart> read;
+  std::vector<ChecksumPart> written;
+};
+
+class Journal {
+ public:
+  // Starts a new log, or with `resume` continues one. `fingerprint` names plan, sources and options; throws Error(kUsage) if
+  // the log that is there has another.
+  Journal(std::filesystem::path path, const Digest& fingerprint, bool resume);
+  ~Journal();
+  Journal(const Journal&) = delete;
+  Journal& operator=(const Journal&) = delete;
+
+  const TaskRecord* finished(std::uint32_t task) const;
+  std::size_t num_finished() const { return finished_.size(); }
+  void append(const TaskRecord& record);  // thread-safe
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+  std::mutex mutex_;
+  std::unordered_map<std::uint32_t, TaskRecord> finished_;
+};
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,63 @@
+#include "distckpt/layout.h"
+
+#include <utility>
+
+#include "distckpt/coverage.h"
+#include "distckpt/error.h"
+
+namespace ferry::distckpt {
+
+std::string describe(const Storage& storage) {
+  if (const auto* file = std::get_if<FileStorage>(&storage)) return file->path.string();
+  if (const auto* chunk = std::get_if<ChunkStorage>(&storage)) {
+    return fmt::format("{} (chunk at byte {})", chunk->path.string(), chunk->offset);
+  }
+  return "memory";
+}
+
+StorageId Layout::add_storage(Storage storage) {
+  storages_.push_back(std::move(storage));
+  return static_cast<StorageId>(storages_.size() - 1);
+}
+
+std::uint32_t Layout::add_tensor(TensorLayout tensor) {
+  const auto volume = checked_volume(tensor.shape);
+  std::int64_t bytes = 0;
+  require(volume && !__builtin_mul_overflow(*volume, size_of(tensor.dtype), &bytes),
+          ErrorKind::kLayout, "{}: the shape {} has a negative dimension or overflows", tensor.name,
+          to_string(tensor.shape));
+  const auto index = static_cast<std::uint32_t>(tensors_.size());
+  const auto [_, added] = index_.emplace(tensor.name, index);
+  require(added, ErrorKind::kLayout, "{}: the tensor is there twice", tensor.name);
+  tensors_.push_back(std::move(tensor));
+  return index;
+}
+
+std::optional<std::uint32_t> Layout::find(std::string_view name) const {
+  const auto found = index_.find(std::string(name));
+  if (found == index_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::int64_t Layout::num_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& tensor : tensors_) total += tensor.num_bytes();
+  return total;
+}
+
+Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset) {
+  auto strides = row_major_strides(box.size);
+  for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(dtype);
+  return {.box = box, .at = {.storage = storage, .offset = offset, .strides = strides}};
+}
+
+void check_layout(const Layout& layout) {
+  std::vector<Box> boxes;
+  for (const auto& tensor : layout.tensors()) {
+    boxes.clear();
+    for (const auto& shard : tensor.shards) boxes.push_back(shard.box);
+    require_exactly_once(tensor.name, tensor.shape, boxes, "stored");
+  }
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,96 @@
+// A Layout says, for every tensor of a checkpoint, its dtype, its global shape and which box of it lies where. It holds no
+// bytes: a format reader makes one from headers alone, a format writer from options alone, and plans are made from two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "distckpt/box.h"
+#include "distckpt/dtype.h"
+
+namespace ferry::distckpt {
+
+// The bytes of a file, raw.
+struct FileStorage {
+  std::filesystem::path path;
+  std::int64_t size = 0;
+};
+
+// One encoded unit of a file (a compressed zip record, an HDF5 or zarr chunk). Placements in it address the decoded bytes.
+struct ChunkStorage {
+  std::filesystem::path path;
+  std::int64_t offset = 0;
+  std::int64_t encoded_size = 0;
+  std::int64_t decoded_size = 0;
+  std::string codec;
+};
+
+// Memory of this process or of a device. The owner keeps it alive for as long as a Layout names it.
+struct MemoryStorage {
+  std::byte* data = nullptr;
+  std::int64_t size = 0;
+  int device = -1;  // -1 is the host, else the index of an accelerator
+  std::shared_ptr<const void> owner;
+};
+
+using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage>;
+using StorageId = std::uint32_t;
+
+std::string describe(const Storage& storage);  // for messages: the file's name, or "memory"
+
+// The address of a box: the byte of its first element, and the bytes from one element to the next in each dimension.
+struct Placement {
+  StorageId storage = 0;
+  std::int64_t offset = 0;
+  Dims strides;
+};
+
+struct Shard {
+  Box box;       // in the tensor's global shape
+  Placement at;  // strides has the rank of box
+};
+
+struct TensorLayout {
+  std::string name;
+  DType dtype = DType::kBF16;
+  Shape shape;
+  std::vector<Shard> shards;  // tile the shape exactly: check_layout()
+
+  std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
+};
+
+class Layout {
+ public:
+  StorageId add_storage(Storage storage);
+
+  // Throws Error(kLayout) if a tensor of that name is there already or the shape overflows. The index of the tensor.
+  std::uint32_t add_tensor(TensorLayout tensor);
+
+  const std::vector<Storage>& storages() const { return storages_; }
+  const std::vector<TensorLayout>& tensors() const { return tensors_; }
+  TensorLayout& tensor(std::uint32_t index) { return tensors_[index]; }
+  const TensorLayout& tensor(std::uint32_t index) const { return tensors_[index]; }
+  std::optional<std::uint32_t> find(std::string_view name) const;
+  std::int64_t num_bytes() const;
+
+ private:
+  std::vector<Storage> storages_;
+  std::vector<TensorLayout> tensors_;
+  std::unordered_map<std::string, std::uint32_t> index_;
+};
+
+// A shard that lies row-major and packed from `offset` on.
+Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset);
+
+// Throws Error(kLayout) naming the tensor and the first box that no shard holds or that two hold.
+void check_layout(const Layout& layout);
+
+}  // namespace ferry::distckpt

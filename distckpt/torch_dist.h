@@ -1,0 +1,77 @@
+// Megatron-Core's distributed checkpoint, format torch_dist: a pickled `.metadata` that says which torch.save archive of which
+// .distcp file holds which box of which tensor. docs/formats/torch_dist.md. Nothing in it is ever executed.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/box.h"
+#include "distckpt/dtype.h"
+#include "distckpt/file_box_io.h"
+#include "distckpt/layout.h"
+#include "distckpt/pickle.h"
+#include "distckpt/sharded_tensor.h"
+
+namespace ferry::distckpt {
+
+// A torch.save archive inside a .distcp file.
+struct TorchDistItem {
+  std::uint32_t file = 0;  // index into TorchDistCheckpoint::files
+  std::int64_t offset = 0;
+  std::int64_t length = 0;
+};
+
+struct TorchDistChunk {
+  Box box;
+  TorchDistItem item;
+};
+
+struct TorchDistTensor {
+  std::string key;
+  DType dtype = DType::kBF16;
+  Shape shape{};
+  std::vector<TorchDistChunk> chunks{};
+};
+
+struct TorchDistObject {
+  std::string key;  // "decoder.layers.mlp.linear_fc1._extra_state/shard_0_4"
+  TorchDistItem item{};
+};
+
+struct TorchDistCheckpoint {
+  std::filesystem::path folder;
+  std::vector<FileStorage> files;
+  std::vector<TorchDistTensor> tensors;  // sorted by key
+  std::vector<TorchDistObject> objects;  // sorted by key, without the common state
+  bool has_common_file = false;
+  std::optional<TorchDistItem> common_item{};
+};
+
+// True for a folder that holds a `.metadata`.
+bool is_torch_dist(const std::filesystem::path& folder);
+
+// Reads and checks metadata.json and .metadata: items lie inside their files and do not overlap, keys and chunks occur once,
+// chunks tile their tensors. Throws Error(kCorrupt | kNotFound).
+TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder);
+
+// The common state: common.pt, which wins, else the object common_state. Nothing if there is neither.
+std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint);
+
+// Parses the archive of every object, so that a damaged one is found. Throws Error(kCorrupt).
+void check_objects(const TorchDistCheckpoint& checkpoint);
+
+// Where the elements of the tensors that `keep` selects lie, found by reading the headers of each chunk's archive, and the
+// checksums that those state. Throws Error(kCorrupt) where an archive contradicts .metadata.
+struct TorchDistLayout {
+  Layout layout;
+  std::vector<ExpectedChecksum> checksums;
+};
+TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
+                               std::span<const TorchDistTensor* const> tensors);
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,69 @@
+// Writes torch_dist in the profile that stock megatron-core 0.13 to 0.20 loads: everything is placed before a byte is copied, the
+// copying is the executor's, and what depends on it (checksums) is filled in afterwards. metadata.json is written last.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "distckpt/checksum_ledger.h"
+#include "distckpt/file_box_io.h"
+#include "distckpt/layout.h"
+#include "distckpt/pickle_writer.h"
+#include "distckpt/sharded_tensor.h"
+#include "distckpt/torch_zip.h"
+
+namespace ferry::distckpt {
+
+struct RankState {
+  std::vector<ShardedTensor> tensors;
+  std::vector<ShardedObject> extra_states;  // each stored as an empty tensor of bytes
+};
+
+class TorchDistTarget {
+ public:
+  // `ranks[r]` is what rank r would save: its main replicas are written to __r_0.distcp. `common` emits the common state, a dict.
+  // Throws Error(kLayout) if the ranks disagree about a tensor.
+  TorchDistTarget(std::filesystem::path folder,
+                  const std::vector<RankState>& ranks,
+                  const std::function<void(PickleWriter&)>& common);
+
+  const Layout& layout() const { return layout_; }
+  std::vector<ChecksumRange> protected_ranges() const;
+  std::int64_t num_bytes() const;  // of all files
+
+  // After the executor is done: archive headers with the checksums of what was written, objects, .metadata, common.pt and
+  // metadata.json. Throws Error(kBug) for a chunk that was not written whole.
+  void finish(FileSink& sink) const;
+
+ private:
+  struct Chunk {
+    std::uint32_t tensor = 0;  // index in layout_
+    Box box;
+    StorageId file = 0;
+    std::int64_t offset = 0;  // of the archive
+    TensorItemLayout item;
+  };
+  struct Object {
+    std::string key;
+    StorageId file = 0;
+    std::int64_t offset = 0;
+    bool common = false;  // the common state, else an empty extra state
+  };
+
+  std::string metadata_pickle() const;
+  const std::string& archive_of(const Object& object) const;
+
+  std::filesystem::path folder_;
+  Layout layout_;
+  std::vector<Chunk> chunks_;
+  std::vector<Object> objects_;
+  std::vector<std::int64_t> file_sizes_;
+  std::string extra_state_archive_;
+  std::string common_archive_;  // [common], as the object common_state
+  std::string common_file_;     // common.pt
+};
+
+}  // namespace ferry::distckpt
