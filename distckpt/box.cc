@@ -44,7 +44,9 @@ std::int64_t Dims::product() const {
   return product;
 }
 
-bool Dims::operator==(const Dims& other) const { return std::ranges::equal(*this, other); }
+bool Dims::operator==(const Dims& other) const {
+  return std::ranges::equal(*this, other);
+}
 
 std::strong_ordering Dims::operator<=>(const Dims& other) const {
   return std::lexicographical_compare_three_way(begin(), end(), other.begin(), other.end());
@@ -123,7 +125,8 @@ std::vector<Box> subtract(const Box& box, const Box& hole) {
 
 namespace {
 
-// Appends the pieces of [begin, end) inside the sub-tensor `prefix`, whose dimensions from `dim` on are free.
+// Appends the pieces of [begin, end) inside the sub-tensor `prefix`, whose dimensions from `dim` on
+// are free.
 void split_flat(const Shape& shape,
                 const Dims& strides,
                 int dim,
@@ -173,7 +176,8 @@ std::vector<FlatPiece> split_flat_range(const Shape& shape, std::int64_t begin, 
 
 namespace {
 
-// The number of leading ones, but for a size of nothing but ones as many as leave `keep` dimensions.
+// The number of leading ones, but for a size of nothing but ones as many as leave `keep`
+// dimensions.
 int leading_ones(const Shape& shape) {
   int count = 0;
   while (count < shape.rank() && shape[count] == 1) ++count;

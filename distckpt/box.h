@@ -1,4 +1,5 @@
-// A Box is an axis-aligned part of a tensor: an offset and a size in each dimension. Everything this program moves is a Box.
+// A Box is an axis-aligned part of a tensor: an offset and a size in each dimension. Everything
+// this program moves is a Box.
 #pragma once
 
 #include <array>
@@ -74,17 +75,17 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 // The parts of `box` outside `hole`, disjoint, at most two per dimension.
 std::vector<Box> subtract(const Box& box, const Box& hole);
 
-// The boxes that a row-major range [begin, end) of the elements of `shape` consists of, in order: at most 2 * rank - 1 of
-// them, each of which is contiguous in row-major order. This is how flat ranges (optimizer buckets) and blocks of bytes
-// become boxes.
+// The boxes that a row-major range [begin, end) of the elements of `shape` consists of, in order:
+// at most 2 * rank - 1 of them, each of which is contiguous in row-major order. This is how flat
+// ranges (optimizer buckets) and blocks of bytes become boxes.
 struct FlatPiece {
   Box box;
   std::int64_t begin = 0;  // row-major index of its first element in `shape`
 };
 std::vector<FlatPiece> split_flat_range(const Shape& shape, std::int64_t begin, std::int64_t end);
 
-// Two boxes of equal volume whose sizes are the same once leading ones are dropped: an element of one is an element of the
-// other. Translates a part of `from` into the same part of `to`.
+// Two boxes of equal volume whose sizes are the same once leading ones are dropped: an element of
+// one is an element of the other. Translates a part of `from` into the same part of `to`.
 Box translate(const Box& part, const Box& from, const Box& to);
 
 // True if `a` and `b` have the same sizes once leading ones are dropped.

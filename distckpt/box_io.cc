@@ -11,7 +11,8 @@ std::int64_t Runs::end() const {
 }
 
 Runs fold_runs(const Region& region) {
-  Runs runs{.offset = region.at.offset, .run_bytes = region.element_size, .counts = {}, .strides = {}};
+  Runs runs{
+      .offset = region.at.offset, .run_bytes = region.element_size, .counts = {}, .strides = {}};
   int d = region.size.rank() - 1;
   for (; d >= 0; --d) {
     if (region.size[d] == 1) continue;

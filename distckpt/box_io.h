@@ -1,5 +1,6 @@
-// The two interfaces an executor works over: give me the bytes of this box; here are the bytes of this box. Formats only make
-// Layouts, so one implementation for files and one for memory serve them all.
+// The two interfaces an executor works over: give me the bytes of this box; here are the bytes of
+// this box. Formats only make Layouts, so one implementation for files and one for memory serve
+// them all.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,8 @@ struct Region {
 struct Runs {
   std::int64_t offset = 0;     // of the first run
   std::int64_t run_bytes = 0;  // length of each
-  Dims counts;                 // runs per remaining dimension, outermost first; empty for a single run
-  Dims strides;                // bytes between them
+  Dims counts;   // runs per remaining dimension, outermost first; empty for a single run
+  Dims strides;  // bytes between them
 
   std::int64_t num_runs() const { return counts.product(); }
   std::int64_t end() const;  // byte after the last run; strides are not negative
@@ -37,7 +38,8 @@ Runs fold_runs(const Region& region);
 template <typename Visit>
 void for_each_run(const Runs& runs, Visit&& visit);
 
-// Copies between two regions of memory, both given by their first byte and by strides. Sizes are equal.
+// Copies between two regions of memory, both given by their first byte and by strides. Sizes are
+// equal.
 void copy_strided(std::byte* to,
                   const Dims& to_strides,
                   const std::byte* from,
@@ -45,7 +47,8 @@ void copy_strided(std::byte* to,
                   const Dims& size,
                   std::int64_t element_size);
 
-// The CRC-32 of some bytes of a range that a checksum protects, to be combined with its neighbours'.
+// The CRC-32 of some bytes of a range that a checksum protects, to be combined with its
+// neighbours'.
 struct ChecksumPart {
   StorageId storage = 0;
   std::uint32_t crc = 0;
@@ -70,7 +73,8 @@ class BoxSink {
  public:
   virtual ~BoxSink() = default;
 
-  // Writes `packed`, row-major. Appends the checksums of what it wrote to `parts`. Thread-safe for disjoint regions.
+  // Writes `packed`, row-major. Appends the checksums of what it wrote to `parts`. Thread-safe for
+  // disjoint regions.
   virtual void write(const Region& region,
                      std::span<const std::byte> packed,
                      std::vector<ChecksumPart>& parts) = 0;

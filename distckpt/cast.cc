@@ -65,11 +65,16 @@ struct F64 {
 template <typename Visit>
 auto dispatch(DType dtype, Visit&& visit) {
   switch (dtype) {
-    case DType::kF16: return visit(F16{});
-    case DType::kBF16: return visit(BF16{});
-    case DType::kF32: return visit(F32{});
-    case DType::kF64: return visit(F64{});
-    default: fail(ErrorKind::kLayout, "{} cannot be cast", short_name(dtype));
+    case DType::kF16:
+      return visit(F16{});
+    case DType::kBF16:
+      return visit(BF16{});
+    case DType::kF32:
+      return visit(F32{});
+    case DType::kF64:
+      return visit(F64{});
+    default:
+      fail(ErrorKind::kLayout, "{} cannot be cast", short_name(dtype));
   }
 }
 
@@ -128,16 +133,21 @@ double float8_value(std::uint8_t bits, int exponent_bits, bool has_infinity) {
 template <typename Bits>
 std::int64_t ordinal(Bits bits) {
   constexpr int kWidth = sizeof(Bits) * 8;
-  const auto magnitude = static_cast<std::int64_t>(bits & static_cast<Bits>((Bits{1} << (kWidth - 1)) - 1));
+  const auto magnitude =
+      static_cast<std::int64_t>(bits & static_cast<Bits>((Bits{1} << (kWidth - 1)) - 1));
   return (bits >> (kWidth - 1)) != 0 ? -magnitude : magnitude;
 }
 
 std::int64_t ordinal_of(DType dtype, const std::byte* element) {
   switch (size_of(dtype)) {
-    case 1: return ordinal(load<std::uint8_t>(element));
-    case 2: return ordinal(load<std::uint16_t>(element));
-    case 4: return ordinal(load<std::uint32_t>(element));
-    default: return ordinal(load<std::uint64_t>(element));
+    case 1:
+      return ordinal(load<std::uint8_t>(element));
+    case 2:
+      return ordinal(load<std::uint16_t>(element));
+    case 4:
+      return ordinal(load<std::uint32_t>(element));
+    default:
+      return ordinal(load<std::uint64_t>(element));
   }
 }
 
@@ -162,13 +172,20 @@ std::optional<std::int64_t> cast(DType from_dtype,
 double element_value(DType dtype, const std::byte* element) {
   switch (dtype) {
     case DType::kBool:
-    case DType::kU8: return load<std::uint8_t>(element);
-    case DType::kI8: return load<std::int8_t>(element);
-    case DType::kI16: return load<std::int16_t>(element);
-    case DType::kI32: return load<std::int32_t>(element);
-    case DType::kI64: return static_cast<double>(load<std::int64_t>(element));
-    case DType::kF8E4M3: return float8_value(load<std::uint8_t>(element), 4, false);
-    case DType::kF8E5M2: return float8_value(load<std::uint8_t>(element), 5, true);
+    case DType::kU8:
+      return load<std::uint8_t>(element);
+    case DType::kI8:
+      return load<std::int8_t>(element);
+    case DType::kI16:
+      return load<std::int16_t>(element);
+    case DType::kI32:
+      return load<std::int32_t>(element);
+    case DType::kI64:
+      return static_cast<double>(load<std::int64_t>(element));
+    case DType::kF8E4M3:
+      return float8_value(load<std::uint8_t>(element), 4, false);
+    case DType::kF8E5M2:
+      return float8_value(load<std::uint8_t>(element), 5, true);
     default:
       return dispatch(dtype, [&](auto kind) -> double {
         using Kind = decltype(kind);

@@ -1,4 +1,5 @@
-// Changes of floating-point dtype: to nearest, ties to even, as torch's Tensor.to does; never silently to infinity.
+// Changes of floating-point dtype: to nearest, ties to even, as torch's Tensor.to does; never
+// silently to infinity.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +18,8 @@ enum class CastRule {
 
 bool can_cast(DType from, DType to);  // among F16, BF16, F32 and F64
 
-// Casts packed elements; `into` does not overlap `from`. Nothing, or the index of the first element that `rule` refuses.
-// NaN stays NaN: sign kept, payload reduced to the quiet bit.
+// Casts packed elements; `into` does not overlap `from`. Nothing, or the index of the first element
+// that `rule` refuses. NaN stays NaN: sign kept, payload reduced to the quiet bit.
 std::optional<std::int64_t> cast(DType from_dtype,
                                  std::span<const std::byte> from,
                                  DType into_dtype,
@@ -28,8 +29,8 @@ std::optional<std::int64_t> cast(DType from_dtype,
 // The value of one element of any dtype; of integers too.
 double element_value(DType dtype, const std::byte* element);
 
-// How many representable values lie between two elements of a floating-point dtype: 0 if equal (also -0 and 0); nothing if
-// either is NaN, or for integers.
+// How many representable values lie between two elements of a floating-point dtype: 0 if equal
+// (also -0 and 0); nothing if either is NaN, or for integers.
 std::optional<std::uint64_t> ulp_distance(DType dtype, const std::byte* a, const std::byte* b);
 
 }  // namespace ferry::distckpt

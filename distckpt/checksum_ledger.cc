@@ -31,10 +31,9 @@ void ChecksumLedger::seal() {
 
 std::size_t ChecksumLedger::first_candidate(StorageId storage, std::int64_t offset) const {
   require(order_.size() == ranges_.size(), ErrorKind::kBug, "the ledger is not sealed");
-  const auto at =
-      std::ranges::upper_bound(order_, std::pair(storage, offset), {}, [&](std::uint32_t i) {
-        return std::pair(ranges_[i].storage, ranges_[i].offset);
-      });
+  const auto at = std::ranges::upper_bound(
+      order_, std::pair(storage, offset), {},
+      [&](std::uint32_t i) { return std::pair(ranges_[i].storage, ranges_[i].offset); });
   const auto index = static_cast<std::size_t>(at - order_.begin());
   return index == 0 ? 0 : index - 1;
 }
@@ -51,8 +50,8 @@ void ChecksumLedger::checksum(StorageId storage,
     const auto from = std::max(offset, range.offset);
     const auto to = std::min(end, range.offset + range.size);
     if (from >= to) continue;
-    const auto part = bytes.subspan(static_cast<std::size_t>(from - offset),
-                                    static_cast<std::size_t>(to - from));
+    const auto part =
+        bytes.subspan(static_cast<std::size_t>(from - offset), static_cast<std::size_t>(to - from));
     parts.push_back({.storage = storage, .crc = crc32(part), .offset = from, .size = to - from});
   }
 }

@@ -1,5 +1,5 @@
-// CRC-32s of byte ranges that are read or written in parts, by many threads, in any order: the parts' checksums are combined.
-// torch.save archives carry one per record; nobody else checks them.
+// CRC-32s of byte ranges that are read or written in parts, by many threads, in any order: the
+// parts' checksums are combined. torch.save archives carry one per record; nobody else checks them.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ class ChecksumLedger {
 
   const std::vector<ChecksumRange>& ranges() const { return ranges_; }
 
-  // The checksums of `bytes`, which lie at `offset` of `storage`, in the ranges they meet. Call seal() first.
+  // The checksums of `bytes`, which lie at `offset` of `storage`, in the ranges they meet. Call
+  // seal() first.
   void checksum(StorageId storage,
                 std::int64_t offset,
                 std::span<const std::byte> bytes,

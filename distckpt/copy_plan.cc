@@ -22,8 +22,9 @@ Dims minus(const Dims& a, const Dims& b) {
   return result;
 }
 
-// Finds the shards of one tensor that meet a box. Checkpoints have thousands of shards that are one layer or one expert
-// thick: they are sorted, and a box of one layer and expert looks only at that layer's and expert's.
+// Finds the shards of one tensor that meet a box. Checkpoints have thousands of shards that are one
+// layer or one expert thick: they are sorted, and a box of one layer and expert looks only at that
+// layer's and expert's.
 class ShardIndex {
  public:
   explicit ShardIndex(const TensorLayout& tensor) : tensor_(&tensor) {
@@ -60,7 +61,8 @@ class ShardIndex {
   int thin_dims_ = 0;  // leading dimensions in which every shard has size one
 };
 
-// Strides of the stored dimensions, for the dimensions of the model tensor: aligned at the last one.
+// Strides of the stored dimensions, for the dimensions of the model tensor: aligned at the last
+// one.
 Dims align_strides(const Dims& strides, int rank) {
   Dims aligned = Dims::filled(rank, 0);
   for (int d = 1; d <= std::min(rank, strides.rank()); ++d) {
@@ -114,10 +116,10 @@ void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayou
           "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
           model.name, to_string(stored.shape));
   const auto& size = link.stored_box.size;
-  const bool fits =
-      link.flat ? link.stored_box.volume() == link.model_box.volume() && size.rank() > 0 &&
-                      size[size.rank() - 1] == link.stored_box.volume()
-                : same_extents(link.model_box.size, size);
+  const bool fits = link.flat
+                        ? link.stored_box.volume() == link.model_box.volume() && size.rank() > 0 &&
+                              size[size.rank() - 1] == link.stored_box.volume()
+                        : same_extents(link.model_box.size, size);
   require(fits, ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name,
           to_string(link.stored_box), model.name, to_string(link.model_box));
 }
@@ -127,7 +129,8 @@ struct SidePlan {
   std::vector<Padding> padding;
 };
 
-// The pieces in which one side holds each model tensor, after checking that side for "exactly once" in both directions.
+// The pieces in which one side holds each model tensor, after checking that side for "exactly once"
+// in both directions.
 SidePlan plan_side(const std::vector<ModelTensor>& tensors,
                    const PlanSide& side,
                    std::string_view verb) {
@@ -200,16 +203,29 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
   return plan;
 }
 
-Transform transform_on_read(const ModelTensor& tensor, const Cover& source, Transform cast) {
-  Transform transform = Transform::kNone;
-  for (const auto& piece : source) {
-    if (piece.scale >= 0) return Transform::kDequantize;
-    if (piece.dtype != tensor.dtype) transform = cast;
-  }
+// How one piece's elements become the model tensor's. `cast` is for those of another dtype.
+Transform transform_of(const Piece& piece, const ModelTensor& tensor, Transform cast) {
+  if (piece.scale >= 0) return Transform::kDequantize;
+  return piece.dtype == tensor.dtype ? Transform::kNone : cast;
+}
+
+// The one that some piece of the source or of a replica needs.
+Transform transform_on_read(const PlannedTensor& planned, Transform cast) {
+  auto transform = Transform::kNone;
+  const auto look = [&](const Cover& cover) {
+    for (const auto& piece : cover) {
+      if (transform == Transform::kDequantize) return;
+      const auto needed = transform_of(piece, planned.tensor, cast);
+      if (needed != Transform::kNone) transform = needed;
+    }
+  };
+  look(planned.source);
+  for (const auto& cover : planned.replicas) look(cover);
   return transform;
 }
 
-// Resolves each scaled link to the scales of its blocks. Scales are whole tensors in one packed shard.
+// Resolves each scaled link to the scales of its blocks. Scales are whole tensors in one packed
+// shard.
 void plan_scales(const PlanSide& source, CopyPlan& plan) {
   for (const auto& scale : source.map->scales) {
     const auto& stored = source.layout->tensor(scale.stored);
@@ -253,7 +269,7 @@ CopyPlan plan_read(const std::vector<ModelTensor>& tensors,
         planned.replicas.push_back(std::move(covers[copy]));
       }
     }
-    planned.on_read = transform_on_read(planned.tensor, planned.source, cast);
+    planned.on_read = transform_on_read(planned, cast);
     plan.tensors.push_back(std::move(planned));
   }
   plan_scales(source, plan);
@@ -282,16 +298,13 @@ std::vector<CopyOp> copy_ops(const PlannedTensor& planned) {
       for (const auto& source : planned.source) {
         const auto box = intersect(source.box, target.box);
         if (!box) continue;
-        auto transform = planned.on_read;
-        if (transform == Transform::kNone && source.dtype != target.dtype) {
-          transform = Transform::kCastExact;
-        }
         ops.push_back({.box = *box,
                        .source = place(source, *box),
                        .target = place(target, *box),
                        .source_dtype = source.dtype,
+                       .dtype = planned.tensor.dtype,
                        .target_dtype = target.dtype,
-                       .transform = transform,
+                       .transform = transform_of(source, planned.tensor, planned.on_read),
                        .scale = source.scale});
       }
     }

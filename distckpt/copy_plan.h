@@ -1,9 +1,11 @@
-// A CopyPlan carries every element of a source layout to a target layout, exactly once. It is a pure function of metadata: all
-// ranks compute the same one; it is the dry run, the unit of resuming and the unit of checksums.
+// A CopyPlan carries every element of a source layout to a target layout, exactly once. It is a
+// pure function of metadata: all ranks compute the same one; it is the dry run, the unit of
+// resuming and the unit of checksums.
 //
-// A plan is kept per model tensor, as the pieces in which the source holds it and the pieces in which the target wants it.
-// Their pairwise intersections are the rectangular copies (copy_ops). Executors that digest run through the model tensor in
-// row-major order, read each source piece once and write each target piece once; executors between ranks run the copies.
+// A plan is kept per model tensor, as the pieces in which the source holds it and the pieces in
+// which the target wants it. Their pairwise intersections are the rectangular copies (copy_ops).
+// Executors that digest run through the model tensor in row-major order, read each source piece
+// once and write each target piece once; executors between ranks run the copies.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +31,14 @@ struct ScalePiece {
   Box box;  // in the scale tensor
   Placement at;
   DType dtype = DType::kF32;
-  Dims block;  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of the model tensor
+  Dims block;  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of the
+               // model tensor
 };
 
 // A box of a model tensor, and where its elements lie.
 struct Piece {
-  Box box;  // in the model tensor
-  Placement at;  // strides has the rank of box
+  Box box;                     // in the model tensor
+  Placement at;                // strides has the rank of box
   DType dtype = DType::kBF16;  // of the stored elements
   int scale = -1;              // index into CopyPlan::scales
 };
@@ -46,8 +49,9 @@ using Cover = std::vector<Piece>;
 struct PlannedTensor {
   ModelTensor tensor;
   Cover source{};
-  std::vector<Cover> replicas{};  // further copies in the source: must hold the same bytes as `source`
-  std::vector<Cover> targets{};   // none in a plan that only reads
+  std::vector<Cover>
+      replicas{};  // further copies in the source: must hold the same bytes as `source`
+  std::vector<Cover> targets{};          // none in a plan that only reads
   Transform on_read = Transform::kNone;  // stored source elements -> elements of `tensor`
 };
 
@@ -68,12 +72,15 @@ struct CopyPlan {
   std::int64_t num_bytes() const;  // of the model's tensors
 };
 
-// One rectangular copy: a box of a model tensor, from one source placement (and its scales) to one target placement.
+// One rectangular copy: a box of a model tensor, from one source placement (and its scales) to one
+// target placement. `transform` gives elements of the model tensor; where the target has another
+// dtype than those, they are then cast to it as kCastExact.
 struct CopyOp {
   Box box;  // in the model tensor
   Placement source;
   Placement target;
   DType source_dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  // of the model tensor
   DType target_dtype = DType::kBF16;
   Transform transform = Transform::kNone;
   int scale = -1;
@@ -85,14 +92,16 @@ struct PlanSide {
   const TensorMap* map = nullptr;
 };
 
-// Refuses, by Error(kLayout) that names tensor and box, unless every element of every source tensor is consumed and every
-// element of every model tensor is found exactly once. Where the source holds another dtype than the model tensor has, `cast`
-// says how it is read: kCastExact undoes a widening, kCast carries out a requested change of dtype.
+// Refuses, by Error(kLayout) that names tensor and box, unless every element of every source tensor
+// is consumed and every element of every model tensor is found exactly once. Where the source holds
+// another dtype than the model tensor has, `cast` says how it is read: kCastExact undoes a
+// widening, kCast carries out a requested change of dtype.
 CopyPlan plan_read(const std::vector<ModelTensor>& tensors,
                    const PlanSide& source,
                    Transform cast = Transform::kCastExact);
 
-// plan_read, and the same of the target: every element of every target tensor is written exactly once.
+// plan_read, and the same of the target: every element of every target tensor is written exactly
+// once.
 CopyPlan plan_copy(const std::vector<ModelTensor>& tensors,
                    const PlanSide& source,
                    const PlanSide& target,

@@ -11,8 +11,8 @@ namespace {
 
 using Indices = std::vector<std::uint32_t>;
 
-// Cuts dimension `dim` wherever a box begins or ends, and descends into each slab with the boxes that span it. For a grid
-// every box is looked at once per dimension.
+// Cuts dimension `dim` wherever a box begins or ends, and descends into each slab with the boxes
+// that span it. For a grid every box is looked at once per dimension.
 std::optional<CoverageDefect> descend(
     const Shape& shape, std::span<const Box> boxes, Indices members, int dim, Box slab) {
   if (dim == shape.rank()) {

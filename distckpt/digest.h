@@ -1,5 +1,5 @@
-// A tensor's digest depends on its dtype, shape and row-major bytes alone: not on format, layout, threads or order of reading.
-// docs/formats/digest.md gives the bytes.
+// A tensor's digest depends on its dtype, shape and row-major bytes alone: not on format, layout,
+// threads or order of reading. docs/formats/digest.md gives the bytes.
 #pragma once
 
 #include <array>

@@ -47,16 +47,28 @@ std::optional<DType> find(std::string_view Row::*column, std::string_view name) 
 
 }  // namespace
 
-std::int64_t size_of(DType dtype) { return row(dtype).size; }
-std::string_view safetensors_name(DType dtype) { return row(dtype).safetensors; }
-std::string_view torch_name(DType dtype) { return row(dtype).torch; }
-std::string_view torch_storage_class(DType dtype) { return row(dtype).storage; }
-std::string_view short_name(DType dtype) { return row(dtype).short_name; }
+std::int64_t size_of(DType dtype) {
+  return row(dtype).size;
+}
+std::string_view safetensors_name(DType dtype) {
+  return row(dtype).safetensors;
+}
+std::string_view torch_name(DType dtype) {
+  return row(dtype).torch;
+}
+std::string_view torch_storage_class(DType dtype) {
+  return row(dtype).storage;
+}
+std::string_view short_name(DType dtype) {
+  return row(dtype).short_name;
+}
 
 std::optional<DType> dtype_from_safetensors(std::string_view name) {
   return find(&Row::safetensors, name);
 }
-std::optional<DType> dtype_from_torch(std::string_view name) { return find(&Row::torch, name); }
+std::optional<DType> dtype_from_torch(std::string_view name) {
+  return find(&Row::torch, name);
+}
 std::optional<DType> dtype_from_storage_class(std::string_view name) {
   return find(&Row::storage, name);
 }
@@ -64,6 +76,8 @@ std::optional<DType> dtype_from_short_name(std::string_view name) {
   return find(&Row::short_name, name);
 }
 
-bool is_floating_point(DType dtype) { return dtype >= DType::kF8E4M3; }
+bool is_floating_point(DType dtype) {
+  return dtype >= DType::kF8E4M3;
+}
 
 }  // namespace ferry::distckpt

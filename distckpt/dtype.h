@@ -1,4 +1,5 @@
-// Element types and their three spellings: safetensors ("BF16"), torch ("bfloat16") and torch's storage classes.
+// Element types and their three spellings: safetensors ("BF16"), torch ("bfloat16") and torch's
+// storage classes.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,10 @@ enum class DType : std::uint8_t {
   kF64,
 };
 
-std::int64_t size_of(DType dtype);                // bytes of one element
-std::string_view safetensors_name(DType dtype);   // "BF16"
-std::string_view torch_name(DType dtype);         // "bfloat16"
-std::string_view short_name(DType dtype);         // "bf16": what people type and tables show
+std::int64_t size_of(DType dtype);               // bytes of one element
+std::string_view safetensors_name(DType dtype);  // "BF16"
+std::string_view torch_name(DType dtype);        // "bfloat16"
+std::string_view short_name(DType dtype);        // "bf16": what people type and tables show
 
 // Empty for 8-bit floats: torch stores those as UntypedStorage.
 std::string_view torch_storage_class(DType dtype);  // "BFloat16Storage"

@@ -4,14 +4,22 @@ namespace ferry {
 
 std::string_view to_string(ErrorKind kind) {
   switch (kind) {
-    case ErrorKind::kUsage: return "usage";
-    case ErrorKind::kNotFound: return "not_found";
-    case ErrorKind::kCorrupt: return "corrupt";
-    case ErrorKind::kLayout: return "layout";
-    case ErrorKind::kIo: return "io";
-    case ErrorKind::kDevice: return "device";
-    case ErrorKind::kCancelled: return "cancelled";
-    case ErrorKind::kBug: return "bug";
+    case ErrorKind::kUsage:
+      return "usage";
+    case ErrorKind::kNotFound:
+      return "not_found";
+    case ErrorKind::kCorrupt:
+      return "corrupt";
+    case ErrorKind::kLayout:
+      return "layout";
+    case ErrorKind::kIo:
+      return "io";
+    case ErrorKind::kDevice:
+      return "device";
+    case ErrorKind::kCancelled:
+      return "cancelled";
+    case ErrorKind::kBug:
+      return "bug";
   }
   return "bug";
 }

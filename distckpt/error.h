@@ -1,4 +1,5 @@
-// One exception type for the whole program: what went wrong, of which kind, while doing what, and what to do about it.
+// One exception type for the whole program: what went wrong, of which kind, while doing what, and
+// what to do about it.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,14 +13,14 @@
 namespace ferry {
 
 enum class ErrorKind {
-  kUsage,     // the caller asked for something impossible
-  kNotFound,  // a file, tensor or iteration that does not exist
-  kCorrupt,   // bytes that contradict themselves or their format
-  kLayout,    // shapes, dtypes or layouts that do not fit together
-  kIo,        // the operating system refused
-  kDevice,    // an accelerator refused
-  kCancelled, // stopped on request
-  kBug,       // an invariant of this program is broken
+  kUsage,      // the caller asked for something impossible
+  kNotFound,   // a file, tensor or iteration that does not exist
+  kCorrupt,    // bytes that contradict themselves or their format
+  kLayout,     // shapes, dtypes or layouts that do not fit together
+  kIo,         // the operating system refused
+  kDevice,     // an accelerator refused
+  kCancelled,  // stopped on request
+  kBug,        // an invariant of this program is broken
 };
 
 std::string_view to_string(ErrorKind kind);

@@ -19,7 +19,8 @@
 namespace ferry::distckpt {
 namespace {
 
-// A task is at most this long: small enough that a buffer read is still in the cache when it is digested and written.
+// A task is at most this long: small enough that a buffer read is still in the cache when it is
+// digested and written.
 constexpr std::int64_t kTaskBytes = 2 * kDigestBlock;
 
 // Bytes [begin, end) of a tensor, or elements [begin, end) of a padding region.
@@ -42,11 +43,14 @@ struct Schedule {
   std::vector<Task> tasks;
 };
 
-std::int64_t element_size(const Padding& padding) { return size_of(padding.dtype); }
+std::int64_t element_size(const Padding& padding) {
+  return size_of(padding.dtype);
+}
 
 Schedule make_schedule(const CopyPlan& plan, bool writes) {
   Schedule schedule;
-  // Tensors in the order in which the source's files hold them, so that those are read from front to back.
+  // Tensors in the order in which the source's files hold them, so that those are read from front
+  // to back.
   std::vector<std::uint32_t> order(plan.tensors.size());
   std::iota(order.begin(), order.end(), 0U);
   std::ranges::stable_sort(order, {}, [&](std::uint32_t i) {
@@ -87,7 +91,8 @@ Schedule make_schedule(const CopyPlan& plan, bool writes) {
   return schedule;
 }
 
-// The widest stored element per model element, over everything that is read or written with another dtype.
+// The widest stored element per model element, over everything that is read or written with another
+// dtype.
 std::int64_t widening(const CopyPlan& plan) {
   std::int64_t factor = 1;
   const auto look = [&](const PlannedTensor& planned, const Cover& cover) {
@@ -167,9 +172,12 @@ class Worker {
   // `unequal` is called for a replica's stretches that differ.
   void run(const Segment& segment, const std::function<void(const Inequality&)>& unequal) {
     switch (segment.kind) {
-      case Segment::Kind::kTensor: return run_tensor(segment, unequal);
-      case Segment::Kind::kDiscard: return run_discard(segment);
-      case Segment::Kind::kFill: return run_fill(segment);
+      case Segment::Kind::kTensor:
+        return run_tensor(segment, unequal);
+      case Segment::Kind::kDiscard:
+        return run_discard(segment);
+      case Segment::Kind::kFill:
+        return run_fill(segment);
     }
   }
 
@@ -229,8 +237,8 @@ class Worker {
       const auto bytes = box.volume() * size_of(stretch.tensor.dtype);
       auto* const into = staging.data() + stretch.position(box.offset);
       const bool packed = stretch.packed(box);
-      const auto converted = packed ? std::span(into, static_cast<std::size_t>(bytes))
-                                    : scratch_.first(bytes);
+      const auto converted =
+          packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
       if (piece.dtype == stretch.tensor.dtype) {
         source_.read(region, converted, record.read);
       } else {
@@ -240,8 +248,9 @@ class Worker {
                 box);
       }
       if (packed) return;
-      copy_strided(into, stretch.strides, converted.data(), packed_strides(box, stretch.tensor.dtype),
-                   box.size, size_of(stretch.tensor.dtype));
+      copy_strided(into, stretch.strides, converted.data(),
+                   packed_strides(box, stretch.tensor.dtype), box.size,
+                   size_of(stretch.tensor.dtype));
     });
   }
 
@@ -260,7 +269,8 @@ class Worker {
       const auto region = region_of(piece, box);
       if (piece.dtype != tensor.dtype) {
         const auto widened = cast_scratch_.first(region.num_bytes());
-        convert(tensor.name, tensor.dtype, packed, piece.dtype, widened, Transform::kCastExact, box);
+        convert(tensor.name, tensor.dtype, packed, piece.dtype, widened, Transform::kCastExact,
+                box);
         packed = widened;
       }
       sink_->write(region, packed, record.written);
@@ -299,9 +309,9 @@ class Worker {
     const auto staging = staging_.first(bytes);
     gather(planned.source, stretch, planned.on_read, staging);
     for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
-      record.blocks.push_back(digest_block(staging.subspan(
-          static_cast<std::size_t>(at),
-          static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
+      record.blocks.push_back(digest_block(
+          staging.subspan(static_cast<std::size_t>(at),
+                          static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
     }
     for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
       const auto replica = replica_.first(bytes);
@@ -395,7 +405,8 @@ struct Execution::State {
       const auto first = static_cast<std::size_t>(segment.begin / kDigestBlock);
       const auto count =
           static_cast<std::size_t>((segment.end - segment.begin + kDigestBlock - 1) / kDigestBlock);
-      require(at + count <= digests.size(), ErrorKind::kCorrupt, "the journal holds too few digests");
+      require(at + count <= digests.size(), ErrorKind::kCorrupt,
+              "the journal holds too few digests");
       std::copy_n(digests.begin() + static_cast<std::ptrdiff_t>(at), count,
                   into.begin() + static_cast<std::ptrdiff_t>(first));
       at += count;
@@ -478,9 +489,15 @@ Execution::~Execution() {
   state_->threads.clear();
 }
 
-std::int64_t Execution::bytes_done() const { return state_->bytes_done; }
-std::int64_t Execution::bytes_total() const { return state_->bytes_total; }
-void Execution::cancel() { state_->stop.request_stop(); }
+std::int64_t Execution::bytes_done() const {
+  return state_->bytes_done;
+}
+std::int64_t Execution::bytes_total() const {
+  return state_->bytes_total;
+}
+void Execution::cancel() {
+  state_->stop.request_stop();
+}
 
 bool Execution::wait_for(std::chrono::milliseconds time) {
   std::unique_lock lock(state_->mutex);

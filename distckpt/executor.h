@@ -1,10 +1,11 @@
-// Runs a CopyPlan over a BoxSource and a BoxSink: reads each source byte once, digests it once, writes it once. Memory is
-// bounded by the staging buffers, whatever the model's size; the bytes are the same at any number of threads.
+// Runs a CopyPlan over a BoxSource and a BoxSink: reads each source byte once, digests it once,
+// writes it once. Memory is bounded by the staging buffers, whatever the model's size; the bytes
+// are the same at any number of threads.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <memory_resource>
@@ -29,13 +30,14 @@ struct Inequality {
 };
 
 struct ExecutorOptions {
-  int threads = 0;                                     // 0: one per core
-  std::int64_t max_memory = std::int64_t{192} << 20;   // of all staging buffers together
-  std::pmr::memory_resource* staging = nullptr;        // where buffers come from; null: the heap
-  Journal* journal = nullptr;                          // skip what it holds, log the rest
+  int threads = 0;                                    // 0: one per core
+  std::int64_t max_memory = std::int64_t{192} << 20;  // of all staging buffers together
+  std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
+  Journal* journal = nullptr;                         // skip what it holds, log the rest
 
-  // Called with each stretch of a replica that differs, by one thread at a time. Empty: that is an Error(kLayout).
-  std::function<void(const Inequality&)> on_inequality;
+  // Called with each stretch of a replica that differs, by one thread at a time. Empty: that is an
+  // Error(kLayout).
+  std::function<void(const Inequality&)> on_inequality{};
 };
 
 // Padding in the source that was not zero: dropped, and therefore reported.
@@ -45,8 +47,8 @@ struct NonZeroPadding {
 };
 
 struct ExecuteReport {
-  std::vector<Digest> digests;  // per tensor of the plan
-  std::int64_t bytes = 0;       // of the model's tensors
+  std::vector<Digest> digests;     // per tensor of the plan
+  std::int64_t bytes = 0;          // of the model's tensors
   std::int64_t resumed_bytes = 0;  // of these, done by an earlier run
   std::vector<NonZeroPadding> nonzero_padding;
 };
@@ -80,8 +82,8 @@ class Executor {
  public:
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}
 
-  // Plan, source, sink and journal must outlive the execution. Without a sink the plan is read and digested only. Throws
-  // Error(kUsage) if max_memory is too small for one thread.
+  // Plan, source, sink and journal must outlive the execution. Without a sink the plan is read and
+  // digested only. Throws Error(kUsage) if max_memory is too small for one thread.
   Execution submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const;
 
  private:

@@ -10,7 +10,8 @@
 namespace ferry::distckpt {
 namespace {
 
-// Runs this close together are read with the gaps between them: one read of a few pages costs less than two.
+// Runs this close together are read with the gaps between them: one read of a few pages costs less
+// than two.
 constexpr std::int64_t kMaxOverRead = 2;  // bytes read per byte wanted
 constexpr std::int64_t kSpanBytes = std::int64_t{1} << 20;
 
@@ -58,9 +59,9 @@ void FileSource::read(const Region& region,
   const auto run_bytes = static_cast<std::size_t>(runs.run_bytes);
   const auto count = runs.num_runs();
   if (count == 0) return;
-  const bool close_together =
-      runs.counts.rank() == 1 && runs.strides[0] <= kMaxOverRead * runs.run_bytes &&
-      runs.strides[0] <= kSpanBytes;
+  const bool close_together = runs.counts.rank() == 1 &&
+                              runs.strides[0] <= kMaxOverRead * runs.run_bytes &&
+                              runs.strides[0] <= kSpanBytes;
   if (!close_together) {
     for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
       const auto into = packed.subspan(static_cast<std::size_t>(index) * run_bytes, run_bytes);
@@ -104,6 +105,11 @@ std::int64_t FileSource::verify_checksums() {
   return checked;
 }
 
+bool FileSource::reads_directly() {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::all_of(files_, [](const auto& file) { return !file || file->direct(); });
+}
+
 FileSink::FileSink(const std::vector<Storage>& storages,
                    std::vector<ChecksumRange> protect,
                    WriteFile::Mode mode)
@@ -130,9 +136,7 @@ void FileSink::write(const Region& region,
   });
 }
 
-void FileSink::write_raw(StorageId storage,
-                         std::int64_t offset,
-                         std::span<const std::byte> bytes) {
+void FileSink::write_raw(StorageId storage, std::int64_t offset, std::span<const std::byte> bytes) {
   files_.at(storage).write_at(offset, bytes);
 }
 

@@ -1,4 +1,5 @@
-// Boxes in files. One source and one sink for every format whose tensors are plain bytes somewhere in a file.
+// Boxes in files. One source and one sink for every format whose tensors are plain bytes somewhere
+// in a file.
 #pragma once
 
 #include <memory>
@@ -33,10 +34,13 @@ class FileSource : public BoxSource {
 
   void commit(std::span<const ChecksumPart> parts) override { ledger_.commit(parts); }
 
-  // After everything was read: throws Error(kCorrupt) naming the range whose bytes do not have the checksum that the file
-  // states, and Error(kIo) for a file that was changed meanwhile. Ranges that were not read whole are left alone; the number
-  // of those that were checked.
+  // After everything was read: throws Error(kCorrupt) naming the range whose bytes do not have the
+  // checksum that the file states, and Error(kIo) for a file that was changed meanwhile. Ranges
+  // that were not read whole are left alone; the number of those that were checked.
   std::int64_t verify_checksums();
+
+  // True if every file that was read was read past the page cache.
+  bool reads_directly();
 
  private:
   const ReadFile& file(StorageId storage);
@@ -51,7 +55,8 @@ class FileSource : public BoxSource {
 
 class FileSink : public BoxSink {
  public:
-  // Creates (or reopens) the files of `storages` with their full size. `protect` are the ranges to checksum.
+  // Creates (or reopens) the files of `storages` with their full size. `protect` are the ranges to
+  // checksum.
   FileSink(const std::vector<Storage>& storages,
            std::vector<ChecksumRange> protect,
            WriteFile::Mode mode);

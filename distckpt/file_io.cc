@@ -54,7 +54,9 @@ std::int64_t modified_ns(const struct stat& status) {
 
 }  // namespace
 
-std::string system_error_text(int error) { return std::generic_category().message(error); }
+std::string system_error_text(int error) {
+  return std::generic_category().message(error);
+}
 
 Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
   if (this != &other) {
@@ -68,7 +70,9 @@ Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-int Descriptor::release() { return std::exchange(fd_, -1); }
+int Descriptor::release() {
+  return std::exchange(fd_, -1);
+}
 
 ReadFile::ReadFile(std::filesystem::path path, ReadMode mode) : path_(std::move(path)) {
   if (mode == ReadMode::kDirect) {
@@ -96,7 +100,8 @@ void ReadFile::read_at(std::int64_t offset, std::span<std::byte> into) const {
           offset + count, size_);
 }
 
-// O_DIRECT wants aligned offsets, lengths and memory: reads aligned pieces into a buffer of this thread and copies.
+// O_DIRECT wants aligned offsets, lengths and memory: reads aligned pieces into a buffer of this
+// thread and copies.
 void ReadFile::read_direct(std::int64_t offset, std::span<std::byte> into) const {
   constexpr std::int64_t kPiece = std::int64_t{4} << 20;
   struct Free {
@@ -111,13 +116,14 @@ void ReadFile::read_direct(std::int64_t offset, std::span<std::byte> into) const
     const auto position = offset + done;
     const auto start = position / kDirectAlignment * kDirectAlignment;
     const auto needed = position - start + wanted - done;
-    const auto length = std::min(
-        kPiece, (needed + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment);
+    const auto length =
+        std::min(kPiece, (needed + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment);
     const auto count = pread_fully(path_, fd_.get(), start,
                                    std::span(buffer.get(), static_cast<std::size_t>(length)));
     const auto useful = std::min(count - (position - start), wanted - done);
-    require(useful > 0, ErrorKind::kCorrupt, "{}: ends at byte {}, but had {} bytes when it was opened",
-            path_.string(), start + count, size_);
+    require(useful > 0, ErrorKind::kCorrupt,
+            "{}: ends at byte {}, but had {} bytes when it was opened", path_.string(),
+            start + count, size_);
     std::memcpy(into.data() + done, buffer.get() + (position - start),
                 static_cast<std::size_t>(useful));
     done += useful;
@@ -158,8 +164,8 @@ void WriteFile::sync() const {
 
 std::string read_text(const std::filesystem::path& path, std::int64_t limit) {
   const ReadFile file(path);
-  require(file.size() <= limit, ErrorKind::kCorrupt, "{}: {} bytes, more than {} are not expected here",
-          path.string(), file.size(), limit);
+  require(file.size() <= limit, ErrorKind::kCorrupt,
+          "{}: {} bytes, more than {} are not expected here", path.string(), file.size(), limit);
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(text)));
   return text;

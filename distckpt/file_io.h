@@ -1,4 +1,5 @@
-// Files read by pread and written by pwrite: a file that is cut short is an error that names the byte, never a signal.
+// Files read by pread and written by pwrite: a file that is cut short is an error that names the
+// byte, never a signal.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,8 @@ class Descriptor {
 
 enum class ReadMode {
   kCached,
-  // Past the page cache (O_DIRECT): what comes back has been on the disk. Memory-backed file systems have no other copy, so
-  // where O_DIRECT is refused the file is read as kCached.
+  // Past the page cache (O_DIRECT): what comes back has been on the disk. Memory-backed file
+  // systems have no other copy, so where O_DIRECT is refused the file is read as kCached.
   kDirect,
 };
 
@@ -79,7 +80,8 @@ class WriteFile {
 };
 
 // Small files, whole.
-std::string read_text(const std::filesystem::path& path, std::int64_t limit = std::int64_t{1} << 30);
+std::string read_text(const std::filesystem::path& path,
+                      std::int64_t limit = std::int64_t{1} << 30);
 void write_text(const std::filesystem::path& path, std::string_view text);  // and fsync
 void sync_directory(const std::filesystem::path& path);
 

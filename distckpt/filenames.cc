@@ -36,7 +36,9 @@ std::optional<Iteration> parse_iteration_folder(std::string_view name) {
   return iteration && iteration->number ? iteration : std::nullopt;
 }
 
-std::string distcp_filename(int rank) { return fmt::format("__{}_0.distcp", rank); }
+std::string distcp_filename(int rank) {
+  return fmt::format("__{}_0.distcp", rank);
+}
 
 std::filesystem::path work_folder(const std::filesystem::path& target) {
   return target.parent_path() / fmt::format(".{}.ferry", target.filename().string());

@@ -14,7 +14,8 @@ inline constexpr std::string_view kHfConfig = "config.json";
 inline constexpr std::string_view kSafetensorsIndex = "model.safetensors.index.json";
 inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 
-// "model.safetensors" if it is the only one, else "model-00002-of-00004.safetensors" (counted from 1).
+// "model.safetensors" if it is the only one, else "model-00002-of-00004.safetensors" (counted from
+// 1).
 std::string safetensors_filename(int index, int count);
 
 // Megatron-Core, format torch_dist.
@@ -45,10 +46,11 @@ inline constexpr std::string_view kSidecarHeaders = "headers";
 inline constexpr std::string_view kSidecarDerived = "derived.safetensors";
 inline constexpr std::string_view kJournal = "journal";
 inline constexpr std::string_view kWorkOutput = "output";
-std::filesystem::path work_folder(const std::filesystem::path& target);  // ".<name>.ferry" beside it
+std::filesystem::path work_folder(
+    const std::filesystem::path& target);  // ".<name>.ferry" beside it
 
-// A name that a file inside a checkpoint may carry: no folders, nothing above, not hidden by an absolute path. Throws
-// Error(kCorrupt) naming `source`, which named it.
+// A name that a file inside a checkpoint may carry: no folders, nothing above, not hidden by an
+// absolute path. Throws Error(kCorrupt) naming `source`, which named it.
 void require_plain_filename(std::string_view name, std::string_view source);
 
 }  // namespace ferry::distckpt

@@ -16,7 +16,8 @@
 namespace ferry::distckpt {
 namespace {
 
-// The file: magic, fingerprint, then records. A record: length of its body (8 bytes), body, digest of the body.
+// The file: magic, fingerprint, then records. A record: length of its body (8 bytes), body, digest
+// of the body.
 constexpr std::string_view kMagic = "ferry-journal-1\n";
 
 template <typename T>

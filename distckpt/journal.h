@@ -1,5 +1,6 @@
-// The log of a running copy: one record per finished task, so that an interrupted run can go on where it stopped. A record that
-// was cut off by the interruption is ignored; a log of another plan or source is refused.
+// The log of a running copy: one record per finished task, so that an interrupted run can go on
+// where it stopped. A record that was cut off by the interruption is ignored; a log of another plan
+// or source is refused.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ struct TaskRecord {
 
 class Journal {
  public:
-  // Starts a new log, or with `resume` continues one. `fingerprint` names plan, sources and options; throws Error(kUsage) if
-  // the log that is there has another.
+  // Starts a new log, or with `resume` continues one. `fingerprint` names plan, sources and
+  // options; throws Error(kUsage) if the log that is there has another.
   Journal(std::filesystem::path path, const Digest& fingerprint, bool resume);
   ~Journal();
   Journal(const Journal&) = delete;

@@ -22,8 +22,8 @@ Json parse(std::string_view text, std::string_view source) {
       keys.pop_back();
     } else if (event == Json::parse_event_t::key) {
       const auto& key = parsed.template get_ref<const std::string&>();
-      require(keys.back().insert(key).second, ErrorKind::kCorrupt, "{}: the key \"{}\" occurs twice",
-              source, key);
+      require(keys.back().insert(key).second, ErrorKind::kCorrupt,
+              "{}: the key \"{}\" occurs twice", source, key);
     }
     return true;
   };
@@ -65,7 +65,9 @@ std::int64_t json_int(const nlohmann::json& value, std::string_view key, std::st
   return value.get<std::int64_t>();
 }
 
-std::string json_string(const nlohmann::json& value, std::string_view key, std::string_view source) {
+std::string json_string(const nlohmann::json& value,
+                        std::string_view key,
+                        std::string_view source) {
   require(value.is_string(), ErrorKind::kCorrupt, "{}: {} is {}, a string is expected", source, key,
           value.dump());
   return value.get<std::string>();

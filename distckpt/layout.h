@@ -1,5 +1,6 @@
-// A Layout says, for every tensor of a checkpoint, its dtype, its global shape and which box of it lies where. It holds no
-// bytes: a format reader makes one from headers alone, a format writer from options alone, and plans are made from two.
+// A Layout says, for every tensor of a checkpoint, its dtype, its global shape and which box of it
+// lies where. It holds no bytes: a format reader makes one from headers alone, a format writer from
+// options alone, and plans are made from two.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,8 @@ struct FileStorage {
   std::int64_t size = 0;
 };
 
-// One encoded unit of a file (a compressed zip record, an HDF5 or zarr chunk). Placements in it address the decoded bytes.
+// One encoded unit of a file (a compressed zip record, an HDF5 or zarr chunk). Placements in it
+// address the decoded bytes.
 struct ChunkStorage {
   std::filesystem::path path;
   std::int64_t offset = 0;
@@ -38,7 +40,7 @@ struct MemoryStorage {
   std::byte* data = nullptr;
   std::int64_t size = 0;
   int device = -1;  // -1 is the host, else the index of an accelerator
-  std::shared_ptr<const void> owner;
+  std::shared_ptr<const void> owner{};
 };
 
 using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage>;
@@ -46,7 +48,8 @@ using StorageId = std::uint32_t;
 
 std::string describe(const Storage& storage);  // for messages: the file's name, or "memory"
 
-// The address of a box: the byte of its first element, and the bytes from one element to the next in each dimension.
+// The address of a box: the byte of its first element, and the bytes from one element to the next
+// in each dimension.
 struct Placement {
   StorageId storage = 0;
   std::int64_t offset = 0;
@@ -62,7 +65,7 @@ struct TensorLayout {
   std::string name;
   DType dtype = DType::kBF16;
   Shape shape;
-  std::vector<Shard> shards;  // tile the shape exactly: check_layout()
+  std::vector<Shard> shards{};  // tile the shape exactly: check_layout()
 
   std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
 };
@@ -71,7 +74,8 @@ class Layout {
  public:
   StorageId add_storage(Storage storage);
 
-  // Throws Error(kLayout) if a tensor of that name is there already or the shape overflows. The index of the tensor.
+  // Throws Error(kLayout) if a tensor of that name is there already or the shape overflows. The
+  // index of the tensor.
   std::uint32_t add_tensor(TensorLayout tensor);
 
   const std::vector<Storage>& storages() const { return storages_; }

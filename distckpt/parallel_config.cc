@@ -18,8 +18,8 @@ std::vector<int> ParallelConfig::layers_per_stage(int num_layers) const {
   const auto take = [&](std::optional<int> count, int stage, const char* flag) {
     if (!count) return;
     require(stages > 1, ErrorKind::kUsage, "{} needs a pipeline of more than one stage", flag);
-    require(*count >= 1 && *count <= rest, ErrorKind::kUsage, "{} is {}, but the model has {} layers",
-            flag, *count, num_layers);
+    require(*count >= 1 && *count <= rest, ErrorKind::kUsage,
+            "{} is {}, but the model has {} layers", flag, *count, num_layers);
     layers[static_cast<std::size_t>(stage)] = *count;
     rest -= *count;
     --even_stages;
@@ -27,8 +27,8 @@ std::vector<int> ParallelConfig::layers_per_stage(int num_layers) const {
   take(num_layers_in_first_pipeline_stage, 0, "--num-layers-in-first-pipeline-stage");
   take(num_layers_in_last_pipeline_stage, stages - 1, "--num-layers-in-last-pipeline-stage");
   if (even_stages == 0) {
-    require(rest == 0, ErrorKind::kUsage, "{} of {} layers are left over by the two pipeline stages",
-            rest, num_layers);
+    require(rest == 0, ErrorKind::kUsage,
+            "{} of {} layers are left over by the two pipeline stages", rest, num_layers);
     return layers;
   }
   if (rest % even_stages != 0 || rest == 0) {

@@ -1,4 +1,5 @@
-// How a model is spread over ranks, in Megatron's terms: sizes of the parallel groups, and which layers a pipeline stage has.
+// How a model is spread over ranks, in Megatron's terms: sizes of the parallel groups, and which
+// layers a pipeline stage has.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,12 @@ struct ParallelConfig {
     return tensor_model_parallel_size * pipeline_model_parallel_size;
   }
 
-  // Rows of the embedding and the output layer: vocab_size rounded up to a multiple of make_vocab_size_divisible_by * tp
-  // (Megatron-LM training/tokenizer, _vocab_size_with_padding).
+  // Rows of the embedding and the output layer: vocab_size rounded up to a multiple of
+  // make_vocab_size_divisible_by * tp (Megatron-LM training/tokenizer, _vocab_size_with_padding).
   std::int64_t padded_vocab_size(std::int64_t vocab_size) const;
 
-  // Layers per stage, first to last. Throws Error(kUsage) if they cannot be shared out (Megatron-Core
-  // transformer_block.get_num_layers_to_build).
+  // Layers per stage, first to last. Throws Error(kUsage) if they cannot be shared out
+  // (Megatron-Core transformer_block.get_num_layers_to_build).
   std::vector<int> layers_per_stage(int num_layers) const;
 
   bool operator==(const ParallelConfig&) const = default;

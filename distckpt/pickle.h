@@ -111,12 +111,12 @@ class PickleValue {
 
 struct PickleOptions {
   // The file, as messages call it, and where in it the pickle begins: they count from there.
-  std::string source;
+  std::string source{};
   std::int64_t first_byte = 0;
 
   // The globals that may occur: "torch.Size" is one, "megatron.core." with its dot is all below.
   // Any other is an error.
-  std::span<const std::string_view> allowed_globals;
+  std::span<const std::string_view> allowed_globals{};
 };
 
 // Owns the bytes and everything parsed from them.

@@ -17,7 +17,8 @@ constexpr std::string_view kMetadata = "__metadata__";
 
 std::uint64_t load_u64(std::string_view bytes) {
   std::uint64_t value = 0;
-  for (int i = 7; i >= 0; --i) value = value << 8 | static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
+  for (int i = 7; i >= 0; --i)
+    value = value << 8 | static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
   return value;
 }
 
@@ -29,8 +30,8 @@ std::string store_u64(std::uint64_t value) {
 
 Dims parse_dims(const nlohmann::json& value, std::string_view key, std::string_view source) {
   require(value.is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", source, key);
-  require(value.size() <= kMaxRank, ErrorKind::kCorrupt, "{}: {} has {} dimensions, at most {} are handled",
-          source, key, value.size(), kMaxRank);
+  require(value.size() <= kMaxRank, ErrorKind::kCorrupt,
+          "{}: {} has {} dimensions, at most {} are handled", source, key, value.size(), kMaxRank);
   Dims dims;
   for (const auto& dim : value) {
     const auto size = json_int(dim, key, source);
@@ -40,7 +41,9 @@ Dims parse_dims(const nlohmann::json& value, std::string_view key, std::string_v
   return dims;
 }
 
-SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& value, std::string_view source) {
+SafetensorsEntry parse_entry(const std::string& name,
+                             const nlohmann::json& value,
+                             std::string_view source) {
   const auto where = fmt::format("{}: {}", source, name);
   const auto dtype_name = json_string(json_at(value, "dtype", where), "dtype", where);
   const auto dtype = dtype_from_safetensors(dtype_name);
@@ -64,7 +67,9 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& valu
   return entry;
 }
 
-std::int64_t header_length(std::string_view first_bytes, std::int64_t available, std::string_view source) {
+std::int64_t header_length(std::string_view first_bytes,
+                           std::int64_t available,
+                           std::string_view source) {
   const auto length = load_u64(first_bytes);
   require(length <= static_cast<std::uint64_t>(available), ErrorKind::kCorrupt,
           "{}: byte 0: the header is said to be {} bytes long, but {} bytes follow", source, length,
@@ -76,9 +81,9 @@ std::int64_t header_length(std::string_view first_bytes, std::int64_t available,
 }
 
 // The dtypes in the order in which the safetensors library sorts them (its enum Dtype).
-constexpr std::array kDTypeOrder{DType::kBool,   DType::kU8,     DType::kI8,  DType::kF8E5M2,
-                                 DType::kF8E4M3, DType::kI16,    DType::kF16, DType::kBF16,
-                                 DType::kI32,    DType::kF32,    DType::kF64, DType::kI64};
+constexpr std::array kDTypeOrder{DType::kBool,   DType::kU8,  DType::kI8,  DType::kF8E5M2,
+                                 DType::kF8E4M3, DType::kI16, DType::kF16, DType::kBF16,
+                                 DType::kI32,    DType::kF32, DType::kF64, DType::kI64};
 
 std::ptrdiff_t dtype_rank(DType dtype) {
   return std::ranges::find(kDTypeOrder, dtype) - kDTypeOrder.begin();

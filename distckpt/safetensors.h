@@ -1,4 +1,5 @@
-// Hugging Face safetensors: 8 bytes of header length, a JSON header, the tensors' bytes. docs/formats/safetensors.md.
+// Hugging Face safetensors: 8 bytes of header length, a JSON header, the tensors' bytes.
+// docs/formats/safetensors.md.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +31,8 @@ struct SafetensorsHeader {
   std::int64_t file_size = 0;
 };
 
-// Reads and checks a file's header against itself and against the file's size, before anything of that size is allocated.
-// Throws Error(kCorrupt) naming file, tensor and byte.
+// Reads and checks a file's header against itself and against the file's size, before anything of
+// that size is allocated. Throws Error(kCorrupt) naming file, tensor and byte.
 SafetensorsHeader read_safetensors_header(const std::filesystem::path& path);
 
 // The same for a prefix that was kept without its file; `source` names it in messages.
@@ -39,12 +40,15 @@ SafetensorsHeader parse_safetensors_prefix(std::string prefix,
                                            std::string filename,
                                            std::string_view source);
 
-// The header that the safetensors library writes for these tensors: sorted by dtype and name, no gaps, padded to 8 bytes.
+// The header that the safetensors library writes for these tensors: sorted by dtype and name, no
+// gaps, padded to 8 bytes.
 SafetensorsHeader make_safetensors_header(std::string filename,
                                           std::vector<SafetensorsEntry> tensors,
                                           std::map<std::string, std::string> metadata);
 
 // Adds the file and its tensors to a layout. Throws Error(kLayout) if a tensor is there already.
-void add_to_layout(const SafetensorsHeader& header, const std::filesystem::path& folder, Layout& layout);
+void add_to_layout(const SafetensorsHeader& header,
+                   const std::filesystem::path& folder,
+                   Layout& layout);
 
 }  // namespace ferry::distckpt

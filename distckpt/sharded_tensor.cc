@@ -42,8 +42,9 @@ Box ShardedTensor::box() const {
 void ShardedTensor::validate() const {
   const auto part = box();
   require(part.rank() == global_shape.rank() && global_offset.rank() == global_shape.rank(),
-          ErrorKind::kLayout, "{}: shape {} with {} prepended axes does not fit the global shape {}",
-          key, to_string(local_shape), prepend_axis_num, to_string(global_shape));
+          ErrorKind::kLayout,
+          "{}: shape {} with {} prepended axes does not fit the global shape {}", key,
+          to_string(local_shape), prepend_axis_num, to_string(global_shape));
   for (int d = 0; d < part.rank(); ++d) {
     require(part.offset[d] >= 0 && part.size[d] >= 0 && part.end(d) <= global_shape[d],
             ErrorKind::kLayout, "{}: dimension {}: {}:{} leaves the global size {}", key, d,

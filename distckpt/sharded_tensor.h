@@ -1,5 +1,6 @@
-// What one rank holds of a global tensor, as Megatron-Core's sharded_state_dict() says it (megatron/core/dist_checkpointing/
-// mapping.py). Plans are made from ShardedTensors alone, on any machine; only an executor moves data.
+// What one rank holds of a global tensor, as Megatron-Core's sharded_state_dict() says it
+// (megatron/core/dist_checkpointing/ mapping.py). Plans are made from ShardedTensors alone, on any
+// machine; only an executor moves data.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +26,8 @@ struct ShardedTensor {
   int prepend_axis_num = 0;       // leading dimensions that local_shape lacks; 1 above
   std::vector<int> replica_id{};  // all zero: this rank writes. Others hold the same bytes
 
-  // Optimizer state of Megatron-Core <= 0.15 only: the elements of the flattened local tensor that this rank holds.
+  // Optimizer state of Megatron-Core <= 0.15 only: the elements of the flattened local tensor that
+  // this rank holds.
   std::optional<std::pair<std::int64_t, std::int64_t>> flattened_range{};
 
   bool is_main_replica() const;
@@ -42,7 +44,8 @@ struct LocalShard {
   std::shared_ptr<const void> owner{};
 };
 
-// A part of the state that is not a tensor: extra state, RNG, cursors. Stored pickled, under "<key>/shard_<offset>_<shape>".
+// A part of the state that is not a tensor: extra state, RNG, cursors. Stored pickled, under
+// "<key>/shard_<offset>_<shape>".
 struct ShardedObject {
   std::string key;
   Shape global_shape{};

@@ -1,5 +1,6 @@
-// Which box of a stored tensor is which box of a model's tensor. A model's tensors are named and shaped in Hugging Face terms,
-// whatever stores them: QKV interleaving by query group, gate over up, stacked layers and padded rows are all boxes here.
+// Which box of a stored tensor is which box of a model's tensor. A model's tensors are named and
+// shaped in Hugging Face terms, whatever stores them: QKV interleaving by query group, gate over
+// up, stacked layers and padded rows are all boxes here.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +17,24 @@ struct ModelTensor {
   std::string name;
   DType dtype = DType::kBF16;
   Shape shape;
-  bool derived = false;  // computed from the configuration (inv_freq): no part of the model's digest
+  bool derived =
+      false;  // computed from the configuration (inv_freq): no part of the model's digest
 
   std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
 };
 
-// Element for element, in row-major order, `stored_box` of stored tensor `stored` is `model_box` of model tensor `model`.
+// Element for element, in row-major order, `stored_box` of stored tensor `stored` is `model_box` of
+// model tensor `model`.
 struct BoxLink {
   std::uint32_t model = 0;  // index among the model's tensors
-  Box model_box;
+  Box model_box{};
   std::uint32_t stored = 0;  // index in the Layout
-  Box stored_box;
-  // A model tensor may be stored more than once (tied embeddings, replicas): copy 0 is what is read, the others must hold the
-  // same bytes. Each copy covers the whole tensor.
+  Box stored_box{};
+  // A model tensor may be stored more than once (tied embeddings, replicas): copy 0 is what is
+  // read, the others must hold the same bytes. Each copy covers the whole tensor.
   int copy = 0;
-  // Else the two sizes are the same but for leading ones. Flat: stored_box is a row (all sizes but the last are one) that holds
-  // the elements of model_box in row-major order.
+  // Else the two sizes are the same but for leading ones. Flat: stored_box is a row (all sizes but
+  // the last are one) that holds the elements of model_box in row-major order.
   bool flat = false;
   // 128 x 128 blocks and their scales: index into TensorMap::scales, or -1.
   int scale = -1;
@@ -43,8 +46,8 @@ struct ScaleLink {
   Dims block;  // [128, 128]
 };
 
-// Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when written; dropped, and reported
-// unless zero, when read.
+// Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when
+// written; dropped, and reported unless zero, when read.
 struct PaddingBox {
   std::uint32_t stored = 0;
   Box box;

@@ -79,21 +79,27 @@ constexpr auto kBytesClass = "torch.distributed.checkpoint.metadata.BytesStorage
 void check_config(const std::filesystem::path& path) {
   const auto source = path.string();
   const auto json = parse_json(read_text(path, 1 << 20), source);
-  const auto backend = json_string(json_at(json, "sharded_backend", source), "sharded_backend", source);
+  const auto backend =
+      json_string(json_at(json, "sharded_backend", source), "sharded_backend", source);
   require(backend == "torch_dist", ErrorKind::kLayout,
           "{}: sharded_backend is \"{}\", only \"torch_dist\" is read", source, backend);
   for (const auto& [key, value] : json.items()) {
     const bool version = key == "sharded_backend_version" || key == "common_backend_version";
-    const bool known = version ? value == 1 : key == "sharded_backend" || (key == "common_backend" && value == "torch");
+    const bool known =
+        version ? value == 1
+                : key == "sharded_backend" || (key == "common_backend" && value == "torch");
     require(known, ErrorKind::kCorrupt, "{}: \"{}\": {} is not known", source, key, value.dump());
   }
 }
 
-Dims required_size(PickleValue value, std::string_view what, const std::string& key,
+Dims required_size(PickleValue value,
+                   std::string_view what,
+                   const std::string& key,
                    const std::string& source) {
   const auto size = as_size(value);
-  require(size.has_value(), ErrorKind::kCorrupt, "{}: {}: {} is {}, not a torch.Size of at most {} dimensions",
-          source, key, what, value.describe(), kMaxRank);
+  require(size.has_value(), ErrorKind::kCorrupt,
+          "{}: {}: {} is {}, not a torch.Size of at most {} dimensions", source, key, what,
+          value.describe(), kMaxRank);
   return *size;
 }
 
@@ -103,8 +109,8 @@ DType tensor_dtype(PickleValue properties, const std::string& key, const std::st
   const auto name = dtype.global_name();
   constexpr auto kPrefix = "torch."sv;
   const auto known = dtype_from_torch(name.substr(std::min(kPrefix.size(), name.size())));
-  require(known && name.starts_with(kPrefix), ErrorKind::kCorrupt, "{}: {}: unknown dtype {}", source, key,
-          name);
+  require(known && name.starts_with(kPrefix), ErrorKind::kCorrupt, "{}: {}: unknown dtype {}",
+          source, key, name);
   return *known;
 }
 
@@ -131,8 +137,8 @@ class MetadataReader {
   TorchDistCheckpoint read() {
     const auto root = pickle_.root();
     require(root.is_object(kMetadataClass) || root.is_object(kMCoreMetadataClass),
-            ErrorKind::kCorrupt, "{}: holds {}, not the Metadata of a distributed checkpoint", source_,
-            root.describe());
+            ErrorKind::kCorrupt, "{}: holds {}, not the Metadata of a distributed checkpoint",
+            source_, root.describe());
     read_items(root.at("storage_data"));
     const auto entries = root.at("state_dict_metadata");
     std::map<std::string_view, bool> seen;
@@ -148,8 +154,9 @@ class MetadataReader {
         read_object(std::string(key));
       }
     }
-    require(items_.empty(), ErrorKind::kCorrupt, "{}: storage_data holds {} items of no tensor, {} among them",
-            source_, items_.size(), items_.empty() ? "" : items_.begin()->first.first);
+    require(items_.empty(), ErrorKind::kCorrupt,
+            "{}: storage_data holds {} items of no tensor, {} among them", source_, items_.size(),
+            items_.empty() ? "" : items_.begin()->first.first);
     check_overlaps();
     std::ranges::sort(checkpoint_.tensors, {}, &TorchDistTensor::key);
     std::ranges::sort(checkpoint_.objects, {}, &TorchDistObject::key);
@@ -175,8 +182,9 @@ class MetadataReader {
       const auto& file = checkpoint_.files[item.file];
       require(item.offset >= 0 && item.length >= 0 && item.offset <= file.size &&
                   item.length <= file.size - item.offset,
-              ErrorKind::kCorrupt, "{}: {}: bytes {} to {} of {} are beyond its end at byte {}", source_, key,
-              item.offset, static_cast<std::uint64_t>(item.offset) + static_cast<std::uint64_t>(item.length),
+              ErrorKind::kCorrupt, "{}: {}: bytes {} to {} of {} are beyond its end at byte {}",
+              source_, key, item.offset,
+              static_cast<std::uint64_t>(item.offset) + static_cast<std::uint64_t>(item.length),
               file.path.filename().string(), file.size);
       require(items_.emplace(item_key, item).second, ErrorKind::kCorrupt,
               "{}: {}: storage_data has the same item twice", source_, key);
@@ -196,8 +204,9 @@ class MetadataReader {
 
   TorchDistItem take_item(const ItemKey& key) {
     const auto found = items_.find(key);
-    require(found != items_.end(), ErrorKind::kCorrupt, "{}: {}{}: storage_data does not say where it lies",
-            source_, key.first, key.second ? " at " + to_string(*key.second) : "");
+    require(found != items_.end(), ErrorKind::kCorrupt,
+            "{}: {}{}: storage_data does not say where it lies", source_, key.first,
+            key.second ? " at " + to_string(*key.second) : "");
     const auto item = found->second;
     items_.erase(found);
     return item;
@@ -209,14 +218,16 @@ class MetadataReader {
                            .shape = required_size(value.at("size"), "size", key, source_)};
     const auto volume = checked_volume(tensor.shape);
     std::int64_t bytes = 0;
-    require(volume && !__builtin_mul_overflow(*volume, size_of(tensor.dtype), &bytes), ErrorKind::kCorrupt,
-            "{}: {}: the shape {} overflows", source_, key, to_string(tensor.shape));
+    require(volume && !__builtin_mul_overflow(*volume, size_of(tensor.dtype), &bytes),
+            ErrorKind::kCorrupt, "{}: {}: the shape {} overflows", source_, key,
+            to_string(tensor.shape));
     std::vector<Box> boxes;
     for (const auto chunk : value.at("chunks").elements()) {
       const Box box{.offset = required_size(chunk.at("offsets"), "offsets", key, source_),
                     .size = required_size(chunk.at("sizes"), "sizes", key, source_)};
-      require(box.inside(tensor.shape), ErrorKind::kCorrupt, "{}: {}: the chunk {} leaves the shape {}",
-              source_, key, to_string(box), to_string(tensor.shape));
+      require(box.inside(tensor.shape), ErrorKind::kCorrupt,
+              "{}: {}: the chunk {} leaves the shape {}", source_, key, to_string(box),
+              to_string(tensor.shape));
       tensor.chunks.push_back({.box = box, .item = take_item({key, box.offset})});
       boxes.push_back(box);
     }
@@ -241,13 +252,14 @@ class MetadataReader {
       for (const auto& chunk : tensor.chunks) all.emplace_back(chunk.item, &tensor.key);
     }
     for (const auto& object : checkpoint_.objects) all.emplace_back(object.item, &object.key);
-    std::ranges::sort(all, {}, [](const auto& one) { return std::pair(one.first.file, one.first.offset); });
+    std::ranges::sort(all, {},
+                      [](const auto& one) { return std::pair(one.first.file, one.first.offset); });
     for (std::size_t i = 0; i + 1 < all.size(); ++i) {
       const auto& [item, key] = all[i];
       const auto& [next, next_key] = all[i + 1];
-      require(item.file != next.file || item.offset + item.length <= next.offset, ErrorKind::kCorrupt,
-              "{}: {} and {} both lie at byte {} of {}", source_, *key, *next_key, next.offset,
-              checkpoint_.files[next.file].path.filename().string());
+      require(item.file != next.file || item.offset + item.length <= next.offset,
+              ErrorKind::kCorrupt, "{}: {} and {} both lie at byte {} of {}", source_, *key,
+              *next_key, next.offset, checkpoint_.files[next.file].path.filename().string());
     }
   }
 
@@ -293,7 +305,8 @@ void check_objects(const TorchDistCheckpoint& checkpoint) {
     }
   };
   for (const auto& object : checkpoint.objects) {
-    with_context([&] { return fmt::format("reading {}", object.key); }, [&] { check(object.item); });
+    with_context([&] { return fmt::format("reading {}", object.key); },
+                 [&] { check(object.item); });
   }
   if (checkpoint.common_item) {
     with_context([&] { return fmt::format("reading {}", kCommonStateKey); },
@@ -320,19 +333,22 @@ TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
       require(parsed.dtype == tensor->dtype && parsed.shape == chunk.box.size, ErrorKind::kCorrupt,
               "{}: byte {}: holds {} {}, but .metadata says {} {} ({})",
               checkpoint.files[item.file].path.string(), item.offset, torch_name(parsed.dtype),
-              to_string(parsed.shape), torch_name(tensor->dtype), to_string(chunk.box.size), tensor->key);
+              to_string(parsed.shape), torch_name(tensor->dtype), to_string(chunk.box.size),
+              tensor->key);
       auto strides = parsed.strides;
       for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(parsed.dtype);
       layout.shards.push_back(
           {.box = chunk.box,
            .at = {.storage = item.file, .offset = parsed.payload_offset, .strides = strides}});
       if (parsed.contiguous && parsed.storage.crc32 != 0 &&
-          parsed.storage.offset == parsed.payload_offset && parsed.storage.size == parsed.payload_bytes) {
-        result.checksums.push_back({.range = {.storage = item.file,
-                                              .offset = parsed.payload_offset,
-                                              .size = parsed.payload_bytes},
-                                    .crc = parsed.storage.crc32,
-                                    .name = fmt::format("{} {}", tensor->key, to_string(chunk.box))});
+          parsed.storage.offset == parsed.payload_offset &&
+          parsed.storage.size == parsed.payload_bytes) {
+        result.checksums.push_back(
+            {.range = {.storage = item.file,
+                       .offset = parsed.payload_offset,
+                       .size = parsed.payload_bytes},
+             .crc = parsed.storage.crc32,
+             .name = fmt::format("{} {}", tensor->key, to_string(chunk.box))});
       }
     }
     resolved.layout.add_tensor(std::move(layout));

@@ -1,5 +1,6 @@
-// Megatron-Core's distributed checkpoint, format torch_dist: a pickled `.metadata` that says which torch.save archive of which
-// .distcp file holds which box of which tensor. docs/formats/torch_dist.md. Nothing in it is ever executed.
+// Megatron-Core's distributed checkpoint, format torch_dist: a pickled `.metadata` that says which
+// torch.save archive of which .distcp file holds which box of which tensor.
+// docs/formats/torch_dist.md. Nothing in it is ever executed.
 #pragma once
 
 #include <cstdint>
@@ -55,18 +56,20 @@ struct TorchDistCheckpoint {
 // True for a folder that holds a `.metadata`.
 bool is_torch_dist(const std::filesystem::path& folder);
 
-// Reads and checks metadata.json and .metadata: items lie inside their files and do not overlap, keys and chunks occur once,
-// chunks tile their tensors. Throws Error(kCorrupt | kNotFound).
+// Reads and checks metadata.json and .metadata: items lie inside their files and do not overlap,
+// keys and chunks occur once, chunks tile their tensors. Throws Error(kCorrupt | kNotFound).
 TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder);
 
-// The common state: common.pt, which wins, else the object common_state. Nothing if there is neither.
+// The common state: common.pt, which wins, else the object common_state. Nothing if there is
+// neither.
 std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint);
 
 // Parses the archive of every object, so that a damaged one is found. Throws Error(kCorrupt).
 void check_objects(const TorchDistCheckpoint& checkpoint);
 
-// Where the elements of the tensors that `keep` selects lie, found by reading the headers of each chunk's archive, and the
-// checksums that those state. Throws Error(kCorrupt) where an archive contradicts .metadata.
+// Where the elements of the tensors that `keep` selects lie, found by reading the headers of each
+// chunk's archive, and the checksums that those state. Throws Error(kCorrupt) where an archive
+// contradicts .metadata.
 struct TorchDistLayout {
   Layout layout;
   std::vector<ExpectedChecksum> checksums;

@@ -40,7 +40,8 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
     const auto file = static_cast<StorageId>(rank);
     std::int64_t position = 0;
     const auto add_object = [&](std::string key, bool is_common) {
-      objects_.push_back({.key = std::move(key), .file = file, .offset = position, .common = is_common});
+      objects_.push_back(
+          {.key = std::move(key), .file = file, .offset = position, .common = is_common});
       position += static_cast<std::int64_t>(archive_of(objects_.back()).size());
     };
     if (rank == 0) add_object("common_state/shard_0_1", true);
@@ -57,9 +58,10 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
                                                      .shape = tensor.global_shape,
                                                      .shards = {}});
       auto& layout = layout_.tensor(index);
-      require(layout.dtype == tensor.dtype && layout.shape == tensor.global_shape, ErrorKind::kLayout,
-              "{}: {} {} on rank {}, but {} {} on another", tensor.key, short_name(tensor.dtype),
-              to_string(tensor.global_shape), rank, short_name(layout.dtype), to_string(layout.shape));
+      require(layout.dtype == tensor.dtype && layout.shape == tensor.global_shape,
+              ErrorKind::kLayout, "{}: {} {} on rank {}, but {} {} on another", tensor.key,
+              short_name(tensor.dtype), to_string(tensor.global_shape), rank,
+              short_name(layout.dtype), to_string(layout.shape));
       layout.shards.push_back(packed_shard(box, tensor.dtype, file, position + item.head_bytes));
       chunks_.push_back(
           {.tensor = index, .box = box, .file = file, .offset = position, .item = item});

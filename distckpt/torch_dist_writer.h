@@ -1,5 +1,6 @@
-// Writes torch_dist in the profile that stock megatron-core 0.13 to 0.20 loads: everything is placed before a byte is copied, the
-// copying is the executor's, and what depends on it (checksums) is filled in afterwards. metadata.json is written last.
+// Writes torch_dist in the profile that stock megatron-core 0.13 to 0.20 loads: everything is
+// placed before a byte is copied, the copying is the executor's, and what depends on it (checksums)
+// is filled in afterwards. metadata.json is written last.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ struct RankState {
 
 class TorchDistTarget {
  public:
-  // `ranks[r]` is what rank r would save: its main replicas are written to __r_0.distcp. `common` emits the common state, a dict.
-  // Throws Error(kLayout) if the ranks disagree about a tensor.
+  // `ranks[r]` is what rank r would save: its main replicas are written to __r_0.distcp. `common`
+  // emits the common state, a dict. Throws Error(kLayout) if the ranks disagree about a tensor.
   TorchDistTarget(std::filesystem::path folder,
                   const std::vector<RankState>& ranks,
                   const std::function<void(PickleWriter&)>& common);
@@ -34,8 +35,9 @@ class TorchDistTarget {
   std::vector<ChecksumRange> protected_ranges() const;
   std::int64_t num_bytes() const;  // of all files
 
-  // After the executor is done: archive headers with the checksums of what was written, objects, .metadata, common.pt and
-  // metadata.json. Throws Error(kBug) for a chunk that was not written whole.
+  // After the executor is done: archive headers with the checksums of what was written, objects,
+  // .metadata, common.pt and metadata.json. Throws Error(kBug) for a chunk that was not written
+  // whole.
   void finish(FileSink& sink) const;
 
  private:

@@ -1,4 +1,5 @@
-// The model that a checkpoint describes, in Megatron's field names: plain data, from which converters and models are built.
+// The model that a checkpoint describes, in Megatron's field names: plain data, from which
+// converters and models are built.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,8 @@ struct TransformerConfig {
   RopeScaling rope_scaling;
   std::optional<std::int64_t> sliding_window;
   bool add_qkv_bias = false;
-  bool add_bias_linear = false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv
+  bool add_bias_linear =
+      false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv
   bool qk_layernorm = false;
   bool untie_embeddings_and_output_weights = true;
 

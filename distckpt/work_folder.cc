@@ -65,7 +65,8 @@ int rename_with_flags(const fs::path& from, const fs::path& to, unsigned flags) 
 WorkFolder::WorkFolder(fs::path target, bool resume)
     : target_(std::move(target)), path_(work_folder(target_)) {
   if (resume && !fs::exists(path_)) {
-    throw Error(ErrorKind::kUsage, fmt::format("{}: there is no interrupted run to resume", path_.string()),
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: there is no interrupted run to resume", path_.string()),
                 "run it without --resume");
   }
   made_parents_ = make_folders(path_.parent_path());
@@ -89,15 +90,20 @@ WorkFolder::~WorkFolder() {
   for (const auto& parent : std::ranges::reverse_view(made_parents_)) fs::remove(parent, ignored);
 }
 
-fs::path WorkFolder::output() const { return path_ / kWorkOutput; }
-fs::path WorkFolder::journal() const { return path_ / kJournal; }
+fs::path WorkFolder::output() const {
+  return path_ / kWorkOutput;
+}
+fs::path WorkFolder::journal() const {
+  return path_ / kJournal;
+}
 
 void WorkFolder::publish(bool overwrite) {
   for (const auto& entry : fs::recursive_directory_iterator(output())) {
     if (entry.is_directory()) sync_directory(entry.path());
   }
   sync_directory(output());
-  const bool occupied = fs::exists(target_) && !(fs::is_directory(target_) && fs::is_empty(target_));
+  const bool occupied =
+      fs::exists(target_) && !(fs::is_directory(target_) && fs::is_empty(target_));
   if (!occupied) {
     const int error = rename_with_flags(output(), target_, 0);
     require(error == 0, ErrorKind::kIo, "{}: cannot be put in place: {}", target_.string(),

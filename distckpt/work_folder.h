@@ -1,5 +1,6 @@
-// A checkpoint appears whole or not at all. It is written in a working folder beside its target, which one run at a time may
-// own, and published by a rename; what an interrupted run left there can be resumed.
+// A checkpoint appears whole or not at all. It is written in a working folder beside its target,
+// which one run at a time may own, and published by a rename; what an interrupted run left there
+// can be resumed.
 #pragma once
 
 #include <filesystem>
@@ -11,8 +12,9 @@ namespace ferry::distckpt {
 
 class WorkFolder {
  public:
-  // Creates "<parent>/.<name>.ferry" and locks it. Without `resume`, what an interrupted run left in it is removed first.
-  // Throws Error(kUsage) if another run holds it or if there is nothing to resume, Error(kIo) if it cannot be created.
+  // Creates "<parent>/.<name>.ferry" and locks it. Without `resume`, what an interrupted run left
+  // in it is removed first. Throws Error(kUsage) if another run holds it or if there is nothing to
+  // resume, Error(kIo) if it cannot be created.
   WorkFolder(std::filesystem::path target, bool resume);
 
   // Unless published or kept, removes the working folder and the parents it made.
@@ -21,14 +23,15 @@ class WorkFolder {
   WorkFolder& operator=(const WorkFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path output() const;   // what will become the target
+  std::filesystem::path output() const;  // what will become the target
   std::filesystem::path journal() const;
 
   // Leaves the folder behind, for --resume.
   void keep() { keep_ = true; }
 
-  // Makes output() the target, durably and atomically. A target that is there is exchanged with it if `overwrite` is set,
-  // and removed afterwards; else, unless it is an empty folder, Error(kUsage).
+  // Makes output() the target, durably and atomically. A target that is there is exchanged with it
+  // if `overwrite` is set, and removed afterwards; else, unless it is an empty folder,
+  // Error(kUsage).
   void publish(bool overwrite);
 
  private:

@@ -1,0 +1,275 @@
+#include "converter/convert.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "converter/hf_target.h"
+#include "converter/megatron_target.h"
+#include "distckpt/cast.h"
+#include "distckpt/error.h"
+#include "distckpt/work_folder.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::CopyPlan;
+using distckpt::Digest;
+using distckpt::Iteration;
+using distckpt::ModelTensor;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Absolute, symbolic links resolved, no trailing slash: what a rename must act on.
+fs::path resolve_target(const fs::path& path) {
+  auto resolved = fs::weakly_canonical(fs::absolute(path));
+  if (!resolved.has_filename()) resolved = resolved.parent_path();
+  return resolved;
+}
+
+bool is_inside(const fs::path& inner, const fs::path& outer) {
+  const auto [end, _] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+  return end == outer.end();
+}
+
+// The tensors with the dtypes that they shall have.
+std::vector<ModelTensor> with_dtypes(std::vector<ModelTensor> tensors, std::optional<distckpt::DType> dtype) {
+  if (!dtype) return tensors;
+  for (auto& tensor : tensors) {
+    if (tensor.derived || !distckpt::is_floating_point(tensor.dtype)) continue;
+    require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout, "{}: {} cannot be cast to {}", tensor.name,
+            short_name(tensor.dtype), short_name(*dtype));
+    tensor.dtype = *dtype;
+  }
+  return tensors;
+}
+
+// What a journal belongs to: the source's files as they are, the plan, the target's files.
+Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target& target) {
+  std::string text = "1\n";
+  for (const auto& storage : source.layout.storages()) {
+    const auto& file = std::get<distckpt::FileStorage>(storage);
+    struct stat status {};
+    require(::stat(file.path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined", file.path.string());
+    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(file.path).string(), file.size, status.st_mtim.tv_sec,
+                        status.st_mtim.tv_nsec);
+  }
+  for (const auto& planned : plan.tensors) {
+    text += fmt::format("{} {} {}\n", planned.tensor.name, short_name(planned.tensor.dtype),
+                        to_string(planned.tensor.shape));
+    for (const auto& cover : planned.targets) {
+      for (const auto& piece : cover) {
+        text += fmt::format("{} {} {}\n", to_string(piece.box), piece.at.storage, piece.at.offset);
+      }
+    }
+  }
+  for (const auto& storage : target.layout().storages()) {
+    text += fmt::format("{} {}\n", describe(storage), std::get<distckpt::FileStorage>(storage).size);
+  }
+  return distckpt::digest_block(distckpt::as_bytes(text));
+}
+
+// One conversion, from the options to the report.
+class Conversion {
+ public:
+  Conversion(const ConvertOptions& options, const ProgressFunction& progress)
+      : options_(options), progress_(progress) {}
+
+  ConvertReport run() {
+    source_ = open(options_.from, {.iteration = options_.iteration, .hf_config = options_.hf_config});
+    check_derived(source_);
+    choose_target();
+    refuse_unsafe_target();
+    tensors_ = with_dtypes(source_.tensors, options_.dtype);
+    if (options_.dry_run != DryRun::kNo) {
+      make_plan(target_path_);
+      if (options_.dry_run == DryRun::kRead) read_only();
+      return std::move(report_);
+    }
+    distckpt::WorkFolder work(target_path_, options_.resume);
+    try {
+      make_plan(work.output());
+      copy(work);
+      prove(work);
+      work.publish(options_.overwrite);
+    } catch (const Error& error) {
+      // What can be gone on with is kept: after an interruption, or when the disk was full.
+      const bool can_resume = error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
+      if (options_.resume || (can_resume && fs::exists(work.journal()))) work.keep();
+      throw;
+    }
+    if (target_format_ == Format::kTorchDist) {
+      distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker, distckpt::iteration_text(iteration_));
+    }
+    return std::move(report_);
+  }
+
+ private:
+  void choose_target() {
+    const auto source_format = source_.location.format;
+    target_format_ = options_.format.value_or(source_format == Format::kHuggingFace ? Format::kTorchDist
+                                                                                    : Format::kHuggingFace);
+    iteration_ = source_.location.iteration.value_or(Iteration{});
+    target_path_ = resolve_target(options_.to);
+    if (target_format_ == Format::kTorchDist) target_path_ /= distckpt::iteration_folder(iteration_);
+    report_.source_format = source_format;
+    report_.target_format = target_format_;
+    report_.source = source_.location.folder;
+    report_.target = target_path_;
+    report_.family = source_.map.config.family;
+    report_.num_training_state = static_cast<std::int64_t>(source_.training_state.size());
+  }
+
+  void refuse_unsafe_target() const {
+    const auto source = fs::weakly_canonical(source_.location.folder);
+    require(!is_inside(source, target_path_), ErrorKind::kUsage, "{}: is the source, or holds it", target_path_.string());
+    if (!fs::exists(target_path_)) return;
+    require(fs::is_directory(target_path_), ErrorKind::kUsage, "{}: exists already, and is not a folder",
+            target_path_.string());
+    if (fs::is_empty(target_path_)) return;
+    if (!options_.overwrite) {
+      throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target_path_.string()),
+                  "choose another target, or replace it with --overwrite");
+    }
+    const bool checkpoint = is_hf_folder(target_path_) || distckpt::is_torch_dist(target_path_);
+    require(checkpoint, ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten", target_path_.string());
+  }
+
+  void make_plan(const fs::path& folder) {
+    if (target_format_ == Format::kHuggingFace) {
+      target_ = make_hf_target(source_, tensors_,
+                               {.dtype = options_.dtype, .max_shard_size = options_.max_shard_size}, folder);
+    } else {
+      target_ = make_megatron_target(
+          source_, tensors_, {.parallel = options_.parallel, .iteration = iteration_, .dtype = options_.dtype}, folder);
+    }
+    plan_ = distckpt::plan_copy(tensors_, source_.side(), target_->side(),
+                                options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    const auto budget = distckpt::staging_budget(plan_, executor_options(nullptr));
+    report_.threads = budget.threads;
+    report_.staging_bytes = budget.bytes;
+    report_.dry_run = options_.dry_run;
+    report_.num_tensors = static_cast<std::int64_t>(plan_.tensors.size());
+    report_.bytes = plan_.num_bytes();
+    for (const auto& planned : plan_.tensors) {
+      if (!planned.tensor.derived) report_.num_parameters += planned.tensor.shape.product();
+      if (!planned.replicas.empty()) report_.second_copies.push_back(planned.tensor.name);
+      report_.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(planned).size());
+    }
+    for (const auto& storage : target_->layout().storages()) {
+      const auto& file = std::get<distckpt::FileStorage>(storage);
+      report_.files.push_back({.name = file.path.lexically_relative(folder).string(), .bytes = file.size});
+    }
+  }
+
+  distckpt::ExecutorOptions executor_options(distckpt::Journal* journal) const {
+    return {.threads = options_.threads, .max_memory = options_.max_memory, .journal = journal, .on_inequality = {}};
+  }
+
+  distckpt::ExecuteReport execute(const CopyPlan& plan,
+                                  distckpt::FileSource& source,
+                                  distckpt::FileSink* sink,
+                                  distckpt::Journal* journal,
+                                  std::string_view stage) {
+    auto report = wait_reporting(distckpt::Executor(executor_options(journal)).submit(plan, source, sink), stage,
+                                 progress_);
+    source.verify_checksums();
+    return report;
+  }
+
+  void read_only() {
+    const auto start = std::chrono::steady_clock::now();
+    const auto source = source_.source();
+    auto done = execute(plan_, *source, nullptr, nullptr, "reading");
+    report_.copy_seconds = seconds_since(start);
+    take(std::move(done));
+  }
+
+  void copy(distckpt::WorkFolder& work) {
+    const auto start = std::chrono::steady_clock::now();
+    distckpt::Journal journal(work.journal(), fingerprint(source_, plan_, *target_), options_.resume);
+    const auto source = source_.source();
+    const auto mode =
+        journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen : distckpt::WriteFile::Mode::kCreate;
+    target_->prepare();
+    distckpt::FileSink sink(target_->layout().storages(), target_->protected_ranges(), mode);
+    auto done = execute(plan_, *source, &sink, &journal, "copying");
+    target_->finish(sink);
+    report_.copy_seconds = seconds_since(start);
+    report_.resumed_bytes = done.resumed_bytes;
+    take(std::move(done));
+  }
+
+  void take(distckpt::ExecuteReport done) {
+    digests_ = std::move(done.digests);
+    report_.nonzero_padding = std::move(done.nonzero_padding);
+    report_.model_digest = converter::model_digest(tensors_, digests_);
+  }
+
+  // What was written is opened as any reader would, and each tensor digested anew, from the disk.
+  void prove(const distckpt::WorkFolder& work) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto written = with_context([] { return std::string("proving what was written"); },
+                                      [&] { return open(work.output()); });
+    const auto source = written.source(distckpt::ReadMode::kDirect);
+    const auto plan = distckpt::plan_read(written.tensors, written.side());
+    const auto found = execute(plan, *source, nullptr, nullptr, "proving");
+    std::map<std::string_view, std::size_t> index;
+    for (std::size_t i = 0; i < written.tensors.size(); ++i) index.emplace(written.tensors[i].name, i);
+    std::size_t proved = 0;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const auto at = index.find(tensors_[i].name);
+      const bool lost = at == index.end();
+      // save_pretrained writes no derived tensors, and neither does the canonical form.
+      if (lost && tensors_[i].derived) continue;
+      if (lost || found.digests[at->second] != digests_[i]) {
+        throw Error(ErrorKind::kIo,
+                    fmt::format("{}: what was written is not what was read{}", tensors_[i].name,
+                                lost ? ": it is missing" : ""),
+                    "the disk or the memory may be faulty; nothing was published");
+      }
+      ++proved;
+    }
+    require(proved == written.tensors.size(), ErrorKind::kBug, "{} tensors were written, {} were copied",
+            written.tensors.size(), proved);
+    report_.proved = true;
+    report_.proof_from_disk = source->reads_directly();
+    report_.proof_seconds = seconds_since(start);
+  }
+
+  const ConvertOptions& options_;
+  const ProgressFunction& progress_;
+  Checkpoint source_;
+  Format target_format_ = Format::kTorchDist;
+  Iteration iteration_;
+  fs::path target_path_;
+  std::vector<ModelTensor> tensors_;
+  std::unique_ptr<Target> target_;
+  CopyPlan plan_;
+  std::vector<Digest> digests_;
+  ConvertReport report_;
+};
+
+}  // namespace
+
+ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress) {
+  return Conversion(options, progress).run();
+}
+
+std::string model_digest(const std::vector<ModelTensor>& tensors, const std::vector<Digest>& digests) {
+  std::vector<distckpt::NamedDigest> named;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].derived) named.push_back({.name = tensors[i].name, .digest = digests[i]});
+  }
+  return to_string(distckpt::digest_model(std::move(named)));
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,90 @@
+#include "converter/digest_checkpoint.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "converter/convert.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+// Every file of the checkpoint, but hidden ones that are not its own (a version control folder, a download's lock).
+std::vector<fs::path> list_files(const Location& location, const fs::path& leave_out) {
+  std::vector<fs::path> files;
+  const auto skip = leave_out.empty() ? fs::path() : fs::weakly_canonical(leave_out);
+  for (auto at = fs::recursive_directory_iterator(location.folder); at != fs::end(at); ++at) {
+    const auto name = at->path().filename().string();
+    if (at->is_directory() && name.starts_with('.')) {
+      at.disable_recursion_pending();
+      continue;
+    }
+    const bool hidden = name.starts_with('.') && name != distckpt::kTorchDistMetadata;
+    if (at->is_regular_file() && !hidden && fs::weakly_canonical(at->path()) != skip) files.push_back(at->path());
+  }
+  const auto tracker = location.root / distckpt::kTracker;
+  if (location.format == Format::kTorchDist && fs::exists(tracker)) files.push_back(tracker);
+  std::ranges::sort(files);
+  return files;
+}
+
+}  // namespace
+
+Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
+  OpenOptions how{.iteration = options.iteration, .hf_config = {}};
+  if (locate(options.path, options.iteration).format != Format::kHuggingFace) how.hf_config = options.hf_config;
+  const auto checkpoint = open(options.path, how);
+  if (checkpoint.torch_dist) distckpt::check_objects(*checkpoint.torch_dist);
+  check_derived(checkpoint);
+  const distckpt::Executor executor({.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});
+
+  const auto plan = distckpt::plan_read(checkpoint.tensors, checkpoint.side());
+  const auto source = checkpoint.source();
+  const auto tensors = wait_reporting(executor.submit(plan, *source, nullptr), "digesting", progress);
+  source->verify_checksums();
+  Manifest manifest{.format = std::string(to_string(checkpoint.location.format)),
+                    .model_digest = model_digest(checkpoint.tensors, tensors.digests),
+                    .tensors = {},
+                    .files = {}};
+  for (std::size_t i = 0; i < checkpoint.tensors.size(); ++i) {
+    const auto& tensor = checkpoint.tensors[i];
+    manifest.tensors.push_back({.name = tensor.name,
+                                .dtype = tensor.dtype,
+                                .shape = tensor.shape,
+                                .derived = tensor.derived,
+                                .digest = tensors.digests[i]});
+  }
+  if (!options.files) return manifest;
+
+  // A file is digested as a tensor of bytes is.
+  std::vector<distckpt::ModelTensor> files;
+  distckpt::Layout layout;
+  distckpt::TensorMap links;
+  for (const auto& path : list_files(checkpoint.location, options.leave_out)) {
+    const auto index = static_cast<std::uint32_t>(files.size());
+    const auto name = path.lexically_relative(checkpoint.location.root).string();
+    const auto size = distckpt::ReadFile(path).size();
+    const distckpt::Shape shape{size};
+    const auto whole = distckpt::Box::whole(shape);
+    const auto storage = layout.add_storage(distckpt::FileStorage{.path = path, .size = size});
+    files.push_back({.name = name, .dtype = distckpt::DType::kU8, .shape = shape});
+    layout.add_tensor({.name = name,
+                       .dtype = distckpt::DType::kU8,
+                       .shape = shape,
+                       .shards = {distckpt::packed_shard(whole, distckpt::DType::kU8, storage, 0)}});
+    links.links.push_back({.model = index, .model_box = whole, .stored = index, .stored_box = whole});
+  }
+  const auto file_plan = distckpt::plan_read(files, {.layout = &layout, .map = &links});
+  distckpt::FileSource file_source(layout.storages());
+  const auto digests = wait_reporting(executor.submit(file_plan, file_source, nullptr), "digesting files", progress);
+  file_source.verify_checksums();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    manifest.files.push_back({.path = files[i].name, .size = files[i].shape[0], .digest = digests.digests[i]});
+  }
+  return manifest;
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,26 @@
+// Digests a checkpoint: every tensor in Hugging Face terms, and every file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "converter/checkpoint.h"
+#include "converter/manifest.h"
+#include "converter/progress.h"
+
+namespace ferry::converter {
+
+struct DigestOptions {
+  std::filesystem::path path;
+  std::optional<distckpt::Iteration> iteration;
+  std::filesystem::path hf_config;
+  std::filesystem::path leave_out;  // a manifest that lies in the checkpoint itself
+  bool files = true;
+  int threads = 0;
+  std::int64_t max_memory = std::int64_t{192} << 20;
+};
+
+Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress = {});
+
+}  // namespace ferry::converter

@@ -1,0 +1,125 @@
+#include "converter/hf_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "distckpt/filenames.h"
+#include "distckpt/json.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+// What holds weights or a training run's state does not travel along; everything else does.
+constexpr std::array<std::string_view, 12> kWeightSuffixes{
+    ".safetensors", ".safetensors.index.json", ".bin",  ".bin.index.json", ".pt",  ".pth",
+    ".ckpt",        ".h5",                     ".onnx", ".msgpack",        ".gguf", ".distcp"};
+
+bool travels(const fs::directory_entry& entry) {
+  const auto name = entry.path().filename().string();
+  return entry.is_regular_file() && !name.starts_with('.') &&
+         std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
+}
+
+// The files that an index names, sorted.
+std::set<std::string> files_of_index(const nlohmann::json& index, const std::string& source) {
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : distckpt::json_at(index, "weight_map", source).items()) {
+    auto name = distckpt::json_string(file, tensor, source);
+    distckpt::require_plain_filename(name, source);
+    files.insert(std::move(name));
+  }
+  require(!files.empty(), ErrorKind::kCorrupt, "{}: weight_map is empty", source);
+  return files;
+}
+
+}  // namespace
+
+std::string HfForm::config_source() const { return (folder / distckpt::kHfConfig).string(); }
+
+std::string HfForm::config_text() const {
+  return distckpt::read_text(folder / distckpt::kHfConfig, std::int64_t{16} << 20);
+}
+
+bool is_hf_folder(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return false;
+  if (fs::exists(folder / distckpt::kHfConfig)) return true;
+  return std::ranges::any_of(fs::directory_iterator(folder), [](const fs::directory_entry& entry) {
+    return entry.path().extension() == distckpt::kSafetensorsSuffix;
+  });
+}
+
+HfForm read_hf_companions(const fs::path& folder) {
+  require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: is not a folder", folder.string());
+  require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}", folder.string(),
+          distckpt::kHfConfig);
+  HfForm form{.folder = folder, .carried = {}, .headers = {}, .index_text = {}};
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (travels(entry)) form.carried.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(form.carried);
+  return form;
+}
+
+HfForm read_hf_folder(const fs::path& folder) {
+  auto form = read_hf_companions(folder);
+  const auto index_path = folder / distckpt::kSafetensorsIndex;
+  if (fs::exists(index_path)) {
+    form.index_text = distckpt::read_text(index_path);
+    const auto source = index_path.string();
+    for (const auto& file : files_of_index(distckpt::parse_json(*form.index_text, source), source)) {
+      require(fs::exists(folder / file), ErrorKind::kNotFound, "{}: names the file {}, which is not there", source,
+              file);
+      form.headers.push_back(distckpt::read_safetensors_header(folder / file));
+    }
+    check_index(*form.index_text, form.headers, source);
+    return form;
+  }
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == distckpt::kSafetensorsSuffix) files.push_back(entry.path());
+  }
+  require(!files.empty(), ErrorKind::kNotFound, "{}: holds no safetensors files", folder.string());
+  if (files.size() > 1) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(), files.size(),
+                            distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  form.headers.push_back(distckpt::read_safetensors_header(files.front()));
+  return form;
+}
+
+void check_index(const std::string& index_text,
+                 const std::vector<distckpt::SafetensorsHeader>& headers,
+                 const std::string& source) {
+  const auto index = distckpt::parse_json(index_text, source);
+  std::map<std::string, std::string> in_file;
+  for (const auto& header : headers) {
+    for (const auto& entry : header.entries) {
+      const auto [at, added] = in_file.emplace(entry.name, header.filename);
+      require(added, ErrorKind::kCorrupt, "{}: is in {} and in {}", entry.name, at->second, header.filename);
+    }
+  }
+  const auto& weight_map = distckpt::json_at(index, "weight_map", source);
+  for (const auto& [tensor, value] : weight_map.items()) {
+    const auto file = distckpt::json_string(value, tensor, source);
+    const auto found = in_file.find(tensor);
+    require(found != in_file.end(), ErrorKind::kCorrupt, "{}: says that {} is in {}, but no file has it", source,
+            tensor, file);
+    require(found->second == file, ErrorKind::kCorrupt, "{}: says that {} is in {}, but it is in {}", source,
+            tensor, file, found->second);
+  }
+  for (const auto& [tensor, file] : in_file) {
+    require(weight_map.contains(tensor), ErrorKind::kCorrupt, "{}: does not list {}, which is in {}", source,
+            tensor, file);
+  }
+}
+
+}  // namespace ferry::converter

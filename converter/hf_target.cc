@@ -1,0 +1,163 @@
+#include "converter/hf_target.h"
+
+#include <map>
+#include <utility>
+
+#include "converter/hf_config.h"
+#include "converter/sidecar.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "distckpt/json.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Box;
+using distckpt::ModelTensor;
+using distckpt::SafetensorsEntry;
+using distckpt::SafetensorsHeader;
+
+constexpr std::int64_t kDefaultShardSize = 50'000'000'000;  // transformers 5: "50GB"
+
+// huggingface_hub serialization/_base.py, split_state_dict_into_shards_factory: in order, a file is closed when the next tensor
+// does not fit; a tensor larger than a file gets one of its own, at once.
+std::vector<std::vector<SafetensorsEntry>> split_into_shards(const std::vector<ModelTensor>& tensors,
+                                                             std::int64_t max_shard_size) {
+  std::vector<std::vector<SafetensorsEntry>> shards;
+  std::vector<SafetensorsEntry> current;
+  std::int64_t current_size = 0;
+  for (const auto& tensor : tensors) {
+    const SafetensorsEntry entry{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape};
+    const auto size = tensor.num_bytes();
+    if (size > max_shard_size) {
+      shards.push_back({entry});
+      continue;
+    }
+    if (current_size + size > max_shard_size) {
+      shards.push_back(std::exchange(current, {}));
+      current_size = 0;
+    }
+    current.push_back(entry);
+    current_size += size;
+  }
+  if (!current.empty()) shards.push_back(std::move(current));
+  return shards;
+}
+
+// transformers modeling_utils.py, save_pretrained.
+std::string make_index(const std::vector<SafetensorsHeader>& headers, const std::vector<ModelTensor>& tensors) {
+  nlohmann::json index;
+  std::int64_t parameters = 0;
+  std::int64_t bytes = 0;
+  for (const auto& tensor : tensors) {
+    parameters += tensor.shape.product();
+    bytes += tensor.num_bytes();
+  }
+  index["metadata"] = {{"total_parameters", parameters}, {"total_size", bytes}};
+  for (const auto& header : headers) {
+    for (const auto& entry : header.entries) index["weight_map"][entry.name] = header.filename;
+  }
+  return index.dump(2) + "\n";
+}
+
+class HfTarget : public Target {
+ public:
+  HfTarget(const Checkpoint& source,
+           const std::vector<ModelTensor>& tensors,
+           const HfTargetOptions& options,
+           fs::path folder)
+      : hf_(*source.hf), dtype_(options.dtype), folder_(std::move(folder)) {
+    const bool keep = !hf_.headers.empty() && !options.dtype && !options.max_shard_size;
+    if (keep) {
+      headers_ = hf_.headers;
+      index_text_ = hf_.index_text;
+    } else {
+      make_headers(tensors, options.max_shard_size.value_or(kDefaultShardSize));
+    }
+    for (const auto& header : headers_) {
+      distckpt::add_to_layout(header, folder_, layout_);
+      for (const auto& entry : header.entries) link(source, tensors, entry);
+    }
+  }
+
+  void prepare() const override {}
+
+  void finish(distckpt::FileSink& sink) const override {
+    for (std::size_t i = 0; i < headers_.size(); ++i) {
+      sink.write_raw(static_cast<distckpt::StorageId>(i), 0, distckpt::as_bytes(headers_[i].prefix));
+    }
+    sink.sync();
+    for (const auto& name : hf_.carried) {
+      if (dtype_ && name == distckpt::kHfConfig) {
+        distckpt::write_text(folder_ / name, with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
+      } else {
+        carry_file(hf_.folder / name, folder_ / name);
+      }
+    }
+    if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);
+  }
+
+ private:
+  void make_headers(const std::vector<ModelTensor>& tensors, std::int64_t max_shard_size) {
+    std::vector<ModelTensor> saved;  // save_pretrained writes no derived tensors
+    for (const auto& tensor : tensors) {
+      if (!tensor.derived) saved.push_back(tensor);
+    }
+    auto shards = split_into_shards(saved, max_shard_size);
+    const auto count = static_cast<int>(shards.size());
+    for (int i = 0; i < count; ++i) {
+      headers_.push_back(distckpt::make_safetensors_header(distckpt::safetensors_filename(i, count),
+                                                           std::move(shards[static_cast<std::size_t>(i)]),
+                                                           {{"format", "pt"}}));
+    }
+    if (count > 1) index_text_ = make_index(headers_, saved);
+  }
+
+  void link(const Checkpoint& source, const std::vector<ModelTensor>& tensors, const SafetensorsEntry& entry) {
+    if (by_name_.empty()) {
+      for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name_.emplace(tensors[i].name, i);
+    }
+    const bool tied =
+        !source.map.config.untie_embeddings_and_output_weights && entry.name == "lm_head.weight";
+    const auto found = by_name_.find(tied ? "model.embed_tokens.weight" : entry.name);
+    require(found != by_name_.end(), ErrorKind::kLayout, "{}: the sidecar's headers list it, but no tensor holds it",
+            entry.name);
+    const auto& tensor = tensors[found->second];
+    if (tensor.shape != entry.shape || tensor.dtype != entry.dtype) {
+      throw Error(ErrorKind::kLayout,
+                  fmt::format("{}: is {} {}, but the sidecar's header says {} {}", entry.name,
+                              short_name(tensor.dtype), to_string(tensor.shape), short_name(entry.dtype),
+                              to_string(entry.shape)),
+                  "with --max-shard-size new headers are made");
+    }
+    links_.links.push_back({.model = found->second,
+                            .model_box = Box::whole(entry.shape),
+                            .stored = *layout_.find(entry.name),
+                            .stored_box = Box::whole(entry.shape),
+                            .copy = tied ? 1 : 0});
+  }
+
+  const HfForm& hf_;
+  std::optional<distckpt::DType> dtype_;
+  fs::path folder_;
+  std::vector<SafetensorsHeader> headers_;
+  std::optional<std::string> index_text_;
+  std::map<std::string_view, std::uint32_t> by_name_;
+};
+
+}  // namespace
+
+std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
+                                       const std::vector<ModelTensor>& tensors,
+                                       const HfTargetOptions& options,
+                                       const fs::path& folder) {
+  if (!source.hf) {
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: holds no config.json for Hugging Face", source.location.folder.string()),
+                "name a folder that holds config.json and the tokenizer with --hf-config");
+  }
+  return std::make_unique<HfTarget>(source, tensors, options, folder);
+}
+
+}  // namespace ferry::converter

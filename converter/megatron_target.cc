@@ -1,0 +1,124 @@
+#include "converter/megatron_target.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "converter/hf_config.h"
+#include "converter/megatron_args.h"
+#include "converter/sidecar.h"
+#include "distckpt/cast.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "distckpt/torch_dist_writer.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Box;
+using distckpt::DType;
+using distckpt::ModelTensor;
+
+// The narrowest dtype that holds both without loss.
+DType widest(DType a, DType b, const std::string& name) {
+  if (a == b) return a;
+  require(distckpt::can_cast(a, b), ErrorKind::kLayout, "{}: {} and {} cannot be stored together", name,
+          short_name(a), short_name(b));
+  if (a == DType::kF64 || b == DType::kF64) return DType::kF64;
+  return DType::kF32;  // also of BF16 and F16
+}
+
+// Per Megatron tensor: a tensor that is stacked over layers has one dtype for all of them.
+std::vector<DType> stored_dtypes(const ModelMap& map, const std::vector<ModelTensor>& tensors) {
+  std::map<std::string_view, DType> by_key;
+  for (const auto& tensor : map.megatron) {
+    for (const auto& part : tensor.parts) {
+      const auto dtype = tensors[part.model].dtype;
+      const auto [at, added] = by_key.emplace(tensor.name, dtype);
+      if (!added) at->second = widest(at->second, dtype, map.full_name(tensor));
+    }
+  }
+  std::vector<DType> dtypes;
+  for (const auto& tensor : map.megatron) dtypes.push_back(by_key.at(tensor.name));
+  return dtypes;
+}
+
+class MegatronTarget : public Target {
+ public:
+  MegatronTarget(const Checkpoint& source,
+                 const std::vector<ModelTensor>& tensors,
+                 const MegatronTargetOptions& options,
+                 const fs::path& folder)
+      : source_(source), options_(options), folder_(folder), torch_dist_(make(source, tensors, options, folder)) {
+    layout_ = torch_dist_.layout();
+    links_ = link_megatron(source.map, layout_);
+    add_derived(tensors);
+  }
+
+  std::vector<distckpt::ChecksumRange> protected_ranges() const override { return torch_dist_.protected_ranges(); }
+
+  void prepare() const override {
+    if (derived_) fs::create_directories(derived_path(folder_).parent_path());
+  }
+
+  void finish(distckpt::FileSink& sink) const override {
+    if (derived_) {
+      const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
+      sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
+    }
+    if (source_.hf) {
+      write_sidecar(folder_, *source_.hf, !options_.dtype);
+    }
+    torch_dist_.finish(sink);
+  }
+
+ private:
+  static distckpt::TorchDistTarget make(const Checkpoint& source,
+                                        const std::vector<ModelTensor>& tensors,
+                                        const MegatronTargetOptions& options,
+                                        const fs::path& folder) {
+    const auto dtypes = stored_dtypes(source.map, tensors);
+    // The dtype of most of the model is that of its first weight.
+    const auto dtype = dtypes.front();
+    return {folder, sharded_state(source.map, dtypes, options.parallel), [&](distckpt::PickleWriter& pickle) {
+              write_common_state(pickle, source.map.config, options.parallel, dtype, options.iteration);
+            }};
+  }
+
+  // inv_freq and the like: Megatron has no place for them, the sidecar does.
+  void add_derived(const std::vector<ModelTensor>& tensors) {
+    std::vector<distckpt::SafetensorsEntry> entries;
+    for (const auto& tensor : tensors) {
+      if (tensor.derived) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+    }
+    if (entries.empty()) return;
+    const auto path = derived_path(folder_);
+    derived_ = distckpt::make_safetensors_header(path.filename().string(), std::move(entries), {});
+    distckpt::add_to_layout(*derived_, path.parent_path(), layout_);
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[i].derived) continue;
+      links_.links.push_back({.model = i,
+                              .model_box = Box::whole(tensors[i].shape),
+                              .stored = *layout_.find(tensors[i].name),
+                              .stored_box = Box::whole(tensors[i].shape)});
+    }
+  }
+
+  const Checkpoint& source_;
+  MegatronTargetOptions options_;
+  fs::path folder_;
+  distckpt::TorchDistTarget torch_dist_;
+  std::optional<distckpt::SafetensorsHeader> derived_;
+};
+
+}  // namespace
+
+std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
+                                             const std::vector<ModelTensor>& tensors,
+                                             const MegatronTargetOptions& options,
+                                             const fs::path& folder) {
+  return std::make_unique<MegatronTarget>(source, tensors, options, folder);
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,28 @@
+// A Megatron-Core checkpoint to be written: one iteration's folder, in the profile that every release since 0.13 loads, with a
+// sidecar for the way back.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "converter/checkpoint.h"
+#include "converter/target.h"
+#include "distckpt/parallel_config.h"
+
+namespace ferry::converter {
+
+struct MegatronTargetOptions {
+  distckpt::ParallelConfig parallel;
+  distckpt::Iteration iteration;         // what the arguments and the folder's name say
+  std::optional<distckpt::DType> dtype;  // a cast: the Hugging Face headers are not kept
+};
+
+// `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
+std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
+                                             const std::vector<distckpt::ModelTensor>& tensors,
+                                             const MegatronTargetOptions& options,
+                                             const std::filesystem::path& folder);
+
+}  // namespace ferry::converter
