@@ -25,10 +25,11 @@ constexpr std::string_view kTiedEmbedding = "model.embed_tokens.weight";
 
 Iteration read_tracker(const fs::path& path) {
   auto text = distckpt::read_text(path, 1024);
-  while (!text.empty() && std::string_view(" \n\r\t").find(text.back()) != std::string_view::npos) text.pop_back();
+  while (!text.empty() && std::string_view(" \n\r\t").find(text.back()) != std::string_view::npos)
+    text.pop_back();
   const auto iteration = distckpt::parse_iteration(text);
-  require(iteration.has_value(), ErrorKind::kCorrupt, "{}: holds \"{}\", neither a number nor \"release\"",
-          path.string(), text.substr(0, 40));
+  require(iteration.has_value(), ErrorKind::kCorrupt,
+          "{}: holds \"{}\", neither a number nor \"release\"", path.string(), text.substr(0, 40));
   return *iteration;
 }
 
@@ -49,7 +50,8 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
   if (!wanted && there.size() == 1) wanted = there.front();
   if (!wanted) {
     throw Error(ErrorKind::kNotFound,
-                fmt::format("{}: holds {} iterations and no {}", root.string(), there.size(), distckpt::kTracker),
+                fmt::format("{}: holds {} iterations and no {}", root.string(), there.size(),
+                            distckpt::kTracker),
                 "choose one with --iteration");
   }
   const auto folder = root / distckpt::iteration_folder(*wanted);
@@ -57,10 +59,13 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
     const bool legacy = fs::exists(folder / "mp_rank_00") || fs::exists(folder / "mp_rank_00_000");
     std::vector<std::string> names;
     for (const auto& one : there) names.push_back(distckpt::iteration_text(one));
-    throw Error(ErrorKind::kNotFound,
-                legacy ? fmt::format("{}: is a legacy checkpoint (mp_rank_*), which is not read", folder.string())
-                       : fmt::format("{}: is not there, or holds no {}", folder.string(), distckpt::kTorchDistMetadata),
-                names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
+    throw Error(
+        ErrorKind::kNotFound,
+        legacy ? fmt::format("{}: is a legacy checkpoint (mp_rank_*), which is not read",
+                             folder.string())
+               : fmt::format("{}: is not there, or holds no {}", folder.string(),
+                             distckpt::kTorchDistMetadata),
+        names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
   }
   return {.format = Format::kTorchDist, .root = root, .folder = folder, .iteration = wanted};
 }
@@ -84,10 +89,12 @@ class HfOpener {
       if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
     }
     if (!missing.empty()) {
-      throw Error(ErrorKind::kLayout,
-                  fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
-                              missing.size() == 1 ? "" : fmt::format(", and {} other tensors", missing.size() - 1)),
-                  "the download may be incomplete, or config.json of another model");
+      throw Error(
+          ErrorKind::kLayout,
+          fmt::format(
+              "{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
+              missing.size() == 1 ? "" : fmt::format(", and {} other tensors", missing.size() - 1)),
+          "the download may be incomplete, or config.json of another model");
     }
     return std::move(checkpoint_);
   }
@@ -101,15 +108,16 @@ class HfOpener {
     if (known != checkpoint_.map.index.end()) {
       model = known->second;
       auto& tensor = checkpoint_.tensors[model];
-      require(tensor.shape == entry.shape, ErrorKind::kLayout, "{}: has shape {}, expected {} as config.json says ({})",
-              entry.name, to_string(entry.shape), to_string(tensor.shape), header.filename);
+      require(tensor.shape == entry.shape, ErrorKind::kLayout,
+              "{}: has shape {}, expected {} as config.json says ({})", entry.name,
+              to_string(entry.shape), to_string(tensor.shape), header.filename);
       if (!tied) {
         tensor.dtype = entry.dtype;
         found_.insert(model);
       }
     } else {
-      require(is_derived(entry), ErrorKind::kLayout, "{}: no rule of the family {} maps it ({})", entry.name,
-              checkpoint_.map.family->model_type, header.filename);
+      require(is_derived(entry), ErrorKind::kLayout, "{}: no rule of the family {} maps it ({})",
+              entry.name, checkpoint_.map.family->model_type, header.filename);
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back(
           {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .derived = true});
@@ -123,7 +131,8 @@ class HfOpener {
   }
 
   bool is_derived(const distckpt::SafetensorsEntry& entry) const {
-    return entry.name.ends_with("rotary_emb.inv_freq") && distckpt::is_floating_point(entry.dtype) &&
+    return entry.name.ends_with("rotary_emb.inv_freq") &&
+           distckpt::is_floating_point(entry.dtype) &&
            entry.shape == distckpt::Shape{checkpoint_.map.config.kv_channels / 2};
   }
 
@@ -131,14 +140,18 @@ class HfOpener {
   std::set<std::uint32_t> found_;
 };
 
-// The dtypes that the Hugging Face side had: where a tensor was widened to be stored, the original comes back.
-void restore_dtypes(const HfForm& hf, std::vector<distckpt::ModelTensor>& tensors, const ModelMap& map) {
+// The dtypes that the Hugging Face side had: where a tensor was widened to be stored, the original
+// comes back.
+void restore_dtypes(const HfForm& hf,
+                    std::vector<distckpt::ModelTensor>& tensors,
+                    const ModelMap& map) {
   for (const auto& header : hf.headers) {
     for (const auto& entry : header.entries) {
       const auto known = map.index.find(entry.name);
       if (known == map.index.end()) continue;
       auto& tensor = tensors[known->second];
-      if (distckpt::can_cast(entry.dtype, tensor.dtype) && size_of(entry.dtype) < size_of(tensor.dtype)) {
+      if (distckpt::can_cast(entry.dtype, tensor.dtype) &&
+          size_of(entry.dtype) < size_of(tensor.dtype)) {
         tensor.dtype = entry.dtype;
       }
     }
@@ -178,16 +191,19 @@ class MegatronOpener {
   void read_config() {
     const auto& folder = checkpoint_.location.folder;
     const auto common = distckpt::read_common_state(*checkpoint_.torch_dist);
-    const auto args = common ? with_context([&] { return fmt::format("reading {}", common->source()); },
-                                            [&] { return read_args(common->root()); })
-                             : std::nullopt;
+    const auto args =
+        common ? with_context([&] { return fmt::format("reading {}", common->source()); },
+                              [&] { return read_args(common->root()); })
+               : std::nullopt;
     if (checkpoint_.hf) {
       config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
-      if (args) require_same_model(*args, config_, common->source(), checkpoint_.hf->config_source());
+      if (args)
+        require_same_model(*args, config_, common->source(), checkpoint_.hf->config_source());
       return;
     }
     if (!args) {
-      throw Error(ErrorKind::kNotFound, fmt::format("{}: does not say which model it is of", folder.string()),
+      throw Error(ErrorKind::kNotFound,
+                  fmt::format("{}: does not say which model it is of", folder.string()),
                   "name the folder of its config.json with --hf-config");
     }
     config_ = *args;
@@ -197,11 +213,13 @@ class MegatronOpener {
   // Without a stated vocabulary every stored row counts.
   std::int64_t stored_vocabulary() const {
     for (const auto& tensor : checkpoint_.torch_dist->tensors) {
-      if (strip_wrappers(tensor.key) == "embedding.word_embeddings.weight" && !tensor.shape.empty()) {
+      if (strip_wrappers(tensor.key) == "embedding.word_embeddings.weight" &&
+          !tensor.shape.empty()) {
         return tensor.shape[0];
       }
     }
-    fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight", checkpoint_.location.folder.string());
+    fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight",
+         checkpoint_.location.folder.string());
   }
 
   void resolve() {
@@ -260,7 +278,8 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
   require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
   if (distckpt::is_torch_dist(path)) {
-    require(!iteration, ErrorKind::kUsage, "{}: is the folder of one iteration, so --iteration has nothing to choose",
+    require(!iteration, ErrorKind::kUsage,
+            "{}: is the folder of one iteration, so --iteration has nothing to choose",
             path.string());
     const auto name = fs::weakly_canonical(path).filename().string();
     return {.format = Format::kTorchDist,
@@ -272,23 +291,31 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
     return locate_iteration(path, iteration);
   }
   if (distckpt::is_torch_dist(path / "weights")) {  // NeMo 2
-    return {.format = Format::kTorchDist, .root = path, .folder = path / "weights", .iteration = std::nullopt};
+    return {.format = Format::kTorchDist,
+            .root = path,
+            .folder = path / "weights",
+            .iteration = std::nullopt};
   }
   if (is_hf_folder(path)) {
-    require(!iteration, ErrorKind::kUsage, "{}: is a Hugging Face checkpoint, which has no iterations", path.string());
-    return {.format = Format::kHuggingFace, .root = path, .folder = path, .iteration = std::nullopt};
+    require(!iteration, ErrorKind::kUsage,
+            "{}: is a Hugging Face checkpoint, which has no iterations", path.string());
+    return {
+        .format = Format::kHuggingFace, .root = path, .folder = path, .iteration = std::nullopt};
   }
-  throw Error(ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
-              fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} (one iteration of it), {} and "
-                          "*.safetensors (Hugging Face)",
-                          distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
+  throw Error(
+      ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
+      fmt::format(
+          "looked for {} or iter_*/ or release/ (Megatron-Core), {} (one iteration of it), {} and "
+          "*.safetensors (Hugging Face)",
+          distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
 }
 
 Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
   if (location.format == Format::kTorchDist) return MegatronOpener(location, options).open();
   require(options.hf_config.empty(), ErrorKind::kUsage,
-          "{}: is a Hugging Face checkpoint, which has its own config.json: --hf-config is for Megatron checkpoints",
+          "{}: is a Hugging Face checkpoint, which has its own config.json: --hf-config is for "
+          "Megatron checkpoints",
           path.string());
   return HfOpener(location).open();
 }
@@ -307,18 +334,22 @@ void check_derived(const Checkpoint& checkpoint) {
     const auto& shard = checkpoint.layout.tensor(link.stored).shards.front();
     std::vector<std::byte> found(static_cast<std::size_t>(tensor.num_bytes()));
     std::vector<distckpt::ChecksumPart> parts;
-    source->read({.at = shard.at, .size = tensor.shape, .element_size = size_of(tensor.dtype)}, found, parts);
+    source->read({.at = shard.at, .size = tensor.shape, .element_size = size_of(tensor.dtype)},
+                 found, parts);
     for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
-      // transformers, modeling_rope_utils: 1 / base ** (2i / dim); the last bits are the power function's.
-      const double expected = std::pow(config.rotary_base, -2.0 * static_cast<double>(i) /
-                                                               static_cast<double>(config.kv_channels));
+      // transformers, modeling_rope_utils: 1 / base ** (2i / dim); the last bits are the power
+      // function's.
+      const double expected =
+          std::pow(config.rotary_base,
+                   -2.0 * static_cast<double>(i) / static_cast<double>(config.kv_channels));
       std::vector<std::byte> element(static_cast<std::size_t>(size_of(tensor.dtype)));
       distckpt::cast(DType::kF64, std::as_bytes(std::span(&expected, 1)), tensor.dtype, element,
                      distckpt::CastRule::kRound);
       const auto* const there = found.data() + i * size_of(tensor.dtype);
       const auto ulps = distckpt::ulp_distance(tensor.dtype, element.data(), there);
-      require(ulps && *ulps <= 4, ErrorKind::kCorrupt, "{}: element {} is {}, but rope_theta {} gives {}", tensor.name,
-              i, distckpt::element_value(tensor.dtype, there), config.rotary_base, expected);
+      require(ulps && *ulps <= 4, ErrorKind::kCorrupt,
+              "{}: element {} is {}, but rope_theta {} gives {}", tensor.name, i,
+              distckpt::element_value(tensor.dtype, there), config.rotary_base, expected);
     }
   }
 }

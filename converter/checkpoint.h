@@ -1,4 +1,5 @@
-// A checkpoint that lies somewhere, whatever its format: recognised, checked, and described as a source of a plan.
+// A checkpoint that lies somewhere, whatever its format: recognised, checked, and described as a
+// source of a plan.
 #pragma once
 
 #include <filesystem>
@@ -25,41 +26,46 @@ std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 // Where a checkpoint lies and what it is, before anything of it is read.
 struct Location {
   Format format = Format::kHuggingFace;
-  std::filesystem::path root;    // as named by the user
-  std::filesystem::path folder;  // of the files: for Megatron the iteration's
-  std::optional<distckpt::Iteration> iteration;  // Megatron, if a tracker or the folder's name says it
+  std::filesystem::path root{};    // as named by the user
+  std::filesystem::path folder{};  // of the files: for Megatron the iteration's
+  std::optional<distckpt::Iteration>
+      iteration;  // Megatron, if a tracker or the folder's name says it
 };
 
-// Throws Error(kNotFound) that says what was looked for. `iteration` chooses one of a Megatron checkpoint's; default: the
-// tracker's.
-Location locate(const std::filesystem::path& path, std::optional<distckpt::Iteration> iteration = std::nullopt);
+// Throws Error(kNotFound) that says what was looked for. `iteration` chooses one of a Megatron
+// checkpoint's; default: the tracker's.
+Location locate(const std::filesystem::path& path,
+                std::optional<distckpt::Iteration> iteration = std::nullopt);
 
 struct OpenOptions {
-  std::optional<distckpt::Iteration> iteration;
-  std::filesystem::path hf_config;  // a folder with the config.json that a Megatron checkpoint lacks; replaces its sidecar
+  std::optional<distckpt::Iteration> iteration{};
+  std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
+                                    // lacks; replaces its sidecar
 };
 
 struct Checkpoint {
-  Location location;
-  ModelMap map;
-  std::vector<distckpt::ModelTensor> tensors;  // map.tensors with the dtypes that are stored, then derived ones
-  distckpt::Layout layout;
-  distckpt::TensorMap links;
-  std::vector<distckpt::ExpectedChecksum> checksums;
-  std::optional<HfForm> hf;  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
-  std::optional<distckpt::TorchDistCheckpoint> torch_dist;
-  std::vector<std::string> training_state;  // keys of optimizer and RNG: not part of the model
+  Location location{};
+  ModelMap map{};
+  std::vector<distckpt::ModelTensor>
+      tensors;  // map.tensors with the dtypes that are stored, then derived ones
+  distckpt::Layout layout{};
+  distckpt::TensorMap links{};
+  std::vector<distckpt::ExpectedChecksum> checksums{};
+  std::optional<HfForm> hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
+  std::optional<distckpt::TorchDistCheckpoint> torch_dist{};
+  std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
 
   distckpt::PlanSide side() const { return {.layout = &layout, .map = &links}; }
   std::unique_ptr<distckpt::FileSource> source(
       distckpt::ReadMode mode = distckpt::ReadMode::kCached) const;
 };
 
-// Throws Error for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another
-// shape are named.
+// Throws Error for everything that is not exactly what the configuration says: tensors that are
+// missing, surplus or of another shape are named.
 Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
 
-// The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws Error(kCorrupt).
+// The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
+// Error(kCorrupt).
 void check_derived(const Checkpoint& checkpoint);
 
 }  // namespace ferry::converter

@@ -41,12 +41,14 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
 }
 
 // The tensors with the dtypes that they shall have.
-std::vector<ModelTensor> with_dtypes(std::vector<ModelTensor> tensors, std::optional<distckpt::DType> dtype) {
+std::vector<ModelTensor> with_dtypes(std::vector<ModelTensor> tensors,
+                                     std::optional<distckpt::DType> dtype) {
   if (!dtype) return tensors;
   for (auto& tensor : tensors) {
     if (tensor.derived || !distckpt::is_floating_point(tensor.dtype)) continue;
-    require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout, "{}: {} cannot be cast to {}", tensor.name,
-            short_name(tensor.dtype), short_name(*dtype));
+    require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout,
+            "{}: {} cannot be cast to {}", tensor.name, short_name(tensor.dtype),
+            short_name(*dtype));
     tensor.dtype = *dtype;
   }
   return tensors;
@@ -58,9 +60,10 @@ Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target&
   for (const auto& storage : source.layout.storages()) {
     const auto& file = std::get<distckpt::FileStorage>(storage);
     struct stat status {};
-    require(::stat(file.path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined", file.path.string());
-    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(file.path).string(), file.size, status.st_mtim.tv_sec,
-                        status.st_mtim.tv_nsec);
+    require(::stat(file.path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined",
+            file.path.string());
+    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(file.path).string(), file.size,
+                        status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
   }
   for (const auto& planned : plan.tensors) {
     text += fmt::format("{} {} {}\n", planned.tensor.name, short_name(planned.tensor.dtype),
@@ -72,7 +75,8 @@ Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target&
     }
   }
   for (const auto& storage : target.layout().storages()) {
-    text += fmt::format("{} {}\n", describe(storage), std::get<distckpt::FileStorage>(storage).size);
+    text +=
+        fmt::format("{} {}\n", describe(storage), std::get<distckpt::FileStorage>(storage).size);
   }
   return distckpt::digest_block(distckpt::as_bytes(text));
 }
@@ -84,7 +88,8 @@ class Conversion {
       : options_(options), progress_(progress) {}
 
   ConvertReport run() {
-    source_ = open(options_.from, {.iteration = options_.iteration, .hf_config = options_.hf_config});
+    source_ =
+        open(options_.from, {.iteration = options_.iteration, .hf_config = options_.hf_config});
     check_derived(source_);
     choose_target();
     refuse_unsafe_target();
@@ -102,12 +107,14 @@ class Conversion {
       work.publish(options_.overwrite);
     } catch (const Error& error) {
       // What can be gone on with is kept: after an interruption, or when the disk was full.
-      const bool can_resume = error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
+      const bool can_resume =
+          error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
       if (options_.resume || (can_resume && fs::exists(work.journal()))) work.keep();
       throw;
     }
     if (target_format_ == Format::kTorchDist) {
-      distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker, distckpt::iteration_text(iteration_));
+      distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker,
+                             distckpt::iteration_text(iteration_));
     }
     return std::move(report_);
   }
@@ -115,11 +122,12 @@ class Conversion {
  private:
   void choose_target() {
     const auto source_format = source_.location.format;
-    target_format_ = options_.format.value_or(source_format == Format::kHuggingFace ? Format::kTorchDist
-                                                                                    : Format::kHuggingFace);
+    target_format_ = options_.format.value_or(
+        source_format == Format::kHuggingFace ? Format::kTorchDist : Format::kHuggingFace);
     iteration_ = source_.location.iteration.value_or(Iteration{});
     target_path_ = resolve_target(options_.to);
-    if (target_format_ == Format::kTorchDist) target_path_ /= distckpt::iteration_folder(iteration_);
+    if (target_format_ == Format::kTorchDist)
+      target_path_ /= distckpt::iteration_folder(iteration_);
     report_.source_format = source_format;
     report_.target_format = target_format_;
     report_.source = source_.location.folder;
@@ -130,29 +138,35 @@ class Conversion {
 
   void refuse_unsafe_target() const {
     const auto source = fs::weakly_canonical(source_.location.folder);
-    require(!is_inside(source, target_path_), ErrorKind::kUsage, "{}: is the source, or holds it", target_path_.string());
-    if (!fs::exists(target_path_)) return;
-    require(fs::is_directory(target_path_), ErrorKind::kUsage, "{}: exists already, and is not a folder",
+    require(!is_inside(source, target_path_), ErrorKind::kUsage, "{}: is the source, or holds it",
             target_path_.string());
+    if (!fs::exists(target_path_)) return;
+    require(fs::is_directory(target_path_), ErrorKind::kUsage,
+            "{}: exists already, and is not a folder", target_path_.string());
     if (fs::is_empty(target_path_)) return;
     if (!options_.overwrite) {
       throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target_path_.string()),
                   "choose another target, or replace it with --overwrite");
     }
     const bool checkpoint = is_hf_folder(target_path_) || distckpt::is_torch_dist(target_path_);
-    require(checkpoint, ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten", target_path_.string());
+    require(checkpoint, ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten",
+            target_path_.string());
   }
 
   void make_plan(const fs::path& folder) {
     if (target_format_ == Format::kHuggingFace) {
       target_ = make_hf_target(source_, tensors_,
-                               {.dtype = options_.dtype, .max_shard_size = options_.max_shard_size}, folder);
+                               {.dtype = options_.dtype, .max_shard_size = options_.max_shard_size},
+                               folder);
     } else {
       target_ = make_megatron_target(
-          source_, tensors_, {.parallel = options_.parallel, .iteration = iteration_, .dtype = options_.dtype}, folder);
+          source_, tensors_,
+          {.parallel = options_.parallel, .iteration = iteration_, .dtype = options_.dtype},
+          folder);
     }
-    plan_ = distckpt::plan_copy(tensors_, source_.side(), target_->side(),
-                                options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    plan_ = distckpt::plan_copy(
+        tensors_, source_.side(), target_->side(),
+        options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
     const auto budget = distckpt::staging_budget(plan_, executor_options(nullptr));
     report_.threads = budget.threads;
     report_.staging_bytes = budget.bytes;
@@ -166,12 +180,16 @@ class Conversion {
     }
     for (const auto& storage : target_->layout().storages()) {
       const auto& file = std::get<distckpt::FileStorage>(storage);
-      report_.files.push_back({.name = file.path.lexically_relative(folder).string(), .bytes = file.size});
+      report_.files.push_back(
+          {.name = file.path.lexically_relative(folder).string(), .bytes = file.size});
     }
   }
 
   distckpt::ExecutorOptions executor_options(distckpt::Journal* journal) const {
-    return {.threads = options_.threads, .max_memory = options_.max_memory, .journal = journal, .on_inequality = {}};
+    return {.threads = options_.threads,
+            .max_memory = options_.max_memory,
+            .journal = journal,
+            .on_inequality = {}};
   }
 
   distckpt::ExecuteReport execute(const CopyPlan& plan,
@@ -179,8 +197,8 @@ class Conversion {
                                   distckpt::FileSink* sink,
                                   distckpt::Journal* journal,
                                   std::string_view stage) {
-    auto report = wait_reporting(distckpt::Executor(executor_options(journal)).submit(plan, source, sink), stage,
-                                 progress_);
+    auto report = wait_reporting(
+        distckpt::Executor(executor_options(journal)).submit(plan, source, sink), stage, progress_);
     source.verify_checksums();
     return report;
   }
@@ -195,10 +213,11 @@ class Conversion {
 
   void copy(distckpt::WorkFolder& work) {
     const auto start = std::chrono::steady_clock::now();
-    distckpt::Journal journal(work.journal(), fingerprint(source_, plan_, *target_), options_.resume);
+    distckpt::Journal journal(work.journal(), fingerprint(source_, plan_, *target_),
+                              options_.resume);
     const auto source = source_.source();
-    const auto mode =
-        journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen : distckpt::WriteFile::Mode::kCreate;
+    const auto mode = journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen
+                                                 : distckpt::WriteFile::Mode::kCreate;
     target_->prepare();
     distckpt::FileSink sink(target_->layout().storages(), target_->protected_ranges(), mode);
     auto done = execute(plan_, *source, &sink, &journal, "copying");
@@ -223,7 +242,8 @@ class Conversion {
     const auto plan = distckpt::plan_read(written.tensors, written.side());
     const auto found = execute(plan, *source, nullptr, nullptr, "proving");
     std::map<std::string_view, std::size_t> index;
-    for (std::size_t i = 0; i < written.tensors.size(); ++i) index.emplace(written.tensors[i].name, i);
+    for (std::size_t i = 0; i < written.tensors.size(); ++i)
+      index.emplace(written.tensors[i].name, i);
     std::size_t proved = 0;
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       const auto at = index.find(tensors_[i].name);
@@ -238,8 +258,8 @@ class Conversion {
       }
       ++proved;
     }
-    require(proved == written.tensors.size(), ErrorKind::kBug, "{} tensors were written, {} were copied",
-            written.tensors.size(), proved);
+    require(proved == written.tensors.size(), ErrorKind::kBug,
+            "{} tensors were written, {} were copied", written.tensors.size(), proved);
     report_.proved = true;
     report_.proof_from_disk = source->reads_directly();
     report_.proof_seconds = seconds_since(start);
@@ -264,7 +284,8 @@ ConvertReport convert(const ConvertOptions& options, const ProgressFunction& pro
   return Conversion(options, progress).run();
 }
 
-std::string model_digest(const std::vector<ModelTensor>& tensors, const std::vector<Digest>& digests) {
+std::string model_digest(const std::vector<ModelTensor>& tensors,
+                         const std::vector<Digest>& digests) {
   std::vector<distckpt::NamedDigest> named;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].derived) named.push_back({.name = tensors[i].name, .digest = digests[i]});

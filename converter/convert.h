@@ -1,5 +1,5 @@
-// Converts a checkpoint: opens the source, places the target, plans, copies, proves, publishes. Every direction and every change
-// of layout is this one path.
+// Converts a checkpoint: opens the source, places the target, plans, copies, proves, publishes.
+// Every direction and every change of layout is this one path.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,15 @@ enum class DryRun {
 };
 
 struct ConvertOptions {
-  std::filesystem::path from;
-  std::filesystem::path to;
-  std::optional<Format> format;  // default: the other one
-  std::optional<distckpt::Iteration> iteration;  // of the source
-  std::filesystem::path hf_config;
-  distckpt::ParallelConfig parallel;             // of a Megatron target
-  std::optional<distckpt::DType> dtype;          // default: each tensor keeps its own
-  std::optional<std::int64_t> max_shard_size;    // of a Hugging Face target
-  int threads = 0;                               // 0: one per core
+  std::filesystem::path from{};
+  std::filesystem::path to{};
+  std::optional<Format> format{};                  // default: the other one
+  std::optional<distckpt::Iteration> iteration{};  // of the source
+  std::filesystem::path hf_config{};
+  distckpt::ParallelConfig parallel{};                  // of a Megatron target
+  std::optional<distckpt::DType> dtype{};               // default: each tensor keeps its own
+  std::optional<std::int64_t> max_shard_size{};         // of a Hugging Face target
+  int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
   DryRun dry_run = DryRun::kNo;
   bool overwrite = false;
@@ -39,33 +39,34 @@ struct ConvertOptions {
 };
 
 struct FileSize {
-  std::string name;
+  std::string name{};
   std::int64_t bytes = 0;
 };
 
 struct ConvertReport {
   Format source_format = Format::kHuggingFace;
   Format target_format = Format::kTorchDist;
-  std::filesystem::path source;
-  std::filesystem::path target;  // the folder that was published
-  std::string family;
+  std::filesystem::path source{};
+  std::filesystem::path target{};  // the folder that was published
+  std::string family{};
   std::int64_t num_tensors = 0;  // in Hugging Face terms
   std::int64_t num_parameters = 0;
   std::int64_t bytes = 0;
-  std::int64_t num_pieces = 0;   // rectangular copies of the plan
-  std::vector<FileSize> files;   // that hold the tensors
+  std::int64_t num_pieces = 0;  // rectangular copies of the plan
+  std::vector<FileSize> files{};  // that hold the tensors
   int threads = 0;
   std::int64_t staging_bytes = 0;
   DryRun dry_run = DryRun::kNo;
   std::int64_t resumed_bytes = 0;
-  double copy_seconds = 0;   // also made durable
+  double copy_seconds = 0;  // also made durable
   double proof_seconds = 0;
-  bool proved = false;           // each tensor's digest, re-read from the published files, is that of what was copied
+  bool proved =
+      false;  // each tensor's digest, re-read from the published files, is that of what was copied
   bool proof_from_disk = false;  // past the page cache; not on memory-backed file systems
-  std::string model_digest;
-  std::vector<distckpt::NonZeroPadding> nonzero_padding;  // dropped
-  std::vector<std::string> second_copies;  // tensors stored twice, verified equal
-  std::int64_t num_training_state = 0;     // entries of optimizer and RNG that were left out
+  std::string model_digest{};
+  std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped
+  std::vector<std::string> second_copies{};                 // tensors stored twice, verified equal
+  std::int64_t num_training_state = 0;  // entries of optimizer and RNG that were left out
 };
 
 // Throws Error; nothing is published then, and nothing that was there is lost.

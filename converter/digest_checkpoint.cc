@@ -12,7 +12,8 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-// Every file of the checkpoint, but hidden ones that are not its own (a version control folder, a download's lock).
+// Every file of the checkpoint, but hidden ones that are not its own (a version control folder, a
+// download's lock).
 std::vector<fs::path> list_files(const Location& location, const fs::path& leave_out) {
   std::vector<fs::path> files;
   const auto skip = leave_out.empty() ? fs::path() : fs::weakly_canonical(leave_out);
@@ -23,7 +24,8 @@ std::vector<fs::path> list_files(const Location& location, const fs::path& leave
       continue;
     }
     const bool hidden = name.starts_with('.') && name != distckpt::kTorchDistMetadata;
-    if (at->is_regular_file() && !hidden && fs::weakly_canonical(at->path()) != skip) files.push_back(at->path());
+    if (at->is_regular_file() && !hidden && fs::weakly_canonical(at->path()) != skip)
+      files.push_back(at->path());
   }
   const auto tracker = location.root / distckpt::kTracker;
   if (location.format == Format::kTorchDist && fs::exists(tracker)) files.push_back(tracker);
@@ -35,15 +37,18 @@ std::vector<fs::path> list_files(const Location& location, const fs::path& leave
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
   OpenOptions how{.iteration = options.iteration, .hf_config = {}};
-  if (locate(options.path, options.iteration).format != Format::kHuggingFace) how.hf_config = options.hf_config;
+  if (locate(options.path, options.iteration).format != Format::kHuggingFace)
+    how.hf_config = options.hf_config;
   const auto checkpoint = open(options.path, how);
   if (checkpoint.torch_dist) distckpt::check_objects(*checkpoint.torch_dist);
   check_derived(checkpoint);
-  const distckpt::Executor executor({.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});
+  const distckpt::Executor executor(
+      {.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});
 
   const auto plan = distckpt::plan_read(checkpoint.tensors, checkpoint.side());
   const auto source = checkpoint.source();
-  const auto tensors = wait_reporting(executor.submit(plan, *source, nullptr), "digesting", progress);
+  const auto tensors =
+      wait_reporting(executor.submit(plan, *source, nullptr), "digesting", progress);
   source->verify_checksums();
   Manifest manifest{.format = std::string(to_string(checkpoint.location.format)),
                     .model_digest = model_digest(checkpoint.tensors, tensors.digests),
@@ -71,18 +76,22 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
     const auto whole = distckpt::Box::whole(shape);
     const auto storage = layout.add_storage(distckpt::FileStorage{.path = path, .size = size});
     files.push_back({.name = name, .dtype = distckpt::DType::kU8, .shape = shape});
-    layout.add_tensor({.name = name,
-                       .dtype = distckpt::DType::kU8,
-                       .shape = shape,
-                       .shards = {distckpt::packed_shard(whole, distckpt::DType::kU8, storage, 0)}});
-    links.links.push_back({.model = index, .model_box = whole, .stored = index, .stored_box = whole});
+    layout.add_tensor(
+        {.name = name,
+         .dtype = distckpt::DType::kU8,
+         .shape = shape,
+         .shards = {distckpt::packed_shard(whole, distckpt::DType::kU8, storage, 0)}});
+    links.links.push_back(
+        {.model = index, .model_box = whole, .stored = index, .stored_box = whole});
   }
   const auto file_plan = distckpt::plan_read(files, {.layout = &layout, .map = &links});
   distckpt::FileSource file_source(layout.storages());
-  const auto digests = wait_reporting(executor.submit(file_plan, file_source, nullptr), "digesting files", progress);
+  const auto digests =
+      wait_reporting(executor.submit(file_plan, file_source, nullptr), "digesting files", progress);
   file_source.verify_checksums();
   for (std::size_t i = 0; i < files.size(); ++i) {
-    manifest.files.push_back({.path = files[i].name, .size = files[i].shape[0], .digest = digests.digests[i]});
+    manifest.files.push_back(
+        {.path = files[i].name, .size = files[i].shape[0], .digest = digests.digests[i]});
   }
   return manifest;
 }

@@ -10,8 +10,8 @@
 namespace ferry::converter {
 
 struct Family {
-  std::string_view model_type;    // of config.json
-  std::string_view architecture;  // "LlamaForCausalLM"
+  std::string_view model_type{};    // of config.json
+  std::string_view architecture{};  // "LlamaForCausalLM"
   const RuleTable* rules = nullptr;
 };
 

@@ -18,8 +18,12 @@ namespace {
 
 // What holds weights or a training run's state does not travel along; everything else does.
 constexpr std::array<std::string_view, 12> kWeightSuffixes{
-    ".safetensors", ".safetensors.index.json", ".bin",  ".bin.index.json", ".pt",  ".pth",
-    ".ckpt",        ".h5",                     ".onnx", ".msgpack",        ".gguf", ".distcp"};
+    ".safetensors", ".safetensors.index.json",
+    ".bin",         ".bin.index.json",
+    ".pt",          ".pth",
+    ".ckpt",        ".h5",
+    ".onnx",        ".msgpack",
+    ".gguf",        ".distcp"};
 
 bool travels(const fs::directory_entry& entry) {
   const auto name = entry.path().filename().string();
@@ -41,7 +45,9 @@ std::set<std::string> files_of_index(const nlohmann::json& index, const std::str
 
 }  // namespace
 
-std::string HfForm::config_source() const { return (folder / distckpt::kHfConfig).string(); }
+std::string HfForm::config_source() const {
+  return (folder / distckpt::kHfConfig).string();
+}
 
 std::string HfForm::config_text() const {
   return distckpt::read_text(folder / distckpt::kHfConfig, std::int64_t{16} << 20);
@@ -57,8 +63,8 @@ bool is_hf_folder(const fs::path& folder) {
 
 HfForm read_hf_companions(const fs::path& folder) {
   require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: is not a folder", folder.string());
-  require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}", folder.string(),
-          distckpt::kHfConfig);
+  require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}",
+          folder.string(), distckpt::kHfConfig);
   HfForm form{.folder = folder, .carried = {}, .headers = {}, .index_text = {}};
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (travels(entry)) form.carried.push_back(entry.path().filename().string());
@@ -73,9 +79,10 @@ HfForm read_hf_folder(const fs::path& folder) {
   if (fs::exists(index_path)) {
     form.index_text = distckpt::read_text(index_path);
     const auto source = index_path.string();
-    for (const auto& file : files_of_index(distckpt::parse_json(*form.index_text, source), source)) {
-      require(fs::exists(folder / file), ErrorKind::kNotFound, "{}: names the file {}, which is not there", source,
-              file);
+    for (const auto& file :
+         files_of_index(distckpt::parse_json(*form.index_text, source), source)) {
+      require(fs::exists(folder / file), ErrorKind::kNotFound,
+              "{}: names the file {}, which is not there", source, file);
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
     check_index(*form.index_text, form.headers, source);
@@ -88,8 +95,8 @@ HfForm read_hf_folder(const fs::path& folder) {
   require(!files.empty(), ErrorKind::kNotFound, "{}: holds no safetensors files", folder.string());
   if (files.size() > 1) {
     throw Error(ErrorKind::kNotFound,
-                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(), files.size(),
-                            distckpt::kSafetensorsIndex),
+                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),
+                            files.size(), distckpt::kSafetensorsIndex),
                 "the download may be incomplete");
   }
   form.headers.push_back(distckpt::read_safetensors_header(files.front()));
@@ -104,21 +111,22 @@ void check_index(const std::string& index_text,
   for (const auto& header : headers) {
     for (const auto& entry : header.entries) {
       const auto [at, added] = in_file.emplace(entry.name, header.filename);
-      require(added, ErrorKind::kCorrupt, "{}: is in {} and in {}", entry.name, at->second, header.filename);
+      require(added, ErrorKind::kCorrupt, "{}: is in {} and in {}", entry.name, at->second,
+              header.filename);
     }
   }
   const auto& weight_map = distckpt::json_at(index, "weight_map", source);
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto file = distckpt::json_string(value, tensor, source);
     const auto found = in_file.find(tensor);
-    require(found != in_file.end(), ErrorKind::kCorrupt, "{}: says that {} is in {}, but no file has it", source,
-            tensor, file);
-    require(found->second == file, ErrorKind::kCorrupt, "{}: says that {} is in {}, but it is in {}", source,
-            tensor, file, found->second);
+    require(found != in_file.end(), ErrorKind::kCorrupt,
+            "{}: says that {} is in {}, but no file has it", source, tensor, file);
+    require(found->second == file, ErrorKind::kCorrupt,
+            "{}: says that {} is in {}, but it is in {}", source, tensor, file, found->second);
   }
   for (const auto& [tensor, file] : in_file) {
-    require(weight_map.contains(tensor), ErrorKind::kCorrupt, "{}: does not list {}, which is in {}", source,
-            tensor, file);
+    require(weight_map.contains(tensor), ErrorKind::kCorrupt,
+            "{}: does not list {}, which is in {}", source, tensor, file);
   }
 }
 

@@ -1,4 +1,5 @@
-// A Hugging Face folder: which safetensors files make up the model, and which other files travel with it.
+// A Hugging Face folder: which safetensors files make up the model, and which other files travel
+// with it.
 #pragma once
 
 #include <filesystem>
@@ -10,12 +11,15 @@
 
 namespace ferry::converter {
 
-// The Hugging Face side of a checkpoint, wherever it lies: in a Hugging Face folder, or in the sidecar of a Megatron one.
+// The Hugging Face side of a checkpoint, wherever it lies: in a Hugging Face folder, or in the
+// sidecar of a Megatron one.
 struct HfForm {
-  std::filesystem::path folder;      // of the carried files
-  std::vector<std::string> carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
-  std::vector<distckpt::SafetensorsHeader> headers;  // the files' headers, if known: order, metadata and split
-  std::optional<std::string> index_text;             // model.safetensors.index.json, if there is one
+  std::filesystem::path folder{};  // of the carried files
+  std::vector<std::string>
+      carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
+  std::vector<distckpt::SafetensorsHeader>
+      headers;                            // the files' headers, if known: order, metadata and split
+  std::optional<std::string> index_text{};  // model.safetensors.index.json, if there is one
 
   std::string config_text() const;    // of config.json
   std::string config_source() const;  // its path, for messages
@@ -24,13 +28,15 @@ struct HfForm {
 // True if the folder holds a config.json or safetensors files.
 bool is_hf_folder(const std::filesystem::path& folder);
 
-// Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its files, naming tensor and file.
+// Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
+// files, naming tensor and file.
 HfForm read_hf_folder(const std::filesystem::path& folder);
 
 // Only the files that travel: for --hf-config.
 HfForm read_hf_companions(const std::filesystem::path& folder);
 
-// Index and headers agree: each tensor is in the file that the index names, and no other. Throws Error(kCorrupt).
+// Index and headers agree: each tensor is in the file that the index names, and no other. Throws
+// Error(kCorrupt).
 void check_index(const std::string& index_text,
                  const std::vector<distckpt::SafetensorsHeader>& headers,
                  const std::string& source);

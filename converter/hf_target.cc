@@ -20,10 +20,11 @@ using distckpt::SafetensorsHeader;
 
 constexpr std::int64_t kDefaultShardSize = 50'000'000'000;  // transformers 5: "50GB"
 
-// huggingface_hub serialization/_base.py, split_state_dict_into_shards_factory: in order, a file is closed when the next tensor
-// does not fit; a tensor larger than a file gets one of its own, at once.
-std::vector<std::vector<SafetensorsEntry>> split_into_shards(const std::vector<ModelTensor>& tensors,
-                                                             std::int64_t max_shard_size) {
+// huggingface_hub serialization/_base.py, split_state_dict_into_shards_factory: in order, a file is
+// closed when the next tensor does not fit; a tensor larger than a file gets one of its own, at
+// once.
+std::vector<std::vector<SafetensorsEntry>> split_into_shards(
+    const std::vector<ModelTensor>& tensors, std::int64_t max_shard_size) {
   std::vector<std::vector<SafetensorsEntry>> shards;
   std::vector<SafetensorsEntry> current;
   std::int64_t current_size = 0;
@@ -46,7 +47,8 @@ std::vector<std::vector<SafetensorsEntry>> split_into_shards(const std::vector<M
 }
 
 // transformers modeling_utils.py, save_pretrained.
-std::string make_index(const std::vector<SafetensorsHeader>& headers, const std::vector<ModelTensor>& tensors) {
+std::string make_index(const std::vector<SafetensorsHeader>& headers,
+                       const std::vector<ModelTensor>& tensors) {
   nlohmann::json index;
   std::int64_t parameters = 0;
   std::int64_t bytes = 0;
@@ -85,12 +87,14 @@ class HfTarget : public Target {
 
   void finish(distckpt::FileSink& sink) const override {
     for (std::size_t i = 0; i < headers_.size(); ++i) {
-      sink.write_raw(static_cast<distckpt::StorageId>(i), 0, distckpt::as_bytes(headers_[i].prefix));
+      sink.write_raw(static_cast<distckpt::StorageId>(i), 0,
+                     distckpt::as_bytes(headers_[i].prefix));
     }
     sink.sync();
     for (const auto& name : hf_.carried) {
       if (dtype_ && name == distckpt::kHfConfig) {
-        distckpt::write_text(folder_ / name, with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
+        distckpt::write_text(folder_ / name,
+                             with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
       } else {
         carry_file(hf_.folder / name, folder_ / name);
       }
@@ -107,28 +111,30 @@ class HfTarget : public Target {
     auto shards = split_into_shards(saved, max_shard_size);
     const auto count = static_cast<int>(shards.size());
     for (int i = 0; i < count; ++i) {
-      headers_.push_back(distckpt::make_safetensors_header(distckpt::safetensors_filename(i, count),
-                                                           std::move(shards[static_cast<std::size_t>(i)]),
-                                                           {{"format", "pt"}}));
+      headers_.push_back(distckpt::make_safetensors_header(
+          distckpt::safetensors_filename(i, count), std::move(shards[static_cast<std::size_t>(i)]),
+          {{"format", "pt"}}));
     }
     if (count > 1) index_text_ = make_index(headers_, saved);
   }
 
-  void link(const Checkpoint& source, const std::vector<ModelTensor>& tensors, const SafetensorsEntry& entry) {
+  void link(const Checkpoint& source,
+            const std::vector<ModelTensor>& tensors,
+            const SafetensorsEntry& entry) {
     if (by_name_.empty()) {
       for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name_.emplace(tensors[i].name, i);
     }
     const bool tied =
         !source.map.config.untie_embeddings_and_output_weights && entry.name == "lm_head.weight";
     const auto found = by_name_.find(tied ? "model.embed_tokens.weight" : entry.name);
-    require(found != by_name_.end(), ErrorKind::kLayout, "{}: the sidecar's headers list it, but no tensor holds it",
-            entry.name);
+    require(found != by_name_.end(), ErrorKind::kLayout,
+            "{}: the sidecar's headers list it, but no tensor holds it", entry.name);
     const auto& tensor = tensors[found->second];
     if (tensor.shape != entry.shape || tensor.dtype != entry.dtype) {
       throw Error(ErrorKind::kLayout,
                   fmt::format("{}: is {} {}, but the sidecar's header says {} {}", entry.name,
-                              short_name(tensor.dtype), to_string(tensor.shape), short_name(entry.dtype),
-                              to_string(entry.shape)),
+                              short_name(tensor.dtype), to_string(tensor.shape),
+                              short_name(entry.dtype), to_string(entry.shape)),
                   "with --max-shard-size new headers are made");
     }
     links_.links.push_back({.model = found->second,
@@ -153,9 +159,10 @@ std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
                                        const HfTargetOptions& options,
                                        const fs::path& folder) {
   if (!source.hf) {
-    throw Error(ErrorKind::kUsage,
-                fmt::format("{}: holds no config.json for Hugging Face", source.location.folder.string()),
-                "name a folder that holds config.json and the tokenizer with --hf-config");
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("{}: holds no config.json for Hugging Face", source.location.folder.string()),
+        "name a folder that holds config.json and the tokenizer with --hf-config");
   }
   return std::make_unique<HfTarget>(source, tensors, options, folder);
 }

@@ -1,4 +1,5 @@
-// A Hugging Face folder to be written: with the original headers where they are known, else as save_pretrained writes it.
+// A Hugging Face folder to be written: with the original headers where they are known, else as
+// save_pretrained writes it.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,9 @@
 namespace ferry::converter {
 
 struct HfTargetOptions {
-  std::optional<distckpt::DType> dtype;         // a cast: config.json says it too
-  std::optional<std::int64_t> max_shard_size;   // bytes of tensors per file. Default: the source's split, else 50 GB
+  std::optional<distckpt::DType> dtype{};  // a cast: config.json says it too
+  std::optional<std::int64_t>
+      max_shard_size;  // bytes of tensors per file. Default: the source's split, else 50 GB
 };
 
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.

@@ -54,17 +54,20 @@ std::optional<distckpt::ParallelConfig> read_layout(distckpt::PickleValue common
   const auto state = args->object_state();
   const auto integer = [&](std::string_view key) {
     const auto value = state.find(key);
-    return value && value->kind() == distckpt::PickleKind::kInt ? static_cast<int>(value->as_int()) : 1;
+    return value && value->kind() == distckpt::PickleKind::kInt ? static_cast<int>(value->as_int())
+                                                                : 1;
   };
-  return distckpt::ParallelConfig{.tensor_model_parallel_size = integer("tensor_model_parallel_size"),
-                                  .pipeline_model_parallel_size = integer("pipeline_model_parallel_size"),
-                                  .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by")};
+  return distckpt::ParallelConfig{
+      .tensor_model_parallel_size = integer("tensor_model_parallel_size"),
+      .pipeline_model_parallel_size = integer("pipeline_model_parallel_size"),
+      .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by")};
 }
 
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
-    auto form = hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_companions(hf_config);
+    auto form =
+        hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_companions(hf_config);
     report.has_sidecar = form && hf_config.empty();
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {
@@ -74,16 +77,20 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
     }
     if (form) return parse_hf_config(form->config_text(), form->config_source());
     auto config = common ? read_args(common->root()) : std::nullopt;
-    if (!config) report.config_problem = "neither a sidecar nor arguments say it; name a folder with --hf-config";
+    if (!config)
+      report.config_problem =
+          "neither a sidecar nor arguments say it; name a folder with --hf-config";
     return config;
   });
   for (const auto& tensor : checkpoint.tensors) {
-    InspectedTensor inspected{.name = tensor.key, .dtype = tensor.dtype, .shape = tensor.shape, .chunks = {}};
+    InspectedTensor inspected{
+        .name = tensor.key, .dtype = tensor.dtype, .shape = tensor.shape, .chunks = {}};
     for (const auto& chunk : tensor.chunks) {
-      inspected.chunks.push_back({.file = checkpoint.files[chunk.item.file].path.filename().string(),
-                                  .offset = chunk.item.offset,
-                                  .length = chunk.item.length,
-                                  .box = chunk.box});
+      inspected.chunks.push_back(
+          {.file = checkpoint.files[chunk.item.file].path.filename().string(),
+           .offset = chunk.item.offset,
+           .length = chunk.item.length,
+           .box = chunk.box});
     }
     add(report, std::move(inspected));
   }

@@ -13,31 +13,31 @@
 namespace ferry::converter {
 
 struct InspectedChunk {
-  std::string file;
+  std::string file{};
   std::int64_t offset = 0;  // of the bytes, or of the archive that holds them
   std::int64_t length = 0;
-  distckpt::Box box;
+  distckpt::Box box{};
 };
 
 struct InspectedTensor {
-  std::string name;  // as it is stored
+  std::string name{};  // as it is stored
   distckpt::DType dtype = distckpt::DType::kBF16;
-  distckpt::Shape shape;
-  std::vector<InspectedChunk> chunks;
+  distckpt::Shape shape{};
+  std::vector<InspectedChunk> chunks{};
 };
 
 struct InspectReport {
-  Location location;
-  std::optional<distckpt::TransformerConfig> config;  // nothing if the checkpoint does not say
-  std::string config_problem;                         // why not
-  std::optional<distckpt::ParallelConfig> saved_with;  // what Megatron's arguments say
+  Location location{};
+  std::optional<distckpt::TransformerConfig> config{};   // nothing if the checkpoint does not say
+  std::string config_problem{};                          // why not
+  std::optional<distckpt::ParallelConfig> saved_with{};  // what Megatron's arguments say
   bool has_sidecar = false;
-  std::vector<InspectedTensor> tensors;
-  std::vector<std::string> objects;
+  std::vector<InspectedTensor> tensors{};
+  std::vector<std::string> objects{};
   std::int64_t num_parameters = 0;  // elements of model tensors, with padding
   std::int64_t num_bytes = 0;
-  std::map<std::string, std::int64_t> elements_by_dtype;
-  std::map<std::string, std::int64_t> chunks_by_file;
+  std::map<std::string, std::int64_t> elements_by_dtype{};
+  std::map<std::string, std::int64_t> chunks_by_file{};
   std::int64_t num_training_state = 0;
 };
 

@@ -9,13 +9,14 @@
 namespace ferry::converter {
 namespace {
 
-using nlohmann::json;
 using distckpt::Digest;
+using nlohmann::json;
 
 constexpr std::string_view kFormat = "ferry-manifest-1";
 
 Digest parse_digest(const json& object, std::string_view source) {
-  const auto text = distckpt::json_string(distckpt::json_at(object, "digest", source), "digest", source);
+  const auto text =
+      distckpt::json_string(distckpt::json_at(object, "digest", source), "digest", source);
   const auto digest = distckpt::digest_from_string(text);
   require(digest.has_value(), ErrorKind::kCorrupt, "{}: \"{}\" is not a digest", source, text);
   return *digest;
@@ -37,10 +38,12 @@ void compare(const std::vector<Entry>& expected,
       lines.push_back(fmt::format("{}: the {} is missing", name(entry), what));
       continue;
     }
-    if (!same(entry, *at->second)) lines.push_back(fmt::format("{}: the {} differs", name(entry), what));
+    if (!same(entry, *at->second))
+      lines.push_back(fmt::format("{}: the {} differs", name(entry), what));
     rest.erase(at);
   }
-  for (const auto& [key, entry] : rest) lines.push_back(fmt::format("{}: the {} is not in the manifest", key, what));
+  for (const auto& [key, entry] : rest)
+    lines.push_back(fmt::format("{}: the {} is not in the manifest", key, what));
 }
 
 }  // namespace
@@ -69,19 +72,23 @@ std::string write_manifest(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text, std::string_view source) {
   const auto root = distckpt::parse_json(text, source);
-  const auto format = distckpt::json_string(distckpt::json_at(root, "format", source), "format", source);
-  require(format == kFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"", source, format, kFormat);
-  Manifest manifest{
-      .format = distckpt::json_string(distckpt::json_at(root, "checkpoint", source), "checkpoint", source),
-      .model_digest = distckpt::json_string(distckpt::json_at(root, "model", source), "model", source),
-      .tensors = {},
-      .files = {}};
+  const auto format =
+      distckpt::json_string(distckpt::json_at(root, "format", source), "format", source);
+  require(format == kFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
+          source, format, kFormat);
+  Manifest manifest{.format = distckpt::json_string(distckpt::json_at(root, "checkpoint", source),
+                                                    "checkpoint", source),
+                    .model_digest = distckpt::json_string(distckpt::json_at(root, "model", source),
+                                                          "model", source),
+                    .tensors = {},
+                    .files = {}};
   for (const auto& [name, value] : distckpt::json_at(root, "tensors", source).items()) {
     const auto where = fmt::format("{}: {}", source, name);
-    const auto dtype =
-        distckpt::dtype_from_safetensors(distckpt::json_string(distckpt::json_at(value, "dtype", where), "dtype", where));
+    const auto dtype = distckpt::dtype_from_safetensors(
+        distckpt::json_string(distckpt::json_at(value, "dtype", where), "dtype", where));
     require(dtype.has_value(), ErrorKind::kCorrupt, "{}: unknown dtype", where);
-    ManifestTensor tensor{.name = name, .dtype = *dtype, .shape = {}, .digest = parse_digest(value, where)};
+    ManifestTensor tensor{
+        .name = name, .dtype = *dtype, .shape = {}, .digest = parse_digest(value, where)};
     for (const auto& dim : distckpt::json_at(value, "shape", where)) {
       tensor.shape.push_back(distckpt::json_int(dim, "shape", where));
     }
@@ -90,14 +97,17 @@ Manifest parse_manifest(std::string_view text, std::string_view source) {
   }
   for (const auto& [path, value] : distckpt::json_at(root, "files", source).items()) {
     const auto where = fmt::format("{}: {}", source, path);
-    manifest.files.push_back({.path = path,
-                              .size = distckpt::json_int(distckpt::json_at(value, "size", where), "size", where),
-                              .digest = parse_digest(value, where)});
+    manifest.files.push_back(
+        {.path = path,
+         .size = distckpt::json_int(distckpt::json_at(value, "size", where), "size", where),
+         .digest = parse_digest(value, where)});
   }
   return manifest;
 }
 
-std::vector<std::string> compare_manifests(const Manifest& expected, const Manifest& found, bool with_files) {
+std::vector<std::string> compare_manifests(const Manifest& expected,
+                                           const Manifest& found,
+                                           bool with_files) {
   std::vector<std::string> lines;
   const auto stored = [](const Manifest& manifest) {
     std::vector<ManifestTensor> tensors;  // derived ones come and go with the format
@@ -107,13 +117,18 @@ std::vector<std::string> compare_manifests(const Manifest& expected, const Manif
     return tensors;
   };
   compare(
-      stored(expected), stored(found), "tensor", [](const auto& tensor) { return std::string_view(tensor.name); },
-      [](const auto& a, const auto& b) { return a.dtype == b.dtype && a.shape == b.shape && a.digest == b.digest; },
+      stored(expected), stored(found), "tensor",
+      [](const auto& tensor) { return std::string_view(tensor.name); },
+      [](const auto& a, const auto& b) {
+        return a.dtype == b.dtype && a.shape == b.shape && a.digest == b.digest;
+      },
       lines);
   if (with_files) {
     compare(
-        expected.files, found.files, "file", [](const auto& file) { return std::string_view(file.path); },
-        [](const auto& a, const auto& b) { return a.size == b.size && a.digest == b.digest; }, lines);
+        expected.files, found.files, "file",
+        [](const auto& file) { return std::string_view(file.path); },
+        [](const auto& a, const auto& b) { return a.size == b.size && a.digest == b.digest; },
+        lines);
   }
   return lines;
 }

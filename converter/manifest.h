@@ -1,4 +1,5 @@
-// A manifest: the digest of every tensor, in Hugging Face terms, and of every file of a checkpoint. docs/formats/manifest.md.
+// A manifest: the digest of every tensor, in Hugging Face terms, and of every file of a checkpoint.
+// docs/formats/manifest.md.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +14,33 @@
 namespace ferry::converter {
 
 struct ManifestTensor {
-  std::string name;
+  std::string name{};
   distckpt::DType dtype = distckpt::DType::kBF16;
-  distckpt::Shape shape;
+  distckpt::Shape shape{};
   bool derived = false;
-  distckpt::Digest digest;
+  distckpt::Digest digest{};
 };
 
 struct ManifestFile {
-  std::string path;  // relative to the checkpoint
+  std::string path{};  // relative to the checkpoint
   std::int64_t size = 0;
-  distckpt::Digest digest;
+  distckpt::Digest digest{};
 };
 
 struct Manifest {
-  std::string format;        // of the checkpoint: "huggingface", "torch_dist"
-  std::string model_digest;
-  std::vector<ManifestTensor> tensors;
-  std::vector<ManifestFile> files;
+  std::string format{};  // of the checkpoint: "huggingface", "torch_dist"
+  std::string model_digest{};
+  std::vector<ManifestTensor> tensors{};
+  std::vector<ManifestFile> files{};
 };
 
 std::string write_manifest(const Manifest& manifest);  // JSON
 Manifest parse_manifest(std::string_view text, std::string_view source);
 
-// What `found` has otherwise than `expected`, a line each; files are compared if both are of one format, unless told otherwise.
-std::vector<std::string> compare_manifests(const Manifest& expected, const Manifest& found, bool with_files);
+// What `found` has otherwise than `expected`, a line each; files are compared if both are of one
+// format, unless told otherwise.
+std::vector<std::string> compare_manifests(const Manifest& expected,
+                                           const Manifest& found,
+                                           bool with_files);
 
 }  // namespace ferry::converter

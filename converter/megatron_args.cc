@@ -34,7 +34,10 @@ class ArgumentWriter {
   PickleWriter& pickle_;
 };
 
-void write_args(PickleWriter& pickle, const TransformerConfig& config, const ParallelConfig& parallel, DType dtype,
+void write_args(PickleWriter& pickle,
+                const TransformerConfig& config,
+                const ParallelConfig& parallel,
+                DType dtype,
                 std::int64_t iteration) {
   pickle.begin_object("argparse.Namespace");
   ArgumentWriter args(pickle);
@@ -61,7 +64,8 @@ void write_args(PickleWriter& pickle, const TransformerConfig& config, const Par
     args.set_none("rotary_seq_len_interpolation_factor");
   }
   args.set("use_rope_scaling", config.rope_scaling.type == "llama3");
-  args.set("rope_scaling_factor", config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
+  args.set("rope_scaling_factor",
+           config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
   args.set("add_bias_linear", config.add_bias_linear);
   args.set("add_qkv_bias", config.add_qkv_bias);
   args.set("swiglu", true);
@@ -78,7 +82,11 @@ void write_args(PickleWriter& pickle, const TransformerConfig& config, const Par
   args.set_none("num_experts");
   args.set_none("mtp_num_layers");
   if (config.sliding_window) {  // tokens to the left, tokens to the right
-    pickle.string("window_size").begin_tuple().integer(*config.sliding_window - 1).integer(0).end_tuple();
+    pickle.string("window_size")
+        .begin_tuple()
+        .integer(*config.sliding_window - 1)
+        .integer(0)
+        .end_tuple();
   } else {
     args.set_none("window_size");
   }
@@ -174,7 +182,8 @@ void write_common_state(PickleWriter& pickle,
 }
 
 std::optional<TransformerConfig> read_args(PickleValue common_state) {
-  if (common_state.kind() == PickleKind::kList && common_state.size() == 1) common_state = common_state[0];
+  if (common_state.kind() == PickleKind::kList && common_state.size() == 1)
+    common_state = common_state[0];
   const auto namespace_value = common_state.find("args");
   if (!namespace_value || !namespace_value->is_object("argparse.Namespace")) return std::nullopt;
   const ArgumentReader args(namespace_value->object_state());
@@ -188,9 +197,10 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
                                 ? args.integer("num_query_groups")
                                 : config.num_attention_heads;
   constexpr std::int64_t kMax = std::int64_t{1} << 31;
-  for (const auto size : {config.num_layers, config.hidden_size, config.num_attention_heads, config.ffn_hidden_size,
-                          config.num_query_groups}) {
-    require(size >= 1 && size < kMax, ErrorKind::kCorrupt, "the checkpoint's arguments hold a size of {}", size);
+  for (const auto size : {config.num_layers, config.hidden_size, config.num_attention_heads,
+                          config.ffn_hidden_size, config.num_query_groups}) {
+    require(size >= 1 && size < kMax, ErrorKind::kCorrupt,
+            "the checkpoint's arguments hold a size of {}", size);
   }
   config.kv_channels = args.integer("kv_channels", config.hidden_size / config.num_attention_heads);
   config.vocab_size = args.integer("vocab_size", 0);
@@ -200,7 +210,8 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.add_qkv_bias = args.flag("add_qkv_bias", false);
   config.add_bias_linear = args.flag("add_bias_linear", true);
   config.qk_layernorm = args.flag("qk_layernorm", false);
-  config.untie_embeddings_and_output_weights = args.flag("untie_embeddings_and_output_weights", false);
+  config.untie_embeddings_and_output_weights =
+      args.flag("untie_embeddings_and_output_weights", false);
   require(!args.find("num_experts"), ErrorKind::kLayout,
           "the checkpoint is of a mixture of experts, whose family is not known");
   require(!args.flag("multi_latent_attention", false), ErrorKind::kLayout,
@@ -215,9 +226,10 @@ void require_same_model(const TransformerConfig& args,
                         std::string_view config_source) {
   const auto same = [&](const auto& a, const auto& b, std::string_view field) {
     if (a == b) return;
-    throw Error(ErrorKind::kCorrupt,
-                fmt::format("{}: {} is {}, but {} says {}", args_source, field, a, config_source, b),
-                "the configuration is not that of this checkpoint");
+    throw Error(
+        ErrorKind::kCorrupt,
+        fmt::format("{}: {} is {}, but {} says {}", args_source, field, a, config_source, b),
+        "the configuration is not that of this checkpoint");
   };
   same(args.num_layers, config.num_layers, "num_layers");
   same(args.hidden_size, config.hidden_size, "hidden_size");
@@ -231,7 +243,8 @@ void require_same_model(const TransformerConfig& args,
   same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
        "untie_embeddings_and_output_weights");
   same(args.layernorm_epsilon, config.layernorm_epsilon, "norm_epsilon");
-  same(static_cast<std::int64_t>(args.rotary_base), static_cast<std::int64_t>(config.rotary_base), "rotary_base");
+  same(static_cast<std::int64_t>(args.rotary_base), static_cast<std::int64_t>(config.rotary_base),
+       "rotary_base");
 }
 
 }  // namespace ferry::converter

@@ -23,8 +23,8 @@ using distckpt::ModelTensor;
 // The narrowest dtype that holds both without loss.
 DType widest(DType a, DType b, const std::string& name) {
   if (a == b) return a;
-  require(distckpt::can_cast(a, b), ErrorKind::kLayout, "{}: {} and {} cannot be stored together", name,
-          short_name(a), short_name(b));
+  require(distckpt::can_cast(a, b), ErrorKind::kLayout, "{}: {} and {} cannot be stored together",
+          name, short_name(a), short_name(b));
   if (a == DType::kF64 || b == DType::kF64) return DType::kF64;
   return DType::kF32;  // also of BF16 and F16
 }
@@ -50,13 +50,18 @@ class MegatronTarget : public Target {
                  const std::vector<ModelTensor>& tensors,
                  const MegatronTargetOptions& options,
                  const fs::path& folder)
-      : source_(source), options_(options), folder_(folder), torch_dist_(make(source, tensors, options, folder)) {
+      : source_(source),
+        options_(options),
+        folder_(folder),
+        torch_dist_(make(source, tensors, options, folder)) {
     layout_ = torch_dist_.layout();
     links_ = link_megatron(source.map, layout_);
     add_derived(tensors);
   }
 
-  std::vector<distckpt::ChecksumRange> protected_ranges() const override { return torch_dist_.protected_ranges(); }
+  std::vector<distckpt::ChecksumRange> protected_ranges() const override {
+    return torch_dist_.protected_ranges();
+  }
 
   void prepare() const override {
     if (derived_) fs::create_directories(derived_path(folder_).parent_path());
@@ -81,8 +86,10 @@ class MegatronTarget : public Target {
     const auto dtypes = stored_dtypes(source.map, tensors);
     // The dtype of most of the model is that of its first weight.
     const auto dtype = dtypes.front();
-    return {folder, sharded_state(source.map, dtypes, options.parallel), [&](distckpt::PickleWriter& pickle) {
-              write_common_state(pickle, source.map.config, options.parallel, dtype, options.iteration);
+    return {folder, sharded_state(source.map, dtypes, options.parallel),
+            [&](distckpt::PickleWriter& pickle) {
+              write_common_state(pickle, source.map.config, options.parallel, dtype,
+                                 options.iteration);
             }};
   }
 
@@ -90,7 +97,8 @@ class MegatronTarget : public Target {
   void add_derived(const std::vector<ModelTensor>& tensors) {
     std::vector<distckpt::SafetensorsEntry> entries;
     for (const auto& tensor : tensors) {
-      if (tensor.derived) entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+      if (tensor.derived)
+        entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
     }
     if (entries.empty()) return;
     const auto path = derived_path(folder_);

@@ -1,5 +1,5 @@
-// A Megatron-Core checkpoint to be written: one iteration's folder, in the profile that every release since 0.13 loads, with a
-// sidecar for the way back.
+// A Megatron-Core checkpoint to be written: one iteration's folder, in the profile that every
+// release since 0.13 loads, with a sidecar for the way back.
 #pragma once
 
 #include <filesystem>
@@ -14,9 +14,9 @@
 namespace ferry::converter {
 
 struct MegatronTargetOptions {
-  distckpt::ParallelConfig parallel;
-  distckpt::Iteration iteration;         // what the arguments and the folder's name say
-  std::optional<distckpt::DType> dtype;  // a cast: the Hugging Face headers are not kept
+  distckpt::ParallelConfig parallel{};
+  distckpt::Iteration iteration{};         // what the arguments and the folder's name say
+  std::optional<distckpt::DType> dtype{};  // a cast: the Hugging Face headers are not kept
 };
 
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.

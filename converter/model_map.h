@@ -22,28 +22,28 @@ namespace ferry::converter {
 // Part of a Megatron tensor: `box` of it is `model_box` of a model tensor.
 struct MappedPart {
   std::uint32_t model = 0;  // index into ModelMap::tensors
-  distckpt::Box model_box;
-  distckpt::Box box;
+  distckpt::Box model_box{};
+  distckpt::Box box{};
 };
 
 // A tensor as a Megatron module has it, whole: no parallelism, no padding, one layer.
 struct MegatronTensor {
-  std::string name;                   // below the layer prefix for layers, else whole
-  std::optional<std::int64_t> layer;  // of the whole model
-  distckpt::Shape shape;
+  std::string name{};                   // below the layer prefix for layers, else whole
+  std::optional<std::int64_t> layer{};  // of the whole model
+  distckpt::Shape shape{};
   Merge merge = Merge::kCopy;
   Split split = Split::kNone;
   Stage stage = Stage::kLayer;
   bool vocabulary = false;  // the first dimension is padded
-  std::vector<MappedPart> parts;
+  std::vector<MappedPart> parts{};
 };
 
 struct ModelMap {
-  distckpt::TransformerConfig config;
+  distckpt::TransformerConfig config{};
   const Family* family = nullptr;
-  std::vector<distckpt::ModelTensor> tensors;  // in the order of transformers' state_dict
-  std::vector<MegatronTensor> megatron;
-  std::unordered_map<std::string, std::uint32_t> index;  // of tensors, by name
+  std::vector<distckpt::ModelTensor> tensors{};  // in the order of transformers' state_dict
+  std::vector<MegatronTensor> megatron{};
+  std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name
 
   // "decoder.layers.3.mlp.linear_fc1.weight", for messages.
   std::string full_name(const MegatronTensor& tensor) const;

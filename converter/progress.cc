@@ -16,7 +16,10 @@ distckpt::ExecuteReport wait_reporting(distckpt::Execution execution,
   }
   auto report = execution.wait();
   if (progress) {
-    progress({.stage = stage, .bytes_done = report.bytes, .bytes_total = report.bytes, .finished = true});
+    progress({.stage = stage,
+              .bytes_done = report.bytes,
+              .bytes_total = report.bytes,
+              .finished = true});
   }
   return report;
 }

@@ -10,7 +10,7 @@
 namespace ferry::converter {
 
 struct Progress {
-  std::string_view stage;  // "copying", "proving", "comparing", "digesting"
+  std::string_view stage{};  // "copying", "proving", "comparing", "digesting"
   std::int64_t bytes_done = 0;
   std::int64_t bytes_total = 0;
   bool finished = false;

@@ -20,9 +20,12 @@ using nlohmann::json;
 
 constexpr std::string_view kFormat = "ferry-sidecar-1";
 
-std::string digest_text(std::string_view text) { return to_string(digest_block(distckpt::as_bytes(text))); }
+std::string digest_text(std::string_view text) {
+  return to_string(digest_block(distckpt::as_bytes(text)));
+}
 
-// The names below the sidecar, relative to it, of all files but the index and derived tensors (which are payload).
+// The names below the sidecar, relative to it, of all files but the index and derived tensors
+// (which are payload).
 std::vector<std::string> list_files(const fs::path& sidecar) {
   std::vector<std::string> names;
   for (const auto* folder : {&distckpt::kSidecarHf, &distckpt::kSidecarHeaders}) {
@@ -40,11 +43,13 @@ void check_files(const fs::path& sidecar) {
   const auto path = sidecar / distckpt::kSidecarIndex;
   const auto source = path.string();
   auto index = distckpt::parse_json(distckpt::read_text(path), source);
-  const auto stated = distckpt::json_string(distckpt::json_at(index, "digest", source), "digest", source);
+  const auto stated =
+      distckpt::json_string(distckpt::json_at(index, "digest", source), "digest", source);
   index.erase("digest");
-  require(stated == digest_text(index.dump()), ErrorKind::kCorrupt, "{}: is not as it was written", source);
-  require(index.value("format", "") == kFormat, ErrorKind::kLayout, "{}: is of a newer format than {}", source,
-          kFormat);
+  require(stated == digest_text(index.dump()), ErrorKind::kCorrupt, "{}: is not as it was written",
+          source);
+  require(index.value("format", "") == kFormat, ErrorKind::kLayout,
+          "{}: is of a newer format than {}", source, kFormat);
   std::vector<std::string> listed;
   for (const auto& [name, value] : distckpt::json_at(index, "files", source).items()) {
     const auto file = sidecar / name;
@@ -57,8 +62,8 @@ void check_files(const fs::path& sidecar) {
     listed.push_back(name);
   }
   for (const auto& name : list_files(sidecar)) {
-    require(std::ranges::find(listed, name) != listed.end(), ErrorKind::kCorrupt, "{}: does not list {}", source,
-            name);
+    require(std::ranges::find(listed, name) != listed.end(), ErrorKind::kCorrupt,
+            "{}: does not list {}", source, name);
   }
 }
 
@@ -75,7 +80,8 @@ void carry_file(const fs::path& from, const fs::path& to) {
 std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   if (!fs::exists(sidecar / distckpt::kSidecarIndex)) {
-    require(!fs::exists(sidecar), ErrorKind::kCorrupt, "{}: holds no {}", sidecar.string(), distckpt::kSidecarIndex);
+    require(!fs::exists(sidecar), ErrorKind::kCorrupt, "{}: holds no {}", sidecar.string(),
+            distckpt::kSidecarIndex);
     return std::nullopt;
   }
   check_files(sidecar);
@@ -85,22 +91,26 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
   const auto headers = sidecar / distckpt::kSidecarHeaders;
   if (fs::exists(headers)) {
     for (const auto& entry : fs::directory_iterator(headers)) {
-      form.headers.push_back(distckpt::parse_safetensors_prefix(
-          distckpt::read_text(entry.path()), entry.path().filename().string(), entry.path().string()));
+      form.headers.push_back(distckpt::parse_safetensors_prefix(distckpt::read_text(entry.path()),
+                                                                entry.path().filename().string(),
+                                                                entry.path().string()));
     }
     std::ranges::sort(form.headers, {}, &distckpt::SafetensorsHeader::filename);
   }
-  if (form.index_text && !form.headers.empty()) check_index(*form.index_text, form.headers, index.string());
+  if (form.index_text && !form.headers.empty())
+    check_index(*form.index_text, form.headers, index.string());
   return form;
 }
 
 void write_sidecar(const fs::path& iteration_folder, const HfForm& form, bool keep_headers) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   fs::create_directories(sidecar / distckpt::kSidecarHf);
-  for (const auto& name : form.carried) carry_file(form.folder / name, sidecar / distckpt::kSidecarHf / name);
+  for (const auto& name : form.carried)
+    carry_file(form.folder / name, sidecar / distckpt::kSidecarHf / name);
   if (keep_headers && !form.headers.empty()) {
     if (form.index_text) {
-      distckpt::write_text(sidecar / distckpt::kSidecarHf / distckpt::kSafetensorsIndex, *form.index_text);
+      distckpt::write_text(sidecar / distckpt::kSidecarHf / distckpt::kSafetensorsIndex,
+                           *form.index_text);
     }
     fs::create_directories(sidecar / distckpt::kSidecarHeaders);
     for (const auto& header : form.headers) {

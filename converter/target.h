@@ -24,7 +24,8 @@ class Target {
   // Creates the folders that the files of layout() lie in.
   virtual void prepare() const = 0;
 
-  // Everything that is not a tensor's bytes: headers, indices, carried files. Durable when it returns.
+  // Everything that is not a tensor's bytes: headers, indices, carried files. Durable when it
+  // returns.
   virtual void finish(distckpt::FileSink& sink) const = 0;
 
  protected:

@@ -121,7 +121,8 @@ class Verification {
       compare_configuration();
       compare_files();
     }
-    report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return std::move(report_);
   }
 
@@ -132,8 +133,9 @@ class Verification {
     auto checkpoint = open(path, how);
     if (checkpoint.torch_dist) distckpt::check_objects(*checkpoint.torch_dist);
     if (!checkpoint.training_state.empty()) {
-      report_.notes.push_back(fmt::format("{}: {} entries of training state (optimizer, RNG) were not compared",
-                                          checkpoint.location.folder.string(), checkpoint.training_state.size()));
+      report_.notes.push_back(
+          fmt::format("{}: {} entries of training state (optimizer, RNG) were not compared",
+                      checkpoint.location.folder.string(), checkpoint.training_state.size()));
     }
     return checkpoint;
   }
@@ -143,7 +145,8 @@ class Verification {
     auto right_plan = distckpt::plan_read(right_.tensors, right_.side());
     const auto split = static_cast<distckpt::StorageId>(left_.layout.storages().size());
     std::map<std::string_view, std::size_t> right_index;
-    for (std::size_t i = 0; i < right_.tensors.size(); ++i) right_index.emplace(right_.tensors[i].name, i);
+    for (std::size_t i = 0; i < right_.tensors.size(); ++i)
+      right_index.emplace(right_.tensors[i].name, i);
 
     CopyPlan plan;
     plan.discards = left_plan.discards;
@@ -178,10 +181,12 @@ class Verification {
     execute(plan, split, first_right_replica);
   }
 
-  void only_one_side(const ModelTensor& tensor, TensorDifference::Kind kind, const Location& location) {
+  void only_one_side(const ModelTensor& tensor,
+                     TensorDifference::Kind kind,
+                     const Location& location) {
     if (tensor.derived) {
-      report_.notes.push_back(fmt::format("{}: follows from the configuration, and is in {} only", tensor.name,
-                                          location.folder.string()));
+      report_.notes.push_back(fmt::format("{}: follows from the configuration, and is in {} only",
+                                          tensor.name, location.folder.string()));
       return;
     }
     report_.tensors.push_back({.kind = kind, .tensor = tensor.name});
@@ -189,15 +194,17 @@ class Verification {
 
   bool same_kind(const ModelTensor& left, const ModelTensor& right) {
     if (left.shape != right.shape) {
-      report_.tensors.push_back({.kind = TensorDifference::Kind::kShape,
-                                 .tensor = left.name,
-                                 .detail = fmt::format("{}, {}", to_string(left.shape), to_string(right.shape))});
+      report_.tensors.push_back(
+          {.kind = TensorDifference::Kind::kShape,
+           .tensor = left.name,
+           .detail = fmt::format("{}, {}", to_string(left.shape), to_string(right.shape))});
       return false;
     }
     if (left.dtype != right.dtype) {
-      report_.tensors.push_back({.kind = TensorDifference::Kind::kDType,
-                                 .tensor = left.name,
-                                 .detail = fmt::format("{}, {}", short_name(left.dtype), short_name(right.dtype))});
+      report_.tensors.push_back(
+          {.kind = TensorDifference::Kind::kDType,
+           .tensor = left.name,
+           .detail = fmt::format("{}, {}", short_name(left.dtype), short_name(right.dtype))});
       return false;
     }
     return true;
@@ -213,19 +220,22 @@ class Verification {
       const auto& tensor = plan.tensors[part.tensor].tensor;
       // One side's own second copy (a tied head) contradicts its first.
       require(part.replica >= first_right_replica[part.tensor], ErrorKind::kLayout,
-              "{}: {}: its second copy differs from the first", left_.location.folder.string(), tensor.name);
+              "{}: {}: its second copy differs from the first", left_.location.folder.string(),
+              tensor.name);
       differences[part.tensor].add(tensor.dtype, part);
     };
     const auto left = left_.source();
     const auto right = right_.source();
     PairSource both(*left, *right, split);
-    const auto done = wait_reporting(distckpt::Executor(options).submit(plan, both, nullptr), "comparing", progress_);
+    const auto done = wait_reporting(distckpt::Executor(options).submit(plan, both, nullptr),
+                                     "comparing", progress_);
     left->verify_checksums();
     right->verify_checksums();
     report_.num_compared = static_cast<std::int64_t>(plan.tensors.size());
     report_.bytes = done.bytes;
     for (const auto& padding : done.nonzero_padding) {
-      report_.notes.push_back(fmt::format("{} {}: padding that is not zero", padding.tensor, to_string(padding.box)));
+      report_.notes.push_back(
+          fmt::format("{} {}: padding that is not zero", padding.tensor, to_string(padding.box)));
     }
     for (const auto& [index, difference] : differences) {
       const auto& tensor = plan.tensors[index].tensor;
@@ -244,12 +254,14 @@ class Verification {
   void compare_configuration() {
     if (!left_.hf || !right_.hf) {
       try {
-        require_same_model(left_.map.config, right_.map.config, report_.left.string(), report_.right.string());
+        require_same_model(left_.map.config, right_.map.config, report_.left.string(),
+                           report_.right.string());
       } catch (const Error& error) {
         report_.configuration.emplace_back(error.what());
       }
       report_.notes.emplace_back(
-          "config.json and carried files were not compared: one side has none (name them with --hf-config)");
+          "config.json and carried files were not compared: one side has none (name them with "
+          "--hf-config)");
       return;
     }
     const auto left = distckpt::parse_json(left_.hf->config_text(), left_.hf->config_source());
@@ -263,7 +275,8 @@ class Verification {
     };
     for (const auto& key : keys) {
       if (text(left, key) == text(right, key)) continue;
-      report_.configuration.push_back(fmt::format("config.json: {}: {}, {}", key, text(left, key), text(right, key)));
+      report_.configuration.push_back(
+          fmt::format("config.json: {}: {}, {}", key, text(left, key), text(right, key)));
     }
   }
 
@@ -277,15 +290,18 @@ class Verification {
         return std::ranges::find(form.carried, name) != form.carried.end();
       };
       if (!has(*left_.hf) || !has(*right_.hf)) {
-        report_.files.push_back(fmt::format("{}: is on the {} only", name, has(*left_.hf) ? "left" : "right"));
-      } else if (distckpt::read_text(left_.hf->folder / name) != distckpt::read_text(right_.hf->folder / name)) {
+        report_.files.push_back(
+            fmt::format("{}: is on the {} only", name, has(*left_.hf) ? "left" : "right"));
+      } else if (distckpt::read_text(left_.hf->folder / name) !=
+                 distckpt::read_text(right_.hf->folder / name)) {
         report_.files.push_back(fmt::format("{}: differs", name));
       }
     }
     if (left_.hf->headers.empty() || right_.hf->headers.empty()) return;
     const auto metadata = [](const HfForm& form) {
       std::map<std::string, std::string> all;
-      for (const auto& header : form.headers) all.insert(header.metadata.begin(), header.metadata.end());
+      for (const auto& header : form.headers)
+        all.insert(header.metadata.begin(), header.metadata.end());
       return all;
     };
     if (metadata(*left_.hf) != metadata(*right_.hf)) {

@@ -54,8 +54,8 @@ std::optional<std::int64_t> checked_volume(const Shape& shape);
 Dims row_major_strides(const Shape& shape);  // in elements
 
 struct Box {
-  Dims offset;
-  Dims size;
+  Dims offset{};
+  Dims size{};
 
   static Box whole(const Shape& shape) { return {Dims::filled(shape.rank(), 0), shape}; }
 
@@ -79,7 +79,7 @@ std::vector<Box> subtract(const Box& box, const Box& hole);
 // at most 2 * rank - 1 of them, each of which is contiguous in row-major order. This is how flat
 // ranges (optimizer buckets) and blocks of bytes become boxes.
 struct FlatPiece {
-  Box box;
+  Box box{};
   std::int64_t begin = 0;  // row-major index of its first element in `shape`
 };
 std::vector<FlatPiece> split_flat_range(const Shape& shape, std::int64_t begin, std::int64_t end);

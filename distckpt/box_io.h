@@ -15,8 +15,8 @@ namespace ferry::distckpt {
 
 // A box of elements in one storage.
 struct Region {
-  Placement at;
-  Dims size;  // elements per dimension
+  Placement at{};
+  Dims size{};  // elements per dimension
   std::int64_t element_size = 1;
 
   std::int64_t num_bytes() const { return size.product() * element_size; }
@@ -26,8 +26,8 @@ struct Region {
 struct Runs {
   std::int64_t offset = 0;     // of the first run
   std::int64_t run_bytes = 0;  // length of each
-  Dims counts;   // runs per remaining dimension, outermost first; empty for a single run
-  Dims strides;  // bytes between them
+  Dims counts{};   // runs per remaining dimension, outermost first; empty for a single run
+  Dims strides{};  // bytes between them
 
   std::int64_t num_runs() const { return counts.product(); }
   std::int64_t end() const;  // byte after the last run; strides are not negative

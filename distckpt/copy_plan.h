@@ -28,17 +28,17 @@ enum class Transform : std::uint8_t {
 
 // Scales that belong to a piece.
 struct ScalePiece {
-  Box box;  // in the scale tensor
-  Placement at;
+  Box box{};  // in the scale tensor
+  Placement at{};
   DType dtype = DType::kF32;
-  Dims block;  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of the
+  Dims block{};  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of the
                // model tensor
 };
 
 // A box of a model tensor, and where its elements lie.
 struct Piece {
-  Box box;                     // in the model tensor
-  Placement at;                // strides has the rank of box
+  Box box{};                     // in the model tensor
+  Placement at{};                // strides has the rank of box
   DType dtype = DType::kBF16;  // of the stored elements
   int scale = -1;              // index into CopyPlan::scales
 };
@@ -47,7 +47,7 @@ struct Piece {
 using Cover = std::vector<Piece>;
 
 struct PlannedTensor {
-  ModelTensor tensor;
+  ModelTensor tensor{};
   Cover source{};
   std::vector<Cover>
       replicas{};  // further copies in the source: must hold the same bytes as `source`
@@ -57,17 +57,17 @@ struct PlannedTensor {
 
 // A region of one side that holds nothing of the model.
 struct Padding {
-  std::string tensor;  // the stored tensor
-  Box box;             // in it
-  Placement at;
+  std::string tensor{};  // the stored tensor
+  Box box{};             // in it
+  Placement at{};
   DType dtype = DType::kBF16;
 };
 
 struct CopyPlan {
-  std::vector<PlannedTensor> tensors;
-  std::vector<ScalePiece> scales;
-  std::vector<Padding> discards;  // source padding: read and reported unless zero
-  std::vector<Padding> fills;     // target padding: written as zeros
+  std::vector<PlannedTensor> tensors{};
+  std::vector<ScalePiece> scales{};
+  std::vector<Padding> discards{};  // source padding: read and reported unless zero
+  std::vector<Padding> fills{};     // target padding: written as zeros
 
   std::int64_t num_bytes() const;  // of the model's tensors
 };
@@ -76,9 +76,9 @@ struct CopyPlan {
 // target placement. `transform` gives elements of the model tensor; where the target has another
 // dtype than those, they are then cast to it as kCastExact.
 struct CopyOp {
-  Box box;  // in the model tensor
-  Placement source;
-  Placement target;
+  Box box{};  // in the model tensor
+  Placement source{};
+  Placement target{};
   DType source_dtype = DType::kBF16;
   DType dtype = DType::kBF16;  // of the model tensor
   DType target_dtype = DType::kBF16;

@@ -38,8 +38,8 @@ Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> bl
 Digest digest_file(std::int64_t size, std::span<const Digest> blocks);
 
 struct NamedDigest {
-  std::string name;
-  Digest digest;
+  std::string name{};
+  Digest digest{};
 };
 
 // Of a whole model: of its tensors' names and digests, in the order of their names.

@@ -25,8 +25,8 @@ struct Inequality {
   std::uint32_t tensor = 0;   // index into CopyPlan::tensors
   std::uint32_t replica = 0;  // index into PlannedTensor::replicas
   std::int64_t element = 0;   // row-major index of the first element of the spans
-  std::span<const std::byte> expected;
-  std::span<const std::byte> found;
+  std::span<const std::byte> expected{};
+  std::span<const std::byte> found{};
 };
 
 struct ExecutorOptions {
@@ -42,15 +42,15 @@ struct ExecutorOptions {
 
 // Padding in the source that was not zero: dropped, and therefore reported.
 struct NonZeroPadding {
-  std::string tensor;
-  Box box;
+  std::string tensor{};
+  Box box{};
 };
 
 struct ExecuteReport {
-  std::vector<Digest> digests;     // per tensor of the plan
+  std::vector<Digest> digests{};     // per tensor of the plan
   std::int64_t bytes = 0;          // of the model's tensors
   std::int64_t resumed_bytes = 0;  // of these, done by an earlier run
-  std::vector<NonZeroPadding> nonzero_padding;
+  std::vector<NonZeroPadding> nonzero_padding{};
 };
 
 // A running plan. Destroying it cancels and waits.

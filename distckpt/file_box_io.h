@@ -17,9 +17,9 @@ namespace ferry::distckpt {
 
 // A range whose checksum the file states.
 struct ExpectedChecksum {
-  ChecksumRange range;
+  ChecksumRange range{};
   std::uint32_t crc = 0;
-  std::string name;  // for messages
+  std::string name{};  // for messages
 };
 
 class FileSource : public BoxSource {

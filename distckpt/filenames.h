@@ -26,7 +26,7 @@ inline constexpr std::string_view kCommon = "common.pt";
 
 // The folder of one iteration: "iter_0000010", or "release" for weights alone.
 struct Iteration {
-  std::optional<std::int64_t> number;  // nothing: release
+  std::optional<std::int64_t> number{};  // nothing: release
   bool operator==(const Iteration&) const = default;
 };
 std::string iteration_folder(const Iteration& iteration);

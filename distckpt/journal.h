@@ -17,9 +17,9 @@ namespace ferry::distckpt {
 
 struct TaskRecord {
   std::uint32_t task = 0;
-  std::vector<Digest> blocks;  // of the task's segments, in order
-  std::vector<ChecksumPart> read;
-  std::vector<ChecksumPart> written;
+  std::vector<Digest> blocks{};  // of the task's segments, in order
+  std::vector<ChecksumPart> read{};
+  std::vector<ChecksumPart> written{};
 };
 
 class Journal {

@@ -21,18 +21,18 @@ namespace ferry::distckpt {
 
 // The bytes of a file, raw.
 struct FileStorage {
-  std::filesystem::path path;
+  std::filesystem::path path{};
   std::int64_t size = 0;
 };
 
 // One encoded unit of a file (a compressed zip record, an HDF5 or zarr chunk). Placements in it
 // address the decoded bytes.
 struct ChunkStorage {
-  std::filesystem::path path;
+  std::filesystem::path path{};
   std::int64_t offset = 0;
   std::int64_t encoded_size = 0;
   std::int64_t decoded_size = 0;
-  std::string codec;
+  std::string codec{};
 };
 
 // Memory of this process or of a device. The owner keeps it alive for as long as a Layout names it.
@@ -53,18 +53,18 @@ std::string describe(const Storage& storage);  // for messages: the file's name,
 struct Placement {
   StorageId storage = 0;
   std::int64_t offset = 0;
-  Dims strides;
+  Dims strides{};
 };
 
 struct Shard {
-  Box box;       // in the tensor's global shape
-  Placement at;  // strides has the rank of box
+  Box box{};       // in the tensor's global shape
+  Placement at{};  // strides has the rank of box
 };
 
 struct TensorLayout {
-  std::string name;
+  std::string name{};
   DType dtype = DType::kBF16;
-  Shape shape;
+  Shape shape{};
   std::vector<Shard> shards{};  // tile the shape exactly: check_layout()
 
   std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }

@@ -65,9 +65,9 @@ struct Sequence {
 };
 
 struct Object {
-  Cell class_name;
-  Cell args;
-  Cell state;
+  Cell class_name{};
+  Cell args{};
+  Cell state{};
 };
 
 struct ObjectExtras {
@@ -76,16 +76,16 @@ struct ObjectExtras {
 };
 
 struct PickleNodes {
-  std::string bytes;
-  std::string source;
+  std::string bytes{};
+  std::string source{};
   std::int64_t first_byte = 0;
   Cell root = kNoneCell;
 
   std::vector<Cell> cells{0};
-  std::vector<Sequence> sequences;
-  std::vector<Object> objects;
-  std::unordered_map<std::uint64_t, ObjectExtras> extras;  // few objects have any
-  std::deque<std::string> globals;                         // stable: views point here
+  std::vector<Sequence> sequences{};
+  std::vector<Object> objects{};
+  std::unordered_map<std::uint64_t, ObjectExtras> extras{};  // few objects have any
+  std::deque<std::string> globals{};                         // stable: views point here
 
   PickleValue value(Cell cell) const { return {this, cell}; }
 

@@ -16,7 +16,7 @@
 namespace ferry::distckpt {
 
 struct SafetensorsEntry {
-  std::string name;
+  std::string name{};
   DType dtype = DType::kBF16;
   Shape shape{};
   std::int64_t begin = 0;  // in the file
@@ -24,10 +24,10 @@ struct SafetensorsEntry {
 };
 
 struct SafetensorsHeader {
-  std::string filename;
-  std::string prefix;  // the file's bytes before the first tensor: length and header, byte for byte
-  std::map<std::string, std::string> metadata;
-  std::vector<SafetensorsEntry> entries;  // in the order of their bytes
+  std::string filename{};
+  std::string prefix{};  // the file's bytes before the first tensor: length and header, byte for byte
+  std::map<std::string, std::string> metadata{};
+  std::vector<SafetensorsEntry> entries{};  // in the order of their bytes
   std::int64_t file_size = 0;
 };
 

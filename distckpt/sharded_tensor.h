@@ -18,7 +18,7 @@
 namespace ferry::distckpt {
 
 struct ShardedTensor {
-  std::string key;  // "decoder.layers.mlp.linear_fc2.weight"
+  std::string key{};  // "decoder.layers.mlp.linear_fc2.weight"
   DType dtype = DType::kBF16;
   Shape local_shape{};            //         [hidden, ffn/tp]
   Shape global_shape{};           // [layers, hidden, ffn]
@@ -47,7 +47,7 @@ struct LocalShard {
 // A part of the state that is not a tensor: extra state, RNG, cursors. Stored pickled, under
 // "<key>/shard_<offset>_<shape>".
 struct ShardedObject {
-  std::string key;
+  std::string key{};
   Shape global_shape{};
   Dims global_offset{};
 

@@ -14,9 +14,9 @@ namespace ferry::distckpt {
 
 // A tensor in Hugging Face terms: the unit of digests, proofs and reports.
 struct ModelTensor {
-  std::string name;
+  std::string name{};
   DType dtype = DType::kBF16;
-  Shape shape;
+  Shape shape{};
   bool derived =
       false;  // computed from the configuration (inv_freq): no part of the model's digest
 
@@ -43,20 +43,20 @@ struct BoxLink {
 // The scales of a block-quantised tensor: one element for each block of `block` elements.
 struct ScaleLink {
   std::uint32_t stored = 0;
-  Dims block;  // [128, 128]
+  Dims block{};  // [128, 128]
 };
 
 // Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when
 // written; dropped, and reported unless zero, when read.
 struct PaddingBox {
   std::uint32_t stored = 0;
-  Box box;
+  Box box{};
 };
 
 struct TensorMap {
-  std::vector<BoxLink> links;
-  std::vector<PaddingBox> padding;
-  std::vector<ScaleLink> scales;
+  std::vector<BoxLink> links{};
+  std::vector<PaddingBox> padding{};
+  std::vector<ScaleLink> scales{};
 };
 
 }  // namespace ferry::distckpt

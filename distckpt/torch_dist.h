@@ -28,27 +28,27 @@ struct TorchDistItem {
 };
 
 struct TorchDistChunk {
-  Box box;
-  TorchDistItem item;
+  Box box{};
+  TorchDistItem item{};
 };
 
 struct TorchDistTensor {
-  std::string key;
+  std::string key{};
   DType dtype = DType::kBF16;
   Shape shape{};
   std::vector<TorchDistChunk> chunks{};
 };
 
 struct TorchDistObject {
-  std::string key;  // "decoder.layers.mlp.linear_fc1._extra_state/shard_0_4"
+  std::string key{};  // "decoder.layers.mlp.linear_fc1._extra_state/shard_0_4"
   TorchDistItem item{};
 };
 
 struct TorchDistCheckpoint {
-  std::filesystem::path folder;
-  std::vector<FileStorage> files;
-  std::vector<TorchDistTensor> tensors;  // sorted by key
-  std::vector<TorchDistObject> objects;  // sorted by key, without the common state
+  std::filesystem::path folder{};
+  std::vector<FileStorage> files{};
+  std::vector<TorchDistTensor> tensors{};  // sorted by key
+  std::vector<TorchDistObject> objects{};  // sorted by key, without the common state
   bool has_common_file = false;
   std::optional<TorchDistItem> common_item{};
 };
@@ -71,8 +71,8 @@ void check_objects(const TorchDistCheckpoint& checkpoint);
 // chunk's archive, and the checksums that those state. Throws Error(kCorrupt) where an archive
 // contradicts .metadata.
 struct TorchDistLayout {
-  Layout layout;
-  std::vector<ExpectedChecksum> checksums;
+  Layout layout{};
+  std::vector<ExpectedChecksum> checksums{};
 };
 TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
                                std::span<const TorchDistTensor* const> tensors);

@@ -19,8 +19,8 @@
 namespace ferry::distckpt {
 
 struct RankState {
-  std::vector<ShardedTensor> tensors;
-  std::vector<ShardedObject> extra_states;  // each stored as an empty tensor of bytes
+  std::vector<ShardedTensor> tensors{};
+  std::vector<ShardedObject> extra_states{};  // each stored as an empty tensor of bytes
 };
 
 class TorchDistTarget {
@@ -43,13 +43,13 @@ class TorchDistTarget {
  private:
   struct Chunk {
     std::uint32_t tensor = 0;  // index in layout_
-    Box box;
+    Box box{};
     StorageId file = 0;
     std::int64_t offset = 0;  // of the archive
-    TensorItemLayout item;
+    TensorItemLayout item{};
   };
   struct Object {
-    std::string key;
+    std::string key{};
     StorageId file = 0;
     std::int64_t offset = 0;
     bool common = false;  // the common state, else an empty extra state

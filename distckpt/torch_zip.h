@@ -17,16 +17,16 @@
 namespace ferry::distckpt {
 
 struct TorchRecord {
-  std::string name;         // "data.pkl", "data/0": without the archive's name
+  std::string name{};         // "data.pkl", "data/0": without the archive's name
   std::int64_t offset = 0;  // of its bytes, in the file
   std::int64_t size = 0;
   std::uint32_t crc32 = 0;  // 0: the writer computed none (torch can be told to)
 };
 
 struct TorchArchive {
-  std::string source;  // the file, for messages
-  std::string name;    // the folder all records share: "archive", "common"
-  std::vector<TorchRecord> records;
+  std::string source{};  // the file, for messages
+  std::string name{};    // the folder all records share: "archive", "common"
+  std::vector<TorchRecord> records{};
 
   const TorchRecord* find(std::string_view record) const;
   const TorchRecord& at(std::string_view record) const;  // throws Error(kCorrupt)
@@ -43,12 +43,12 @@ std::string read_torch_record(const ReadFile& file, const TorchRecord& record);
 // One tensor that fills an archive, as checkpoints hold them.
 struct TensorItem {
   DType dtype = DType::kBF16;
-  Shape shape;
-  Dims strides;  // in elements
+  Shape shape{};
+  Dims strides{};  // in elements
   bool contiguous = true;
   std::int64_t payload_offset = 0;  // of the first element, in the file
   std::int64_t payload_bytes = 0;   // of all elements, were they contiguous
-  TorchRecord storage;  // where they lie: its CRC-32 covers the payload if it is as large
+  TorchRecord storage{};  // where they lie: its CRC-32 covers the payload if it is as large
 };
 
 // Reads the first and last 4 KiB of the archive, and more only where those do not hold all headers.
@@ -66,7 +66,7 @@ Pickle read_torch_object(const ReadFile& file,
 // so every item of a file can be placed before any byte is written.
 struct TensorItemLayout {
   DType dtype = DType::kBF16;
-  Shape shape;
+  Shape shape{};
   std::int64_t head_bytes = 0;
   std::int64_t payload_bytes = 0;
   std::int64_t tail_bytes = 0;
@@ -79,8 +79,8 @@ struct TensorItemLayout {
 TensorItemLayout tensor_item_layout(DType dtype, const Shape& shape);
 
 struct TorchStorage {
-  std::string_view key;  // "0"
-  std::string_view bytes;
+  std::string_view key{};  // "0"
+  std::string_view bytes{};
 };
 
 // A whole archive. `name` is "archive" inside checkpoints, the stem of the file's name in a file of

@@ -12,20 +12,20 @@ namespace ferry::distckpt {
 
 // RoPE scaling, in the names of transformers' rope_parameters. Empty type: none.
 struct RopeScaling {
-  std::string type;  // "llama3", "linear", "dynamic", "yarn"
+  std::string type{};  // "llama3", "linear", "dynamic", "yarn"
   double factor = 1.0;
-  std::optional<double> low_freq_factor;
-  std::optional<double> high_freq_factor;
-  std::optional<double> attention_factor;
-  std::optional<double> beta_fast;
-  std::optional<double> beta_slow;
-  std::optional<std::int64_t> original_max_position_embeddings;
+  std::optional<double> low_freq_factor{};
+  std::optional<double> high_freq_factor{};
+  std::optional<double> attention_factor{};
+  std::optional<double> beta_fast{};
+  std::optional<double> beta_slow{};
+  std::optional<std::int64_t> original_max_position_embeddings{};
 
   bool operator==(const RopeScaling&) const = default;
 };
 
 struct TransformerConfig {
-  std::string family;  // model_type of Hugging Face: "llama"; empty if it is not known
+  std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
   std::int64_t num_layers = 0;
   std::int64_t hidden_size = 0;
   std::int64_t ffn_hidden_size = 0;
@@ -36,8 +36,8 @@ struct TransformerConfig {
   std::int64_t max_position_embeddings = 0;
   double layernorm_epsilon = 1e-5;
   double rotary_base = 10000.0;
-  RopeScaling rope_scaling;
-  std::optional<std::int64_t> sliding_window;
+  RopeScaling rope_scaling{};
+  std::optional<std::int64_t> sliding_window{};
   bool add_qkv_bias = false;
   bool add_bias_linear =
       false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv

@@ -1,0 +1,46 @@
+// The subcommands. Each file add_*.cc parses its options, calls the converter and draws what that
+// returns.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "converter/progress.h"
+#include "distckpt/filenames.h"
+
+namespace ferry::cli {
+
+inline constexpr int kYes = 0;
+inline constexpr int kNo = 1;
+inline constexpr int kTrouble = 2;
+
+void add_convert(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_digest(CLI::App& app);
+
+// Options that several subcommands have, with one wording.
+void add_json(CLI::App& command, bool& json);
+void add_quiet(CLI::App& command, bool& quiet);
+void add_threads(CLI::App& command, int& threads);
+void add_max_memory(CLI::App& command, std::string& text);
+void add_hf_config(CLI::App& command, std::string& folder);
+void add_iteration(CLI::App& command,
+                   const std::string& flag,
+                   std::string& text,
+                   const std::string& what);
+
+// "256MiB", "5GB", "1000": bytes. Throws Error(kUsage) naming the flag.
+std::int64_t parse_size(const std::string& text, const std::string& flag);
+
+// "10", "release"; nothing for an empty text. Throws Error(kUsage).
+std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text);
+
+bool json_requested();  // for errors, which main() prints
+
+// Draws a bar on a terminal, lines in a log, nothing if quiet. Stops on SIGINT and SIGTERM.
+converter::ProgressFunction make_progress(bool quiet);
+
+}  // namespace ferry::cli

@@ -1,0 +1,122 @@
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "cli/report/text.h"
+#include "converter/convert.h"
+#include "distckpt/error.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  std::string from{};
+  std::string to{};
+  std::string format{};
+  std::string iteration{};
+  std::string hf_config{};
+  std::string dtype{};
+  std::string max_shard_size{};
+  std::string max_memory = "192MiB";
+  std::string dry_run{};
+  distckpt::ParallelConfig parallel{};
+  int threads = 0;
+  bool overwrite = false;
+  bool resume = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+converter::ConvertOptions options_of(const Flags& flags) {
+  converter::ConvertOptions options{.from = flags.from, .to = flags.to};
+  if (flags.format == "hf") options.format = converter::Format::kHuggingFace;
+  if (flags.format == "megatron") options.format = converter::Format::kTorchDist;
+  options.iteration = parse_iteration_flag(flags.iteration);
+  options.hf_config = flags.hf_config;
+  options.parallel = flags.parallel;
+  if (!flags.dtype.empty()) options.dtype = distckpt::dtype_from_short_name(flags.dtype);
+  if (!flags.max_shard_size.empty())
+    options.max_shard_size = parse_size(flags.max_shard_size, "--max-shard-size");
+  options.threads = flags.threads;
+  options.max_memory = parse_size(flags.max_memory, "--max-memory");
+  if (flags.dry_run == "plan") options.dry_run = converter::DryRun::kPlan;
+  if (flags.dry_run == "read") options.dry_run = converter::DryRun::kRead;
+  options.overwrite = flags.overwrite;
+  options.resume = flags.resume;
+  return options;
+}
+
+void run(const Flags& flags) {
+  require(flags.dry_run.empty() || flags.dry_run == "plan" || flags.dry_run == "read",
+          ErrorKind::kUsage, "--dry-run={}: is neither plan nor read", flags.dry_run);
+  const auto report = converter::convert(options_of(flags), make_progress(flags.quiet));
+  if (flags.json) {
+    fmt::print("{}\n", convert_json(report).dump(2));
+  } else if (!flags.quiet) {
+    fmt::print("{}", convert_text(report));
+  }
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();  // outlives this call: the callback owns it
+  auto* command = app.add_subcommand("convert",
+                                     "Convert a checkpoint between Hugging Face and Megatron-Core, "
+                                     "or to another layout of the same");
+  command
+      ->add_option("SRC", flags->from,
+                   "A checkpoint: a Hugging Face folder, a Megatron root or one iteration's folder")
+      ->required();
+  command->add_option("DST", flags->to, "Where to write: a Hugging Face folder, or a Megatron root")
+      ->required();
+  command->add_option("--to", flags->format, "Format of the target. Default: the other one")
+      ->check(CLI::IsMember({"hf", "megatron"}));
+  add_iteration(*command, "--iteration", flags->iteration,
+                "Which iteration of a Megatron source. Default: the tracker's");
+  add_hf_config(*command, flags->hf_config);
+  auto& parallel = flags->parallel;
+  const auto size = CLI::Range(1, 65536);
+  command
+      ->add_option("--tp,--tensor-model-parallel-size", parallel.tensor_model_parallel_size,
+                   "Tensor parallel size of a Megatron target")
+      ->check(size);
+  command
+      ->add_option("--pp,--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size,
+                   "Pipeline parallel size of a Megatron target")
+      ->check(size);
+  command->add_option("--num-layers-in-first-pipeline-stage",
+                      parallel.num_layers_in_first_pipeline_stage,
+                      "Layers of the first stage. Default: an even share");
+  command->add_option("--num-layers-in-last-pipeline-stage",
+                      parallel.num_layers_in_last_pipeline_stage,
+                      "Layers of the last stage. Default: an even share");
+  command
+      ->add_option("--make-vocab-size-divisible-by", parallel.make_vocab_size_divisible_by,
+                   "The vocabulary is padded to a multiple of this times TP")
+      ->check(size)
+      ->capture_default_str();
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "Cast all weights, to nearest even; overflow is an error. Default: none")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command->add_option(
+      "--max-shard-size", flags->max_shard_size,
+      "Split a Hugging Face target anew into files of at most this size: 5GB, 500MB");
+  add_threads(*command, flags->threads);
+  add_max_memory(*command, flags->max_memory);
+  command->add_flag("--dry-run{plan}", flags->dry_run,
+                    "Show the plan (files, bytes, memory) and write nothing; --dry-run=read also "
+                    "reads and digests");
+  command->add_flag("--overwrite", flags->overwrite,
+                    "Replace a checkpoint that is there, atomically");
+  command->add_flag("--resume", flags->resume, "Go on with an interrupted run of the same command");
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer(
+      "Exit status: 0 converted and proved, 2 trouble (nothing was published, nothing was lost).");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace ferry::cli

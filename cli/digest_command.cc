@@ -1,0 +1,101 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "cli/report/text.h"
+#include "converter/digest_checkpoint.h"
+#include "distckpt/file_io.h"
+#include "distckpt/work_folder.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  std::string path{};
+  std::string output{};
+  std::string check{};
+  std::string iteration{};
+  std::string hf_config{};
+  std::string max_memory = "192MiB";
+  int threads = 0;
+  bool tensors_only = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+// Compares with a manifest; prints what differs.
+void check(const Flags& flags, const converter::Manifest& found) {
+  const auto expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
+  const bool with_files = !flags.tensors_only && expected.format == found.format;
+  const auto lines = converter::compare_manifests(expected, found, with_files);
+  if (flags.json) {
+    const nlohmann::ordered_json json{{"matches", lines.empty()},
+                                      {"model", found.model_digest},
+                                      {"files_compared", with_files},
+                                      {"differences", lines}};
+    fmt::print("{}\n", json.dump(2));
+  } else if (!flags.quiet) {
+    for (const auto& line : lines) fmt::print("differs  {}\n", line);
+    if (!with_files) {
+      fmt::print("note     files were not compared: {}\n",
+                 flags.tensors_only ? "as asked"
+                                    : "the manifest is of a " + expected.format + " checkpoint");
+    }
+    if (lines.empty()) {
+      fmt::print("matches  {} tensors{}, model {}\n", found.tensors.size(),
+                 with_files ? fmt::format(" and {} files", found.files.size()) : "",
+                 found.model_digest);
+    } else {
+      fmt::print("{} entries differ from {}\n", lines.size(), flags.check);
+    }
+  }
+  if (!lines.empty()) throw CLI::RuntimeError(kNo);
+}
+
+void run(const Flags& flags) {
+  const auto manifest =
+      converter::digest_checkpoint({.path = flags.path,
+                                    .iteration = parse_iteration_flag(flags.iteration),
+                                    .hf_config = flags.hf_config,
+                                    .leave_out = flags.output.empty() ? flags.check : flags.output,
+                                    .files = !flags.tensors_only,
+                                    .threads = flags.threads,
+                                    .max_memory = parse_size(flags.max_memory, "--max-memory")},
+                                   make_progress(flags.quiet || flags.json));
+  if (!flags.output.empty())
+    distckpt::replace_text(flags.output, converter::write_manifest(manifest));
+  if (!flags.check.empty()) return check(flags, manifest);
+  if (flags.json) {
+    fmt::print("{}", converter::write_manifest(manifest));
+  } else if (!flags.quiet) {
+    fmt::print("{}", digest_text(manifest));
+  }
+}
+
+}  // namespace
+
+void add_digest(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* command = app.add_subcommand("digest",
+                                     "Digest every tensor, independently of format and layout, and "
+                                     "every file; write or check a manifest");
+  command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
+  command->add_option("--output", flags->output, "Write the manifest to this file");
+  command->add_option("--check", flags->check, "Compare with this manifest");
+  command->add_flag("--tensors-only", flags->tensors_only, "Leave the digests of files away");
+  add_iteration(*command, "--iteration", flags->iteration,
+                "Which iteration of a Megatron checkpoint");
+  add_hf_config(*command, flags->hf_config);
+  add_threads(*command, flags->threads);
+  add_max_memory(*command, flags->max_memory);
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer(
+      "Exit status: 0 digested (and as the manifest says), 1 the manifest does not match, 2 "
+      "trouble.");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace ferry::cli

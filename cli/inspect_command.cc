@@ -1,0 +1,45 @@
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "cli/report/text.h"
+#include "converter/inspect.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  std::string path{};
+  std::string filter{};
+  std::string iteration{};
+  std::string hf_config{};
+  bool json = false;
+};
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* command =
+      app.add_subcommand("inspect", "Show what a checkpoint holds, from its headers alone");
+  command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
+  command->add_option("--filter", flags->filter,
+                      "Only tensors whose name matches: '*.linear_fc1.weight'");
+  add_iteration(*command, "--iteration", flags->iteration,
+                "Which iteration of a Megatron checkpoint");
+  add_hf_config(*command, flags->hf_config);
+  add_json(*command, flags->json);
+  command->footer("Exit status: 0 shown, 2 trouble.");
+  command->callback([flags] {
+    const auto report =
+        converter::inspect(flags->path, parse_iteration_flag(flags->iteration), flags->hf_config);
+    if (flags->json) {
+      fmt::print("{}\n", inspect_json(report, flags->filter).dump(2));
+    } else {
+      fmt::print("{}", inspect_text(report, flags->filter));
+    }
+  });
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,59 @@
+// ferry: parses the command line and turns outcomes into exit statuses, as cmp(1): 0 yes, 1 no, 2
+// trouble.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "distckpt/error.h"
+
+namespace ferry::cli {
+namespace {
+
+int trouble(const Error& error) {
+  fmt::print(stderr, "{}", error.report());
+  if (json_requested()) fmt::print("{}\n", error_json(error).dump());
+  return kTrouble;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "
+      "bit.",
+      "ferry");
+  app.set_version_flag("--version", "ferry " FERRY_VERSION);
+  app.require_subcommand(1);
+  app.footer("Exit status: 0 yes, 1 no (a difference was found), 2 trouble.");
+  add_convert(app);
+  add_inspect(app);
+  add_verify(app);
+  add_digest(app);
+  try {
+    app.parse(argc, argv);
+    return kYes;
+  } catch (const CLI::RuntimeError& outcome) {
+    return outcome.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kYes : kTrouble;
+  }
+}
+
+}  // namespace
+}  // namespace ferry::cli
+
+int main(int argc, char** argv) {
+  using ferry::cli::kTrouble;
+  try {
+    return ferry::cli::run(argc, argv);
+  } catch (const ferry::Error& error) {
+    return ferry::cli::trouble(error);
+  } catch (const std::bad_alloc&) {
+    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kIo, "out of memory"));
+  } catch (const std::filesystem::filesystem_error& error) {
+    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kIo, error.what()));
+  } catch (const std::exception& error) {
+    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kBug, error.what()));
+  }
+}

@@ -1,0 +1,168 @@
+#include "cli/report/json.h"
+
+#include <string>
+
+#include "cli/report/text.h"
+
+namespace ferry::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::vector<std::int64_t> list(const distckpt::Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
+
+template <typename T>
+ordered_json or_null(const std::optional<T>& value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
+
+std::string_view kind_name(converter::TensorDifference::Kind kind) {
+  using Kind = converter::TensorDifference::Kind;
+  switch (kind) {
+    case Kind::kOnlyLeft:
+      return "only_left";
+    case Kind::kOnlyRight:
+      return "only_right";
+    case Kind::kShape:
+      return "shape";
+    case Kind::kDType:
+      return "dtype";
+    case Kind::kValues:
+      return "values";
+  }
+  return "";
+}
+
+}  // namespace
+
+ordered_json convert_json(const converter::ConvertReport& report) {
+  ordered_json json;
+  json["source"] = {{"path", report.source.string()}, {"format", to_string(report.source_format)}};
+  json["target"] = {{"path", report.target.string()}, {"format", to_string(report.target_format)}};
+  json["family"] = report.family;
+  json["tensors"] = report.num_tensors;
+  json["parameters"] = report.num_parameters;
+  json["bytes"] = report.bytes;
+  json["copies"] = report.num_pieces;
+  json["threads"] = report.threads;
+  json["staging_bytes"] = report.staging_bytes;
+  json["dry_run"] = report.dry_run != converter::DryRun::kNo;
+  json["resumed_bytes"] = report.resumed_bytes;
+  json["copy_seconds"] = report.copy_seconds;
+  json["proof_seconds"] = report.proof_seconds;
+  json["proved"] = report.proved;
+  json["proof_from_disk"] = report.proof_from_disk;
+  json["model_digest"] = report.model_digest;
+  json["second_copies"] = report.second_copies;
+  json["training_state_left_out"] = report.num_training_state;
+  json["nonzero_padding"] = ordered_json::array();
+  for (const auto& padding : report.nonzero_padding) {
+    json["nonzero_padding"].push_back(fmt::format("{} {}", padding.tensor, to_string(padding.box)));
+  }
+  json["files"] = ordered_json::array();
+  for (const auto& file : report.files)
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  return json;
+}
+
+ordered_json inspect_json(const converter::InspectReport& report, std::string_view filter) {
+  ordered_json json;
+  json["path"] = report.location.folder.string();
+  json["format"] = to_string(report.location.format);
+  json["iteration"] = report.location.iteration
+                          ? ordered_json(distckpt::iteration_text(*report.location.iteration))
+                          : ordered_json(nullptr);
+  if (report.config) {
+    const auto& config = *report.config;
+    json["family"] = config.family;
+    json["config"] = {
+        {"num_layers", config.num_layers},
+        {"hidden_size", config.hidden_size},
+        {"ffn_hidden_size", config.ffn_hidden_size},
+        {"num_attention_heads", config.num_attention_heads},
+        {"num_query_groups", config.num_query_groups},
+        {"kv_channels", config.kv_channels},
+        {"vocab_size", config.vocab_size},
+        {"max_position_embeddings", config.max_position_embeddings},
+        {"rotary_base", config.rotary_base},
+        {"layernorm_epsilon", config.layernorm_epsilon},
+        {"add_qkv_bias", config.add_qkv_bias},
+        {"add_bias_linear", config.add_bias_linear},
+        {"qk_layernorm", config.qk_layernorm},
+        {"untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights}};
+  } else {
+    json["family"] = nullptr;
+    json["config_problem"] = report.config_problem;
+  }
+  if (report.saved_with) {
+    json["saved_with"] = {
+        {"tensor_model_parallel_size", report.saved_with->tensor_model_parallel_size},
+        {"pipeline_model_parallel_size", report.saved_with->pipeline_model_parallel_size},
+        {"make_vocab_size_divisible_by", report.saved_with->make_vocab_size_divisible_by}};
+  }
+  json["sidecar"] = report.has_sidecar;
+  json["parameters"] = report.num_parameters;
+  json["bytes"] = report.num_bytes;
+  json["elements_by_dtype"] = report.elements_by_dtype;
+  json["chunks_by_file"] = report.chunks_by_file;
+  json["objects"] = report.objects;
+  json["training_state"] = report.num_training_state;
+  json["tensors"] = ordered_json::array();
+  for (const auto& tensor : report.tensors) {
+    if (!matches(filter, tensor.name)) continue;
+    ordered_json chunks = ordered_json::array();
+    for (const auto& chunk : tensor.chunks) {
+      chunks.push_back({{"file", chunk.file},
+                        {"offset", chunk.offset},
+                        {"length", chunk.length},
+                        {"offsets", list(chunk.box.offset)},
+                        {"sizes", list(chunk.box.size)}});
+    }
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"dtype", torch_name(tensor.dtype)},
+                               {"shape", list(tensor.shape)},
+                               {"chunks", std::move(chunks)}});
+  }
+  return json;
+}
+
+ordered_json verify_json(const converter::VerifyReport& report) {
+  ordered_json json;
+  json["identical"] = report.identical();
+  json["left"] = report.left.string();
+  json["right"] = report.right.string();
+  json["compared"] = report.num_compared;
+  json["bytes"] = report.bytes;
+  json["tensors"] = ordered_json::array();
+  for (const auto& difference : report.tensors) {
+    ordered_json entry{{"name", difference.tensor}, {"kind", kind_name(difference.kind)}};
+    if (!difference.detail.empty()) entry["detail"] = difference.detail;
+    if (difference.kind == converter::TensorDifference::Kind::kValues) {
+      entry["first_element"] = list(difference.first_element);
+      entry["left_value"] = difference.left_value;
+      entry["right_value"] = difference.right_value;
+      entry["num_different"] = difference.num_different;
+      entry["num_elements"] = difference.num_elements;
+      entry["max_difference"] = or_null(difference.max_difference);
+      entry["max_ulps"] = or_null(difference.max_ulps);
+    }
+    json["tensors"].push_back(std::move(entry));
+  }
+  json["configuration"] = report.configuration;
+  json["files"] = report.files;
+  json["notes"] = report.notes;
+  json["seconds"] = report.seconds;
+  return json;
+}
+
+ordered_json error_json(const Error& error) {
+  return {{"error",
+           {{"kind", to_string(error.kind())},
+            {"message", error.what()},
+            {"context", error.context()},
+            {"hint", error.hint()}}}};
+}
+
+}  // namespace ferry::cli

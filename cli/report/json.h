@@ -1,0 +1,21 @@
+// The same reports for programs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
+
+#include "converter/convert.h"
+#include "converter/inspect.h"
+#include "converter/verify.h"
+#include "distckpt/error.h"
+
+namespace ferry::cli {
+
+nlohmann::ordered_json convert_json(const converter::ConvertReport& report);
+nlohmann::ordered_json inspect_json(const converter::InspectReport& report,
+                                    std::string_view filter);
+nlohmann::ordered_json verify_json(const converter::VerifyReport& report);
+nlohmann::ordered_json error_json(const Error& error);
+
+}  // namespace ferry::cli

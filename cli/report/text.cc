@@ -1,0 +1,220 @@
+#include "cli/report/text.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace ferry::cli {
+namespace {
+
+constexpr std::size_t kMaxLines = 40;  // of tensors that differ, before the rest is only counted
+
+std::string_view describe(converter::Format format) {
+  return format == converter::Format::kHuggingFace ? "Hugging Face" : "Megatron-Core torch_dist";
+}
+
+std::string describe(const converter::TensorDifference& difference) {
+  using Kind = converter::TensorDifference::Kind;
+  switch (difference.kind) {
+    case Kind::kOnlyLeft:
+      return "is on the left only";
+    case Kind::kOnlyRight:
+      return "is on the right only";
+    case Kind::kShape:
+      return fmt::format("shapes differ: {}", difference.detail);
+    case Kind::kDType:
+      return fmt::format("dtypes differ: {}", difference.detail);
+    case Kind::kValues:
+      break;
+  }
+  auto text = fmt::format(
+      "{} of {} elements differ, first at {}: {}, {}", format_count(difference.num_different),
+      format_count(difference.num_elements), to_string(difference.first_element),
+      difference.left_value, difference.right_value);
+  if (difference.max_difference)
+    text += fmt::format("; largest difference {:.6g}", *difference.max_difference);
+  if (difference.max_ulps) text += fmt::format(" ({} ulps)", *difference.max_ulps);
+  return text;
+}
+
+std::string describe(const distckpt::TransformerConfig& config) {
+  return fmt::format(
+      "{}: {} layers, hidden {}, ffn {}, {} heads of {}, {} query groups, vocabulary {}, {} output "
+      "layer",
+      config.family, config.num_layers, config.hidden_size, config.ffn_hidden_size,
+      config.num_attention_heads, config.kv_channels, config.num_query_groups, config.vocab_size,
+      config.untie_embeddings_and_output_weights ? "untied" : "tied");
+}
+
+}  // namespace
+
+std::string format_bytes(std::int64_t bytes) {
+  constexpr std::array kUnits{"B", "kB", "MB", "GB", "TB", "PB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < kUnits.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.3g} {}", value, kUnits[unit]);
+}
+
+std::string format_seconds(double seconds) {
+  if (seconds < 60) return fmt::format("{:.1f} s", seconds);
+  const auto whole = static_cast<std::int64_t>(std::lround(seconds));
+  if (whole < 3600) return fmt::format("{} min {} s", whole / 60, whole % 60);
+  return fmt::format("{} h {} min", whole / 3600, whole % 3600 / 60);
+}
+
+std::string format_count(std::int64_t count) {
+  auto text = fmt::format("{}", count);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<std::size_t>(at), ",");
+  }
+  return text;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  return pattern.empty() ||
+         fnmatch(std::string(pattern).c_str(), std::string(name).c_str(), 0) == 0;
+}
+
+std::string convert_text(const converter::ConvertReport& report) {
+  std::string text;
+  text += fmt::format("source   {} ({}, {})\n", report.source.string(),
+                      describe(report.source_format), report.family);
+  text += fmt::format("target   {} ({})\n", report.target.string(), describe(report.target_format));
+  text +=
+      fmt::format("model    {} parameters, {} tensors, {}\n", format_count(report.num_parameters),
+                  report.num_tensors, format_bytes(report.bytes));
+  if (report.dry_run != converter::DryRun::kNo) {
+    text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
+                        format_count(report.num_pieces), report.threads,
+                        format_bytes(report.staging_bytes));
+    for (const auto& file : report.files)
+      text += fmt::format("file     {}  {}\n", file.name, format_bytes(file.bytes));
+  } else {
+    text += fmt::format("copied   in {} ({}/s)", format_seconds(report.copy_seconds),
+                        format_bytes(static_cast<std::int64_t>(
+                            static_cast<double>(report.bytes - report.resumed_bytes) /
+                            std::max(report.copy_seconds, 1e-3))));
+    if (report.resumed_bytes > 0) {
+      text +=
+          fmt::format(", {} were done by the interrupted run", format_bytes(report.resumed_bytes));
+    }
+    text += "\n";
+  }
+  for (const auto& name : report.second_copies) {
+    text +=
+        fmt::format("note     {} is stored twice; {}\n", name,
+                    report.dry_run == converter::DryRun::kPlan ? "both copies will be compared"
+                                                               : "both copies hold the same bytes");
+  }
+  for (const auto& padding : report.nonzero_padding) {
+    text += fmt::format("note     {} {}: padding that was not zero was dropped\n", padding.tensor,
+                        to_string(padding.box));
+  }
+  if (report.num_training_state > 0) {
+    text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
+                        report.num_training_state);
+  }
+  if (report.proved) {
+    text +=
+        fmt::format("proved   every tensor, re-read {} in {}, has the digest of what was copied\n",
+                    report.proof_from_disk ? "from the disk" : "from memory-backed files",
+                    format_seconds(report.proof_seconds));
+  }
+  if (!report.model_digest.empty()) text += fmt::format("digest   {}\n", report.model_digest);
+  if (report.dry_run != converter::DryRun::kNo) text += "dry run: nothing was written\n";
+  return text;
+}
+
+std::string inspect_text(const converter::InspectReport& report, std::string_view filter) {
+  std::string text;
+  text += fmt::format("checkpoint  {} ({})\n", report.location.folder.string(),
+                      describe(report.location.format));
+  if (report.location.iteration) {
+    text += fmt::format("iteration   {}\n", distckpt::iteration_text(*report.location.iteration));
+  }
+  text += fmt::format("model       {}\n", report.config ? describe(*report.config)
+                                                        : "unknown: " + report.config_problem);
+  text += fmt::format("parameters  {} ({})\n", format_count(report.num_parameters),
+                      format_bytes(report.num_bytes));
+  for (const auto& [dtype, elements] : report.elements_by_dtype) {
+    text += fmt::format("            {} {}\n", format_count(elements), dtype);
+  }
+  if (report.saved_with) {
+    text += fmt::format("saved with  TP{} PP{}, vocabulary divisible by {}\n",
+                        report.saved_with->tensor_model_parallel_size,
+                        report.saved_with->pipeline_model_parallel_size,
+                        report.saved_with->make_vocab_size_divisible_by);
+  }
+  if (report.location.format == converter::Format::kTorchDist) {
+    text += fmt::format("sidecar     {}\n",
+                        report.has_sidecar ? "yes: the way back is byte-identical" : "none");
+    text += fmt::format("objects     {}\n", report.objects.size());
+  }
+  if (report.num_training_state > 0)
+    text += fmt::format("training    {} entries of state\n", report.num_training_state);
+  for (const auto& [file, chunks] : report.chunks_by_file)
+    text += fmt::format("file        {}  {} chunks\n", file, chunks);
+
+  std::size_t width = 0;
+  std::size_t shown = 0;
+  for (const auto& tensor : report.tensors) {
+    if (!matches(filter, tensor.name)) continue;
+    width = std::max(width, tensor.name.size());
+    ++shown;
+  }
+  text +=
+      fmt::format("tensors     {}{}\n", report.tensors.size(),
+                  shown == report.tensors.size() ? "" : fmt::format(", {} of them match", shown));
+  for (const auto& tensor : report.tensors) {
+    if (!matches(filter, tensor.name)) continue;
+    text += fmt::format("  {:<{}}  {:<8}  {:<20}  {} chunk{}\n", tensor.name, width,
+                        short_name(tensor.dtype), to_string(tensor.shape), tensor.chunks.size(),
+                        tensor.chunks.size() == 1 ? "" : "s");
+  }
+  return text;
+}
+
+std::string verify_text(const converter::VerifyReport& report) {
+  std::string text;
+  text += fmt::format("left     {} ({})\n", report.left.string(), describe(report.left_format));
+  text += fmt::format("right    {} ({})\n", report.right.string(), describe(report.right_format));
+  for (std::size_t i = 0; i < report.tensors.size() && i < kMaxLines; ++i) {
+    text += fmt::format("differs  {}: {}\n", report.tensors[i].tensor, describe(report.tensors[i]));
+  }
+  if (report.tensors.size() > kMaxLines) {
+    text += fmt::format("differs  {} more tensors; --json lists them all\n",
+                        report.tensors.size() - kMaxLines);
+  }
+  for (const auto& line : report.configuration) text += fmt::format("differs  {}\n", line);
+  for (const auto& line : report.files) text += fmt::format("differs  {}\n", line);
+  for (const auto& note : report.notes) text += fmt::format("note     {}\n", note);
+  text += fmt::format("compared {} tensors, {} in {}\n", report.num_compared,
+                      format_bytes(report.bytes), format_seconds(report.seconds));
+  if (report.identical()) {
+    text += "equal: every tensor of both was compared, bit for bit\n";
+  } else {
+    text += fmt::format("different: {} tensors, {} settings, {} files\n", report.tensors.size(),
+                        report.configuration.size(), report.files.size());
+  }
+  return text;
+}
+
+std::string digest_text(const converter::Manifest& manifest) {
+  std::string text;
+  for (const auto& tensor : manifest.tensors) {
+    text += fmt::format("{}  {}{}\n", to_string(tensor.digest), tensor.name,
+                        tensor.derived ? " (derived)" : "");
+  }
+  for (const auto& file : manifest.files)
+    text += fmt::format("{}  file {}\n", to_string(file.digest), file.path);
+  return text + fmt::format("{}  model\n", manifest.model_digest);
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,65 @@
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "cli/report/text.h"
+#include "converter/verify.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  std::string left{};
+  std::string right{};
+  std::string left_iteration{};
+  std::string right_iteration{};
+  std::string hf_config{};
+  std::string max_memory = "192MiB";
+  int threads = 0;
+  bool weights_only = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+}  // namespace
+
+void add_verify(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* command = app.add_subcommand(
+      "verify", "Compare two checkpoints, bit for bit, in any formats and layouts");
+  command->add_option("LEFT", flags->left, "A checkpoint, either format")->required();
+  command->add_option("RIGHT", flags->right, "The one to compare it with")->required();
+  add_iteration(*command, "--left-iteration", flags->left_iteration,
+                "Which iteration of a Megatron checkpoint LEFT");
+  add_iteration(*command, "--right-iteration", flags->right_iteration,
+                "Which iteration of a Megatron checkpoint RIGHT");
+  add_hf_config(*command, flags->hf_config);
+  command->add_flag("--weights-only", flags->weights_only,
+                    "Leave config.json, tokenizer and other files alone");
+  add_threads(*command, flags->threads);
+  add_max_memory(*command, flags->max_memory);
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer("Exit status: 0 identical, 1 something differs, 2 trouble.");
+  command->callback([flags] {
+    const auto report =
+        converter::verify({.left = flags->left,
+                           .right = flags->right,
+                           .left_iteration = parse_iteration_flag(flags->left_iteration),
+                           .right_iteration = parse_iteration_flag(flags->right_iteration),
+                           .hf_config = flags->hf_config,
+                           .weights_only = flags->weights_only,
+                           .threads = flags->threads,
+                           .max_memory = parse_size(flags->max_memory, "--max-memory")},
+                          make_progress(flags->quiet || flags->json));
+    if (flags->json) {
+      fmt::print("{}\n", verify_json(report).dump(2));
+    } else if (!flags->quiet) {
+      fmt::print("{}", verify_text(report));
+    }
+    if (!report.identical()) throw CLI::RuntimeError(kNo);
+  });
+}
+
+}  // namespace ferry::cli
