@@ -74,7 +74,8 @@ void add_convert(CLI::App& app) {
   command->add_option("--to", flags->format, "Format of the target. Default: the other one")
       ->check(CLI::IsMember({"hf", "megatron"}));
   add_iteration(*command, "--iteration", flags->iteration,
-                "Which iteration of a Megatron source. Default: the tracker's");
+                "Which iteration of a Megatron source (default: the tracker's), or to write from a "
+                "Hugging Face one (default: release)");
   add_hf_config(*command, flags->hf_config);
   auto& parallel = flags->parallel;
   const auto size = CLI::Range(1, 65536);

@@ -36,7 +36,9 @@ int run(int argc, char** argv) {
   } catch (const CLI::RuntimeError& outcome) {
     return outcome.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kYes : kTrouble;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return trouble(
+        Error(ErrorKind::kUsage, error.what(), "see ferry --help, ferry convert --help"));
   }
 }
 

@@ -70,6 +70,13 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
   return {.format = Format::kTorchDist, .root = root, .folder = folder, .iteration = wanted};
 }
 
+// The families' tensors are all weights.
+void require_floats(const std::string& name, DType dtype) {
+  require(distckpt::can_cast(dtype, DType::kF32), ErrorKind::kLayout,
+          "{}: is of dtype {}, weights of fp16, bf16, fp32 or fp64 are expected", name,
+          short_name(dtype));
+}
+
 // What a Hugging Face folder holds, linked to the model: each tensor is itself.
 class HfOpener {
  public:
@@ -105,6 +112,7 @@ class HfOpener {
     const bool tied = !config.untie_embeddings_and_output_weights && entry.name == kTiedHead;
     const auto known = checkpoint_.map.index.find(tied ? std::string(kTiedEmbedding) : entry.name);
     std::uint32_t model = 0;
+    require_floats(entry.name, entry.dtype);
     if (known != checkpoint_.map.index.end()) {
       model = known->second;
       auto& tensor = checkpoint_.tensors[model];
@@ -167,6 +175,7 @@ class MegatronOpener {
   Checkpoint open() {
     const auto& folder = checkpoint_.location.folder;
     checkpoint_.torch_dist = distckpt::read_torch_dist(folder);
+    distckpt::check_objects(*checkpoint_.torch_dist);
     if (options_.hf_config.empty()) {
       checkpoint_.hf = read_sidecar(folder);
     } else {
@@ -178,8 +187,9 @@ class MegatronOpener {
     checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout);
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& link : checkpoint_.links.links) {
-      auto& tensor = checkpoint_.tensors[link.model];
-      tensor.dtype = checkpoint_.layout.tensor(link.stored).dtype;
+      const auto& stored = checkpoint_.layout.tensor(link.stored);
+      require_floats(stored.name, stored.dtype);
+      checkpoint_.tensors[link.model].dtype = stored.dtype;
     }
     if (checkpoint_.hf) restore_dtypes(*checkpoint_.hf, checkpoint_.tensors, checkpoint_.map);
     add_derived();
@@ -308,6 +318,11 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
           "looked for {} or iter_*/ or release/ (Megatron-Core), {} (one iteration of it), {} and "
           "*.safetensors (Hugging Face)",
           distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
+}
+
+bool is_hf_checkpoint(const fs::path& path) {
+  return is_hf_folder(path) && !distckpt::is_torch_dist(path) &&
+         !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty();
 }
 
 Checkpoint open(const fs::path& path, const OpenOptions& options) {

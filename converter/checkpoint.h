@@ -37,10 +37,13 @@ struct Location {
 Location locate(const std::filesystem::path& path,
                 std::optional<distckpt::Iteration> iteration = std::nullopt);
 
+// True if `locate` would find a Hugging Face checkpoint there: one without iterations.
+bool is_hf_checkpoint(const std::filesystem::path& path);
+
 struct OpenOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
-                                    // lacks; replaces its sidecar
+                                      // lacks; replaces its sidecar
 };
 
 struct Checkpoint {
@@ -51,7 +54,8 @@ struct Checkpoint {
   distckpt::Layout layout{};
   distckpt::TensorMap links{};
   std::vector<distckpt::ExpectedChecksum> checksums{};
-  std::optional<HfForm> hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
+  std::optional<HfForm>
+      hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
   std::optional<distckpt::TorchDistCheckpoint> torch_dist{};
   std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
 

@@ -89,7 +89,9 @@ class Conversion {
 
   ConvertReport run() {
     source_ =
-        open(options_.from, {.iteration = options_.iteration, .hf_config = options_.hf_config});
+        open(options_.from,
+             {.iteration = is_hf_checkpoint(options_.from) ? std::nullopt : options_.iteration,
+              .hf_config = options_.hf_config});
     check_derived(source_);
     choose_target();
     refuse_unsafe_target();
@@ -124,7 +126,7 @@ class Conversion {
     const auto source_format = source_.location.format;
     target_format_ = options_.format.value_or(
         source_format == Format::kHuggingFace ? Format::kTorchDist : Format::kHuggingFace);
-    iteration_ = source_.location.iteration.value_or(Iteration{});
+    iteration_ = source_.location.iteration.value_or(options_.iteration.value_or(Iteration{}));
     target_path_ = resolve_target(options_.to);
     if (target_format_ == Format::kTorchDist)
       target_path_ /= distckpt::iteration_folder(iteration_);
@@ -138,8 +140,8 @@ class Conversion {
 
   void refuse_unsafe_target() const {
     const auto source = fs::weakly_canonical(source_.location.folder);
-    require(!is_inside(source, target_path_), ErrorKind::kUsage, "{}: is the source, or holds it",
-            target_path_.string());
+    require(!is_inside(source, target_path_) && !is_inside(target_path_, source), ErrorKind::kUsage,
+            "{}: is the source, lies in it or holds it", target_path_.string());
     if (!fs::exists(target_path_)) return;
     require(fs::is_directory(target_path_), ErrorKind::kUsage,
             "{}: exists already, and is not a folder", target_path_.string());

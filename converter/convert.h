@@ -26,11 +26,12 @@ struct ConvertOptions {
   std::filesystem::path from{};
   std::filesystem::path to{};
   std::optional<Format> format{};                  // default: the other one
-  std::optional<distckpt::Iteration> iteration{};  // of the source
+  std::optional<distckpt::Iteration> iteration{};  // of a Megatron source (default: the tracker's);
+                                                   // else the target's (default: release)
   std::filesystem::path hf_config{};
-  distckpt::ParallelConfig parallel{};                  // of a Megatron target
-  std::optional<distckpt::DType> dtype{};               // default: each tensor keeps its own
-  std::optional<std::int64_t> max_shard_size{};         // of a Hugging Face target
+  distckpt::ParallelConfig parallel{};                // of a Megatron target
+  std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
+  std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
   DryRun dry_run = DryRun::kNo;
@@ -52,7 +53,7 @@ struct ConvertReport {
   std::int64_t num_tensors = 0;  // in Hugging Face terms
   std::int64_t num_parameters = 0;
   std::int64_t bytes = 0;
-  std::int64_t num_pieces = 0;  // rectangular copies of the plan
+  std::int64_t num_pieces = 0;    // rectangular copies of the plan
   std::vector<FileSize> files{};  // that hold the tensors
   int threads = 0;
   std::int64_t staging_bytes = 0;

@@ -40,7 +40,6 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
   if (locate(options.path, options.iteration).format != Format::kHuggingFace)
     how.hf_config = options.hf_config;
   const auto checkpoint = open(options.path, how);
-  if (checkpoint.torch_dist) distckpt::check_objects(*checkpoint.torch_dist);
   check_derived(checkpoint);
   const distckpt::Executor executor(
       {.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});

@@ -144,7 +144,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.num_query_groups =
       fields.size("num_key_value_heads", config.num_attention_heads, kMaxLayers);
   require(config.num_attention_heads % config.num_query_groups == 0, ErrorKind::kCorrupt,
-          "{}: {} attention heads cannot be shared out over {} key-value heads", source,
+          "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", source,
           config.num_attention_heads, config.num_query_groups);
   const auto* head_dim = fields.find("head_dim");
   require(head_dim != nullptr || config.hidden_size % config.num_attention_heads == 0,

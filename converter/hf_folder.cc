@@ -92,7 +92,8 @@ HfForm read_hf_folder(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == distckpt::kSafetensorsSuffix) files.push_back(entry.path());
   }
-  require(!files.empty(), ErrorKind::kNotFound, "{}: holds no safetensors files", folder.string());
+  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither model.safetensors nor {}",
+          folder.string(), distckpt::kSafetensorsIndex);
   if (files.size() > 1) {
     throw Error(ErrorKind::kNotFound,
                 fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),

@@ -18,7 +18,7 @@ struct HfForm {
   std::vector<std::string>
       carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
   std::vector<distckpt::SafetensorsHeader>
-      headers;                            // the files' headers, if known: order, metadata and split
+      headers;  // the files' headers, if known: order, metadata and split
   std::optional<std::string> index_text{};  // model.safetensors.index.json, if there is one
 
   std::string config_text() const;    // of config.json

@@ -1,6 +1,10 @@
 #include "converter/hf_target.h"
 
+#include <algorithm>
+#include <charconv>
 #include <map>
+#include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "converter/hf_config.h"
@@ -19,6 +23,27 @@ using distckpt::SafetensorsEntry;
 using distckpt::SafetensorsHeader;
 
 constexpr std::int64_t kDefaultShardSize = 50'000'000'000;  // transformers 5: "50GB"
+
+// transformers core_model_loading.py, dot_natural_key: name by name between the dots, numbers as
+// numbers and first.
+bool natural_less(std::string_view a, std::string_view b) {
+  // Kind (number or text), text, number at its end.
+  using Key = std::tuple<bool, std::string_view, std::int64_t>;
+  const auto next_key = [](std::string_view& name) -> Key {
+    const auto part = name.substr(0, name.find('.'));
+    name.remove_prefix(std::min(name.size(), part.size() + 1));
+    const auto digits = part.find_last_not_of("0123456789") + 1;
+    std::int64_t number = -1;
+    std::from_chars(part.data() + digits, part.data() + part.size(), number);
+    return {digits > 0, part.substr(0, digits), number};
+  };
+  while (!a.empty() && !b.empty()) {
+    const auto left = next_key(a);
+    const auto right = next_key(b);
+    if (left != right) return left < right;
+  }
+  return a.empty() && !b.empty();
+}
 
 // huggingface_hub serialization/_base.py, split_state_dict_into_shards_factory: in order, a file is
 // closed when the next tensor does not fit; a tensor larger than a file gets one of its own, at
@@ -108,6 +133,7 @@ class HfTarget : public Target {
     for (const auto& tensor : tensors) {
       if (!tensor.derived) saved.push_back(tensor);
     }
+    std::ranges::sort(saved, natural_less, &ModelTensor::name);
     auto shards = split_into_shards(saved, max_shard_size);
     const auto count = static_cast<int>(shards.size());
     for (int i = 0; i < count; ++i) {

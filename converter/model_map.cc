@@ -87,20 +87,6 @@ Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
   return box;
 }
 
-// Lists tensors as transformers' state_dict does: module by module, in the order in which the rules
-// name the modules.
-void sort_by_module(std::vector<ModelTensor>& tensors) {
-  std::map<std::string_view, std::size_t> order;
-  const auto module = [](const ModelTensor& tensor) {
-    return std::string_view(tensor.name).substr(0, tensor.name.rfind('.'));
-  };
-  for (const auto& tensor : tensors) order.emplace(module(tensor), order.size());
-  std::vector<std::pair<std::size_t, ModelTensor>> keyed;
-  for (auto& tensor : tensors) keyed.emplace_back(order.at(module(tensor)), tensor);
-  std::ranges::stable_sort(keyed, {}, [](const auto& one) { return one.first; });
-  std::ranges::transform(keyed, tensors.begin(), [](auto& one) { return std::move(one.second); });
-}
-
 class Builder {
  public:
   explicit Builder(const TransformerConfig& config) {
@@ -121,7 +107,6 @@ class Builder {
  private:
   void add_section(std::span<const Rule> rules, Stage stage, std::optional<std::int64_t> layer) {
     const auto prefix = layer ? layer_prefix(map_.family->rules->hf_layer, *layer) : std::string();
-    std::vector<ModelTensor> tensors;
     std::vector<std::vector<std::string>> names;
     for (const auto& rule : rules) {
       names.emplace_back();
@@ -134,13 +119,9 @@ class Builder {
         if (rule.columns != Extent::kNone) {
           tensor.shape.push_back(size_of_extent(rule.columns, map_.config, is_query));
         }
-        tensors.push_back(std::move(tensor));
+        map_.index.emplace(tensor.name, static_cast<std::uint32_t>(map_.tensors.size()));
+        map_.tensors.push_back(std::move(tensor));
       }
-    }
-    sort_by_module(tensors);
-    for (auto& tensor : tensors) {
-      map_.index.emplace(tensor.name, static_cast<std::uint32_t>(map_.tensors.size()));
-      map_.tensors.push_back(std::move(tensor));
     }
     for (std::size_t i = 0; i < rules.size(); ++i) {
       if (!names[i].empty()) add_megatron(rules[i], stage, layer, names[i]);
@@ -237,11 +218,14 @@ class Linker {
                            copy);
       }
     }
+    const auto& stacked_name =
+        tensor.layer ? fmt::format("{}{}", prefix, tensor.name) : std::string();
     std::vector<std::string_view> lost;
     for (const auto& part : tensor.parts) lost.push_back(map_.tensors[part.model].name);
     const auto repeats = std::ranges::unique(lost);
     lost.erase(repeats.begin(), repeats.end());
-    fail(ErrorKind::kLayout, "{}: is missing; it would hold {}", name,
+    fail(ErrorKind::kLayout, "{}: is missing{}; it would hold {}", name,
+         tensor.layer ? fmt::format(", and so is {}", stacked_name) : "",
          lost.size() > 3 ? map_.tensors[tensor.parts.front().model].name + " and more"
                          : fmt::format("{}", fmt::join(lost, ", ")));
   }

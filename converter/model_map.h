@@ -41,7 +41,7 @@ struct MegatronTensor {
 struct ModelMap {
   distckpt::TransformerConfig config{};
   const Family* family = nullptr;
-  std::vector<distckpt::ModelTensor> tensors{};  // in the order of transformers' state_dict
+  std::vector<distckpt::ModelTensor> tensors{};  // in the order of the rules
   std::vector<MegatronTensor> megatron{};
   std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name
 

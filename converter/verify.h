@@ -18,7 +18,7 @@ struct VerifyOptions {
   std::optional<distckpt::Iteration> left_iteration{};
   std::optional<distckpt::Iteration> right_iteration{};
   std::filesystem::path hf_config{};  // for those of the two that are Megatron checkpoints
-  bool weights_only = false;        // leave configuration and carried files alone
+  bool weights_only = false;          // leave configuration and carried files alone
   int threads = 0;
   std::int64_t max_memory = std::int64_t{192} << 20;
 };
@@ -48,7 +48,7 @@ struct VerifyReport {
   std::int64_t bytes = 0;
   std::vector<TensorDifference> tensors{};
   std::vector<std::string>
-      configuration;               // differences of config.json, "rope_theta: 10000.0, 500000.0"
+      configuration;                 // differences of config.json, "rope_theta: 10000.0, 500000.0"
   std::vector<std::string> files{};  // differences of the files that travel with the weights
   std::vector<std::string> notes{};  // what was not compared, and why
   double seconds = 0;

@@ -31,14 +31,14 @@ struct ScalePiece {
   Box box{};  // in the scale tensor
   Placement at{};
   DType dtype = DType::kF32;
-  Dims block{};  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of the
-               // model tensor
+  Dims block{};  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of
+                 // the model tensor
 };
 
 // A box of a model tensor, and where its elements lie.
 struct Piece {
-  Box box{};                     // in the model tensor
-  Placement at{};                // strides has the rank of box
+  Box box{};                   // in the model tensor
+  Placement at{};              // strides has the rank of box
   DType dtype = DType::kBF16;  // of the stored elements
   int scale = -1;              // index into CopyPlan::scales
 };

@@ -11,7 +11,7 @@
 namespace ferry::distckpt {
 
 struct CoverageDefect {
-  Box box{};        // a box of elements that share the defect
+  Box box{};      // a box of elements that share the defect
   int times = 0;  // how often they are covered: 0, or 2 and more
 };
 

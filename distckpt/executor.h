@@ -47,7 +47,7 @@ struct NonZeroPadding {
 };
 
 struct ExecuteReport {
-  std::vector<Digest> digests{};     // per tensor of the plan
+  std::vector<Digest> digests{};   // per tensor of the plan
   std::int64_t bytes = 0;          // of the model's tensors
   std::int64_t resumed_bytes = 0;  // of these, done by an earlier run
   std::vector<NonZeroPadding> nonzero_padding{};

@@ -17,7 +17,8 @@ std::vector<int> ParallelConfig::layers_per_stage(int num_layers) const {
   int even_stages = stages;
   const auto take = [&](std::optional<int> count, int stage, const char* flag) {
     if (!count) return;
-    require(stages > 1, ErrorKind::kUsage, "{} needs a pipeline of more than one stage", flag);
+    require(stages > 1 || *count == rest, ErrorKind::kUsage,
+            "{} is {}, but the one stage has all {} layers", flag, *count, num_layers);
     require(*count >= 1 && *count <= rest, ErrorKind::kUsage,
             "{} is {}, but the model has {} layers", flag, *count, num_layers);
     layers[static_cast<std::size_t>(stage)] = *count;
@@ -34,8 +35,8 @@ std::vector<int> ParallelConfig::layers_per_stage(int num_layers) const {
   if (rest % even_stages != 0 || rest == 0) {
     throw Error(
         ErrorKind::kUsage,
-        fmt::format("{} layers cannot be shared out evenly over {} pipeline stages", rest,
-                    even_stages),
+        fmt::format("{} of {} layers cannot be shared out evenly over {} pipeline stages", rest,
+                    num_layers, even_stages),
         "choose another --pp, or give the first or last stage another number of layers with "
         "--num-layers-in-first-pipeline-stage or --num-layers-in-last-pipeline-stage");
   }

@@ -93,7 +93,8 @@ std::ptrdiff_t dtype_rank(DType dtype) {
 
 SafetensorsHeader parse_safetensors_prefix(std::string prefix,
                                            std::string filename,
-                                           std::string_view source) {
+                                           std::string_view source,
+                                           std::int64_t file_size) {
   const auto size = static_cast<std::int64_t>(prefix.size());
   require(size >= kLengthBytes, ErrorKind::kCorrupt, "{}: only {} bytes long", source, size);
   const auto length = header_length(prefix, size - kLengthBytes, source);
@@ -110,6 +111,9 @@ SafetensorsHeader parse_safetensors_prefix(std::string prefix,
   for (const auto& [name, value] : json.items()) {
     if (name != kMetadata) {
       header.entries.push_back(parse_entry(name, value, source));
+      require(header.entries.back().end <= file_size - size, ErrorKind::kCorrupt,
+              "{}: {}: ends at byte {} of the data, which is {} bytes long", source, name,
+              header.entries.back().end, file_size - size);
       continue;
     }
     require(value.is_object(), ErrorKind::kCorrupt, "{}: {} is not an object", source, kMetadata);
@@ -144,7 +148,8 @@ SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
   const auto length = header_length(prefix, file.size() - kLengthBytes, source);
   prefix.resize(static_cast<std::size_t>(kLengthBytes + length));
   file.read_at(0, std::as_writable_bytes(std::span(prefix)));
-  auto header = parse_safetensors_prefix(std::move(prefix), path.filename().string(), source);
+  auto header =
+      parse_safetensors_prefix(std::move(prefix), path.filename().string(), source, file.size());
   const auto& last = header.entries;
   require(header.file_size == file.size(), ErrorKind::kCorrupt,
           "{}: {} bytes long, but its last tensor{} ends at byte {}", source, file.size(),

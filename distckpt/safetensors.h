@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -25,7 +26,8 @@ struct SafetensorsEntry {
 
 struct SafetensorsHeader {
   std::string filename{};
-  std::string prefix{};  // the file's bytes before the first tensor: length and header, byte for byte
+  std::string
+      prefix{};  // the file's bytes before the first tensor: length and header, byte for byte
   std::map<std::string, std::string> metadata{};
   std::vector<SafetensorsEntry> entries{};  // in the order of their bytes
   std::int64_t file_size = 0;
@@ -35,10 +37,13 @@ struct SafetensorsHeader {
 // that size is allocated. Throws Error(kCorrupt) naming file, tensor and byte.
 SafetensorsHeader read_safetensors_header(const std::filesystem::path& path);
 
-// The same for a prefix that was kept without its file; `source` names it in messages.
-SafetensorsHeader parse_safetensors_prefix(std::string prefix,
-                                           std::string filename,
-                                           std::string_view source);
+// The same for a prefix that was kept without its file; `source` names it in messages. No tensor
+// may end beyond `file_size`.
+SafetensorsHeader parse_safetensors_prefix(
+    std::string prefix,
+    std::string filename,
+    std::string_view source,
+    std::int64_t file_size = std::numeric_limits<std::int64_t>::max());
 
 // The header that the safetensors library writes for these tensors: sorted by dtype and name, no
 // gaps, padded to 8 bytes.

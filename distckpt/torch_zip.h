@@ -17,7 +17,7 @@
 namespace ferry::distckpt {
 
 struct TorchRecord {
-  std::string name{};         // "data.pkl", "data/0": without the archive's name
+  std::string name{};       // "data.pkl", "data/0": without the archive's name
   std::int64_t offset = 0;  // of its bytes, in the file
   std::int64_t size = 0;
   std::uint32_t crc32 = 0;  // 0: the writer computed none (torch can be told to)

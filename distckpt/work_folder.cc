@@ -64,11 +64,6 @@ int rename_with_flags(const fs::path& from, const fs::path& to, unsigned flags) 
 
 WorkFolder::WorkFolder(fs::path target, bool resume)
     : target_(std::move(target)), path_(work_folder(target_)) {
-  if (resume && !fs::exists(path_)) {
-    throw Error(ErrorKind::kUsage,
-                fmt::format("{}: there is no interrupted run to resume", path_.string()),
-                "run it without --resume");
-  }
   made_parents_ = make_folders(path_.parent_path());
   make_folders(path_);
   lock_ = lock_folder(path_);

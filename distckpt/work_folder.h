@@ -12,9 +12,9 @@ namespace ferry::distckpt {
 
 class WorkFolder {
  public:
-  // Creates "<parent>/.<name>.ferry" and locks it. Without `resume`, what an interrupted run left
-  // in it is removed first. Throws Error(kUsage) if another run holds it or if there is nothing to
-  // resume, Error(kIo) if it cannot be created.
+  // Creates "<parent>/.<name>.ferry" and locks it. Unless `resume` is set, what an interrupted run
+  // left in it is removed first. Throws Error(kUsage) if another run holds it, Error(kIo) if it
+  // cannot be created.
   WorkFolder(std::filesystem::path target, bool resume);
 
   // Unless published or kept, removes the working folder and the parents it made.

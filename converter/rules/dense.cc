@@ -8,7 +8,6 @@ using enum Split;
 using E = Extent;
 using enum When;
 
-// Rows stand in the order in which transformers registers the modules: sharding by size follows it.
 constexpr Rule kFirst[] = {
     {"embedding.word_embeddings.weight", kCopy, kColumn, "model.embed_tokens.weight", E::kVocab, E::kHidden, kAlways},
 };

@@ -1,0 +1,265 @@
+"""Lets real megatron-core run without a GPU: device="cuda" becomes the CPU, and transformer_engine is replaced by
+modules with its parameter names and extra state. Only so that megatron-core's own code, the peer under test, runs.
+"""
+import contextlib
+import sys
+import types
+
+
+def install_cpu_patches():
+    """Let megatron-core code that says device='cuda' run on CPU."""
+    import numpy, torch
+    from torch.overrides import TorchFunctionMode
+    if not hasattr(numpy, "product"):
+        numpy.product = numpy.prod      # megatron-core <= 0.14 with numpy 2
+
+    cpu = torch.device("cpu")
+
+    def fix(x):
+        if isinstance(x, str) and x.startswith("cuda"):
+            return cpu
+        if isinstance(x, torch.device) and x.type == "cuda":
+            return cpu
+        return x
+
+    class Cuda2Cpu(TorchFunctionMode):
+        def __torch_function__(self, func, types_, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
+            if getattr(func, "__name__", "") == "cuda" and args and isinstance(args[0], torch.Tensor):
+                return args[0]
+            if "device" in kwargs:
+                kwargs["device"] = fix(kwargs["device"])
+            if getattr(func, "__name__", "") == "to":
+                args = tuple(fix(a) for a in args)
+            if getattr(func, "__name__", "") == "type" and len(args) > 1 and isinstance(args[1], str):
+                args = (args[0], args[1].replace("torch.cuda.", "torch.")) + args[2:]
+            return func(*args, **kwargs)
+
+    Cuda2Cpu().__enter__()
+
+    class _Ev:
+        def __init__(self, *a, **k): pass
+        def record(self, *a, **k): pass
+        def wait(self, *a, **k): pass
+        def synchronize(self, *a, **k): pass
+        def query(self): return True
+        def wait_stream(self, *a, **k): pass
+        def wait_event(self, *a, **k): pass
+        def record_event(self, *a, **k): return _Ev()
+        cuda_stream = 0
+
+    c = torch.cuda
+    c.synchronize = lambda *a, **k: None
+    c.current_device = lambda: cpu
+    c.set_device = lambda *a, **k: None
+    c.current_stream = lambda *a, **k: _Ev()
+    c.default_stream = lambda *a, **k: _Ev()
+    c.Stream = _Ev
+    c.Event = _Ev
+    c.stream = lambda *a, **k: contextlib.nullcontext()
+    c.device_count = lambda: 1
+    c.empty_cache = lambda: None
+    c.get_rng_state = lambda *a, **k: torch.arange(16, dtype=torch.uint8)
+    c.set_rng_state = lambda *a, **k: None
+    c.manual_seed = lambda *a, **k: None
+    c.memory_allocated = lambda *a, **k: 0
+    c.max_memory_allocated = lambda *a, **k: 0
+    c.memory_reserved = lambda *a, **k: 0
+    c.get_device_capability = lambda *a, **k: (9, 0)
+    c.get_device_properties = lambda *a, **k: types.SimpleNamespace(major=9, minor=0, name="cpu", total_memory=1 << 30)
+    for n, d in (("FloatTensor", torch.float32), ("HalfTensor", torch.float16), ("BFloat16Tensor", torch.bfloat16),
+                 ("LongTensor", torch.int64), ("IntTensor", torch.int32), ("DoubleTensor", torch.float64)):
+        setattr(c, n, (lambda dt: (lambda *a: torch.tensor(*a, dtype=dt) if a and isinstance(a[0], (list, tuple))
+                                   else torch.empty(*a, dtype=dt)))(d))
+
+
+def patch_dist():
+    import torch, torch.distributed as dist
+    a2a = dist.all_to_all_single
+    lst = lambda x: x.tolist() if torch.is_tensor(x) else x
+    def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
+        return a2a(output, input, lst(output_split_sizes), lst(input_split_sizes), group=group, async_op=async_op)
+    dist.all_to_all_single = all_to_all_single
+
+
+def install_te_stub(version="2.6.0"):
+    """A CPU stand-in for transformer_engine with the parameter names / extra-state behaviour of TE >= 2.1:
+    every module has `_extra_state` = empty uint8 tensor; LayerNormLinear owns layer_norm_weight (+bias);
+    GroupedLinear owns weight0..N-1. Only so that megatron-core's own TE wrappers (the real code under test) run."""
+    import importlib.machinery
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    import torch.distributed as dist
+
+    def mod(name):
+        m = types.ModuleType(name)
+        m.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        m.__path__ = []
+        sys.modules[name] = m
+        if "." in name:
+            p, c = name.rsplit(".", 1)
+            setattr(sys.modules[p], c, m)
+        return m
+
+    class Base(nn.Module):
+        def get_extra_state(self): return torch.empty(0, dtype=torch.uint8)
+        def set_extra_state(self, s): pass
+        def init_fp8_metadata(self, *a, **k): pass
+        def set_tensor_parallel_group(self, g): pass
+        def backward_dw(self): pass
+        fp8_meta = {"fp8_checkpoint": False, "recipe": None}
+        fp8 = False
+        fp8_calibration = False
+
+    def _norm(x, w, b, kind, eps, zc):
+        xf = x.float()
+        w = w.float() + (1.0 if zc else 0.0)
+        if kind == "RMSNorm":
+            y = xf * torch.rsqrt(xf.pow(2).mean(-1, keepdim=True) + eps) * w
+        else:
+            y = F.layer_norm(xf, (x.shape[-1],), w, b.float(), eps)
+        return y.to(x.dtype)
+
+    class _NormMod(Base):
+        kind = "RMSNorm"
+        def __init__(self, normalized_shape=None, eps=1e-5, sequence_parallel=None, zero_centered_gamma=False,
+                     hidden_size=None, device=None, dtype=None, params_dtype=None, **kw):
+            super().__init__()
+            n = normalized_shape or hidden_size
+            n = n if isinstance(n, int) else n[-1]
+            self.eps, self.zc = eps, zero_centered_gamma
+            dt = params_dtype or dtype
+            self.weight = nn.Parameter(torch.full((n,), 0.0 if zero_centered_gamma else 1.0, dtype=dt))
+            if self.kind == "LayerNorm":
+                self.bias = nn.Parameter(torch.zeros(n, dtype=dt))
+            if sequence_parallel is not None:
+                for p in self.parameters():
+                    p.sequence_parallel = sequence_parallel
+        def forward(self, x): return _norm(x, self.weight, getattr(self, "bias", None), self.kind, self.eps, self.zc)
+
+    class RMSNorm(_NormMod): kind = "RMSNorm"
+    class LayerNorm(_NormMod): kind = "LayerNorm"
+
+    class Linear(Base):
+        def __init__(self, in_features, out_features, sequence_parallel=False, fuse_wgrad_accumulation=False,
+                     tp_group=None, tp_size=1, get_rng_state_tracker=None, init_method=None, bias=True,
+                     return_bias=False, params_dtype=None, parallel_mode=None, device="cpu", **kw):
+            super().__init__()
+            self.parallel_mode, self.return_bias, self.use_bias = parallel_mode, return_bias, bias
+            self.tp_group, self.tp_size = tp_group, tp_size
+            o = out_features // tp_size if parallel_mode == "column" else out_features
+            i = in_features // tp_size if parallel_mode == "row" else in_features
+            self.in_features, self.out_features = i, o
+            self._pre_params(in_features, params_dtype)
+            self.weight = nn.Parameter(torch.zeros(o, i, dtype=params_dtype))
+            if parallel_mode:
+                self.weight.tensor_model_parallel = True
+                self.weight.partition_dim = 0 if parallel_mode == "column" else 1
+                self.weight.partition_stride = 1
+            if bias:
+                self.bias = nn.Parameter(torch.zeros(o, dtype=params_dtype))
+            else:
+                self.bias = torch.Tensor()
+        def _pre_params(self, n, dt): pass
+        def _pre(self, x): return x
+        def forward(self, x, is_first_microbatch=None):
+            x = self._pre(x)
+            y = F.linear(x, self.weight)
+            if self.parallel_mode == "row" and self.tp_size > 1:
+                y = y.contiguous(); dist.all_reduce(y, group=self.tp_group)
+            if self.use_bias and not self.return_bias:
+                y = y + self.bias
+            return (y, self.bias) if self.return_bias else y
+
+    class LayerNormLinear(Linear):
+        def __init__(self, in_features, out_features, eps=1e-5, normalization="LayerNorm", zero_centered_gamma=False,
+                     return_layernorm_output=False, **kw):
+            self._a = (eps, normalization, zero_centered_gamma)
+            super().__init__(in_features, out_features, **kw)
+        def __setattr__(self, k, v):
+            if k == "_a": object.__setattr__(self, k, v)
+            else: super().__setattr__(k, v)
+        def _pre_params(self, n, dt):
+            self.eps, self.normalization, self.zero_centered_gamma = self._a
+            self.layer_norm_weight = nn.Parameter(torch.full((n,), 0.0 if self.zero_centered_gamma else 1.0, dtype=dt))
+            self.layer_norm_bias = None
+            if self.normalization == "LayerNorm":
+                self.layer_norm_bias = nn.Parameter(torch.zeros(n, dtype=dt))
+        def _pre(self, x):
+            return _norm(x, self.layer_norm_weight, self.layer_norm_bias, self.normalization, self.eps,
+                         self.zero_centered_gamma)
+
+    class GroupedLinear(Base):
+        def __init__(self, num_gemms, in_features, out_features, params_dtype=None, bias=True, return_bias=False,
+                     parallel_mode=None, tp_size=1, **kw):
+            super().__init__()
+            self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
+            o = out_features // tp_size if parallel_mode == "column" else out_features
+            i = in_features // tp_size if parallel_mode == "row" else in_features
+            for g in range(num_gemms):
+                self.register_parameter(f"weight{g}", nn.Parameter(torch.zeros(o, i, dtype=params_dtype)))
+                if bias:
+                    self.register_parameter(f"bias{g}", nn.Parameter(torch.zeros(o, dtype=params_dtype)))
+        def forward(self, x, m_splits, is_first_microbatch=None):
+            m = m_splits.tolist() if torch.is_tensor(m_splits) else list(m_splits)
+            ys = [F.linear(t, getattr(self, f"weight{g}")) for g, t in enumerate(torch.split(x, m))]
+            y = torch.cat(ys)
+            return (y, None) if self.return_bias else y
+
+    class DotProductAttention(Base):
+        def __init__(self, num_attention_heads=None, kv_channels=None, softmax_scale=None, num_gqa_groups=None, **kw):
+            super().__init__()
+            self.softmax_scale = softmax_scale
+        def forward(self, q, k, v, attention_mask=None, **kw):  # [s, b, h, d]
+            q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+            r = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(r, 1), v.repeat_interleave(r, 1)
+            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
+            return o.permute(2, 0, 1, 3).reshape(o.shape[2], o.shape[0], -1)
+
+    te = mod("transformer_engine"); te.__version__ = version
+    tp = mod("transformer_engine.pytorch")
+    for k in (RMSNorm, LayerNorm, Linear, LayerNormLinear, GroupedLinear, DotProductAttention):
+        k.__module__ = "transformer_engine.pytorch"
+        setattr(tp, k.__name__, k)
+    tp.ops = mod("transformer_engine.pytorch.ops")
+    for n in ("Sequential", "FusibleOperation", "MakeExtraOutput", "BasicLinear", "Bias", "SwiGLU", "GroupedLinear", "GELU",
+              "GEGLU", "ReLU", "ReGLU", "SiLU", "RMSNorm", "LayerNorm"):
+        setattr(tp.ops, n, type(n, (nn.Module,), {}))
+    f8 = mod("transformer_engine.pytorch.fp8")
+    f8.FP8GlobalStateManager = type("FP8GlobalStateManager", (), {"is_fp8_enabled": staticmethod(lambda: False)})
+    f8.fp8_autocast = f8.fp8_model_init = lambda *a, **k: contextlib.nullcontext()
+    d = mod("transformer_engine.pytorch.distributed")
+    d.CudaRNGStatesTracker = type("CudaRNGStatesTracker", (), {"reset": lambda s: None})
+    d.checkpoint = lambda f, *a, **k: f(*a)
+    d.activation_recompute_forward = lambda *a, **k: contextlib.nullcontext()
+    d.is_fp8_activation_recompute_enabled = d.in_fp8_activation_recompute_phase = lambda: False
+    ft = mod("transformer_engine.pytorch.float8_tensor"); ft.Float8Tensor = type("Float8Tensor", (torch.Tensor,), {})
+    tt = mod("transformer_engine.pytorch.tensor"); tt.QuantizedTensor = type("QuantizedTensor", (torch.Tensor,), {})
+    mod("transformer_engine.common")
+    r = mod("transformer_engine.common.recipe")
+    for n in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling",
+              "Recipe"):
+        setattr(r, n, type(n, (), {"__init__": lambda s, *a, **k: None}))
+    r.Format = types.SimpleNamespace(E4M3=0, HYBRID=1)
+    o = mod("transformer_engine.pytorch.optimizers")   # FusedAdam keeps `step` in the param group, like TE and Apex
+
+    class FusedAdam(torch.optim.Optimizer):
+        def __init__(self, params, lr=1e-3, bias_correction=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, **k):
+            super().__init__(params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay))
+        @torch.no_grad()
+        def step(self, closure=None, grad_scaler=None):
+            for g in self.param_groups:
+                g["step"] = g.get("step", 0) + 1
+                for q in g["params"]:
+                    if q.grad is None: continue
+                    st = self.state[q]
+                    if not st:
+                        st["exp_avg"], st["exp_avg_sq"] = (torch.zeros_like(q.data, dtype=torch.float32) for _ in range(2))
+                    gr = q.grad.float()
+                    st["exp_avg"].mul_(0.9).add_(gr, alpha=0.1)
+                    st["exp_avg_sq"].mul_(0.999).addcmul_(gr, gr, value=0.001)
+                    q.data.add_(st["exp_avg"] / (st["exp_avg_sq"].sqrt() + 1e-8), alpha=-g["lr"])
+    o.FusedAdam, o.FusedSGD = FusedAdam, torch.optim.SGD
+    tp.Fp8Padding = tp.Fp8Unpadding = type("Fp8Padding", (nn.Module,), {"__init__": lambda s, *a, **k: nn.Module.__init__(s)})

@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Loads a torch_dist checkpoint, whoever wrote it, with real megatron-core on the CPU at any TP, PP and EP, and prints
+one sha256 per full tensor. The peers come from ./setup_peers.
+
+    source build/peers/env.sh
+    build/peers/bin/python tests/interop/load_with_mcore.py --mcore build/peers/mc0192 --ckpt tests/data/llama_tp2pp2 \\
+        --hf tests/data/hf_llama/hf --tp 1 --pp 2 --vpad 256 --expect tests/data/llama_tp2pp2/sha256.json --expect-hf --logits
+
+CKPT is the folder of an iteration or the one that holds latest_checkpointed_iteration.txt. Exit status 0 only if
+everything asked for matched. --jobs runs many loads in one set of processes, which saves importing torch for each:
+FILE is a JSON list of objects, their members named as the options; --report then receives [{"bad": [...], ...}, ...].
+"""
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+from cpu_stand_ins import install_cpu_patches, install_te_stub
+from megatron_model import assemble_full, build_model, forward_logits, init_dist
+from weight_mapping import arch_of, describe, hf_to_megatron, padded_vocab, stack_full
+
+warnings.filterwarnings("ignore")
+
+LOGITS_TOLERANCE = 2e-5  # relative to the largest logit: fp32 sums in another order
+
+
+def resolve(folder):
+    tracker = os.path.join(folder, "latest_checkpointed_iteration.txt")
+    if os.path.exists(tracker):
+        text = open(tracker).read().strip()
+        return os.path.join(folder, "release" if text == "release" else f"iter_{int(text):07d}")
+    return folder
+
+
+def prompt(vocab):
+    return [(37 * i + 11) % vocab for i in range(24)]
+
+
+def reference_logits(hf, rank, cache={}):
+    """[tokens, vocab] of transformers in fp32, computed by rank 0 only."""
+    import torch
+    import torch.distributed as dist
+    if hf not in cache:
+        box = [None]
+        if rank == 0:
+            from transformers import AutoModelForCausalLM
+            model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32).eval()
+            with torch.no_grad():
+                box[0] = model(torch.tensor(prompt(model.config.vocab_size))[None]).logits[0].float()
+        dist.broadcast_object_list(box, 0)
+        cache[hf] = box[0]
+    return cache[hf]
+
+
+def differences(got, expected, what):
+    bad = []
+    for key, want in expected.items():
+        have = got.get(key)
+        if have is None:
+            bad.append(f"{what}: {key} not in the model")
+        elif (have["shape"], have["dtype"]) != (want["shape"], want["dtype"]):
+            bad.append(f"{what}: {key} {have['dtype']}{have['shape']}, expected {want['dtype']}{want['shape']}")
+        elif have["sha256"] != want["sha256"]:
+            bad.append(f"{what}: {key} differs")
+    return bad
+
+
+def load(job, rank):
+    """Runs in every rank; rank 0 returns {"bad": [...], ...}."""
+    import megatron.core
+    import torch
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.tensor_parallel import random
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(job.tp, job.pp, expert_model_parallel_size=job.ep,
+                                             expert_tensor_parallel_size=job.etp)
+    random.initialize_rng_tracker()
+    random.get_cuda_rng_tracker().fork = lambda *a, **k: contextlib.nullcontext()
+
+    folder = resolve(job.ckpt)
+    arch = arch_of(json.load(open(os.path.join(job.hf, "config.json"))))
+    vpad = job.vpad or padded_vocab(arch["vocab"], job.tp, 4)
+    uneven = {}
+    if job.pp > 1 and arch["layers"] % job.pp:
+        uneven = dict(num_layers_in_first_pipeline_stage=arch["layers"] // job.pp)
+    te = job.spec == "te"
+    dtype = dict(bf16=torch.bfloat16, fp32=torch.float32, fp16=torch.float16)[job.dtype]
+    model = build_model(arch, job.tp, job.pp, job.ep, job.etp, dtype, te, vpad, uneven)
+    for module in model.modules():
+        if hasattr(module, "_maintain_float32_expert_bias"):
+            module._maintain_float32_expert_bias()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))  # so that an element nobody loaded shows
+
+    common = dist_checkpointing.load_common_state_dict(folder)
+    metadata = dict(common.get("content_metadata") or {})
+    metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    try:
+        sharded = model.sharded_state_dict(metadata=metadata)
+    except TypeError:
+        sharded = model.sharded_state_dict()
+    loaded = dist_checkpointing.load({"model": sharded}, folder, strict=job.strict)
+    if isinstance(loaded, tuple):
+        loaded = loaded[0]
+    model.load_state_dict(loaded["model"], strict=False)
+    full = assemble_full(model, metadata)
+
+    bad, error = [], None
+    if job.logits:
+        reference = reference_logits(job.hf, rank)
+        logits = forward_logits(model.float(), prompt(arch["vocab"]), arch)
+        if logits is not None:  # this rank is in the last pipeline stage
+            error = ((logits - reference).abs().max() / reference.abs().max()).item()
+            if not error < LOGITS_TOLERANCE:
+                bad.append(f"logits differ from Hugging Face's, relative error {error:.2e}")
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (bad, error))
+    if rank != 0:
+        return None
+    bad = [b for part, _ in gathered for b in part]
+    got = describe(full)
+    if any(t.isnan().any() for t in full.values() if t.is_floating_point()):
+        bad.append("NaN left: not every element was loaded")
+    if job.expect:
+        bad += differences(got, json.load(open(job.expect))["megatron"], "expect")
+    if job.expect_hf:
+        from safetensors.torch import load_file
+        weights = {}
+        for name in sorted(os.listdir(job.hf)):
+            if name.endswith(".safetensors"):
+                weights.update(load_file(os.path.join(job.hf, name)))
+        want = stack_full(hf_to_megatron(arch, weights, vpad, te=te), arch)
+        bad += differences(got, describe({k: t.to(full[k].dtype) for k, t in want.items()}), "hf")
+    return {"bad": bad, "megatron_core": megatron.core.__version__, "folder": folder, "layout": f"TP{job.tp} PP{job.pp} EP{job.ep}",
+            "logits_error": max((e for _, e in gathered if e is not None), default=None), "tensors": got,
+            "common": {k: v if isinstance(v, (int, float, str, dict)) else type(v).__name__ for k, v in common.items()}}
+
+
+def print_result(result):
+    print(f"megatron-core {result['megatron_core']} loaded {result['folder']} at {result['layout']}")
+    print("common state:", result["common"])
+    for key, t in result["tensors"].items():
+        print(t["sha256"], t["dtype"], tuple(t["shape"]), key)
+    if result["logits_error"] is not None:
+        print(f"logits: relative error {result['logits_error']:.2e} to Hugging Face's")
+    print("RESULT", "OK" if not result["bad"] else "MISMATCH " + "; ".join(result["bad"]), flush=True)
+
+
+def worker(options, jobs):
+    install_cpu_patches()
+    install_te_stub()  # the local spec ignores it
+    init_dist(options.rank, options.world, options.store)
+    import torch
+    import torch.distributed as dist
+    torch.serialization.add_safe_globals([argparse.Namespace])
+    with contextlib.suppress(Exception):
+        from megatron.core.safe_globals import register_safe_globals
+        register_safe_globals()
+    results = []
+    for job in jobs:
+        started = time.monotonic()
+        result = load(job, options.rank)
+        dist.barrier()
+        if options.rank == 0:
+            results.append({**result, "seconds": round(time.monotonic() - started, 2)})
+            if options.report:
+                json.dump(results, open(options.report, "w"), indent=1)
+            else:
+                print_result(result)
+    box = [any(r["bad"] for r in results)]
+    dist.broadcast_object_list(box, 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(1 if box[0] else 0)
+
+
+def job_parser():
+    p = argparse.ArgumentParser(add_help=False)
+    p.add_argument("--ckpt", help="the checkpoint")
+    p.add_argument("--hf", help="Hugging Face folder; config.json describes the model, weights are read for --logits and --expect-hf")
+    for size in ("tp", "pp", "ep", "etp"):
+        p.add_argument("--" + size, type=int, default=1)
+    p.add_argument("--vpad", type=int, help="rows of the model's vocabulary tensors (default: the next multiple of 4 TP)")
+    p.add_argument("--spec", default="te", choices=["te", "local"], help="te is what training uses")
+    p.add_argument("--dtype", default="bf16")
+    p.add_argument("--strict", default="assume_ok_unexpected", help="as dist_checkpointing.load takes it")
+    p.add_argument("--expect", help="a sha256.json of make_mcore_reference.py to compare with")
+    p.add_argument("--expect-hf", action="store_true", help="compare with the weights in --hf, mapped to Megatron")
+    p.add_argument("--logits", action="store_true", help="run the model in fp32 and compare with transformers")
+    return p
+
+
+def main():
+    p = argparse.ArgumentParser(parents=[job_parser()], description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--mcore", help="folder that contains megatron/core")
+    p.add_argument("--jobs", metavar="FILE", help="many loads in one go")
+    p.add_argument("--report", metavar="FILE", help="write the results there as JSON instead of printing them")
+    p.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    p.add_argument("--world", type=int, help=argparse.SUPPRESS)
+    p.add_argument("--store", help=argparse.SUPPRESS)
+    options = p.parse_args()
+    jobs = [options]
+    if options.jobs:
+        jobs = [argparse.Namespace(**{**vars(job_parser().parse_args([])), **job}) for job in json.load(open(options.jobs))]
+    if options.mcore:
+        sys.path.insert(0, os.path.abspath(options.mcore))
+    if options.rank is not None:
+        return worker(options, jobs)
+
+    # A job that needs fewer ranks than the largest one runs as data-parallel replicas.
+    world = max(max(job.tp * job.pp, job.pp * job.ep * job.etp) for job in jobs)
+    with tempfile.TemporaryDirectory() as folder:
+        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1", WORLD_SIZE=str(world))
+        command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--world", str(world), "--store", folder + "/store"]
+        ranks = [subprocess.Popen([*command, "--rank", str(r)], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)),
+                                  stderr=open(f"{folder}/stderr{r}", "w")) for r in range(world)]
+        while any(r.poll() is None for r in ranks):
+            time.sleep(0.05)
+            if any(r.poll() not in (None, 0, 1) for r in ranks) or any(
+                    r.poll() == 1 and "Traceback" in open(f"{folder}/stderr{i}").read() for i, r in enumerate(ranks)):
+                time.sleep(1)
+                for r in ranks:  # the others wait for the one that failed
+                    r.kill()
+                break
+        codes = [r.wait() for r in ranks]
+        if any(codes):
+            errors = [open(f"{folder}/stderr{r}").read() for r in range(world)]
+            shown = [e for e in errors if "Traceback" in e and "closed by peer" not in e] or [e for e in errors if e]
+            sys.stderr.write(shown[0][-4000:] if shown else "")
+    sys.exit(max(abs(c) for c in codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Runs that are killed, run out of space, or meet another run: the target is the old checkpoint, the new one, or none."""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support import DATA, FERRY, ferry, llama_config, run_ok, tree, write_hf
+
+LARGE = llama_config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
+                     vocab_size=8000)
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+class Large:
+    """A checkpoint of 100 MB in both formats, and how long each direction takes."""
+    def __init__(self, folder):
+        self.folder = folder
+        write_hf(folder / "hf", LARGE, shards=3)
+        self.options = {"megatron": ["--tp", "2", "--pp", "2"], "back": []}
+        self.source = {"megatron": folder / "hf", "back": folder / "megatron"}
+        self.seconds = {}
+        for way in ("megatron", "back"):
+            started = time.monotonic()
+            run_ok("convert", self.source[way], folder / way, *self.options[way])
+            self.seconds[way] = time.monotonic() - started
+        self.want = {way: tree(folder / way) for way in self.options}
+
+    def start(self, way, target, *options):
+        return subprocess.Popen([FERRY, "convert", self.source[way], target, *self.options[way], *options],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    yield Large(folder)
+    shutil.rmtree(folder)
+
+
+def published(target):
+    """Whether a reader would take what lies there for a checkpoint."""
+    return (target / TRACKER).exists() or (target / "config.json").exists()
+
+
+def test_there_and_back_of_a_larger_checkpoint(large):
+    assert large.want["back"] == tree(large.folder / "hf")
+
+
+# ------------------------------------------------------------------------------------------------------------- killed
+
+
+def killed_somewhere(large, way, target, share):
+    run = large.start(way, target)
+    time.sleep(share * large.seconds[way])
+    run.kill()
+    run.communicate()
+    assert run.returncode in (0, -signal.SIGKILL)
+    return run.returncode == 0
+
+
+@pytest.mark.parametrize("kill", range(10))
+def test_killed_and_resumed_gives_the_same_bytes(kill, large, work):
+    way = ("megatron", "back")[kill % 2]
+    share = random.Random(kill).uniform(0.05, 1.0)
+    finished = killed_somewhere(large, way, work / "out", share)
+    if published(work / "out"):
+        assert tree(work / "out") == large.want[way], "killed, and a half checkpoint stands at the target"
+    if not finished:
+        run_ok("convert", large.source[way], work / "out", *large.options[way], "--resume")
+    assert tree(work / "out") == large.want[way]
+    assert [p.name for p in work.iterdir()] == ["out"], "something was left beside the target"
+
+
+def test_killed_and_run_anew_gives_the_same_bytes(large, work):
+    """Without --resume what a killed run left behind is in nobody's way."""
+    if not killed_somewhere(large, "megatron", work / "out", 0.5):
+        assert not published(work / "out")
+        run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
+    assert tree(work / "out") == large.want["megatron"]
+
+
+def test_resume_of_a_run_that_was_never_begun(large, work):
+    run_ok("convert", large.source["back"], work / "out", "--resume")
+    assert tree(work / "out") == large.want["back"]
+
+
+def test_resume_with_another_layout_mixes_nothing(large, work):
+    if killed_somewhere(large, "megatron", work / "out", 0.5):
+        pytest.skip("the run was over before it was killed")
+    done = ferry("convert", large.source["megatron"], work / "out", "--tp", 4, "--resume")
+    if done.returncode:
+        assert not published(work / "out")
+        run_ok("convert", large.source["megatron"], work / "out", "--tp", 4)
+    run_ok("convert", large.source["megatron"], work / "want", "--tp", 4)
+    assert tree(work / "out") == tree(work / "want")
+
+
+def test_resume_after_the_source_changed_mixes_nothing(large, work):
+    shutil.copytree(large.folder / "hf", work / "hf")
+    run = subprocess.Popen([FERRY, "convert", work / "hf", work / "out", "--tp", "2", "--pp", "2"],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.6 * large.seconds["megatron"])
+    run.kill()
+    if run.wait() == 0:
+        pytest.skip("the run was over before it was killed")
+    for path in (work / "hf").glob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        for at in range(len(data) // 2, len(data), 4096):
+            data[at] ^= 1
+        path.write_bytes(data)
+    done = ferry("convert", work / "hf", work / "out", "--tp", 2, "--pp", 2, "--resume")
+    if done.returncode:
+        assert not published(work / "out")
+        run_ok("convert", work / "hf", work / "out", "--tp", 2, "--pp", 2)
+    run_ok("convert", work / "hf", work / "want", "--tp", 2, "--pp", 2)
+    assert tree(work / "out") == tree(work / "want")
+
+
+def test_killed_while_overwriting_leaves_the_old_or_the_new(large, work):
+    run_ok("convert", DATA / "hf_llama/hf", work / "megatron")
+    old = tree(work / "megatron")
+    for share in (0.4, 0.8, 0.95):
+        run = large.start("megatron", work / "megatron", "--overwrite")
+        time.sleep(share * large.seconds["megatron"])
+        run.kill()
+        run.communicate()
+        now = {n: d for n, d in tree(work / "megatron").items() if n in old or n in large.want["megatron"]}
+        assert now in (old, large.want["megatron"])
+        if now != old:
+            break
+
+
+# ------------------------------------------------------------------------------------------------- overwrite, siblings
+
+
+def test_overwrite_replaces_the_whole_checkpoint(work):
+    write_hf(work / "hf", seed=1)
+    write_hf(work / "other", llama_config(num_hidden_layers=2), shards=3, seed=2)
+    run_ok("convert", work / "hf", work / "megatron", "--tp", 2)
+    run_ok("convert", work / "other", work / "megatron", "--overwrite")
+    run_ok("convert", work / "other", work / "want")
+    assert tree(work / "megatron") == tree(work / "want")
+    run_ok("convert", work / "hf", work / "m2")
+    run_ok("convert", work / "megatron", work / "out")
+    run_ok("convert", work / "m2", work / "out", "--overwrite")
+    assert tree(work / "out") == tree(work / "hf")
+
+
+def test_overwrite_with_a_bad_source_keeps_the_old(work):
+    write_hf(work / "hf")
+    run_ok("convert", work / "hf", work / "megatron")
+    before = tree(work / "megatron")
+    (work / "hf/model.safetensors").write_bytes((work / "hf/model.safetensors").read_bytes()[:-10])
+    run_ok("convert", work / "hf", work / "megatron", "--overwrite", code=2)
+    assert tree(work / "megatron") == before
+
+
+def test_other_iterations_are_not_touched(work):
+    write_hf(work / "hf")
+    run_ok("convert", work / "hf", work / "megatron", "--iteration", 5)
+    before = tree(work / "megatron/iter_0000005")
+    run_ok("convert", work / "hf", work / "megatron", "--iteration", 6, "--tp", 2)
+    assert tree(work / "megatron/iter_0000005") == before
+    assert (work / "megatron" / TRACKER).read_text() == "6"
+    run_ok("verify", work / "megatron/iter_0000005", work / "megatron/iter_0000006")
+
+
+def test_two_runs_into_one_target(large, work):
+    runs = [large.start("megatron", work / "out") for _ in range(2)]
+    errors = [run.communicate()[1] for run in runs]
+    codes = sorted(run.returncode for run in runs)
+    assert codes in ([0, 0], [0, 2]), errors
+    assert tree(work / "out") == large.want["megatron"]
+    assert [p.name for p in work.iterdir()] == ["out"], "something was left beside the target"
+
+
+# -------------------------------------------------------------------------------------------------------- file systems
+
+
+class Mounted:
+    """A small file system of its own at `folder`, where this process may mount one."""
+    def __init__(self, folder, options):
+        folder.mkdir()
+        self.folder = folder
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip()}")
+
+    def __enter__(self):
+        return self.folder
+
+    def __exit__(self, *error):
+        subprocess.run(["umount", self.folder], check=True)
+
+
+@pytest.mark.parametrize("way", ["megatron", "back"])
+def test_full_disk(way, large, work):
+    with Mounted(work / "disk", "size=20m") as disk:
+        done = ferry("convert", large.source[way], disk / "out", *large.options[way])
+        assert done.returncode == 2 and "error:" in done.stderr
+        assert str(disk) in done.stderr and "space" in done.stderr, done.stderr
+        assert not published(disk / "out")
+    assert not list((work / "disk").iterdir())
+
+
+def test_disk_that_fills_up_while_overwriting_keeps_the_old(large, work):
+    with Mounted(work / "disk", "size=20m") as disk:
+        run_ok("convert", DATA / "hf_llama/hf", disk / "megatron")
+        before = tree(disk / "megatron")
+        run_ok("convert", large.source["megatron"], disk / "megatron", "--overwrite", code=2)
+        assert {n: d for n, d in tree(disk / "megatron").items() if n in before} == before
+
+
+def test_read_only_target(work):
+    write_hf(work / "hf")
+    if os.geteuid() != 0:
+        (work / "locked").mkdir(mode=0o555)
+        done = ferry("convert", work / "hf", work / "locked/out")
+        assert done.returncode == 2 and str(work / "locked") in done.stderr, done.stderr
+        return
+    with Mounted(work / "locked", "ro") as locked:  # permissions do not stop root
+        done = ferry("convert", work / "hf", locked / "out")
+        assert done.returncode == 2 and str(locked) in done.stderr, done.stderr
+
+
+def test_limit_on_the_size_of_files(large, work):
+    """EFBIG, as a quota or a file system without large files answers."""
+    import resource
+    done = subprocess.run([FERRY, "convert", large.source["megatron"], work / "out"], capture_output=True, text=True, timeout=60,
+                          restore_signals=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
+    assert done.returncode == 2 and "error:" in done.stderr, done.stderr
+    assert not published(work / "out")
+
+
+def test_links_as_in_the_hugging_face_cache(work):
+    """snapshots/<commit>/ holds links into blobs/: a checkpoint like any other, and what is written holds files."""
+    write_hf(work / "plain", shards=2)
+    snapshot, blobs = work / "models--a--b/snapshots/0123", work / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in (work / "plain").iterdir():
+        shutil.copy(path, blobs / f"blob-of-{path.name}")
+        (snapshot / path.name).symlink_to(f"../../blobs/blob-of-{path.name}")
+    run_ok("convert", snapshot, work / "megatron", "--tp", 2)
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(work / "plain")
+    assert not any(p.is_symlink() for folder in ("megatron", "back") for p in (work / folder).rglob("*"))
+    run_ok("verify", snapshot, work / "back")
+
+
+def test_dry_run_writes_nothing(large, work):
+    for kind in ("--dry-run", "--dry-run=plan", "--dry-run=read"):
+        done = run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], kind)
+        assert done.stdout + done.stderr
+        assert not list(work.iterdir())
+
+
+@pytest.mark.parametrize("way", ["megatron", "back"])
+def test_memory_stays_below_the_limit(way, large, work):
+    """--max-memory bounds the buffers; the program itself and its tables get 48 MiB on top."""
+    # Through a small process: the peak of a child includes that of the image it was started from.
+    script = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+              "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    convert = [FERRY, "convert", large.source[way], work / "out", *large.options[way],
+               "--quiet", "--max-memory", "16MiB", "--threads", "2"]
+    done = subprocess.run([sys.executable, "-S", "-c", script, *map(str, convert)], stdout=subprocess.PIPE, text=True, check=True)
+    assert int(done.stdout) < (16 + 48) * 1024, f"{done.stdout} KiB"
+    assert tree(work / "out") == large.want[way]

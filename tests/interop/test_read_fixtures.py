@@ -1,0 +1,99 @@
+"""Ferry reads what real releases of megatron-core wrote (tests/data)."""
+import hashlib
+import json
+import shutil
+
+import pytest
+
+import oracle
+import torch_dist_raw as raw
+from support import DATA, TORCH_NAME, described, ferry, ferry_json, hf_tensors, iteration_folder, run_ok
+
+CASES = sorted(p.parent.name for p in DATA.glob("*/sha256.json"))
+
+
+class Fixture:
+    def __init__(self, name):
+        self.path = DATA / name
+        self.digests = json.loads((self.path / "sha256.json").read_text())
+        self.hf = DATA / self.digests["hf_dir"]
+        self.config = json.loads((self.hf / "config.json").read_text())
+        checkpoint = raw.Checkpoint(str(iteration_folder(self.path)))
+        self.stored = {k: (d, s, c) for k, (d, s, c) in checkpoint.tensors.items()}
+        model = {k: checkpoint.tensor(k) for k in self.digests["megatron"]}
+        self.model = {k: {"dtype": d, "shape": list(s), "sha256": hashlib.sha256(b).hexdigest()} for k, (d, s, b) in model.items()}
+        # An optimizer step came between the Hugging Face weights and the checkpoints that hold optimizer state.
+        self.trained = "optim" in name
+        to_name = {v: k for k, v in TORCH_NAME.items()}
+        mapped = oracle.megatron_to_hf(model, self.config)
+        self.as_hf = described({n: (to_name[d], s, b) for n, (d, s, b) in mapped.items()})
+
+
+@pytest.fixture(scope="module", params=CASES)
+def fixture(request):
+    return Fixture(request.param)
+
+
+def test_the_oracles_agree(fixture):
+    """What the tests below expect is what torch and torch_dist_raw found, each on its own."""
+    assert fixture.model == fixture.digests["megatron"]
+    if not fixture.trained:
+        assert fixture.as_hf == fixture.digests["hf"]
+
+
+def test_converts_to_the_hugging_face_tensors(fixture, work):
+    run_ok("convert", fixture.path, work / "hf", "--hf-config", fixture.hf)
+    assert described(hf_tensors(work / "hf")) == fixture.as_hf
+    for name in ("config.json", "generation_config.json"):
+        assert (work / "hf" / name).read_bytes() == (fixture.hf / name).read_bytes()
+
+
+def test_converts_from_the_iteration_folder_too(fixture, work):
+    folder = iteration_folder(fixture.path)
+    run_ok("convert", folder, work / "hf", "--hf-config", fixture.hf)
+    assert described(hf_tensors(work / "hf")) == fixture.as_hf
+
+
+def test_verify_compares_with_the_hugging_face_folder(fixture):
+    report = run_ok("verify", fixture.path, fixture.hf, "--hf-config", fixture.hf, code=1 if fixture.trained else 0)
+    if fixture.trained:
+        assert "model." in report.stdout + report.stderr, "a difference has to be named"
+
+
+def test_verify_finds_the_same_weights_in_another_layout(work):
+    for left, right in (("llama_tp1", "llama_tp2pp2"), ("llama_tp2pp2_mc0131", "llama_singleton"), ("llama_tp2pp2_local", "llama_tp2pp2_mc0161")):
+        run_ok("verify", DATA / left, DATA / right, "--hf-config", DATA / "hf_llama/hf")
+
+
+def test_digest_writes_a_manifest_that_it_checks(fixture, work):
+    run_ok("digest", fixture.path, "--output", work / "manifest", "--hf-config", fixture.hf)
+    run_ok("digest", fixture.path, "--check", work / "manifest", "--hf-config", fixture.hf)
+    ferry_json("digest", fixture.path, "--hf-config", fixture.hf)
+
+
+def test_digest_check_names_the_file_that_changed(work):
+    shutil.copytree(DATA / "llama_tp1", work / "copy")
+    run_ok("digest", work / "copy", "--output", work / "manifest")
+    file = next((work / "copy").glob("iter_*/__0_0.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    done = ferry("digest", work / "copy", "--check", work / "manifest")
+    assert done.returncode in (1, 2)  # the archive's own CRC-32 finds it first
+    assert "__0_0.distcp" in done.stdout + done.stderr
+
+
+def test_inspect_lists_every_tensor_as_it_is_stored(fixture):
+    listed = {t["name"]: t for t in ferry_json("inspect", fixture.path)["tensors"]}
+    for key, want in fixture.digests["megatron"].items():
+        assert listed[key]["shape"] == want["shape"], key
+        assert TORCH_NAME.get(listed[key]["dtype"], listed[key]["dtype"]) == want["dtype"], key
+    assert set(fixture.stored) <= set(listed), "optimizer tensors are listed as well"
+    for key, (_, _, chunks) in fixture.stored.items():
+        stored = sorted((tuple(c["offsets"]), tuple(c["sizes"])) for c in listed[key]["chunks"])
+        assert stored == sorted(chunks), key
+
+
+def test_inspect_filters_by_glob():
+    names = [t["name"] for t in ferry_json("inspect", DATA / "llama_tp1", "--filter", "*linear_fc1*")["tensors"]]
+    assert names and all("linear_fc1" in n for n in names)

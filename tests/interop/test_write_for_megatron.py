@@ -1,0 +1,127 @@
+"""Real megatron-core and torch.distributed.checkpoint read what ferry writes."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+import oracle
+import torch_dist_raw as raw
+from support import DATA, HERE, PEERS, TORCH_NAME, hf_tensors, iteration_folder, run_ok, sha256
+
+# Written how: (Hugging Face model, name, options, rows of the vocabulary tensors)
+WRITTEN = {
+    "llama_tp2pp2": ("hf_llama", ["--tp", 2, "--pp", 2], 256),
+    "llama_uneven": ("hf_llama", ["--tp", 1, "--pp", 2, "--num-layers-in-first-pipeline-stage", 1], 256),
+    "qwen2_tp2": ("hf_qwen2", ["--tp", 2], 256),
+    "qwen2_tied_pp3": ("hf_qwen2_tied", ["--pp", 3, "--num-layers-in-first-pipeline-stage", 1,
+                                         "--num-layers-in-last-pipeline-stage", 1], 256),
+    "qwen3_tp2pp2": ("hf_qwen3", ["--tp", 2, "--pp", 2], 256),
+    "qwen3_div4": ("hf_qwen3", ["--tp", 2, "--make-vocab-size-divisible-by", 4], 256),
+    "llama_iteration": ("hf_llama", ["--tp", 2, "--iteration", 7, "--make-vocab-size-divisible-by", 1], 250),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """{case: checkpoint folder}, written once for all tests here."""
+    folder = tmp_path_factory.mktemp("written")
+    for case, (hf, options, _) in WRITTEN.items():
+        run_ok("convert", DATA / hf / "hf", folder / case, *options)
+    return {case: folder / case for case in WRITTEN}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_every_byte_is_where_the_format_says(case, written):
+    """torch_dist_raw, which shares no code with ferry, finds the same weights."""
+    hf, _, vocab_rows = WRITTEN[case]
+    checkpoint = raw.Checkpoint(str(iteration_folder(written[case])))
+    tensors = {k: checkpoint.tensor(k) for k in checkpoint.tensors}
+    assert tensors["embedding.word_embeddings.weight"][1][0] == vocab_rows
+    config = json.loads((DATA / hf / "hf/config.json").read_text())
+    want = {n: (TORCH_NAME[d], s, b) for n, (d, s, b) in hf_tensors(DATA / hf / "hf").items()}
+    assert oracle.megatron_to_hf(tensors, config) == want
+    for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
+        if key in tensors:
+            _, (rows, hidden), data = tensors[key]
+            assert not any(data[config["vocab_size"] * hidden * 2:]), f"{key}: padding rows hold something"
+    oracle.megatron_state(written[case])  # raises where chunks overlap or leave a gap
+
+
+def test_the_tracker_names_what_was_written(written):
+    assert (written["llama_tp2pp2"] / "latest_checkpointed_iteration.txt").read_text() == "release"
+    assert (written["llama_iteration"] / "latest_checkpointed_iteration.txt").read_text() == "7"
+    assert (written["llama_iteration"] / "iter_0000007/metadata.json").exists()
+
+
+@pytest.mark.parametrize("case", ["llama_tp2pp2", "qwen3_tp2pp2"])
+def test_chunks_are_those_of_the_asked_layout(case, written):
+    """One chunk per tensor-parallel rank (fc1: one for the gate and one for the up projection of each) and layer."""
+    checkpoint = raw.Checkpoint(str(iteration_folder(written[case])))
+    chunks = {k: len(c) for k, (_, _, c) in checkpoint.tensors.items()}
+    layers = 4
+    assert chunks["decoder.layers.mlp.linear_fc1.weight"] == layers * 2 * 2
+    assert chunks["decoder.layers.mlp.linear_fc2.weight"] == layers * 2
+    assert chunks["decoder.layers.self_attention.linear_qkv.weight"] == layers * 2
+    assert chunks["decoder.layers.mlp.linear_fc1.layer_norm_weight"] == layers
+    assert chunks["embedding.word_embeddings.weight"] == 2
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_torch_distributed_checkpoint_reads_the_same_bytes(case, written):
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    folder = str(iteration_folder(written[case]))
+    reader = dcp.FileSystemReader(folder)
+    metadata = reader.read_metadata()
+    state = {k: torch.full(m.size, float("nan"), dtype=m.properties.dtype)
+             for k, m in metadata.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    checkpoint = raw.Checkpoint(folder)
+    assert set(state) == set(checkpoint.tensors)
+    for key, tensor in state.items():
+        dtype, shape, data = checkpoint.tensor(key)
+        assert (str(tensor.dtype), tuple(tensor.shape)) == ("torch." + dtype, shape), key
+        assert sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()) == sha256(data), key
+
+
+def test_torch_loads_the_common_state_without_trusting_it(written):
+    """weights_only=True refuses a pickle that could run code: ferry's needs nothing but argparse.Namespace."""
+    import argparse
+
+    import torch
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        common = torch.load(iteration_folder(written["qwen2_tied_pp3"]) / "common.pt", weights_only=True)
+    assert common["checkpoint_version"] == 3.0
+    arguments = common["args"]
+    assert (arguments.num_layers, arguments.hidden_size, arguments.num_attention_heads, arguments.num_query_groups) == (4, 32, 4, 2)
+    assert (arguments.pipeline_model_parallel_size, arguments.padded_vocab_size) == (3, 256)
+    assert arguments.add_qkv_bias and not arguments.untie_embeddings_and_output_weights
+
+
+def layouts(release):
+    return [(1, 1), (2, 2)] if release == "mc0131" else [(1, 1), (2, 1), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("release", ["mc0131", "mc0161", "mc0192"])
+def test_megatron_core_loads_it_at_any_layout(release, written, work):
+    """All keys are found, every element arrives, and the loaded model computes the logits of transformers."""
+    jobs, cases = [], []
+    for case in ("llama_tp2pp2", "llama_uneven", "qwen2_tp2", "qwen2_tied_pp3", "qwen3_tp2pp2"):
+        hf, _, vocab_rows = WRITTEN[case]
+        if release != "mc0192" and case == "llama_uneven":
+            continue
+        for tp, pp in layouts(release):
+            cases.append(f"{case} at TP{tp} PP{pp}")
+            jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, vpad=vocab_rows,
+                             expect_hf=True, logits=True))
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
+                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180)
+    report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else []
+    assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
+    assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
+    assert all(r["megatron_core"].replace(".", "") == release[2:] for r in report)
+    assert max(r["logits_error"] for r in report) < 2e-5
+    assert all(r["common"]["checkpoint_version"] == 3.0 for r in report)

@@ -1,0 +1,94 @@
+"""Tiny Hugging Face models with random weights, one per family, made by transformers itself."""
+import json
+import os
+
+BASE = dict(vocab_size=256, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=False)
+
+
+def hf_configs():
+    import transformers as T
+    def c(**k): return {**BASE, **k}
+    rope = lambda t: dict(rope_parameters={"rope_type": "default", "rope_theta": t})
+    return {
+        "llama": lambda: T.LlamaConfig(**c(vocab_size=250, rms_norm_eps=1e-5, **rope(500000.0))),
+        "qwen2": lambda: T.Qwen2Config(**c(rms_norm_eps=1e-6, **rope(1000000.0))),
+        "qwen2_tied": lambda: T.Qwen2Config(**c(vocab_size=250, tie_word_embeddings=True, **rope(1000000.0))),
+        "qwen3": lambda: T.Qwen3Config(**c(head_dim=16, rms_norm_eps=1e-6, **rope(1000000.0))),
+        "mixtral": lambda: T.MixtralConfig(**c(num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **rope(1e6))),
+        "qwen2_moe": lambda: T.Qwen2MoeConfig(**c(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2,
+                                                 moe_intermediate_size=24, shared_expert_intermediate_size=40, **rope(1e6))),
+        "qwen3_moe": lambda: T.Qwen3MoeConfig(**c(num_hidden_layers=2, num_experts=4, num_experts_per_tok=2,
+                                                 norm_topk_prob=True, moe_intermediate_size=24, head_dim=16, **rope(1e6))),
+        "deepseek_v3": lambda: T.DeepseekV3Config(
+            **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
+                n_routed_experts=8, num_experts_per_tok=4, n_group=4, topk_group=2, first_k_dense_replace=1,
+                q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
+                num_nextn_predict_layers=1, **rope(10000.0))),
+        # Moonlight = deepseek_v3 architecture without q_lora
+        "moonlight": lambda: T.DeepseekV3Config(
+            **c(num_hidden_layers=2, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=1,
+                n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+                q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+                num_nextn_predict_layers=0, **rope(50000.0))),
+    }
+
+
+def make_hf(name, out):
+    """Random tiny HF model -> out/hf (bf16 safetensors) ; logits of a fixed prompt -> out/logits.json"""
+    import torch, transformers as T
+    T.logging.set_verbosity_error()
+    cfg = hf_configs()[name]()
+    torch.manual_seed(sum(map(ord, name)))
+    m = T.AutoModelForCausalLM.from_config(cfg).float()
+    with torch.no_grad():
+        for n, p in list(m.named_parameters()) + list(m.named_buffers()):
+            if not p.is_floating_point() or "inv_freq" in n:
+                continue
+            if p.ndim == 1 and "norm" in n:
+                p.copy_(1 + 0.2 * torch.randn_like(p))
+            elif p.ndim == 1:
+                p.copy_(0.2 * torch.randn_like(p))
+            else:
+                p.copy_(torch.randn_like(p) * 0.2)
+        for p in m.parameters():
+            p.copy_(p.to(torch.bfloat16).float())
+        for n, b in m.named_buffers():
+            if "inv_freq" not in n and b.is_floating_point():
+                b.copy_(b.to(torch.bfloat16).float())
+    m.eval()
+    ids = (torch.arange(24) * 37 + 11) % cfg.vocab_size
+    with torch.no_grad():
+        lg = m(ids[None]).logits[0].float()
+    hf = os.path.join(out, "hf")
+    m.to(torch.bfloat16).save_pretrained(hf)
+    if name == "deepseek_v3":  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
+        from safetensors.torch import load_file, save_file
+        sd = load_file(hf + "/model.safetensors")
+        L, h = cfg.num_hidden_layers, cfg.hidden_size
+        g = torch.Generator().manual_seed(7)
+        R = lambda *s: (0.2 * torch.randn(*s, generator=g)).to(torch.bfloat16)
+        for k in [k for k in sd if k.startswith(f"model.layers.{L-1}.")]:
+            t = sd[k]
+            sd[k.replace(f"layers.{L-1}.", f"layers.{L}.")] = (1 + R(*t.shape)) if t.ndim == 1 and "norm" in k else R(*t.shape)
+        p = f"model.layers.{L}."
+        sd[p + "enorm.weight"], sd[p + "hnorm.weight"], sd[p + "shared_head.norm.weight"] = 1 + R(h), 1 + R(h), 1 + R(h)
+        sd[p + "eh_proj.weight"] = R(h, 2 * h)
+        sd[p + "embed_tokens.weight"] = sd["model.embed_tokens.weight"].clone()   # hub file duplicates both
+        sd[p + "shared_head.head.weight"] = sd["lm_head.weight"].clone()
+        save_file({k: v.contiguous() for k, v in sd.items()}, hf + "/model.safetensors", metadata={"format": "pt"})
+    cj = json.load(open(hf + "/config.json"))
+    cj["rope_theta"] = cfg.rope_parameters["rope_theta"]    # what hub configs of transformers 4.x carry
+    cj["torch_dtype"] = "bfloat16"
+    json.dump(cj, open(hf + "/config.json", "w"), indent=1, sort_keys=True)
+    json.dump({"ids": ids.tolist(), "logits_last": lg[-1].tolist(), "logits_sum": lg.sum(-1).tolist()},
+              open(os.path.join(out, "hf_logits.json"), "w"))
+
+
+def load_hf_sd(hf):
+    from safetensors.torch import load_file
+    sd = {}
+    for f in sorted(os.listdir(hf)):
+        if f.endswith(".safetensors"):
+            sd.update(load_file(os.path.join(hf, f)))
+    return sd

@@ -1,0 +1,163 @@
+"""The reference mapping of Hugging Face weights to full, unsharded Megatron tensors, in torch. It shares nothing with
+Ferry's own tables: what it says was checked by running both models and comparing their logits.
+"""
+import hashlib
+import re
+
+
+def arch_of(c):
+    """Plain description of the model used by everything below (also stored in sha256.json)."""
+    t = c["model_type"]
+    rp = c.get("rope_parameters") or {}
+    a = dict(
+        arch=t, vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"],
+        heads=c["num_attention_heads"], groups=c.get("num_key_value_heads") or c["num_attention_heads"],
+        head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c["intermediate_size"],
+        eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
+        tied=bool(c.get("tie_word_embeddings")), qkv_bias=t in ("qwen2", "qwen2_moe"), qk_norm=t in ("qwen3", "qwen3_moe"),
+        experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
+    )
+    if t == "mixtral":
+        a.update(experts=c["num_local_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["intermediate_size"],
+                 pre_softmax=False, shared=0)
+    if t in ("qwen2_moe", "qwen3_moe"):
+        a.update(experts=c.get("num_experts") or c["num_local_experts"], topk=c["num_experts_per_tok"],
+                 moe_ffn=c["moe_intermediate_size"], pre_softmax=not c.get("norm_topk_prob", False),
+                 shared=c.get("shared_expert_intermediate_size", 0) if t == "qwen2_moe" else 0, shared_gate=t == "qwen2_moe")
+    if t == "deepseek_v3":
+        a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
+                 pre_softmax=True, shared=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], shared_gate=False,
+                 score="sigmoid", expert_bias=True, n_group=c["n_group"], topk_group=c["topk_group"],
+                 scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"], mla=True,
+                 q_lora=c["q_lora_rank"], kv_lora=c["kv_lora_rank"], qk_nope=c["qk_nope_head_dim"],
+                 qk_rope=c["qk_rope_head_dim"], v_dim=c["v_head_dim"], mtp=c.get("num_nextn_predict_layers") or 0)
+    return a
+
+
+def padded_vocab(vocab, tp, div):
+    m = div * tp
+    return (vocab + m - 1) // m * m
+
+
+def interleave_qkv(q, k, v, heads, groups, hd):
+    """[heads*hd, ...], [groups*hd, ...] x2 -> [(groups * (heads/groups + 2)) * hd, ...] group major: q.. q k v | q.. q k v"""
+    import torch
+    r = heads // groups
+    tail = tuple(q.shape[1:])
+    q = q.reshape(groups, r, hd, *tail); k = k.reshape(groups, 1, hd, *tail); v = v.reshape(groups, 1, hd, *tail)
+    return torch.cat([q, k, v], 1).reshape(groups * (r + 2) * hd, *tail).contiguous()
+
+
+def hf_to_megatron(a, sd, vpad, te=True):
+    """Full Megatron tensors under *unstacked* names (decoder.layers.<i>.…, …experts.experts.<e>.…).
+    te=False gives the local-spec names where they differ (MLA norms, MoE pre_mlp_layernorm)."""
+    import torch
+    import torch.nn.functional as F
+    out, used = {}, set()
+    def g(k):
+        used.add(k); return sd[k]
+    def pad(w): return F.pad(w, (0, 0, 0, vpad - w.shape[0]))
+    out["embedding.word_embeddings.weight"] = pad(g("model.embed_tokens.weight"))
+    if not a["tied"]:
+        out["output_layer.weight"] = pad(g("lm_head.weight"))
+    out["decoder.final_layernorm.weight"] = g("model.norm.weight")
+
+    def layer(i, mp, moe):
+        hp = f"model.layers.{i}."
+        if a["mla"]:
+            out[mp + "input_layernorm.weight"] = g(hp + "input_layernorm.weight")
+            s = hp + "self_attn."
+            if a["q_lora"]:
+                out[mp + "self_attention.linear_q_down_proj.weight"] = g(s + "q_a_proj.weight")
+                out[mp + "self_attention.linear_q_up_proj.weight"] = g(s + "q_b_proj.weight")
+                out[mp + ("self_attention.linear_q_up_proj.layer_norm_weight" if te else "self_attention.q_layernorm.weight")] = g(s + "q_a_layernorm.weight")
+            else:
+                out[mp + "self_attention.linear_q_proj.weight"] = g(s + "q_proj.weight")
+            out[mp + "self_attention.linear_kv_down_proj.weight"] = g(s + "kv_a_proj_with_mqa.weight")
+            out[mp + "self_attention.linear_kv_up_proj.weight"] = g(s + "kv_b_proj.weight")
+            out[mp + ("self_attention.linear_kv_up_proj.layer_norm_weight" if te else "self_attention.kv_layernorm.weight")] = g(s + "kv_a_layernorm.weight")
+        else:
+            out[mp + "self_attention.linear_qkv.layer_norm_weight"] = g(hp + "input_layernorm.weight")
+            for kind in ["weight"] + (["bias"] if a["qkv_bias"] else []):
+                out[mp + f"self_attention.linear_qkv.{kind}"] = interleave_qkv(
+                    *(g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"), a["heads"], a["groups"], a["head_dim"])
+            if a["qk_norm"]:
+                out[mp + "self_attention.q_layernorm.weight"] = g(hp + "self_attn.q_norm.weight")
+                out[mp + "self_attention.k_layernorm.weight"] = g(hp + "self_attn.k_norm.weight")
+        out[mp + "self_attention.linear_proj.weight"] = g(hp + "self_attn.o_proj.weight")
+        post = g(hp + "post_attention_layernorm.weight")
+        gu = lambda p, x="gate_proj", y="up_proj": torch.cat([g(p + x + ".weight"), g(p + y + ".weight")], 0)
+        if not moe:
+            out[mp + ("mlp.linear_fc1.layer_norm_weight" if te or not a["mla"] else "pre_mlp_layernorm.weight")] = post
+            out[mp + "mlp.linear_fc1.weight"] = gu(hp + "mlp.")
+            out[mp + "mlp.linear_fc2.weight"] = g(hp + "mlp.down_proj.weight")
+            return
+        out[mp + ("pre_mlp_layernorm.weight" if te or a["mla"] else "mlp.linear_fc1.layer_norm_weight")] = post
+        mx = a["arch"] == "mixtral"
+        m = hp + ("block_sparse_moe." if mx else "mlp.")
+        out[mp + "mlp.router.weight"] = g(m + "gate.weight")
+        if a.get("expert_bias"):
+            out[mp + "mlp.router.expert_bias"] = g(m + "gate.e_score_correction_bias").float()
+        for e in range(a["experts"]):
+            x = f"{m}experts.{e}."
+            out[mp + f"mlp.experts.experts.{e}.linear_fc1.weight"] = gu(x, "w1", "w3") if mx else gu(x)
+            out[mp + f"mlp.experts.experts.{e}.linear_fc2.weight"] = g(x + ("w2" if mx else "down_proj") + ".weight")
+        if a["shared"]:
+            x = m + ("shared_expert." if a["arch"] == "qwen2_moe" else "shared_experts.")
+            out[mp + "mlp.shared_experts.linear_fc1.weight"] = gu(x)
+            out[mp + "mlp.shared_experts.linear_fc2.weight"] = g(x + "down_proj.weight")
+            if a.get("shared_gate"):
+                out[mp + "mlp.shared_experts.gate_weight"] = g(m + "shared_expert_gate.weight")
+
+    for i in range(a["layers"]):
+        layer(i, f"decoder.layers.{i}.", a["experts"] > 0 and i >= a.get("dense_first", 0))
+    for j in range(a["mtp"]):
+        i = a["layers"] + j
+        p, hp = f"mtp.layers.{j}.", f"model.layers.{i}."
+        out[p + "enorm.weight"] = g(hp + "enorm.weight")
+        out[p + "hnorm.weight"] = g(hp + "hnorm.weight")
+        out[p + "eh_proj.weight"] = g(hp + "eh_proj.weight")
+        out[p + "final_layernorm.weight"] = g(hp + "shared_head.norm.weight")
+        layer(i, p + "transformer_layer.", True)
+        used.update({hp + "embed_tokens.weight", hp + "shared_head.head.weight"})
+    left = set(sd) - used - {"lm_head.weight"}
+    assert not left, f"HF keys without a Megatron counterpart: {sorted(left)}"
+    return out
+
+
+def stack_full(full, a, te=True, homogeneous=None):
+    """Unstacked -> the keys a torch_dist checkpoint holds (stacked layer axis / expert axis)."""
+    import torch
+    if homogeneous is None:
+        homogeneous = not (a["experts"] and a.get("dense_first"))
+    groups, out = {}, {}
+    for k, t in full.items():
+        layer = expert = None
+        m = re.match(r"decoder\.layers\.(\d+)\.(.*)", k)
+        if m and homogeneous:
+            layer, k = int(m[1]), "decoder.layers." + m[2]
+        m = re.match(r"(.*\.experts\.experts)\.(\d+)\.(.*)", k)
+        if m:
+            expert, k = int(m[2]), f"{m[1]}.{m[3]}"
+        if layer is None and expert is None:
+            out[k] = t
+        else:
+            groups.setdefault(k, {})[(layer, expert)] = t
+    for k, d in groups.items():
+        ls = sorted({x[0] for x in d}, key=lambda v: -1 if v is None else v)
+        es = sorted({x[1] for x in d}, key=lambda v: -1 if v is None else v)
+        rows = [[d[(l, e)] for e in es] for l in ls]
+        t = torch.stack([torch.stack(r) if es != [None] else r[0] for r in rows]) if ls != [None] else torch.stack(rows[0])
+        out[k] = t
+    return out
+
+
+def sha(t):
+    import torch
+    t = t.detach().cpu().contiguous()
+    return hashlib.sha256(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"").hexdigest()
+
+
+def describe(d):
+    return {k: {"dtype": str(t.dtype).replace("torch.", ""), "shape": list(t.shape), "sha256": sha(t)}
+            for k, t in sorted(d.items())}
