@@ -1,0 +1,168 @@
+#include "converter/convert.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+#include "converter/verify.h"
+#include "distckpt/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::DType;
+using distckpt::ParallelConfig;
+using support::TempDir;
+using support::TinyModel;
+
+// Any layout that the model can be split into.
+ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  ParallelConfig layout;
+  for (int doubled = 1; doubled <= model.num_query_groups; doubled *= 2) {
+    if (draw(0, 1) == 0) layout.tensor_model_parallel_size = doubled;
+  }
+  layout.make_vocab_size_divisible_by = draw(1, 16);
+  const int stages = draw(1, model.num_layers);
+  layout.pipeline_model_parallel_size = stages;
+  if (stages == 1 || model.num_layers % stages == 0) return layout;
+  // Uneven: one layer for each stage but the first, which takes the rest.
+  layout.num_layers_in_first_pipeline_stage = model.num_layers - (stages - 1);
+  return layout;
+}
+
+// Names the first file that is not the same.
+::testing::AssertionResult same_tree(const std::filesystem::path& expected,
+                                     const std::filesystem::path& found) {
+  const auto left = support::read_tree(expected);
+  const auto right = support::read_tree(found);
+  for (const auto& [name, content] : left) {
+    const auto other = right.find(name);
+    if (other == right.end()) return ::testing::AssertionFailure() << name << " is missing";
+    const auto same =
+        support::same_bytes(distckpt::as_bytes(content), distckpt::as_bytes(other->second));
+    if (!same) return ::testing::AssertionFailure() << name << ": " << same.message();
+  }
+  if (left.size() != right.size())
+    return ::testing::AssertionFailure() << "there are more files than expected";
+  return ::testing::AssertionSuccess();
+}
+
+// HF -> Megatron -> Megatron at another layout -> HF: the same folder, byte for byte.
+TEST(Convert, ThereAndBackOverTwoRandomLayoutsIsTheSameFolder) {
+  constexpr int kCases = 200;
+  for (int seed = 0; seed < kCases; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+    const auto model = support::random_tiny_model(random);
+    const TempDir dir;
+    support::write_tiny_model(model, dir / "hf", static_cast<std::uint64_t>(seed));
+    convert({.from = dir / "hf", .to = dir / "first", .parallel = random_layout(model, random)});
+    convert({.from = dir / "first",
+             .to = dir / "second",
+             .format = Format::kTorchDist,
+             .parallel = random_layout(model, random)});
+    const auto report = convert({.from = dir / "second", .to = dir / "back"});
+    EXPECT_TRUE(report.proved);
+    ASSERT_TRUE(same_tree(dir / "hf", dir / "back"));
+    ASSERT_TRUE(verify({.left = dir / "hf", .right = dir / "second"}).identical());
+  }
+}
+
+TEST(Convert, GivesTheSameDigestInEveryFormatAndLayout) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 1);
+  const auto there = convert(
+      {.from = dir / "hf", .to = dir / "megatron", .parallel = {.tensor_model_parallel_size = 2}});
+  const auto back = convert({.from = dir / "megatron", .to = dir / "back"});
+  EXPECT_EQ(there.model_digest, back.model_digest);
+}
+
+TEST(Convert, KeepsADtypeThatHadToBeWidened) {
+  // Layers of different dtypes share one stacked tensor: the narrower is stored wide, and comes
+  // back narrow.
+  const TempDir dir;
+  support::write_tiny_model({.dtype = DType::kBF16, .norm_dtype = DType::kF32}, dir / "hf", 2);
+  convert({.from = dir / "hf", .to = dir / "megatron"});
+  convert({.from = dir / "megatron", .to = dir / "back"});
+  EXPECT_TRUE(same_tree(dir / "hf", dir / "back"));
+}
+
+TEST(Convert, CarriesDerivedTensorsThroughTheSidecar) {
+  const TempDir dir;
+  support::write_tiny_model({.inv_freq = true}, dir / "hf", 3);
+  convert({.from = dir / "hf", .to = dir / "megatron"});
+  convert({.from = dir / "megatron", .to = dir / "back"});
+  EXPECT_TRUE(same_tree(dir / "hf", dir / "back"));
+}
+
+TEST(Convert, RefusesATiedHeadThatDiffersFromItsEmbedding) {
+  const TempDir dir;
+  TinyModel model{.tied = false};
+  support::write_tiny_model(model, dir / "hf", 4);
+  auto config = distckpt::read_text(dir / "hf" / "config.json");
+  const std::string_view untied = "\"tie_word_embeddings\": false";
+  config.replace(config.find(untied), untied.size(), "\"tie_word_embeddings\": true");
+  distckpt::write_text(dir / "hf" / "config.json", config);
+  EXPECT_TRUE(support::fails(ErrorKind::kLayout,
+                             {"model.embed_tokens.weight", "second copy differs"},
+                             [&] { convert({.from = dir / "hf", .to = dir / "megatron"}); }));
+  EXPECT_FALSE(std::filesystem::exists(dir / "megatron"));
+}
+
+TEST(Convert, RefusesToOverwriteWhatIsNoCheckpoint) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 5);
+  std::filesystem::create_directory(dir / "home");
+  distckpt::write_text(dir / "home" / "letter.txt", "dear");
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"not a checkpoint"}, [&] {
+    convert({.from = dir / "hf",
+             .to = dir / "home",
+             .format = Format::kHuggingFace,
+             .overwrite = true});
+  }));
+  EXPECT_EQ(distckpt::read_text(dir / "home" / "letter.txt"), "dear");
+}
+
+TEST(Convert, RefusesTensorParallelismThatDoesNotDivideTheQueryGroups) {
+  const TempDir dir;
+  support::write_tiny_model({.num_query_groups = 2}, dir / "hf", 6);
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"--tp 4"}, [&] {
+    convert({.from = dir / "hf", .to = dir / "out", .parallel = {.tensor_model_parallel_size = 4}});
+  }));
+}
+
+TEST(Verify, NamesTheTensorAndTheFirstElementThatDiffers) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 7);
+  convert({.from = dir / "hf", .to = dir / "same", .format = Format::kHuggingFace});
+  auto bytes = distckpt::read_text(dir / "same" / "model.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  distckpt::write_text(dir / "same" / "model.safetensors", bytes);
+  const auto report = verify({.left = dir / "hf", .right = dir / "same"});
+  ASSERT_EQ(report.tensors.size(), 1U);
+  EXPECT_EQ(report.tensors[0].num_different, 1);
+  EXPECT_EQ(report.tensors[0].max_ulps, 256U);  // the lowest bit of the high byte
+  EXPECT_FALSE(report.identical());
+}
+
+TEST(Verify, ReportsASettingThatDiffers) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 8);
+  convert({.from = dir / "hf", .to = dir / "same", .format = Format::kHuggingFace});
+  auto config = distckpt::read_text(dir / "same" / "config.json");
+  config.replace(config.find("10000.0"), 7, "20000.0");
+  distckpt::write_text(dir / "same" / "config.json", config);
+  const auto report = verify({.left = dir / "hf", .right = dir / "same"});
+  ASSERT_EQ(report.configuration.size(), 1U);
+  EXPECT_EQ(report.configuration[0], "config.json: rope_theta: 10000.0, 20000.0");
+}
+
+}  // namespace
+}  // namespace ferry::converter
