@@ -203,7 +203,7 @@ class MegatronOpener {
     const auto common = distckpt::read_common_state(*checkpoint_.torch_dist);
     const auto args =
         common ? with_context([&] { return fmt::format("reading {}", common->source()); },
-                              [&] { return read_args(common->root()); })
+                              [&] { return read_args(distckpt::common_dict(*common)); })
                : std::nullopt;
     if (checkpoint_.hf) {
       config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());

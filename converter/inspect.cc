@@ -71,12 +71,10 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
     report.has_sidecar = form && hf_config.empty();
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {
-      auto root = common->root();
-      if (root.kind() == distckpt::PickleKind::kList && root.size() == 1) root = root[0];
-      report.saved_with = read_layout(root);
+      report.saved_with = read_layout(distckpt::common_dict(*common));
     }
     if (form) return parse_hf_config(form->config_text(), form->config_source());
-    auto config = common ? read_args(common->root()) : std::nullopt;
+    auto config = common ? read_args(distckpt::common_dict(*common)) : std::nullopt;
     if (!config)
       report.config_problem =
           "neither a sidecar nor arguments say it; name a folder with --hf-config";

@@ -10,7 +10,6 @@ namespace {
 
 using distckpt::DType;
 using distckpt::ParallelConfig;
-using distckpt::PickleKind;
 using distckpt::PickleValue;
 using distckpt::PickleWriter;
 using distckpt::TransformerConfig;
@@ -182,8 +181,6 @@ void write_common_state(PickleWriter& pickle,
 }
 
 std::optional<TransformerConfig> read_args(PickleValue common_state) {
-  if (common_state.kind() == PickleKind::kList && common_state.size() == 1)
-    common_state = common_state[0];
   const auto namespace_value = common_state.find("args");
   if (!namespace_value || !namespace_value->is_object("argparse.Namespace")) return std::nullopt;
   const ArgumentReader args(namespace_value->object_state());

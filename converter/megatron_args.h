@@ -24,7 +24,7 @@ void write_common_state(distckpt::PickleWriter& pickle,
 
 // The model that a common state's arguments describe; nothing if it has none. vocab_size is 0 where
 // they do not say it.
-std::optional<distckpt::TransformerConfig> read_args(distckpt::PickleValue common_state);
+std::optional<distckpt::TransformerConfig> read_args(distckpt::PickleValue common);
 
 // Throws Error(kCorrupt) naming the field in which arguments and configuration contradict each
 // other.

@@ -62,13 +62,6 @@ Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> bl
   return digest_text(text);
 }
 
-Digest digest_file(std::int64_t size, std::span<const Digest> blocks) {
-  std::string text;
-  append_u64(text, size);
-  for (const auto& block : blocks) append(text, block);
-  return digest_text(text);
-}
-
 Digest digest_model(std::vector<NamedDigest> tensors) {
   std::ranges::sort(tensors, {}, &NamedDigest::name);
   std::string text;

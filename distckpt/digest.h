@@ -31,11 +31,8 @@ inline constexpr std::int64_t kDigestBlock = std::int64_t{1} << 20;
 
 Digest digest_block(std::span<const std::byte> bytes);
 
-// Of a tensor whose blocks have these digests.
+// Of a tensor whose blocks have these digests. A file's digest is that of a tensor U8 of its bytes.
 Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> blocks);
-
-// Of a file of that size whose blocks have these digests.
-Digest digest_file(std::int64_t size, std::span<const Digest> blocks);
 
 struct NamedDigest {
   std::string name{};

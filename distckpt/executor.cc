@@ -6,7 +6,6 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -15,113 +14,10 @@
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/file_box_io.h"
+#include "distckpt/schedule.h"
 
 namespace ferry::distckpt {
 namespace {
-
-// A task is at most this long: small enough that a buffer read is still in the cache when it is
-// digested and written.
-constexpr std::int64_t kTaskBytes = 2 * kDigestBlock;
-
-// Bytes [begin, end) of a tensor, or elements [begin, end) of a padding region.
-struct Segment {
-  enum class Kind : std::uint8_t { kTensor, kDiscard, kFill };
-  Kind kind = Kind::kTensor;
-  std::uint32_t index = 0;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-// Consecutive segments, together at most kTaskBytes long.
-struct Task {
-  std::uint32_t first = 0;
-  std::uint32_t count = 0;
-};
-
-struct Schedule {
-  std::vector<Segment> segments;
-  std::vector<Task> tasks;
-};
-
-std::int64_t element_size(const Padding& padding) {
-  return size_of(padding.dtype);
-}
-
-Schedule make_schedule(const CopyPlan& plan, bool writes) {
-  Schedule schedule;
-  // Tensors in the order in which the source's files hold them, so that those are read from front
-  // to back.
-  std::vector<std::uint32_t> order(plan.tensors.size());
-  std::iota(order.begin(), order.end(), 0U);
-  std::ranges::stable_sort(order, {}, [&](std::uint32_t i) {
-    const auto& source = plan.tensors[i].source;
-    return source.empty() ? std::pair(StorageId{0}, std::int64_t{0})
-                          : std::pair(source.front().at.storage, source.front().at.offset);
-  });
-  std::int64_t room = 0;
-  const auto add = [&](Segment segment, std::int64_t bytes) {
-    if (bytes > room) {
-      schedule.tasks.push_back({.first = static_cast<std::uint32_t>(schedule.segments.size())});
-      room = kTaskBytes;
-    }
-    room -= bytes;
-    ++schedule.tasks.back().count;
-    schedule.segments.push_back(segment);
-  };
-  for (const auto i : order) {
-    const auto total = plan.tensors[i].tensor.num_bytes();
-    for (std::int64_t begin = 0; begin < total; begin += kTaskBytes) {
-      const auto end = std::min(total, begin + kTaskBytes);
-      add({.kind = Segment::Kind::kTensor, .index = i, .begin = begin, .end = end}, end - begin);
-    }
-  }
-  const auto add_padding = [&](Segment::Kind kind, const std::vector<Padding>& regions) {
-    for (std::uint32_t i = 0; i < regions.size(); ++i) {
-      const auto step = kTaskBytes / element_size(regions[i]);
-      const auto total = regions[i].box.volume();
-      for (std::int64_t begin = 0; begin < total; begin += step) {
-        const auto end = std::min(total, begin + step);
-        add({.kind = kind, .index = i, .begin = begin, .end = end},
-            (end - begin) * element_size(regions[i]));
-      }
-    }
-  };
-  add_padding(Segment::Kind::kDiscard, plan.discards);
-  if (writes) add_padding(Segment::Kind::kFill, plan.fills);
-  return schedule;
-}
-
-// The widest stored element per model element, over everything that is read or written with another
-// dtype.
-std::int64_t widening(const CopyPlan& plan) {
-  std::int64_t factor = 1;
-  const auto look = [&](const PlannedTensor& planned, const Cover& cover) {
-    for (const auto& piece : cover) {
-      factor = std::max(factor, size_of(piece.dtype) / size_of(planned.tensor.dtype));
-    }
-  };
-  for (const auto& planned : plan.tensors) {
-    look(planned, planned.source);
-    for (const auto& cover : planned.targets) look(planned, cover);
-  }
-  return factor;
-}
-
-struct BufferSizes {
-  std::int64_t staging = kTaskBytes;
-  std::int64_t scratch = kTaskBytes;
-  std::int64_t replica = 0;
-  std::int64_t total() const { return staging + 2 * scratch + replica; }
-};
-
-BufferSizes buffer_sizes(const CopyPlan& plan) {
-  BufferSizes sizes;
-  sizes.scratch = kTaskBytes * widening(plan);
-  for (const auto& planned : plan.tensors) {
-    if (!planned.replicas.empty()) sizes.replica = kTaskBytes;
-  }
-  return sizes;
-}
 
 // A buffer from the caller's memory resource, aligned for O_DIRECT and for devices.
 class Buffer {
@@ -354,7 +250,7 @@ class Worker {
         at.offset += box.offset[d] * at.strides[d];
         box.offset[d] += padding.box.offset[d];
       }
-      visit(Region{.at = at, .size = box.size, .element_size = element_size(padding)}, box);
+      visit(Region{.at = at, .size = box.size, .element_size = size_of(padding.dtype)}, box);
     }
   }
 

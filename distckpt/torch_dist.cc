@@ -294,6 +294,11 @@ std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint) {
                            kObjectGlobals);
 }
 
+PickleValue common_dict(const Pickle& common_state) {
+  const auto root = common_state.root();
+  return root.kind() == PickleKind::kList && root.size() == 1 ? root[0] : root;
+}
+
 void check_objects(const TorchDistCheckpoint& checkpoint) {
   std::vector<std::unique_ptr<ReadFile>> files(checkpoint.files.size());
   const auto check = [&](const TorchDistItem& item) {

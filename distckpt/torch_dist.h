@@ -64,6 +64,9 @@ TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder);
 // neither.
 std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint);
 
+// The dict in it: the object is a list of one.
+PickleValue common_dict(const Pickle& common_state);
+
 // Parses the archive of every object, so that a damaged one is found. Throws Error(kCorrupt).
 void check_objects(const TorchDistCheckpoint& checkpoint);
 

@@ -1,7 +1,5 @@
 #include "distckpt/torch_zip.h"
 
-#include <isa-l.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -9,6 +7,7 @@
 #include <limits>
 #include <optional>
 
+#include "distckpt/checksum_ledger.h"
 #include "distckpt/error.h"
 #include "distckpt/zip_format.h"
 
@@ -28,7 +27,7 @@ std::string read_text_at(const ReadFile& file, std::int64_t offset, std::int64_t
 }
 
 void require_crc32(std::string_view bytes, const TorchRecord& record, std::string_view source) {
-  const std::uint32_t crc32 = crc32_of(as_bytes(bytes));
+  const std::uint32_t crc32 = distckpt::crc32(as_bytes(bytes));
   require(record.crc32 == 0 || crc32 == record.crc32, ErrorKind::kCorrupt,
           "{}: record {} at byte {}: CRC-32 {:08x}, expected {:08x}", source, record.name,
           record.offset, crc32, record.crc32);
@@ -556,10 +555,6 @@ std::string read_torch_record(const ReadFile& file, const TorchRecord& record) {
   std::string bytes = read_text_at(file, record.offset, record.size);
   require_crc32(bytes, record, file.path().string());
   return bytes;
-}
-
-std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t crc) {
-  return crc32_gzip_refl(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 }  // namespace ferry::distckpt

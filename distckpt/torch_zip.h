@@ -93,7 +93,4 @@ std::string torch_archive(std::string_view data_pkl,
 // _extra_state.
 std::string extra_state_archive();
 
-// CRC-32 as zip has it, continued from `crc` (0 at the start).
-std::uint32_t crc32_of(std::span<const std::byte> bytes, std::uint32_t crc = 0);
-
 }  // namespace ferry::distckpt

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "distckpt/checksum_ledger.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_zip.h"
 #include "distckpt/zip_format.h"
@@ -45,7 +46,7 @@ class ArchiveWriter {
   void add(std::string_view record, std::string_view bytes) {
     begin(record, static_cast<std::int64_t>(bytes.size()));
     out_.append(bytes);
-    end(crc32_of(as_bytes(bytes)));
+    end(crc32(as_bytes(bytes)));
   }
 
   // What precedes and what follows a payload; between the two it is skipped, or appended to out().
