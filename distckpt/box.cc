@@ -57,11 +57,17 @@ std::string to_string(const Dims& dims) {
 }
 
 std::optional<std::int64_t> checked_volume(const Shape& shape) {
+  // Of the dimensions that are not zero: strides must not overflow either, wherever a zero stands.
   std::int64_t volume = 1;
+  bool empty = false;
   for (const auto value : shape) {
-    if (value < 0 || __builtin_mul_overflow(volume, value, &volume)) return std::nullopt;
+    if (value == 0) {
+      empty = true;
+    } else if (value < 0 || __builtin_mul_overflow(volume, value, &volume)) {
+      return std::nullopt;
+    }
   }
-  return volume;
+  return empty ? 0 : volume;
 }
 
 Dims row_major_strides(const Shape& shape) {

@@ -10,13 +10,27 @@
 namespace ferry::distckpt {
 namespace {
 
+// The upper bits of a NaN; quiet if the payload was all in the lower ones.
+std::uint16_t nan_bits(std::uint32_t upper, std::uint32_t payload, std::uint32_t quiet) {
+  return static_cast<std::uint16_t>((upper & payload) != 0 ? upper : upper | quiet);
+}
+
+// True if the two are the same value, and the same NaN.
+bool same_value(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b));
+}
+bool same_value(float a, float b) {
+  return a == b ||
+         (std::isnan(a) && std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b));
+}
+
 // The storage type of each dtype, and its conversions from and to float or double.
 struct BF16 {
   using Bits = std::uint16_t;
   static float widen(Bits bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
   static Bits narrow(float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
-    if (std::isnan(value)) return static_cast<Bits>((bits >> 16 & 0x8000U) | 0x7FC0U);
+    if (std::isnan(value)) return nan_bits(bits >> 16, 0x007FU, 0x0040U);
     return static_cast<Bits>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
   }
 };
@@ -38,7 +52,8 @@ struct F16 {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     const auto sign = static_cast<Bits>(bits >> 16 & 0x8000U);
     const float magnitude = std::fabs(value);
-    if (std::isnan(value)) return static_cast<Bits>(sign | 0x7E00U);
+    if (std::isnan(value))
+      return static_cast<Bits>(sign | nan_bits(0x7C00U | (bits >> 13 & 0x3FFU), 0x03FFU, 0x0200U));
     if (magnitude >= 65520.0F) return static_cast<Bits>(sign | 0x7C00U);  // rounds beyond 65504
     if (magnitude < 0x1p-14F) {  // subnormal: a multiple of 2^-24; the sum below rounds to one
       const auto scaled = std::bit_cast<std::uint32_t>(magnitude + 0.5F);
@@ -97,10 +112,9 @@ std::optional<std::int64_t> cast_elements(std::span<const std::byte> from,
       result = Into::narrow(static_cast<float>(value));
     }
     const auto back = Into::widen(result);
-    const bool refused =
-        rule == CastRule::kExact
-            ? static_cast<double>(back) != static_cast<double>(value) && !std::isnan(value)
-            : std::isinf(back) && !std::isinf(value);
+    const bool refused = rule == CastRule::kExact
+                             ? !same_value(static_cast<decltype(value)>(back), value)
+                             : std::isinf(back) && !std::isinf(value);
     if (refused) return static_cast<std::int64_t>(i);
     std::memcpy(into.data() + i * sizeof(result), &result, sizeof(result));
   }

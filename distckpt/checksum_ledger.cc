@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -24,8 +25,9 @@ std::uint32_t ChecksumLedger::add_range(const ChecksumRange& range) {
 void ChecksumLedger::seal() {
   order_.resize(ranges_.size());
   std::iota(order_.begin(), order_.end(), 0U);
+  // An empty range before the one that begins where it does: bytes are looked up from the last.
   std::ranges::sort(order_, {}, [&](std::uint32_t i) {
-    return std::pair(ranges_[i].storage, ranges_[i].offset);
+    return std::tuple(ranges_[i].storage, ranges_[i].offset, ranges_[i].size);
   });
 }
 

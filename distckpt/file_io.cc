@@ -31,13 +31,14 @@ int open_retry(const std::filesystem::path& path, int flags, mode_t mode = 0) {
   return fd;
 }
 
-// Reads until `into` is full or the file ends; the number of bytes read.
+// Reads until `into` holds `enough` bytes or the file ends; the number of bytes read.
 std::int64_t pread_fully(const std::filesystem::path& path,
                          int fd,
                          std::int64_t offset,
-                         std::span<std::byte> into) {
+                         std::span<std::byte> into,
+                         std::int64_t enough) {
   std::size_t done = 0;
-  while (done < into.size()) {
+  while (done < static_cast<std::size_t>(enough)) {
     const auto count = ::pread(fd, into.data() + done, into.size() - done,
                                offset + static_cast<std::int64_t>(done));
     if (count < 0 && errno == EINTR) continue;
@@ -76,10 +77,11 @@ int Descriptor::release() {
 
 ReadFile::ReadFile(std::filesystem::path path, ReadMode mode) : path_(std::move(path)) {
   if (mode == ReadMode::kDirect) {
-    fd_ = Descriptor(open_retry(path_, O_RDONLY | O_DIRECT));
+    fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK | O_DIRECT));
     direct_ = static_cast<bool>(fd_);
   }
-  if (!fd_) fd_ = Descriptor(open_retry(path_, O_RDONLY));
+  // O_NONBLOCK: to open a pipe would else wait for someone to write to it.
+  if (!fd_) fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK));
   if (!fd_) fail_io(path_, "cannot be opened", errno);
   struct stat status {};
   if (::fstat(fd_.get(), &status) != 0) fail_io(path_, "cannot be examined", errno);
@@ -94,7 +96,7 @@ void ReadFile::read_at(std::int64_t offset, std::span<std::byte> into) const {
           "{}: ends at byte {}, bytes {} to {} are needed", path_.string(), size_, offset,
           offset + wanted);
   if (direct_) return read_direct(offset, into);
-  const auto count = pread_fully(path_, fd_.get(), offset, into);
+  const auto count = pread_fully(path_, fd_.get(), offset, into, wanted);
   require(count == wanted, ErrorKind::kCorrupt,
           "{}: ends at byte {}, but had {} bytes when it was opened", path_.string(),
           offset + count, size_);
@@ -118,8 +120,10 @@ void ReadFile::read_direct(std::int64_t offset, std::span<std::byte> into) const
     const auto needed = position - start + wanted - done;
     const auto length =
         std::min(kPiece, (needed + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment);
+    // The last piece of a file is shorter than its buffer: to read on behind it would be unaligned.
     const auto count = pread_fully(path_, fd_.get(), start,
-                                   std::span(buffer.get(), static_cast<std::size_t>(length)));
+                                   std::span(buffer.get(), static_cast<std::size_t>(length)),
+                                   std::min(needed, length));
     const auto useful = std::min(count - (position - start), wanted - done);
     require(useful > 0, ErrorKind::kCorrupt,
             "{}: ends at byte {}, but had {} bytes when it was opened", path_.string(),

@@ -88,7 +88,9 @@ std::string sha256(std::span<const std::byte> bytes) {
   }
   auto state = constants.initial;
   for (std::size_t at = 0; at < padded.size(); at += 64) compress(state, &padded[at], constants);
-  return fmt::format("{:08x}", fmt::join(state, ""));
+  std::string text;
+  for (const auto word : state) text += fmt::format("{:08x}", word);
+  return text;
 }
 
 }  // namespace ferry::support
