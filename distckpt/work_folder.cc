@@ -56,6 +56,11 @@ Descriptor lock_folder(const fs::path& path) {
   }
 }
 
+// The folder that `path` lies in, also for a path of one name.
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
 int rename_with_flags(const fs::path& from, const fs::path& to, unsigned flags) {
   return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
 }
@@ -63,7 +68,8 @@ int rename_with_flags(const fs::path& from, const fs::path& to, unsigned flags) 
 }  // namespace
 
 WorkFolder::WorkFolder(fs::path target, bool resume)
-    : target_(std::move(target)), path_(work_folder(target_)) {
+    : target_(target.has_filename() ? std::move(target) : target.parent_path()),  // "out/" is "out"
+      path_(work_folder(target_)) {
   made_parents_ = make_folders(path_.parent_path());
   make_folders(path_);
   lock_ = lock_folder(path_);
@@ -109,12 +115,15 @@ void WorkFolder::publish(bool overwrite) {
     if (error == EINVAL || error == ENOSYS) {
       // This file system cannot exchange: for a moment there is no target, and never a half one.
       error = rename_with_flags(target_, path_ / "replaced", 0);
-      if (error == 0) error = rename_with_flags(output(), target_, 0);
+      if (error == 0) {
+        error = rename_with_flags(output(), target_, 0);
+        if (error != 0) rename_with_flags(path_ / "replaced", target_, 0);
+      }
     }
     require(error == 0, ErrorKind::kIo, "{}: cannot be replaced: {}", target_.string(),
             system_error_text(error));
   }
-  sync_directory(target_.parent_path());
+  sync_directory(folder_of(target_));
   made_parents_.clear();
 }
 
@@ -125,7 +134,7 @@ void replace_text(const fs::path& path, std::string_view text) {
   const int error = rename_with_flags(temporary, path, 0);
   require(error == 0, ErrorKind::kIo, "{}: cannot be replaced: {}", path.string(),
           system_error_text(error));
-  sync_directory(path.parent_path());
+  sync_directory(folder_of(path));
 }
 
 }  // namespace ferry::distckpt

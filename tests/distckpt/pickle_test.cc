@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <limits>
 #include <optional>
 #include <random>
@@ -17,6 +15,7 @@
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "distckpt/pickle_writer.h"
+#include "tests/support/files.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -64,11 +63,6 @@ std::string from_hex(std::string_view hex) {
     bytes.push_back(static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16)));
   }
   return bytes;
-}
-
-std::filesystem::path test_data() {
-  const char* folder = std::getenv("FERRY_TEST_DATA");
-  return folder == nullptr ? std::filesystem::path() : std::filesystem::path(folder);
 }
 
 // pickle.dumps of the dict below, by Python with protocol 4.
@@ -397,8 +391,7 @@ TEST(Pickle, SurvivesMutations) {
 }
 
 TEST(Pickle, ReadsAndSurvivesMutationsOfACheckpointsMetadata) {
-  const auto path = test_data() / "llama_tp1" / "iter_0000010" / ".metadata";
-  if (!std::filesystem::exists(path)) GTEST_SKIP() << "FERRY_TEST_DATA is not set";
+  const auto path = support::test_data("llama_tp1/iter_0000010/.metadata");
   const std::string bytes = read_text(path);
   const Pickle pickle = parse(bytes);
   const PickleValue root = pickle.root();

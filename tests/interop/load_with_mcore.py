@@ -37,6 +37,12 @@ def resolve(folder):
     return folder
 
 
+def release():
+    """megatron-core appends the commit of whatever git checkout it lies in: not a part of its version."""
+    import megatron.core
+    return megatron.core.__version__.split("+")[0]
+
+
 def prompt(vocab):
     return [(37 * i + 11) % vocab for i in range(24)]
 
@@ -72,7 +78,6 @@ def differences(got, expected, what):
 
 def load(job, rank):
     """Runs in every rank; rank 0 returns {"bad": [...], ...}."""
-    import megatron.core
     import torch
     import torch.distributed as dist
     from megatron.core import dist_checkpointing, parallel_state
@@ -138,7 +143,7 @@ def load(job, rank):
                 weights.update(load_file(os.path.join(job.hf, name)))
         want = stack_full(hf_to_megatron(arch, weights, vpad, te=te), arch)
         bad += differences(got, describe({k: t.to(full[k].dtype) for k, t in want.items()}), "hf")
-    return {"bad": bad, "megatron_core": megatron.core.__version__, "folder": folder, "layout": f"TP{job.tp} PP{job.pp} EP{job.ep}",
+    return {"bad": bad, "megatron_core": release(), "folder": folder, "layout": f"TP{job.tp} PP{job.pp} EP{job.ep}",
             "logits_error": max((e for _, e in gathered if e is not None), default=None), "tensors": got,
             "common": {k: v if isinstance(v, (int, float, str, dict)) else type(v).__name__ for k, v in common.items()}}
 

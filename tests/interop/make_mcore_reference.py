@@ -214,7 +214,7 @@ def worker(w):
         if not optim and not opt.get("singleton"):
             for k, t in stacked.items():
                 assert torch.equal(got[k], t.to(got[k].dtype)), k
-        json.dump({"case": w.case, "megatron_core": megatron.core.__version__, "torch": torch.__version__, "spec": spec,
+        json.dump({"case": w.case, "megatron_core": megatron.core.__version__.split("+")[0], "torch": torch.__version__, "spec": spec,
                    "tp": tp, "pp": pp, "ep": ep, "etp": etp, "dp": dp, "padded_vocab": vpad, "arch": a,
                    "hf_dir": "hf_" + hf_name + "/hf", "logits_rel_err_vs_hf": max(e for e in errs if e is not None),
                    "hf": describe(load_hf_sd(hf)), "megatron": describe(got), "optimizer_model_space": describe(got_opt),
