@@ -19,7 +19,7 @@ enum class CastRule {
 bool can_cast(DType from, DType to);  // among F16, BF16, F32 and F64
 
 // Casts packed elements; `into` does not overlap `from`. Nothing, or the index of the first element
-// that `rule` refuses. NaN stays NaN: sign kept, payload reduced to the quiet bit.
+// that `rule` refuses. NaN stays NaN: its sign and as much of its payload as fits.
 std::optional<std::int64_t> cast(DType from_dtype,
                                  std::span<const std::byte> from,
                                  DType into_dtype,

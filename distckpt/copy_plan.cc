@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "distckpt/cast.h"
 #include "distckpt/coverage.h"
 #include "distckpt/error.h"
 
@@ -115,6 +116,9 @@ void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayou
   require(link.stored_box.inside(stored.shape), ErrorKind::kLayout,
           "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
           model.name, to_string(stored.shape));
+  require(link.scale >= 0 || stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype),
+          ErrorKind::kLayout, "{}: {} cannot be converted to {} ({})", stored.name,
+          short_name(stored.dtype), short_name(model.dtype), model.name);
   const auto& size = link.stored_box.size;
   const bool fits = link.flat
                         ? link.stored_box.volume() == link.model_box.volume() && size.rank() > 0 &&
@@ -122,6 +126,37 @@ void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayou
                         : same_extents(link.model_box.size, size);
   require(fits, ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name,
           to_string(link.stored_box), model.name, to_string(link.model_box));
+}
+
+// Every scale belongs to one tensor, whole, and there is one for each of its blocks.
+void check_scales(const PlanSide& side) {
+  const auto& layout = *side.layout;
+  const auto& map = *side.map;
+  std::vector<int> uses(map.scales.size(), 0);
+  for (const auto& link : map.links) {
+    if (link.scale < 0) continue;
+    const auto& scale = map.scales.at(static_cast<std::size_t>(link.scale));
+    const auto& stored = layout.tensor(link.stored);
+    const auto& scales = layout.tensor(scale.stored);
+    Shape blocks = stored.shape;
+    require(scale.block.rank() == blocks.rank(), ErrorKind::kLayout,
+            "{}: blocks of {} do not fit its shape {}", stored.name, to_string(scale.block),
+            to_string(stored.shape));
+    for (int d = 0; d < blocks.rank(); ++d) {
+      blocks[d] = (blocks[d] + scale.block[d] - 1) / scale.block[d];
+    }
+    require(scales.shape == blocks, ErrorKind::kLayout, "{}: shape {}, expected {} for {} of {}",
+            scales.name, to_string(scales.shape), to_string(blocks), stored.name,
+            to_string(stored.shape));
+    require(link.stored_box == Box::whole(stored.shape), ErrorKind::kLayout,
+            "{}: {} has scales, but is linked only in part", stored.name,
+            to_string(link.stored_box));
+    ++uses[static_cast<std::size_t>(link.scale)];
+  }
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    require(uses[i] == 1, ErrorKind::kLayout, "{}: are the scales of {} tensors, expected one",
+            layout.tensor(map.scales[i].stored).name, uses[i]);
+  }
 }
 
 struct SidePlan {
@@ -137,6 +172,7 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
   const auto& layout = *side.layout;
   const auto& map = *side.map;
   check_layout(layout);
+  check_scales(side);
 
   std::vector<std::vector<Box>> used(layout.tensors().size());
   SidePlan plan;

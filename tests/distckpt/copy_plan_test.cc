@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "distckpt/coverage.h"
 #include "tests/support/expect.h"
+#include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -262,6 +264,322 @@ TEST(CopyPlan, RefusesWhatIsNotCoveredExactlyOnce) {
   auto bent = fc1_at_tp4();
   bent.map.links[0].stored_box = box({0, 0}, {2 * kFfn, 2});
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc1", "cannot be gate"}, plan(bent)));
+}
+
+// The byte at which a cover holds an element, and in which storage.
+std::pair<StorageId, std::int64_t> address_of(const Cover& cover, const Dims& at) {
+  for (const auto& piece : cover) {
+    if (!support::contains(piece.box, at)) continue;
+    const auto there = place(piece, {.offset = at, .size = Dims::filled(at.rank(), 1)});
+    return {there.storage, there.offset};
+  }
+  ADD_FAILURE() << "no piece holds " << to_string(at);
+  return {};
+}
+
+// One rank's bucket at TP2: linear_proj (row parallel), linear_fc1 ([gate_t; up_t]) and a norm,
+// each from the next multiple of 64 elements on; cut between data-parallel ranks wherever it falls.
+TEST(CopyPlan, FindsEveryElementOfADpReshardableBucket) {
+  constexpr std::int64_t kTp = 2;
+  constexpr std::int64_t kRows = 6;  // of a rank's half of gate and up
+  const std::vector<ModelTensor> tensors{
+      {.name = "o_proj", .dtype = DType::kF32, .shape = {10, 14}},
+      {.name = "gate", .dtype = DType::kF32, .shape = {kTp * kRows, 5}},
+      {.name = "up", .dtype = DType::kF32, .shape = {kTp * kRows, 5}},
+      {.name = "norm", .dtype = DType::kF32, .shape = {7}}};
+  // Local numbers of elements: 70, 60, 7. They begin at 0, 128, 192; the bucket ends at 256.
+  Side source;
+  std::vector<std::vector<std::int64_t>> cuts{{0, 100, 131, 256}, {0, 70, 256}};
+  for (std::int64_t t = 0; t < kTp; ++t) {
+    std::vector<Shard> shards;
+    const auto& at = cuts[static_cast<std::size_t>(t)];
+    for (std::size_t r = 0; r + 1 < at.size(); ++r) {
+      const auto file = source.layout.add_storage(FileStorage{.path = "rank", .size = 1024});
+      shards.push_back(
+          packed_shard(box({at[r]}, {at[r + 1] - at[r]}), DType::kF32, file, 4 * at[r]));
+    }
+    const auto bucket =
+        source.add(fmt::format("bucket{}", t), {256}, std::move(shards), DType::kF32);
+    source.link(0, box({0, 7 * t}, {10, 7}), bucket, box({0}, {70}), 0, true);
+    source.link(1, box({kRows * t, 0}, {kRows, 5}), bucket, box({128}, {30}), 0, true);
+    source.link(2, box({kRows * t, 0}, {kRows, 5}), bucket, box({158}, {30}), 0, true);
+    source.link(3, box({0}, {7}), bucket, box({192}, {7}), static_cast<int>(t), true);
+    for (const auto& gap : {box({70}, {58}), box({188}, {4}), box({199}, {57})}) {
+      source.map.padding.push_back({.stored = bucket, .box = gap});
+    }
+  }
+  const auto plan = plan_read(tensors, source.side());
+  // Shard r of rank t lies in a storage of its own, at the offset it has in the bucket.
+  const auto expect = [&](const Cover& cover, const Dims& at, std::int64_t t, std::int64_t index) {
+    const auto& of_rank = cuts[static_cast<std::size_t>(t)];
+    const auto r = std::ranges::upper_bound(of_rank, index) - of_rank.begin() - 1;
+    const std::pair expected{static_cast<StorageId>(3 * t + r), 4 * index};
+    EXPECT_EQ(address_of(cover, at), expected) << to_string(at);
+  };
+  for (std::int64_t i = 0; i < 10; ++i) {
+    for (std::int64_t j = 0; j < 14; ++j) {
+      expect(plan.tensors[0].source, {i, j}, j / 7, i * 7 + j % 7);
+    }
+  }
+  for (std::int64_t i = 0; i < kTp * kRows; ++i) {
+    for (std::int64_t j = 0; j < 5; ++j) {
+      const auto local = i % kRows * 5 + j;
+      expect(plan.tensors[1].source, {i, j}, i / kRows, 128 + local);
+      expect(plan.tensors[2].source, {i, j}, i / kRows, 158 + local);
+    }
+  }
+  ASSERT_EQ(plan.tensors[3].replicas.size(), 1U);  // the norm is on both ranks
+  for (std::int64_t i = 0; i < 7; ++i) {
+    expect(plan.tensors[3].source, {i}, 0, 192 + i);
+    expect(plan.tensors[3].replicas[0], {i}, 1, 192 + i);
+  }
+  std::int64_t dropped = 0;
+  for (const auto& discard : plan.discards) dropped += discard.box.volume();
+  EXPECT_EQ(dropped, 2 * (58 + 4 + 57));
+}
+
+// linear_qkv interleaves by query group: [q0 q1 k v] of group 0, then of group 1.
+TEST(CopyPlan, InterleavesQkvByQueryGroup) {
+  constexpr std::int64_t kGroups = 2;
+  constexpr std::int64_t kHead = 3;  // rows of a head
+  const std::vector<ModelTensor> tensors{{.name = "q", .shape = {4 * kHead, 5}},
+                                         {.name = "k", .shape = {2 * kHead, 5}},
+                                         {.name = "v", .shape = {2 * kHead, 5}}};
+  Side source;
+  for (std::uint32_t m = 0; m < 3; ++m) {
+    source.link_whole(m, source.add_whole(tensors[m].name, tensors[m].shape));
+  }
+  Side target;
+  const auto qkv = target.add_whole("linear_qkv", {kGroups * 4 * kHead, 5});
+  for (std::int64_t g = 0; g < kGroups; ++g) {
+    std::int64_t row = g * 4 * kHead;
+    for (std::uint32_t m = 0; m < 3; ++m) {
+      const auto rows = (m == 0 ? 2 : 1) * kHead;
+      target.link(m, box({g * rows, 0}, {rows, 5}), qkv, box({row, 0}, {rows, 5}));
+      row += rows;
+    }
+  }
+  const auto plan = plan_copy(tensors, source.side(), target.side());
+  const auto row_of = [&](std::size_t m, std::int64_t row) {
+    return address_of(plan.tensors[m].targets[0], {row, 0}).second / (5 * 2) / kHead;
+  };
+  const auto heads = [&](std::size_t m, std::int64_t count) {
+    std::vector<std::int64_t> places;
+    for (std::int64_t h = 0; h < count; ++h) places.push_back(row_of(m, h * kHead));
+    return places;
+  };
+  EXPECT_EQ(heads(0, 4), (std::vector<std::int64_t>{0, 1, 4, 5}));
+  EXPECT_EQ(heads(1, 2), (std::vector<std::int64_t>{2, 6}));
+  EXPECT_EQ(heads(2, 2), (std::vector<std::int64_t>{3, 7}));
+}
+
+// Stacked layers and experts, read back into one tensor for each.
+TEST(CopyPlan, TakesOneExpertOutOfAStack) {
+  const std::vector<ModelTensor> tensors{{.name = "l0.e0", .shape = {4, 2}},
+                                         {.name = "l0.e1", .shape = {4, 2}},
+                                         {.name = "l1.e0", .shape = {4, 2}},
+                                         {.name = "l1.e1", .shape = {4, 2}}};
+  Side source;
+  std::vector<Shard> shards;
+  const auto file = source.layout.add_storage(FileStorage{.path = "experts", .size = 64});
+  for (std::int64_t l = 0; l < 2; ++l) {
+    for (std::int64_t e = 0; e < 2; ++e) {
+      for (std::int64_t half = 0; half < 2; ++half) {
+        shards.push_back(packed_shard(box({l, e, 2 * half, 0}, {1, 1, 2, 2}), DType::kBF16, file,
+                                      ((l * 2 + e) * 2 + half) * 8));
+      }
+    }
+  }
+  const auto stack = source.add("experts", {2, 2, 4, 2}, std::move(shards));
+  for (std::int64_t i = 0; i < 4; ++i) {
+    source.link(static_cast<std::uint32_t>(i), Box::whole({4, 2}), stack,
+                box({i / 2, i % 2, 0, 0}, {1, 1, 4, 2}));
+  }
+  const auto plan = plan_read(tensors, source.side());
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto& cover = plan.tensors[i].source;
+    ASSERT_EQ(cover.size(), 2U);
+    EXPECT_EQ(cover[1].box, box({2, 0}, {2, 2}));
+    EXPECT_EQ(cover[1].at.offset, static_cast<std::int64_t>(i) * 16 + 8);
+    EXPECT_EQ(cover[1].at.strides, (Dims{4, 2}));
+  }
+}
+
+TEST(CopyPlan, PlansScalarsAndEmptyTensors) {
+  const std::vector<ModelTensor> tensors{{.name = "scalar", .shape = {}},
+                                         {.name = "empty", .shape = {0, 4}},
+                                         {.name = "absent", .shape = {3, 0}}};
+  Side source;
+  source.link_whole(0, source.add_whole("scalar", {}));
+  source.link_whole(1, source.add_whole("empty", {0, 4}));
+  Side target;
+  const auto one = target.add_whole("scalar", {1});
+  target.link(0, Box{}, one, box({0}, {1}));
+  const auto plan = plan_copy(tensors, source.side(), target.side());
+  EXPECT_EQ(copy_ops(plan.tensors[0]).size(), 1U);
+  EXPECT_TRUE(copy_ops(plan.tensors[1]).empty());
+  EXPECT_EQ(plan.num_bytes(), 2);
+}
+
+// A copy of the embedding in fp32, as the output layer of a model trained so: no cast is planned
+// for the source alone.
+TEST(CopyPlan, ReadsASecondCopyOfAnotherDType) {
+  const std::vector<ModelTensor> tensors{{.name = "embed", .shape = {6, 2}}};
+  Side source;
+  source.link_whole(0, source.add_whole("embed", {6, 2}));
+  source.link_whole(0, source.add_whole("lm_head", {6, 2}, DType::kF32), 1);
+  EXPECT_EQ(plan_read(tensors, source.side()).tensors[0].on_read, Transform::kCastExact);
+}
+
+TEST(CopyPlan, CastsEachCopyAsItsDTypesNeed) {
+  const std::vector<ModelTensor> tensors{{.name = "w", .shape = {4, 2}}};
+  Side source;  // rows 0:2 in bf16, rows 2:4 in fp32
+  source.link(0, box({0, 0}, {2, 2}), source.add_whole("a", {2, 2}), box({0, 0}, {2, 2}));
+  source.link(0, box({2, 0}, {2, 2}), source.add_whole("b", {2, 2}, DType::kF32),
+              box({0, 0}, {2, 2}));
+  Side target;
+  target.link_whole(0, target.add_whole("w", {4, 2}, DType::kF64));
+  const auto plan = plan_copy(tensors, source.side(), target.side(), Transform::kCast);
+  const auto ops = copy_ops(plan.tensors[0]);
+  ASSERT_EQ(ops.size(), 2U);
+  EXPECT_EQ(ops[0].transform, Transform::kNone);
+  EXPECT_EQ(ops[1].transform, Transform::kCast);
+  EXPECT_EQ(ops[1].source_dtype, DType::kF32);
+  EXPECT_EQ(ops[1].dtype, DType::kBF16);  // rounded to this, before it is widened
+  EXPECT_EQ(ops[1].target_dtype, DType::kF64);
+}
+
+TEST(CopyPlan, RefusesDTypesThatCannotBeCast) {
+  const std::vector<ModelTensor> tensors{{.name = "w", .shape = {4, 2}}};
+  for (const auto dtype : {DType::kF8E4M3, DType::kI32}) {
+    Side source;
+    source.link_whole(0, source.add_whole("stored", {4, 2}, dtype));
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {"stored", short_name(dtype), "bf16", "w"},
+                      [&] { plan_read(tensors, source.side()); }));
+  }
+}
+
+TEST(CopyPlan, RefusesScalesThatDoNotFit) {
+  const std::vector<ModelTensor> tensors{{.name = "w", .dtype = DType::kBF16, .shape = {300, 200}}};
+  const auto quantised = [](Shape scales) {
+    Side side;
+    side.link_whole(0, side.add_whole("w", {300, 200}, DType::kF8E4M3));
+    side.map.links.back().scale = 0;
+    const auto scale = side.add_whole("w_scale_inv", scales, DType::kF32);
+    side.map.scales.push_back({.stored = scale, .block = {128, 128}});
+    return side;
+  };
+  const auto plan = [&](const Side& source) { return [&] { plan_read(tensors, source.side()); }; };
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"w_scale_inv", "[2, 2]", "expected [3, 2]"},
+                    plan(quantised({2, 2}))));
+  auto flat = quantised({3, 2});
+  flat.map.scales[0].block = {128};
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"w", "[128]"}, plan(flat)));
+  auto unused = quantised({3, 2});
+  unused.map.scales.push_back(
+      {.stored = unused.add_whole("x_scale_inv", {1, 1}, DType::kF32), .block = {128, 128}});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"x_scale_inv", "0 tensors"}, plan(unused)));
+  auto forgotten = quantised({3, 2});
+  forgotten.add_whole("y_scale_inv", {1, 1}, DType::kF32);
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"y_scale_inv", "read 0 times"}, plan(forgotten)));
+}
+
+// The same on the source's side: what is missing of the model, or there twice.
+TEST(CopyPlan, RefusesAModelThatIsNotFoundExactlyOnce) {
+  const auto plan = [&](const Side& source) {
+    return [&] { plan_read(gate_and_up(), source.side()); };
+  };
+  const auto whole = Box::whole({kFfn, kHidden});
+  Side lost;
+  lost.link(0, whole, lost.add_whole("gate", {kFfn, kHidden}), whole);
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up", "no part of it is read"}, plan(lost)));
+
+  auto part = lost;
+  part.link(1, box({0, 0}, {5, kHidden}), part.add_whole("up_part", {5, kHidden}),
+            box({0, 0}, {5, kHidden}));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up: elements [5:8, 0:4]", "read 0 times"}, plan(part)));
+
+  auto twice = gate_and_up_files();
+  twice.link(1, box({2, 0}, {3, kHidden}), twice.add_whole("up_again", {3, kHidden}),
+             box({0, 0}, {3, kHidden}));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up: elements [2:5, 0:4]", "read 2 times"}, plan(twice)));
+
+  auto copy_in_part = gate_and_up_files();
+  copy_in_part.link(1, box({0, 0}, {5, kHidden}), copy_in_part.add_whole("tied", {5, kHidden}),
+                    box({0, 0}, {5, kHidden}), 1);
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"up: elements [5:8, 0:4]", "read 0 times"}, plan(copy_in_part)));
+
+  auto no_first = lost;
+  no_first.link(1, whole, no_first.add_whole("tied", {kFfn, kHidden}), whole, 1);
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up", "read 0 times"}, plan(no_first)));
+
+  auto beyond = gate_and_up_files();
+  beyond.map.links[1].model_box.offset[0] = 1;
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up: [1:9, 0:4] leaves its shape [8, 4]"}, plan(beyond)));
+
+  auto padded = gate_and_up_files();
+  padded.map.padding.push_back({.stored = 1, .box = box({7, 0}, {1, kHidden})});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up: elements [7:8, 0:4]", "read 2 times"}, plan(padded)));
+
+  auto padding_beyond = gate_and_up_files();
+  padding_beyond.map.padding.push_back({.stored = 1, .box = box({8, 0}, {1, kHidden})});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"up", "[8:9, 0:4]"}, plan(padding_beyond)));
+}
+
+TEST(CopyPlan, RefusesShardsThatDoNotTileTheirTensor) {
+  const auto plan = [&](const Side& source) {
+    return [&] { plan_read(gate_and_up(), source.side()); };
+  };
+  auto overlap = fc1_at_tp4();
+  overlap.layout.tensor(0).shards[3].box.offset[0] -= 1;  // rows 10:12, now 9:11
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc1: elements [9:10, 0:4]", "stored 2 times"},
+                    plan(overlap)));
+  auto lost = fc1_at_tp4();
+  lost.layout.tensor(0).shards.pop_back();
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc1: elements [14:16, 0:4]", "stored 0 times"},
+                    plan(lost)));
+  auto beyond = fc1_at_tp4();
+  beyond.layout.tensor(0).shards[7].box.offset[0] += 1;
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc1", "[15:17, 0:4]"}, plan(beyond)));
+}
+
+TEST(CopyPlan, RefusesAFlatLinkOfAnotherNumberOfElements) {
+  const std::vector<ModelTensor> tensors{{.name = "w", .shape = {4, 6}}};
+  for (const auto& stored : {Shape{23}, Shape{25}, Shape{4, 6}, Shape{24, 1}}) {
+    Side source;
+    source.link(0, box({0, 0}, {4, 6}), source.add_whole("bucket", stored), Box::whole(stored), 0,
+                true);
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {"bucket", "w [0:4, 0:6]"}, [&] {
+      plan_read(tensors, source.side());
+    })) << to_string(stored);
+  }
+}
+
+TEST(CopyPlan, SaysWhichSideIsWrong) {
+  const auto good = gate_and_up_files();
+  auto bad = gate_and_up_files();
+  bad.map.links.pop_back();
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"while planning the source", "read"},
+                    [&] { plan_copy(gate_and_up(), bad.side(), good.side()); }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"while planning the target", "written"},
+                    [&] { plan_copy(gate_and_up(), good.side(), bad.side()); }));
+}
+
+TEST(Layout, RefusesATensorThatIsThereTwiceOrOverflows) {
+  Layout layout;
+  layout.add_tensor({.name = "w", .shape = {2, 3}});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"w", "twice"},
+                    [&] { layout.add_tensor({.name = "w", .shape = {1}}); }));
+  const auto big = std::int64_t{1} << 32;
+  for (const auto& shape : {Shape{big, big}, Shape{-1, 3}, Shape{big, big / 4, 1}}) {
+    EXPECT_TRUE(fails(ErrorKind::kLayout, {"x", "overflows"}, [&] {
+      layout.add_tensor({.name = "x", .dtype = DType::kF64, .shape = shape});
+    }));
+  }
+  EXPECT_EQ(layout.find("w"), 0U);
+  EXPECT_EQ(layout.find("x"), std::nullopt);
+  EXPECT_EQ(layout.num_bytes(), 12);
 }
 
 // ---- a model of 91,991 tensors ----

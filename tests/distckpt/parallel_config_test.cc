@@ -49,7 +49,7 @@ TEST(ParallelConfig, GivesFirstAndLastStageWhatIsAsked) {
 }
 
 TEST(ParallelConfig, RefusesLayersThatCannotBeSharedOut) {
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"61 layers", "16 pipeline stages", "hint"},
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"61 of 61 layers", "16 pipeline stages", "hint"},
                     [] { pipeline(16).layers_per_stage(61); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"2 pipeline stages"},
                     [] { pipeline(4, 1, 2).layers_per_stage(8); }));
@@ -58,9 +58,10 @@ TEST(ParallelConfig, RefusesLayersThatCannotBeSharedOut) {
                     [] { pipeline(2, 9).layers_per_stage(8); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"--num-layers-in-last-pipeline-stage is 0"},
                     [] { pipeline(2, std::nullopt, 0).layers_per_stage(8); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"more than one stage"},
-                    [] { pipeline(1, 8).layers_per_stage(8); }));
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"0 layers", "1 pipeline stages"},
+  EXPECT_EQ(pipeline(1, 8).layers_per_stage(8), Layers{8});
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"the one stage has all 8 layers"},
+                    [] { pipeline(1, 7).layers_per_stage(8); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"0 of 8 layers", "1 pipeline stages"},
                     [] { pipeline(2, 8).layers_per_stage(8); }));
 }
 

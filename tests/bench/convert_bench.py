@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Conversions measured side by side with cp and with megatron-core, in one run. Prints a Markdown table.
+
+    convert_bench.py --ferry build/cli/ferry --memory /dev/shm/bench --disk FOLDER [--peers build/peers] [--repeat 5]
+
+Arms alternate; the median counts. Copies are checked with `ferry verify` after they are timed; a difference ends the run. Peak
+memory is anonymous memory (RssAnon), sampled every 5 ms. On disk the source's pages are dropped before each arm, and the arm ends
+when its bytes are on the disk.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+class Run:
+    """One command: seconds, peak anonymous MiB, and ferry's own report if it printed one."""
+    def __init__(self, *command, shell=False, env=None):
+        started = time.monotonic()
+        process = subprocess.Popen(command[0] if shell else [str(c) for c in command], shell=shell, env=env,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.peak = 0.0
+        while process.poll() is None:
+            try:
+                for line in open(f"/proc/{process.pid}/status"):
+                    if line.startswith("RssAnon"):
+                        self.peak = max(self.peak, int(line.split()[1]) / 1024)
+            except OSError:
+                pass
+            time.sleep(0.005)
+        self.seconds = time.monotonic() - started
+        out, error = process.communicate()
+        if process.returncode != 0:
+            sys.exit(f"exit {process.returncode}: {command}\n{error}")
+        self.report = json.loads(out) if out.startswith("{") else {}
+
+
+def size_of(folder):
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+
+
+def clear(*paths):
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def drop_cache(folder):
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def row(*cells):
+    print("| " + " | ".join(str(c) for c in cells) + " |", flush=True)
+
+
+def median(runs, of=lambda run: run.seconds):
+    return statistics.median(of(run) for run in runs)
+
+
+def directions(ferry, shape, folder, repeat, on_disk):
+    """cp -r, there and back, alternating."""
+    work = folder / "ferry-bench"
+    clear(work)
+    source, copy, there, back = work / "hf", work / "copy", work / "megatron", work / "back"
+    subprocess.run([sys.executable, HERE / "make_checkpoint.py", shape, source], check=True)
+    size = size_of(source)
+    if on_disk:
+        os.sync()
+    runs = {"cp": [], "there": [], "back": []}
+    try:
+        for i in range(repeat + 1):  # the first round warms up
+            for name, command, result in (
+                    ("cp", ["cp", "-r", source, copy], copy),
+                    ("there", [ferry, "convert", source, there, "--tp", "2", "--pp", "2", "--json", "--quiet"], there),
+                    ("back", [ferry, "convert", there, back, "--json", "--quiet"], back)):
+                clear(result)
+                if on_disk:
+                    drop_cache(work)
+                run = Run(f"cp -r {source} {copy} && sync", shell=True) if on_disk and name == "cp" else Run(*command)
+                if i > 0:
+                    runs[name].append(run)
+                if name == "cp":
+                    clear(copy)
+        Run(ferry, "verify", source, there, "--quiet")
+        Run(ferry, "verify", source, back, "--quiet")
+        baseline = median(runs["cp"])
+        where = "disk" if on_disk else "memory"
+        name = "`cp -r` + `sync`" if on_disk else "`cp -r`"
+        row(where, shape, name, f"{baseline:.2f}", f"{size / baseline / 1e9:.2f}", "1.00", "", "")
+        for arm, label in (("there", "HF to torch_dist TP2 PP2"), ("back", "torch_dist to HF")):
+            seconds = median(runs[arm], lambda run: run.report["copy_seconds"])
+            proof = median(runs[arm], lambda run: run.report["proof_seconds"])
+            row(where, shape, label, f"{seconds:.2f}", f"{size / seconds / 1e9:.2f}", f"{seconds / baseline:.2f}", f"{proof:.2f}",
+                f"{max(run.peak for run in runs[arm]):.0f}")
+    finally:
+        clear(work)
+
+
+def peer(peers, shape, folder):
+    """megatron-core's own save of the same weights, from safetensors, in one process."""
+    work = folder / "ferry-bench"
+    clear(work)
+    subprocess.run([sys.executable, HERE / "make_checkpoint.py", shape, work / "hf"], check=True)
+    size = size_of(work / "hf")
+    try:
+        command = f"source {peers}/env.sh && {peers}/bin/python {HERE}/megatron_core_arm.py {peers}/mc0161 {work}/hf {work}/megatron"
+        run = Run("bash", "-c", "exec " + "env bash -c '" + command + "'")
+        row("memory", shape, "megatron-core 0.16.1, plain Python", f"{run.seconds:.2f}", f"{size / run.seconds / 1e9:.2f}", "", "", "")
+    finally:
+        clear(work)
+
+
+def large(ferry, folder):
+    work = folder / "ferry-bench-70b"
+    clear(work)
+    try:
+        subprocess.run([sys.executable, HERE / "make_checkpoint.py", "llama-3-70b", work / "hf", "--sparse"], check=True)
+        inspect = [Run(ferry, "inspect", work / "hf").seconds for _ in range(10)]
+        helps = []
+        for _ in range(20):
+            started = time.monotonic()
+            subprocess.run([ferry, "--help"], stdout=subprocess.DEVNULL, check=True)
+            helps.append(time.monotonic() - started)
+        read = Run(ferry, "convert", work / "hf", work / "out", "--tp", "8", "--pp", "4", "--dry-run=read", "--json", "--quiet")
+        convert = Run(ferry, "convert", work / "hf", work / "out", "--tp", "8", "--pp", "4", "--json", "--quiet")
+        blocks = sum(p.stat().st_blocks * 512 for p in (work / "out").rglob("*") if p.is_file())
+        print()
+        print(f"- 70B shape ({size_of(work / 'hf') / 1e9:.0f} GB of sparse files), `ferry inspect`: {statistics.median(inspect) * 1000:.0f} ms (goal < 200)")
+        print(f"- `ferry --help`: {statistics.median(helps) * 1000:.1f} ms (goal < 20)")
+        print(f"- 70B shape, `convert --dry-run=read` TP8 PP4: {read.seconds:.0f} s, peak anonymous memory {read.peak:.0f} MiB (goal <= 256)")
+        print(f"- 70B shape, `convert` TP8 PP4 with proof: {convert.seconds:.0f} s, peak anonymous memory {convert.peak:.0f} MiB "
+              f"(goal <= 256); holes stay holes: the target occupies {blocks / 1e6:.1f} MB")
+    finally:
+        clear(work)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ferry", default="build/cli/ferry", type=lambda p: Path(p).resolve())
+    parser.add_argument("--memory", type=Path, help="a folder in memory")
+    parser.add_argument("--disk", type=Path, help="a folder on disk")
+    parser.add_argument("--peers", type=lambda p: Path(p).resolve(), help="the peers' virtual environment")
+    parser.add_argument("--shapes", nargs="*", default=["qwen2.5-1.5b", "llama-3.2-1b"])
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    print(f"{datetime.date.today()}, {os.cpu_count()} cores of {cpu}, Linux {platform.release().split('-')[0]}, "
+          f"load {os.getloadavg()[0]:.1f} at the start, median of {options.repeat}\n")
+    row("where", "shape", "what", "seconds", "GB/s", "of cp", "proof, seconds", "peak anonymous MiB")
+    row(*["---"] * 8)
+    for shape in options.shapes:
+        if options.memory:
+            directions(options.ferry, shape, options.memory, options.repeat, False)
+        if options.disk:
+            directions(options.ferry, shape, options.disk, options.repeat, True)
+    if options.peers and options.memory:
+        peer(options.peers, options.shapes[0], options.memory)
+    if options.disk:
+        large(options.ferry, options.disk)
+
+
+if __name__ == "__main__":
+    main()
