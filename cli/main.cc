@@ -1,5 +1,7 @@
 // ferry: parses the command line and turns outcomes into exit statuses, as cmp(1): 0 yes, 1 no, 2
 // trouble.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
@@ -18,7 +20,16 @@ int trouble(const Error& error) {
   return kTrouble;
 }
 
+// A checkpoint of a large mesh has more files than a shell allows to be open.
+void allow_many_files() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int run(int argc, char** argv) {
+  allow_many_files();
   CLI::App app(
       "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "
       "bit.",

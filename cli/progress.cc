@@ -33,7 +33,8 @@ class Meter {
       stage_ = progress.stage;
       start_ = now;
       printed_ = now - std::chrono::hours(1);
-      first_bytes_ = progress.bytes_done;  // of a resumed run: not of this one's rate
+      // What an interrupted run had done is not of this one's rate.
+      first_bytes_ = progress.finished ? 0 : progress.bytes_done;
     }
     const auto pause =
         terminal_ ? std::chrono::milliseconds(90) : std::chrono::milliseconds(10'000);
@@ -61,9 +62,10 @@ class Meter {
       const auto filled = static_cast<int>(share * kWidth);
       line += fmt::format("[{:<{}}] ", std::string(static_cast<std::size_t>(filled), '='), kWidth);
     }
-    line += fmt::format("{:3.0f}%  {} of {}  {}/s", std::floor(share * 100),
-                        format_bytes(progress.bytes_done), format_bytes(progress.bytes_total),
-                        format_bytes(static_cast<std::int64_t>(rate)));
+    line += fmt::format("{:3.0f}%  {} of {}", std::floor(share * 100),
+                        format_bytes(progress.bytes_done), format_bytes(progress.bytes_total));
+    if (seconds > 0.05)
+      line += fmt::format("  {}/s", format_bytes(static_cast<std::int64_t>(rate)));
     if (progress.finished) {
       line += fmt::format("  in {}", format_seconds(seconds));
     } else if (rate > 0) {

@@ -130,11 +130,12 @@ SafetensorsHeader parse_safetensors_prefix(std::string prefix,
             "{}: {}: begins at byte {} of the data, but the tensor before it ends at {}", source,
             entry.name, entry.begin, position);
     position = entry.end;
+    require(!__builtin_add_overflow(position, size, &header.file_size), ErrorKind::kCorrupt,
+            "{}: {}: the tensors' sizes overflow", source, entry.name);
     entry.begin += size;
     entry.end += size;
   }
-  require(!__builtin_add_overflow(position, size, &header.file_size), ErrorKind::kCorrupt,
-          "{}: the tensors' sizes overflow", source);
+  header.file_size = position + size;
   return header;
 }
 

@@ -18,6 +18,7 @@ std::int64_t widening(const CopyPlan& plan) {
   };
   for (const auto& planned : plan.tensors) {
     look(planned, planned.source);
+    for (const auto& cover : planned.replicas) look(planned, cover);
     for (const auto& cover : planned.targets) look(planned, cover);
   }
   return factor;

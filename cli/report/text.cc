@@ -70,9 +70,11 @@ std::string format_seconds(double seconds) {
 }
 
 std::string format_count(std::int64_t count) {
-  auto text = fmt::format("{}", count);
-  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
-    text.insert(static_cast<std::size_t>(at), ",");
+  const auto digits = fmt::format("{}", count);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
   }
   return text;
 }

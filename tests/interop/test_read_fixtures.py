@@ -71,6 +71,18 @@ def test_digest_writes_a_manifest_that_it_checks(fixture, work):
     ferry_json("digest", fixture.path, "--hf-config", fixture.hf)
 
 
+def test_digests_are_those_of_the_weights_whatever_the_format_and_layout():
+    """A tensor's digest is one of its Hugging Face bytes: padding, stacking and sharding do not show in it."""
+    for hf, cases in (("hf_llama", ("llama_tp1", "llama_tp2pp2", "llama_tp2pp2_local", "llama_tp2pp2_mc0131", "llama_tp2pp2_mc0161", "llama_singleton")),
+                      ("hf_qwen2", ("qwen2",)), ("hf_qwen2_tied", ("qwen2_tied_pp2",)), ("hf_qwen3", ("qwen3",))):
+        want = ferry_json("digest", DATA / hf / "hf")
+        assert set(want["tensors"]) == set(hf_tensors(DATA / hf / "hf"))
+        for case in cases:
+            nameless = ("--hf-config", DATA / hf / "hf") if case.endswith("_local") else ()  # holds no arguments
+            got = ferry_json("digest", DATA / case, *nameless)
+            assert (got["model"], got["tensors"]) == (want["model"], want["tensors"]), case
+
+
 def test_digest_check_names_the_file_that_changed(work):
     shutil.copytree(DATA / "llama_tp1", work / "copy")
     run_ok("digest", work / "copy", "--output", work / "manifest")
