@@ -94,19 +94,25 @@ class Conversion {
               .hf_config = options_.hf_config});
     check_derived(source_);
     choose_target();
-    refuse_unsafe_target();
+    const bool published = options_.resume && distckpt::WorkFolder::published_earlier(target_path_);
+    if (!published) refuse_unsafe_target();
     tensors_ = with_dtypes(source_.tensors, options_.dtype);
     if (options_.dry_run != DryRun::kNo) {
       make_plan(target_path_);
-      if (options_.dry_run == DryRun::kRead) read_only();
+      if (options_.dry_run == DryRun::kRead) read_only(nullptr);
       return std::move(report_);
     }
     distckpt::WorkFolder work(target_path_, options_.resume);
     try {
       make_plan(work.output());
-      copy(work);
-      prove(work);
-      work.publish(options_.overwrite);
+      if (published) {  // the interrupted run only lacked its last steps
+        read_only(&work);
+        prove(target_path_);
+      } else {
+        copy(work);
+        prove(work.output());
+        work.publish(options_.overwrite);
+      }
     } catch (const Error& error) {
       // What can be gone on with is kept: after an interruption, or when the disk was full.
       const bool can_resume =
@@ -148,7 +154,9 @@ class Conversion {
     if (fs::is_empty(target_path_)) return;
     if (!options_.overwrite) {
       throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target_path_.string()),
-                  "choose another target, or replace it with --overwrite");
+                  distckpt::WorkFolder::published_earlier(target_path_)
+                      ? "an interrupted run published it: --resume takes the last steps"
+                      : "choose another target, or replace it with --overwrite");
     }
     const bool checkpoint = is_hf_folder(target_path_) || distckpt::is_torch_dist(target_path_);
     require(checkpoint, ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten",
@@ -205,11 +213,16 @@ class Conversion {
     return report;
   }
 
-  void read_only() {
+  // The source's digests, from the journal of an earlier run as far as it has one.
+  void read_only(const distckpt::WorkFolder* work) {
     const auto start = std::chrono::steady_clock::now();
+    std::optional<distckpt::Journal> journal;
+    if (work != nullptr)
+      journal.emplace(work->journal(), fingerprint(source_, plan_, *target_), true);
     const auto source = source_.source();
-    auto done = execute(plan_, *source, nullptr, nullptr, "reading");
+    auto done = execute(plan_, *source, nullptr, journal ? &*journal : nullptr, "reading");
     report_.copy_seconds = seconds_since(start);
+    report_.resumed_bytes = done.resumed_bytes;
     take(std::move(done));
   }
 
@@ -236,10 +249,10 @@ class Conversion {
   }
 
   // What was written is opened as any reader would, and each tensor digested anew, from the disk.
-  void prove(const distckpt::WorkFolder& work) {
+  void prove(const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
     const auto written = with_context([] { return std::string("proving what was written"); },
-                                      [&] { return open(work.output()); });
+                                      [&] { return open(folder); });
     const auto source = written.source(distckpt::ReadMode::kDirect);
     const auto plan = distckpt::plan_read(written.tensors, written.side());
     const auto found = execute(plan, *source, nullptr, nullptr, "proving");

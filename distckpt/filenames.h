@@ -46,6 +46,7 @@ inline constexpr std::string_view kSidecarHeaders = "headers";
 inline constexpr std::string_view kSidecarDerived = "derived.safetensors";
 inline constexpr std::string_view kJournal = "journal";
 inline constexpr std::string_view kWorkOutput = "output";
+inline constexpr std::string_view kPublishing = "publishing";
 std::filesystem::path work_folder(
     const std::filesystem::path& target);  // ".<name>.ferry" beside it
 

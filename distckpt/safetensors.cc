@@ -48,13 +48,13 @@ SafetensorsEntry parse_entry(const std::string& name,
   const auto dtype_name = json_string(json_at(value, "dtype", where), "dtype", where);
   const auto dtype = dtype_from_safetensors(dtype_name);
   require(dtype.has_value(), ErrorKind::kCorrupt, "{}: unknown dtype \"{}\"", where, dtype_name);
-  require(value.size() == 3, ErrorKind::kCorrupt,
-          "{}: has other fields than dtype, shape and data_offsets", where);
   SafetensorsEntry entry{.name = name,
                          .dtype = *dtype,
                          .shape = parse_dims(json_at(value, "shape", where), "shape", where)};
   const auto offsets = parse_dims(json_at(value, "data_offsets", where), "data_offsets", where);
   require(offsets.rank() == 2, ErrorKind::kCorrupt, "{}: data_offsets is not a pair", where);
+  require(value.size() == 3, ErrorKind::kCorrupt,
+          "{}: has other fields than dtype, shape and data_offsets", where);
   entry.begin = offsets[0];
   entry.end = offsets[1];
   const auto volume = checked_volume(entry.shape);

@@ -61,6 +61,13 @@ fs::path folder_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
+// What tells a folder from every other, and stays the same when it is renamed.
+std::string identity(const fs::path& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return fmt::format("{} {}\n", status.st_dev, status.st_ino);
+}
+
 int rename_with_flags(const fs::path& from, const fs::path& to, unsigned flags) {
   return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), flags) == 0 ? 0 : errno;
 }
@@ -87,8 +94,19 @@ WorkFolder::WorkFolder(fs::path target, bool resume)
 WorkFolder::~WorkFolder() {
   if (keep_) return;
   std::error_code ignored;  // a destructor has nobody to tell
+  // The mark of publication goes last: until then an interrupted run is known to have published.
+  std::vector<fs::path> left;
+  for (const auto& entry : fs::directory_iterator(path_, ignored)) left.push_back(entry.path());
+  for (const auto& path : left) {
+    if (path.filename() != kPublishing) fs::remove_all(path, ignored);
+  }
   fs::remove_all(path_, ignored);
   for (const auto& parent : std::ranges::reverse_view(made_parents_)) fs::remove(parent, ignored);
+}
+
+bool WorkFolder::published_earlier(const fs::path& target) {
+  const auto mark = work_folder(target) / kPublishing;
+  return fs::exists(mark) && fs::exists(target) && read_text(mark) == identity(target);
 }
 
 fs::path WorkFolder::output() const {
@@ -103,6 +121,8 @@ void WorkFolder::publish(bool overwrite) {
     if (entry.is_directory()) sync_directory(entry.path());
   }
   sync_directory(output());
+  write_text(path_ / kPublishing, identity(output()));
+  sync_directory(path_);
   const bool occupied =
       fs::exists(target_) && !(fs::is_directory(target_) && fs::is_empty(target_));
   if (!occupied) {

@@ -29,6 +29,10 @@ class WorkFolder {
   // Leaves the folder behind, for --resume.
   void keep() { keep_ = true; }
 
+  // True if an interrupted run got as far as publishing `target`, and only its working folder is
+  // left to be removed.
+  static bool published_earlier(const std::filesystem::path& target);
+
   // Makes output() the target, durably and atomically. A target that is there is exchanged with it
   // if `overwrite` is set, and removed afterwards; else, unless it is an empty folder,
   // Error(kUsage).

@@ -1,4 +1,5 @@
 """Runs that are killed, run out of space, or meet another run: the target is the old checkpoint, the new one, or none."""
+import copy
 import os
 import random
 import shutil
@@ -63,6 +64,17 @@ def killed_somewhere(large, way, target, share):
     return run.returncode == 0
 
 
+def interrupted(large, way, target):
+    """Leaves a run that was killed while it copied: nothing published, its working folder beside the target."""
+    for share in (0.5, 0.35, 0.2, 0.1, 0.05):
+        killed_somewhere(large, way, target, share)
+        there = target / "release" if way == "megatron" else target
+        if not there.exists() and list(there.parent.glob(".*.ferry/journal")):
+            return
+        shutil.rmtree(target, ignore_errors=True)
+    pytest.fail("every run was over before it was killed")
+
+
 @pytest.mark.parametrize("kill", range(10))
 def test_killed_and_resumed_gives_the_same_bytes(kill, large, work):
     way = ("megatron", "back")[kill % 2]
@@ -78,9 +90,22 @@ def test_killed_and_resumed_gives_the_same_bytes(kill, large, work):
 
 def test_killed_and_run_anew_gives_the_same_bytes(large, work):
     """Without --resume what a killed run left behind is in nobody's way."""
-    if not killed_somewhere(large, "megatron", work / "out", 0.5):
-        assert not published(work / "out")
-        run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
+    interrupted(large, "megatron", work / "out")
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
+    assert tree(work / "out") == large.want["megatron"]
+
+
+def test_resume_after_publication_takes_the_last_steps(large, work):
+    """Killed between the rename and the tracker: the folder is there, and the tracker and the cleaning up are not."""
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
+    (work / "out" / TRACKER).unlink()
+    left = work / "out/.release.ferry"
+    left.mkdir()
+    status = (work / "out/release").stat()
+    (left / "publishing").write_text(f"{status.st_dev} {status.st_ino}\n")
+    done = run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], code=2)
+    assert "--resume" in done.stderr
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], "--resume")
     assert tree(work / "out") == large.want["megatron"]
 
 
@@ -90,8 +115,7 @@ def test_resume_of_a_run_that_was_never_begun(large, work):
 
 
 def test_resume_with_another_layout_mixes_nothing(large, work):
-    if killed_somewhere(large, "megatron", work / "out", 0.5):
-        pytest.skip("the run was over before it was killed")
+    interrupted(large, "megatron", work / "out")
     done = ferry("convert", large.source["megatron"], work / "out", "--tp", 4, "--resume")
     if done.returncode:
         assert not published(work / "out")
@@ -102,12 +126,9 @@ def test_resume_with_another_layout_mixes_nothing(large, work):
 
 def test_resume_after_the_source_changed_mixes_nothing(large, work):
     shutil.copytree(large.folder / "hf", work / "hf")
-    run = subprocess.Popen([FERRY, "convert", work / "hf", work / "out", "--tp", "2", "--pp", "2"],
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.6 * large.seconds["megatron"])
-    run.kill()
-    if run.wait() == 0:
-        pytest.skip("the run was over before it was killed")
+    mine = copy.copy(large)
+    mine.source = {"megatron": work / "hf"}
+    interrupted(mine, "megatron", work / "out")
     for path in (work / "hf").glob("*.safetensors"):
         data = bytearray(path.read_bytes())
         for at in range(len(data) // 2, len(data), 4096):
@@ -124,8 +145,7 @@ def test_resume_after_the_source_changed_mixes_nothing(large, work):
 @pytest.mark.parametrize("way", ["megatron", "back"])
 def test_resume_does_not_trust_bytes_that_a_crash_lost(way, large, work):
     """The log of a killed run says that pieces are written; after a loss of power the disk may say otherwise."""
-    if killed_somewhere(large, way, work / "out", 0.4):
-        pytest.skip("the run was over before it was killed")
+    interrupted(large, way, work / "out")
     files = [p for p in work.rglob("*") if p.suffix in (".distcp", ".safetensors") and p.stat().st_size > 1 << 20]
     for path in files:
         with open(path, "r+b") as file:
