@@ -71,7 +71,7 @@ TEST_P(FileSourceModes, ReadsRunsFarApartAndCloseTogetherAlike) {
   const auto bytes = random.bytes(3 << 20);
   write_bytes(dir / "file", bytes);
   FileSource source({file_storage(dir / "file")}, {}, GetParam());
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 80; ++i) {
     const auto run = random.between(1, random.chance(10) ? 200'000 : 500);
     const auto stride = run + random.between(0, random.chance(50) ? run + 1 : 5000);
     const auto room = (std::ssize(bytes) - run) / stride;
@@ -231,7 +231,7 @@ Layout in_files(const support::ModelSide& side, const fs::path& folder, bool wri
 }
 
 TEST(FileSourceAndSink, CarryRandomModelsFromFilesToFiles) {
-  for (std::uint64_t seed = 3001; seed <= 3060; ++seed) {
+  for (std::uint64_t seed = 3001; seed <= 3040; ++seed) {
     SCOPED_TRACE(seed);
     const TempDir dir;
     const auto model = support::random_model(seed, {.large = seed == 3010});

@@ -115,9 +115,14 @@ TEST_P(TorchDistFixture, EveryChunkHasTheChecksumThatItsArchiveStates) {
   EXPECT_EQ(source.verify_checksums(), std::ssize(resolved.checksums));
   const auto& expected = stated.at("optimizer_model_space");
   for (std::size_t i = 0; i < all.size(); ++i) {
+    // Of flattened and reformulated state the digests are those of other shapes.
     if (!expected.contains(all[i]->key)) continue;
-    EXPECT_EQ(support::sha256(bytes[i]), expected.at(all[i]->key).at("sha256").get<std::string>())
-        << all[i]->key;
+    const auto& one = expected.at(all[i]->key);
+    if (one.at("shape").get<std::vector<std::int64_t>>() !=
+        std::vector(all[i]->shape.begin(), all[i]->shape.end())) {
+      continue;
+    }
+    EXPECT_EQ(support::sha256(bytes[i]), one.at("sha256").get<std::string>()) << all[i]->key;
   }
 }
 
@@ -126,10 +131,6 @@ TEST_P(TorchDistFixture, ObjectsAndCommonStateAreReadable) {
   EXPECT_TRUE(std::ranges::is_sorted(checkpoint.tensors, {}, &TorchDistTensor::key));
   EXPECT_TRUE(std::ranges::is_sorted(checkpoint.objects, {}, &TorchDistObject::key));
   const auto common = read_common_state(checkpoint);
-  if (GetParam() == std::string("llama_tp2pp2_local")) {
-    EXPECT_FALSE(common.has_value());
-    return;
-  }
   ASSERT_TRUE(common.has_value());
   EXPECT_EQ(common_dict(*common).kind(), PickleKind::kDict);
 }
@@ -376,7 +377,7 @@ TEST(TorchDist, ReadsTheCheckpointThatTheFollowingTestsDamage) {
 struct Wrong {
   const char* name;
   std::function<void(Description&)> change;
-  std::initializer_list<std::string_view> fragments;
+  std::vector<std::string_view> fragments;
   ErrorKind kind = ErrorKind::kCorrupt;
 };
 
@@ -453,7 +454,7 @@ INSTANTIATE_TEST_SUITE_P(
                 std::swap(it.items[1].offset, it.items[2].offset),
                     std::swap(it.items[1].length, it.items[2].length);
               },
-              {"__0_0.distcp", "w"}},
+              {"__0_0.distcp", "[2, 3]", "[3] (norm)"}},
         Wrong{"item_beyond_the_end",
               [](Description& it) { it.items[2].length += 1; },
               {".metadata", "norm", "__0_0.distcp", "beyond its end"}},

@@ -19,7 +19,7 @@ namespace ferry::support {
 
 ::testing::AssertionResult is_error(const Error& error,
                                     ErrorKind kind,
-                                    std::initializer_list<std::string_view> fragments) {
+                                    const std::vector<std::string_view>& fragments) {
   const auto report = error.report();
   if (error.kind() != kind) {
     return ::testing::AssertionFailure() << "an error of kind " << to_string(error.kind())

@@ -5,9 +5,9 @@
 
 #include <cstddef>
 #include <exception>
-#include <initializer_list>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/error.h"
 
@@ -20,12 +20,12 @@ namespace ferry::support {
 // True if `error` is of that kind and its report holds every fragment.
 ::testing::AssertionResult is_error(const Error& error,
                                     ErrorKind kind,
-                                    std::initializer_list<std::string_view> fragments);
+                                    const std::vector<std::string_view>& fragments);
 
 // EXPECT_TRUE(fails(ErrorKind::kLayout, {"lm_head", "[0:4]"}, [&] { ... })).
 template <typename Body>
 ::testing::AssertionResult fails(ErrorKind kind,
-                                 std::initializer_list<std::string_view> fragments,
+                                 const std::vector<std::string_view>& fragments,
                                  Body&& body) {
   try {
     body();
