@@ -231,8 +231,11 @@ class MetadataReader {
       tensor.chunks.push_back({.box = box, .item = take_item({key, box.offset})});
       boxes.push_back(box);
     }
-    with_context([&] { return fmt::format("reading {}", source_); },
-                 [&] { require_exactly_once(key, tensor.shape, boxes, "stored"); });
+    if (const auto defect = find_coverage_defect(tensor.shape, boxes)) {
+      fail(ErrorKind::kCorrupt,
+           "{}: {}: elements {} of shape {} are stored {} times, expected once", source_, key,
+           to_string(defect->box), to_string(tensor.shape), defect->times);
+    }
     checkpoint_.tensors.push_back(std::move(tensor));
   }
 

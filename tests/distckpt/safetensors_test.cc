@@ -36,7 +36,7 @@ std::string u64(std::uint64_t value) {
 // A file of that header and that many bytes of data.
 fs::path write_file(const TempDir& dir, const std::string& header, std::size_t data) {
   const auto path = dir / "model.safetensors";
-  write_text(path, u64(header.size()) + header + std::string(data, 'x'));
+  support::write_bytes(path, as_bytes(u64(header.size()) + header + std::string(data, 'x')));
   return path;
 }
 
@@ -122,10 +122,9 @@ TEST(Safetensors, ReadsWhatItWrote) {
     if (random.chance(50)) metadata = {{"format", "pt"}, {"\n", "\t\""}};
     const auto made = make_safetensors_header("m", tensors, metadata);
     const TempDir dir;
-    write_text(
-        dir / "m",
-        made.prefix +
-            std::string(static_cast<std::size_t>(made.file_size - std::ssize(made.prefix)), 'x'));
+    const auto payload_bytes = made.file_size - std::ssize(made.prefix);
+    const std::string payload(static_cast<std::size_t>(payload_bytes), 'x');
+    support::write_bytes(dir / "m", as_bytes(made.prefix + payload));
     const auto found = read_safetensors_header(dir / "m");
     EXPECT_EQ(found.prefix, made.prefix);
     EXPECT_EQ(found.metadata, metadata);

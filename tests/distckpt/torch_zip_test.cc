@@ -484,8 +484,10 @@ TEST(TorchZip, ComputesTheChecksumOfZip) {
   EXPECT_EQ(crc32({}), 0U);
 }
 
-// Mutants stand one after the other in one file: opening 10,000 would be slow.
-void survive_mutations(const std::string& valid, int rounds) {
+// Mutants stand one after the other in one file: opening 10,000 would be slow. `read` is given the
+// file and where in it a mutant begins and how long it is.
+template <typename Read>
+void survive_mutations(const std::string& valid, int rounds, Read&& read) {
   std::mt19937 random(20'240'601);
   const auto below = [&](std::size_t limit) {
     return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
@@ -504,9 +506,7 @@ void survive_mutations(const std::string& valid, int rounds) {
   int refused = 0;
   for (const std::int64_t length : lengths) {
     try {
-      const TensorItem item = parse_tensor_item(file.file(), offset, length);
-      EXPECT_GE(item.payload_offset, offset);
-      EXPECT_LE(item.payload_offset + item.payload_bytes, offset + length);
+      read(file.file(), offset, length);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kCorrupt) << error.what();
       ++refused;
@@ -517,8 +517,49 @@ void survive_mutations(const std::string& valid, int rounds) {
 }
 
 TEST(TorchZip, SurvivesMutations) {
-  survive_mutations(tensor_archive(DType::kBF16, {32}), 10'000);
-  survive_mutations(tensor_archive(DType::kF8E5M2, {4'000, 2}), 2'000);
+  const auto read = [](const ReadFile& file, std::int64_t offset, std::int64_t length) {
+    const TensorItem item = parse_tensor_item(file, offset, length);
+    EXPECT_GE(item.payload_offset, offset);
+    EXPECT_LE(item.payload_offset + item.payload_bytes, offset + length);
+  };
+  survive_mutations(tensor_archive(DType::kBF16, {32}), 10'000, read);
+  survive_mutations(tensor_archive(DType::kF8E5M2, {4'000, 2}), 2'000, read);
+}
+
+// An object of one tensor of four bytes and a number.
+std::string object_archive() {
+  PickleWriter pickle;
+  pickle.begin_dict().string("iteration").integer(10).string("state");
+  write(pickle, {.storage_class = "torch.FloatStorage", .count = 1, .shape = {1}, .strides = {1}});
+  const TorchStorage storage{.key = "0", .bytes = "abcd"};
+  return torch_archive(pickle.end_dict().finish(), "archive", {&storage, 1});
+}
+
+TEST(TorchZip, ReadsBackAnObjectAnywhereInAFile) {
+  const std::string archive = object_archive();
+  const ByteFile file("before" + archive + "after");
+  const std::int64_t length = std::ssize(archive);
+  const Pickle object = read_torch_object(file.file(), 6, length, kGlobals);
+  EXPECT_EQ(object.root().at("iteration").as_int(), 10);
+  EXPECT_EQ(object.root().at("state").object_args()[0].persistent_id()[2].as_string(), "0");
+  const TorchArchive records = read_torch_archive(file.file(), 6, length);
+  EXPECT_EQ(records.name, "archive");
+  EXPECT_EQ(read_torch_record(file.file(), records.at("data/0")), "abcd");
+  EXPECT_EQ(records.find("data/1"), nullptr);
+  EXPECT_THROW(read_torch_object(file.file(), 6, length - 1, kGlobals), Error);
+  EXPECT_THROW(read_torch_object(file.file(), 5, length, kGlobals), Error);
+}
+
+TEST(TorchZip, SurvivesMutationsOfAnObject) {
+  survive_mutations(object_archive(), 10'000,
+                    [](const ReadFile& file, std::int64_t offset, std::int64_t length) {
+                      read_torch_object(file, offset, length, kGlobals).root().describe();
+                      for (const auto& record : read_torch_archive(file, offset, length).records) {
+                        EXPECT_GE(record.offset, offset);
+                        EXPECT_LE(record.offset + record.size, offset + length);
+                        read_torch_record(file, record);
+                      }
+                    });
 }
 
 TEST(TorchZip, EveryTruncationIsAnError) {

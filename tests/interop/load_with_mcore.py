@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,13 @@ def worker(options, jobs):
     sys.exit(1 if box[0] else 0)
 
 
+def die_with_the_launcher():
+    """In a rank, before it begins: whoever stops the launcher, by a timeout too, stops the ranks."""
+    import ctypes
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def job_parser():
     p = argparse.ArgumentParser(add_help=False)
     p.add_argument("--ckpt", help="the checkpoint")
@@ -222,10 +230,12 @@ def main():
     # A job that needs fewer ranks than the largest one runs as data-parallel replicas.
     world = max(max(job.tp * job.pp, job.pp * job.ep * job.etp) for job in jobs)
     with tempfile.TemporaryDirectory() as folder:
-        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1", WORLD_SIZE=str(world))
+        # Gloo would look up the host's own name for each of the many groups: seconds each, where nobody knows that name.
+        env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1", WORLD_SIZE=str(world),
+                   GLOO_SOCKET_IFNAME="lo")
         command = [sys.executable, os.path.abspath(__file__), *sys.argv[1:], "--world", str(world), "--store", folder + "/store"]
         ranks = [subprocess.Popen([*command, "--rank", str(r)], env=dict(env, RANK=str(r), LOCAL_RANK=str(r)),
-                                  stderr=open(f"{folder}/stderr{r}", "w")) for r in range(world)]
+                                  stderr=open(f"{folder}/stderr{r}", "w"), preexec_fn=die_with_the_launcher) for r in range(world)]
         while any(r.poll() is None for r in ranks):
             time.sleep(0.05)
             if any(r.poll() not in (None, 0, 1) for r in ranks) or any(

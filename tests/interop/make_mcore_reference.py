@@ -261,7 +261,7 @@ def main():
         os.makedirs(os.path.join(w.out, case + w.suffix))
         with tempfile.TemporaryDirectory() as td:
             env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", CUDA_DEVICE_MAX_CONNECTIONS="1",
-                       RANK="0", TOKENIZERS_PARALLELISM="false")
+                       RANK="0", TOKENIZERS_PARALLELISM="false", GLOO_SOCKET_IFNAME="lo")
             ps = []
             for r in range(world):
                 cmd = [sys.executable, os.path.abspath(__file__), "--out", w.out, "--case", case, "--rank", str(r),

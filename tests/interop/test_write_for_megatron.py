@@ -118,7 +118,7 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
                              expect_hf=True, logits=True))
     (work / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
-                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180)
+                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else []
     assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
     assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
