@@ -1,4 +1,4 @@
-// The subcommands. Each file add_*.cc parses its options, calls the converter and draws what that
+// The subcommands. Each *_command.cc parses its options, calls the converter and draws what that
 // returns.
 #pragma once
 
@@ -37,8 +37,6 @@ std::int64_t parse_size(const std::string& text, const std::string& flag);
 
 // "10", "release"; nothing for an empty text. Throws Error(kUsage).
 std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text);
-
-bool json_requested();  // for errors, which main() prints
 
 // Draws a bar on a terminal, lines in a log, nothing if quiet. Stops on SIGINT and SIGTERM.
 converter::ProgressFunction make_progress(bool quiet);

@@ -3,9 +3,12 @@
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <string>
+#include <filesystem>
+#include <new>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
@@ -14,9 +17,12 @@
 namespace ferry::cli {
 namespace {
 
+// An error that main() prints may come before the options are parsed.
+bool json_requested = false;
+
 int trouble(const Error& error) {
   fmt::print(stderr, "{}", error.report());
-  if (json_requested()) fmt::print("{}\n", error_json(error).dump());
+  if (json_requested) fmt::print("{}\n", error_json(error).dump());
   return kTrouble;
 }
 
@@ -57,7 +63,9 @@ int run(int argc, char** argv) {
 }  // namespace ferry::cli
 
 int main(int argc, char** argv) {
-  using ferry::cli::kTrouble;
+  ferry::cli::json_requested = std::any_of(argv, argv + argc, [](const char* argument) {
+    return std::string_view(argument) == "--json";
+  });
   try {
     return ferry::cli::run(argc, argv);
   } catch (const ferry::Error& error) {

@@ -6,24 +6,8 @@
 #include "distckpt/error.h"
 
 namespace ferry::cli {
-namespace {
-
-bool json_was_requested = false;
-
-}  // namespace
-
 void add_json(CLI::App& command, bool& json) {
-  command.add_flag_callback(
-      "--json",
-      [&json] {
-        json = true;
-        json_was_requested = true;
-      },
-      "Print the report as JSON on stdout");
-}
-
-bool json_requested() {
-  return json_was_requested;
+  command.add_flag("--json", json, "Print the report as JSON on stdout");
 }
 
 void add_quiet(CLI::App& command, bool& quiet) {

@@ -113,16 +113,16 @@ class Conversion {
         prove(work.output());
         work.publish(options_.overwrite);
       }
+      if (target_format_ == Format::kTorchDist) {
+        distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker,
+                               distckpt::iteration_text(iteration_));
+      }
     } catch (const Error& error) {
       // What can be gone on with is kept: after an interruption, or when the disk was full.
       const bool can_resume =
           error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
       if (options_.resume || (can_resume && fs::exists(work.journal()))) work.keep();
       throw;
-    }
-    if (target_format_ == Format::kTorchDist) {
-      distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker,
-                             distckpt::iteration_text(iteration_));
     }
     return std::move(report_);
   }
@@ -266,10 +266,11 @@ class Conversion {
       // save_pretrained writes no derived tensors, and neither does the canonical form.
       if (lost && tensors_[i].derived) continue;
       if (lost || found.digests[at->second] != digests_[i]) {
-        throw Error(ErrorKind::kIo,
+        throw Error(ErrorKind::kCorrupt,
                     fmt::format("{}: what was written is not what was read{}", tensors_[i].name,
                                 lost ? ": it is missing" : ""),
-                    "the disk or the memory may be faulty; nothing was published");
+                    "the disk or the memory may be faulty; nothing was published. Run it again "
+                    "without --resume");
       }
       ++proved;
     }

@@ -213,6 +213,22 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
           "the checkpoint is of a mixture of experts, whose family is not known");
   require(!args.flag("multi_latent_attention", false), ErrorKind::kLayout,
           "the checkpoint is of a model with latent attention, whose family is not known");
+  // Settings that change what the weights mean, and that no family here has.
+  for (const auto* key : {"apply_layernorm_1p", "rotary_interleaved"}) {
+    require(!args.flag(key, false), ErrorKind::kLayout,
+            "the checkpoint was trained with {}, which no known family has", key);
+  }
+  if (args.flag("use_rope_scaling", false)) {  // the only kind that Megatron-LM has: Llama 3's
+    config.rope_scaling.type = "llama3";
+    config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);
+  }
+  if (const auto factor = args.find("rotary_seq_len_interpolation_factor")) {
+    config.rope_scaling.type = "linear";
+    config.rope_scaling.factor = factor->as_float();
+  }
+  if (const auto window = args.find("window_size")) {
+    config.sliding_window = (*window)[0].as_int() + 1;
+  }
   config.family = infer_family(config);
   return config;
 }

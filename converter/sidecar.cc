@@ -52,6 +52,12 @@ void check_files(const fs::path& sidecar) {
           "{}: is of a newer format than {}", source, kFormat);
   std::vector<std::string> listed;
   for (const auto& [name, value] : distckpt::json_at(index, "files", source).items()) {
+    const auto slash = name.find('/');
+    const auto folder = name.substr(0, slash);
+    require(folder == distckpt::kSidecarHf || folder == distckpt::kSidecarHeaders,
+            ErrorKind::kCorrupt, "{}: lists {}, which is no part of a sidecar", source, name);
+    distckpt::require_plain_filename(slash == std::string::npos ? "" : name.substr(slash + 1),
+                                     source);
     const auto file = sidecar / name;
     require(fs::exists(file), ErrorKind::kCorrupt, "{}: is missing", file.string());
     const auto digest = distckpt::json_string(value, name, source);

@@ -131,6 +131,7 @@ class Verification {
     OpenOptions how{.iteration = iteration, .hf_config = {}};
     if (locate(path, iteration).format != Format::kHuggingFace) how.hf_config = options_.hf_config;
     auto checkpoint = open(path, how);
+    check_derived(checkpoint);
     if (!checkpoint.training_state.empty()) {
       report_.notes.push_back(
           fmt::format("{}: {} entries of training state (optimizer, RNG) were not compared",

@@ -1,7 +1,9 @@
 #include "distckpt/file_io.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,6 +51,13 @@ std::int64_t pread_fully(const std::filesystem::path& path,
   return static_cast<std::int64_t>(done);
 }
 
+// tmpfs takes O_DIRECT since Linux 6.6, and still has no disk below it.
+bool in_memory(int fd) {
+  struct statfs status {};
+  return ::fstatfs(fd, &status) == 0 &&
+         (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC);
+}
+
 std::int64_t modified_ns(const struct stat& status) {
   return status.st_mtim.tv_sec * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
@@ -78,7 +87,7 @@ int Descriptor::release() {
 ReadFile::ReadFile(std::filesystem::path path, ReadMode mode) : path_(std::move(path)) {
   if (mode == ReadMode::kDirect) {
     fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK | O_DIRECT));
-    direct_ = static_cast<bool>(fd_);
+    direct_ = fd_ && !in_memory(fd_.get());
   }
   // O_NONBLOCK: to open a pipe would else wait for someone to write to it.
   if (!fd_) fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK));

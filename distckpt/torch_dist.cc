@@ -255,6 +255,8 @@ class MetadataReader {
       for (const auto& chunk : tensor.chunks) all.emplace_back(chunk.item, &tensor.key);
     }
     for (const auto& object : checkpoint_.objects) all.emplace_back(object.item, &object.key);
+    const std::string common(kCommonStateKey);
+    if (checkpoint_.common_item) all.emplace_back(*checkpoint_.common_item, &common);
     std::ranges::sort(all, {},
                       [](const auto& one) { return std::pair(one.first.file, one.first.offset); });
     for (std::size_t i = 0; i + 1 < all.size(); ++i) {
@@ -343,8 +345,12 @@ TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
               checkpoint.files[item.file].path.string(), item.offset, torch_name(parsed.dtype),
               to_string(parsed.shape), torch_name(tensor->dtype), to_string(chunk.box.size),
               tensor->key);
-      auto strides = parsed.strides;
-      for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(parsed.dtype);
+      auto strides = packed_shard(chunk.box, parsed.dtype, 0, 0).at.strides;
+      if (!parsed.contiguous) {
+        for (int d = 0; d < strides.rank(); ++d) {
+          if (parsed.shape[d] > 1) strides[d] = parsed.strides[d] * size_of(parsed.dtype);
+        }
+      }
       layout.shards.push_back(
           {.box = chunk.box,
            .at = {.storage = item.file, .offset = parsed.payload_offset, .strides = strides}});
