@@ -48,4 +48,5 @@ def main(hf, out):
     dist_checkpointing.save(state, str(out))
 
 
-main(Path(sys.argv[2]), Path(sys.argv[3]))
+if __name__ == "__main__":  # its writer starts a process that imports this file again
+    main(Path(sys.argv[2]), Path(sys.argv[3]))

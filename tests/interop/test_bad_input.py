@@ -4,6 +4,7 @@ header promises.
 """
 import json
 import os
+import pickle
 import resource
 import shutil
 import struct
@@ -82,6 +83,14 @@ def twice_in_header(hf):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size:])
 
 
+def nul_in_padding(hf):
+    """A bit flip makes this of a blank. The safetensors library refuses it; some JSON readers take it for the end."""
+    path = hf / "model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack_from("<Q", data)[0]
+    path.write_bytes(struct.pack("<Q", size + 8) + data[8:8 + size] + b"\0" + b" " * 7 + data[8 + size:])
+
+
 def with_config(**changes):
     def edit(hf):
         config = json.loads((hf / "config.json").read_text())
@@ -136,6 +145,7 @@ ONE_FILE = {
     "header that is no JSON": (with_header(b"{not json      "), ["model.safetensors"]),
     "header that is a list": (with_header(b"[]      "), ["model.safetensors"]),
     "header that is no UTF-8": (with_header(b'{"\xff\xfe":{}}'), ["model.safetensors"]),
+    "header with a NUL in its padding": (nul_in_padding, ["model.safetensors"]),
     "header that nests without end": (with_header(b"[" * 200000), ["model.safetensors"]),
     "header with an entry that is a number": (with_header(b'{"%s":17}' % UP.encode()), ["model.safetensors"]),
     "truncated data": (bytes_of_weights(lambda d: d[:-1]), ["model.safetensors"]),
@@ -163,6 +173,7 @@ ONE_FILE = {
     "no config.json": (without("config.json"), ["config.json"]),
     "config.json that is no JSON": (text("config.json", "{"), ["config.json"]),
     "config.json that is a list": (text("config.json", "[1]"), ["config.json"]),
+    "config.json with more behind a NUL": (lambda hf: (hf / "config.json").write_bytes((hf / "config.json").read_bytes() + b"\0more"), ["config.json"]),
     "config.json that nests without end": (text("config.json", '{"a":' * 100000), ["config.json"]),
     "duplicate key in config.json": (replaced("config.json", "{", '{"hidden_size": 64,'), ["config.json", "hidden_size"]),
     "unknown model_type": (with_config(model_type="mamba9"), ["config.json", "mamba9"]),
@@ -301,6 +312,7 @@ BAD_PICKLES = {
     "one that pops an empty stack": lambda marker: b"\x80\x02ttt.",
     "one that nests without end": LONG_NEST,
     "one that holds itself": lambda marker: b"\x80\x02]q\x00h\x00a.",
+    "one with a dictionary for a key": lambda marker: b"\x80\x02}}Ns.",
     "one without an end": lambda marker: b"\x80\x02}",
 }
 
@@ -356,6 +368,16 @@ def metadata_bytes(old, new):
     return edit
 
 
+def dictionary_for_a_key(folder, marker):
+    """One bit of .metadata: the name of an attribute becomes a dictionary out of the memo, which Python cannot hash."""
+    data = bytearray((folder / ".metadata").read_bytes())
+    assert data[6781:6784] == b"jH\x02"  # LONG_BINGET
+    data[6782] ^= 1 << 5
+    with pytest.raises(TypeError):
+        pickle.loads(bytes(data))
+    (folder / ".metadata").write_bytes(data)
+
+
 def dropped(name):
     return lambda folder, marker: (folder / name).unlink()
 
@@ -399,6 +421,7 @@ MEGATRON = {
     "a tensor's pickle runs a command": (in_item("linear_fc2.weight"), ["linear_fc2.weight"]),
     "an object's pickle runs a command": (in_item("_extra_state"), ["_extra_state"]),
     "no .metadata": (dropped(".metadata"), [".metadata"]),
+    "a dictionary for a key in .metadata": (dictionary_for_a_key, [".metadata"]),
     "truncated .metadata": (shortened(".metadata"), [".metadata"]),
     "truncated data file": (shortened("__0_0.distcp"), ["__0_0.distcp"]),
     "missing data file": (dropped("__0_0.distcp"), ["__0_0.distcp"]),

@@ -280,6 +280,22 @@ def test_no_fault_goes_unnoticed(campaign, work, capsys):
         DONE[campaign] = CAMPAIGNS[campaign](work)
 
 
+def test_padding_that_is_not_zero_is_reported(work):
+    """Rows of padding are no weights, so they may differ between layouts. They are zero where all went well."""
+    write_hf(work / "hf", CONFIG)
+    run_ok("convert", work / "hf", work / "right", "--tp", 2)
+    shutil.copytree(work / "right", work / "wrong")
+    files = files_of(work / "wrong")
+    at = TorchDist(files, "release/")
+    key = "embedding.word_embeddings.weight"
+    fault = exchange("padding overwritten", files, at.of(key, 128, 0), at.of(key, 0, 0), both=False)
+    for name, data in fault.changes.items():
+        (work / "wrong" / name).write_bytes(data)
+    assert oracle.megatron_state(work / "wrong") != oracle.megatron_state(work / "right")
+    done = ferry("verify", work / "right", work / "wrong")
+    assert key in done.stdout and "padding" in done.stdout
+
+
 def test_there_were_a_thousand_faults():
     if set(DONE) != set(CAMPAIGNS):
         pytest.skip("counts the faults of the tests above, which did not all run to their end")
