@@ -13,6 +13,10 @@ constexpr int kMaxDepth = 64;
 template <typename Json>
 Json parse(std::string_view text, std::string_view source) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
+  // The parser takes a NUL for the end of its input, and would leave unread what follows.
+  const auto nul = text.find('\0');
+  require(nul == std::string_view::npos, ErrorKind::kCorrupt, "{}: is not valid JSON at byte {}",
+          source, nul);
   const auto callback = [&](int depth, typename Json::parse_event_t event, Json& parsed) {
     require(depth <= kMaxDepth, ErrorKind::kCorrupt, "{}: JSON is nested more than {} levels deep",
             source, kMaxDepth);

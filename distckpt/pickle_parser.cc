@@ -191,6 +191,7 @@ class Parser {
     push(cell_of(PickleKind::kInt, static_cast<std::uint64_t>(value)));
   }
   void push_long(std::uint64_t length);
+  void check_items(std::span<const Cell> cells) const;
   void collect(unsigned char op);
   void fill(unsigned char op, std::size_t first);
   void push_global(std::string_view module, std::string_view name);
@@ -254,11 +255,22 @@ void Parser::push_long(std::uint64_t length) {
   }
 }
 
+// Keys and values in turns, the keys of a kind that Python would take.
+void Parser::check_items(std::span<const Cell> cells) const {
+  if (cells.size() % 2 != 0) corrupt("has a key without a value");
+  for (std::size_t i = 0; i < cells.size(); i += 2) {
+    const auto kind = kind_of(cells[i]);
+    if (kind == PickleKind::kDict || kind == PickleKind::kList || kind == PickleKind::kSet) {
+      corrupt("has a key that cannot be one");
+    }
+  }
+}
+
 // What stands above the last mark becomes one value.
 void Parser::collect(unsigned char op) {
   const std::size_t mark = pop_mark();
   const std::span<const Cell> cells = above(mark);
-  if (op == opcode::kDict && cells.size() % 2 != 0) corrupt("has a key without a value");
+  if (op == opcode::kDict) check_items(cells);
   const Cell made = op == opcode::kTuple  ? make_tuple(cells)
                     : op == opcode::kList ? make_sequence(PickleKind::kList, cells)
                     : op == opcode::kDict ? make_sequence(PickleKind::kDict, cells)
@@ -277,7 +289,7 @@ void Parser::fill(unsigned char op, std::size_t first) {
   } else if (op == opcode::kAppend || op == opcode::kAppends) {
     append(fillable(target, PickleKind::kList), cells);
   } else {
-    if (cells.size() % 2 != 0) corrupt("has a key without a value");
+    check_items(cells);
     append(fillable(target, PickleKind::kDict), cells);
   }
   stack_.resize(first);
