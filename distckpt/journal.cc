@@ -49,6 +49,7 @@ class Reader {
   bool get_all(std::vector<T>& values) {
     std::uint64_t count = 0;
     if (!get(count) || count > text_.size() / sizeof(T)) return false;
+    if (count == 0) return true;
     values.resize(count);
     std::memcpy(values.data(), text_.data(), count * sizeof(T));
     text_.remove_prefix(count * sizeof(T));

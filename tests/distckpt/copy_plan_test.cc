@@ -736,8 +736,12 @@ TEST(CopyPlan, PlansDeepSeekV3InSeconds) {
   std::printf("%zu source tensors, %zu copies, planned in %.2f s, peak memory %ld MiB\n",
               model.tensors.size(), ops, seconds, usage.ru_maxrss >> 10);
   EXPECT_GT(ops, 360'000U);
-  EXPECT_LT(seconds, 10.0);  // the stated bound, not a benchmark
+  EXPECT_LT(seconds, 10.0);   // the stated bound, not a benchmark
+#ifndef __SANITIZE_ADDRESS__  // which keeps what was freed
   EXPECT_LT(usage.ru_maxrss, 1L << 20);
+#endif
+  testing::Test::RecordProperty("seconds", fmt::format("{:.2f}", seconds));
+  testing::Test::RecordProperty("peak_mib", std::to_string(usage.ru_maxrss >> 10));
 }
 
 }  // namespace
