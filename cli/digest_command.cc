@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,8 +27,9 @@ struct Flags {
 };
 
 // Compares with a manifest; prints what differs.
-void check(const Flags& flags, const converter::Manifest& found) {
-  const auto expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
+void check(const Flags& flags,
+           const converter::Manifest& expected,
+           const converter::Manifest& found) {
   const bool with_files = !flags.tensors_only && expected.format == found.format;
   const auto lines = converter::compare_manifests(expected, found, with_files);
   if (flags.json) {
@@ -55,18 +57,27 @@ void check(const Flags& flags, const converter::Manifest& found) {
 }
 
 void run(const Flags& flags) {
+  const auto iteration = parse_iteration_flag(flags.iteration);
+  std::optional<converter::Manifest> expected;  // read first: a wrong name is told at once
+  if (!flags.check.empty())
+    expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
+  // Files of another format are not compared, so they are digested for a new manifest alone.
+  const bool same_format =
+      !expected ||
+      expected->format == converter::to_string(converter::locate(flags.path, iteration).format);
   const auto manifest =
       converter::digest_checkpoint({.path = flags.path,
-                                    .iteration = parse_iteration_flag(flags.iteration),
+                                    .iteration = iteration,
                                     .hf_config = flags.hf_config,
-                                    .leave_out = flags.output.empty() ? flags.check : flags.output,
-                                    .files = !flags.tensors_only,
+                                    .leave_out = {flags.output, flags.check},
+                                    .files = !flags.tensors_only &&
+                                             (same_format || !flags.output.empty()),
                                     .threads = flags.threads,
                                     .max_memory = parse_size(flags.max_memory, "--max-memory")},
-                                   make_progress(flags.quiet || flags.json));
+                                   make_progress(flags.quiet));
   if (!flags.output.empty())
     distckpt::replace_text(flags.output, converter::write_manifest(manifest));
-  if (!flags.check.empty()) return check(flags, manifest);
+  if (expected) return check(flags, *expected, manifest);
   if (flags.json) {
     fmt::print("{}", converter::write_manifest(manifest));
   } else if (!flags.quiet) {

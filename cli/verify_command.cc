@@ -52,7 +52,7 @@ void add_verify(CLI::App& app) {
                            .weights_only = flags->weights_only,
                            .threads = flags->threads,
                            .max_memory = parse_size(flags->max_memory, "--max-memory")},
-                          make_progress(flags->quiet || flags->json));
+                          make_progress(flags->quiet));
     if (flags->json) {
       fmt::print("{}\n", verify_json(report).dump(2));
     } else if (!flags->quiet) {

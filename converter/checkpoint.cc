@@ -301,6 +301,9 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
     return locate_iteration(path, iteration);
   }
   if (distckpt::is_torch_dist(path / "weights")) {  // NeMo 2
+    require(!iteration, ErrorKind::kUsage,
+            "{}: holds one checkpoint (weights/), so --iteration has nothing to choose",
+            path.string());
     return {.format = Format::kTorchDist,
             .root = path,
             .folder = path / "weights",
@@ -325,13 +328,17 @@ bool is_hf_checkpoint(const fs::path& path) {
          !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty();
 }
 
-Checkpoint open(const fs::path& path, const OpenOptions& options) {
-  const auto location = locate(path, options.iteration);
-  if (location.format == Format::kTorchDist) return MegatronOpener(location, options).open();
-  require(options.hf_config.empty(), ErrorKind::kUsage,
+void refuse_hf_config(const fs::path& path, const fs::path& hf_config) {
+  require(hf_config.empty(), ErrorKind::kUsage,
           "{}: is a Hugging Face checkpoint, which has its own config.json: --hf-config is for "
           "Megatron checkpoints",
           path.string());
+}
+
+Checkpoint open(const fs::path& path, const OpenOptions& options) {
+  const auto location = locate(path, options.iteration);
+  if (location.format == Format::kTorchDist) return MegatronOpener(location, options).open();
+  refuse_hf_config(path, options.hf_config);
   return HfOpener(location).open();
 }
 

@@ -68,6 +68,9 @@ struct Checkpoint {
 // missing, surplus or of another shape are named.
 Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
 
+// A Hugging Face checkpoint has its own configuration. Throws Error(kUsage) if another is named.
+void refuse_hf_config(const std::filesystem::path& path, const std::filesystem::path& hf_config);
+
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
 // Error(kCorrupt).
 void check_derived(const Checkpoint& checkpoint);

@@ -1,6 +1,7 @@
 #include "converter/digest_checkpoint.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,13 @@ namespace {
 
 // Every file of the checkpoint, but hidden ones that are not its own (a version control folder, a
 // download's lock).
-std::vector<fs::path> list_files(const Location& location, const fs::path& leave_out) {
+std::vector<fs::path> list_files(const Location& location,
+                                 const std::vector<fs::path>& leave_out) {
   std::vector<fs::path> files;
-  const auto skip = leave_out.empty() ? fs::path() : fs::weakly_canonical(leave_out);
+  std::set<fs::path> skip;
+  for (const auto& path : leave_out) {
+    if (!path.empty()) skip.insert(fs::weakly_canonical(path));
+  }
   for (auto at = fs::recursive_directory_iterator(location.folder); at != fs::end(at); ++at) {
     const auto name = at->path().filename().string();
     if (at->is_directory() && name.starts_with('.')) {
@@ -24,7 +29,7 @@ std::vector<fs::path> list_files(const Location& location, const fs::path& leave
       continue;
     }
     const bool hidden = name.starts_with('.') && name != distckpt::kTorchDistMetadata;
-    if (at->is_regular_file() && !hidden && fs::weakly_canonical(at->path()) != skip)
+    if (at->is_regular_file() && !hidden && !skip.contains(fs::weakly_canonical(at->path())))
       files.push_back(at->path());
   }
   const auto tracker = location.root / distckpt::kTracker;

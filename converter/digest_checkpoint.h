@@ -15,7 +15,7 @@ struct DigestOptions {
   std::filesystem::path path{};
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};
-  std::filesystem::path leave_out{};  // a manifest that lies in the checkpoint itself
+  std::vector<std::filesystem::path> leave_out{};  // manifests that lie in the checkpoint itself
   bool files = true;
   int threads = 0;
   std::int64_t max_memory = std::int64_t{192} << 20;

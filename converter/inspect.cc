@@ -14,7 +14,7 @@ void add(InspectReport& report, InspectedTensor tensor) {
   if (is_training_state(tensor.name)) {
     ++report.num_training_state;
   } else {
-    report.num_parameters += elements;
+    report.num_stored += elements;
     report.num_bytes += elements * size_of(tensor.dtype);
     report.elements_by_dtype[std::string(short_name(tensor.dtype))] += elements;
   }
@@ -105,9 +105,16 @@ InspectReport inspect(const fs::path& path,
                       const fs::path& hf_config) {
   InspectReport report{.location = locate(path, iteration)};
   if (report.location.format == Format::kHuggingFace) {
+    refuse_hf_config(path, hf_config);
     inspect_hf(report);
   } else {
     inspect_torch_dist(report, hf_config);
+  }
+  report.num_parameters = report.num_stored;
+  if (report.config && report.config->vocab_size > 0) {
+    report.num_parameters = 0;
+    for (const auto& tensor : make_model_map(*report.config).tensors)
+      report.num_parameters += tensor.shape.product();
   }
   return report;
 }

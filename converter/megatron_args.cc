@@ -1,5 +1,6 @@
 #include "converter/megatron_args.h"
 
+#include <cmath>
 #include <string>
 
 #include "converter/families.h"
@@ -53,8 +54,13 @@ void write_args(PickleWriter& pickle,
   args.set("position_embedding_type", "rope");
   args.set("add_position_embedding", true);
   args.set("use_rotary_position_embeddings", true);
-  // Megatron-LM declares --rotary-base as an integer.
-  args.set("rotary_base", static_cast<std::int64_t>(config.rotary_base));
+  // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the same.
+  if (const auto whole = static_cast<std::int64_t>(config.rotary_base);
+      static_cast<double>(whole) == config.rotary_base) {
+    args.set("rotary_base", whole);
+  } else {
+    args.set("rotary_base", config.rotary_base);
+  }
   args.set("rotary_percent", 1.0);
   args.set("rotary_interleaved", false);
   if (config.rope_scaling.type == "linear") {
@@ -256,8 +262,9 @@ void require_same_model(const TransformerConfig& args,
   same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
        "untie_embeddings_and_output_weights");
   same(args.layernorm_epsilon, config.layernorm_epsilon, "norm_epsilon");
-  same(static_cast<std::int64_t>(args.rotary_base), static_cast<std::int64_t>(config.rotary_base),
-       "rotary_base");
+  // Megatron-LM's own argument is an integer.
+  const bool cut = args.rotary_base == std::trunc(args.rotary_base);
+  same(args.rotary_base, cut ? std::trunc(config.rotary_base) : config.rotary_base, "rotary_base");
 }
 
 }  // namespace ferry::converter

@@ -110,6 +110,9 @@ class Verification {
     const auto start = std::chrono::steady_clock::now();
     left_ = open_side(options_.left, options_.left_iteration);
     right_ = open_side(options_.right, options_.right_iteration);
+    require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
+            "both sides are Hugging Face checkpoints, which have their own config.json: --hf-config "
+            "is for Megatron checkpoints");
     report_.left = left_.location.folder;
     report_.right = right_.location.folder;
     report_.left_format = left_.location.format;
@@ -129,7 +132,10 @@ class Verification {
  private:
   Checkpoint open_side(const fs::path& path, std::optional<distckpt::Iteration> iteration) {
     OpenOptions how{.iteration = iteration, .hf_config = {}};
-    if (locate(path, iteration).format != Format::kHuggingFace) how.hf_config = options_.hf_config;
+    if (locate(path, iteration).format != Format::kHuggingFace) {
+      how.hf_config = options_.hf_config;
+      hf_config_used_ = true;
+    }
     auto checkpoint = open(path, how);
     check_derived(checkpoint);
     if (!checkpoint.training_state.empty()) {
@@ -154,7 +160,10 @@ class Verification {
       padding.at.storage += split;
       plan.discards.push_back(std::move(padding));
     }
-    std::vector<std::uint32_t> first_right_replica;
+    // Second copies (a tied head) are held against the first of their own side: the left one's are
+    // replicas before `right_replica`, the right one's are tensors of their own, behind the others.
+    std::vector<std::uint32_t> right_replica;
+    std::vector<distckpt::PlannedTensor> right_copies;
     for (std::size_t i = 0; i < left_.tensors.size(); ++i) {
       const auto& tensor = left_.tensors[i];
       const auto found = right_index.find(tensor.name);
@@ -166,19 +175,21 @@ class Verification {
       right_index.erase(found);
       if (!same_kind(tensor, other.tensor)) continue;
       auto planned = left_plan.tensors[i];
-      first_right_replica.push_back(static_cast<std::uint32_t>(planned.replicas.size()));
+      right_replica.push_back(static_cast<std::uint32_t>(planned.replicas.size()));
       if (other.on_read != distckpt::Transform::kNone) planned.on_read = other.on_read;
-      other.replicas.insert(other.replicas.begin(), std::move(other.source));
+      for (auto& piece : other.source) piece.at.storage += split;
       for (auto& cover : other.replicas) {
         for (auto& piece : cover) piece.at.storage += split;
-        planned.replicas.push_back(std::move(cover));
       }
+      planned.replicas.push_back(other.source);
       plan.tensors.push_back(std::move(planned));
+      if (!other.replicas.empty()) right_copies.push_back(std::move(other));
     }
+    std::ranges::move(right_copies, std::back_inserter(plan.tensors));
     for (const auto& [name, index] : right_index) {
       only_one_side(right_.tensors[index], TensorDifference::Kind::kOnlyRight, right_.location);
     }
-    execute(plan, split, first_right_replica);
+    execute(plan, split, right_replica);
   }
 
   void only_one_side(const ModelTensor& tensor,
@@ -212,16 +223,16 @@ class Verification {
 
   void execute(const CopyPlan& plan,
                distckpt::StorageId split,
-               const std::vector<std::uint32_t>& first_right_replica) {
+               const std::vector<std::uint32_t>& right_replica) {
     std::map<std::uint32_t, Difference> differences;
     distckpt::ExecutorOptions options{
         .threads = options_.threads, .max_memory = options_.max_memory, .on_inequality = {}};
     options.on_inequality = [&](const distckpt::Inequality& part) {
       const auto& tensor = plan.tensors[part.tensor].tensor;
-      // One side's own second copy (a tied head) contradicts its first.
-      require(part.replica >= first_right_replica[part.tensor], ErrorKind::kLayout,
-              "{}: {}: its second copy differs from the first", left_.location.folder.string(),
-              tensor.name);
+      const bool is_left = part.tensor < right_replica.size();
+      require(is_left && part.replica == right_replica[part.tensor], ErrorKind::kLayout,
+              "{}: {}: its second copy differs from the first",
+              (is_left ? left_ : right_).location.folder.string(), tensor.name);
       differences[part.tensor].add(tensor.dtype, part);
     };
     const auto left = left_.source();
@@ -231,8 +242,10 @@ class Verification {
                                      "comparing", progress_);
     left->verify_checksums();
     right->verify_checksums();
-    report_.num_compared = static_cast<std::int64_t>(plan.tensors.size());
-    report_.bytes = done.bytes;
+    report_.num_compared = static_cast<std::int64_t>(right_replica.size());
+    for (std::size_t i = 0; i < right_replica.size(); ++i) {
+      report_.bytes += plan.tensors[i].tensor.num_bytes();
+    }
     for (const auto& padding : done.nonzero_padding) {
       report_.notes.push_back(
           fmt::format("{} {}: padding that is not zero", padding.tensor, to_string(padding.box)));
@@ -313,6 +326,7 @@ class Verification {
   const ProgressFunction& progress_;
   Checkpoint left_;
   Checkpoint right_;
+  bool hf_config_used_ = false;
   VerifyReport report_;
 };
 

@@ -104,6 +104,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
   }
   json["sidecar"] = report.has_sidecar;
   json["parameters"] = report.num_parameters;
+  json["stored_elements"] = report.num_stored;
   json["bytes"] = report.num_bytes;
   json["elements_by_dtype"] = report.elements_by_dtype;
   json["chunks_by_file"] = report.chunks_by_file;

@@ -36,7 +36,7 @@ std::string describe(const converter::TensorDifference& difference) {
       difference.left_value, difference.right_value);
   if (difference.max_difference)
     text += fmt::format("; largest difference {:.6g}", *difference.max_difference);
-  if (difference.max_ulps) text += fmt::format(" ({} ulps)", *difference.max_ulps);
+  if (difference.max_ulps) text += fmt::format(" ({} ulp{})", *difference.max_ulps, *difference.max_ulps == 1 ? "" : "s");
   return text;
 }
 
@@ -143,7 +143,8 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   }
   text += fmt::format("model       {}\n", report.config ? describe(*report.config)
                                                         : "unknown: " + report.config_problem);
-  text += fmt::format("parameters  {} ({})\n", format_count(report.num_parameters),
+  text += fmt::format("parameters  {}\n", format_count(report.num_parameters));
+  text += fmt::format("stored      {} elements, {}\n", format_count(report.num_stored),
                       format_bytes(report.num_bytes));
   for (const auto& [dtype, elements] : report.elements_by_dtype) {
     text += fmt::format("            {} {}\n", format_count(elements), dtype);
