@@ -128,7 +128,7 @@ class HfOpener {
               entry.name, checkpoint_.map.family->model_type, header.filename);
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back(
-          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .derived = true});
+          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .role = distckpt::Role::kDerived});
     }
     const auto stored = *checkpoint_.layout.find(entry.name);
     checkpoint_.links.links.push_back({.model = model,
@@ -255,7 +255,7 @@ class MegatronOpener {
     for (const auto& entry : header.entries) {
       const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back(
-          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .derived = true});
+          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .role = distckpt::Role::kDerived});
       checkpoint_.links.links.push_back({.model = model,
                                          .model_box = Box::whole(entry.shape),
                                          .stored = *checkpoint_.layout.find(entry.name),
@@ -351,7 +351,7 @@ void check_derived(const Checkpoint& checkpoint) {
   std::unique_ptr<distckpt::FileSource> source;
   for (const auto& link : checkpoint.links.links) {
     const auto& tensor = checkpoint.tensors[link.model];
-    if (!tensor.derived) continue;
+    if (tensor.role != distckpt::Role::kDerived) continue;
     if (!source) source = checkpoint.source();
     const auto& shard = checkpoint.layout.tensor(link.stored).shards.front();
     std::vector<std::byte> found(static_cast<std::size_t>(tensor.num_bytes()));

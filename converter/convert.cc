@@ -23,6 +23,7 @@ using distckpt::CopyPlan;
 using distckpt::Digest;
 using distckpt::Iteration;
 using distckpt::ModelTensor;
+using distckpt::Role;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -45,7 +46,7 @@ std::vector<ModelTensor> with_dtypes(std::vector<ModelTensor> tensors,
                                      std::optional<distckpt::DType> dtype) {
   if (!dtype) return tensors;
   for (auto& tensor : tensors) {
-    if (tensor.derived || !distckpt::is_floating_point(tensor.dtype)) continue;
+    if (tensor.role == Role::kDerived || !distckpt::is_floating_point(tensor.dtype)) continue;
     require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout,
             "{}: {} cannot be cast to {}", tensor.name, short_name(tensor.dtype),
             short_name(*dtype));
@@ -94,7 +95,11 @@ class Conversion {
               .hf_config = options_.hf_config});
     check_derived(source_);
     choose_target();
-    const bool published = options_.resume && distckpt::WorkFolder::published_earlier(target_path_);
+    // An interrupted run may have published and lacked only its last steps, or have lacked none.
+    const bool published =
+        options_.resume && (distckpt::WorkFolder::published_earlier(target_path_) ||
+                            (is_checkpoint(target_path_) && !options_.overwrite &&
+                             !fs::exists(distckpt::work_folder(target_path_))));
     if (!published) refuse_unsafe_target();
     tensors_ = with_dtypes(source_.tensors, options_.dtype);
     if (options_.dry_run != DryRun::kNo) {
@@ -105,7 +110,8 @@ class Conversion {
     distckpt::WorkFolder work(target_path_, options_.resume);
     try {
       make_plan(work.output());
-      if (published) {  // the interrupted run only lacked its last steps
+      if (published) {
+        require_planned_files(target_path_);
         read_only(&work);
         prove(target_path_);
       } else {
@@ -144,6 +150,24 @@ class Conversion {
     report_.num_training_state = static_cast<std::int64_t>(source_.training_state.size());
   }
 
+  static bool is_checkpoint(const fs::path& folder) {
+    return fs::is_directory(folder) && (is_hf_folder(folder) || distckpt::is_torch_dist(folder));
+  }
+
+  // The target that is there has the files that this run would write; what they hold is proved.
+  void require_planned_files(const fs::path& folder) const {
+    for (const auto& file : report_.files) {
+      std::error_code error;
+      const auto size = fs::file_size(folder / file.name, error);
+      if (!error && static_cast<std::int64_t>(size) == file.bytes) continue;
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}: exists already, and is not what this run would write ({} {})",
+                              folder.string(), file.name,
+                              error ? "is missing" : fmt::format("holds {} bytes", size)),
+                  "choose another target, or replace it with --overwrite");
+    }
+  }
+
   void refuse_unsafe_target() const {
     const auto source = fs::weakly_canonical(source_.location.folder);
     require(!is_inside(source, target_path_) && !is_inside(target_path_, source), ErrorKind::kUsage,
@@ -158,8 +182,7 @@ class Conversion {
                       ? "an interrupted run published it: --resume takes the last steps"
                       : "choose another target, or replace it with --overwrite");
     }
-    const bool checkpoint = is_hf_folder(target_path_) || distckpt::is_torch_dist(target_path_);
-    require(checkpoint, ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten",
+    require(is_checkpoint(target_path_), ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten",
             target_path_.string());
   }
 
@@ -174,6 +197,7 @@ class Conversion {
           {.parallel = options_.parallel, .iteration = iteration_, .dtype = options_.dtype},
           folder);
     }
+    keep_shared_padding();
     plan_ = distckpt::plan_copy(
         tensors_, source_.side(), target_->side(),
         options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
@@ -181,10 +205,11 @@ class Conversion {
     report_.threads = budget.threads;
     report_.staging_bytes = budget.bytes;
     report_.dry_run = options_.dry_run;
-    report_.num_tensors = static_cast<std::int64_t>(plan_.tensors.size());
     report_.bytes = plan_.num_bytes();
     for (const auto& planned : plan_.tensors) {
-      if (!planned.tensor.derived) report_.num_parameters += planned.tensor.shape.product();
+      if (planned.tensor.role == Role::kWeight)
+        report_.num_parameters += planned.tensor.shape.product();
+      if (planned.tensor.role != Role::kPadding) ++report_.num_tensors;
       if (!planned.replicas.empty()) report_.second_copies.push_back(planned.tensor.name);
       report_.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(planned).size());
     }
@@ -192,6 +217,20 @@ class Conversion {
       const auto& file = std::get<distckpt::FileStorage>(storage);
       report_.files.push_back(
           {.name = file.path.lexically_relative(folder).string(), .bytes = file.size});
+    }
+  }
+
+  // Padding of the same rows on both sides is carried over; other padding is dropped and reported.
+  void keep_shared_padding() {
+    shared_padding_ = distckpt::padding_names(tensors_, source_.links);
+    const auto of_target = target_->padding_names(tensors_);
+    std::erase_if(shared_padding_,
+                  [&](const std::string& name) { return !of_target.contains(name); });
+    target_->promote_padding(shared_padding_, tensors_);
+    distckpt::promote_padding(shared_padding_, source_.layout, source_.links, tensors_);
+    if (!options_.dtype) return;
+    for (auto& tensor : tensors_) {
+      if (tensor.role == Role::kPadding) tensor.dtype = *options_.dtype;
     }
   }
 
@@ -251,8 +290,9 @@ class Conversion {
   // What was written is opened as any reader would, and each tensor digested anew, from the disk.
   void prove(const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
-    const auto written = with_context([] { return std::string("proving what was written"); },
-                                      [&] { return open(folder); });
+    auto written = with_context([] { return std::string("proving what was written"); },
+                                [&] { return open(folder); });
+    distckpt::promote_padding(shared_padding_, written.layout, written.links, written.tensors);
     const auto source = written.source(distckpt::ReadMode::kDirect);
     const auto plan = distckpt::plan_read(written.tensors, written.side());
     const auto found = execute(plan, *source, nullptr, nullptr, "proving");
@@ -264,7 +304,7 @@ class Conversion {
       const auto at = index.find(tensors_[i].name);
       const bool lost = at == index.end();
       // save_pretrained writes no derived tensors, and neither does the canonical form.
-      if (lost && tensors_[i].derived) continue;
+      if (lost && tensors_[i].role == Role::kDerived) continue;
       if (lost || found.digests[at->second] != digests_[i]) {
         throw Error(ErrorKind::kCorrupt,
                     fmt::format("{}: what was written is not what was read{}", tensors_[i].name,
@@ -288,6 +328,7 @@ class Conversion {
   Iteration iteration_;
   fs::path target_path_;
   std::vector<ModelTensor> tensors_;
+  std::set<std::string> shared_padding_;
   std::unique_ptr<Target> target_;
   CopyPlan plan_;
   std::vector<Digest> digests_;
@@ -304,7 +345,8 @@ std::string model_digest(const std::vector<ModelTensor>& tensors,
                          const std::vector<Digest>& digests) {
   std::vector<distckpt::NamedDigest> named;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].derived) named.push_back({.name = tensors[i].name, .digest = digests[i]});
+    if (tensors[i].role == Role::kWeight)
+      named.push_back({.name = tensors[i].name, .digest = digests[i]});
   }
   return to_string(distckpt::digest_model(std::move(named)));
 }

@@ -63,7 +63,7 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
     manifest.tensors.push_back({.name = tensor.name,
                                 .dtype = tensor.dtype,
                                 .shape = tensor.shape,
-                                .derived = tensor.derived,
+                                .role = tensor.role,
                                 .digest = tensors.digests[i]});
   }
   if (!options.files) return manifest;

@@ -131,7 +131,7 @@ class HfTarget : public Target {
   void make_headers(const std::vector<ModelTensor>& tensors, std::int64_t max_shard_size) {
     std::vector<ModelTensor> saved;  // save_pretrained writes no derived tensors
     for (const auto& tensor : tensors) {
-      if (!tensor.derived) saved.push_back(tensor);
+      if (tensor.role == distckpt::Role::kWeight) saved.push_back(tensor);
     }
     std::ranges::sort(saved, natural_less, &ModelTensor::name);
     auto shards = split_into_shards(saved, max_shard_size);

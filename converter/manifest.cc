@@ -59,7 +59,7 @@ std::string write_manifest(const Manifest& manifest) {
     entry["dtype"] = std::string(safetensors_name(tensor.dtype));
     entry["shape"] = std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.end());
     entry["digest"] = to_string(tensor.digest);
-    if (tensor.derived) entry["derived"] = true;
+    if (tensor.role == distckpt::Role::kDerived) entry["derived"] = true;
   }
   root["tensors"] = std::move(tensors);
   json files = json::object();
@@ -92,7 +92,7 @@ Manifest parse_manifest(std::string_view text, std::string_view source) {
     for (const auto& dim : distckpt::json_at(value, "shape", where)) {
       tensor.shape.push_back(distckpt::json_int(dim, "shape", where));
     }
-    tensor.derived = value.contains("derived");
+    if (value.contains("derived")) tensor.role = distckpt::Role::kDerived;
     manifest.tensors.push_back(std::move(tensor));
   }
   for (const auto& [path, value] : distckpt::json_at(root, "files", source).items()) {
@@ -112,7 +112,7 @@ std::vector<std::string> compare_manifests(const Manifest& expected,
   const auto stored = [](const Manifest& manifest) {
     std::vector<ManifestTensor> tensors;  // derived ones come and go with the format
     for (const auto& tensor : manifest.tensors) {
-      if (!tensor.derived) tensors.push_back(tensor);
+      if (tensor.role == distckpt::Role::kWeight) tensors.push_back(tensor);
     }
     return tensors;
   };

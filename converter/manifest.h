@@ -10,6 +10,7 @@
 #include "distckpt/box.h"
 #include "distckpt/digest.h"
 #include "distckpt/dtype.h"
+#include "distckpt/tensor_map.h"
 
 namespace ferry::converter {
 
@@ -17,7 +18,7 @@ struct ManifestTensor {
   std::string name{};
   distckpt::DType dtype = distckpt::DType::kBF16;
   distckpt::Shape shape{};
-  bool derived = false;
+  distckpt::Role role = distckpt::Role::kWeight;  // kWeight or kDerived
   distckpt::Digest digest{};
 };
 

@@ -97,7 +97,7 @@ class MegatronTarget : public Target {
   void add_derived(const std::vector<ModelTensor>& tensors) {
     std::vector<distckpt::SafetensorsEntry> entries;
     for (const auto& tensor : tensors) {
-      if (tensor.derived)
+      if (tensor.role == distckpt::Role::kDerived)
         entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
     }
     if (entries.empty()) return;
@@ -105,7 +105,7 @@ class MegatronTarget : public Target {
     derived_ = distckpt::make_safetensors_header(path.filename().string(), std::move(entries), {});
     distckpt::add_to_layout(*derived_, path.parent_path(), layout_);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-      if (!tensors[i].derived) continue;
+      if (tensors[i].role != distckpt::Role::kDerived) continue;
       links_.links.push_back({.model = i,
                               .model_box = Box::whole(tensors[i].shape),
                               .stored = *layout_.find(tensors[i].name),

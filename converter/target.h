@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,15 @@ class Target {
   distckpt::PlanSide side() const { return {.layout = &layout_, .map = &links_}; }
   const distckpt::Layout& layout() const { return layout_; }
   virtual std::vector<distckpt::ChecksumRange> protected_ranges() const { return {}; }
+
+  // As the functions of distckpt/tensor_map.h. `tensors` are those of the plan, and stay as they are.
+  std::set<std::string> padding_names(const std::vector<distckpt::ModelTensor>& tensors) const {
+    return distckpt::padding_names(tensors, links_);
+  }
+  void promote_padding(const std::set<std::string>& names,
+                       std::vector<distckpt::ModelTensor> tensors) {
+    distckpt::promote_padding(names, layout_, links_, tensors);
+  }
 
   // Creates the folders that the files of layout() lie in.
   virtual void prepare() const = 0;

@@ -146,7 +146,17 @@ class Verification {
     return checkpoint;
   }
 
+  // Padding that both sides hold is compared as a tensor is.
+  void promote_shared_padding() {
+    auto shared = distckpt::padding_names(left_.tensors, left_.links);
+    const auto of_right = distckpt::padding_names(right_.tensors, right_.links);
+    std::erase_if(shared, [&](const std::string& name) { return !of_right.contains(name); });
+    distckpt::promote_padding(shared, left_.layout, left_.links, left_.tensors);
+    distckpt::promote_padding(shared, right_.layout, right_.links, right_.tensors);
+  }
+
   void compare_tensors() {
+    promote_shared_padding();
     const auto left_plan = distckpt::plan_read(left_.tensors, left_.side());
     auto right_plan = distckpt::plan_read(right_.tensors, right_.side());
     const auto split = static_cast<distckpt::StorageId>(left_.layout.storages().size());
@@ -195,7 +205,7 @@ class Verification {
   void only_one_side(const ModelTensor& tensor,
                      TensorDifference::Kind kind,
                      const Location& location) {
-    if (tensor.derived) {
+    if (tensor.role == distckpt::Role::kDerived) {
       report_.notes.push_back(fmt::format("{}: follows from the configuration, and is in {} only",
                                           tensor.name, location.folder.string()));
       return;

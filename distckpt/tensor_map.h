@@ -4,21 +4,29 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "distckpt/box.h"
 #include "distckpt/dtype.h"
+#include "distckpt/layout.h"
 
 namespace ferry::distckpt {
+
+// What a tensor is to the model. Only weights count for the model's digest.
+enum class Role : std::uint8_t {
+  kWeight,
+  kDerived,  // computed from the configuration (inv_freq): recomputed, may be on one side only
+  kPadding,  // rows beyond the vocabulary, where both sides of a plan hold them
+};
 
 // A tensor in Hugging Face terms: the unit of digests, proofs and reports.
 struct ModelTensor {
   std::string name{};
   DType dtype = DType::kBF16;
   Shape shape{};
-  bool derived =
-      false;  // computed from the configuration (inv_freq): no part of the model's digest
+  Role role = Role::kWeight;
 
   std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
 };
@@ -47,7 +55,8 @@ struct ScaleLink {
 };
 
 // Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when
-// written; dropped, and reported unless zero, when read.
+// written; dropped, and reported unless zero, when read. Padding that both sides of a plan hold is
+// not lost: it becomes a tensor (promote_padding).
 struct PaddingBox {
   std::uint32_t stored = 0;
   Box box{};
@@ -58,5 +67,15 @@ struct TensorMap {
   std::vector<PaddingBox> padding{};
   std::vector<ScaleLink> scales{};
 };
+
+// Names of the padding in stored tensors, equal where tensor and box are: "lm_head.weight [250:256,
+// 0:32] (padding)".
+std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors, const TensorMap& map);
+
+// Makes tensors of the padding of those names, appended to `tensors` in the order of the names.
+void promote_padding(const std::set<std::string>& names,
+                     const Layout& layout,
+                     TensorMap& map,
+                     std::vector<ModelTensor>& tensors);
 
 }  // namespace ferry::distckpt

@@ -213,7 +213,7 @@ std::string digest_text(const converter::Manifest& manifest) {
   std::string text;
   for (const auto& tensor : manifest.tensors) {
     text += fmt::format("{}  {}{}\n", to_string(tensor.digest), tensor.name,
-                        tensor.derived ? " (derived)" : "");
+                        tensor.role == distckpt::Role::kDerived ? " (derived)" : "");
   }
   for (const auto& file : manifest.files)
     text += fmt::format("{}  file {}\n", to_string(file.digest), file.path);

@@ -95,6 +95,19 @@ def test_killed_and_run_anew_gives_the_same_bytes(large, work):
     assert tree(work / "out") == large.want["megatron"]
 
 
+def test_resume_of_a_run_that_was_over_proves_it(large, work):
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], "--resume")
+    assert tree(work / "out") == large.want["megatron"]
+    other = run_ok("convert", large.source["megatron"], work / "out", "--tp", 1, "--resume", code=2)
+    assert "not what this run would write" in other.stderr
+    weights = max((work / "out/release").glob("*.distcp"), key=lambda p: p.stat().st_size)
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], "--resume", code=2)
+
+
 def test_resume_after_publication_takes_the_last_steps(large, work):
     """Killed between the rename and the tracker: the folder is there, and the tracker and the cleaning up are not."""
     run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
