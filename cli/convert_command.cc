@@ -94,6 +94,28 @@ void add_convert(CLI::App& app) {
                       parallel.num_layers_in_last_pipeline_stage,
                       "Layers of the last stage. Default: an even share");
   command
+      ->add_option("--vpp,--virtual-pipeline-model-parallel-size",
+                   parallel.virtual_pipeline_model_parallel_size,
+                   "Chunks of layers of each pipeline stage, handed out in turn (interleaved)")
+      ->check(size);
+  command->add_flag("--account-for-embedding-in-pipeline-split",
+                    parallel.account_for_embedding_in_pipeline_split,
+                    "Count the embedding as a layer of the first stage");
+  command->add_flag("--account-for-loss-in-pipeline-split",
+                    parallel.account_for_loss_in_pipeline_split,
+                    "Count the output layer and loss as a layer of the last stage");
+  command->add_option("--pipeline-model-parallel-layout", parallel.pipeline_model_parallel_layout,
+                      "What each stage has, as Megatron-LM spells it: Et*3|(tt|)*2t,L has stages "
+                      "apart by |, E embedding, t layer, m prediction layer, L loss");
+  command
+      ->add_option("--ep,--expert-model-parallel-size", parallel.expert_model_parallel_size,
+                   "Expert parallel size of a Megatron target")
+      ->check(size);
+  command
+      ->add_option("--etp,--expert-tensor-parallel-size", parallel.expert_tensor_parallel_size,
+                   "Tensor parallel size of its experts. Default: as --tp")
+      ->check(size);
+  command
       ->add_option("--make-vocab-size-divisible-by", parallel.make_vocab_size_divisible_by,
                    "The vocabulary is padded to a multiple of this times TP")
       ->check(size)

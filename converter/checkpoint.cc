@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "converter/hf_config.h"
 #include "converter/megatron_args.h"
+#include "converter/megatron_links.h"
 #include "converter/sidecar.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
@@ -20,8 +22,6 @@ using distckpt::Box;
 using distckpt::DType;
 using distckpt::Iteration;
 
-constexpr std::string_view kTiedHead = "lm_head.weight";
-constexpr std::string_view kTiedEmbedding = "model.embed_tokens.weight";
 
 Iteration read_tracker(const fs::path& path) {
   auto text = distckpt::read_text(path, 1024);
@@ -85,7 +85,7 @@ class HfOpener {
   Checkpoint open() {
     checkpoint_.hf = read_hf_folder(checkpoint_.location.folder);
     const auto& hf = *checkpoint_.hf;
-    checkpoint_.map = make_model_map(parse_hf_config(hf.config_text(), hf.config_source()));
+    checkpoint_.map = make_model_map(config_of(hf));
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& header : hf.headers) {
       distckpt::add_to_layout(header, checkpoint_.location.folder, checkpoint_.layout);
@@ -107,19 +107,32 @@ class HfOpener {
   }
 
  private:
+  // transformers drops prediction layers when it saves, and leaves the number of them in place.
+  static distckpt::TransformerConfig config_of(const HfForm& hf) {
+    auto config = parse_hf_config(hf.config_text(), hf.config_source());
+    const bool has_prediction = std::ranges::any_of(hf.headers, [&](const auto& header) {
+      return std::ranges::any_of(header.entries, [&](const auto& entry) {
+        return is_prediction_tensor(config, entry.name);
+      });
+    });
+    if (!has_prediction) config.mtp_num_layers = 0;
+    return config;
+  }
+
   void link(const distckpt::SafetensorsHeader& header, const distckpt::SafetensorsEntry& entry) {
-    const auto& config = checkpoint_.map.config;
-    const bool tied = !config.untie_embeddings_and_output_weights && entry.name == kTiedHead;
-    const auto known = checkpoint_.map.index.find(tied ? std::string(kTiedEmbedding) : entry.name);
+    const auto& map = checkpoint_.map;
+    const auto second = map.copies.find(entry.name);
+    const bool copy = second != map.copies.end();
+    const auto known = copy ? second : map.index.find(entry.name);
     std::uint32_t model = 0;
     require_floats(entry.name, entry.dtype);
-    if (known != checkpoint_.map.index.end()) {
+    if (copy || known != map.index.end()) {
       model = known->second;
       auto& tensor = checkpoint_.tensors[model];
       require(tensor.shape == entry.shape, ErrorKind::kLayout,
               "{}: has shape {}, expected {} as config.json says ({})", entry.name,
               to_string(entry.shape), to_string(tensor.shape), header.filename);
-      if (!tied) {
+      if (!copy) {
         tensor.dtype = entry.dtype;
         found_.insert(model);
       }
@@ -135,7 +148,7 @@ class HfOpener {
                                        .model_box = Box::whole(entry.shape),
                                        .stored = stored,
                                        .stored_box = Box::whole(entry.shape),
-                                       .copy = tied ? 1 : 0});
+                                       .copy = copy ? ++num_copies_[model] : 0});
   }
 
   bool is_derived(const distckpt::SafetensorsEntry& entry) const {
@@ -146,6 +159,7 @@ class HfOpener {
 
   Checkpoint checkpoint_;
   std::set<std::uint32_t> found_;
+  std::map<std::uint32_t, int> num_copies_;
 };
 
 // The dtypes that the Hugging Face side had: where a tensor was widened to be stored, the original
@@ -153,16 +167,22 @@ class HfOpener {
 void restore_dtypes(const HfForm& hf,
                     std::vector<distckpt::ModelTensor>& tensors,
                     const ModelMap& map) {
-  for (const auto& header : hf.headers) {
-    for (const auto& entry : header.entries) {
-      const auto known = map.index.find(entry.name);
-      if (known == map.index.end()) continue;
-      auto& tensor = tensors[known->second];
-      if (distckpt::can_cast(entry.dtype, tensor.dtype) &&
-          size_of(entry.dtype) < size_of(tensor.dtype)) {
-        tensor.dtype = entry.dtype;
-      }
+  const auto restore = [&](const std::string& name, DType dtype) {
+    const auto known = map.index.find(name);
+    if (known == map.index.end()) return;
+    auto& tensor = tensors[known->second];
+    if (distckpt::can_cast(dtype, tensor.dtype) && size_of(dtype) < size_of(tensor.dtype)) {
+      tensor.dtype = dtype;
     }
+  };
+  for (const auto& header : hf.headers) {
+    for (const auto& entry : header.entries) restore(entry.name, entry.dtype);
+  }
+  for (const auto& tensor : map.megatron) {  // of another's configuration: only where Megatron widens
+    if (!tensor.fp32) continue;
+    const auto& name = map.tensors[tensor.parts.front().model].name;
+    const auto there = hf.dtypes.find(name);
+    if (there != hf.dtypes.end()) restore(name, there->second);
   }
 }
 
@@ -179,9 +199,10 @@ class MegatronOpener {
     if (options_.hf_config.empty()) {
       checkpoint_.hf = read_sidecar(folder);
     } else {
-      checkpoint_.hf = read_hf_companions(options_.hf_config);
+      checkpoint_.hf = read_hf_config(options_.hf_config);
     }
     read_config();
+    drop_absent_prediction_layers();
     resolve();
     checkpoint_.map = make_model_map(config_);
     checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout);
@@ -217,7 +238,40 @@ class MegatronOpener {
                   "name the folder of its config.json with --hf-config");
     }
     config_ = *args;
+    require(!config_.multi_latent_attention || config_.kv_lora_rank > 0, ErrorKind::kNotFound,
+            "{}: its arguments do not say the sizes of latent attention; name the folder of "
+            "config.json with --hf-config",
+            folder.string());
     if (config_.vocab_size == 0) config_.vocab_size = stored_vocabulary();
+    read_from_tensors();
+    config_.family = infer_family(config_);
+  }
+
+  // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer
+  // rows than the vocabulary is one. Nor do old ones of what a router has.
+  void read_from_tensors() {
+    for (const auto& tensor : checkpoint_.torch_dist->tensors) {
+      const auto key = strip_wrappers(tensor.key);
+      if (is_training_state(key)) continue;
+      if (key.ends_with(".mlp.router.expert_bias")) config_.moe_router_enable_expert_bias = true;
+      if (key.ends_with(".mlp.shared_experts.gate_weight")) config_.moe_shared_expert_gate = true;
+      if (key == "output_layer.bias") config_.head = distckpt::Head::kTokenClassification;
+      if (key != "output_layer.weight" || tensor.shape.empty()) continue;
+      if (tensor.shape[0] >= config_.vocab_size) continue;
+      if (config_.head == distckpt::Head::kLanguageModel)
+        config_.head = distckpt::Head::kSequenceClassification;
+      config_.num_labels = tensor.shape[0];
+    }
+  }
+
+  // What the checkpoint holds decides whether there are prediction layers.
+  void drop_absent_prediction_layers() {
+    const auto* mtp = find_family(config_.family).rules->mtp;
+    const bool there =
+        mtp != nullptr && std::ranges::any_of(checkpoint_.torch_dist->tensors, [&](auto& tensor) {
+          return strip_wrappers(tensor.key).starts_with(mtp->megatron);
+        });
+    if (!there) config_.mtp_num_layers = 0;
   }
 
   // Without a stated vocabulary every stored row counts.

@@ -41,11 +41,18 @@ bool is_inside(const fs::path& inner, const fs::path& outer) {
   return end == outer.end();
 }
 
-// The tensors with the dtypes that they shall have.
-std::vector<ModelTensor> with_dtypes(std::vector<ModelTensor> tensors,
+// The tensors with the dtypes that they shall have. What Megatron keeps in fp32 (a router's bias)
+// stays as it is.
+std::vector<ModelTensor> with_dtypes(const ModelMap& map,
+                                     std::vector<ModelTensor> tensors,
                                      std::optional<distckpt::DType> dtype) {
   if (!dtype) return tensors;
+  std::set<const ModelTensor*> kept;
+  for (const auto& tensor : map.megatron) {
+    if (tensor.fp32) kept.insert(&tensors[tensor.parts.front().model]);
+  }
   for (auto& tensor : tensors) {
+    if (kept.contains(&tensor)) continue;
     if (tensor.role == Role::kDerived || !distckpt::is_floating_point(tensor.dtype)) continue;
     require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout,
             "{}: {} cannot be cast to {}", tensor.name, short_name(tensor.dtype),
@@ -101,7 +108,7 @@ class Conversion {
                             (is_checkpoint(target_path_) && !options_.overwrite &&
                              !fs::exists(distckpt::work_folder(target_path_))));
     if (!published) refuse_unsafe_target();
-    tensors_ = with_dtypes(source_.tensors, options_.dtype);
+    tensors_ = with_dtypes(source_.map, source_.tensors, options_.dtype);
     if (options_.dry_run != DryRun::kNo) {
       make_plan(target_path_);
       if (options_.dry_run == DryRun::kRead) read_only(nullptr);

@@ -10,8 +10,7 @@
 namespace ferry::converter {
 
 struct Family {
-  std::string_view model_type{};    // of config.json
-  std::string_view architecture{};  // "LlamaForCausalLM"
+  std::string_view model_type{};  // of config.json
   const RuleTable* rules = nullptr;
 };
 

@@ -1,6 +1,8 @@
 #include "converter/hf_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -11,12 +13,14 @@
 namespace ferry::converter {
 namespace {
 
+using distckpt::Head;
 using distckpt::RopeScaling;
 using distckpt::TransformerConfig;
 using nlohmann::json;
 
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxLayers = 1 << 16;
+constexpr std::int64_t kMaxExperts = 1 << 16;
 
 // Reads members of one JSON object; an absent or null member is "not given".
 class Fields {
@@ -92,6 +96,8 @@ RopeScaling parse_rope_scaling(const Fields& fields) {
       .attention_factor = fields.optional_number("attention_factor"),
       .beta_fast = fields.optional_number("beta_fast"),
       .beta_slow = fields.optional_number("beta_slow"),
+      .mscale = fields.optional_number("mscale"),
+      .mscale_all_dim = fields.optional_number("mscale_all_dim"),
       .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings")};
 }
 
@@ -120,6 +126,116 @@ void parse_rope(const Fields& fields, TransformerConfig& config) {
   }
   config.rotary_base = theta.value_or(10000.0);
   config.rope_scaling = scaling.value_or(RopeScaling{});
+}
+
+// Layers with experts, given how many dense ones come first.
+std::vector<bool> dense_first(std::int64_t num_layers, std::int64_t num_dense) {
+  std::vector<bool> moe(static_cast<std::size_t>(num_layers), true);
+  std::fill_n(moe.begin(), std::min(num_layers, num_dense), false);
+  return moe;
+}
+
+// Qwen's: every decoder_sparse_step-th layer, but those that are named.
+std::vector<bool> sparse_layers(const Fields& fields, std::int64_t num_layers) {
+  const auto step = fields.size("decoder_sparse_step", 1);
+  std::vector<bool> moe;
+  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back((i + 1) % step == 0);
+  if (const auto* dense = fields.find("mlp_only_layers")) {
+    require(dense->is_array(), ErrorKind::kCorrupt, "{}: mlp_only_layers is not a list",
+            fields.source());
+    for (const auto& layer : *dense) {
+      const auto index = distckpt::json_int(layer, "mlp_only_layers", fields.source());
+      if (index >= 0 && index < num_layers) moe[static_cast<std::size_t>(index)] = false;
+    }
+  }
+  return moe;
+}
+
+void parse_experts(const Fields& fields, TransformerConfig& config) {
+  const auto& family = config.family;
+  const bool deepseek = family == "deepseek_v2" || family == "deepseek_v3";
+  const bool qwen = family == "qwen2_moe" || family == "qwen3_moe";
+  if (family == "mixtral") {
+    config.num_moe_experts = fields.size("num_local_experts", std::nullopt, kMaxExperts);
+    config.moe_layer_freq = dense_first(config.num_layers, 0);
+    config.moe_ffn_hidden_size = config.ffn_hidden_size;
+    config.moe_router_topk = fields.size("num_experts_per_tok", 2);
+  } else if (qwen) {
+    // transformers 5 writes num_local_experts beside or instead of num_experts.
+    const auto experts = fields.optional_size("num_local_experts");
+    config.num_moe_experts = fields.size("num_experts", experts, kMaxExperts);
+    config.moe_layer_freq = sparse_layers(fields, config.num_layers);
+    config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+    config.moe_router_topk = fields.size("num_experts_per_tok", family == "qwen2_moe" ? 4 : 8);
+    config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
+    if (family == "qwen2_moe") {
+      config.moe_shared_expert_intermediate_size = fields.size("shared_expert_intermediate_size");
+      config.moe_shared_expert_gate = true;
+    }
+  } else if (deepseek) {
+    config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
+    require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
+            "{}: moe_layer_freq is not 1, which is not handled", fields.source());
+    const auto dense = fields.find("first_k_dense_replace");
+    config.moe_layer_freq = dense_first(
+        config.num_layers,
+        dense == nullptr ? 0
+                         : distckpt::json_int(*dense, "first_k_dense_replace", fields.source()));
+    config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+    config.moe_shared_expert_intermediate_size =
+        fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
+    config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+    config.moe_router_pre_softmax = true;
+    const auto groups = fields.optional_size("n_group").value_or(1);
+    if (groups > 1) {
+      config.moe_router_num_groups = groups;
+      config.moe_router_group_topk = fields.size("topk_group", 1);
+    }
+    config.moe_router_topk_scaling_factor =
+        fields.optional_number("routed_scaling_factor").value_or(1.0);
+    if (family == "deepseek_v3") {
+      config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
+      config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
+    }
+  }
+  if (std::ranges::none_of(config.moe_layer_freq, std::identity())) {
+    config.num_moe_experts = 0;  // a family with experts whose layers are all dense
+    config.moe_layer_freq.clear();
+  }
+}
+
+void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
+  config.multi_latent_attention = true;
+  config.q_lora_rank = fields.optional_size("q_lora_rank").value_or(0);
+  config.kv_lora_rank = fields.size("kv_lora_rank");
+  config.qk_head_dim = fields.size("qk_nope_head_dim");
+  config.qk_pos_emb_head_dim = fields.size("qk_rope_head_dim");
+  config.v_head_dim = fields.size("v_head_dim");
+  const auto* mtp = fields.find("num_nextn_predict_layers");
+  if (config.family == "deepseek_v3" && mtp != nullptr) {
+    config.mtp_num_layers = distckpt::json_int(*mtp, "num_nextn_predict_layers", fields.source());
+    require(config.mtp_num_layers >= 0 && config.mtp_num_layers <= kMaxLayers, ErrorKind::kCorrupt,
+            "{}: num_nextn_predict_layers is {}", fields.source(), config.mtp_num_layers);
+  }
+}
+
+// "LlamaForTokenClassification": what the model ends in.
+void parse_head(const Fields& fields, TransformerConfig& config) {
+  const auto* architectures = fields.find("architectures");
+  if (architectures == nullptr) return;
+  require(architectures->is_array(), ErrorKind::kCorrupt, "{}: architectures is not a list",
+          fields.source());
+  for (const auto& entry : *architectures) {
+    const auto name = distckpt::json_string(entry, "architectures", fields.source());
+    if (name.ends_with("ForSequenceClassification")) config.head = Head::kSequenceClassification;
+    if (name.ends_with("ForTokenClassification")) config.head = Head::kTokenClassification;
+  }
+  if (config.head == Head::kLanguageModel) return;
+  const auto* labels = fields.find("id2label");
+  require(labels == nullptr || labels->is_object(), ErrorKind::kCorrupt,
+          "{}: id2label is not an object", fields.source());
+  const auto named = labels == nullptr ? 2 : static_cast<std::int64_t>(labels->size());
+  config.num_labels = fields.size("num_labels", named);
 }
 
 }  // namespace
@@ -164,11 +280,16 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   require(!mlp_bias || attention_bias, ErrorKind::kLayout,
           "{}: mlp_bias without attention_bias has no counterpart in Megatron-Core", source);
   config.add_bias_linear = attention_bias;
-  config.add_qkv_bias = config.family == "qwen2";
-  config.qk_layernorm = config.family == "qwen3";
+  const auto& family = config.family;
+  config.add_qkv_bias =
+      family == "qwen2" || (family == "qwen2_moe" && fields.flag("qkv_bias", true));
+  config.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
+  if (family.starts_with("deepseek_")) parse_latent_attention(fields, config);
+  parse_experts(fields, config);
+  parse_head(fields, config);
   config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   // Qwen names a window that it only uses when told to.
-  const bool windowed = config.family == "mistral" || fields.flag("use_sliding_window", false);
+  const bool windowed = family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
   if (windowed) config.sliding_window = fields.optional_size("sliding_window");
   return config;
 }

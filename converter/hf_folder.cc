@@ -73,6 +73,16 @@ HfForm read_hf_companions(const fs::path& folder) {
   return form;
 }
 
+HfForm read_hf_config(const fs::path& folder) {
+  auto form = read_hf_companions(folder);
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != distckpt::kSafetensorsSuffix) continue;
+    for (const auto& tensor : distckpt::read_safetensors_header(entry.path()).entries)
+      form.dtypes.emplace(tensor.name, tensor.dtype);
+  }
+  return form;
+}
+
 HfForm read_hf_folder(const fs::path& folder) {
   auto form = read_hf_companions(folder);
   const auto index_path = folder / distckpt::kSafetensorsIndex;

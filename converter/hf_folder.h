@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct HfForm {
       carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
   std::vector<distckpt::SafetensorsHeader>
       headers;  // the files' headers, if known: order, metadata and split
+  std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
   std::optional<std::string> index_text{};  // model.safetensors.index.json, if there is one
 
   std::string config_text() const;    // of config.json
@@ -32,8 +34,11 @@ bool is_hf_folder(const std::filesystem::path& folder);
 // files, naming tensor and file.
 HfForm read_hf_folder(const std::filesystem::path& folder);
 
-// Only the files that travel: for --hf-config.
+// Only the files that travel.
 HfForm read_hf_companions(const std::filesystem::path& folder);
+
+// For --hf-config: the files that travel, and the dtypes of weights that are there.
+HfForm read_hf_config(const std::filesystem::path& folder);
 
 // Index and headers agree: each tensor is in the file that the index names, and no other. Throws
 // Error(kCorrupt).

@@ -22,6 +22,7 @@ using distckpt::ModelTensor;
 using distckpt::SafetensorsEntry;
 using distckpt::SafetensorsHeader;
 
+constexpr std::string_view kTiedHead = "lm_head.weight";
 constexpr std::int64_t kDefaultShardSize = 50'000'000'000;  // transformers 5: "50GB"
 
 // transformers core_model_loading.py, dot_natural_key: name by name between the dots, numbers as
@@ -100,7 +101,7 @@ class HfTarget : public Target {
       headers_ = hf_.headers;
       index_text_ = hf_.index_text;
     } else {
-      make_headers(tensors, options.max_shard_size.value_or(kDefaultShardSize));
+      make_headers(source.map, tensors, options.max_shard_size.value_or(kDefaultShardSize));
     }
     for (const auto& header : headers_) {
       distckpt::add_to_layout(header, folder_, layout_);
@@ -128,10 +129,17 @@ class HfTarget : public Target {
   }
 
  private:
-  void make_headers(const std::vector<ModelTensor>& tensors, std::int64_t max_shard_size) {
+  void make_headers(const ModelMap& map,
+                    const std::vector<ModelTensor>& tensors,
+                    std::int64_t max_shard_size) {
     std::vector<ModelTensor> saved;  // save_pretrained writes no derived tensors
     for (const auto& tensor : tensors) {
       if (tensor.role == distckpt::Role::kWeight) saved.push_back(tensor);
+    }
+    for (const auto& [name, of] : map.copies) {  // a tied head is not saved, other copies are
+      if (name == kTiedHead) continue;
+      saved.push_back(tensors[of]);
+      saved.back().name = name;
     }
     std::ranges::sort(saved, natural_less, &ModelTensor::name);
     auto shards = split_into_shards(saved, max_shard_size);
@@ -150,12 +158,13 @@ class HfTarget : public Target {
     if (by_name_.empty()) {
       for (std::uint32_t i = 0; i < tensors.size(); ++i) by_name_.emplace(tensors[i].name, i);
     }
-    const bool tied =
-        !source.map.config.untie_embeddings_and_output_weights && entry.name == "lm_head.weight";
-    const auto found = by_name_.find(tied ? "model.embed_tokens.weight" : entry.name);
-    require(found != by_name_.end(), ErrorKind::kLayout,
+    const auto copy = source.map.copies.find(entry.name);
+    const bool is_copy = copy != source.map.copies.end();
+    const auto found = by_name_.find(entry.name);
+    require(is_copy || found != by_name_.end(), ErrorKind::kLayout,
             "{}: the sidecar's headers list it, but no tensor holds it", entry.name);
-    const auto& tensor = tensors[found->second];
+    const auto model = is_copy ? copy->second : found->second;
+    const auto& tensor = tensors[model];
     if (tensor.shape != entry.shape || tensor.dtype != entry.dtype) {
       throw Error(ErrorKind::kLayout,
                   fmt::format("{}: is {} {}, but the sidecar's header says {} {}", entry.name,
@@ -163,11 +172,11 @@ class HfTarget : public Target {
                               short_name(entry.dtype), to_string(entry.shape)),
                   "with --max-shard-size new headers are made");
     }
-    links_.links.push_back({.model = found->second,
+    links_.links.push_back({.model = model,
                             .model_box = Box::whole(entry.shape),
                             .stored = *layout_.find(entry.name),
                             .stored_box = Box::whole(entry.shape),
-                            .copy = tied ? 1 : 0});
+                            .copy = is_copy ? ++num_copies_[model] : 0});
   }
 
   const HfForm& hf_;
@@ -176,6 +185,7 @@ class HfTarget : public Target {
   std::vector<SafetensorsHeader> headers_;
   std::optional<std::string> index_text_;
   std::map<std::string_view, std::uint32_t> by_name_;
+  std::map<std::uint32_t, int> num_copies_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "converter/hf_config.h"
 #include "converter/megatron_args.h"
+#include "converter/megatron_links.h"
 #include "converter/sidecar.h"
 #include "distckpt/error.h"
 
@@ -60,6 +61,7 @@ std::optional<distckpt::ParallelConfig> read_layout(distckpt::PickleValue common
   return distckpt::ParallelConfig{
       .tensor_model_parallel_size = integer("tensor_model_parallel_size"),
       .pipeline_model_parallel_size = integer("pipeline_model_parallel_size"),
+      .expert_model_parallel_size = integer("expert_model_parallel_size"),
       .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by")};
 }
 
@@ -67,7 +69,7 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
     auto form =
-        hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_companions(hf_config);
+        hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_config(hf_config);
     report.has_sidecar = form && hf_config.empty();
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {

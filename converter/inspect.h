@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "converter/checkpoint.h"
+#include "distckpt/parallel_config.h"
 
 namespace ferry::converter {
 

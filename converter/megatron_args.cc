@@ -1,7 +1,9 @@
 #include "converter/megatron_args.h"
 
 #include <cmath>
+#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "converter/families.h"
 #include "distckpt/error.h"
@@ -33,6 +35,66 @@ class ArgumentWriter {
  private:
   PickleWriter& pickle_;
 };
+
+void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
+  args.set("multi_latent_attention", config.multi_latent_attention);
+  if (!config.multi_latent_attention) return;
+  if (config.q_lora_rank > 0) {
+    args.set("q_lora_rank", config.q_lora_rank);
+  } else {
+    args.set_none("q_lora_rank");
+  }
+  args.set("kv_lora_rank", config.kv_lora_rank);
+  args.set("qk_head_dim", config.qk_head_dim);
+  args.set("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
+  args.set("v_head_dim", config.v_head_dim);
+  const auto& scaling = config.rope_scaling;
+  const bool yarn = scaling.type == "yarn";
+  args.set("rope_type", yarn ? "yarn" : "rope");
+  args.set("rotary_scaling_factor", yarn ? scaling.factor : 1.0);
+  args.set("mscale", scaling.mscale.value_or(1.0));
+  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(yarn ? 0.0 : 1.0));
+  if (!yarn) return;
+  args.set("beta_fast", scaling.beta_fast.value_or(32.0));
+  args.set("beta_slow", scaling.beta_slow.value_or(1.0));
+  args.set("original_max_position_embeddings",
+           scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
+}
+
+void write_experts(PickleWriter& pickle, ArgumentWriter& args, const TransformerConfig& config) {
+  if (config.num_moe_experts == 0) return args.set_none("num_experts");
+  args.set("num_experts", config.num_moe_experts);
+  // A number says that all layers are alike, a list that they are not, and so that each has keys of
+  // its own.
+  pickle.string("moe_layer_freq");
+  if (config.is_homogeneous()) {
+    pickle.integer(1);
+  } else {
+    pickle.begin_list();
+    for (const bool moe : config.moe_layer_freq) pickle.integer(moe ? 1 : 0);
+    pickle.end_list();
+  }
+  args.set("moe_ffn_hidden_size", config.moe_ffn_hidden_size);
+  args.set("moe_grouped_gemm", true);
+  args.set("moe_router_topk", config.moe_router_topk);
+  args.set("moe_router_score_function", config.moe_router_score_function.c_str());
+  args.set("moe_router_pre_softmax", config.moe_router_pre_softmax);
+  args.set("moe_router_enable_expert_bias", config.moe_router_enable_expert_bias);
+  args.set("moe_router_topk_scaling_factor", config.moe_router_topk_scaling_factor);
+  if (config.moe_router_num_groups > 0) {
+    args.set("moe_router_num_groups", config.moe_router_num_groups);
+    args.set("moe_router_group_topk", config.moe_router_group_topk);
+  } else {
+    args.set_none("moe_router_num_groups");
+    args.set_none("moe_router_group_topk");
+  }
+  if (config.moe_shared_expert_intermediate_size > 0) {
+    args.set("moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size);
+  } else {
+    args.set_none("moe_shared_expert_intermediate_size");
+  }
+  args.set("moe_shared_expert_gate", config.moe_shared_expert_gate);
+}
 
 void write_args(PickleWriter& pickle,
                 const TransformerConfig& config,
@@ -79,13 +141,18 @@ void write_args(PickleWriter& pickle,
   args.set("apply_layernorm_1p", false);
   args.set("normalization", "RMSNorm");
   args.set("norm_epsilon", config.layernorm_epsilon);
-  args.set("qk_layernorm", config.qk_layernorm);
-  args.set("multi_latent_attention", false);
+  // Of latent attention it is the norms of the low-rank paths, which every such model has.
+  args.set("qk_layernorm", config.qk_layernorm || config.multi_latent_attention);
+  write_latent_attention(args, config);
   args.set("apply_query_key_layer_scaling", false);
   args.set("attention_dropout", 0.0);
   args.set("hidden_dropout", 0.0);
-  args.set_none("num_experts");
-  args.set_none("mtp_num_layers");
+  write_experts(pickle, args, config);
+  if (config.mtp_num_layers > 0) {
+    args.set("mtp_num_layers", config.mtp_num_layers);
+  } else {
+    args.set_none("mtp_num_layers");
+  }
   if (config.sliding_window) {  // tokens to the left, tokens to the right
     pickle.string("window_size")
         .begin_tuple()
@@ -105,13 +172,22 @@ void write_args(PickleWriter& pickle,
   // The layout.
   args.set("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
   args.set("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
-  args.set_none("virtual_pipeline_model_parallel_size");
+  args.set("virtual_pipeline_model_parallel_size", parallel.virtual_pipeline_model_parallel_size);
   args.set("decoder_first_pipeline_num_layers", parallel.num_layers_in_first_pipeline_stage);
   args.set("decoder_last_pipeline_num_layers", parallel.num_layers_in_last_pipeline_stage);
+  args.set("account_for_embedding_in_pipeline_split",
+           parallel.account_for_embedding_in_pipeline_split);
+  args.set("account_for_loss_in_pipeline_split", parallel.account_for_loss_in_pipeline_split);
+  if (parallel.pipeline_model_parallel_layout.empty()) {
+    args.set_none("pipeline_model_parallel_layout");
+  } else {
+    args.set("pipeline_model_parallel_layout", parallel.pipeline_model_parallel_layout.c_str());
+  }
   args.set("context_parallel_size", 1);
-  args.set("expert_model_parallel_size", 1);
-  args.set("world_size", parallel.model_parallel_size());
-  args.set("data_parallel_size", 1);
+  args.set("expert_model_parallel_size", parallel.expert_model_parallel_size);
+  args.set("expert_tensor_parallel_size", parallel.expert_tensor_parallel());
+  args.set("world_size", parallel.world_size());
+  args.set("data_parallel_size", parallel.stage_size() / parallel.tensor_model_parallel_size);
   args.set("data_parallel_random_init", false);
   args.set_none("phase_transition_iterations");
   // The checkpoint: weights alone.
@@ -154,6 +230,10 @@ class ArgumentReader {
     const auto value = find(key);
     return value ? value->as_bool() : otherwise;
   }
+  std::string text(std::string_view key, std::string_view otherwise) const {
+    const auto value = find(key);
+    return std::string(value ? value->as_string() : otherwise);
+  }
   double number(std::string_view key, double otherwise) const {
     const auto value = find(key);
     return value ? value->as_float() : otherwise;
@@ -162,6 +242,62 @@ class ArgumentReader {
  private:
   PickleValue args_;
 };
+
+constexpr std::int64_t kMax = std::int64_t{1} << 31;  // of a size
+
+void require_sizes(std::initializer_list<std::int64_t> sizes) {
+  for (const auto size : sizes) {
+    require(size >= 1 && size < kMax, ErrorKind::kCorrupt,
+            "the checkpoint's arguments hold a size of {}", size);
+  }
+}
+
+void read_latent_attention(const ArgumentReader& args, TransformerConfig& config) {
+  config.multi_latent_attention = true;
+  config.qk_layernorm = false;  // here it names the norms of the low-rank paths
+  if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
+  config.q_lora_rank = args.integer("q_lora_rank", 0);
+  config.kv_lora_rank = args.integer("kv_lora_rank");
+  config.qk_head_dim = args.integer("qk_head_dim");
+  config.qk_pos_emb_head_dim = args.integer("qk_pos_emb_head_dim");
+  config.v_head_dim = args.integer("v_head_dim");
+  require_sizes({config.q_lora_rank + 1, config.kv_lora_rank, config.qk_head_dim,
+                 config.qk_pos_emb_head_dim, config.v_head_dim});
+}
+
+// moe_layer_freq: every n-th layer, or a list with one entry for each.
+std::vector<bool> read_layer_freq(const ArgumentReader& args, std::int64_t num_layers) {
+  std::vector<bool> moe;
+  const auto freq = args.find("moe_layer_freq");
+  if (freq && freq->kind() == distckpt::PickleKind::kList) {
+    require(static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
+            "moe_layer_freq has {} entries for {} layers", freq->size(), num_layers);
+    for (std::size_t i = 0; i < freq->size(); ++i) moe.push_back((*freq)[i].as_int() != 0);
+    return moe;
+  }
+  const auto every = freq ? freq->as_int() : 1;
+  require(every >= 1, ErrorKind::kCorrupt, "moe_layer_freq is {}", every);
+  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back(i % every == 0);
+  return moe;
+}
+
+void read_experts(const ArgumentReader& args, TransformerConfig& config) {
+  config.num_moe_experts = args.integer("num_experts");
+  config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
+  config.moe_shared_expert_intermediate_size =
+      args.integer("moe_shared_expert_intermediate_size", 0);
+  require_sizes({config.num_moe_experts, config.moe_ffn_hidden_size,
+                 config.moe_shared_expert_intermediate_size + 1});
+  config.moe_layer_freq = read_layer_freq(args, config.num_layers);
+  config.moe_router_topk = args.integer("moe_router_topk", 2);
+  config.moe_router_score_function = args.text("moe_router_score_function", "softmax");
+  config.moe_router_pre_softmax = args.flag("moe_router_pre_softmax", false);
+  config.moe_router_enable_expert_bias = args.flag("moe_router_enable_expert_bias", false);
+  config.moe_router_topk_scaling_factor = args.number("moe_router_topk_scaling_factor", 1.0);
+  config.moe_router_num_groups = args.integer("moe_router_num_groups", 0);
+  config.moe_router_group_topk = args.integer("moe_router_group_topk", 0);
+  config.moe_shared_expert_gate = args.flag("moe_shared_expert_gate", false);
+}
 
 }  // namespace
 
@@ -199,12 +335,8 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.num_query_groups = args.flag("group_query_attention", false)
                                 ? args.integer("num_query_groups")
                                 : config.num_attention_heads;
-  constexpr std::int64_t kMax = std::int64_t{1} << 31;
-  for (const auto size : {config.num_layers, config.hidden_size, config.num_attention_heads,
-                          config.ffn_hidden_size, config.num_query_groups}) {
-    require(size >= 1 && size < kMax, ErrorKind::kCorrupt,
-            "the checkpoint's arguments hold a size of {}", size);
-  }
+  require_sizes({config.num_layers, config.hidden_size, config.num_attention_heads,
+                 config.ffn_hidden_size, config.num_query_groups});
   config.kv_channels = args.integer("kv_channels", config.hidden_size / config.num_attention_heads);
   config.vocab_size = args.integer("vocab_size", 0);
   config.max_position_embeddings = args.integer("max_position_embeddings", 0);
@@ -215,10 +347,11 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.qk_layernorm = args.flag("qk_layernorm", false);
   config.untie_embeddings_and_output_weights =
       args.flag("untie_embeddings_and_output_weights", false);
-  require(!args.find("num_experts"), ErrorKind::kLayout,
-          "the checkpoint is of a mixture of experts, whose family is not known");
-  require(!args.flag("multi_latent_attention", false), ErrorKind::kLayout,
-          "the checkpoint is of a model with latent attention, whose family is not known");
+  if (args.flag("multi_latent_attention", false)) read_latent_attention(args, config);
+  if (args.find("num_experts")) read_experts(args, config);
+  config.mtp_num_layers = args.integer("mtp_num_layers", 0);
+  require(config.mtp_num_layers >= 0 && config.mtp_num_layers < kMax, ErrorKind::kCorrupt,
+          "the checkpoint's arguments hold {} prediction layers", config.mtp_num_layers);
   // Settings that change what the weights mean, and that no family here has.
   for (const auto* key : {"apply_layernorm_1p", "rotary_interleaved"}) {
     require(!args.flag(key, false), ErrorKind::kLayout,
@@ -261,6 +394,17 @@ void require_same_model(const TransformerConfig& args,
   same(args.qk_layernorm, config.qk_layernorm, "qk_layernorm");
   same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
        "untie_embeddings_and_output_weights");
+  same(args.num_moe_experts, config.num_moe_experts, "num_experts");
+  same(args.moe_ffn_hidden_size, config.moe_ffn_hidden_size, "moe_ffn_hidden_size");
+  same(args.moe_shared_expert_intermediate_size, config.moe_shared_expert_intermediate_size,
+       "moe_shared_expert_intermediate_size");
+  if (args.moe_layer_freq != config.moe_layer_freq)
+    fail(ErrorKind::kCorrupt, "{}: moe_layer_freq is not as {} says", args_source, config_source);
+  same(args.multi_latent_attention, config.multi_latent_attention, "multi_latent_attention");
+  if (args.kv_lora_rank > 0) {
+    same(args.q_lora_rank, config.q_lora_rank, "q_lora_rank");
+    same(args.kv_lora_rank, config.kv_lora_rank, "kv_lora_rank");
+  }
   same(args.layernorm_epsilon, config.layernorm_epsilon, "norm_epsilon");
   // Megatron-LM's own argument is an integer.
   const bool cut = args.rotary_base == std::trunc(args.rotary_base);

@@ -6,6 +6,8 @@
 
 #include "converter/hf_config.h"
 #include "converter/megatron_args.h"
+#include "converter/megatron_links.h"
+#include "converter/sharded_state.h"
 #include "converter/sidecar.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
@@ -29,18 +31,19 @@ DType widest(DType a, DType b, const std::string& name) {
   return DType::kF32;  // also of BF16 and F16
 }
 
-// Per Megatron tensor: a tensor that is stacked over layers has one dtype for all of them.
+// Per Megatron tensor: one that is stacked over layers or experts has one dtype for all of them.
 std::vector<DType> stored_dtypes(const ModelMap& map, const std::vector<ModelTensor>& tensors) {
   std::map<std::string_view, DType> by_key;
   for (const auto& tensor : map.megatron) {
     for (const auto& part : tensor.parts) {
-      const auto dtype = tensors[part.model].dtype;
-      const auto [at, added] = by_key.emplace(tensor.name, dtype);
-      if (!added) at->second = widest(at->second, dtype, map.full_name(tensor));
+      auto dtype = tensors[part.model].dtype;
+      if (tensor.fp32) dtype = widest(dtype, DType::kF32, tensor.key);
+      const auto [at, added] = by_key.emplace(map.written_key(tensor), dtype);
+      if (!added) at->second = widest(at->second, dtype, tensor.key);
     }
   }
   std::vector<DType> dtypes;
-  for (const auto& tensor : map.megatron) dtypes.push_back(by_key.at(tensor.name));
+  for (const auto& tensor : map.megatron) dtypes.push_back(by_key.at(map.written_key(tensor)));
   return dtypes;
 }
 

@@ -10,11 +10,8 @@
 #include <vector>
 
 #include "converter/families.h"
-#include "distckpt/layout.h"
-#include "distckpt/parallel_config.h"
 #include "distckpt/sharded_tensor.h"
 #include "distckpt/tensor_map.h"
-#include "distckpt/torch_dist_writer.h"
 #include "distckpt/transformer_config.h"
 
 namespace ferry::converter {
@@ -26,16 +23,31 @@ struct MappedPart {
   distckpt::Box box{};
 };
 
-// A tensor as a Megatron module has it, whole: no parallelism, no padding, one layer.
+// A tensor as a Megatron module has it, whole: no parallelism, no padding, one layer, one expert.
 struct MegatronTensor {
-  std::string name{};                   // below the layer prefix for layers, else whole
-  std::optional<std::int64_t> layer{};  // of the whole model
+  // Where checkpoints keep it: "decoder.layers.3.mlp.linear_fc1.weight", and for layers that are
+  // stacked "decoder.layers.mlp.linear_fc1.weight". Experts share a key, whose first axis (after
+  // that of the layers) counts them.
+  std::string key{};
+  std::string stacked_key{};             // empty outside of the decoder's layers
+  std::vector<std::string> also{};       // other spellings of key, then of stacked_key
+  std::optional<std::int64_t> layer{};   // of the decoder, or of the prediction layers
+  std::optional<std::int64_t> expert{};  // of the whole layer
   distckpt::Shape shape{};
   Merge merge = Merge::kCopy;
   Split split = Split::kNone;
   Stage stage = Stage::kLayer;
   bool vocabulary = false;  // the first dimension is padded
+  bool fp32 = false;
   std::vector<MappedPart> parts{};
+};
+
+// The place of an `_extra_state`.
+struct MegatronObject {
+  distckpt::ShardedObject object{};  // as it is written
+  Stage stage = Stage::kLayer;
+  std::optional<std::int64_t> layer{};
+  std::optional<std::int64_t> expert{};
 };
 
 struct ModelMap {
@@ -43,37 +55,22 @@ struct ModelMap {
   const Family* family = nullptr;
   std::vector<distckpt::ModelTensor> tensors{};  // in the order of the rules
   std::vector<MegatronTensor> megatron{};
+  std::vector<MegatronObject> extra_states{};
   std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name
+  // Hugging Face tensors that repeat one of `tensors`: a tied head, a prediction layer's embedding.
+  std::unordered_map<std::string, std::uint32_t> copies{};
 
-  // "decoder.layers.3.mlp.linear_fc1.weight", for messages.
-  std::string full_name(const MegatronTensor& tensor) const;
+  // The key that a writer gives it.
+  const std::string& written_key(const MegatronTensor& tensor) const;
+  // "decoder.layers.3.mlp.experts.experts.linear_fc1.weight of expert 7", for messages.
+  std::string describe(const MegatronTensor& tensor) const;
 };
 
 // Throws Error(kLayout) for a family that is not known.
 ModelMap make_model_map(const distckpt::TransformerConfig& config);
 
-// The links between the model's tensors and those of a Megatron checkpoint, whatever its keys:
-// stacked over layers, one per layer, gate and up apart, prefixed with "module.". Throws
-// Error(kLayout) naming the tensor that is missing, surplus or of another shape. Tied embeddings
-// that are stored twice become a second copy.
-distckpt::TensorMap link_megatron(const ModelMap& map, const distckpt::Layout& layout);
-
-// What each rank of a mesh would save, in the order of ranks (tensor parallel rank fastest, then
-// pipeline): the tensors that GPTModel::sharded_state_dict() gives there, under keys stacked over
-// layers. `dtypes` are those of map.megatron. Throws Error(kUsage) if the model cannot be split so.
-std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
-                                               const std::vector<distckpt::DType>& dtypes,
-                                               const distckpt::ParallelConfig& parallel);
-
-// Checks the objects of a checkpoint: extra states of modules that the family has, complete. Throws
-// Error(kCorrupt).
-void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys);
-
-// State of a training run that is not the model: optimizer, RNG. Its keys are told apart from
-// tensors that are not mapped.
-bool is_training_state(std::string_view key);
-
-// Without the "module." that wrappers put before every key.
-std::string_view strip_wrappers(std::string_view key);
+// Whether a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
+// its configuration names one.
+bool is_prediction_tensor(const distckpt::TransformerConfig& config, std::string_view hf_name);
 
 }  // namespace ferry::converter

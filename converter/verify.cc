@@ -155,8 +155,22 @@ class Verification {
     distckpt::promote_padding(shared, right_.layout, right_.links, right_.tensors);
   }
 
+  // What Megatron keeps in fp32 whatever the model's dtype is compared in fp32.
+  void widen_fp32() {
+    for (const auto& tensor : left_.map.megatron) {
+      if (!tensor.fp32) continue;
+      const auto index = tensor.parts.front().model;
+      auto& left = left_.tensors[index];
+      const auto there = right_.map.index.find(left.name);
+      if (there == right_.map.index.end()) continue;
+      auto& right = right_.tensors[there->second];
+      if (left.dtype != right.dtype) left.dtype = right.dtype = DType::kF32;
+    }
+  }
+
   void compare_tensors() {
     promote_shared_padding();
+    widen_fp32();
     const auto left_plan = distckpt::plan_read(left_.tensors, left_.side());
     auto right_plan = distckpt::plan_read(right_.tensors, right_.side());
     const auto split = static_cast<distckpt::StorageId>(left_.layout.storages().size());

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace ferry::distckpt {
@@ -14,14 +16,23 @@ struct ParallelConfig {
   int context_parallel_size = 1;
   int expert_model_parallel_size = 1;
   std::optional<int> expert_tensor_parallel_size{};  // default: tensor_model_parallel_size
-  int data_parallel_size = 1;
+  std::optional<int> virtual_pipeline_model_parallel_size{};  // chunks of layers per stage
   std::optional<int> num_layers_in_first_pipeline_stage{};
   std::optional<int> num_layers_in_last_pipeline_stage{};
+  bool account_for_embedding_in_pipeline_split = false;
+  bool account_for_loss_in_pipeline_split = false;
+  std::string pipeline_model_parallel_layout{};  // "Et*3|(tt|)*2,L"; empty: shared out evenly
   int make_vocab_size_divisible_by = 128;
 
-  int model_parallel_size() const {
-    return tensor_model_parallel_size * pipeline_model_parallel_size;
+  int expert_tensor_parallel() const {
+    return expert_tensor_parallel_size.value_or(tensor_model_parallel_size);
   }
+  // The fewest ranks of a stage that hold both the dense layers and the experts.
+  int stage_size() const {
+    return std::lcm(tensor_model_parallel_size,
+                    expert_tensor_parallel() * expert_model_parallel_size);
+  }
+  int world_size() const { return stage_size() * pipeline_model_parallel_size; }
 
   // Rows of the embedding and the output layer: vocab_size rounded up to a multiple of
   // make_vocab_size_divisible_by * tp (Megatron-LM training/tokenizer, _vocab_size_with_padding).

@@ -2,9 +2,12 @@
 // converters and models are built.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "distckpt/dtype.h"
 
@@ -19,9 +22,18 @@ struct RopeScaling {
   std::optional<double> attention_factor{};
   std::optional<double> beta_fast{};
   std::optional<double> beta_slow{};
+  std::optional<double> mscale{};
+  std::optional<double> mscale_all_dim{};
   std::optional<std::int64_t> original_max_position_embeddings{};
 
   bool operator==(const RopeScaling&) const = default;
+};
+
+// What the model ends in.
+enum class Head : std::uint8_t {
+  kLanguageModel,           // logits over the vocabulary
+  kSequenceClassification,  // num_labels scores, without bias: reward models
+  kTokenClassification,     // num_labels scores of each token, with bias: critics
 };
 
 struct TransformerConfig {
@@ -44,6 +56,41 @@ struct TransformerConfig {
   bool qk_layernorm = false;
   bool untie_embeddings_and_output_weights = true;
 
+  // Mixture of experts; num_moe_experts is 0 for a model without.
+  std::int64_t num_moe_experts = 0;
+  std::vector<bool> moe_layer_freq{};  // per layer: has it experts. Empty without experts
+  std::int64_t moe_ffn_hidden_size = 0;
+  std::int64_t moe_shared_expert_intermediate_size = 0;  // of all shared experts together
+  bool moe_shared_expert_gate = false;
+  std::int64_t moe_router_topk = 0;
+  std::string moe_router_score_function = "softmax";  // or "sigmoid"
+  bool moe_router_pre_softmax = false;
+  bool moe_router_enable_expert_bias = false;
+  std::int64_t moe_router_num_groups = 0;  // 0: the router does not look at groups
+  std::int64_t moe_router_group_topk = 0;
+  double moe_router_topk_scaling_factor = 1.0;
+
+  // Multi-latent attention.
+  bool multi_latent_attention = false;
+  std::int64_t q_lora_rank = 0;  // 0: queries are projected at once
+  std::int64_t kv_lora_rank = 0;
+  std::int64_t qk_head_dim = 0;
+  std::int64_t qk_pos_emb_head_dim = 0;
+  std::int64_t v_head_dim = 0;
+
+  std::int64_t mtp_num_layers = 0;  // multi-token prediction
+
+  Head head = Head::kLanguageModel;
+  std::int64_t num_labels = 0;  // of a classification head
+
+  bool is_moe_layer(std::int64_t layer) const {
+    return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
+  }
+  // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
+  // stacked.
+  bool is_homogeneous() const {
+    return std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
+  }
   bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
   bool operator==(const TransformerConfig&) const = default;
 };

@@ -100,6 +100,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
     json["saved_with"] = {
         {"tensor_model_parallel_size", report.saved_with->tensor_model_parallel_size},
         {"pipeline_model_parallel_size", report.saved_with->pipeline_model_parallel_size},
+        {"expert_model_parallel_size", report.saved_with->expert_model_parallel_size},
         {"make_vocab_size_divisible_by", report.saved_with->make_vocab_size_divisible_by}};
   }
   json["sidecar"] = report.has_sidecar;

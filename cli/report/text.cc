@@ -41,12 +41,28 @@ std::string describe(const converter::TensorDifference& difference) {
 }
 
 std::string describe(const distckpt::TransformerConfig& config) {
-  return fmt::format(
-      "{}: {} layers, hidden {}, ffn {}, {} heads of {}, {} query groups, vocabulary {}, {} output "
-      "layer",
-      config.family, config.num_layers, config.hidden_size, config.ffn_hidden_size,
-      config.num_attention_heads, config.kv_channels, config.num_query_groups, config.vocab_size,
-      config.untie_embeddings_and_output_weights ? "untied" : "tied");
+  auto text = fmt::format("{}: {} layers, hidden {}, ffn {}", config.family, config.num_layers,
+                          config.hidden_size, config.ffn_hidden_size);
+  if (config.multi_latent_attention) {
+    text += fmt::format(", {} latent heads of {}+{}, {}, ranks {} and {}",
+                        config.num_attention_heads, config.qk_head_dim, config.qk_pos_emb_head_dim,
+                        config.v_head_dim, config.q_lora_rank, config.kv_lora_rank);
+  } else {
+    text += fmt::format(", {} heads of {}, {} query groups", config.num_attention_heads,
+                        config.kv_channels, config.num_query_groups);
+  }
+  if (config.num_moe_experts > 0) {
+    text += fmt::format(", {} experts of {} in {} layers", config.num_moe_experts,
+                        config.moe_ffn_hidden_size, std::ranges::count(config.moe_layer_freq, true));
+  }
+  if (config.mtp_num_layers > 0) text += fmt::format(", {} prediction layers", config.mtp_num_layers);
+  text += fmt::format(", vocabulary {}, ", config.vocab_size);
+  if (config.head != distckpt::Head::kLanguageModel) {
+    return text + fmt::format("{} scores for each {}", config.num_labels,
+                              config.head == distckpt::Head::kTokenClassification ? "token"
+                                                                                  : "sequence");
+  }
+  return text + (config.untie_embeddings_and_output_weights ? "untied" : "tied") + " output layer";
 }
 
 }  // namespace
@@ -150,9 +166,10 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
     text += fmt::format("            {} {}\n", format_count(elements), dtype);
   }
   if (report.saved_with) {
-    text += fmt::format("saved with  TP{} PP{}, vocabulary divisible by {}\n",
+    text += fmt::format("saved with  TP{} PP{} EP{}, vocabulary divisible by {}\n",
                         report.saved_with->tensor_model_parallel_size,
                         report.saved_with->pipeline_model_parallel_size,
+                        report.saved_with->expert_model_parallel_size,
                         report.saved_with->make_vocab_size_divisible_by);
   }
   if (report.location.format == converter::Format::kTorchDist) {

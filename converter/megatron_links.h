@@ -1,0 +1,30 @@
+// Which stored tensor of a Megatron checkpoint is which tensor of the model, whatever its keys look
+// like: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "converter/model_map.h"
+#include "distckpt/layout.h"
+#include "distckpt/tensor_map.h"
+
+namespace ferry::converter {
+
+// Throws Error(kLayout) naming the tensor that is missing, surplus or of another shape. Tied
+// embeddings that are stored twice become a second copy.
+distckpt::TensorMap link_megatron(const ModelMap& map, const distckpt::Layout& layout);
+
+// Checks the objects of a checkpoint: extra states of modules that the family has, complete. Throws
+// Error(kCorrupt).
+void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys);
+
+// State of a training run that is not the model: optimizer, RNG. Its keys are told apart from
+// tensors that are not mapped.
+bool is_training_state(std::string_view key);
+
+// Without the "module." that wrappers put before every key.
+std::string_view strip_wrappers(std::string_view key);
+
+}  // namespace ferry::converter
