@@ -35,8 +35,8 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
         if a.get("dense_first"):
             kw["moe_layer_freq"] = [0] * a["dense_first"] + [1] * (a["layers"] - a["dense_first"])
         if a.get("score"):
-            kw.update(moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True,
-                      moe_router_topk_scaling_factor=a["scaling"], moe_router_pre_softmax=False)
+            kw.update(moe_router_score_function=a["score"], moe_router_enable_expert_bias=a["expert_bias"],
+                      moe_router_topk_scaling_factor=a["scaling"], moe_router_pre_softmax=a["score"] == "softmax")
             if a["n_group"] > 1:
                 kw.update(moe_router_num_groups=a["n_group"], moe_router_group_topk=a["topk_group"])
     if a["mtp"]:

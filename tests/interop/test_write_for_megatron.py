@@ -7,6 +7,8 @@ import pytest
 
 import oracle
 import torch_dist_raw as raw
+from weight_mapping import arch_of, describe, hf_to_megatron, stack_full
+from tiny_models import load_hf_sd
 from support import DATA, HERE, PEERS, TORCH_NAME, hf_tensors, iteration_folder, run_ok, sha256
 
 # Written how: (Hugging Face model, name, options, rows of the vocabulary tensors)
@@ -18,6 +20,12 @@ WRITTEN = {
                                          "--num-layers-in-last-pipeline-stage", 1], 256),
     "qwen3_tp2pp2": ("hf_qwen3", ["--tp", 2, "--pp", 2], 256),
     "qwen3_div4": ("hf_qwen3", ["--tp", 2, "--make-vocab-size-divisible-by", 4], 256),
+    "mixtral_tp2ep2": ("hf_mixtral", ["--tp", 2, "--ep", 2, "--etp", 1], 256),
+    "qwen2_moe_tp2": ("hf_qwen2_moe", ["--tp", 2], 256),
+    "qwen3_moe_pp2ep2": ("hf_qwen3_moe", ["--pp", 2, "--ep", 2], 256),
+    "deepseek_v3_tp2pp2ep2": ("hf_deepseek_v3", ["--tp", 2, "--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|ttmL"], 256),
+    "deepseek_v2_ep4": ("hf_deepseek_v2", ["--ep", 4], 256),
+    "moonlight_ep2": ("hf_moonlight", ["--tp", 2, "--ep", 2], 256),
     "llama_iteration": ("hf_llama", ["--tp", 2, "--iteration", 7, "--make-vocab-size-divisible-by", 1], 250),
 }
 
@@ -39,13 +47,20 @@ def test_every_byte_is_where_the_format_says(case, written):
     tensors = {k: checkpoint.tensor(k) for k in checkpoint.tensors}
     assert tensors["embedding.word_embeddings.weight"][1][0] == vocab_rows
     config = json.loads((DATA / hf / "hf/config.json").read_text())
+    oracle.megatron_state(written[case])  # raises where chunks overlap or leave a gap
+    arch = arch_of(config)
+    if arch["experts"]:
+        weights = load_hf_sd(str(DATA / hf / "hf"))
+        full = stack_full(hf_to_megatron(arch, weights, vocab_rows), arch)
+        assert {k: (d, list(s), sha256(b)) for k, (d, s, b) in tensors.items()} == \
+            {k: (t["dtype"], t["shape"], t["sha256"]) for k, t in describe(full).items()}
+        return
     want = {n: (TORCH_NAME[d], s, b) for n, (d, s, b) in hf_tensors(DATA / hf / "hf").items()}
     assert oracle.megatron_to_hf(tensors, config) == want
     for key in ("embedding.word_embeddings.weight", "output_layer.weight"):
         if key in tensors:
             _, (rows, hidden), data = tensors[key]
             assert not any(data[config["vocab_size"] * hidden * 2:]), f"{key}: padding rows hold something"
-    oracle.megatron_state(written[case])  # raises where chunks overlap or leave a gap
 
 
 def test_the_tracker_names_what_was_written(written):
@@ -108,6 +123,20 @@ def layouts(release):
 def test_megatron_core_loads_it_at_any_layout(release, written, work):
     """All keys are found, every element arrives, and the loaded model computes the logits of transformers."""
     jobs, cases = [], []
+    mixtures = {"mixtral_tp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)], "qwen2_moe_tp2": [(1, 1, 1, 1), (2, 1, 1, 2)],
+                "qwen3_moe_pp2ep2": [(1, 1, 2, 1), (1, 2, 1, 1)], "deepseek_v3_tp2pp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)],
+                "deepseek_v2_ep4": [(1, 1, 2, 1)], "moonlight_ep2": [(1, 1, 2, 1)]}
+    if release == "mc0131":
+        mixtures.pop("qwen2_moe_tp2")  # its shared experts' gate is set up in another way there
+    if release == "mc0192":
+        mixtures.pop("moonlight_ep2")  # builds a norm of the queries that Hugging Face does not have
+    for case, shapes in mixtures.items():
+        hf, _, vocab_rows = WRITTEN[case]
+        for tp, pp, ep, etp in shapes:
+            cases.append(f"{case} at TP{tp} PP{pp} EP{ep}")
+            # DeepSeek-V2 chooses groups of experts by their best, Megatron-Core by their sum.
+            jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, ep=ep, etp=etp, vpad=vocab_rows,
+                             expect_hf=True, logits=case != "deepseek_v2_ep4"))
     for case in ("llama_tp2pp2", "llama_uneven", "qwen2_tp2", "qwen2_tied_pp3", "qwen3_tp2pp2"):
         hf, _, vocab_rows = WRITTEN[case]
         if release != "mc0192" and case == "llama_uneven":
@@ -123,5 +152,5 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
     assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
     assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
     assert all(r["megatron_core"].split("+")[0].replace(".", "") == release[2:] for r in report)
-    assert max(r["logits_error"] for r in report) < 2e-5
+    assert max(r["logits_error"] for r in report if r["logits_error"] is not None) < 2e-5
     assert all(r["common"]["checkpoint_version"] == 3.0 for r in report)

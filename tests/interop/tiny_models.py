@@ -31,6 +31,11 @@ def hf_configs():
                 n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
                 q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
                 num_nextn_predict_layers=0, **rope(50000.0))),
+        "deepseek_v2": lambda: T.DeepseekV2Config(
+            **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
+                n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",
+                first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
+                **rope(10000.0))),
     }
 
 

@@ -24,10 +24,10 @@ def arch_of(c):
         a.update(experts=c.get("num_experts") or c["num_local_experts"], topk=c["num_experts_per_tok"],
                  moe_ffn=c["moe_intermediate_size"], pre_softmax=not c.get("norm_topk_prob", False),
                  shared=c.get("shared_expert_intermediate_size", 0) if t == "qwen2_moe" else 0, shared_gate=t == "qwen2_moe")
-    if t == "deepseek_v3":
+    if t in ("deepseek_v2", "deepseek_v3"):
         a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
                  pre_softmax=True, shared=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], shared_gate=False,
-                 score="sigmoid", expert_bias=True, n_group=c["n_group"], topk_group=c["topk_group"],
+                 score="sigmoid" if t == "deepseek_v3" else "softmax", expert_bias=t == "deepseek_v3", n_group=c["n_group"], topk_group=c["topk_group"],
                  scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"], mla=True,
                  q_lora=c["q_lora_rank"], kv_lora=c["kv_lora_rank"], qk_nope=c["qk_nope_head_dim"],
                  qk_rope=c["qk_rope_head_dim"], v_dim=c["v_head_dim"], mtp=c.get("num_nextn_predict_layers") or 0)
