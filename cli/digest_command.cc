@@ -65,16 +65,15 @@ void run(const Flags& flags) {
   const bool same_format =
       !expected ||
       expected->format == converter::to_string(converter::locate(flags.path, iteration).format);
-  const auto manifest =
-      converter::digest_checkpoint({.path = flags.path,
-                                    .iteration = iteration,
-                                    .hf_config = flags.hf_config,
-                                    .leave_out = {flags.output, flags.check},
-                                    .files = !flags.tensors_only &&
-                                             (same_format || !flags.output.empty()),
-                                    .threads = flags.threads,
-                                    .max_memory = parse_size(flags.max_memory, "--max-memory")},
-                                   make_progress(flags.quiet));
+  const auto manifest = converter::digest_checkpoint(
+      {.path = flags.path,
+       .iteration = iteration,
+       .hf_config = flags.hf_config,
+       .leave_out = {flags.output, flags.check},
+       .files = !flags.tensors_only && (same_format || !flags.output.empty()),
+       .threads = flags.threads,
+       .max_memory = parse_size(flags.max_memory, "--max-memory")},
+      make_progress(flags.quiet));
   if (!flags.output.empty())
     distckpt::replace_text(flags.output, converter::write_manifest(manifest));
   if (expected) return check(flags, *expected, manifest);

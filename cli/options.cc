@@ -15,14 +15,17 @@ void add_quiet(CLI::App& command, bool& quiet) {
 }
 
 void add_threads(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "Threads that read, digest and write. Default: one per core")
+  command
+      .add_option("--threads", threads,
+                  "Threads that read, digest and write. Default: one per core")
       ->check(CLI::Range(1, 1024));
 }
 
 void add_max_memory(CLI::App& command, std::string& text) {
-  command.add_option("--max-memory", text,
-                     "Limit of the staging buffers: 64MiB, 1GiB. Default: 192MiB; reading past the page "
-                     "cache takes 4 MiB more per thread");
+  command.add_option(
+      "--max-memory", text,
+      "Limit of the staging buffers: 64MiB, 1GiB. Default: 192MiB; reading past the page "
+      "cache takes 4 MiB more per thread");
 }
 
 void add_hf_config(CLI::App& command, std::string& folder) {

@@ -22,7 +22,6 @@ using distckpt::Box;
 using distckpt::DType;
 using distckpt::Iteration;
 
-
 Iteration read_tracker(const fs::path& path) {
   auto text = distckpt::read_text(path, 1024);
   while (!text.empty() && std::string_view(" \n\r\t").find(text.back()) != std::string_view::npos)
@@ -140,8 +139,10 @@ class HfOpener {
       require(is_derived(entry), ErrorKind::kLayout, "{}: no rule of the family {} maps it ({})",
               entry.name, checkpoint_.map.family->model_type, header.filename);
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
-      checkpoint_.tensors.push_back(
-          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .role = distckpt::Role::kDerived});
+      checkpoint_.tensors.push_back({.name = entry.name,
+                                     .dtype = entry.dtype,
+                                     .shape = entry.shape,
+                                     .role = distckpt::Role::kDerived});
     }
     const auto stored = *checkpoint_.layout.find(entry.name);
     checkpoint_.links.links.push_back({.model = model,
@@ -178,7 +179,8 @@ void restore_dtypes(const HfForm& hf,
   for (const auto& header : hf.headers) {
     for (const auto& entry : header.entries) restore(entry.name, entry.dtype);
   }
-  for (const auto& tensor : map.megatron) {  // of another's configuration: only where Megatron widens
+  for (const auto& tensor :
+       map.megatron) {  // of another's configuration: only where Megatron widens
     if (!tensor.fp32) continue;
     const auto& name = map.tensors[tensor.parts.front().model].name;
     const auto there = hf.dtypes.find(name);
@@ -308,8 +310,10 @@ class MegatronOpener {
     distckpt::add_to_layout(header, path.parent_path(), checkpoint_.layout);
     for (const auto& entry : header.entries) {
       const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
-      checkpoint_.tensors.push_back(
-          {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .role = distckpt::Role::kDerived});
+      checkpoint_.tensors.push_back({.name = entry.name,
+                                     .dtype = entry.dtype,
+                                     .shape = entry.shape,
+                                     .role = distckpt::Role::kDerived});
       checkpoint_.links.links.push_back({.model = model,
                                          .model_box = Box::whole(entry.shape),
                                          .stored = *checkpoint_.layout.find(entry.name),

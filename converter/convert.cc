@@ -189,8 +189,8 @@ class Conversion {
                       ? "an interrupted run published it: --resume takes the last steps"
                       : "choose another target, or replace it with --overwrite");
     }
-    require(is_checkpoint(target_path_), ErrorKind::kUsage, "{}: is not a checkpoint, and so is not overwritten",
-            target_path_.string());
+    require(is_checkpoint(target_path_), ErrorKind::kUsage,
+            "{}: is not a checkpoint, and so is not overwritten", target_path_.string());
   }
 
   void make_plan(const fs::path& folder) {

@@ -15,8 +15,7 @@ namespace {
 
 // Every file of the checkpoint, but hidden ones that are not its own (a version control folder, a
 // download's lock).
-std::vector<fs::path> list_files(const Location& location,
-                                 const std::vector<fs::path>& leave_out) {
+std::vector<fs::path> list_files(const Location& location, const std::vector<fs::path>& leave_out) {
   std::vector<fs::path> files;
   std::set<fs::path> skip;
   for (const auto& path : leave_out) {

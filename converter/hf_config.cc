@@ -151,7 +151,9 @@ std::vector<bool> sparse_layers(const Fields& fields, std::int64_t num_layers) {
   return moe;
 }
 
-void parse_experts(const Fields& fields, TransformerConfig& config) {
+// With the experts that config.json names; as it is where no layer has any.
+TransformerConfig with_experts(const Fields& fields, const TransformerConfig& dense) {
+  auto config = dense;
   const auto& family = config.family;
   const bool deepseek = family == "deepseek_v2" || family == "deepseek_v3";
   const bool qwen = family == "qwen2_moe" || family == "qwen3_moe";
@@ -198,10 +200,7 @@ void parse_experts(const Fields& fields, TransformerConfig& config) {
       config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
     }
   }
-  if (std::ranges::none_of(config.moe_layer_freq, std::identity())) {
-    config.num_moe_experts = 0;  // a family with experts whose layers are all dense
-    config.moe_layer_freq.clear();
-  }
+  return std::ranges::any_of(config.moe_layer_freq, std::identity()) ? config : dense;
 }
 
 void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
@@ -285,11 +284,12 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
       family == "qwen2" || (family == "qwen2_moe" && fields.flag("qkv_bias", true));
   config.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
   if (family.starts_with("deepseek_")) parse_latent_attention(fields, config);
-  parse_experts(fields, config);
+  config = with_experts(fields, config);
   parse_head(fields, config);
   config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   // Qwen names a window that it only uses when told to.
-  const bool windowed = family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
+  const bool windowed =
+      family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
   if (windowed) config.sliding_window = fields.optional_size("sliding_window");
   return config;
 }

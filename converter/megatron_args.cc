@@ -116,7 +116,8 @@ void write_args(PickleWriter& pickle,
   args.set("position_embedding_type", "rope");
   args.set("add_position_embedding", true);
   args.set("use_rotary_position_embeddings", true);
-  // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the same.
+  // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
+  // same.
   if (const auto whole = static_cast<std::int64_t>(config.rotary_base);
       static_cast<double>(whole) == config.rotary_base) {
     args.set("rotary_base", whole);
@@ -254,7 +255,7 @@ void require_sizes(std::initializer_list<std::int64_t> sizes) {
 
 void read_latent_attention(const ArgumentReader& args, TransformerConfig& config) {
   config.multi_latent_attention = true;
-  config.qk_layernorm = false;  // here it names the norms of the low-rank paths
+  config.qk_layernorm = false;             // here it names the norms of the low-rank paths
   if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
   config.q_lora_rank = args.integer("q_lora_rank", 0);
   config.kv_lora_rank = args.integer("kv_lora_rank");

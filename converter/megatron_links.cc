@@ -24,9 +24,9 @@ std::string with_expert(std::string_view key, std::int64_t expert) {
 // How a stored tensor holds a Megatron tensor.
 struct Form {
   std::string key{};
-  bool layers = false;       // its first axis counts the decoder's layers
-  bool experts = false;      // its next axis counts experts
-  std::int64_t from = 0;     // rows of the Megatron tensor that it holds
+  bool layers = false;    // its first axis counts the decoder's layers
+  bool experts = false;   // its next axis counts experts
+  std::int64_t from = 0;  // rows of the Megatron tensor that it holds
   std::int64_t num_rows = 0;
 };
 
@@ -94,8 +94,7 @@ class Linker {
     const auto repeats = std::ranges::unique(lost);
     lost.erase(repeats.begin(), repeats.end());
     fail(ErrorKind::kLayout, "{}: is missing{}; it would hold {}", map_.describe(tensor),
-         tensor.stacked_key.empty() ? ""
-                                    : fmt::format(", and so is {}", tensor.stacked_key),
+         tensor.stacked_key.empty() ? "" : fmt::format(", and so is {}", tensor.stacked_key),
          lost.size() > 3 ? map_.tensors[tensor.parts.front().model].name + " and more"
                          : fmt::format("{}", fmt::join(lost, ", ")));
   }
@@ -212,8 +211,7 @@ void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys
     require(object && known.contains(object->key), ErrorKind::kCorrupt,
             "{}: the object is not one that a model of family {} has", text,
             map.family->model_type);
-    auto& [shape, count] =
-        found.try_emplace(object->key, object->global_shape, 0).first->second;
+    auto& [shape, count] = found.try_emplace(object->key, object->global_shape, 0).first->second;
     require(shape == object->global_shape, ErrorKind::kCorrupt,
             "{}: others of its kind say shape {}", text, to_string(shape));
     ++count;

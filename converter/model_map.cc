@@ -191,9 +191,9 @@ class Builder {
     for (const auto& copy : rules.mtp->copies) {
       // A tied head is the embedding.
       const auto of = map_.index.find(std::string(copy.of));
-      map_.copies.emplace(fmt::format("{}{}", section.hf, copy.hf),
-                          of != map_.index.end() ? of->second
-                                                 : map_.index.at(std::string(kEmbedding)));
+      map_.copies.emplace(
+          fmt::format("{}{}", section.hf, copy.hf),
+          of != map_.index.end() ? of->second : map_.index.at(std::string(kEmbedding)));
     }
     section.megatron += rules.mtp->transformer_layer;
     add_layer(section, config.num_moe_experts > 0);
@@ -283,9 +283,9 @@ class Builder {
       if (!applies(rule.when, map_.config)) continue;
       for (std::int64_t e = 0; e < (rule.per_expert ? map_.config.num_moe_experts : 1); ++e) {
         MegatronObject state{
-            .object = {.key = fmt::format("{}{}._extra_state",
-                                          stacked ? section.stacked : section.megatron,
-                                          rule.module)},
+            .object = {.key =
+                           fmt::format("{}{}._extra_state",
+                                       stacked ? section.stacked : section.megatron, rule.module)},
             .stage = section.stage,
             .layer = section.layer,
             .expert = rule.per_expert ? std::optional(e) : std::nullopt};

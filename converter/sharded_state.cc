@@ -45,8 +45,8 @@ class RankBuilder {
 
   void add_tensor(const MegatronTensor& tensor, distckpt::DType dtype) {
     if (tensor.expert && !has_expert(*tensor.expert)) return;
-    const int split = tensor.expert ? parallel_.expert_tensor_parallel()
-                                    : parallel_.tensor_model_parallel_size;
+    const int split =
+        tensor.expert ? parallel_.expert_tensor_parallel() : parallel_.tensor_model_parallel_size;
     const int rank = tensor.expert ? at_.etp : at_.tp;
     const int replica = tensor.expert ? at_.edp : at_.dp;
     Shape shape = tensor.shape;
@@ -82,9 +82,7 @@ class RankBuilder {
   distckpt::RankState take() { return std::move(state_); }
 
  private:
-  bool has_expert(std::int64_t expert) const {
-    return expert / experts_per_rank_ == at_.ep;
-  }
+  bool has_expert(std::int64_t expert) const { return expert / experts_per_rank_ == at_.ep; }
 
   void add_shard(const MegatronTensor& tensor,
                  distckpt::DType dtype,
@@ -155,7 +153,8 @@ std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
     ranks.emplace_back(map, parallel, rank % stage_size);
   }
   const auto each_rank_of = [&](int stage, auto&& visit) {
-    for (int i = 0; i < stage_size; ++i) visit(ranks[static_cast<std::size_t>(stage * stage_size + i)]);
+    for (int i = 0; i < stage_size; ++i)
+      visit(ranks[static_cast<std::size_t>(stage * stage_size + i)]);
   };
   for (std::size_t i = 0; i < map.megatron.size(); ++i) {
     const auto& tensor = map.megatron[i];

@@ -22,7 +22,8 @@ class Target {
   const distckpt::Layout& layout() const { return layout_; }
   virtual std::vector<distckpt::ChecksumRange> protected_ranges() const { return {}; }
 
-  // As the functions of distckpt/tensor_map.h. `tensors` are those of the plan, and stay as they are.
+  // As the functions of distckpt/tensor_map.h. `tensors` are those of the plan, and stay as they
+  // are.
   std::set<std::string> padding_names(const std::vector<distckpt::ModelTensor>& tensors) const {
     return distckpt::padding_names(tensors, links_);
   }

@@ -110,9 +110,10 @@ class Verification {
     const auto start = std::chrono::steady_clock::now();
     left_ = open_side(options_.left, options_.left_iteration);
     right_ = open_side(options_.right, options_.right_iteration);
-    require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
-            "both sides are Hugging Face checkpoints, which have their own config.json: --hf-config "
-            "is for Megatron checkpoints");
+    require(
+        options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
+        "both sides are Hugging Face checkpoints, which have their own config.json: --hf-config "
+        "is for Megatron checkpoints");
     report_.left = left_.location.folder;
     report_.right = right_.location.folder;
     report_.left_format = left_.location.format;

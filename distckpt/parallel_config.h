@@ -15,7 +15,7 @@ struct ParallelConfig {
   int pipeline_model_parallel_size = 1;
   int context_parallel_size = 1;
   int expert_model_parallel_size = 1;
-  std::optional<int> expert_tensor_parallel_size{};  // default: tensor_model_parallel_size
+  std::optional<int> expert_tensor_parallel_size{};           // default: tensor_model_parallel_size
   std::optional<int> virtual_pipeline_model_parallel_size{};  // chunks of layers per stage
   std::optional<int> num_layers_in_first_pipeline_stage{};
   std::optional<int> num_layers_in_last_pipeline_stage{};

@@ -80,7 +80,8 @@ PipelineStages parse_layout(const ParallelConfig& parallel, int num_layers, int 
         result.loss = stage;
         break;
       default:
-        fail(ErrorKind::kUsage, "{} {}: \"{}\" is none of E, t, m, L, | and ,", kFlag, text, letter);
+        fail(ErrorKind::kUsage, "{} {}: \"{}\" is none of E, t, m, L, | and ,", kFlag, text,
+             letter);
     }
   }
   require(result.embedding >= 0 && result.loss >= 0, ErrorKind::kUsage,

@@ -36,7 +36,8 @@ std::string describe(const converter::TensorDifference& difference) {
       difference.left_value, difference.right_value);
   if (difference.max_difference)
     text += fmt::format("; largest difference {:.6g}", *difference.max_difference);
-  if (difference.max_ulps) text += fmt::format(" ({} ulp{})", *difference.max_ulps, *difference.max_ulps == 1 ? "" : "s");
+  if (difference.max_ulps)
+    text += fmt::format(" ({} ulp{})", *difference.max_ulps, *difference.max_ulps == 1 ? "" : "s");
   return text;
 }
 
@@ -52,15 +53,17 @@ std::string describe(const distckpt::TransformerConfig& config) {
                         config.kv_channels, config.num_query_groups);
   }
   if (config.num_moe_experts > 0) {
-    text += fmt::format(", {} experts of {} in {} layers", config.num_moe_experts,
-                        config.moe_ffn_hidden_size, std::ranges::count(config.moe_layer_freq, true));
+    text +=
+        fmt::format(", {} experts of {} in {} layers", config.num_moe_experts,
+                    config.moe_ffn_hidden_size, std::ranges::count(config.moe_layer_freq, true));
   }
-  if (config.mtp_num_layers > 0) text += fmt::format(", {} prediction layers", config.mtp_num_layers);
+  if (config.mtp_num_layers > 0)
+    text += fmt::format(", {} prediction layers", config.mtp_num_layers);
   text += fmt::format(", vocabulary {}, ", config.vocab_size);
   if (config.head != distckpt::Head::kLanguageModel) {
-    return text + fmt::format("{} scores for each {}", config.num_labels,
-                              config.head == distckpt::Head::kTokenClassification ? "token"
-                                                                                  : "sequence");
+    return text +
+           fmt::format("{} scores for each {}", config.num_labels,
+                       config.head == distckpt::Head::kTokenClassification ? "token" : "sequence");
   }
   return text + (config.untie_embeddings_and_output_weights ? "untied" : "tied") + " output layer";
 }

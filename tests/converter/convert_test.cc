@@ -29,9 +29,15 @@ ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random) {
     if (draw(0, 1) == 0) layout.tensor_model_parallel_size = doubled;
   }
   layout.make_vocab_size_divisible_by = draw(1, 16);
+  if (model.has_experts() && model.dense_layers < model.num_layers) {
+    if (model.experts % 2 == 0 && draw(0, 1) == 0) layout.expert_model_parallel_size = 2;
+    if (draw(0, 1) == 0) layout.expert_tensor_parallel_size = 1;
+  }
   const int stages = draw(1, model.num_layers);
   layout.pipeline_model_parallel_size = stages;
-  if (stages == 1 || model.num_layers % stages == 0) return layout;
+  if (stages == 1) return layout;
+  if (model.num_layers % (2 * stages) == 0) layout.virtual_pipeline_model_parallel_size = 2;
+  if (model.num_layers % stages == 0) return layout;
   // Uneven: one layer for each stage but the first, which takes the rest.
   layout.num_layers_in_first_pipeline_stage = model.num_layers - (stages - 1);
   return layout;
@@ -56,7 +62,7 @@ ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random) {
 
 // HF -> Megatron -> Megatron at another layout -> HF: the same folder, byte for byte.
 TEST(Convert, ThereAndBackOverTwoRandomLayoutsIsTheSameFolder) {
-  constexpr int kCases = 200;
+  constexpr int kCases = 400;
   for (int seed = 0; seed < kCases; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(static_cast<std::uint64_t>(seed));

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "converter/megatron_links.h"
+#include "converter/sharded_state.h"
 #include "tests/support/expect.h"
 
 namespace ferry::converter {
@@ -27,14 +29,14 @@ distckpt::TransformerConfig example() {
 
 const MegatronTensor& find(const ModelMap& map, const std::string& name) {
   for (const auto& tensor : map.megatron) {
-    if (tensor.name == name) return tensor;
+    if (tensor.key == name) return tensor;
   }
   fail(ErrorKind::kNotFound, "{}", name);
 }
 
 TEST(ModelMap, InterleavesQkvByGroupAsTheDocumentationWorksIt) {
   const auto map = make_model_map(example());
-  const auto& qkv = find(map, "self_attention.linear_qkv.weight");
+  const auto& qkv = find(map, "decoder.layers.0.self_attention.linear_qkv.weight");
   EXPECT_EQ(qkv.shape, (distckpt::Shape{16, 3}));
   const std::vector<std::string> expected{"q 0:4 -> 0:4",  "k 0:2 -> 4:6",   "v 0:2 -> 6:8",
                                           "q 4:8 -> 8:12", "k 2:4 -> 12:14", "v 2:4 -> 14:16"};
@@ -76,7 +78,7 @@ TEST(ModelMap, NamesMissingSurplusAndMisshapenTensors) {
     distckpt::Layout layout;
     for (const auto& tensor : map.megatron) {
       auto shape = tensor.shape;
-      auto name = map.full_name(tensor);
+      auto name = tensor.key;
       if (change(name, shape)) layout.add_tensor({.name = name, .shape = shape, .shards = {}});
     }
     return layout;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -25,47 +26,111 @@ struct Tensor {
   Shape shape{};
 };
 
-std::vector<Tensor> tensors_of(const TinyModel& model) {
-  const std::int64_t heads = model.num_query_groups * model.heads_per_group;
-  const std::int64_t queries = heads * model.head_dim;
-  const std::int64_t keys = model.num_query_groups * model.head_dim;
-  const auto weight = [&](std::string name, Shape shape) {
-    return Tensor{std::move(name), model.dtype, shape};
-  };
-  const auto norm = [&](std::string name, std::int64_t size) {
-    return Tensor{std::move(name), model.norm_dtype, Shape{size}};
-  };
-  std::vector<Tensor> tensors{weight("model.embed_tokens.weight", {model.vocab, model.hidden}),
-                              norm("model.norm.weight", model.hidden)};
-  if (!model.tied || model.repeat_tied_head)
-    tensors.push_back(weight("lm_head.weight", {model.vocab, model.hidden}));
-  for (int l = 0; l < model.num_layers; ++l) {
-    const auto prefix = fmt::format("model.layers.{}.", l);
-    tensors.push_back(norm(prefix + "input_layernorm.weight", model.hidden));
-    tensors.push_back(norm(prefix + "post_attention_layernorm.weight", model.hidden));
+// The tensors of one model, collected layer by layer.
+class Lister {
+ public:
+  explicit Lister(const TinyModel& model)
+      : model_(model), heads_(model.num_query_groups * model.heads_per_group) {}
+
+  std::vector<Tensor> list() {
+    weight("model.embed_tokens.weight", {model_.vocab, model_.hidden});
+    norm("model.norm.weight", model_.hidden);
+    if (!model_.head.empty()) {
+      weight("score.weight", {model_.labels, model_.hidden});
+      if (model_.head == "Token") weight("score.bias", {model_.labels});
+    } else if (!model_.tied || model_.repeat_tied_head) {
+      weight("lm_head.weight", {model_.vocab, model_.hidden});
+    }
+    for (int l = 0; l < model_.num_layers; ++l) {
+      layer(fmt::format("model.layers.{}.", l), model_.has_experts() && l >= model_.dense_layers);
+    }
+    for (int j = 0; j < model_.prediction_layers; ++j) {
+      const auto prefix = fmt::format("model.layers.{}.", model_.num_layers + j);
+      layer(prefix, true);
+      norm(prefix + "enorm.weight", model_.hidden);
+      norm(prefix + "hnorm.weight", model_.hidden);
+      norm(prefix + "shared_head.norm.weight", model_.hidden);
+      weight(prefix + "eh_proj.weight", {model_.hidden, 2 * model_.hidden});
+      weight(prefix + "embed_tokens.weight", {model_.vocab, model_.hidden});
+      weight(prefix + "shared_head.head.weight", {model_.vocab, model_.hidden});
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  void weight(std::string name, Shape shape) {
+    tensors_.push_back({std::move(name), model_.dtype, shape});
+  }
+  void norm(std::string name, std::int64_t size) {
+    tensors_.push_back({std::move(name), model_.norm_dtype, Shape{size}});
+  }
+  void mlp(const std::string& prefix,
+           std::int64_t ffn,
+           const std::vector<std::string>& names = {"gate_proj", "up_proj", "down_proj"}) {
+    weight(prefix + names[0] + ".weight", {ffn, model_.hidden});
+    weight(prefix + names[1] + ".weight", {ffn, model_.hidden});
+    weight(prefix + names[2] + ".weight", {model_.hidden, ffn});
+  }
+
+  void layer(const std::string& prefix, bool experts) {
+    norm(prefix + "input_layernorm.weight", model_.hidden);
+    norm(prefix + "post_attention_layernorm.weight", model_.hidden);
+    model_.deepseek() ? latent_attention(prefix + "self_attn.") : attention(prefix + "self_attn.");
+    if (!experts) return mlp(prefix + "mlp.", model_.ffn);
+    const bool mixtral = model_.family == "mixtral";
+    const auto block = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+    weight(block + "gate.weight", {model_.experts, model_.hidden});
+    for (int e = 0; e < model_.experts; ++e) {
+      const auto expert = fmt::format("{}experts.{}.", block, e);
+      mixtral ? mlp(expert, model_.ffn, {"w1", "w3", "w2"}) : mlp(expert, model_.moe_ffn);
+    }
+    if (model_.family == "qwen2_moe") {
+      mlp(block + "shared_expert.", model_.shared_ffn);
+      weight(block + "shared_expert_gate.weight", {1, model_.hidden});
+    }
+    if (model_.deepseek()) mlp(block + "shared_experts.", 2 * model_.moe_ffn);
+    if (model_.family == "deepseek_v3" && model_.expert_bias)
+      weight(block + "gate.e_score_correction_bias", {model_.experts});
+  }
+
+  void attention(const std::string& prefix) {
+    const std::int64_t queries = heads_ * model_.head_dim;
+    const std::int64_t keys = model_.num_query_groups * model_.head_dim;
     for (const auto& [name, rows] :
          {std::pair{"q", queries}, std::pair{"k", keys}, std::pair{"v", keys}}) {
-      tensors.push_back(
-          weight(fmt::format("{}self_attn.{}_proj.weight", prefix, name), {rows, model.hidden}));
-      if (model.family == "qwen2") {
-        tensors.push_back(weight(fmt::format("{}self_attn.{}_proj.bias", prefix, name), {rows}));
-      }
+      weight(fmt::format("{}{}_proj.weight", prefix, name), {rows, model_.hidden});
+      if (model_.family.starts_with("qwen2"))
+        weight(fmt::format("{}{}_proj.bias", prefix, name), {rows});
     }
-    if (model.family == "qwen3") {
-      tensors.push_back(norm(prefix + "self_attn.q_norm.weight", model.head_dim));
-      tensors.push_back(norm(prefix + "self_attn.k_norm.weight", model.head_dim));
+    if (model_.family.starts_with("qwen3")) {
+      norm(prefix + "q_norm.weight", model_.head_dim);
+      norm(prefix + "k_norm.weight", model_.head_dim);
     }
-    tensors.push_back(weight(prefix + "self_attn.o_proj.weight", {model.hidden, queries}));
-    tensors.push_back(weight(prefix + "mlp.gate_proj.weight", {model.ffn, model.hidden}));
-    tensors.push_back(weight(prefix + "mlp.up_proj.weight", {model.ffn, model.hidden}));
-    tensors.push_back(weight(prefix + "mlp.down_proj.weight", {model.hidden, model.ffn}));
-    if (model.inv_freq) {
-      tensors.push_back(
-          {prefix + "self_attn.rotary_emb.inv_freq", DType::kF32, Shape{model.head_dim / 2}});
-    }
+    weight(prefix + "o_proj.weight", {model_.hidden, queries});
+    if (model_.inv_freq)
+      tensors_.push_back({prefix + "rotary_emb.inv_freq", DType::kF32, Shape{model_.head_dim / 2}});
   }
-  return tensors;
-}
+
+  void latent_attention(const std::string& prefix) {
+    const std::int64_t query_dim = model_.head_dim + model_.rope_dim;
+    if (model_.q_lora > 0) {
+      weight(prefix + "q_a_proj.weight", {model_.q_lora, model_.hidden});
+      norm(prefix + "q_a_layernorm.weight", model_.q_lora);
+      weight(prefix + "q_b_proj.weight", {heads_ * query_dim, model_.q_lora});
+    } else {
+      weight(prefix + "q_proj.weight", {heads_ * query_dim, model_.hidden});
+    }
+    weight(prefix + "kv_a_proj_with_mqa.weight", {model_.kv_lora + model_.rope_dim, model_.hidden});
+    norm(prefix + "kv_a_layernorm.weight", model_.kv_lora);
+    weight(prefix + "kv_b_proj.weight",
+           {heads_ * (model_.head_dim + model_.v_dim), model_.kv_lora});
+    weight(prefix + "o_proj.weight", {model_.hidden, heads_ * model_.v_dim});
+  }
+
+  const TinyModel& model_;
+  std::int64_t heads_;
+  std::vector<Tensor> tensors_;
+};
 
 std::string content_of(const Tensor& tensor, const TinyModel& model, std::mt19937_64& random) {
   const auto count = tensor.shape.product();
@@ -106,7 +171,7 @@ std::string safetensors_bytes(const std::vector<std::pair<Tensor, const std::str
 }
 
 void write_config(const TinyModel& model, const fs::path& folder) {
-  const nlohmann::ordered_json config{
+  nlohmann::ordered_json config{
       {"model_type", model.family},
       {"hidden_act", "silu"},
       {"hidden_size", model.hidden},
@@ -120,6 +185,37 @@ void write_config(const TinyModel& model, const fs::path& folder) {
       {"rope_theta", 10000.0},
       {"max_position_embeddings", 128},
       {"tie_word_embeddings", model.tied}};
+  const auto set = [&](const nlohmann::ordered_json& more) { config.update(more); };
+  if (model.family == "mixtral") set({{"num_local_experts", model.experts}});
+  if (model.family.ends_with("_moe")) {
+    std::vector<int> dense(static_cast<std::size_t>(model.dense_layers));
+    std::iota(dense.begin(), dense.end(), 0);
+    set({{"num_experts", model.experts},
+         {"moe_intermediate_size", model.moe_ffn},
+         {"shared_expert_intermediate_size", model.shared_ffn},
+         {"mlp_only_layers", dense}});
+  }
+  if (model.deepseek()) {
+    set({{"num_key_value_heads", model.num_query_groups * model.heads_per_group},
+         {"n_routed_experts", model.experts},
+         {"n_shared_experts", 2},
+         {"first_k_dense_replace", model.dense_layers},
+         {"moe_intermediate_size", model.moe_ffn},
+         {"topk_method", model.expert_bias ? "noaux_tc" : "greedy"},
+         {"q_lora_rank", nullptr},
+         {"kv_lora_rank", model.kv_lora},
+         {"qk_nope_head_dim", model.head_dim},
+         {"qk_rope_head_dim", model.rope_dim},
+         {"v_head_dim", model.v_dim},
+         {"num_nextn_predict_layers", model.prediction_layers}});
+    if (model.q_lora > 0) set({{"q_lora_rank", model.q_lora}});
+  }
+  if (!model.head.empty()) {
+    nlohmann::ordered_json labels = nlohmann::ordered_json::object();
+    for (int i = 0; i < model.labels; ++i) labels[std::to_string(i)] = fmt::format("LABEL_{}", i);
+    set({{"architectures", {fmt::format("AnyFor{}Classification", model.head)}},
+         {"id2label", labels}});
+  }
   distckpt::write_text(folder / "config.json", config.dump(2) + "\n");
   distckpt::write_text(folder / "generation_config.json", "{\"eos_token_id\": 2}\n");
   distckpt::write_text(folder / "tokenizer.json", "{\"version\": \"1.0\"}");
@@ -132,8 +228,10 @@ TinyModel random_tiny_model(std::mt19937_64& random) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
   TinyModel model;
-  model.family = std::vector<std::string>{"llama", "mistral", "qwen2",
-                                          "qwen3"}[static_cast<std::size_t>(draw(0, 3))];
+  const std::vector<std::string> families{"llama",     "mistral",     "qwen2",
+                                          "qwen3",     "mixtral",     "qwen2_moe",
+                                          "qwen3_moe", "deepseek_v2", "deepseek_v3"};
+  model.family = families[static_cast<std::size_t>(draw(0, 8))];
   model.num_layers = draw(1, 6);
   model.num_query_groups = 1 << draw(0, 2);
   model.heads_per_group = draw(1, 3);
@@ -148,6 +246,20 @@ TinyModel random_tiny_model(std::mt19937_64& random) {
       std::vector{DType::kBF16, DType::kF16, DType::kF32}[static_cast<std::size_t>(draw(0, 2))];
   model.norm_dtype = draw(0, 2) == 0 ? DType::kF32 : model.dtype;
   model.num_files = draw(1, 4);
+  model.experts = 2 * draw(1, 4);
+  model.dense_layers = model.family == "mixtral" || draw(0, 1) == 0 ? 0 : draw(0, model.num_layers);
+  model.moe_ffn = 4 * draw(1, 3);
+  model.shared_ffn = 4 * draw(1, 3);
+  model.q_lora = draw(0, 1) == 0 ? 0 : draw(1, 8);
+  model.kv_lora = draw(1, 8);
+  model.rope_dim = 2 * draw(1, 3);
+  model.v_dim = 2 * draw(1, 4);
+  model.expert_bias = draw(0, 2) > 0;
+  if (draw(0, 4) == 0) model.head = draw(0, 1) == 0 ? "Token" : "Sequence";
+  model.labels = draw(1, 3);
+  const bool predicts =
+      model.family == "deepseek_v3" && model.head.empty() && model.dense_layers < model.num_layers;
+  model.prediction_layers = predicts ? draw(0, 2) : 0;
   return model;
 }
 
@@ -155,12 +267,18 @@ void write_tiny_model(const TinyModel& model, const fs::path& folder, std::uint6
   fs::create_directories(folder);
   write_config(model, folder);
   std::mt19937_64 random(seed);
-  auto tensors = tensors_of(model);
+  auto tensors = Lister(model).list();
   std::ranges::shuffle(tensors, random);
   std::map<std::string, std::string> bytes;
   for (const auto& tensor : tensors) bytes.emplace(tensor.name, content_of(tensor, model, random));
-  if (model.tied && model.repeat_tied_head)
+  if (model.tied && model.repeat_tied_head && model.head.empty())
     bytes["lm_head.weight"] = bytes["model.embed_tokens.weight"];
+  const auto* const head = model.tied ? "model.embed_tokens.weight" : "lm_head.weight";
+  for (auto& [name, content] : bytes) {  // prediction layers repeat both
+    if (name.ends_with("shared_head.head.weight")) content = bytes.at(head);
+    if (name.starts_with("model.layers.") && name.ends_with("embed_tokens.weight"))
+      content = bytes.at("model.embed_tokens.weight");
+  }
 
   std::vector<std::vector<std::pair<Tensor, const std::string*>>> files(
       static_cast<std::size_t>(model.num_files));

@@ -1,4 +1,5 @@
-// Small random Hugging Face checkpoints of the dense families, from a seed.
+// Small random Hugging Face checkpoints of all families, from a seed. Their tensors are listed here
+// anew, by the names that transformers gives them.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +24,26 @@ struct TinyModel {
   bool tied = false;
   bool repeat_tied_head = false;  // the file holds lm_head.weight all the same
   bool inv_freq = false;          // as old Llama files have it
+  // Of families with experts; the first layers may have none (not Mixtral's).
+  int experts = 4;
+  int dense_layers = 0;
+  int moe_ffn = 8;
+  int shared_ffn = 8;  // of Qwen2-MoE; DeepSeek's is a multiple of moe_ffn
+  // Of DeepSeek.
+  int q_lora = 0;
+  int kv_lora = 6;
+  int rope_dim = 4;
+  int v_dim = 6;
+  bool expert_bias = true;
+  int prediction_layers = 0;
+  std::string head{};  // "": a language model; "Token", "Sequence": classification
+  int labels = 1;
   distckpt::DType dtype = distckpt::DType::kBF16;
   distckpt::DType norm_dtype = distckpt::DType::kBF16;
   int num_files = 1;
+
+  bool deepseek() const { return family.starts_with("deepseek"); }
+  bool has_experts() const { return deepseek() || family == "mixtral" || family.ends_with("_moe"); }
 };
 
 // Any model, for property tests.
