@@ -22,6 +22,7 @@ struct Flags {
   std::string dry_run{};
   distckpt::ParallelConfig parallel{};
   int threads = 0;
+  bool keep_fp8 = false;
   bool overwrite = false;
   bool resume = false;
   bool json = false;
@@ -38,6 +39,7 @@ converter::ConvertOptions options_of(const Flags& flags) {
   if (!flags.dtype.empty()) options.dtype = distckpt::dtype_from_short_name(flags.dtype);
   if (!flags.max_shard_size.empty())
     options.max_shard_size = parse_size(flags.max_shard_size, "--max-shard-size");
+  options.keep_fp8 = flags.keep_fp8;
   options.threads = flags.threads;
   options.max_memory = parse_size(flags.max_memory, "--max-memory");
   if (flags.dry_run == "plan") options.dry_run = converter::DryRun::kPlan;
@@ -124,6 +126,9 @@ void add_convert(CLI::App& app) {
       ->add_option("--dtype", flags->dtype,
                    "Cast all weights, to nearest even; overflow is an error. Default: none")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command->add_flag("--keep-fp8", flags->keep_fp8,
+                    "To Hugging Face: leave FP8 weights and their scales as they are. Default: "
+                    "dequantise to bf16, or as --dtype says");
   command->add_option(
       "--max-shard-size", flags->max_shard_size,
       "Split a Hugging Face target anew into files of at most this size: 5GB, 500MB");

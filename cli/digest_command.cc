@@ -22,6 +22,7 @@ struct Flags {
   std::string max_memory = "192MiB";
   int threads = 0;
   bool tensors_only = false;
+  bool keep_fp8 = false;
   bool json = false;
   bool quiet = false;
 };
@@ -70,6 +71,7 @@ void run(const Flags& flags) {
        .iteration = iteration,
        .hf_config = flags.hf_config,
        .leave_out = {flags.output, flags.check},
+       .keep_fp8 = flags.keep_fp8,
        .files = !flags.tensors_only && (same_format || !flags.output.empty()),
        .threads = flags.threads,
        .max_memory = parse_size(flags.max_memory, "--max-memory")},
@@ -94,6 +96,10 @@ void add_digest(CLI::App& app) {
   command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
   command->add_option("--output", flags->output, "Write the manifest to this file");
   command->add_option("--check", flags->check, "Compare with this manifest");
+  command->add_flag(
+      "--keep-fp8", flags->keep_fp8,
+      "Digest FP8 weights and their scales as they are. Default: dequantised to bf16, "
+      "as convert does");
   command->add_flag("--tensors-only", flags->tensors_only, "Leave the digests of files away");
   add_iteration(*command, "--iteration", flags->iteration,
                 "Which iteration of a Megatron checkpoint");

@@ -11,6 +11,7 @@
 #include "converter/megatron_links.h"
 #include "converter/sidecar.h"
 #include "distckpt/cast.h"
+#include "distckpt/dequantize.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 
@@ -76,20 +77,36 @@ void require_floats(const std::string& name, DType dtype) {
           short_name(dtype));
 }
 
+// What was dequantised is written anew, with a configuration that says so. A Megatron checkpoint is
+// not quantised, though the configuration named for it may be.
+void leave_quantization(HfForm& hf) {
+  const auto text = hf.config_text();
+  if (!parse_quantization(text, hf.config_source())) return;
+  hf.new_config = without_quantization(text, DType::kBF16, hf.config_source());
+  hf.headers.clear();
+  hf.index_text.reset();
+}
+
 // What a Hugging Face folder holds, linked to the model: each tensor is itself.
 class HfOpener {
  public:
-  explicit HfOpener(const Location& location) { checkpoint_.location = location; }
+  HfOpener(const Location& location, bool keep_fp8) : keep_fp8_(keep_fp8) {
+    checkpoint_.location = location;
+  }
 
   Checkpoint open() {
     checkpoint_.hf = read_hf_folder(checkpoint_.location.folder);
     const auto& hf = *checkpoint_.hf;
     checkpoint_.map = make_model_map(config_of(hf));
     checkpoint_.tensors = checkpoint_.map.tensors;
+    quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     for (const auto& header : hf.headers) {
       distckpt::add_to_layout(header, checkpoint_.location.folder, checkpoint_.layout);
+    }
+    for (const auto& header : hf.headers) {
       for (const auto& entry : header.entries) link(header, entry);
     }
+    if (quantization_ && !keep_fp8_) leave_quantization(*checkpoint_.hf);
     std::vector<std::string_view> missing;
     for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
       if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
@@ -124,7 +141,13 @@ class HfOpener {
     const bool copy = second != map.copies.end();
     const auto known = copy ? second : map.index.find(entry.name);
     std::uint32_t model = 0;
-    require_floats(entry.name, entry.dtype);
+    int scale = -1;
+    if (quantization_ && entry.name.ends_with(kScaleSuffix)) return link_scales(header, entry);
+    if (quantization_ && distckpt::can_dequantize(entry.dtype)) {
+      if (!keep_fp8_) scale = scales_of(header, entry.name);
+    } else {
+      require_floats(entry.name, entry.dtype);
+    }
     if (copy || known != map.index.end()) {
       model = known->second;
       auto& tensor = checkpoint_.tensors[model];
@@ -132,12 +155,18 @@ class HfOpener {
               "{}: has shape {}, expected {} as config.json says ({})", entry.name,
               to_string(entry.shape), to_string(tensor.shape), header.filename);
       if (!copy) {
-        tensor.dtype = entry.dtype;
+        tensor.dtype = scale < 0 ? entry.dtype : DType::kBF16;
         found_.insert(model);
       }
     } else {
-      require(is_derived(entry), ErrorKind::kLayout, "{}: no rule of the family {} maps it ({})",
-              entry.name, checkpoint_.map.family->model_type, header.filename);
+      if (!is_derived(entry)) {
+        throw Error(ErrorKind::kLayout,
+                    fmt::format("{}: no rule of the family {} maps it ({})", entry.name,
+                                checkpoint_.map.family->model_type, header.filename),
+                    entry.name.ends_with(kScaleSuffix)
+                        ? "scales of fp8 blocks need a quantization_config in config.json"
+                        : "");
+      }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back({.name = entry.name,
                                      .dtype = entry.dtype,
@@ -149,7 +178,36 @@ class HfOpener {
                                        .model_box = Box::whole(entry.shape),
                                        .stored = stored,
                                        .stored_box = Box::whole(entry.shape),
-                                       .copy = copy ? ++num_copies_[model] : 0});
+                                       .copy = copy ? ++num_copies_[model] : 0,
+                                       .scale = scale});
+  }
+
+  // The index of the scales of a weight.
+  int scales_of(const distckpt::SafetensorsHeader& header, const std::string& weight) {
+    const auto name = fmt::format("{}{}", weight, kScaleSuffix);
+    const auto stored = checkpoint_.layout.find(name);
+    require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})", weight,
+            name, header.filename);
+    auto& scales = checkpoint_.links.scales;
+    scales.push_back({.stored = *stored, .block = quantization_->block});
+    return static_cast<int>(scales.size()) - 1;
+  }
+
+  // Scales that are kept are tensors of their own; others go with their weights.
+  void link_scales(const distckpt::SafetensorsHeader& header,
+                   const distckpt::SafetensorsEntry& entry) {
+    const auto weight = entry.name.substr(0, entry.name.size() - kScaleSuffix.size());
+    const auto stored = checkpoint_.layout.find(weight);
+    require(stored && distckpt::can_dequantize(checkpoint_.layout.tensor(*stored).dtype),
+            ErrorKind::kLayout, "{}: are scales, but {} is not there in FP8 ({})", entry.name,
+            weight, header.filename);
+    if (!keep_fp8_) return;
+    checkpoint_.links.links.push_back(
+        {.model = static_cast<std::uint32_t>(checkpoint_.tensors.size()),
+         .model_box = Box::whole(entry.shape),
+         .stored = *checkpoint_.layout.find(entry.name),
+         .stored_box = Box::whole(entry.shape)});
+    checkpoint_.tensors.push_back({.name = entry.name, .dtype = entry.dtype, .shape = entry.shape});
   }
 
   bool is_derived(const distckpt::SafetensorsEntry& entry) const {
@@ -158,7 +216,9 @@ class HfOpener {
            entry.shape == distckpt::Shape{checkpoint_.map.config.kv_channels / 2};
   }
 
+  bool keep_fp8_;
   Checkpoint checkpoint_;
+  std::optional<BlockQuantization> quantization_;
   std::set<std::uint32_t> found_;
   std::map<std::uint32_t, int> num_copies_;
 };
@@ -203,6 +263,7 @@ class MegatronOpener {
     } else {
       checkpoint_.hf = read_hf_config(options_.hf_config);
     }
+    if (checkpoint_.hf) leave_quantization(*checkpoint_.hf);
     read_config();
     drop_absent_prediction_layers();
     resolve();
@@ -397,7 +458,7 @@ Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
   if (location.format == Format::kTorchDist) return MegatronOpener(location, options).open();
   refuse_hf_config(path, options.hf_config);
-  return HfOpener(location).open();
+  return HfOpener(location, options.keep_fp8).open();
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {

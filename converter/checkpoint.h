@@ -44,6 +44,7 @@ struct OpenOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
                                       // lacks; replaces its sidecar
+  bool keep_fp8 = false;  // leave block-quantised weights as they are, with their scales
 };
 
 struct Checkpoint {

@@ -99,9 +99,14 @@ class Conversion {
     source_ =
         open(options_.from,
              {.iteration = is_hf_checkpoint(options_.from) ? std::nullopt : options_.iteration,
-              .hf_config = options_.hf_config});
+              .hf_config = options_.hf_config,
+              .keep_fp8 = options_.keep_fp8});
     check_derived(source_);
     choose_target();
+    require(!options_.keep_fp8 || target_format_ != Format::kTorchDist, ErrorKind::kUsage,
+            "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
+    require(!options_.keep_fp8 || !options_.dtype, ErrorKind::kUsage,
+            "--keep-fp8 and --dtype exclude each other");
     // An interrupted run may have published and lacked only its last steps, or have lacked none.
     const bool published =
         options_.resume && (distckpt::WorkFolder::published_earlier(target_path_) ||
@@ -298,7 +303,7 @@ class Conversion {
   void prove(const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
     auto written = with_context([] { return std::string("proving what was written"); },
-                                [&] { return open(folder); });
+                                [&] { return open(folder, {.keep_fp8 = options_.keep_fp8}); });
     distckpt::promote_padding(shared_padding_, written.layout, written.links, written.tensors);
     const auto source = written.source(distckpt::ReadMode::kDirect);
     const auto plan = distckpt::plan_read(written.tensors, written.side());

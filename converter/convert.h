@@ -31,6 +31,7 @@ struct ConvertOptions {
   std::filesystem::path hf_config{};
   distckpt::ParallelConfig parallel{};                // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
+  bool keep_fp8 = false;                              // to Hugging Face: no dequantisation
   std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers

@@ -40,7 +40,7 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
 }  // namespace
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
-  OpenOptions how{.iteration = options.iteration, .hf_config = {}};
+  OpenOptions how{.iteration = options.iteration, .hf_config = {}, .keep_fp8 = options.keep_fp8};
   if (locate(options.path, options.iteration).format != Format::kHuggingFace)
     how.hf_config = options.hf_config;
   const auto checkpoint = open(options.path, how);

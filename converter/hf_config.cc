@@ -218,6 +218,29 @@ void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
   }
 }
 
+std::optional<BlockQuantization> quantization_of(const Fields& fields) {
+  const auto* value = fields.find("quantization_config");
+  if (value == nullptr) return std::nullopt;
+  const Fields how(*value, fmt::format("{}: quantization_config", fields.source()));
+  const auto method = how.text("quant_method", "");
+  const auto format = how.text("fmt", "e4m3");
+  const auto* block = how.find("weight_block_size");
+  require(
+      method == "fp8" && format == "e4m3" && block != nullptr, ErrorKind::kLayout,
+      "{}: the weights are quantised by \"{}\" ({}{}); only fp8 (e4m3) with a weight_block_size "
+      "is read",
+      how.source(), method, format, block == nullptr ? ", no blocks" : "");
+  require(block->is_array() && block->size() == 2, ErrorKind::kCorrupt,
+          "{}: weight_block_size is {}, expected two sizes", how.source(), block->dump());
+  BlockQuantization quantization;
+  for (const auto& size : *block) {
+    quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
+    require(quantization.block[quantization.block.rank() - 1] >= 1, ErrorKind::kCorrupt,
+            "{}: weight_block_size is {}", how.source(), block->dump());
+  }
+  return quantization;
+}
+
 // "LlamaForTokenClassification": what the model ends in.
 void parse_head(const Fields& fields, TransformerConfig& config) {
   const auto* architectures = fields.find("architectures");
@@ -246,8 +269,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.family = distckpt::json_string(fields.required("model_type"), "model_type", source);
   with_context([&] { return fmt::format("reading {}", source); },
                [&] { find_family(config.family); });
-  require(fields.find("quantization_config") == nullptr, ErrorKind::kLayout,
-          "{}: the checkpoint is quantized (quantization_config), which is not handled", source);
+  quantization_of(fields);
   const auto activation = fields.text("hidden_act", "silu");
   require(activation == "silu", ErrorKind::kLayout,
           "{}: hidden_act is \"{}\", only \"silu\" is handled", source, activation);
@@ -292,6 +314,20 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
       family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
   if (windowed) config.sliding_window = fields.optional_size("sliding_window");
   return config;
+}
+
+std::optional<BlockQuantization> parse_quantization(std::string_view text,
+                                                    std::string_view source) {
+  const auto object = distckpt::parse_json(text, source);
+  return quantization_of(Fields(object, std::string(source)));
+}
+
+std::string without_quantization(std::string_view text,
+                                 distckpt::DType dtype,
+                                 std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  object.erase("quantization_config");
+  return with_dtype(object.dump(), dtype, source);
 }
 
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source) {

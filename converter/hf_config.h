@@ -2,9 +2,11 @@
 // and is not understood is an error: a converted model never differs silently.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "distckpt/box.h"
 #include "distckpt/dtype.h"
 #include "distckpt/transformer_config.h"
 
@@ -12,6 +14,22 @@ namespace ferry::converter {
 
 // `source` names the file in messages. Throws Error(kCorrupt | kLayout).
 distckpt::TransformerConfig parse_hf_config(std::string_view text, std::string_view source);
+
+// The blocks of a checkpoint whose weights are quantised, and the name that the scales of a weight
+// have.
+struct BlockQuantization {
+  distckpt::Dims block{};  // [128, 128]
+};
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";  // "....weight_scale_inv"
+
+// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every way of quantising but
+// FP8 (E4M3) by blocks.
+std::optional<BlockQuantization> parse_quantization(std::string_view text, std::string_view source);
+
+// The same text without its quantisation, and of the dtype to which the weights were dequantised.
+std::string without_quantization(std::string_view text,
+                                 distckpt::DType dtype,
+                                 std::string_view source);
 
 // The same text with another dtype, written as save_pretrained writes it.
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);

@@ -50,6 +50,7 @@ std::string HfForm::config_source() const {
 }
 
 std::string HfForm::config_text() const {
+  if (new_config) return *new_config;
   return distckpt::read_text(folder / distckpt::kHfConfig, std::int64_t{16} << 20);
 }
 

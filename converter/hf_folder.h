@@ -21,9 +21,10 @@ struct HfForm {
   std::vector<distckpt::SafetensorsHeader>
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
+  std::optional<std::string> new_config{};          // where config.json has to change
   std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
 
-  std::string config_text() const;    // of config.json
+  std::string config_text() const;    // of config.json, or what it has to become
   std::string config_source() const;  // its path, for messages
 };
 

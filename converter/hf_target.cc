@@ -122,7 +122,7 @@ class HfTarget : public Target {
         distckpt::write_text(folder_ / name,
                              with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
       } else {
-        carry_file(hf_.folder / name, folder_ / name);
+        carry(hf_, name, folder_);
       }
     }
     if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);

@@ -60,6 +60,10 @@ class MegatronTarget : public Target {
     layout_ = torch_dist_.layout();
     links_ = link_megatron(source.map, layout_);
     add_derived(tensors);
+    for (const auto& tensor : source.map.megatron) {
+      const auto& model = tensors[tensor.parts.front().model];
+      if (tensor.fp32 && model.dtype != DType::kF32) narrow_.emplace(model.name, model.dtype);
+    }
   }
 
   std::vector<distckpt::ChecksumRange> protected_ranges() const override {
@@ -76,7 +80,7 @@ class MegatronTarget : public Target {
       sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
     }
     if (source_.hf) {
-      write_sidecar(folder_, *source_.hf, !options_.dtype);
+      write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_);
     }
     torch_dist_.finish(sink);
   }
@@ -121,6 +125,7 @@ class MegatronTarget : public Target {
   fs::path folder_;
   distckpt::TorchDistTarget torch_dist_;
   std::optional<distckpt::SafetensorsHeader> derived_;
+  std::map<std::string, DType> narrow_;  // of tensors that Megatron widens to fp32
 };
 
 }  // namespace

@@ -38,8 +38,8 @@ std::vector<std::string> list_files(const fs::path& sidecar) {
   return names;
 }
 
-// Checks sidecar.json against itself and against the files it lists.
-void check_files(const fs::path& sidecar) {
+// sidecar.json, checked against itself and against the files it lists.
+json read_index(const fs::path& sidecar) {
   const auto path = sidecar / distckpt::kSidecarIndex;
   const auto source = path.string();
   auto index = distckpt::parse_json(distckpt::read_text(path), source);
@@ -71,6 +71,7 @@ void check_files(const fs::path& sidecar) {
     require(std::ranges::find(listed, name) != listed.end(), ErrorKind::kCorrupt,
             "{}: does not list {}", source, name);
   }
+  return index;
 }
 
 }  // namespace
@@ -79,8 +80,10 @@ fs::path derived_path(const fs::path& iteration_folder) {
   return iteration_folder / distckpt::kSidecar / distckpt::kSidecarDerived;
 }
 
-void carry_file(const fs::path& from, const fs::path& to) {
-  distckpt::write_text(to, distckpt::read_text(from));
+void carry(const HfForm& form, const std::string& name, const fs::path& folder) {
+  distckpt::write_text(folder / name, name == distckpt::kHfConfig
+                                          ? form.config_text()
+                                          : distckpt::read_text(form.folder / name));
 }
 
 std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
@@ -90,8 +93,17 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
             distckpt::kSidecarIndex);
     return std::nullopt;
   }
-  check_files(sidecar);
+  const auto contents = read_index(sidecar);
   auto form = read_hf_companions(sidecar / distckpt::kSidecarHf);
+  if (const auto dtypes = contents.find("dtypes"); dtypes != contents.end()) {
+    const auto source = (sidecar / distckpt::kSidecarIndex).string();
+    for (const auto& [name, value] : dtypes->items()) {
+      const auto dtype =
+          distckpt::dtype_from_safetensors(distckpt::json_string(value, name, source));
+      require(dtype.has_value(), ErrorKind::kCorrupt, "{}: {}: unknown dtype", source, name);
+      form.dtypes.emplace(name, *dtype);
+    }
+  }
   const auto index = form.folder / distckpt::kSafetensorsIndex;
   if (fs::exists(index)) form.index_text = distckpt::read_text(index);
   const auto headers = sidecar / distckpt::kSidecarHeaders;
@@ -108,11 +120,13 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
   return form;
 }
 
-void write_sidecar(const fs::path& iteration_folder, const HfForm& form, bool keep_headers) {
+void write_sidecar(const fs::path& iteration_folder,
+                   const HfForm& form,
+                   bool keep_headers,
+                   const std::map<std::string, distckpt::DType>& dtypes) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   fs::create_directories(sidecar / distckpt::kSidecarHf);
-  for (const auto& name : form.carried)
-    carry_file(form.folder / name, sidecar / distckpt::kSidecarHf / name);
+  for (const auto& name : form.carried) carry(form, name, sidecar / distckpt::kSidecarHf);
   if (keep_headers && !form.headers.empty()) {
     if (form.index_text) {
       distckpt::write_text(sidecar / distckpt::kSidecarHf / distckpt::kSafetensorsIndex,
@@ -127,6 +141,8 @@ void write_sidecar(const fs::path& iteration_folder, const HfForm& form, bool ke
   for (const auto& name : list_files(sidecar)) {
     index["files"][name] = digest_text(distckpt::read_text(sidecar / name));
   }
+  for (const auto& [name, dtype] : dtypes)
+    index["dtypes"][name] = std::string(safetensors_name(dtype));
   index["digest"] = digest_text(index.dump());
   distckpt::write_text(sidecar / distckpt::kSidecarIndex, index.dump(1) + "\n");
 }

@@ -1,13 +1,14 @@
 // The sidecar of a Megatron checkpoint: what a Hugging Face checkpoint has beyond its tensors'
 // values, so that the way back is byte-identical. A folder "ferry" inside the iteration's folder,
 // which Megatron does not look at:
-//   sidecar.json          the other files, with their digests
-//   hf/*                  config.json, tokenizer, index, ...: copied
-//   headers/*             the first bytes of each safetensors file, up to its first tensor
-//   derived.safetensors   tensors that follow from the configuration (inv_freq), if there were any
+//   sidecar.json          the other files, with their digests; dtypes of tensors stored in wider
+//   ones hf/*                  config.json, tokenizer, index, ...: copied headers/*             the
+//   first bytes of each safetensors file, up to its first tensor derived.safetensors   tensors that
+//   follow from the configuration (inv_freq), if there were any
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -20,14 +21,15 @@ namespace ferry::converter {
 std::optional<HfForm> read_sidecar(const std::filesystem::path& iteration_folder);
 
 // Writes the sidecar of `form`; derived.safetensors, if any, is in place already. Headers are left
-// out unless `keep_headers`.
+// out unless `keep_headers`. `dtypes` are those of tensors that Megatron stores in a wider one.
 void write_sidecar(const std::filesystem::path& iteration_folder,
                    const HfForm& form,
-                   bool keep_headers);
+                   bool keep_headers,
+                   const std::map<std::string, distckpt::DType>& dtypes);
 
 std::filesystem::path derived_path(const std::filesystem::path& iteration_folder);
 
-// Copies a small file, durably.
-void carry_file(const std::filesystem::path& from, const std::filesystem::path& to);
+// Copies one of the carried files, durably.
+void carry(const HfForm& form, const std::string& name, const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

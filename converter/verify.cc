@@ -108,6 +108,7 @@ class Verification {
 
   VerifyReport run() {
     const auto start = std::chrono::steady_clock::now();
+    keep_fp8_ = is_quantized(options_.left) && is_quantized(options_.right);
     left_ = open_side(options_.left, options_.left_iteration);
     right_ = open_side(options_.right, options_.right_iteration);
     require(
@@ -131,8 +132,15 @@ class Verification {
   }
 
  private:
+  // Two quantised sides are compared as they are; one, dequantised as convert does it.
+  static bool is_quantized(const fs::path& path) {
+    const auto config = path / distckpt::kHfConfig;
+    return is_hf_checkpoint(path) && fs::exists(config) &&
+           parse_quantization(distckpt::read_text(config), config.string()).has_value();
+  }
+
   Checkpoint open_side(const fs::path& path, std::optional<distckpt::Iteration> iteration) {
-    OpenOptions how{.iteration = iteration, .hf_config = {}};
+    OpenOptions how{.iteration = iteration, .hf_config = {}, .keep_fp8 = keep_fp8_};
     if (locate(path, iteration).format != Format::kHuggingFace) {
       how.hf_config = options_.hf_config;
       hf_config_used_ = true;
@@ -169,22 +177,38 @@ class Verification {
     }
   }
 
+  // Its storages and scales come after the left one's.
+  static void shift_behind_left(CopyPlan& plan, distckpt::StorageId split, int num_scales) {
+    const auto shift = [&](distckpt::Cover& cover) {
+      for (auto& piece : cover) {
+        piece.at.storage += split;
+        if (piece.scale >= 0) piece.scale += num_scales;
+      }
+    };
+    for (auto& planned : plan.tensors) {
+      shift(planned.source);
+      for (auto& cover : planned.replicas) shift(cover);
+    }
+    for (auto& padding : plan.discards) padding.at.storage += split;
+    for (auto& scale : plan.scales) scale.at.storage += split;
+  }
+
   void compare_tensors() {
     promote_shared_padding();
     widen_fp32();
     const auto left_plan = distckpt::plan_read(left_.tensors, left_.side());
     auto right_plan = distckpt::plan_read(right_.tensors, right_.side());
     const auto split = static_cast<distckpt::StorageId>(left_.layout.storages().size());
+    shift_behind_left(right_plan, split, static_cast<int>(left_plan.scales.size()));
     std::map<std::string_view, std::size_t> right_index;
     for (std::size_t i = 0; i < right_.tensors.size(); ++i)
       right_index.emplace(right_.tensors[i].name, i);
 
     CopyPlan plan;
     plan.discards = left_plan.discards;
-    for (auto padding : right_plan.discards) {
-      padding.at.storage += split;
-      plan.discards.push_back(std::move(padding));
-    }
+    std::ranges::move(right_plan.discards, std::back_inserter(plan.discards));
+    plan.scales = left_plan.scales;
+    std::ranges::move(right_plan.scales, std::back_inserter(plan.scales));
     // Second copies (a tied head) are held against the first of their own side: the left one's are
     // replicas before `right_replica`, the right one's are tensors of their own, behind the others.
     std::vector<std::uint32_t> right_replica;
@@ -201,11 +225,10 @@ class Verification {
       if (!same_kind(tensor, other.tensor)) continue;
       auto planned = left_plan.tensors[i];
       right_replica.push_back(static_cast<std::uint32_t>(planned.replicas.size()));
-      if (other.on_read != distckpt::Transform::kNone) planned.on_read = other.on_read;
-      for (auto& piece : other.source) piece.at.storage += split;
-      for (auto& cover : other.replicas) {
-        for (auto& piece : cover) piece.at.storage += split;
-      }
+      // Pieces with scales are dequantised whatever this says: it is for those that are cast.
+      using distckpt::Transform;
+      if (planned.on_read == Transform::kNone || planned.on_read == Transform::kDequantize)
+        planned.on_read = other.on_read;
       planned.replicas.push_back(other.source);
       plan.tensors.push_back(std::move(planned));
       if (!other.replicas.empty()) right_copies.push_back(std::move(other));
@@ -352,6 +375,7 @@ class Verification {
   Checkpoint left_;
   Checkpoint right_;
   bool hf_config_used_ = false;
+  bool keep_fp8_ = false;
   VerifyReport report_;
 };
 

@@ -6,6 +6,7 @@
 
 #include "distckpt/cast.h"
 #include "distckpt/coverage.h"
+#include "distckpt/dequantize.h"
 #include "distckpt/error.h"
 
 namespace ferry::distckpt {
@@ -116,8 +117,10 @@ void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayou
   require(link.stored_box.inside(stored.shape), ErrorKind::kLayout,
           "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
           model.name, to_string(stored.shape));
-  require(link.scale >= 0 || stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype),
-          ErrorKind::kLayout, "{}: {} cannot be converted to {} ({})", stored.name,
+  const bool readable = link.scale >= 0
+                            ? can_dequantize(stored.dtype) && can_cast(DType::kF32, model.dtype)
+                            : stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype);
+  require(readable, ErrorKind::kLayout, "{}: {} cannot be converted to {} ({})", stored.name,
           short_name(stored.dtype), short_name(model.dtype), model.name);
   const auto& size = link.stored_box.size;
   const bool fits = link.flat
@@ -145,6 +148,8 @@ void check_scales(const PlanSide& side) {
     for (int d = 0; d < blocks.rank(); ++d) {
       blocks[d] = (blocks[d] + scale.block[d] - 1) / scale.block[d];
     }
+    require(can_cast(scales.dtype, DType::kF32), ErrorKind::kLayout,
+            "{}: scales of {} are not read", scales.name, short_name(scales.dtype));
     require(scales.shape == blocks, ErrorKind::kLayout, "{}: shape {}, expected {} for {} of {}",
             scales.name, to_string(scales.shape), to_string(blocks), stored.name,
             to_string(stored.shape));

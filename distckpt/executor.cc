@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "distckpt/cast.h"
+#include "distckpt/dequantize.h"
 #include "distckpt/error.h"
 #include "distckpt/file_box_io.h"
 #include "distckpt/schedule.h"
@@ -135,7 +136,9 @@ class Worker {
       const bool packed = stretch.packed(box);
       const auto converted =
           packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
-      if (piece.dtype == stretch.tensor.dtype) {
+      if (piece.scale >= 0) {
+        dequantize_piece(stretch.tensor, piece, region, box, converted);
+      } else if (piece.dtype == stretch.tensor.dtype) {
         source_.read(region, converted, record.read);
       } else {
         const auto raw = cast_scratch_.first(region.num_bytes());
@@ -148,6 +151,31 @@ class Worker {
                    packed_strides(box, stretch.tensor.dtype), box.size,
                    size_of(stretch.tensor.dtype));
     });
+  }
+
+  void dequantize_piece(const ModelTensor& tensor,
+                        const Piece& piece,
+                        const Region& region,
+                        const Box& box,
+                        std::span<std::byte> into) {
+    const auto& scale = plan_.scales[static_cast<std::size_t>(piece.scale)];
+    BlockScales scales{.dtype = scale.dtype,
+                       .block = scale.block,
+                       .box = scales_of(box, scale.block),
+                       .packed = {}};
+    const Region scale_region{
+        .at = place({.box = scale.box, .at = scale.at, .dtype = scale.dtype}, scales.box),
+        .size = scales.box.size,
+        .element_size = size_of(scale.dtype)};
+    std::vector<std::byte> scale_bytes(static_cast<std::size_t>(scale_region.num_bytes()));
+    std::vector<ChecksumPart> unused;  // a scale is read as often as its blocks are cut
+    source_.read(scale_region, scale_bytes, unused);
+    scales.packed = scale_bytes;
+    const auto raw = cast_scratch_.first(region.num_bytes());
+    source_.read(region, raw, record.read);
+    const auto overflow = dequantize(box, piece.dtype, raw, scales, tensor.dtype, into);
+    require(!overflow, ErrorKind::kLayout, "{}: element {} of {} overflows {} when dequantised",
+            tensor.name, overflow.value_or(0), to_string(box), short_name(tensor.dtype));
   }
 
   void scatter(const Cover& cover, const Stretch& stretch, std::span<const std::byte> staging) {
@@ -429,10 +457,6 @@ StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& option
 }
 
 Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const {
-  for (const auto& planned : plan.tensors) {
-    require(planned.on_read != Transform::kDequantize, ErrorKind::kLayout,
-            "{}: block-quantised tensors can be planned, but not yet read", planned.tensor.name);
-  }
   auto state = std::make_unique<Execution::State>();
   state->plan = &plan;
   state->source = &source;

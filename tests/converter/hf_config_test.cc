@@ -62,7 +62,7 @@ TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
   EXPECT_TRUE(
       fails(ErrorKind::kLayout, {"\"gpt9\"", "known are llama"}, [] { parse("", "gpt9"); }));
   EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"quantized"}, [] { parse(R"("quantization_config": {})"); }));
+      fails(ErrorKind::kLayout, {"quantised"}, [] { parse(R"("quantization_config": {})"); }));
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"hidden_act"}, [] { parse(R"("hidden_act": "gelu")"); }));
   EXPECT_TRUE(
       fails(ErrorKind::kLayout, {"attention_bias"}, [] { parse(R"("attention_bias": true)"); }));

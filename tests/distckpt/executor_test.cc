@@ -487,16 +487,6 @@ TEST(StagingBudget, TakesFewerThreadsRatherThanMoreMemory) {
       fails(ErrorKind::kUsage, {"memory"}, [&] { staging_budget(plan, {.max_memory = 0}); }));
 }
 
-TEST(Executor, RefusesToReadBlockQuantisedTensorsYet) {
-  CopyPlan plan;
-  plan.tensors.push_back({.tensor = {.name = "w_fp8", .shape = {1}}});
-  plan.tensors.back().on_read = Transform::kDequantize;
-  const Layout layout;
-  support::MemorySource source(layout);
-  EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"w_fp8"}, [&] { Executor({}).submit(plan, source, nullptr); }));
-}
-
 // Interrupted at any read, by any number of threads, and with the log's last record torn.
 TEST(Executor, ResumesWhereverItWasInterrupted) {
   const support::TempDir dir;

@@ -1,0 +1,142 @@
+"""FP8 checkpoints with block scales, as DeepSeek-V3 is published: dequantised bit for bit as torch does it."""
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support import DATA, ferry_json, hf_tensors, run_ok, tree
+
+BLOCK = 16  # small, so that the tiny model has many blocks and ragged edges
+
+
+def dequantize(weight, scale, dtype):
+    """inference/kernel.py of DeepSeek-V3, weight_dequant, in plain torch: fp32 times fp32, then one rounding."""
+    scales = scale.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    return (weight.float() * scales[:weight.shape[0], :weight.shape[1]]).to(dtype)
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory):
+    """The tiny DeepSeek-V3, every projection quantised; with NaN, infinities of the product, zeros and subnormals."""
+    folder = tmp_path_factory.mktemp("fp8") / "hf"
+    shutil.copytree(DATA / "hf_deepseek_v3/hf", folder)
+    tensors, out = load_file(folder / "model.safetensors"), {}
+    generator = torch.Generator().manual_seed(3)
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight") or "eh_proj" in name:
+            out[name] = tensor
+            continue
+        bits = torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
+        if "experts" in name:
+            bits[(bits & 0x7F) == 0x7F] = 0  # NaN in some tensors only
+        blocks = [(n + BLOCK - 1) // BLOCK for n in tensor.shape]
+        scale = torch.randn(blocks, generator=generator).abs() * 10.0 ** torch.randint(-6, 3, blocks, generator=generator)
+        out[name] = bits.view(torch.float8_e4m3fn)
+        out[name + "_scale_inv"] = scale.float()
+    save_file(out, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                                     "weight_block_size": [BLOCK, BLOCK]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def expected(fp8, dtype, only_fp8=False):
+    stored = load_file(fp8 / "model.safetensors")
+    scaled = {n for n in stored if n + "_scale_inv" in stored}
+    return {n: dequantize(t, stored[n + "_scale_inv"], dtype) if n in scaled else t
+            for n, t in stored.items() if not n.endswith("_scale_inv")}
+
+
+def assert_same(folder, want):
+    got = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        got |= load_file(file)
+    assert set(got) == set(want)
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype, name
+        nan = tensor.isnan()
+        assert torch.equal(got[name].isnan(), nan), name  # torch itself gives NaN other bits with other instructions
+        as_bits = lambda t: t.masked_fill(nan, 0).view(torch.int16 if t.element_size() == 2 else torch.int32)
+        assert torch.equal(as_bits(got[name]), as_bits(tensor)), name
+
+
+def test_dequantises_as_torch_does(fp8, work):
+    run_ok("convert", fp8, work / "bf16", "--to", "hf")
+    assert_same(work / "bf16", expected(fp8, torch.bfloat16))
+    assert "quantization_config" not in json.loads((work / "bf16/config.json").read_text())
+
+
+def test_dequantises_to_fp32(fp8, work):
+    run_ok("convert", fp8, work / "fp32", "--to", "hf", "--dtype", "fp32")
+    want = {n: t.float() if "e_score_correction_bias" not in n else t for n, t in expected(fp8, torch.float32).items()}
+    assert_same(work / "fp32", want)
+
+
+@pytest.mark.parametrize("layout", [["--tp", 2, "--ep", 2], ["--pp", 3]])
+def test_dequantises_on_the_way_to_megatron(fp8, work, layout):
+    run_ok("convert", fp8, work / "megatron", *layout)
+    run_ok("convert", work / "megatron", work / "back")
+    assert_same(work / "back", expected(fp8, torch.bfloat16))
+    run_ok("verify", work / "megatron", work / "back")
+    # The fp8 side is compared as it converts.
+    assert ferry_json("verify", fp8, work / "megatron", "--weights-only")["identical"]
+    assert ferry_json("digest", fp8)["tensors"] == ferry_json("digest", work / "megatron")["tensors"]
+
+
+def test_keeps_fp8(fp8, work):
+    run_ok("convert", fp8, work / "same", "--to", "hf", "--keep-fp8")
+    assert tree(work / "same") == tree(fp8)
+    run_ok("convert", fp8, work / "cut", "--to", "hf", "--keep-fp8", "--max-shard-size", "60KB")
+    assert hf_tensors(work / "cut") == hf_tensors(fp8)
+    run_ok("verify", fp8, work / "cut", "--weights-only")
+    run_ok("convert", fp8, work / "no", "--keep-fp8", code=2)
+
+
+def test_verify_tells_a_scale_that_changed(fp8, work):
+    shutil.copytree(fp8, work / "other")
+    tensors = load_file(fp8 / "model.safetensors")
+    name = "model.layers.1.self_attn.o_proj.weight_scale_inv"
+    tensors[name] = tensors[name] * 2
+    save_file(tensors, work / "other/model.safetensors", metadata={"format": "pt"})
+    assert name in run_ok("verify", fp8, work / "other", code=1).stdout
+
+
+def broken(case, tensors, config):
+    name = "model.layers.0.self_attn.o_proj.weight"
+    if case == "scale missing":
+        del tensors[name + "_scale_inv"]
+    elif case == "scale of another shape":
+        tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"][:1].contiguous()
+    elif case == "scale without a weight":
+        tensors[name] = tensors[name].to(torch.bfloat16)
+    elif case == "scale of integers":
+        tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"].to(torch.int32)
+    elif case == "another block size":
+        config["quantization_config"]["weight_block_size"] = [128, 128]
+        return "model.layers"
+    elif case == "block size of zero":
+        config["quantization_config"]["weight_block_size"] = [0, 16]
+        return "weight_block_size"
+    elif case == "another method":
+        config["quantization_config"]["quant_method"] = "awq"
+        return "awq"
+    elif case == "no configuration":
+        del config["quantization_config"]
+        return "fp8"
+    return name
+
+
+@pytest.mark.parametrize("case", ["scale missing", "scale of another shape", "scale without a weight", "scale of integers",
+                                  "another block size", "block size of zero", "another method", "no configuration"])
+def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
+    shutil.copytree(fp8, work / "bad")
+    tensors, config = load_file(fp8 / "model.safetensors"), json.loads((fp8 / "config.json").read_text())
+    word = broken(case, tensors, config)
+    save_file(tensors, work / "bad/model.safetensors", metadata={"format": "pt"})
+    (work / "bad/config.json").write_text(json.dumps(config))
+    done = run_ok("convert", work / "bad", work / "out", code=2)
+    assert word in done.stderr
+    assert not (work / "out").exists()
