@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -46,40 +47,87 @@ bool natural_less(std::string_view a, std::string_view b) {
   return a.empty() && !b.empty();
 }
 
+// Tensors that share memory in transformers, and so go into one file: the experts of a layer, whose
+// projections it holds stacked.
+struct Block {
+  std::string key{};  // by which save_pretrained sorts
+  int order = 0;      // among blocks of one key: gate before up
+  std::int64_t bytes = 0;
+  std::vector<SafetensorsEntry> entries{};
+};
+
+// transformers core_model_loading.py, revert_weight_conversion: sorted by the names in memory.
+std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTensor>& tensors) {
+  std::map<std::string_view, std::pair<std::string, int>> fused;  // of experts: key and order
+  for (const auto& tensor : map.megatron) {
+    if (!tensor.expert) continue;
+    for (std::size_t i = 0; i < tensor.parts.size(); ++i) {
+      const auto& name = map.tensors[tensor.parts[i].model].name;
+      const auto layer = name.substr(0, name.find('.', std::string_view("model.layers.").size()));
+      const bool gate_up = tensor.merge == Merge::kGateUp;
+      fused.emplace(name, std::pair(fmt::format("{}.mlp.experts.{}_proj", layer,
+                                                gate_up ? "gate_up" : "down"),
+                                    static_cast<int>(i)));
+    }
+  }
+  std::map<std::pair<std::string, int>, Block> blocks;
+  for (const auto& tensor : tensors) {
+    auto key = std::pair(tensor.name, 0);
+    if (const auto found = fused.find(tensor.name); found != fused.end()) {
+      key = found->second;
+    } else if (const auto at = key.first.find(".block_sparse_moe."); at != std::string::npos) {
+      key.first.replace(at, std::string_view(".block_sparse_moe.").size(), ".mlp.");
+    }
+    auto& block = blocks[key];
+    block.key = key.first;
+    block.order = key.second;
+    block.bytes += tensor.num_bytes();
+    block.entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+  }
+  std::vector<Block> sorted;
+  for (auto& [_, block] : blocks) sorted.push_back(std::move(block));
+  std::ranges::sort(sorted, [](const Block& a, const Block& b) {
+    return a.key == b.key ? a.order < b.order : natural_less(a.key, b.key);
+  });
+  return sorted;
+}
+
 // huggingface_hub serialization/_base.py, split_state_dict_into_shards_factory: in order, a file is
-// closed when the next tensor does not fit; a tensor larger than a file gets one of its own, at
-// once.
-std::vector<std::vector<SafetensorsEntry>> split_into_shards(
-    const std::vector<ModelTensor>& tensors, std::int64_t max_shard_size) {
+// closed when the next block does not fit; a block larger than a file gets one of its own, at once.
+std::vector<std::vector<SafetensorsEntry>> split_into_shards(std::vector<Block> blocks,
+                                                             std::int64_t max_shard_size) {
   std::vector<std::vector<SafetensorsEntry>> shards;
   std::vector<SafetensorsEntry> current;
   std::int64_t current_size = 0;
-  for (const auto& tensor : tensors) {
-    const SafetensorsEntry entry{.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape};
-    const auto size = tensor.num_bytes();
-    if (size > max_shard_size) {
-      shards.push_back({entry});
+  for (auto& block : blocks) {
+    if (block.bytes > max_shard_size) {
+      shards.push_back(std::move(block.entries));
       continue;
     }
-    if (current_size + size > max_shard_size) {
+    if (current_size + block.bytes > max_shard_size) {
       shards.push_back(std::exchange(current, {}));
       current_size = 0;
     }
-    current.push_back(entry);
-    current_size += size;
+    std::ranges::move(block.entries, std::back_inserter(current));
+    current_size += block.bytes;
   }
   if (!current.empty()) shards.push_back(std::move(current));
   return shards;
 }
 
-// transformers modeling_utils.py, save_pretrained.
-std::string make_index(const std::vector<SafetensorsHeader>& headers,
+// transformers modeling_utils.py, save_pretrained. A router's bias is a buffer, no parameter.
+std::string make_index(const ModelMap& map,
+                       const std::vector<SafetensorsHeader>& headers,
                        const std::vector<ModelTensor>& tensors) {
   nlohmann::json index;
   std::int64_t parameters = 0;
   std::int64_t bytes = 0;
+  std::set<std::string_view> buffers;
+  for (const auto& tensor : map.megatron) {
+    if (tensor.fp32) buffers.insert(map.tensors[tensor.parts.front().model].name);
+  }
   for (const auto& tensor : tensors) {
-    parameters += tensor.shape.product();
+    if (!buffers.contains(tensor.name)) parameters += tensor.shape.product();
     bytes += tensor.num_bytes();
   }
   index["metadata"] = {{"total_parameters", parameters}, {"total_size", bytes}};
@@ -141,15 +189,14 @@ class HfTarget : public Target {
       saved.push_back(tensors[of]);
       saved.back().name = name;
     }
-    std::ranges::sort(saved, natural_less, &ModelTensor::name);
-    auto shards = split_into_shards(saved, max_shard_size);
+    auto shards = split_into_shards(make_blocks(map, saved), max_shard_size);
     const auto count = static_cast<int>(shards.size());
     for (int i = 0; i < count; ++i) {
       headers_.push_back(distckpt::make_safetensors_header(
           distckpt::safetensors_filename(i, count), std::move(shards[static_cast<std::size_t>(i)]),
           {{"format", "pt"}}));
     }
-    if (count > 1) index_text_ = make_index(headers_, saved);
+    if (count > 1) index_text_ = make_index(map, headers_, saved);
   }
 
   void link(const Checkpoint& source,
