@@ -13,6 +13,7 @@
 #include "converter/megatron_target.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
+#include "distckpt/torch_dist.h"
 #include "distckpt/work_folder.h"
 
 namespace ferry::converter {

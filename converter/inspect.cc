@@ -5,6 +5,7 @@
 #include "converter/megatron_links.h"
 #include "converter/sidecar.h"
 #include "distckpt/error.h"
+#include "distckpt/torch_dist.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

@@ -1,0 +1,34 @@
+// What lies at a path: which format, and which folder of it. Names alone are looked at, and the
+// tracker file; nothing else is read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "distckpt/filenames.h"
+
+namespace ferry::converter {
+
+enum class Format : std::uint8_t { kHuggingFace, kTorchDist };
+std::string_view to_string(Format format);  // "huggingface", "torch_dist"
+
+// Where a checkpoint lies and what it is, before anything of it is read.
+struct Location {
+  Format format = Format::kHuggingFace;
+  std::filesystem::path root{};    // as named by the user
+  std::filesystem::path folder{};  // of the files: for Megatron the iteration's
+  std::optional<distckpt::Iteration>
+      iteration;  // Megatron, if a tracker or the folder's name says it
+};
+
+// Throws Error(kNotFound) that says what was looked for. `iteration` chooses one of a Megatron
+// checkpoint's; default: the tracker's.
+Location locate(const std::filesystem::path& path,
+                std::optional<distckpt::Iteration> iteration = std::nullopt);
+
+// True if `locate` would find a Hugging Face checkpoint there: one without iterations.
+bool is_hf_checkpoint(const std::filesystem::path& path);
+
+}  // namespace ferry::converter
