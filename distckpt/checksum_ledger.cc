@@ -70,7 +70,13 @@ void ChecksumLedger::commit(std::span<const ChecksumPart> parts) {
 std::optional<std::uint32_t> ChecksumLedger::combined(std::uint32_t range) {
   const std::lock_guard lock(mutex_);
   auto& parts = parts_.at(range);
-  std::ranges::sort(parts, {}, &ChecksumPart::offset);
+  // Two tensors may share their bytes, which are read twice then.
+  const auto key = [](const ChecksumPart& part) {
+    return std::tuple(part.offset, part.size, part.crc);
+  };
+  std::ranges::sort(parts, {}, key);
+  const auto repeats = std::ranges::unique(parts, {}, key);
+  parts.erase(repeats.begin(), repeats.end());
   std::int64_t done = ranges_[range].offset;
   uLong crc = 0;
   for (const auto& part : parts) {

@@ -117,6 +117,7 @@ struct PickleOptions {
   // The globals that may occur: "torch.Size" is one, "megatron.core." with its dot is all below.
   // Any other is an error.
   std::span<const std::string_view> allowed_globals{};
+  std::string foreign_hint{};  // what to do about another, for the error
 };
 
 // Owns the bytes and everything parsed from them.

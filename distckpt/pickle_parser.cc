@@ -50,8 +50,8 @@ bool is_utf8(std::string_view text) {
 // Python's pickle machine, with values in place of objects.
 class Parser {
  public:
-  Parser(PickleNodes& nodes, std::span<const std::string_view> allowed_globals)
-      : nodes_(nodes), bytes_(nodes.bytes), allowed_globals_(allowed_globals) {}
+  Parser(PickleNodes& nodes, const PickleOptions& options)
+      : nodes_(nodes), bytes_(nodes.bytes), options_(options) {}
 
   void run() {
     require(bytes_.size() <= std::numeric_limits<std::uint32_t>::max(), ErrorKind::kCorrupt,
@@ -203,7 +203,7 @@ class Parser {
 
   PickleNodes& nodes_;
   const std::string_view bytes_;
-  std::span<const std::string_view> allowed_globals_;
+  const PickleOptions& options_;
   std::size_t position_ = 0;
   std::size_t opcode_ = 0;  // where the opcode at hand stands
   bool is_done_ = false;
@@ -303,14 +303,18 @@ void Parser::push_global(std::string_view module, std::string_view name) {
   const std::string full = fmt::format("{}.{}", module, name);
   auto found = global_index_.find(full);
   if (found == global_index_.end()) {
-    const bool is_allowed = std::ranges::any_of(allowed_globals_, [&](std::string_view allowed) {
-      return allowed.ends_with('.') ? full.starts_with(allowed) : full == allowed;
-    });
-    require(is_allowed, ErrorKind::kCorrupt,
-            "{}: the pickle names {} at byte {}, which is outside the closed set that is read "
-            "(nothing was executed)",
-            nodes_.source, printable(full, 200),
-            nodes_.first_byte + static_cast<std::int64_t>(opcode_));
+    const bool is_allowed =
+        std::ranges::any_of(options_.allowed_globals, [&](std::string_view allowed) {
+          return allowed.ends_with('.') ? full.starts_with(allowed) : full == allowed;
+        });
+    if (!is_allowed) {
+      throw Error(ErrorKind::kCorrupt,
+                  fmt::format("{}: the pickle names {} at byte {}, which is outside the closed set "
+                              "that is read (nothing was executed)",
+                              nodes_.source, printable(full, 200),
+                              nodes_.first_byte + static_cast<std::int64_t>(opcode_)),
+                  options_.foreign_hint);
+    }
     if (nodes_.globals.size() == kMaxGlobals) corrupt("names too many globals");
     nodes_.globals.push_back(full);
     found = global_index_.emplace(nodes_.globals.back(), nodes_.globals.size() - 1).first;
@@ -531,7 +535,7 @@ Pickle Pickle::parse(std::string bytes, const PickleOptions& options) {
   nodes->bytes = std::move(bytes);
   nodes->source = options.source;
   nodes->first_byte = options.first_byte;
-  detail::Parser(*nodes, options.allowed_globals).run();
+  detail::Parser(*nodes, options).run();
   return Pickle(std::move(nodes));
 }
 

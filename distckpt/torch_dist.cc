@@ -11,6 +11,7 @@
 #include "distckpt/file_io.h"
 #include "distckpt/filenames.h"
 #include "distckpt/json.h"
+#include "distckpt/torch_tensor.h"
 #include "distckpt/torch_zip.h"
 
 namespace ferry::distckpt {
@@ -330,7 +331,6 @@ TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
   std::vector<std::unique_ptr<ReadFile>> files(checkpoint.files.size());
   for (const auto& file : checkpoint.files) resolved.layout.add_storage(file);
   for (const auto* tensor : tensors) {
-    TorchDistLayout& result = resolved;
     TensorLayout layout{
         .name = tensor->key, .dtype = tensor->dtype, .shape = tensor->shape, .shards = {}};
     for (const auto& chunk : tensor->chunks) {
@@ -345,25 +345,10 @@ TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
               checkpoint.files[item.file].path.string(), item.offset, torch_name(parsed.dtype),
               to_string(parsed.shape), torch_name(tensor->dtype), to_string(chunk.box.size),
               tensor->key);
-      auto strides = packed_shard(chunk.box, parsed.dtype, 0, 0).at.strides;
-      if (!parsed.contiguous) {
-        for (int d = 0; d < strides.rank(); ++d) {
-          if (parsed.shape[d] > 1) strides[d] = parsed.strides[d] * size_of(parsed.dtype);
-        }
-      }
-      layout.shards.push_back(
-          {.box = chunk.box,
-           .at = {.storage = item.file, .offset = parsed.payload_offset, .strides = strides}});
-      if (parsed.contiguous && parsed.storage.crc32 != 0 &&
-          parsed.storage.offset == parsed.payload_offset &&
-          parsed.storage.size == parsed.payload_bytes) {
-        result.checksums.push_back(
-            {.range = {.storage = item.file,
-                       .offset = parsed.payload_offset,
-                       .size = parsed.payload_bytes},
-             .crc = parsed.storage.crc32,
-             .name = fmt::format("{} {}", tensor->key, to_string(chunk.box))});
-      }
+      layout.shards.push_back(shard_of(parsed, chunk.box, item.file));
+      auto checksum =
+          checksum_of(parsed, item.file, fmt::format("{} {}", tensor->key, to_string(chunk.box)));
+      if (checksum) resolved.checksums.push_back(std::move(*checksum));
     }
     resolved.layout.add_tensor(std::move(layout));
   }

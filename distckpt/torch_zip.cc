@@ -5,10 +5,12 @@
 #include <cstring>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include "distckpt/checksum_ledger.h"
 #include "distckpt/error.h"
+#include "distckpt/torch_tensor.h"
 #include "distckpt/zip_format.h"
 
 namespace ferry::distckpt {
@@ -326,7 +328,7 @@ TorchArchive ArchiveReader::read() {
     std::int64_t end;
     std::size_t record;
   };
-  TorchArchive archive{.source = source(), .name = {}, .records = {}};
+  TorchArchive archive{.source = source(), .name = {}, .records = {}, .by_name = {}};
   std::vector<Extent> extents;
   std::int64_t position = directory.position;
   const std::int64_t directory_end = directory.position + directory.bytes;
@@ -367,12 +369,13 @@ TorchArchive ArchiveReader::read() {
     check(extents[i - 1].end <= extents[i].first, extents[i].first, "records {} and {} overlap",
           archive.records[extents[i - 1].record].name, archive.records[extents[i].record].name);
   }
-  std::vector<std::string_view> names;
-  for (const auto& record : archive.records) names.push_back(record.name);
-  std::ranges::sort(names);
-  const auto twice = std::ranges::adjacent_find(names);
-  check(twice == names.end(), directory.position, "record {} occurs twice",
-        twice == names.end() ? "" : *twice);
+  archive.by_name.resize(archive.records.size());
+  std::iota(archive.by_name.begin(), archive.by_name.end(), 0U);
+  const auto name_of = [&](std::uint32_t i) -> std::string_view { return archive.records[i].name; };
+  std::ranges::sort(archive.by_name, {}, name_of);
+  const auto twice = std::ranges::adjacent_find(archive.by_name, {}, name_of);
+  check(twice == archive.by_name.end(), directory.position, "record {} occurs twice",
+        twice == archive.by_name.end() ? "" : name_of(*twice));
 
   archive.at("version");
   if (const TorchRecord* byteorder = archive.find("byteorder")) {
@@ -390,129 +393,12 @@ std::string ArchiveReader::read_record(const TorchRecord& record) {
   return bytes;
 }
 
-// What the pickle of a tensor may name.
-constexpr std::string_view kTensorGlobals[] = {
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor_v3",
-    "torch._utils._rebuild_parameter",
-    "torch._tensor._rebuild_from_type_v2",
-    "torch.nn.parameter.Parameter",
-    "torch.Tensor",
-    "torch.Size",
-    "torch.BoolStorage",
-    "torch.ByteStorage",
-    "torch.CharStorage",
-    "torch.ShortStorage",
-    "torch.IntStorage",
-    "torch.LongStorage",
-    "torch.HalfStorage",
-    "torch.BFloat16Storage",
-    "torch.FloatStorage",
-    "torch.DoubleStorage",
-    "torch.UntypedStorage",
-    "torch.storage.UntypedStorage",
-    "torch.float8_e4m3fn",
-    "torch.float8_e5m2",
-    "collections.OrderedDict",
-};
-
-// "torch.FloatStorage" -> "FloatStorage"
-std::string_view last_part(std::string_view name) {
-  return name.substr(name.rfind('.') + 1);
-}
-
-struct Call {
-  std::string_view function;
-  PickleValue args;
-};
-
-// The _rebuild_tensor call inside whatever wraps it: parameters, subclasses of Tensor.
-Call rebuild_call(PickleValue value) {
-  Call call{value.object_class(), value.object_args()};
-  if (call.function == "torch._tensor._rebuild_from_type_v2") {
-    call = {call.args[0].global_name(), call.args[2]};
-  }
-  if (call.function == "torch._utils._rebuild_parameter") {
-    call = {call.args[0].object_class(), call.args[0].object_args()};
-  }
-  return call;
-}
-
-// The index of the last element, from the first one. Nothing if it lies beyond `limit`.
-std::optional<std::int64_t> last_element(const Shape& shape,
-                                         const Dims& strides,
-                                         std::int64_t limit) {
-  std::int64_t last = 0;
-  for (int dim = 0; dim < shape.rank(); ++dim) {
-    std::int64_t reach = 0;
-    if (strides[dim] < 0 || __builtin_mul_overflow(shape[dim] - 1, strides[dim], &reach) ||
-        reach > limit - last) {
-      return std::nullopt;
-    }
-    last += reach;
-  }
-  return last;
-}
-
-TensorItem parse_tensor(PickleValue root, const TorchArchive& archive) {
-  const auto check = [&]<typename... Args>(bool ok, fmt::format_string<Args...> message,
-                                           Args&&... args) {
-    if (ok) [[likely]]
-      return;
-    fail(ErrorKind::kCorrupt, "{}: the tensor at byte {}: {}", archive.source,
-         archive.at(kPickleRecord).offset, fmt::format(message, std::forward<Args>(args)...));
-  };
-
-  const auto [function, args] = rebuild_call(root);
-  const bool is_untyped = function == "torch._utils._rebuild_tensor_v3";
-  if (!is_untyped && function != "torch._utils._rebuild_tensor_v2") {
-    root.fail_expected("tensor");
-  }
-  // ('storage', class, key, device, number of elements; of bytes if untyped)
-  const PickleValue id = args[0].persistent_id();
-  check(id[0].as_string() == "storage", "its elements are no storage but {}", id.describe());
-  const std::string_view type = (is_untyped ? args[6] : id[1]).global_name();
-  const auto dtype =
-      is_untyped ? dtype_from_torch(last_part(type)) : dtype_from_storage_class(last_part(type));
-  check(dtype.has_value(), "{} is no element type this program reads", type);
-  const TorchRecord& storage = archive.at(fmt::format("data/{}", id[2].as_string()));
-  const std::int64_t element_bytes = size_of(*dtype);
-  const std::int64_t count = storage.size / element_bytes;
-  check(storage.size % element_bytes == 0 && id[4].as_int() == (is_untyped ? storage.size : count),
-        "a storage of {} {} in {} bytes", id[4].as_int(), type, storage.size);
-
-  const std::int64_t first = args[1].as_int();
-  const auto shape = as_size(args[2]);
-  const auto strides = as_size(args[3]);
-  check(shape.has_value() && strides.has_value() && shape->rank() == strides->rank(),
-        "shape {} with strides {}", args[2].describe(), args[3].describe());
-  const auto volume = checked_volume(*shape);
-  check(volume.has_value() && *volume <= std::numeric_limits<std::int64_t>::max() / element_bytes,
-        "shape {}", to_string(*shape));
-  check(first >= 0 && first <= count &&
-            (*volume == 0 || (first < count && last_element(*shape, *strides, count - first - 1))),
-        "shape {} with strides {} from element {} on leaves its storage of {} elements",
-        to_string(*shape), to_string(*strides), first, count);
-
-  TensorItem item{.dtype = *dtype,
-                  .shape = *shape,
-                  .strides = *strides,
-                  .contiguous = true,
-                  .payload_offset = storage.offset + first * element_bytes,
-                  .payload_bytes = *volume * element_bytes,
-                  .storage = storage};
-  const Dims expected = row_major_strides(*shape);
-  for (int dim = 0; dim < shape->rank() && *volume > 0; ++dim) {
-    if ((*shape)[dim] != 1 && (*strides)[dim] != expected[dim]) item.contiguous = false;
-  }
-  return item;
-}
-
 }  // namespace
 
 const TorchRecord* TorchArchive::find(std::string_view record) const {
-  const auto found = std::ranges::find(records, record, &TorchRecord::name);
-  return found == records.end() ? nullptr : &*found;
+  const auto found = std::ranges::lower_bound(
+      by_name, record, {}, [&](std::uint32_t i) -> std::string_view { return records[i].name; });
+  return found == by_name.end() || records[*found].name != record ? nullptr : &records[*found];
 }
 
 const TorchRecord& TorchArchive::at(std::string_view record) const {
@@ -532,7 +418,7 @@ TensorItem parse_tensor_item(const ReadFile& file, std::int64_t offset, std::int
   const TorchRecord& record = archive.at(kPickleRecord);
   const Pickle pickle = Pickle::parse(
       reader.read_record(record),
-      {.source = archive.source, .first_byte = record.offset, .allowed_globals = kTensorGlobals});
+      {.source = archive.source, .first_byte = record.offset, .allowed_globals = tensor_globals()});
   return parse_tensor(pickle.root(), archive);
 }
 

@@ -27,6 +27,7 @@ struct TorchArchive {
   std::string source{};  // the file, for messages
   std::string name{};    // the folder all records share: "archive", "common"
   std::vector<TorchRecord> records{};
+  std::vector<std::uint32_t> by_name{};  // indices of records, sorted
 
   const TorchRecord* find(std::string_view record) const;
   const TorchRecord& at(std::string_view record) const;  // throws Error(kCorrupt)

@@ -121,7 +121,6 @@ constexpr std::size_t kLongestFile = 500;
 // The files that are longer, and why they are not two.
 const std::map<std::string, std::string> kLongFiles{
     {"distckpt/pickle_parser.cc", "one opcode after the other of one machine, over one stack"},
-    {"distckpt/torch_zip.cc", "the reader of one format, each check resting on those before"},
 };
 
 TEST(Layering, NoFileIsLongWithoutAReason) {
