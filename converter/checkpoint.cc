@@ -15,19 +15,19 @@ namespace fs = std::filesystem;
 
 using distckpt::DType;
 
-void refuse_hf_config(const fs::path& path, const fs::path& hf_config) {
-  require(hf_config.empty(), ErrorKind::kUsage,
+void refuse_hf_config(const Location& location, const fs::path& hf_config) {
+  require(hf_config.empty() || !location.has_own_config(), ErrorKind::kUsage,
           "{}: is a Hugging Face checkpoint, which has its own config.json: --hf-config is for "
           "Megatron checkpoints",
-          path.string());
+          location.root.string());
 }
 
 Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
-  if (location.format == Format::kTorchDist)
-    return open_megatron_names(location, read_torch_dist(location, options));
-  refuse_hf_config(path, options.hf_config);
-  return open_hf_names(location, read_huggingface(location), options.keep_fp8);
+  refuse_hf_config(location, options.hf_config);
+  auto stored = read_stored(location, options);
+  return stored.megatron_names ? open_megatron_names(location, std::move(stored))
+                               : open_hf_names(location, std::move(stored), options.keep_fp8);
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {

@@ -27,6 +27,7 @@ struct OpenOptions {
 
 struct Checkpoint {
   Location location{};
+  bool megatron_names = false;  // of the stored tensors, else Hugging Face's
   ModelMap map{};
   std::vector<distckpt::ModelTensor>
       tensors;  // map.tensors with the dtypes that are stored, then derived ones
@@ -46,8 +47,8 @@ struct Checkpoint {
 // missing, surplus or of another shape are named.
 Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
 
-// A Hugging Face checkpoint has its own configuration. Throws Error(kUsage) if another is named.
-void refuse_hf_config(const std::filesystem::path& path, const std::filesystem::path& hf_config);
+// Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
+void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
 // Error(kCorrupt).

@@ -149,8 +149,8 @@ class Conversion {
  private:
   void choose_target() {
     const auto source_format = source_.location.format;
-    target_format_ = options_.format.value_or(
-        source_format == Format::kHuggingFace ? Format::kTorchDist : Format::kHuggingFace);
+    target_format_ = options_.format.value_or(source_.megatron_names ? Format::kHuggingFace
+                                                                     : Format::kTorchDist);
     iteration_ = source_.location.iteration.value_or(options_.iteration.value_or(Iteration{}));
     target_path_ = resolve_target(options_.to);
     if (target_format_ == Format::kTorchDist)

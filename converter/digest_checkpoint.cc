@@ -32,7 +32,7 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
       files.push_back(at->path());
   }
   const auto tracker = location.root / distckpt::kTracker;
-  if (location.format == Format::kTorchDist && fs::exists(tracker)) files.push_back(tracker);
+  if (location.folder != location.root && fs::exists(tracker)) files.push_back(tracker);
   std::ranges::sort(files);
   return files;
 }
@@ -41,8 +41,7 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
   OpenOptions how{.iteration = options.iteration, .hf_config = {}, .keep_fp8 = options.keep_fp8};
-  if (locate(options.path, options.iteration).format != Format::kHuggingFace)
-    how.hf_config = options.hf_config;
+  if (!locate(options.path, options.iteration).has_own_config()) how.hf_config = options.hf_config;
   const auto checkpoint = open(options.path, how);
   check_derived(checkpoint);
   const distckpt::Executor executor(

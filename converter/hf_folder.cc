@@ -31,18 +31,6 @@ bool travels(const fs::directory_entry& entry) {
          std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
 }
 
-// The files that an index names, sorted.
-std::set<std::string> files_of_index(const nlohmann::json& index, const std::string& source) {
-  std::set<std::string> files;
-  for (const auto& [tensor, file] : distckpt::json_at(index, "weight_map", source).items()) {
-    auto name = distckpt::json_string(file, tensor, source);
-    distckpt::require_plain_filename(name, source);
-    files.insert(std::move(name));
-  }
-  require(!files.empty(), ErrorKind::kCorrupt, "{}: weight_map is empty", source);
-  return files;
-}
-
 }  // namespace
 
 std::string HfForm::config_source() const {
@@ -90,13 +78,12 @@ HfForm read_hf_folder(const fs::path& folder) {
   if (fs::exists(index_path)) {
     form.index_text = distckpt::read_text(index_path);
     const auto source = index_path.string();
-    for (const auto& file :
-         files_of_index(distckpt::parse_json(*form.index_text, source), source)) {
+    for (const auto& file : files_of_index(*form.index_text, source)) {
       require(fs::exists(folder / file), ErrorKind::kNotFound,
               "{}: names the file {}, which is not there", source, file);
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
-    check_index(*form.index_text, form.headers, source);
+    check_index(*form.index_text, files_of_tensors(form.headers), source);
     return form;
   }
   std::vector<fs::path> files;
@@ -115,18 +102,35 @@ HfForm read_hf_folder(const fs::path& folder) {
   return form;
 }
 
-void check_index(const std::string& index_text,
-                 const std::vector<distckpt::SafetensorsHeader>& headers,
-                 const std::string& source) {
+std::set<std::string> files_of_index(const std::string& index_text, const std::string& source) {
   const auto index = distckpt::parse_json(index_text, source);
-  std::map<std::string, std::string> in_file;
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : distckpt::json_at(index, "weight_map", source).items()) {
+    auto name = distckpt::json_string(file, tensor, source);
+    distckpt::require_plain_filename(name, source);
+    files.insert(std::move(name));
+  }
+  require(!files.empty(), ErrorKind::kCorrupt, "{}: weight_map is empty", source);
+  return files;
+}
+
+std::map<std::string, std::string> files_of_tensors(
+    const std::vector<distckpt::SafetensorsHeader>& headers) {
+  std::map<std::string, std::string> files;
   for (const auto& header : headers) {
     for (const auto& entry : header.entries) {
-      const auto [at, added] = in_file.emplace(entry.name, header.filename);
+      const auto [at, added] = files.emplace(entry.name, header.filename);
       require(added, ErrorKind::kCorrupt, "{}: is in {} and in {}", entry.name, at->second,
               header.filename);
     }
   }
+  return files;
+}
+
+void check_index(const std::string& index_text,
+                 const std::map<std::string, std::string>& in_file,
+                 const std::string& source) {
+  const auto index = distckpt::parse_json(index_text, source);
   const auto& weight_map = distckpt::json_at(index, "weight_map", source);
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto file = distckpt::json_string(value, tensor, source);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,10 +42,17 @@ HfForm read_hf_companions(const std::filesystem::path& folder);
 // For --hf-config: the files that travel, and the dtypes of weights that are there.
 HfForm read_hf_config(const std::filesystem::path& folder);
 
-// Index and headers agree: each tensor is in the file that the index names, and no other. Throws
+// The files that an index names, sorted. Throws Error(kCorrupt).
+std::set<std::string> files_of_index(const std::string& index_text, const std::string& source);
+
+// Index and files agree: each tensor is in the file that the index names, and no other. Throws
 // Error(kCorrupt).
 void check_index(const std::string& index_text,
-                 const std::vector<distckpt::SafetensorsHeader>& headers,
+                 const std::map<std::string, std::string>& in_file,
                  const std::string& source);
+
+// The file of each tensor. Throws Error(kCorrupt) for one that two files have.
+std::map<std::string, std::string> files_of_tensors(
+    const std::vector<distckpt::SafetensorsHeader>& headers);
 
 }  // namespace ferry::converter

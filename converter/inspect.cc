@@ -1,8 +1,13 @@
 #include "converter/inspect.h"
 
+#include <optional>
+#include <utility>
+
+#include "converter/formats/formats.h"
 #include "converter/hf_config.h"
 #include "converter/megatron_args.h"
 #include "converter/megatron_links.h"
+#include "converter/megatron_names.h"
 #include "converter/sidecar.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -50,22 +55,6 @@ void inspect_hf(InspectReport& report) {
   }
 }
 
-std::optional<distckpt::ParallelConfig> read_layout(distckpt::PickleValue common) {
-  const auto args = common.find("args");
-  if (!args || !args->is_object("argparse.Namespace")) return std::nullopt;
-  const auto state = args->object_state();
-  const auto integer = [&](std::string_view key) {
-    const auto value = state.find(key);
-    return value && value->kind() == distckpt::PickleKind::kInt ? static_cast<int>(value->as_int())
-                                                                : 1;
-  };
-  return distckpt::ParallelConfig{
-      .tensor_model_parallel_size = integer("tensor_model_parallel_size"),
-      .pipeline_model_parallel_size = integer("pipeline_model_parallel_size"),
-      .expert_model_parallel_size = integer("expert_model_parallel_size"),
-      .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by")};
-}
-
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
@@ -74,7 +63,7 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
     report.has_sidecar = form && hf_config.empty();
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {
-      report.saved_with = read_layout(distckpt::common_dict(*common));
+      report.saved_with = read_parallel_args(distckpt::common_dict(*common));
     }
     if (form) return parse_hf_config(form->config_text(), form->config_source());
     auto config = common ? read_args(distckpt::common_dict(*common)) : std::nullopt;
@@ -101,17 +90,53 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   }
 }
 
+// Formats whose readers tell all that there is: boxes of tensors in files.
+void inspect_stored(InspectReport& report, const OpenOptions& options) {
+  auto stored = read_stored(report.location, options);
+  if (stored.common) {
+    const auto common = distckpt::common_dict(*stored.common);
+    report.saved_with = read_parallel_args(common);
+    if (!stored.hf) try_config(report, [&] { return read_args(common); });
+  }
+  if (stored.hf) {
+    try_config(report, [&] {
+      return parse_hf_config(stored.hf->config_text(), stored.hf->config_source());
+    });
+  }
+  report.num_training_state = static_cast<std::int64_t>(stored.training_state.size());
+  report.objects = std::move(stored.objects);
+  // Slices come together by the model that they are of.
+  const auto opened = stored.assemble
+                          ? std::optional(open_megatron_names(report.location, std::move(stored)))
+                          : std::nullopt;
+  const auto& layout = opened ? opened->layout : stored.layout;
+  for (const auto& tensor : layout.tensors()) {
+    InspectedTensor inspected{
+        .name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .chunks = {}};
+    for (const auto& shard : tensor.shards) {
+      const fs::path file = describe(layout.storages()[shard.at.storage]);
+      inspected.chunks.push_back({.file = file.lexically_relative(report.location.folder).string(),
+                                  .offset = shard.at.offset,
+                                  .length = shard.box.size.product() * size_of(tensor.dtype),
+                                  .box = shard.box});
+    }
+    add(report, std::move(inspected));
+  }
+}
+
 }  // namespace
 
 InspectReport inspect(const fs::path& path,
                       std::optional<distckpt::Iteration> iteration,
                       const fs::path& hf_config) {
   InspectReport report{.location = locate(path, iteration)};
+  refuse_hf_config(report.location, hf_config);
   if (report.location.format == Format::kHuggingFace) {
-    refuse_hf_config(path, hf_config);
     inspect_hf(report);
-  } else {
+  } else if (report.location.format == Format::kTorchDist) {
     inspect_torch_dist(report, hf_config);
+  } else {
+    inspect_stored(report, {.iteration = iteration, .hf_config = hf_config});
   }
   report.num_parameters = report.num_stored;
   if (report.config && report.config->vocab_size > 0) {

@@ -1,5 +1,6 @@
 #include "converter/locate.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,34 @@ namespace fs = std::filesystem;
 namespace {
 
 using distckpt::Iteration;
+
+template <typename Matches>
+bool holds(const fs::path& folder, Matches&& matches) {
+  return fs::is_directory(folder) &&
+         std::ranges::any_of(fs::directory_iterator(folder),
+                             [&](const auto& entry) { return matches(entry.path()); });
+}
+
+// The format of an iteration's folder, or of a folder that is like one.
+std::optional<Format> format_of_iteration(const fs::path& folder) {
+  if (distckpt::is_torch_dist(folder)) return Format::kTorchDist;
+  const bool legacy = holds(folder, [](const fs::path& path) {
+    return distckpt::parse_rank_folder(path.filename().string()).has_value();
+  });
+  return legacy ? std::optional(Format::kLegacy) : std::nullopt;
+}
+
+std::optional<Format> format_without_iterations(const fs::path& folder) {
+  const bool safetensors = holds(folder, [](const fs::path& path) {
+    return path.extension() == distckpt::kSafetensorsSuffix;
+  });
+  if (safetensors) return Format::kHuggingFace;
+  const bool bin = holds(folder, [](const fs::path& path) {
+    return distckpt::is_torch_model_filename(path.filename().string());
+  });
+  if (bin) return Format::kTorchSave;
+  return is_hf_folder(folder) ? std::optional(Format::kHuggingFace) : std::nullopt;
+}
 
 Iteration read_tracker(const fs::path& path) {
   auto text = distckpt::read_text(path, 1024);
@@ -29,7 +58,7 @@ std::vector<Iteration> list_iterations(const fs::path& root) {
   std::vector<Iteration> found;
   for (const auto& entry : fs::directory_iterator(root)) {
     const auto iteration = distckpt::parse_iteration_folder(entry.path().filename().string());
-    if (iteration && distckpt::is_torch_dist(entry.path())) found.push_back(*iteration);
+    if (iteration && format_of_iteration(entry.path())) found.push_back(*iteration);
   }
   return found;
 }
@@ -46,36 +75,49 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
                 "choose one with --iteration");
   }
   const auto folder = root / distckpt::iteration_folder(*wanted);
-  if (!distckpt::is_torch_dist(folder)) {
-    const bool legacy = fs::exists(folder / "mp_rank_00") || fs::exists(folder / "mp_rank_00_000");
+  const auto format = format_of_iteration(folder);
+  if (!format) {
     std::vector<std::string> names;
     for (const auto& one : there) names.push_back(distckpt::iteration_text(one));
     throw Error(
         ErrorKind::kNotFound,
-        legacy ? fmt::format("{}: is a legacy checkpoint (mp_rank_*), which is not read",
-                             folder.string())
-               : fmt::format("{}: is not there, or holds no {}", folder.string(),
-                             distckpt::kTorchDistMetadata),
+        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*", folder.string(),
+                    distckpt::kTorchDistMetadata),
         names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
   }
-  return {.format = Format::kTorchDist, .root = root, .folder = folder, .iteration = wanted};
+  return {.format = *format, .root = root, .folder = folder, .iteration = wanted};
 }
 
 }  // namespace
 
 std::string_view to_string(Format format) {
-  return format == Format::kHuggingFace ? "huggingface" : "torch_dist";
+  switch (format) {
+    case Format::kHuggingFace:
+      return "huggingface";
+    case Format::kTorchSave:
+      return "torch_save";
+    case Format::kTorchDist:
+      return "torch_dist";
+    case Format::kLegacy:
+      return "megatron_legacy";
+  }
+  return "";
+}
+
+bool Location::has_own_config() const {
+  return format == Format::kHuggingFace ||
+         (format == Format::kTorchSave && fs::exists(folder / distckpt::kHfConfig));
 }
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
   require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
-  if (distckpt::is_torch_dist(path)) {
+  if (const auto format = format_of_iteration(path)) {
     require(!iteration, ErrorKind::kUsage,
             "{}: is the folder of one iteration, so --iteration has nothing to choose",
             path.string());
     const auto name = fs::weakly_canonical(path).filename().string();
-    return {.format = Format::kTorchDist,
+    return {.format = *format,
             .root = path,
             .folder = path,
             .iteration = distckpt::parse_iteration_folder(name)};
@@ -87,28 +129,24 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
     require(!iteration, ErrorKind::kUsage,
             "{}: holds one checkpoint (weights/), so --iteration has nothing to choose",
             path.string());
-    return {.format = Format::kTorchDist,
-            .root = path,
-            .folder = path / "weights",
-            .iteration = std::nullopt};
+    return {.format = Format::kTorchDist, .root = path, .folder = path / "weights"};
   }
-  if (is_hf_folder(path)) {
+  if (const auto format = format_without_iterations(path)) {
     require(!iteration, ErrorKind::kUsage,
             "{}: is a Hugging Face checkpoint, which has no iterations", path.string());
-    return {
-        .format = Format::kHuggingFace, .root = path, .folder = path, .iteration = std::nullopt};
+    return {.format = *format, .root = path, .folder = path};
   }
   throw Error(
       ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
-      fmt::format(
-          "looked for {} or iter_*/ or release/ (Megatron-Core), {} (one iteration of it), {} and "
-          "*.safetensors (Hugging Face)",
-          distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
+      fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} or mp_rank_*/ (one "
+                  "iteration of it), {} with *.safetensors or pytorch_model*.bin (Hugging Face)",
+                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
 }
 
 bool is_hf_checkpoint(const fs::path& path) {
-  return is_hf_folder(path) && !distckpt::is_torch_dist(path) &&
-         !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty();
+  return fs::is_directory(path) && !format_of_iteration(path) &&
+         !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty() &&
+         format_without_iterations(path).has_value();
 }
 
 }  // namespace ferry::converter

@@ -1,5 +1,5 @@
-// What lies at a path: which format, and which folder of it. Names alone are looked at, and the
-// tracker file; nothing else is read.
+// What lies at a path: which format, and which folder of it. Names alone are looked at, the tracker
+// file and metadata.json.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,12 @@
 
 namespace ferry::converter {
 
-enum class Format : std::uint8_t { kHuggingFace, kTorchDist };
+enum class Format : std::uint8_t {
+  kHuggingFace,  // safetensors
+  kTorchSave,    // pytorch_model.bin, one or many
+  kTorchDist,    // Megatron-Core, torch_dist
+  kLegacy,       // Megatron, a file for each rank (mp_rank_*)
+};
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 
 // Where a checkpoint lies and what it is, before anything of it is read.
@@ -20,7 +25,10 @@ struct Location {
   std::filesystem::path root{};    // as named by the user
   std::filesystem::path folder{};  // of the files: for Megatron the iteration's
   std::optional<distckpt::Iteration>
-      iteration;  // Megatron, if a tracker or the folder's name says it
+      iteration{};  // Megatron, if a tracker or the folder's name says it
+
+  // The only configuration that it can have lies in `folder`.
+  bool has_own_config() const;
 };
 
 // Throws Error(kNotFound) that says what was looked for. `iteration` chooses one of a Megatron

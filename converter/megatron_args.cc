@@ -373,6 +373,25 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   return config;
 }
 
+std::optional<ParallelConfig> read_parallel_args(PickleValue common_state) {
+  const auto args = common_state.find("args");
+  if (!args || !args->is_object("argparse.Namespace")) return std::nullopt;
+  const auto state = args->object_state();
+  const auto integer = [&](std::string_view key) -> std::optional<int> {
+    const auto value = state.find(key);
+    if (!value || value->kind() != distckpt::PickleKind::kInt) return std::nullopt;
+    require(value->as_int() >= 1 && value->as_int() < kMax, ErrorKind::kCorrupt,
+            "the checkpoint's arguments hold a {} of {}", key, value->as_int());
+    return static_cast<int>(value->as_int());
+  };
+  return ParallelConfig{
+      .tensor_model_parallel_size = integer("tensor_model_parallel_size").value_or(1),
+      .pipeline_model_parallel_size = integer("pipeline_model_parallel_size").value_or(1),
+      .expert_model_parallel_size = integer("expert_model_parallel_size").value_or(1),
+      .expert_tensor_parallel_size = integer("expert_tensor_parallel_size"),
+      .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by").value_or(1)};
+}
+
 void require_same_model(const TransformerConfig& args,
                         const TransformerConfig& config,
                         std::string_view args_source,

@@ -26,6 +26,9 @@ void write_common_state(distckpt::PickleWriter& pickle,
 // they do not say it.
 std::optional<distckpt::TransformerConfig> read_args(distckpt::PickleValue common);
 
+// The parallel layout that they describe; nothing if there are none.
+std::optional<distckpt::ParallelConfig> read_parallel_args(distckpt::PickleValue common);
+
 // Throws Error(kCorrupt) naming the field in which arguments and configuration contradict each
 // other.
 void require_same_model(const distckpt::TransformerConfig& args,

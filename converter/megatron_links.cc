@@ -14,13 +14,6 @@ namespace {
 using distckpt::Box;
 using distckpt::Shape;
 
-// "….experts.experts.linear_fc1.weight" -> "….experts.experts.7.linear_fc1.weight".
-std::string with_expert(std::string_view key, std::int64_t expert) {
-  constexpr std::string_view kExperts = "experts.experts.";
-  const auto at = key.rfind(kExperts) + kExperts.size();
-  return fmt::format("{}{}.{}", key.substr(0, at), expert, key.substr(at));
-}
-
 // How a stored tensor holds a Megatron tensor.
 struct Form {
   std::string key{};
@@ -171,6 +164,12 @@ class Linker {
 };
 
 }  // namespace
+
+std::string with_expert(std::string_view key, std::int64_t expert) {
+  constexpr std::string_view kExperts = "experts.experts.";
+  const auto at = key.rfind(kExperts) + kExperts.size();
+  return fmt::format("{}{}.{}", key.substr(0, at), expert, key.substr(at));
+}
 
 distckpt::TensorMap link_megatron(const ModelMap& map, const distckpt::Layout& layout) {
   return Linker(map, layout).link();

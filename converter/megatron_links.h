@@ -2,6 +2,7 @@
 // like: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,10 @@ void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys
 // State of a training run that is not the model: optimizer, RNG. Its keys are told apart from
 // tensors that are not mapped.
 bool is_training_state(std::string_view key);
+
+// A key of experts, for one of them: "….experts.experts.linear_fc1.weight" ->
+// "….experts.experts.7.linear_fc1.weight".
+std::string with_expert(std::string_view key, std::int64_t expert);
 
 // Without the "module." that wrappers put before every key.
 std::string_view strip_wrappers(std::string_view key);

@@ -48,10 +48,12 @@ class MegatronOpener {
  public:
   MegatronOpener(const Location& location, Stored stored) : stored_(std::move(stored)) {
     checkpoint_.location = location;
+    checkpoint_.megatron_names = true;
     checkpoint_.hf = std::move(stored_.hf);
-    checkpoint_.layout = std::move(stored_.layout);
-    checkpoint_.checksums = std::move(stored_.checksums);
     checkpoint_.training_state = std::move(stored_.training_state);
+    if (stored_.assemble) return;
+    for (const auto& tensor : stored_.layout.tensors())
+      stored_.outline.emplace_back(tensor.name, tensor.shape);
   }
 
   Checkpoint open() {
@@ -59,7 +61,11 @@ class MegatronOpener {
     read_config();
     drop_absent_prediction_layers();
     checkpoint_.map = make_model_map(config_);
+    if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
+    checkpoint_.layout = std::move(stored_.layout);
+    checkpoint_.checksums = std::move(stored_.checksums);
     checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout);
+    link_replicas(std::move(stored_.replicas), checkpoint_.layout, checkpoint_.links);
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& link : checkpoint_.links.links) {
       const auto& stored = checkpoint_.layout.tensor(link.stored);
@@ -105,36 +111,33 @@ class MegatronOpener {
   // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer
   // rows than the vocabulary is one. Nor do old ones of what a router has.
   void read_from_tensors() {
-    for (const auto& tensor : checkpoint_.layout.tensors()) {
-      const auto key = strip_wrappers(tensor.name);
+    for (const auto& [name, shape] : stored_.outline) {
+      const auto key = strip_wrappers(name);
       if (key.ends_with(".mlp.router.expert_bias")) config_.moe_router_enable_expert_bias = true;
       if (key.ends_with(".mlp.shared_experts.gate_weight")) config_.moe_shared_expert_gate = true;
       if (key == "output_layer.bias") config_.head = distckpt::Head::kTokenClassification;
-      if (key != "output_layer.weight" || tensor.shape.empty()) continue;
-      if (tensor.shape[0] >= config_.vocab_size) continue;
+      if (key != "output_layer.weight" || shape.empty()) continue;
+      if (shape[0] >= config_.vocab_size) continue;
       if (config_.head == distckpt::Head::kLanguageModel)
         config_.head = distckpt::Head::kSequenceClassification;
-      config_.num_labels = tensor.shape[0];
+      config_.num_labels = shape[0];
     }
   }
 
   // What the checkpoint holds decides whether there are prediction layers.
   void drop_absent_prediction_layers() {
     const auto* mtp = find_family(config_.family).rules->mtp;
-    const bool there =
-        mtp != nullptr && std::ranges::any_of(checkpoint_.layout.tensors(), [&](auto& tensor) {
-          return strip_wrappers(tensor.name).starts_with(mtp->megatron);
-        });
+    const bool there = mtp != nullptr && std::ranges::any_of(stored_.outline, [&](auto& tensor) {
+                         return strip_wrappers(tensor.first).starts_with(mtp->megatron);
+                       });
     if (!there) config_.mtp_num_layers = 0;
   }
 
   // Without a stated vocabulary every stored row counts.
   std::int64_t stored_vocabulary() const {
-    for (const auto& tensor : checkpoint_.layout.tensors()) {
-      if (strip_wrappers(tensor.name) == "embedding.word_embeddings.weight" &&
-          !tensor.shape.empty()) {
-        return tensor.shape[0];
-      }
+    for (const auto& [name, shape] : stored_.outline) {
+      if (strip_wrappers(name) == "embedding.word_embeddings.weight" && !shape.empty())
+        return shape[0];
     }
     fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight",
          checkpoint_.location.folder.string());

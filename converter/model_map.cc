@@ -170,8 +170,8 @@ class Builder {
     const auto& mlp = moe ? rules.moe_mlp : rules.dense_mlp;
     require(!mlp.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts",
             section.hf, map_.family->model_type, moe ? "with" : "without");
-    add(section, rules.attention);
-    add(section, mlp, moe ? rules.moe_also : std::span<const AlsoRule>());
+    add(section, rules.attention, rules.attention_also);
+    add(section, mlp, moe ? rules.moe_also : rules.dense_also);
     add_states(section, rules.attention_extra_states);
     add_states(section, moe ? rules.moe_mlp_extra_states : rules.dense_mlp_extra_states);
   }

@@ -116,7 +116,7 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
     std::ranges::sort(form.headers, {}, &distckpt::SafetensorsHeader::filename);
   }
   if (form.index_text && !form.headers.empty())
-    check_index(*form.index_text, form.headers, index.string());
+    check_index(*form.index_text, files_of_tensors(form.headers), index.string());
   return form;
 }
 

@@ -141,7 +141,7 @@ class Verification {
 
   Checkpoint open_side(const fs::path& path, std::optional<distckpt::Iteration> iteration) {
     OpenOptions how{.iteration = iteration, .hf_config = {}, .keep_fp8 = keep_fp8_};
-    if (locate(path, iteration).format != Format::kHuggingFace) {
+    if (!locate(path, iteration).has_own_config()) {
       how.hf_config = options_.hf_config;
       hf_config_used_ = true;
     }

@@ -11,6 +11,12 @@ std::string safetensors_filename(int index, int count) {
   return fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
 }
 
+bool is_torch_model_filename(std::string_view name) {
+  constexpr std::string_view kStem = "pytorch_model-";  // pytorch_model-00001-of-00002.bin
+  return name == kTorchModel || name == kTorchModelIndex ||
+         (name.starts_with(kStem) && name.ends_with(".bin"));
+}
+
 std::string iteration_text(const Iteration& iteration) {
   return iteration.number ? fmt::format("{}", *iteration.number) : "release";
 }
@@ -38,6 +44,26 @@ std::optional<Iteration> parse_iteration_folder(std::string_view name) {
 
 std::string distcp_filename(int rank) {
   return fmt::format("__{}_0.distcp", rank);
+}
+
+std::optional<std::vector<int>> parse_rank_folder(std::string_view name) {
+  constexpr std::string_view kPrefix = "mp_rank_";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  name.remove_prefix(kPrefix.size());
+  std::vector<int> ranks;
+  while (ranks.size() < 3) {
+    const std::size_t digits = ranks.empty() ? 2 : 3;  // at least
+    int rank = 0;
+    const auto* end = name.data() + name.size();
+    const auto [stop, error] = std::from_chars(name.data(), end, rank);
+    const auto length = static_cast<std::size_t>(stop - name.data());
+    if (error != std::errc() || rank < 0 || length < digits) return std::nullopt;
+    ranks.push_back(rank);
+    if (stop == end) return ranks;
+    if (*stop != '_') return std::nullopt;
+    name.remove_prefix(length + 1);
+  }
+  return std::nullopt;
 }
 
 std::filesystem::path work_folder(const std::filesystem::path& target) {

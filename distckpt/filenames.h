@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace ferry::distckpt {
 
@@ -17,6 +18,10 @@ inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 // "model.safetensors" if it is the only one, else "model-00002-of-00004.safetensors" (counted from
 // 1).
 std::string safetensors_filename(int index, int count);
+
+inline constexpr std::string_view kTorchModel = "pytorch_model.bin";
+inline constexpr std::string_view kTorchModelIndex = "pytorch_model.bin.index.json";
+bool is_torch_model_filename(std::string_view name);  // also of one part, or of the index
 
 // Megatron-Core, format torch_dist.
 inline constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
@@ -37,6 +42,11 @@ std::string iteration_text(const Iteration& iteration);
 std::optional<Iteration> parse_iteration(std::string_view text);
 
 std::string distcp_filename(int rank);  // "__3_0.distcp"
+
+// Megatron's legacy format: "mp_rank_01_003" is {1, 3}: tensor, then pipeline or expert parallel
+// rank, or both. Nothing if the name is no such folder's.
+inline constexpr std::string_view kRankFile = "model_optim_rng.pt";
+std::optional<std::vector<int>> parse_rank_folder(std::string_view name);
 
 // Our own: the sidecar of a Megatron checkpoint, and the working folder beside a target.
 inline constexpr std::string_view kSidecar = "ferry";

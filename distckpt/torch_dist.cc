@@ -11,6 +11,7 @@
 #include "distckpt/file_io.h"
 #include "distckpt/filenames.h"
 #include "distckpt/json.h"
+#include "distckpt/torch_save.h"
 #include "distckpt/torch_tensor.h"
 #include "distckpt/torch_zip.h"
 
@@ -47,28 +48,6 @@ constexpr std::array kMetadataGlobals{
     "pathlib._local.PosixPath"sv,
     "builtins.set"sv,
     "builtins.frozenset"sv,
-};
-
-// The common state and objects: torch values, and what training programs keep in their arguments.
-constexpr std::array kObjectGlobals{
-    "torch."sv,
-    "collections.OrderedDict"sv,
-    "argparse.Namespace"sv,
-    "signal.Signals"sv,
-    "megatron.core."sv,
-    "megatron.training."sv,
-    "types.SimpleNamespace"sv,
-    "pathlib.PosixPath"sv,
-    "pathlib._local.PosixPath"sv,
-    "_codecs.encode"sv,
-    "_io.BytesIO"sv,
-    "io.BytesIO"sv,
-    "numpy."sv,
-    "builtins.set"sv,
-    "builtins.frozenset"sv,
-    "builtins.bytearray"sv,
-    "builtins.complex"sv,
-    "builtins.slice"sv,
 };
 
 constexpr auto kMetadataClass = "torch.distributed.checkpoint.metadata.Metadata"sv;
@@ -292,12 +271,12 @@ TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder) {
 std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint) {
   if (checkpoint.has_common_file) {
     const ReadFile file(checkpoint.folder / kCommon);
-    return read_torch_object(file, 0, file.size(), kObjectGlobals);
+    return read_torch_object(file, 0, file.size(), object_globals());
   }
   if (!checkpoint.common_item) return std::nullopt;
   const auto& item = *checkpoint.common_item;
   return read_torch_object(ReadFile(checkpoint.files[item.file].path), item.offset, item.length,
-                           kObjectGlobals);
+                           object_globals());
 }
 
 PickleValue common_dict(const Pickle& common_state) {
@@ -310,7 +289,7 @@ void check_objects(const TorchDistCheckpoint& checkpoint) {
   const auto check = [&](const TorchDistItem& item) {
     auto& file = files[item.file];
     if (!file) file = std::make_unique<ReadFile>(checkpoint.files[item.file].path);
-    read_torch_object(*file, item.offset, item.length, kObjectGlobals);
+    read_torch_object(*file, item.offset, item.length, object_globals());
     for (const auto& record : read_torch_archive(*file, item.offset, item.length).records) {
       read_torch_record(*file, record);
     }

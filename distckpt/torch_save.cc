@@ -12,6 +12,29 @@
 namespace ferry::distckpt {
 namespace {
 
+using namespace std::string_view_literals;
+
+constexpr std::array kObjectGlobals{
+    "torch."sv,
+    "collections.OrderedDict"sv,
+    "argparse.Namespace"sv,
+    "signal.Signals"sv,
+    "megatron.core."sv,
+    "megatron.training."sv,
+    "types.SimpleNamespace"sv,
+    "pathlib.PosixPath"sv,
+    "pathlib._local.PosixPath"sv,
+    "_codecs.encode"sv,
+    "_io.BytesIO"sv,
+    "io.BytesIO"sv,
+    "numpy."sv,
+    "builtins.set"sv,
+    "builtins.frozenset"sv,
+    "builtins.bytearray"sv,
+    "builtins.complex"sv,
+    "builtins.slice"sv,
+};
+
 std::string save_anew(const std::filesystem::path& path, std::string_view python) {
   return fmt::format(
       "if you trust it, save it anew, in a copy, with torch: python3 -c \"import torch; f='{}'; "
@@ -35,6 +58,10 @@ TorchArchive open_archive(const ReadFile& file) {
 }
 
 }  // namespace
+
+std::span<const std::string_view> object_globals() {
+  return kObjectGlobals;
+}
 
 TorchFile::TorchFile(const std::filesystem::path& path,
                      std::span<const std::string_view> allowed_globals,

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "distckpt/file_io.h"
 #include "distckpt/layout.h"
@@ -13,6 +14,9 @@
 #include "distckpt/torch_zip.h"
 
 namespace ferry::distckpt {
+
+// What the pickles of training programs may name: torch values, and what is kept in arguments.
+std::span<const std::string_view> object_globals();
 
 class TorchFile {
  public:
@@ -24,6 +28,7 @@ class TorchFile {
             std::string_view python);
 
   PickleValue root() const { return pickle_.root(); }
+  Pickle take_pickle() && { return std::move(pickle_); }
   FileStorage storage() const { return storage_; }
   std::string source() const { return storage_.path.string(); }
 

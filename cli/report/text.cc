@@ -10,10 +10,22 @@
 namespace ferry::cli {
 namespace {
 
+constexpr std::size_t kMaxCopies = 4;  // of tensors stored twice, before they are only counted
 constexpr std::size_t kMaxLines = 40;  // of tensors that differ, before the rest is only counted
 
 std::string_view describe(converter::Format format) {
-  return format == converter::Format::kHuggingFace ? "Hugging Face" : "Megatron-Core torch_dist";
+  using converter::Format;
+  switch (format) {
+    case Format::kHuggingFace:
+      return "Hugging Face";
+    case Format::kTorchSave:
+      return "Hugging Face, torch.save";
+    case Format::kTorchDist:
+      return "Megatron-Core torch_dist";
+    case Format::kLegacy:
+      return "Megatron legacy";
+  }
+  return "";
 }
 
 std::string describe(const converter::TensorDifference& difference) {
@@ -128,11 +140,16 @@ std::string convert_text(const converter::ConvertReport& report) {
     }
     text += "\n";
   }
-  for (const auto& name : report.second_copies) {
-    text +=
-        fmt::format("note     {} is stored twice; {}\n", name,
-                    report.dry_run == converter::DryRun::kPlan ? "both copies will be compared"
-                                                               : "both copies hold the same bytes");
+  const bool planned = report.dry_run == converter::DryRun::kPlan;
+  if (const auto count = report.second_copies.size(); count > kMaxCopies) {
+    text += fmt::format("note     {} tensors are stored more than once; {}\n", count,
+                        planned ? "all copies will be compared" : "all copies hold the same bytes");
+  } else {
+    for (const auto& name : report.second_copies) {
+      text +=
+          fmt::format("note     {} is stored twice; {}\n", name,
+                      planned ? "both copies will be compared" : "both copies hold the same bytes");
+    }
   }
   for (const auto& padding : report.nonzero_padding) {
     text += fmt::format("note     {} {}: padding that was not zero was dropped\n", padding.tensor,

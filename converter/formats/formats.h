@@ -7,7 +7,15 @@
 
 namespace ferry::converter {
 
+Stored read_stored(const Location& location, const OpenOptions& options);
+
 Stored read_huggingface(const Location& location);
+Stored read_torch_save(const Location& location, const OpenOptions& options);
+Stored read_legacy(const Location& location, const OpenOptions& options);
 Stored read_torch_dist(const Location& location, const OpenOptions& options);
+
+// The Hugging Face side of a checkpoint whose tensors have its names: beside them, or where
+// --hf-config says. Throws Error(kNotFound).
+HfForm hf_form_of(const Location& location, const OpenOptions& options);
 
 }  // namespace ferry::converter

@@ -3,19 +3,31 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "converter/hf_folder.h"
+#include "converter/model_map.h"
 #include "distckpt/file_box_io.h"
 #include "distckpt/layout.h"
 #include "distckpt/pickle.h"
+#include "distckpt/tensor_map.h"
 
 namespace ferry::converter {
 
+// A further copy of a stored tensor, which has to hold the same bytes.
+struct Replica {
+  distckpt::TensorLayout tensor{};
+  std::string of{};
+};
+
 struct Stored {
-  distckpt::Layout layout{};  // of the model's tensors alone
+  bool megatron_names = false;  // else Hugging Face's
+  distckpt::Layout layout{};    // of the model's tensors alone
+  std::vector<Replica> replicas{};
   std::vector<distckpt::ExpectedChecksum> checksums{};
   std::optional<HfForm> hf{};
   std::vector<std::string> training_state{};  // keys of what is not the model
@@ -24,6 +36,16 @@ struct Stored {
   std::optional<distckpt::Pickle> common{};  // holds the arguments
   std::vector<std::string> objects{};        // keys of sharded objects
   std::filesystem::path derived{};           // a safetensors file of derived tensors
+
+  // Where ranks keep slices that only the model tells how to put together: what there is, as far as
+  // keys and rows go, and what then fills in layout, checksums and replicas.
+  std::vector<std::pair<std::string, distckpt::Shape>> outline{};
+  std::function<void(const ModelMap&, Stored&)> assemble{};
 };
+
+// Adds the replicas to a layout whose tensors are linked: further copies of what those hold.
+void link_replicas(std::vector<Replica> replicas,
+                   distckpt::Layout& layout,
+                   distckpt::TensorMap& map);
 
 }  // namespace ferry::converter

@@ -13,7 +13,7 @@ namespace ferry::converter {
 Stored read_torch_dist(const Location& location, const OpenOptions& options) {
   const auto checkpoint = distckpt::read_torch_dist(location.folder);
   distckpt::check_objects(checkpoint);
-  Stored stored{.common = distckpt::read_common_state(checkpoint)};
+  Stored stored{.megatron_names = true, .common = distckpt::read_common_state(checkpoint)};
   if (options.hf_config.empty()) {
     stored.hf = read_sidecar(location.folder);
     const auto derived = derived_path(location.folder);

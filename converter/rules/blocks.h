@@ -62,6 +62,15 @@ inline constexpr ExtraStateRule kFinalStates[] = {
 
 // Local layer specifications keep the norm before the experts under the name that it has in a
 // dense layer.
+// As local layer specifications name the norms in the modules themselves, and so in legacy files.
+inline constexpr AlsoRule kGroupedQueryAttentionAlso[] = {
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+};
+
+inline constexpr AlsoRule kGatedMlpAlso[] = {
+    {"mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"},
+};
+
 inline constexpr AlsoRule kMoeAlso[] = {
     {"pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"},
 };

@@ -8,6 +8,8 @@ const RuleTable kDenseRules{
     .attention = kGroupedQueryAttention,
     .dense_mlp = kGatedMlp,
     .last = kFinal,
+    .attention_also = kGroupedQueryAttentionAlso,
+    .dense_also = kGatedMlpAlso,
     .attention_extra_states = kGroupedQueryAttentionStates,
     .dense_mlp_extra_states = kGatedMlpStates,
     .last_extra_states = kFinalStates,

@@ -115,6 +115,8 @@ struct RuleTable {
   std::span<const Rule> dense_mlp{};  // of layers without experts
   std::span<const Rule> moe_mlp{};    // of layers with experts
   std::span<const Rule> last{};       // of the last stage; whole names
+  std::span<const AlsoRule> attention_also{};
+  std::span<const AlsoRule> dense_also{};
   std::span<const AlsoRule> moe_also{};
   std::span<const ExtraStateRule> attention_extra_states{};
   std::span<const ExtraStateRule> dense_mlp_extra_states{};

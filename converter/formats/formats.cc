@@ -1,0 +1,31 @@
+#include "converter/formats/formats.h"
+
+#include "distckpt/error.h"
+
+namespace ferry::converter {
+
+Stored read_stored(const Location& location, const OpenOptions& options) {
+  switch (location.format) {
+    case Format::kHuggingFace:
+      return read_huggingface(location);
+    case Format::kTorchSave:
+      return read_torch_save(location, options);
+    case Format::kTorchDist:
+      return read_torch_dist(location, options);
+    case Format::kLegacy:
+      return read_legacy(location, options);
+  }
+  fail(ErrorKind::kBug, "no reader of format {}", to_string(location.format));
+}
+
+HfForm hf_form_of(const Location& location, const OpenOptions& options) {
+  if (location.has_own_config()) return read_hf_companions(location.folder);
+  if (options.hf_config.empty()) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds no {}", location.folder.string(), distckpt::kHfConfig),
+                "name the folder of its config.json with --hf-config");
+  }
+  return read_hf_config(options.hf_config);
+}
+
+}  // namespace ferry::converter
