@@ -23,6 +23,7 @@ struct Flags {
   distckpt::ParallelConfig parallel{};
   int threads = 0;
   bool keep_fp8 = false;
+  bool no_save_optim = false;
   bool overwrite = false;
   bool resume = false;
   bool json = false;
@@ -40,6 +41,7 @@ converter::ConvertOptions options_of(const Flags& flags) {
   if (!flags.max_shard_size.empty())
     options.max_shard_size = parse_size(flags.max_shard_size, "--max-shard-size");
   options.keep_fp8 = flags.keep_fp8;
+  options.no_save_optim = flags.no_save_optim;
   options.threads = flags.threads;
   options.max_memory = parse_size(flags.max_memory, "--max-memory");
   if (flags.dry_run == "plan") options.dry_run = converter::DryRun::kPlan;
@@ -126,6 +128,8 @@ void add_convert(CLI::App& app) {
       ->add_option("--dtype", flags->dtype,
                    "Cast all weights, to nearest even; overflow is an error. Default: none")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command->add_flag("--no-save-optim", flags->no_save_optim,
+                    "From Megatron to Megatron: the model alone, without optimizer and RNG");
   command->add_flag("--keep-fp8", flags->keep_fp8,
                     "To Hugging Face: leave FP8 weights and their scales as they are. Default: "
                     "dequantise to bf16, or as --dtype says");

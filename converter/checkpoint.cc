@@ -26,8 +26,12 @@ Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
   refuse_hf_config(location, options.hf_config);
   auto stored = read_stored(location, options);
-  return stored.megatron_names ? open_megatron_names(location, std::move(stored))
-                               : open_hf_names(location, std::move(stored), options.keep_fp8);
+  auto checkpoint = stored.megatron_names
+                        ? open_megatron_names(location, std::move(stored))
+                        : open_hf_names(location, std::move(stored), options.keep_fp8);
+  if (options.training_state && location.format == Format::kTorchDist)
+    add_training_state(checkpoint);
+  return checkpoint;
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {

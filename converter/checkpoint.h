@@ -11,6 +11,7 @@
 #include "converter/hf_folder.h"
 #include "converter/locate.h"
 #include "converter/model_map.h"
+#include "converter/training_state.h"
 #include "distckpt/copy_plan.h"
 #include "distckpt/file_box_io.h"
 #include "distckpt/layout.h"
@@ -23,6 +24,7 @@ struct OpenOptions {
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
                                       // lacks; replaces its sidecar
   bool keep_fp8 = false;  // leave block-quantised weights as they are, with their scales
+  bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
 };
 
 struct Checkpoint {
@@ -30,13 +32,15 @@ struct Checkpoint {
   bool megatron_names = false;  // of the stored tensors, else Hugging Face's
   ModelMap map{};
   std::vector<distckpt::ModelTensor>
-      tensors;  // map.tensors with the dtypes that are stored, then derived ones
+      tensors;  // map.tensors with the dtypes that are stored, derived ones, the optimizer's
   distckpt::Layout layout{};
   distckpt::TensorMap links{};
   std::vector<distckpt::ExpectedChecksum> checksums{};
   std::optional<HfForm>
       hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
   std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
+  std::shared_ptr<const distckpt::Pickle> common{};  // Megatron's common state
+  std::optional<TrainingState> training{};           // where asked for, and there
 
   distckpt::PlanSide side() const { return {.layout = &layout, .map = &links}; }
   std::unique_ptr<distckpt::FileSource> source(

@@ -54,7 +54,7 @@ std::vector<ModelTensor> with_dtypes(const ModelMap& map,
   }
   for (auto& tensor : tensors) {
     if (kept.contains(&tensor)) continue;
-    if (tensor.role == Role::kDerived || !distckpt::is_floating_point(tensor.dtype)) continue;
+    if (tensor.role != Role::kWeight || !distckpt::is_floating_point(tensor.dtype)) continue;
     require(distckpt::can_cast(tensor.dtype, *dtype), ErrorKind::kLayout,
             "{}: {} cannot be cast to {}", tensor.name, short_name(tensor.dtype),
             short_name(*dtype));
@@ -101,7 +101,8 @@ class Conversion {
         open(options_.from,
              {.iteration = is_hf_checkpoint(options_.from) ? std::nullopt : options_.iteration,
               .hf_config = options_.hf_config,
-              .keep_fp8 = options_.keep_fp8});
+              .keep_fp8 = options_.keep_fp8,
+              .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim});
     check_derived(source_);
     choose_target();
     require(!options_.keep_fp8 || target_format_ != Format::kTorchDist, ErrorKind::kUsage,
@@ -160,7 +161,28 @@ class Conversion {
     report_.source = source_.location.folder;
     report_.target = target_path_;
     report_.family = source_.map.config.family;
-    report_.num_training_state = static_cast<std::int64_t>(source_.training_state.size());
+    report_training_state();
+  }
+
+  // What of the training run goes along, and what stays.
+  void report_training_state() {
+    if (!source_.training) {
+      report_.num_training_state = static_cast<std::int64_t>(source_.training_state.size());
+      return;
+    }
+    const auto& training = *source_.training;
+    report_.optimizer_form = training.optimizer.form;
+    report_.optimizer_kinds = training.optimizer.kinds;
+    report_.training_notes = training.notes;
+    if (training.rng.empty()) return;
+    if (keeps_rng(training, options_.parallel)) {
+      report_.rng = true;
+    } else {
+      report_.training_notes.push_back(
+          fmt::format("rng_state was left out: it is that of TP {}, PP {}",
+                      training.parallel.tensor_model_parallel_size,
+                      training.parallel.pipeline_model_parallel_size));
+    }
   }
 
   static bool is_checkpoint(const fs::path& folder) {
@@ -222,8 +244,10 @@ class Conversion {
     for (const auto& planned : plan_.tensors) {
       if (planned.tensor.role == Role::kWeight)
         report_.num_parameters += planned.tensor.shape.product();
-      if (planned.tensor.role != Role::kPadding) ++report_.num_tensors;
-      if (!planned.replicas.empty()) report_.second_copies.push_back(planned.tensor.name);
+      if (planned.tensor.role == Role::kWeight || planned.tensor.role == Role::kDerived)
+        ++report_.num_tensors;
+      if (!planned.replicas.empty() && planned.tensor.role == Role::kWeight)
+        report_.second_copies.push_back(planned.tensor.name);
       report_.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(planned).size());
     }
     for (const auto& storage : target_->layout().storages()) {
@@ -243,7 +267,8 @@ class Conversion {
     distckpt::promote_padding(shared_padding_, source_.layout, source_.links, tensors_);
     if (!options_.dtype) return;
     for (auto& tensor : tensors_) {
-      if (tensor.role == Role::kPadding) tensor.dtype = *options_.dtype;
+      if (tensor.role == Role::kPadding && !tensor.name.starts_with(kStatePrefix))
+        tensor.dtype = *options_.dtype;
     }
   }
 
@@ -303,8 +328,12 @@ class Conversion {
   // What was written is opened as any reader would, and each tensor digested anew, from the disk.
   void prove(const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
-    auto written = with_context([] { return std::string("proving what was written"); },
-                                [&] { return open(folder, {.keep_fp8 = options_.keep_fp8}); });
+    auto written =
+        with_context([] { return std::string("proving what was written"); },
+                     [&] {
+                       return open(folder, {.keep_fp8 = options_.keep_fp8,
+                                            .training_state = source_.training.has_value()});
+                     });
     distckpt::promote_padding(shared_padding_, written.layout, written.links, written.tensors);
     const auto source = written.source(distckpt::ReadMode::kDirect);
     const auto plan = distckpt::plan_read(written.tensors, written.side());

@@ -32,6 +32,7 @@ struct ConvertOptions {
   distckpt::ParallelConfig parallel{};                // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
   bool keep_fp8 = false;                              // to Hugging Face: no dequantisation
+  bool no_save_optim = false;                         // from Megatron to Megatron: the model alone
   std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
@@ -69,6 +70,12 @@ struct ConvertReport {
   std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped
   std::vector<std::string> second_copies{};                 // tensors stored twice, verified equal
   std::int64_t num_training_state = 0;  // entries of optimizer and RNG that were left out
+  // Of a training run that goes along.
+  std::string optimizer_form{};  // in the source: param_state_sharding_type
+  std::vector<std::string>
+      optimizer_kinds{};  // "exp_avg", "exp_avg_sq", "param"; none: no optimizer
+  bool rng = false;
+  std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
 };
 
 // Throws Error; nothing is published then, and nothing that was there is lost.

@@ -178,11 +178,11 @@ TransformerConfig with_experts(const Fields& fields, const TransformerConfig& de
     config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
     require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
             "{}: moe_layer_freq is not 1, which is not handled", fields.source());
-    const auto dense = fields.find("first_k_dense_replace");
+    const auto first = fields.find("first_k_dense_replace");
     config.moe_layer_freq = dense_first(
         config.num_layers,
-        dense == nullptr ? 0
-                         : distckpt::json_int(*dense, "first_k_dense_replace", fields.source()));
+        first == nullptr ? 0
+                         : distckpt::json_int(*first, "first_k_dense_replace", fields.source()));
     config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
     config.moe_shared_expert_intermediate_size =
         fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;

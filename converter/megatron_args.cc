@@ -1,12 +1,15 @@
 #include "converter/megatron_args.h"
 
 #include <cmath>
+#include <functional>
 #include <initializer_list>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "converter/families.h"
 #include "distckpt/error.h"
+#include "distckpt/pickle_copy.h"
 
 namespace ferry::converter {
 namespace {
@@ -17,23 +20,33 @@ using distckpt::PickleValue;
 using distckpt::PickleWriter;
 using distckpt::TransformerConfig;
 
+constexpr std::string_view kNamespace = "argparse.Namespace";
+
 // key = value of a Namespace, for each kind of value.
 class ArgumentWriter {
  public:
   explicit ArgumentWriter(PickleWriter& pickle) : pickle_(pickle) {}
-  void set(std::string_view key, bool value) { pickle_.string(key).boolean(value); }
-  void set(std::string_view key, std::int64_t value) { pickle_.string(key).integer(value); }
-  void set(std::string_view key, int value) { pickle_.string(key).integer(value); }
-  void set(std::string_view key, double value) { pickle_.string(key).real(value); }
-  void set(std::string_view key, const char* value) { pickle_.string(key).string(value); }
-  void set_none(std::string_view key) { pickle_.string(key).none(); }
+  void set(std::string_view key, bool value) { begin(key).boolean(value); }
+  void set(std::string_view key, std::int64_t value) { begin(key).integer(value); }
+  void set(std::string_view key, int value) { begin(key).integer(value); }
+  void set(std::string_view key, double value) { begin(key).real(value); }
+  void set(std::string_view key, const char* value) { begin(key).string(value); }
+  void set_none(std::string_view key) { begin(key).none(); }
   void set(std::string_view key, std::optional<int> value) {
-    pickle_.string(key);
-    value ? pickle_.integer(*value) : pickle_.none();
+    value ? begin(key).integer(*value) : begin(key).none();
   }
+  void set(std::string_view key, PickleValue value) { write_value(begin(key), value); }
+
+  // The key; its value is to follow.
+  PickleWriter& begin(std::string_view key) {
+    written_.emplace(key);
+    return pickle_.string(key);
+  }
+  bool has(std::string_view key) const { return written_.contains(key); }
 
  private:
   PickleWriter& pickle_;
+  std::set<std::string, std::less<>> written_;
 };
 
 void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
@@ -61,12 +74,12 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
            scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
 }
 
-void write_experts(PickleWriter& pickle, ArgumentWriter& args, const TransformerConfig& config) {
+void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
   if (config.num_moe_experts == 0) return args.set_none("num_experts");
   args.set("num_experts", config.num_moe_experts);
   // A number says that all layers are alike, a list that they are not, and so that each has keys of
   // its own.
-  pickle.string("moe_layer_freq");
+  auto& pickle = args.begin("moe_layer_freq");
   if (config.is_homogeneous()) {
     pickle.integer(1);
   } else {
@@ -96,14 +109,7 @@ void write_experts(PickleWriter& pickle, ArgumentWriter& args, const Transformer
   args.set("moe_shared_expert_gate", config.moe_shared_expert_gate);
 }
 
-void write_args(PickleWriter& pickle,
-                const TransformerConfig& config,
-                const ParallelConfig& parallel,
-                DType dtype,
-                std::int64_t iteration) {
-  pickle.begin_object("argparse.Namespace");
-  ArgumentWriter args(pickle);
-  // The model.
+void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("num_layers", config.num_layers);
   args.set("hidden_size", config.hidden_size);
   args.set("ffn_hidden_size", config.ffn_hidden_size);
@@ -148,14 +154,14 @@ void write_args(PickleWriter& pickle,
   args.set("apply_query_key_layer_scaling", false);
   args.set("attention_dropout", 0.0);
   args.set("hidden_dropout", 0.0);
-  write_experts(pickle, args, config);
+  write_experts(args, config);
   if (config.mtp_num_layers > 0) {
     args.set("mtp_num_layers", config.mtp_num_layers);
   } else {
     args.set_none("mtp_num_layers");
   }
   if (config.sliding_window) {  // tokens to the left, tokens to the right
-    pickle.string("window_size")
+    args.begin("window_size")
         .begin_tuple()
         .integer(*config.sliding_window - 1)
         .integer(0)
@@ -163,14 +169,17 @@ void write_args(PickleWriter& pickle,
   } else {
     args.set_none("window_size");
   }
-  // The vocabulary.
   args.set("tokenizer_type", "HuggingFaceTokenizer");
   args.set_none("tokenizer_model");
   args.set_none("vocab_file");
   args.set("vocab_size", config.vocab_size);
+}
+
+void write_layout(ArgumentWriter& args,
+                  const TransformerConfig& config,
+                  const ParallelConfig& parallel) {
   args.set("padded_vocab_size", parallel.padded_vocab_size(config.vocab_size));
   args.set("make_vocab_size_divisible_by", parallel.make_vocab_size_divisible_by);
-  // The layout.
   args.set("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
   args.set("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
   args.set("virtual_pipeline_model_parallel_size", parallel.virtual_pipeline_model_parallel_size);
@@ -187,26 +196,19 @@ void write_args(PickleWriter& pickle,
   args.set("context_parallel_size", 1);
   args.set("expert_model_parallel_size", parallel.expert_model_parallel_size);
   args.set("expert_tensor_parallel_size", parallel.expert_tensor_parallel());
-  args.set("world_size", parallel.world_size());
-  args.set("data_parallel_size", parallel.stage_size() / parallel.tensor_model_parallel_size);
+}
+
+// Of a run that has not begun.
+void write_run(ArgumentWriter& args) {
   args.set("data_parallel_random_init", false);
   args.set_none("phase_transition_iterations");
-  // The checkpoint: weights alone.
-  args.set("bf16", dtype == DType::kBF16);
-  args.set("fp16", dtype == DType::kF16);
-  args.set("ckpt_format", "torch_dist");
-  args.set("use_dist_ckpt", true);
   args.set("ckpt_fully_parallel_save", true);
   args.set("async_save", false);
   args.set("use_distributed_optimizer", false);
-  args.set("no_save_optim", true);
-  args.set("no_save_rng", true);
-  args.set("iteration", iteration);
   args.set("global_batch_size", 1);
   args.set("consumed_train_samples", 0);
   args.set("skipped_train_samples", 0);
   args.set("consumed_valid_samples", 0);
-  pickle.end_object();
 }
 
 // Reads fields of a Namespace; an absent one and None are "not given".
@@ -302,31 +304,89 @@ void read_experts(const ArgumentReader& args, TransformerConfig& config) {
 
 }  // namespace
 
-void write_common_state(PickleWriter& pickle,
-                        const TransformerConfig& config,
-                        const ParallelConfig& parallel,
-                        DType dtype,
-                        const distckpt::Iteration& iteration) {
-  pickle.begin_dict();
-  pickle.string("args");
-  write_args(pickle, config, parallel, dtype, iteration.number.value_or(0));
-  pickle.string("checkpoint_version").real(3.0);
-  pickle.string("iteration").integer(iteration.number.value_or(0));
-  pickle.string("num_floating_point_operations_so_far").integer(0);
-  pickle.string("content_metadata")
-      .begin_dict()
-      .string("singleton_local_shards")
-      .boolean(false)
-      .string("chained_optim_avoid_prefix")
-      .boolean(true)
-      .end_dict();
-  pickle.end_dict();
+void write_args(PickleWriter& pickle,
+                const TransformerConfig& config,
+                const ParallelConfig& parallel,
+                const WrittenState& written,
+                std::optional<PickleValue> carried) {
+  pickle.begin_object(kNamespace);
+  ArgumentWriter args(pickle);
+  args.set("bf16", written.dtype == DType::kBF16);
+  args.set("fp16", written.dtype == DType::kF16);
+  args.set("ckpt_format", "torch_dist");
+  args.set("use_dist_ckpt", true);
+  args.set("no_save_optim", !written.optimizer);
+  args.set("no_save_rng", !written.rng);
+  args.set("iteration", written.iteration);
+  write_layout(args, config, parallel);
+  if (!carried || !written.rng) {  // RNG state is that of a run of as many ranks
+    args.set("world_size", parallel.world_size());
+    args.set("data_parallel_size", parallel.stage_size() / parallel.tensor_model_parallel_size);
+  }
+  if (!carried) {
+    write_model(args, config);
+    write_run(args);
+  } else {
+    for (const auto& [key, value] : carried->object_state().items()) {
+      if (key.as_string() == "params_dtype") {
+        args.begin("params_dtype").global("torch." + std::string(torch_name(written.dtype)));
+      } else if (!args.has(key.as_string())) {
+        args.set(key.as_string(), value);
+      }
+    }
+  }
+  pickle.end_object();
+}
+
+std::optional<PickleValue> find_args(PickleValue common_state) {
+  const auto args = common_state.find("args");
+  if (!args || !args->is_object(kNamespace)) return std::nullopt;
+  return args;
+}
+
+std::optional<ParallelConfig> read_parallel_args(PickleValue common_state) {
+  const auto found = find_args(common_state);
+  if (!found) return std::nullopt;
+  const ArgumentReader args(found->object_state());
+  const auto size = [&](std::string_view key, std::int64_t otherwise) {
+    const auto value = args.integer(key, otherwise);
+    require(value >= 1 && value < kMax, ErrorKind::kCorrupt,
+            "the checkpoint's arguments hold {} {}", key, value);
+    return static_cast<int>(value);
+  };
+  const auto optional_size = [&](std::string_view key) -> std::optional<int> {
+    return args.find(key) ? std::optional(size(key, 1)) : std::nullopt;
+  };
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = size("tensor_model_parallel_size", 1);
+  parallel.pipeline_model_parallel_size = size("pipeline_model_parallel_size", 1);
+  parallel.context_parallel_size = size("context_parallel_size", 1);
+  parallel.expert_model_parallel_size = size("expert_model_parallel_size", 1);
+  parallel.expert_tensor_parallel_size = optional_size("expert_tensor_parallel_size");
+  parallel.virtual_pipeline_model_parallel_size =
+      optional_size("virtual_pipeline_model_parallel_size");
+  parallel.num_layers_in_first_pipeline_stage = optional_size("decoder_first_pipeline_num_layers");
+  parallel.num_layers_in_last_pipeline_stage = optional_size("decoder_last_pipeline_num_layers");
+  parallel.account_for_embedding_in_pipeline_split =
+      args.flag("account_for_embedding_in_pipeline_split", false);
+  parallel.account_for_loss_in_pipeline_split =
+      args.flag("account_for_loss_in_pipeline_split", false);
+  parallel.make_vocab_size_divisible_by = size("make_vocab_size_divisible_by", 128);
+  // A text, or an object made of it.
+  auto layout = args.find("pipeline_model_parallel_layout");
+  if (layout && layout->kind() == distckpt::PickleKind::kObject)
+    layout = layout->find("input_data");
+  if (layout && layout->kind() == distckpt::PickleKind::kString) {
+    parallel.pipeline_model_parallel_layout = layout->as_string();
+    parallel.virtual_pipeline_model_parallel_size.reset();  // follows from it
+  }
+  return parallel;
 }
 
 std::optional<TransformerConfig> read_args(PickleValue common_state) {
-  const auto namespace_value = common_state.find("args");
-  if (!namespace_value || !namespace_value->is_object("argparse.Namespace")) return std::nullopt;
-  const ArgumentReader args(namespace_value->object_state());
+  const auto found = find_args(common_state);
+  if (!found) return std::nullopt;
+  const ArgumentReader args(found->object_state());
   if (!args.find("num_layers")) return std::nullopt;
   TransformerConfig config;
   config.num_layers = args.integer("num_layers");
@@ -371,25 +431,6 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   }
   config.family = infer_family(config);
   return config;
-}
-
-std::optional<ParallelConfig> read_parallel_args(PickleValue common_state) {
-  const auto args = common_state.find("args");
-  if (!args || !args->is_object("argparse.Namespace")) return std::nullopt;
-  const auto state = args->object_state();
-  const auto integer = [&](std::string_view key) -> std::optional<int> {
-    const auto value = state.find(key);
-    if (!value || value->kind() != distckpt::PickleKind::kInt) return std::nullopt;
-    require(value->as_int() >= 1 && value->as_int() < kMax, ErrorKind::kCorrupt,
-            "the checkpoint's arguments hold a {} of {}", key, value->as_int());
-    return static_cast<int>(value->as_int());
-  };
-  return ParallelConfig{
-      .tensor_model_parallel_size = integer("tensor_model_parallel_size").value_or(1),
-      .pipeline_model_parallel_size = integer("pipeline_model_parallel_size").value_or(1),
-      .expert_model_parallel_size = integer("expert_model_parallel_size").value_or(1),
-      .expert_tensor_parallel_size = integer("expert_tensor_parallel_size"),
-      .make_vocab_size_divisible_by = integer("make_vocab_size_divisible_by").value_or(1)};
 }
 
 void require_same_model(const TransformerConfig& args,

@@ -2,10 +2,10 @@
 // TransformerConfig.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "distckpt/dtype.h"
-#include "distckpt/filenames.h"
 #include "distckpt/parallel_config.h"
 #include "distckpt/pickle.h"
 #include "distckpt/pickle_writer.h"
@@ -13,14 +13,25 @@
 
 namespace ferry::converter {
 
-// Emits the common state of a checkpoint of weights: iteration, checkpoint_version,
-// content_metadata and the arguments that Megatron-LM's loader reads (load_checkpoint,
-// --use-checkpoint-args).
-void write_common_state(distckpt::PickleWriter& pickle,
-                        const distckpt::TransformerConfig& config,
-                        const distckpt::ParallelConfig& parallel,
-                        distckpt::DType dtype,
-                        const distckpt::Iteration& iteration);
+// What of a training run a checkpoint to be written holds.
+struct WrittenState {
+  distckpt::DType dtype = distckpt::DType::kBF16;  // of most of the model
+  std::int64_t iteration = 0;
+  bool optimizer = false;
+  bool rng = false;
+};
+
+// Emits the Namespace of arguments that Megatron-LM's loader reads (load_checkpoint,
+// --use-checkpoint-args). Of `carried`, the arguments of another checkpoint of this model, all are
+// kept but those that the layout and `written` decide.
+void write_args(distckpt::PickleWriter& pickle,
+                const distckpt::TransformerConfig& config,
+                const distckpt::ParallelConfig& parallel,
+                const WrittenState& written,
+                std::optional<distckpt::PickleValue> carried);
+
+// The Namespace of arguments in a common state.
+std::optional<distckpt::PickleValue> find_args(distckpt::PickleValue common_state);
 
 // The model that a common state's arguments describe; nothing if it has none. vocab_size is 0 where
 // they do not say it.

@@ -25,22 +25,24 @@ struct Form {
 
 class Linker {
  public:
-  Linker(const ModelMap& map, const distckpt::Layout& layout) : map_(map), layout_(layout) {
+  Linker(const ModelMap& map, const distckpt::Layout& layout, std::string_view prefix)
+      : map_(map), layout_(layout) {
     for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
       const auto& name = layout.tensor(i).name;
-      const auto [_, added] = stored_.emplace(strip_wrappers(name), i);
+      const auto key = strip_wrappers(name);
+      if (prefix.empty() ? is_training_state(key) : !key.starts_with(prefix)) continue;
+      const auto [_, added] = stored_.emplace(key, i);
       require(added, ErrorKind::kLayout, "{}: is there twice, with and without a prefix", name);
     }
-    linked_.resize(layout.tensors().size());
   }
 
   distckpt::TensorMap link() {
     for (const auto& tensor : map_.megatron) link_tensor(tensor);
     link_tied_copy();
-    for (std::uint32_t i = 0; i < linked_.size(); ++i) {
-      if (linked_[i]) continue;
+    for (const auto& [key, index] : stored_) {
+      if (linked_.contains(index)) continue;
       throw Error(ErrorKind::kLayout,
-                  fmt::format("{}: no rule of the family {} maps it", layout_.tensor(i).name,
+                  fmt::format("{}: no rule of the family {} maps it", layout_.tensor(index).name,
                               map_.family->model_type),
                   "is this the right configuration for this checkpoint?");
     }
@@ -65,7 +67,7 @@ class Linker {
     whole(tensor.key, false, experts);
     for (std::size_t i = 0; i < tensor.also.size(); ++i) whole(tensor.also[i], i == 1, experts);
     // singleton_local_shards: experts, gate and up are tensors of their own.
-    const auto single = experts ? with_expert(tensor.key, *tensor.expert) : tensor.key;
+    const auto single = single_key(tensor);
     if (experts) whole(single, false, false);
     if (tensor.merge == Merge::kGateUp) {
       forms.push_back({{.key = single + "_w", .from = 0, .num_rows = rows / 2},
@@ -97,7 +99,7 @@ class Linker {
                    const Form& form,
                    int copy) {
     const auto& stored = layout_.tensor(stored_index);
-    linked_[stored_index] = true;
+    linked_.insert(stored_index);
     Box leading;  // which layer and expert of the stored tensor it is
     Shape expected;
     const auto add_axis = [&](std::int64_t size, std::int64_t index) {
@@ -159,7 +161,7 @@ class Linker {
   const ModelMap& map_;
   const distckpt::Layout& layout_;
   std::map<std::string_view, std::uint32_t> stored_;
-  std::vector<bool> linked_;
+  std::set<std::uint32_t> linked_;
   distckpt::TensorMap result_;
 };
 
@@ -171,8 +173,14 @@ std::string with_expert(std::string_view key, std::int64_t expert) {
   return fmt::format("{}{}.{}", key.substr(0, at), expert, key.substr(at));
 }
 
-distckpt::TensorMap link_megatron(const ModelMap& map, const distckpt::Layout& layout) {
-  return Linker(map, layout).link();
+distckpt::TensorMap link_megatron(const ModelMap& map,
+                                  const distckpt::Layout& layout,
+                                  std::string_view prefix) {
+  return Linker(map, layout, prefix).link();
+}
+
+std::string single_key(const MegatronTensor& tensor) {
+  return tensor.expert ? with_expert(tensor.key, *tensor.expert) : tensor.key;
 }
 
 std::string_view strip_wrappers(std::string_view key) {

@@ -4,9 +4,9 @@
 #include <map>
 #include <utility>
 
-#include "converter/hf_config.h"
-#include "converter/megatron_args.h"
+#include "converter/common_state.h"
 #include "converter/megatron_links.h"
+#include "converter/optimizer_tensors.h"
 #include "converter/sharded_state.h"
 #include "converter/sidecar.h"
 #include "distckpt/cast.h"
@@ -59,6 +59,7 @@ class MegatronTarget : public Target {
         torch_dist_(make(source, tensors, options, folder)) {
     layout_ = torch_dist_.layout();
     links_ = link_megatron(source.map, layout_);
+    link_optimizer();
     add_derived(tensors);
     for (const auto& tensor : source.map.megatron) {
       const auto& model = tensors[tensor.parts.front().model];
@@ -91,13 +92,42 @@ class MegatronTarget : public Target {
                                         const MegatronTargetOptions& options,
                                         const fs::path& folder) {
     const auto dtypes = stored_dtypes(source.map, tensors);
+    auto ranks = sharded_state(source.map, dtypes, options.parallel);
     // The dtype of most of the model is that of its first weight.
-    const auto dtype = dtypes.front();
-    return {folder, sharded_state(source.map, dtypes, options.parallel),
-            [&](distckpt::PickleWriter& pickle) {
-              write_common_state(pickle, source.map.config, options.parallel, dtype,
-                                 options.iteration);
+    WrittenState written{.dtype = dtypes.front(),
+                         .iteration = options.iteration.number.value_or(0)};
+    std::optional<CarriedState> carried;
+    if (source.common) carried = {.common = distckpt::common_dict(*source.common)};
+    if (const auto& training = source.training) {
+      written.optimizer = !training->optimizer.kinds.empty();
+      carried->optimizers = training->param_groups;
+      for (const auto& kind : training->optimizer.kinds) {
+        const auto map = optimizer_map(source.map, kind);
+        const auto states =
+            sharded_state(map, std::vector(map.megatron.size(), DType::kF32), options.parallel);
+        for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+          auto& to = ranks[rank].tensors;
+          to.insert(to.end(), states[rank].tensors.begin(), states[rank].tensors.end());
+        }
+      }
+      written.rng = keeps_rng(*training, options.parallel);
+      if (written.rng) ranks.front().objects = training->rng;
+    }
+    return {folder, ranks, [&](distckpt::PickleWriter& pickle) {
+              write_common_state(pickle, source.map.config, options.parallel, written, carried);
             }};
+  }
+
+  // Kind after kind, as the source has them.
+  void link_optimizer() {
+    if (!source_.training) return;
+    auto first = source_.training->first_tensor;
+    for (const auto& kind : source_.training->optimizer.kinds) {
+      const auto map = optimizer_map(source_.map, kind);
+      append_links(link_megatron(map, layout_, fmt::format("{}{}.", kStatePrefix, kind)), first,
+                   links_);
+      first += static_cast<std::uint32_t>(map.tensors.size());
+    }
   }
 
   // inv_freq and the like: Megatron has no place for them, the sidecar does.
@@ -129,6 +159,12 @@ class MegatronTarget : public Target {
 };
 
 }  // namespace
+
+bool keeps_rng(const TrainingState& training, const distckpt::ParallelConfig& parallel) {
+  return !training.rng.empty() &&
+         training.parallel.tensor_model_parallel_size == parallel.tensor_model_parallel_size &&
+         training.parallel.pipeline_model_parallel_size == parallel.pipeline_model_parallel_size;
+}
 
 std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
                                              const std::vector<ModelTensor>& tensors,

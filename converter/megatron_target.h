@@ -19,6 +19,10 @@ struct MegatronTargetOptions {
   std::optional<distckpt::DType> dtype{};  // a cast: the Hugging Face headers are not kept
 };
 
+// RNG state is that of tensor and pipeline parallel ranks, as Megatron-LM's loader has it: it stays
+// where their numbers stay.
+bool keeps_rng(const TrainingState& training, const distckpt::ParallelConfig& parallel);
+
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
 std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
                                              const std::vector<distckpt::ModelTensor>& tensors,

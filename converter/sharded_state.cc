@@ -1,5 +1,6 @@
 #include "converter/sharded_state.h"
 
+#include <optional>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -10,7 +11,6 @@ namespace {
 
 using distckpt::Box;
 using distckpt::ParallelConfig;
-using distckpt::Shape;
 using distckpt::ShardedTensor;
 
 // Where a rank stands among the ranks of its stage: dense layers are split over tensor parallel
@@ -43,16 +43,22 @@ class RankBuilder {
     at_.edp = rest;
   }
 
-  void add_tensor(const MegatronTensor& tensor, distckpt::DType dtype) {
+  void add_tensor(std::uint32_t index, int chunk) {
+    const auto& tensor = map_.megatron[index];
     if (tensor.expert && !has_expert(*tensor.expert)) return;
     const int split =
         tensor.expert ? parallel_.expert_tensor_parallel() : parallel_.tensor_model_parallel_size;
     const int rank = tensor.expert ? at_.etp : at_.tp;
     const int replica = tensor.expert ? at_.edp : at_.dp;
-    Shape shape = tensor.shape;
+    RankTensor local{
+        .megatron = index, .chunk = chunk, .shape = tensor.shape, .replica_id = {0, 0, replica}};
+    auto& shape = local.shape;
     if (tensor.vocabulary) shape[0] = parallel_.padded_vocab_size(shape[0]);
     if (tensor.split == Split::kNone) {
-      return add_shard(tensor, dtype, shape, Box::whole(shape), {0, rank, replica});
+      local.boxes.push_back(Box::whole(shape));
+      local.replica_id[1] = rank;
+      tensors_.push_back(std::move(local));
+      return;
     }
     const int dim = tensor.split == Split::kColumn ? 0 : 1;
     const int halves = tensor.merge == Merge::kGateUp ? 2 : 1;
@@ -64,52 +70,34 @@ class RankBuilder {
             : dim == 0 ? "rows"
                        : "columns",
             tensor.key);
-    const auto local = shape[dim] / halves / split;
+    const auto size = shape[dim] / halves / split;
     for (int half = 0; half < halves; ++half) {
       Box box = Box::whole(shape);
-      box.offset[dim] = half * (shape[dim] / halves) + rank * local;
-      box.size[dim] = local;
-      add_shard(tensor, dtype, shape, box, {0, 0, replica});
+      box.offset[dim] = half * (shape[dim] / halves) + rank * size;
+      box.size[dim] = size;
+      local.boxes.push_back(box);
     }
+    tensors_.push_back(std::move(local));
   }
 
   void add_extra_state(const MegatronObject& state) {
     const bool mine = state.expert ? has_expert(*state.expert) && at_.etp == 0 && at_.edp == 0
                                    : at_.tp == 0 && at_.dp == 0;
-    if (mine) state_.extra_states.push_back(state.object);
+    if (mine) extra_states_.push_back(state.object);
   }
 
-  distckpt::RankState take() { return std::move(state_); }
+  std::vector<RankTensor> take_tensors() { return std::move(tensors_); }
+  std::vector<distckpt::ShardedObject> take_extra_states() { return std::move(extra_states_); }
 
  private:
   bool has_expert(std::int64_t expert) const { return expert / experts_per_rank_ == at_.ep; }
-
-  void add_shard(const MegatronTensor& tensor,
-                 distckpt::DType dtype,
-                 const Shape& shape,
-                 const Box& box,
-                 std::vector<int> replica_id) {
-    ShardedTensor shard{.key = map_.written_key(tensor),
-                        .dtype = dtype,
-                        .local_shape = box.size,
-                        .global_shape = shape,
-                        .global_offset = box.offset,
-                        .replica_id = std::move(replica_id)};
-    const auto prepend = [&](std::int64_t size, std::int64_t index) {
-      shard.global_shape.push_front(size);
-      shard.global_offset.push_front(index);
-      ++shard.prepend_axis_num;
-    };
-    if (tensor.expert) prepend(map_.config.num_moe_experts, *tensor.expert);
-    if (shard.key == tensor.stacked_key) prepend(map_.config.num_layers, *tensor.layer);
-    state_.tensors.push_back(std::move(shard));
-  }
 
   const ModelMap& map_;
   const ParallelConfig& parallel_;
   std::int64_t experts_per_rank_;
   StageRank at_;
-  distckpt::RankState state_;
+  std::vector<RankTensor> tensors_;
+  std::vector<distckpt::ShardedObject> extra_states_;
 };
 
 void require_divisible(std::int64_t size, int parts, std::string_view flag, std::string_view what) {
@@ -117,11 +105,40 @@ void require_divisible(std::int64_t size, int parts, std::string_view flag, std:
           size, what);
 }
 
-}  // namespace
+// Where a module stands in the pipeline.
+struct Position {
+  int stage = 0;
+  int chunk = 0;
+};
 
-std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
-                                               const std::vector<distckpt::DType>& dtypes,
-                                               const ParallelConfig& parallel) {
+class Pipeline {
+ public:
+  Pipeline(const ModelMap& map, const ParallelConfig& parallel)
+      : stages_(pipeline_stages(parallel,
+                                static_cast<int>(map.config.num_layers),
+                                static_cast<int>(map.config.mtp_num_layers))) {}
+
+  Position of(Stage stage, std::optional<std::int64_t> layer) const {
+    const auto index = static_cast<std::size_t>(layer.value_or(0));
+    switch (stage) {
+      case Stage::kFirst:
+        return {stages_.embedding, 0};
+      case Stage::kLayer:
+        return {stages_.layers[index], stages_.layer_chunks[index]};
+      case Stage::kMtp:
+        return {stages_.mtp[index], stages_.mtp_chunks[index]};
+      case Stage::kLast:
+        return {stages_.loss, stages_.num_chunks - 1};
+    }
+    return {};
+  }
+
+ private:
+  distckpt::PipelineStages stages_;
+};
+
+// One builder for each rank, with what is at each position added to the ranks of that stage.
+std::vector<RankBuilder> build_ranks(const ModelMap& map, const ParallelConfig& parallel) {
   const auto& config = map.config;
   require_divisible(config.num_attention_heads, parallel.tensor_model_parallel_size, "--tp",
                     "attention heads");
@@ -132,21 +149,7 @@ std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
     require(parallel.expert_model_parallel_size == 1 && !parallel.expert_tensor_parallel_size,
             ErrorKind::kUsage, "--ep and --etp: the model has no experts");
   }
-  const auto stages = pipeline_stages(parallel, static_cast<int>(config.num_layers),
-                                      static_cast<int>(config.mtp_num_layers));
-  const auto stage_of = [&](Stage stage, std::optional<std::int64_t> layer) {
-    switch (stage) {
-      case Stage::kFirst:
-        return stages.embedding;
-      case Stage::kLayer:
-        return stages.layers[static_cast<std::size_t>(*layer)];
-      case Stage::kMtp:
-        return stages.mtp[static_cast<std::size_t>(*layer)];
-      case Stage::kLast:
-        return stages.loss;
-    }
-    return 0;
-  };
+  const Pipeline pipeline(map, parallel);
   const int stage_size = parallel.stage_size();
   std::vector<RankBuilder> ranks;
   for (int rank = 0; rank < parallel.pipeline_model_parallel_size * stage_size; ++rank) {
@@ -156,17 +159,60 @@ std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
     for (int i = 0; i < stage_size; ++i)
       visit(ranks[static_cast<std::size_t>(stage * stage_size + i)]);
   };
-  for (std::size_t i = 0; i < map.megatron.size(); ++i) {
-    const auto& tensor = map.megatron[i];
-    each_rank_of(stage_of(tensor.stage, tensor.layer),
-                 [&](RankBuilder& rank) { rank.add_tensor(tensor, dtypes[i]); });
+  for (std::uint32_t i = 0; i < map.megatron.size(); ++i) {
+    const auto at = pipeline.of(map.megatron[i].stage, map.megatron[i].layer);
+    each_rank_of(at.stage, [&](RankBuilder& rank) { rank.add_tensor(i, at.chunk); });
   }
   for (const auto& state : map.extra_states) {
-    each_rank_of(stage_of(state.stage, state.layer),
+    each_rank_of(pipeline.of(state.stage, state.layer).stage,
                  [&](RankBuilder& rank) { rank.add_extra_state(state); });
   }
+  return ranks;
+}
+
+}  // namespace
+
+std::vector<std::vector<RankTensor>> rank_tensors(const ModelMap& map,
+                                                  const ParallelConfig& parallel) {
+  std::vector<std::vector<RankTensor>> ranks;
+  for (auto& rank : build_ranks(map, parallel)) ranks.push_back(rank.take_tensors());
+  return ranks;
+}
+
+ShardedTensor sharded_tensor(const ModelMap& map,
+                             const RankTensor& local,
+                             const Box& box,
+                             distckpt::DType dtype) {
+  const auto& tensor = map.megatron[local.megatron];
+  ShardedTensor shard{.key = map.written_key(tensor),
+                      .dtype = dtype,
+                      .local_shape = box.size,
+                      .global_shape = local.shape,
+                      .global_offset = box.offset,
+                      .replica_id = local.replica_id};
+  const auto prepend = [&](std::int64_t size, std::int64_t index) {
+    shard.global_shape.push_front(size);
+    shard.global_offset.push_front(index);
+    ++shard.prepend_axis_num;
+  };
+  if (tensor.expert) prepend(map.config.num_moe_experts, *tensor.expert);
+  if (shard.key == tensor.stacked_key) prepend(map.config.num_layers, *tensor.layer);
+  return shard;
+}
+
+std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
+                                               const std::vector<distckpt::DType>& dtypes,
+                                               const ParallelConfig& parallel) {
   std::vector<distckpt::RankState> states;
-  for (auto& rank : ranks) states.push_back(rank.take());
+  for (auto& rank : build_ranks(map, parallel)) {
+    distckpt::RankState state;
+    for (const auto& tensor : rank.take_tensors()) {
+      for (const auto& box : tensor.boxes)
+        state.tensors.push_back(sharded_tensor(map, tensor, box, dtypes[tensor.megatron]));
+    }
+    state.extra_states = rank.take_extra_states();
+    states.push_back(std::move(state));
+  }
   return states;
 }
 

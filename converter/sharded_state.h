@@ -2,6 +2,7 @@
 // split into files.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "converter/model_map.h"
@@ -10,9 +11,30 @@
 
 namespace ferry::converter {
 
-// In the order of ranks (of one stage first, tensor parallel rank fastest, then the next stage):
-// the tensors that GPTModel::sharded_state_dict() gives there. `dtypes` are those of map.megatron.
+// A tensor of a module on one rank.
+struct RankTensor {
+  std::uint32_t megatron = 0;  // index into ModelMap::megatron
+  int chunk = 0;               // of the rank's model chunks, where stages are interleaved
+  distckpt::Shape shape{};     // of the whole tensor, padded
+  // What the rank holds, in the order in which it lies there: one box of the whole tensor, or one
+  // of the gate and one of the up projection.
+  std::vector<distckpt::Box> boxes{};
+  std::vector<int> replica_id{};
+};
+
+// In the order of ranks (of one stage first, tensor parallel rank fastest, then the next stage).
 // Throws Error(kUsage) if the model cannot be split so.
+std::vector<std::vector<RankTensor>> rank_tensors(const ModelMap& map,
+                                                  const distckpt::ParallelConfig& parallel);
+
+// One box of it as a checkpoint names it: key, axes of layers and experts before the others.
+distckpt::ShardedTensor sharded_tensor(const ModelMap& map,
+                                       const RankTensor& tensor,
+                                       const distckpt::Box& box,
+                                       distckpt::DType dtype);
+
+// In the same order: what GPTModel::sharded_state_dict() gives there. `dtypes` are those of
+// map.megatron. Throws Error(kUsage) if the model cannot be split so.
 std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
                                                const std::vector<distckpt::DType>& dtypes,
                                                const distckpt::ParallelConfig& parallel);

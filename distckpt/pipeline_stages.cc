@@ -55,7 +55,7 @@ PipelineStages parse_layout(const ParallelConfig& parallel, int num_layers, int 
   require(chunks % stages == 0, ErrorKind::kUsage,
           "{} {}: {} chunks cannot be shared out over {} pipeline stages", kFlag, text, chunks,
           stages);
-  PipelineStages result{.embedding = -1, .loss = -1};
+  PipelineStages result{.embedding = -1, .loss = -1, .num_chunks = chunks / stages};
   int chunk = 0;
   for (const char letter : written) {
     const int stage = chunk % stages;
@@ -70,9 +70,11 @@ PipelineStages parse_layout(const ParallelConfig& parallel, int num_layers, int 
         break;
       case 't':
         result.layers.push_back(stage);
+        result.layer_chunks.push_back(chunk / stages);
         break;
       case 'm':
         result.mtp.push_back(stage);
+        result.mtp_chunks.push_back(chunk / stages);
         break;
       case 'L':
         require(result.loss < 0 && chunk == chunks - 1, ErrorKind::kUsage,
@@ -115,7 +117,7 @@ PipelineStages pipeline_stages(const ParallelConfig& parallel, int num_layers, i
   const int embedding = parallel.account_for_embedding_in_pipeline_split ? 1 : 0;
   const int loss = parallel.account_for_loss_in_pipeline_split ? 1 : 0;
   const auto per_stage = parallel.layers_per_stage(num_layers + embedding + loss);
-  PipelineStages result{.loss = stages - 1};
+  PipelineStages result{.loss = stages - 1, .num_chunks = chunks};
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (int stage = 0; stage < stages; ++stage) {
       const int of_stage = per_stage[static_cast<std::size_t>(stage)];
@@ -125,14 +127,16 @@ PipelineStages pipeline_stages(const ParallelConfig& parallel, int num_layers, i
       int count = of_stage / chunks;
       if (chunk == 0 && stage == 0) count -= embedding;
       if (chunk == chunks - 1 && stage == stages - 1) count -= loss;
-      result.layers.insert(result.layers.end(), static_cast<std::size_t>(std::max(count, 0)),
-                           stage);
+      const auto num_layers_there = static_cast<std::size_t>(std::max(count, 0));
+      result.layers.insert(result.layers.end(), num_layers_there, stage);
+      result.layer_chunks.insert(result.layer_chunks.end(), num_layers_there, chunk);
     }
   }
   require(static_cast<int>(result.layers.size()) == num_layers, ErrorKind::kUsage,
           "{} layers cannot be shared out over {} stages with the embedding and the loss counted",
           num_layers, stages);
   result.mtp.assign(static_cast<std::size_t>(mtp_num_layers), stages - 1);
+  result.mtp_chunks.assign(static_cast<std::size_t>(mtp_num_layers), chunks - 1);
   return result;
 }
 

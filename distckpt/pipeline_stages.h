@@ -10,9 +10,12 @@ namespace ferry::distckpt {
 
 struct PipelineStages {
   int embedding = 0;
-  std::vector<int> layers{};  // stage of each decoder layer
-  std::vector<int> mtp{};     // stage of each prediction layer
-  int loss = 0;               // stage of the final norm and the output layer
+  std::vector<int> layers{};        // stage of each decoder layer
+  std::vector<int> layer_chunks{};  // and which of the stage's chunks has it
+  std::vector<int> mtp{};           // stage of each prediction layer
+  std::vector<int> mtp_chunks{};
+  int loss = 0;        // stage of the final norm and the output layer
+  int num_chunks = 1;  // of each stage: the embedding lies in its first, the loss in its last
 };
 
 // Throws Error(kUsage) if the layers cannot be shared out so (Megatron-Core

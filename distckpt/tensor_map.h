@@ -19,6 +19,7 @@ enum class Role : std::uint8_t {
   kWeight,
   kDerived,  // computed from the configuration (inv_freq): recomputed, may be on one side only
   kPadding,  // rows beyond the vocabulary, where both sides of a plan hold them
+  kState,    // of the optimizer: a master or a moment of a weight
 };
 
 // A tensor in Hugging Face terms: the unit of digests, proofs and reports.

@@ -284,6 +284,26 @@ PickleValue common_dict(const Pickle& common_state) {
   return root.kind() == PickleKind::kList && root.size() == 1 ? root[0] : root;
 }
 
+Pickle read_object(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object) {
+  const auto& item = object.item;
+  return with_context([&] { return fmt::format("reading {}", object.key); },
+                      [&] {
+                        return read_torch_object(ReadFile(checkpoint.files[item.file].path),
+                                                 item.offset, item.length, object_globals());
+                      });
+}
+
+std::string read_archive(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object) {
+  constexpr std::int64_t kMaxArchive = std::int64_t{1} << 28;
+  const auto& item = object.item;
+  const auto& path = checkpoint.files[item.file].path;
+  require(item.length <= kMaxArchive, ErrorKind::kCorrupt, "{}: {} has {} bytes", path.string(),
+          object.key, item.length);
+  std::string archive(static_cast<std::size_t>(item.length), '\0');
+  ReadFile(path).read_at(item.offset, std::as_writable_bytes(std::span(archive)));
+  return archive;
+}
+
 void check_objects(const TorchDistCheckpoint& checkpoint) {
   std::vector<std::unique_ptr<ReadFile>> files(checkpoint.files.size());
   const auto check = [&](const TorchDistItem& item) {

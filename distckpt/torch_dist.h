@@ -67,6 +67,12 @@ std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint);
 // The dict in it: the object is a list of one.
 PickleValue common_dict(const Pickle& common_state);
 
+// What an object holds. Throws Error(kCorrupt).
+Pickle read_object(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object);
+
+// Its archive, as it lies in the file.
+std::string read_archive(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object);
+
 // Parses the archive of every object, so that a damaged one is found. Throws Error(kCorrupt).
 void check_objects(const TorchDistCheckpoint& checkpoint);
 

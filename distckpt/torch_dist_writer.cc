@@ -30,7 +30,6 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
   listed.begin_list();
   common(listed);
   listed.end_list();
-  common_archive_ = torch_archive(listed.finish());
   PickleWriter plain;
   common(plain);
   common_file_ = torch_archive(plain.finish(), std::filesystem::path(kCommon).stem().string());
@@ -39,13 +38,16 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto file = static_cast<StorageId>(rank);
     std::int64_t position = 0;
-    const auto add_object = [&](std::string key, bool is_common) {
-      objects_.push_back(
-          {.key = std::move(key), .file = file, .offset = position, .common = is_common});
+    const auto add_object = [&](std::string key, std::string archive) {
+      objects_.push_back({.key = std::move(key),
+                          .file = file,
+                          .offset = position,
+                          .archive = std::move(archive)});
       position += static_cast<std::int64_t>(archive_of(objects_.back()).size());
     };
-    if (rank == 0) add_object("common_state/shard_0_1", true);
-    for (const auto& object : ranks[rank].extra_states) add_object(object.unique_key(), false);
+    if (rank == 0) add_object("common_state/shard_0_1", torch_archive(listed.finish()));
+    for (const auto& object : ranks[rank].objects) add_object(object.key, object.archive);
+    for (const auto& object : ranks[rank].extra_states) add_object(object.unique_key(), "");
     for (const auto& tensor : ranks[rank].tensors) {
       tensor.validate();
       if (!tensor.is_main_replica()) continue;
@@ -74,7 +76,7 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
 }
 
 const std::string& TorchDistTarget::archive_of(const Object& object) const {
-  return object.common ? common_archive_ : extra_state_archive_;
+  return object.archive.empty() ? extra_state_archive_ : object.archive;
 }
 
 std::vector<ChecksumRange> TorchDistTarget::protected_ranges() const {

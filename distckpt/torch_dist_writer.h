@@ -18,9 +18,16 @@
 
 namespace ferry::distckpt {
 
+// An object that is kept as another checkpoint holds it.
+struct StoredObject {
+  std::string key{};      // "rng_state/shard_0.1_1.2"
+  std::string archive{};  // torch.save of it
+};
+
 struct RankState {
   std::vector<ShardedTensor> tensors{};
   std::vector<ShardedObject> extra_states{};  // each stored as an empty tensor of bytes
+  std::vector<StoredObject> objects{};
 };
 
 class TorchDistTarget {
@@ -52,7 +59,7 @@ class TorchDistTarget {
     std::string key{};
     StorageId file = 0;
     std::int64_t offset = 0;
-    bool common = false;  // the common state, else an empty extra state
+    std::string archive{};  // empty: that of an extra state
   };
 
   std::string metadata_pickle() const;
@@ -64,7 +71,6 @@ class TorchDistTarget {
   std::vector<Object> objects_;
   std::vector<std::int64_t> file_sizes_;
   std::string extra_state_archive_;
-  std::string common_archive_;  // [common], as the object common_state
   std::string common_file_;     // common.pt
 };
 

@@ -57,6 +57,10 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["model_digest"] = report.model_digest;
   json["second_copies"] = report.second_copies;
   json["training_state_left_out"] = report.num_training_state;
+  json["optimizer_form"] = report.optimizer_form;
+  json["optimizer"] = report.optimizer_kinds;
+  json["rng"] = report.rng;
+  json["training_notes"] = report.training_notes;
   json["nonzero_padding"] = ordered_json::array();
   for (const auto& padding : report.nonzero_padding) {
     json["nonzero_padding"].push_back(fmt::format("{} {}", padding.tensor, to_string(padding.box)));

@@ -155,6 +155,14 @@ std::string convert_text(const converter::ConvertReport& report) {
     text += fmt::format("note     {} {}: padding that was not zero was dropped\n", padding.tensor,
                         to_string(padding.box));
   }
+  if (!report.optimizer_kinds.empty()) {
+    text += fmt::format("state    {} of the optimizer{}, carried over{}\n",
+                        fmt::join(report.optimizer_kinds, ", "), report.rng ? ", and the RNG" : "",
+                        report.optimizer_form == "fully_reshardable"
+                            ? ""
+                            : fmt::format(" from {} as fully_reshardable", report.optimizer_form));
+  }
+  for (const auto& note : report.training_notes) text += fmt::format("note     {}\n", note);
   if (report.num_training_state > 0) {
     text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
                         report.num_training_state);

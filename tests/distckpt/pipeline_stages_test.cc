@@ -20,6 +20,8 @@ TEST(PipelineStages, HandsChunksOutInTurn) {
                           .virtual_pipeline_model_parallel_size = 2};
   // Megatron-Core: chunk c lies on stage c % pp.
   EXPECT_EQ(pipeline_stages(parallel, 8, 0).layers, (Stages{0, 0, 1, 1, 0, 0, 1, 1}));
+  EXPECT_EQ(pipeline_stages(parallel, 8, 0).layer_chunks, (Stages{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(pipeline_stages(parallel, 8, 0).num_chunks, 2);
   parallel.num_layers_in_first_pipeline_stage = 2;
   EXPECT_EQ(pipeline_stages(parallel, 8, 1).layers, (Stages{0, 1, 1, 1, 0, 1, 1, 1}));
   EXPECT_EQ(pipeline_stages(parallel, 8, 1).mtp, Stages{1});
@@ -49,6 +51,7 @@ TEST(PipelineStages, ReadsMegatronsLayoutText) {
   EXPECT_EQ(stages.loss, 4);
   // Two chunks a stage.
   EXPECT_EQ(pipeline_stages(layout("Et|tt|t|L", 2), 4, 0).layers, (Stages{0, 1, 1, 0}));
+  EXPECT_EQ(pipeline_stages(layout("Et|tt|t|L", 2), 4, 0).layer_chunks, (Stages{0, 0, 0, 1}));
   EXPECT_EQ(pipeline_stages(layout("Et|tt|t|L", 2), 4, 0).loss, 1);
 }
 

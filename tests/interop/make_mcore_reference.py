@@ -51,6 +51,10 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     "llama_optim_full":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_reshardable"}),
     "llama_optim_dp":     ("llama", 2, 1, 1, 1, 2, "te", {"optim": "dp_reshardable"}),
     "mixtral_optim_full": ("mixtral", 1, 1, 2, 1, 2, "te", {"optim": "fully_reshardable"}),
+    "llama_optim_zero":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "dp_zero_gather_scatter", "rng": True}),
+    "mixtral_optim_dp":   ("mixtral", 2, 1, 2, 1, 2, "te", {"optim": "dp_reshardable", "rng": True}),
+    "qwen2_tied_optim_dp": ("qwen2_tied", 2, 2, 1, 1, 1, "te", {"optim": "dp_reshardable", "bucket_size": 5000}),
+    "deepseek_v3_optim_dp": ("deepseek_v3", 1, 2, 2, 1, 2, "te", {"optim": "dp_reshardable", "pp_first": 1}),
     # --mcore mc0131: N-D flattened optimizer tensors, mcore_data + all_local_plans in .metadata (as older torch leaves them)
     "llama_optim_fsms":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_sharded_model_space", "oldtorch": True}),
     "llama_legacy_tp2pp2": ("llama", 2, 2, 1, 1, 1, "te", {"legacy": True}),
@@ -58,8 +62,8 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
 ITER = 10
 
 
-def make_optimizer(model):
-    """DDP + DistributedOptimizer on CPU, one step with random gradients."""
+def make_optimizer(model, bucket_size=None):
+    """DDP + DistributedOptimizer on CPU, one step with random gradients; several buckets if their size is given."""
     import torch
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -69,16 +73,37 @@ def make_optimizer(model):
         return r if a or k else "torch.cuda." + r.split(".")[-1]
     torch.Tensor.type = type_
     ddp = DistributedDataParallel(model.config, DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False), model)
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=bucket_size is not None,
+        bucket_size=bucket_size), model)
+    ddp.ddp_config.overlap_grad_reduce = False   # which is what makes buckets; the gradients here are reduced at once
     opt = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=1e-2, min_lr=1e-4, bf16=True, params_dtype=torch.bfloat16,
                                                  use_distributed_optimizer=True, clip_grad=0.0), [ddp])
-    torch.manual_seed(1)
-    for p in model.parameters():
+    for i, p in enumerate(model.parameters()):
+        # a tied embedding has one gradient on both stages; replicas on other tensor parallel ranks have one anyway
+        torch.manual_seed(1 if getattr(p, "shared_embedding", False) else 2 + i)
         if hasattr(p, "main_grad"):
             p.main_grad.copy_(torch.randn_like(p.main_grad))
     ddp.finish_grad_sync()
     opt.step()
     return opt
+
+
+def state_of_parameters(optim, model_sharded):
+    """What sharded_state_dict gives as fully_reshardable, parameter by parameter, where data parallel groups have one rank.
+    megatron-core 0.19 takes parameters of all buckets but the first from the wrong place if buckets end in padding."""
+    from dataclasses import replace
+    from megatron.core.dist_checkpointing.dict_utils import nested_values
+    from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+    from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+    state = []
+    for base in nested_values(extract_sharded_tensors_and_factories(model_sharded)[0]):
+        for kind, flat in optim.chained_optimizers[0]._get_main_param_and_optimizer_states(base.data).items():
+            if kind == "step":
+                continue
+            data = flat.reshape(base.data.shape)
+            dtype = {} if isinstance(base, ShardedTensorFactory) else {"dtype": data.dtype}
+            state.append(replace(base, key=f"optimizer.state.{kind}.{base.key}", data=data, **dtype))
+    return {"state": state}
 
 
 def worker(w):
@@ -140,7 +165,7 @@ def worker(w):
     if w.rank == 0:
         os.makedirs(d, exist_ok=True)
     dist.barrier()
-    optim = make_optimizer(model) if opt.get("optim") else None
+    optim = make_optimizer(model, opt.get("bucket_size")) if opt.get("optim") else None
     meta = {"singleton_local_shards": bool(opt.get("singleton")), "chained_optim_avoid_prefix": True}
     if optim:
         meta["distrib_optim_sharding_type"] = opt["optim"]
@@ -152,6 +177,7 @@ def worker(w):
         state = model_sd  # what libraries that call dist_checkpointing directly do: model keys at top level
     else:
         state = {"args": training_args(a, tp, pp, ep, vpad, ITER, world=world, dp=dp, div=div,
+                                       etp=etp, pp_first=opt.get("pp_first"),
                                        optim=bool(optim), rng=bool(opt.get("rng"))), "checkpoint_version": 3.0,
                  "iteration": ITER, "model": model_sd, "num_floating_point_operations_so_far": 0}
         if optim:
@@ -207,7 +233,8 @@ def worker(w):
         if opt["optim"] != "fully_sharded_model_space":
             mm["distrib_optim_sharding_type"] = "fully_reshardable"
         msd = {"model": model.sharded_state_dict(metadata=mm)}
-        got_opt = assemble(optim.sharded_state_dict(msd, metadata=mm))
+        got_opt = assemble(state_of_parameters(optim, msd) if opt.get("bucket_size") else
+                           optim.sharded_state_dict(msd, metadata=mm))
     if w.rank == 0:
         if not opt.get("plain"):
             open(os.path.join(case_dir, "latest_checkpointed_iteration.txt"), "w").write(str(ITER))
