@@ -251,7 +251,7 @@ class Conversion {
     return {.threads = options_.threads,
             .max_memory = options_.max_memory,
             .journal = journal,
-            .on_inequality = {}};
+            .on_compared = {}};
   }
 
   distckpt::ExecuteReport execute(const CopyPlan& plan,

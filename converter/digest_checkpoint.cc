@@ -45,7 +45,7 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
   const auto checkpoint = open(options.path, how);
   check_derived(checkpoint);
   const distckpt::Executor executor(
-      {.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});
+      {.threads = options.threads, .max_memory = options.max_memory, .on_compared = {}});
 
   const auto plan = distckpt::plan_read(checkpoint.tensors, checkpoint.side());
   const auto source = checkpoint.source();
