@@ -107,12 +107,15 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
 }
 
 void CheckpointPair::note_selection() {
-  if (options_.selection.is_all()) return;
-  std::vector<std::string_view> names;
   for (const auto* side : {&left_, &right_}) {
-    for (const auto& tensor : side->tensors) names.push_back(tensor.name);
+    if (!side->hf || side->hf->part.empty()) continue;
+    notes_.push_back(fmt::format("{}: is a part of a model: {}", side->location.folder.string(),
+                                 describe(side->hf->part)));
   }
-  options_.selection.require_matches(names);
+  if (options_.selection.is_all()) return;
+  auto tensors = left_.tensors;
+  tensors.insert(tensors.end(), right_.tensors.begin(), right_.tensors.end());
+  options_.selection.require_matches(tensors);
   notes_.push_back(fmt::format("only a part was compared: {}", options_.selection.describe()));
 }
 

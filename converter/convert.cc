@@ -11,6 +11,7 @@
 
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
+#include "converter/part.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -104,6 +105,7 @@ class Conversion {
               .keep_fp8 = options_.keep_fp8});
     check_derived(source_);
     choose_target();
+    select_part();
     require(!options_.keep_fp8 || target_format_ != Format::kTorchDist, ErrorKind::kUsage,
             "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
     require(!options_.keep_fp8 || !options_.dtype, ErrorKind::kUsage,
@@ -163,6 +165,18 @@ class Conversion {
     report_.num_training_state = static_cast<std::int64_t>(source_.training_state.size());
   }
 
+  void select_part() {
+    if (!options_.selection.is_all()) {
+      options_.selection.require_matches(source_.tensors);
+      require(source_.hf.has_value(), ErrorKind::kUsage,
+              "{}: a part of it needs a place to say so: name the folder of config.json with "
+              "--hf-config",
+              source_.location.folder.string());
+      restrict_checkpoint(source_, options_.selection);
+    }
+    if (source_.hf) report_.part = source_.hf->part;
+  }
+
   static bool is_checkpoint(const fs::path& folder) {
     return fs::is_directory(folder) && (is_hf_folder(folder) || distckpt::is_torch_dist(folder));
   }
@@ -211,9 +225,18 @@ class Conversion {
           folder);
     }
     keep_shared_padding();
-    plan_ = distckpt::plan_copy(
-        tensors_, source_.side(), target_->side(),
-        options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    try {
+      plan_ = distckpt::plan_copy(
+          tensors_, source_.side(), target_->side(),
+          options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    } catch (Error& error) {
+      if (!report_.part.empty() && target_format_ == Format::kTorchDist) {
+        error.set_hint(
+            "a Megatron-Core tensor is written whole: q with k and v, gate with up, all layers and "
+            "experts; take all of it or nothing, or write any part with --to hf");
+      }
+      throw;
+    }
     const auto budget = distckpt::staging_budget(plan_, executor_options(nullptr));
     report_.threads = budget.threads;
     report_.staging_bytes = budget.bytes;

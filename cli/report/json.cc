@@ -83,6 +83,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["source"] = {{"path", report.source.string()}, {"format", to_string(report.source_format)}};
   json["target"] = {{"path", report.target.string()}, {"format", to_string(report.target_format)}};
   json["family"] = report.family;
+  if (!report.part.empty()) json["part"] = converter::part_json(report.part);
   json["tensors"] = report.num_tensors;
   json["parameters"] = report.num_parameters;
   json["bytes"] = report.bytes;
@@ -145,6 +146,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
         {"make_vocab_size_divisible_by", report.saved_with->make_vocab_size_divisible_by}};
   }
   json["sidecar"] = report.has_sidecar;
+  if (!report.part.empty()) json["part"] = converter::part_json(report.part);
   json["parameters"] = report.num_parameters;
   json["stored_elements"] = report.num_stored;
   json["bytes"] = report.num_bytes;

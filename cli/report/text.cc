@@ -121,6 +121,8 @@ std::string convert_text(const converter::ConvertReport& report) {
   text +=
       fmt::format("model    {} parameters, {} tensors, {}\n", format_count(report.num_parameters),
                   report.num_tensors, format_bytes(report.bytes));
+  if (!report.part.empty())
+    text += fmt::format("part     only this of the model: {}\n", converter::describe(report.part));
   if (report.dry_run != converter::DryRun::kNo) {
     text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
                         format_count(report.num_pieces), report.threads,
@@ -183,6 +185,9 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   for (const auto& [dtype, elements] : report.elements_by_dtype) {
     text += fmt::format("            {} {}\n", format_count(elements), dtype);
   }
+  if (!report.part.empty())
+    text +=
+        fmt::format("part        only this of the model: {}\n", converter::describe(report.part));
   if (report.saved_with) {
     text += fmt::format("saved with  TP{} PP{} EP{}, vocabulary divisible by {}\n",
                         report.saved_with->tensor_model_parallel_size,
