@@ -87,6 +87,7 @@ class Tabulator {
       for (auto* sum : {&row.total.difference, &cell.difference}) *sum += tensor.difference;
       for (auto* number : {&row.total.num_tensors, &cell.num_tensors}) ++*number;
       for (auto* number : {&row.total.num_changed, &cell.num_changed}) *number += changed ? 1 : 0;
+      if (place.expert) expert_of(row.total, *place.expert) += tensor.difference;
       if (cell.worst != nullptr && !is_worse(tensor.difference, cell.worst->difference)) continue;
       cell.worst = &tensor;
       cell.worst_expert = place.expert;
@@ -117,6 +118,12 @@ class Tabulator {
     auto& row = rows_[place.layer];
     row.total.layer = place.layer;
     return row;
+  }
+
+  static distckpt::ElementDifference& expert_of(DiffRow& row, std::int64_t expert) {
+    const auto index = static_cast<std::size_t>(expert);
+    if (row.experts.size() <= index) row.experts.resize(index + 1);
+    return row.experts[index];
   }
 
   DiffCell& cell_of(Row& row, const TensorPlace& place) {

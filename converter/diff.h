@@ -70,6 +70,7 @@ struct DiffRow {
   std::int64_t num_tensors = 0;
   std::int64_t num_changed = 0;
   std::vector<DiffCell> cells{};  // in the order of `columns`; those that the layer has
+  std::vector<distckpt::ElementDifference> experts{};  // by number, each over all its tensors
 };
 
 struct DiffTable {

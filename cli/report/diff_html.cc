@@ -50,10 +50,13 @@ p, ul { margin: 6px 0; max-width: 900px; }
 svg text { font-size: 12px; fill: var(--ink); }
 svg text.layer { text-anchor: end; fill: var(--dim); font-variant-numeric: tabular-nums; }
 svg .axis { fill: var(--dim); text-anchor: middle; }
+svg .power { font-size: 9px; }
 svg .grid { stroke: var(--line); }
 svg .bar { fill: var(--s5); }
 svg .bar.equal { fill: var(--dim); opacity: 0.55; }
-.heat rect:hover { stroke: var(--ink); stroke-width: 2px; }
+svg .number { font-size: 10.5px; text-anchor: middle; pointer-events: none; font-variant-numeric: tabular-nums; }
+svg .low { fill: var(--ink); } svg .high { fill: var(--page); }
+.experts rect:hover, .heat rect:hover { stroke: var(--ink); stroke-width: 2px; }
 .s0 { fill: var(--s0); background: var(--s0); } .s1 { fill: var(--s1); background: var(--s1); } .s2 { fill: var(--s2); background: var(--s2); }
 .s3 { fill: var(--s3); background: var(--s3); } .s4 { fill: var(--s4); background: var(--s4); } .s5 { fill: var(--s5); background: var(--s5); }
 .s6 { fill: var(--s6); background: var(--s6); } .s7 { fill: var(--s7); background: var(--s7); }
@@ -124,6 +127,8 @@ std::string maps(const DiffTable& table) {
       html += "<h3>Outside of layers</h3>\n<div class=\"chips\">\n" + outside_chips(table, *scale) +
               "</div>\n";
     }
+    const auto experts = expert_map_svg(table, *scale);
+    if (!experts.empty()) html += "<h3>Layers and their experts</h3>\n" + experts;
     html += "</div>\n";
   }
   return html +
@@ -145,12 +150,13 @@ std::string short_count(std::int64_t count) {
   return fmt::format("{:.3g}{}", value, unit);
 }
 
-// "3-4", then "to 16": there is room for little more.
+// "3-4", then "to 16", then "to 2^14", raised: there is room for little more.
 std::string short_bucket(std::size_t bucket) {
   const auto last = distckpt::largest_ulps_of(bucket);
   if (last < 16) return format_bucket(bucket);
-  return last >= std::uint64_t{1} << 62 ? "more"
-                                        : "to " + short_count(static_cast<std::int64_t>(last));
+  if (last < 1000) return fmt::format("to {}", last);
+  if (last >= std::uint64_t{1} << 62) return "more";
+  return fmt::format("to 2<tspan class=\"power\" dy=\"-4\">{}</tspan>", bucket - 1);
 }
 
 // Heights are logarithms: a single element is seen beside a billion.

@@ -72,6 +72,19 @@ std::string rectangle(
       x, y, kCellWidth, height, classes, escape_xml(title));
 }
 
+// The number itself, where there is room for it.
+std::string number_in(double x,
+                      double y,
+                      double height,
+                      const ElementDifference& difference,
+                      const HeatScale& scale) {
+  if (difference.counts.different == 0 || height < 18) return {};
+  const auto value = scale.value(difference);
+  return fmt::format("<text class=\"number {}\" x=\"{}\" y=\"{}\">{}</text>\n",
+                     value > scale.steps[3] ? "high" : "low", x + kCellWidth * 0.5,
+                     y + height * 0.5 + 3.5, escape_xml(scale.text(value)));
+}
+
 std::string cell_classes(const DiffCell& cell, const HeatScale& scale) {
   if (!cell.unpaired.empty()) return "unpaired";
   return step_class(cell.difference, scale) + (has_nonfinite(cell.difference) ? " nonfinite" : "");
@@ -94,7 +107,13 @@ const HeatScale& changed_share_scale() {
       .title = "Share of changed elements",
       .value = [](const ElementDifference& one) { return one.counts.changed_share(); },
       .steps = {1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9},
-      .labels = {"to 0.01%", "0.1%", "1%", "10%", "50%", "90%", "100%"}};
+      .labels = {"to 0.01%", "0.1%", "1%", "10%", "50%", "90%", "100%"},
+      .text =
+          [](double share) {
+            return share < 1e-4   ? std::string("<0.01%")
+                   : share > 0.99 ? format_share(share)
+                                  : fmt::format("{:.2g}%", share * 100);
+          }};
   return scale;
 }
 
@@ -104,7 +123,15 @@ const HeatScale& relative_difference_scale() {
       .title = "Relative difference",
       .value = [](const ElementDifference& one) { return one.relative_difference(); },
       .steps = {1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1},
-      .labels = {"to 1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "more"}};
+      .labels = {"to 1e-6", "1e-5", "1e-4", "0.001", "0.01", "0.1", "more"},
+      .text =
+          [](double value) {
+            if (value >= 1e-3) return fmt::format("{:.2g}", value);
+            auto text = fmt::format("{:.1e}", value);  // "1.2e-04"
+            if (const auto zero = text.find("e-0"); zero != std::string::npos)
+              text.erase(zero + 2, 1);
+            return text;
+          }};
   return scale;
 }
 
@@ -173,8 +200,9 @@ std::string heat_map_svg(const DiffTable& table, const HeatScale& scale) {
     svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">{}</text>\n", left - 8,
                        y + cell_height * 0.5 + 4, *row.layer);
     for (const auto& cell : row.cells) {
-      svg += rectangle(column_x(index.at(cell.column)), y, cell_height, cell_classes(cell, scale),
-                       describe_cell(cell));
+      const auto x = column_x(index.at(cell.column));
+      svg += rectangle(x, y, cell_height, cell_classes(cell, scale), describe_cell(cell));
+      if (cell.unpaired.empty()) svg += number_in(x, y, cell_height, cell.difference, scale);
     }
     if (row.num_tensors > 0) {
       svg += rectangle(
@@ -182,8 +210,55 @@ std::string heat_map_svg(const DiffTable& table, const HeatScale& scale) {
           step_class(row.difference, scale) + (has_nonfinite(row.difference) ? " nonfinite" : ""),
           fmt::format("layer {}: {} of {} tensors changed\n{}", *row.layer, row.num_changed,
                       row.num_tensors, describe_difference(row.difference)));
+      svg += number_in(total_x, y, cell_height, row.difference, scale);
     }
     y += cell_height + kGap;
+  }
+  return svg + "</svg>\n";
+}
+
+std::string expert_map_svg(const DiffTable& table, const HeatScale& scale) {
+  std::size_t num_experts = 0;
+  std::size_t num_rows = 0;
+  for (const auto& row : table.layers) {
+    num_experts = std::max(num_experts, row.experts.size());
+    num_rows += row.experts.empty() ? 0 : 1;
+  }
+  if (num_experts == 0) return {};
+  const double step = std::clamp(1120.0 / static_cast<double>(num_experts), 5.0, 26.0);
+  const double row_step = num_rows > 40 ? 11 : 15;
+  const double left = 44;
+  const double top = 20;
+  const std::size_t every = num_experts <= 16 ? 1 : num_experts <= 64 ? 4 : 16;
+  const auto width = left + static_cast<double>(num_experts) * step + 8;
+  const auto height = top + static_cast<double>(num_rows) * row_step + 4;
+  auto svg = fmt::format(
+      "<svg class=\"experts\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
+      "{1:.0f}\" role=\"img\" aria-label=\"{2} by layer and expert\">\n",
+      width, height, scale.title);
+  for (std::size_t i = 0; i < num_experts; i += every) {
+    svg += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{}\">{}</text>\n",
+                       left + (static_cast<double>(i) + 0.5) * step, top - 6, i);
+  }
+  double y = top;
+  for (const auto& row : table.layers) {
+    if (row.experts.empty()) continue;
+    svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">{}</text>\n", left - 8,
+                       y + row_step * 0.5 + 3, *row.layer);
+    for (std::size_t i = 0; i < row.experts.size(); ++i) {
+      const auto& expert = row.experts[i];
+      if (expert.counts.elements == 0) continue;
+      svg += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"{}\" class=\"{}{}\">"
+          "<title>layer {}, expert {}: {}, relative difference {}</title></rect>\n",
+          left + static_cast<double>(i) * step, y, step - 1, row_step - 1,
+          step_class(expert, scale), has_nonfinite(expert) ? " nonfinite" : "", *row.layer, i,
+          expert.counts.different == 0
+              ? "equal"
+              : escape_xml(format_share(expert.counts.changed_share())) + " changed",
+          format_number(expert.relative_difference()));
+    }
+    y += row_step;
   }
   return svg + "</svg>\n";
 }

@@ -18,12 +18,15 @@ struct HeatScale {
   double (*value)(const distckpt::ElementDifference&) = nullptr;
   std::array<double, 6> steps{};  // a value up to steps[i], included, is of step i + 1
   std::array<std::string_view, 7> labels{};
+  std::string (*text)(double value) = nullptr;  // short enough for a cell
 };
 
 const HeatScale& changed_share_scale();
 const HeatScale& relative_difference_scale();
 
 std::string heat_map_svg(const converter::DiffTable& table, const HeatScale& scale);
+std::string expert_map_svg(const converter::DiffTable& table,
+                           const HeatScale& scale);  // layers by experts; "" if there are none
 std::string outside_chips(const converter::DiffTable& table, const HeatScale& scale);
 std::string legend(const converter::DiffTable& table, const HeatScale& scale);
 

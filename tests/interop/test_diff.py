@@ -144,6 +144,46 @@ def test_the_page_of_equal_checkpoints_and_of_strangers(work):
     assert "is on the right only" in text
 
 
+def test_experts_have_a_map_of_their_own(work):
+    source, tuned = DATA / "hf_qwen3_moe/hf", work / "tuned"
+    shutil.copytree(source, tuned)
+    for path in weight_files(tuned):
+        metadata, tensors = read_safetensors(path)
+        name = "model.layers.1.mlp.experts.2.up_proj.weight"
+        dtype, shape, data = tensors[name]
+        tensors[name] = (dtype, shape, bytes(len(data)))
+        path.write_bytes(safetensors_bytes(tensors, metadata))
+    text, root = page(work, source, tuned)
+    maps = [e for e in root.iter(XHTML + "svg") if e.get("class") == "experts"]
+    assert len(maps) == 2 and text.count("Layers and their experts") == 2
+    for one in maps:
+        cells = [(c.find(XHTML + "title").text, c.get("class")) for c in one.iter(XHTML + "rect")]
+        assert len(cells) == 2 * 4
+        assert [t.split(":")[0] for t, c in cells if c != "s0"] == ["layer 1, expert 2"]
+        assert sum(": equal, relative difference 0" in t for t, _ in cells) == 7
+    report = ferry_json("diff", source, tuned, code=1)
+    assert [t["name"] for t in report["tensors"] if t["changed"]] == [name]
+
+
+def test_a_part_that_was_converted_equals_that_part_of_its_source(work):
+    source, globs = DATA / "hf_qwen3_moe/hf", ["--include", "*.experts.[12].*", "--include", "*.mlp.gate.*"]
+    megatron = work / "megatron"
+    run_ok("convert", source, megatron, "--ep", 2)
+    for name, of in {"part": source, "again": megatron}.items():
+        report = ferry_json("convert", of, work / name, "--to", "hf", *globs)
+        assert report["part"] == [{"include": [globs[1], globs[3]], "exclude": []}]
+    part = hf_tensors(work / "part")
+    assert len(part) == 2 * (2 * 3 + 1) and hf_tensors(work / "again") == part
+    assert part == {n: t for n, t in hf_tensors(source).items() if n in part}
+    assert ferry_json("diff", source, work / "part", *globs)["identical"]
+    assert len(ferry_json("verify", megatron, work / "part", code=1)["tensors"]) == 45 - len(part)
+    run_ok("verify", megatron, work / "part", *globs)
+    run_ok("digest", work / "part", "--output", work / "manifest")
+    run_ok("digest", source, "--check", work / "manifest")
+    refused = run_ok("convert", source, work / "no", "--include", "*.experts.9.*", "--include", "*.mlp.*", code=2)
+    assert "--include '*.experts.9.*': matches no tensor" in refused.stderr and not (work / "no").exists()
+
+
 def test_a_part_is_compared_alone(work):
     source, tuned = DATA / "hf_llama/hf", work / "tuned"
     shutil.copytree(source, tuned)
