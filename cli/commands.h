@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "converter/progress.h"
+#include "converter/selection.h"
 #include "distckpt/filenames.h"
 
 namespace ferry::cli {
@@ -19,6 +21,7 @@ inline constexpr int kTrouble = 2;
 void add_convert(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
+void add_diff(CLI::App& app);
 void add_digest(CLI::App& app);
 
 // Options that several subcommands have, with one wording.
@@ -27,6 +30,7 @@ void add_quiet(CLI::App& command, bool& quiet);
 void add_threads(CLI::App& command, int& threads);
 void add_max_memory(CLI::App& command, std::string& text);
 void add_hf_config(CLI::App& command, std::string& folder);
+void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb);
 void add_iteration(CLI::App& command,
                    const std::string& flag,
                    std::string& text,

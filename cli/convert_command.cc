@@ -16,6 +16,7 @@ struct Flags {
   std::string format{};
   std::string iteration{};
   std::string hf_config{};
+  converter::Selection selection{};
   std::string dtype{};
   std::string max_shard_size{};
   std::string max_memory = "192MiB";
@@ -36,6 +37,7 @@ converter::ConvertOptions options_of(const Flags& flags) {
   if (flags.format == "megatron") options.format = converter::Format::kTorchDist;
   options.iteration = parse_iteration_flag(flags.iteration);
   options.hf_config = flags.hf_config;
+  options.selection = flags.selection;
   options.parallel = flags.parallel;
   if (!flags.dtype.empty()) options.dtype = distckpt::dtype_from_short_name(flags.dtype);
   if (!flags.max_shard_size.empty())
@@ -81,6 +83,7 @@ void add_convert(CLI::App& app) {
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
                 "Hugging Face one (default: release)");
   add_hf_config(*command, flags->hf_config);
+  add_selection(*command, flags->selection, "Convert");
   auto& parallel = flags->parallel;
   const auto size = CLI::Range(1, 65536);
   command

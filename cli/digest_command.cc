@@ -31,7 +31,9 @@ struct Flags {
 void check(const Flags& flags,
            const converter::Manifest& expected,
            const converter::Manifest& found) {
-  const bool with_files = !flags.tensors_only && expected.format == found.format;
+  // A whole model that is held against the manifest of a part has no files to compare.
+  const bool with_files =
+      !flags.tensors_only && expected.format == found.format && !found.files.empty();
   const auto lines = converter::compare_manifests(expected, found, with_files);
   if (flags.json) {
     const nlohmann::ordered_json json{{"matches", lines.empty()},
@@ -44,7 +46,13 @@ void check(const Flags& flags,
     if (!with_files) {
       fmt::print("note     files were not compared: {}\n",
                  flags.tensors_only ? "as asked"
-                                    : "the manifest is of a " + expected.format + " checkpoint");
+                 : expected.format != found.format
+                     ? "the manifest is of a " + expected.format + " checkpoint"
+                     : "the manifest is of a part of a model");
+    }
+    if (!expected.part.empty()) {
+      fmt::print("note     the manifest is of a part of the model: {}\n",
+                 converter::describe(expected.part));
     }
     if (lines.empty()) {
       fmt::print("matches  {} tensors{}, model {}\n", found.tensors.size(),
@@ -72,6 +80,7 @@ void run(const Flags& flags) {
        .hf_config = flags.hf_config,
        .leave_out = {flags.output, flags.check},
        .keep_fp8 = flags.keep_fp8,
+       .part = expected ? expected->part : converter::Part(),
        .files = !flags.tensors_only && (same_format || !flags.output.empty()),
        .threads = flags.threads,
        .max_memory = parse_size(flags.max_memory, "--max-memory")},

@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   add_convert(app);
   add_inspect(app);
   add_verify(app);
+  add_diff(app);
   add_digest(app);
   try {
     app.parse(argc, argv);

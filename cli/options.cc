@@ -1,6 +1,7 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <vector>
 
 #include "cli/commands.h"
 #include "distckpt/error.h"
@@ -32,6 +33,21 @@ void add_hf_config(CLI::App& command, std::string& folder) {
   command.add_option(
       "--hf-config", folder,
       "A folder with the config.json (and tokenizer) that a Megatron checkpoint lacks");
+}
+
+void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb) {
+  const auto add = [&](const std::string& flag, std::vector<std::string>& globs,
+                       std::string_view what) {
+    command
+        .add_option(flag, globs,
+                    fmt::format("{} {} tensors whose Hugging Face name matches: '*.mlp.*'; "
+                                "repeatable",
+                                verb, what))
+        ->type_name("GLOB")
+        ->allow_extra_args(false);
+  };
+  add("--include", selection.include, "only");
+  add("--exclude", selection.exclude, "no");
 }
 
 void add_iteration(CLI::App& command,

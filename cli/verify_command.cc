@@ -15,6 +15,7 @@ struct Flags {
   std::string left_iteration{};
   std::string right_iteration{};
   std::string hf_config{};
+  converter::Selection selection{};
   std::string max_memory = "192MiB";
   int threads = 0;
   bool weights_only = false;
@@ -37,6 +38,7 @@ void add_verify(CLI::App& app) {
   add_hf_config(*command, flags->hf_config);
   command->add_flag("--weights-only", flags->weights_only,
                     "Leave config.json, tokenizer and other files alone");
+  add_selection(*command, flags->selection, "Compare");
   add_threads(*command, flags->threads);
   add_max_memory(*command, flags->max_memory);
   add_json(*command, flags->json);
@@ -49,10 +51,10 @@ void add_verify(CLI::App& app) {
                            .left_iteration = parse_iteration_flag(flags->left_iteration),
                            .right_iteration = parse_iteration_flag(flags->right_iteration),
                            .hf_config = flags->hf_config,
-                           .weights_only = flags->weights_only,
+                           .selection = flags->selection,
                            .threads = flags->threads,
                            .max_memory = parse_size(flags->max_memory, "--max-memory")},
-                          make_progress(flags->quiet));
+                          {.weights_only = flags->weights_only}, make_progress(flags->quiet));
     if (flags->json) {
       fmt::print("{}\n", verify_json(report).dump(2));
     } else if (!flags->quiet) {

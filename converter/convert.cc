@@ -11,6 +11,7 @@
 
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
+#include "converter/part.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -102,9 +103,11 @@ class Conversion {
              {.iteration = is_hf_checkpoint(options_.from) ? std::nullopt : options_.iteration,
               .hf_config = options_.hf_config,
               .keep_fp8 = options_.keep_fp8,
-              .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim});
+              .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim &&
+                                options_.selection.is_all()});
     check_derived(source_);
     choose_target();
+    select_part();
     require(!options_.keep_fp8 || target_format_ != Format::kTorchDist, ErrorKind::kUsage,
             "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
     require(!options_.keep_fp8 || !options_.dtype, ErrorKind::kUsage,
@@ -185,6 +188,18 @@ class Conversion {
     }
   }
 
+  void select_part() {
+    if (!options_.selection.is_all()) {
+      options_.selection.require_matches(source_.tensors);
+      require(source_.hf.has_value(), ErrorKind::kUsage,
+              "{}: a part of it needs a place to say so: name the folder of config.json with "
+              "--hf-config",
+              source_.location.folder.string());
+      restrict_checkpoint(source_, options_.selection);
+    }
+    if (source_.hf) report_.part = source_.hf->part;
+  }
+
   static bool is_checkpoint(const fs::path& folder) {
     return fs::is_directory(folder) && (is_hf_folder(folder) || distckpt::is_torch_dist(folder));
   }
@@ -233,9 +248,18 @@ class Conversion {
           folder);
     }
     keep_shared_padding();
-    plan_ = distckpt::plan_copy(
-        tensors_, source_.side(), target_->side(),
-        options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    try {
+      plan_ = distckpt::plan_copy(
+          tensors_, source_.side(), target_->side(),
+          options_.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    } catch (Error& error) {
+      if (!report_.part.empty() && target_format_ == Format::kTorchDist) {
+        error.set_hint(
+            "a Megatron-Core tensor is written whole: q with k and v, gate with up, all layers and "
+            "experts; take all of it or nothing, or write any part with --to hf");
+      }
+      throw;
+    }
     const auto budget = distckpt::staging_budget(plan_, executor_options(nullptr));
     report_.threads = budget.threads;
     report_.staging_bytes = budget.bytes;
@@ -276,7 +300,7 @@ class Conversion {
     return {.threads = options_.threads,
             .max_memory = options_.max_memory,
             .journal = journal,
-            .on_inequality = {}};
+            .on_compared = {}};
   }
 
   distckpt::ExecuteReport execute(const CopyPlan& plan,

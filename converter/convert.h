@@ -10,6 +10,7 @@
 
 #include "converter/checkpoint.h"
 #include "converter/progress.h"
+#include "converter/selection.h"
 #include "distckpt/digest.h"
 #include "distckpt/executor.h"
 #include "distckpt/parallel_config.h"
@@ -29,6 +30,7 @@ struct ConvertOptions {
   std::optional<distckpt::Iteration> iteration{};  // of a Megatron source (default: the tracker's);
                                                    // else the target's (default: release)
   std::filesystem::path hf_config{};
+  Selection selection{};                              // convert this part of the model
   distckpt::ParallelConfig parallel{};                // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
   bool keep_fp8 = false;                              // to Hugging Face: no dequantisation
@@ -52,6 +54,7 @@ struct ConvertReport {
   std::filesystem::path source{};
   std::filesystem::path target{};  // the folder that was published
   std::string family{};
+  Part part{};                   // of the model, that the target holds
   std::int64_t num_tensors = 0;  // in Hugging Face terms
   std::int64_t num_parameters = 0;
   std::int64_t bytes = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "converter/convert.h"
+#include "converter/part.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 
@@ -42,10 +43,16 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
   OpenOptions how{.iteration = options.iteration, .hf_config = {}, .keep_fp8 = options.keep_fp8};
   if (!locate(options.path, options.iteration).has_own_config()) how.hf_config = options.hf_config;
-  const auto checkpoint = open(options.path, how);
+  auto checkpoint = open(options.path, how);
   check_derived(checkpoint);
+  // A part of itself is itself.
+  const bool restricts =
+      !options.part.empty() && (!checkpoint.hf || checkpoint.hf->part != options.part);
+  if (restricts) {
+    for (const auto& selection : options.part) restrict_checkpoint(checkpoint, selection);
+  }
   const distckpt::Executor executor(
-      {.threads = options.threads, .max_memory = options.max_memory, .on_inequality = {}});
+      {.threads = options.threads, .max_memory = options.max_memory, .on_compared = {}});
 
   const auto plan = distckpt::plan_read(checkpoint.tensors, checkpoint.side());
   const auto source = checkpoint.source();
@@ -56,6 +63,7 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
                     .model_digest = model_digest(checkpoint.tensors, tensors.digests),
                     .tensors = {},
                     .files = {}};
+  manifest.part = restricts ? options.part : checkpoint.hf ? checkpoint.hf->part : Part();
   for (std::size_t i = 0; i < checkpoint.tensors.size(); ++i) {
     const auto& tensor = checkpoint.tensors[i];
     manifest.tensors.push_back({.name = tensor.name,
@@ -64,7 +72,7 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
                                 .role = tensor.role,
                                 .digest = tensors.digests[i]});
   }
-  if (!options.files) return manifest;
+  if (!options.files || restricts) return manifest;
 
   // A file is digested as a tensor of bytes is.
   std::vector<distckpt::ModelTensor> files;

@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, 12> kWeightSuffixes{
 
 bool travels(const fs::directory_entry& entry) {
   const auto name = entry.path().filename().string();
-  return entry.is_regular_file() && !name.starts_with('.') &&
+  return entry.is_regular_file() && !name.starts_with('.') && name != distckpt::kPartRecord &&
          std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
 }
 
@@ -58,12 +58,15 @@ HfForm read_hf_companions(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (travels(entry)) form.carried.push_back(entry.path().filename().string());
   }
+  const auto part = folder / distckpt::kPartRecord;
+  if (fs::exists(part)) form.part = parse_part(distckpt::read_text(part), part.string());
   std::ranges::sort(form.carried);
   return form;
 }
 
 HfForm read_hf_config(const fs::path& folder) {
   auto form = read_hf_companions(folder);
+  form.part.clear();  // it is of the weights that are there
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != distckpt::kSafetensorsSuffix) continue;
     for (const auto& tensor : distckpt::read_safetensors_header(entry.path()).entries)

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "converter/selection.h"
 #include "distckpt/safetensors.h"
 
 namespace ferry::converter {
@@ -19,6 +20,7 @@ struct HfForm {
   std::filesystem::path folder{};  // of the carried files
   std::vector<std::string>
       carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
+  Part part{};  // which part of the model is there; empty: all of it
   std::vector<distckpt::SafetensorsHeader>
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "converter/hf_config.h"
+#include "converter/part.h"
 #include "distckpt/cast.h"
 #include "distckpt/dequantize.h"
 #include "distckpt/error.h"
@@ -32,7 +33,7 @@ class HfOpener {
 
   Checkpoint open() {
     const auto& hf = *checkpoint_.hf;
-    checkpoint_.map = make_model_map(read_config());
+    checkpoint_.map = make_part_map(read_config(), hf.part);
     checkpoint_.tensors = checkpoint_.map.tensors;
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);

@@ -173,6 +173,7 @@ class HfTarget : public Target {
         carry(hf_, name, folder_);
       }
     }
+    carry_part(hf_, folder_);
     if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);
   }
 

@@ -8,6 +8,7 @@
 #include "converter/megatron_args.h"
 #include "converter/megatron_links.h"
 #include "converter/megatron_names.h"
+#include "converter/part.h"
 #include "converter/sidecar.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -41,6 +42,7 @@ void try_config(InspectReport& report, Read&& read) {
 
 void inspect_hf(InspectReport& report) {
   const auto form = read_hf_folder(report.location.folder);
+  report.part = form.part;
   try_config(report, [&] { return parse_hf_config(form.config_text(), form.config_source()); });
   for (const auto& header : form.headers) {
     for (const auto& entry : header.entries) {
@@ -61,6 +63,7 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
     auto form =
         hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_config(hf_config);
     report.has_sidecar = form && hf_config.empty();
+    if (form) report.part = form->part;
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {
       report.saved_with = read_parallel_args(distckpt::common_dict(*common));
@@ -141,7 +144,7 @@ InspectReport inspect(const fs::path& path,
   report.num_parameters = report.num_stored;
   if (report.config && report.config->vocab_size > 0) {
     report.num_parameters = 0;
-    for (const auto& tensor : make_model_map(*report.config).tensors)
+    for (const auto& tensor : make_part_map(*report.config, report.part).tensors)
       report.num_parameters += tensor.shape.product();
   }
   return report;

@@ -33,6 +33,7 @@ struct InspectReport {
   std::string config_problem{};                          // why not
   std::optional<distckpt::ParallelConfig> saved_with{};  // what Megatron's arguments say
   bool has_sidecar = false;
+  Part part{};  // of the model, that is there; empty: all of it
   std::vector<InspectedTensor> tensors{};
   std::vector<std::string> objects{};
   std::int64_t num_parameters = 0;  // of the model, if its configuration is known

@@ -53,6 +53,7 @@ std::string write_manifest(const Manifest& manifest) {
   root["format"] = kFormat;
   root["checkpoint"] = manifest.format;
   root["model"] = manifest.model_digest;
+  if (!manifest.part.empty()) root["part"] = part_json(manifest.part);
   json tensors = json::object();
   for (const auto& tensor : manifest.tensors) {
     auto& entry = tensors[tensor.name];
@@ -82,6 +83,7 @@ Manifest parse_manifest(std::string_view text, std::string_view source) {
                                                           "model", source),
                     .tensors = {},
                     .files = {}};
+  if (root.contains("part")) manifest.part = parse_part_json(root.at("part"), source);
   for (const auto& [name, value] : distckpt::json_at(root, "tensors", source).items()) {
     const auto where = fmt::format("{}: {}", source, name);
     const auto dtype = distckpt::dtype_from_safetensors(

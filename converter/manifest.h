@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/selection.h"
 #include "distckpt/box.h"
 #include "distckpt/digest.h"
 #include "distckpt/dtype.h"
@@ -31,6 +32,7 @@ struct ManifestFile {
 struct Manifest {
   std::string format{};  // of the checkpoint: "huggingface", "torch_dist"
   std::string model_digest{};
+  Part part{};  // of the model, that the tensors are; empty: all of it
   std::vector<ManifestTensor> tensors{};
   std::vector<ManifestFile> files{};
 };

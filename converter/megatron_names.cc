@@ -9,6 +9,7 @@
 #include "converter/hf_names.h"
 #include "converter/megatron_args.h"
 #include "converter/megatron_links.h"
+#include "converter/part.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -60,7 +61,7 @@ class MegatronOpener {
     if (checkpoint_.hf) leave_quantization(*checkpoint_.hf);
     read_config();
     drop_absent_prediction_layers();
-    checkpoint_.map = make_model_map(config_);
+    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part());
     if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);

@@ -86,6 +86,11 @@ void carry(const HfForm& form, const std::string& name, const fs::path& folder) 
                                           : distckpt::read_text(form.folder / name));
 }
 
+void carry_part(const HfForm& form, const fs::path& folder) {
+  if (!form.part.empty())
+    distckpt::write_text(folder / distckpt::kPartRecord, write_part(form.part));
+}
+
 std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   if (!fs::exists(sidecar / distckpt::kSidecarIndex)) {
@@ -127,6 +132,7 @@ void write_sidecar(const fs::path& iteration_folder,
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   fs::create_directories(sidecar / distckpt::kSidecarHf);
   for (const auto& name : form.carried) carry(form, name, sidecar / distckpt::kSidecarHf);
+  carry_part(form, sidecar / distckpt::kSidecarHf);
   if (keep_headers && !form.headers.empty()) {
     if (form.index_text) {
       distckpt::write_text(sidecar / distckpt::kSidecarHf / distckpt::kSafetensorsIndex,

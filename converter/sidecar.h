@@ -29,6 +29,9 @@ void write_sidecar(const std::filesystem::path& iteration_folder,
 
 std::filesystem::path derived_path(const std::filesystem::path& iteration_folder);
 
+// Writes the record of a part, if it is one, durably.
+void carry_part(const HfForm& form, const std::filesystem::path& folder);
+
 // Copies one of the carried files, durably.
 void carry(const HfForm& form, const std::string& name, const std::filesystem::path& folder);
 

@@ -7,35 +7,25 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
+#include "converter/checkpoint_pair.h"
 #include "converter/progress.h"
 
 namespace ferry::converter {
 
 struct VerifyOptions {
-  std::filesystem::path left{};
-  std::filesystem::path right{};
-  std::optional<distckpt::Iteration> left_iteration{};
-  std::optional<distckpt::Iteration> right_iteration{};
-  std::filesystem::path hf_config{};  // for those of the two that are Megatron checkpoints
-  bool weights_only = false;          // leave configuration and carried files alone
-  int threads = 0;
-  std::int64_t max_memory = std::int64_t{192} << 20;
+  bool weights_only = false;  // leave configuration and carried files alone
 };
 
+// A tensor whose bytes are not the same.
 struct TensorDifference {
-  enum class Kind { kOnlyLeft, kOnlyRight, kShape, kDType, kValues };
-  Kind kind = Kind::kValues;
   std::string tensor{};
-  std::string detail{};  // kShape, kDType: both of them
-
-  // kValues. The first differing element in row-major order, and its two values.
+  // The first differing element in row-major order, and its two values.
   distckpt::Dims first_element{};
   double left_value = 0;
   double right_value = 0;
   std::int64_t num_different = 0;
   std::int64_t num_elements = 0;
-  std::optional<double> max_difference{};  // nothing if only NaNs or signs of zero differ
+  std::optional<double> max_difference{};  // of finite elements; nothing if there are none
   std::optional<std::uint64_t> max_ulps{};
 };
 
@@ -46,6 +36,7 @@ struct VerifyReport {
   Format right_format = Format::kHuggingFace;
   std::int64_t num_compared = 0;  // tensors whose bytes were compared
   std::int64_t bytes = 0;
+  std::vector<UnpairedTensor> unpaired{};
   std::vector<TensorDifference> tensors{};
   std::vector<std::string>
       configuration;                 // differences of config.json, "rope_theta: 10000.0, 500000.0"
@@ -55,9 +46,13 @@ struct VerifyReport {
 
   // Every tensor of both was compared and equal; so are configuration and files, as far as both
   // have them.
-  bool identical() const { return tensors.empty() && configuration.empty() && files.empty(); }
+  bool identical() const {
+    return unpaired.empty() && tensors.empty() && configuration.empty() && files.empty();
+  }
 };
 
-VerifyReport verify(const VerifyOptions& options, const ProgressFunction& progress = {});
+VerifyReport verify(const PairOptions& pair,
+                    const VerifyOptions& options = {},
+                    const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter

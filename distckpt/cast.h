@@ -33,4 +33,22 @@ double element_value(DType dtype, const std::byte* element);
 // (also -0 and 0); nothing if either is NaN, or for integers.
 std::optional<std::uint64_t> ulp_distance(DType dtype, const std::byte* a, const std::byte* b);
 
+// The same of two elements that are no NaN, by their bits as an unsigned integer.
+template <typename Bits>
+std::uint64_t ordinal_distance(Bits a, Bits b) {
+  // Without branches: signs are random, and so is which is larger.
+  const auto ordinal = [](Bits bits) {  // representable values counted from zero
+    constexpr int kSign = sizeof(Bits) * 8 - 1;
+    const auto magnitude = static_cast<std::int64_t>(bits & ((std::uint64_t{1} << kSign) - 1));
+    const auto minus = -static_cast<std::int64_t>(bits >> kSign);
+    return (magnitude ^ minus) - minus;
+  };
+  const auto x = ordinal(a);
+  const auto y = ordinal(b);
+  // Unsigned, so that the distance of two doubles of opposite sign fits.
+  const auto distance = static_cast<std::uint64_t>(x) - static_cast<std::uint64_t>(y);
+  const auto minus = std::uint64_t{0} - static_cast<std::uint64_t>(x < y);
+  return (distance ^ minus) - minus;
+}
+
 }  // namespace ferry::distckpt

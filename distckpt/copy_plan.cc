@@ -222,6 +222,7 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
            .dtype = stored.dtype});
     });
   }
+  for (const auto& box : map.left_out) used[box.stored].push_back(box.box);
   for (const auto& scale : map.scales) {  // auxiliary: used whole by the tensor it scales
     used[scale.stored].push_back(Box::whole(layout.tensor(scale.stored).shape));
   }

@@ -66,11 +66,11 @@ class Worker {
   TaskRecord record;
   std::vector<NonZeroPadding> nonzero_padding;
 
-  // `unequal` is called for a replica's stretches that differ.
-  void run(const Segment& segment, const std::function<void(const Inequality&)>& unequal) {
+  // `compared` is called for each replica's stretch.
+  void run(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
     switch (segment.kind) {
       case Segment::Kind::kTensor:
-        return run_tensor(segment, unequal);
+        return run_tensor(segment, compared);
       case Segment::Kind::kDiscard:
         return run_discard(segment);
       case Segment::Kind::kFill:
@@ -226,7 +226,7 @@ class Worker {
          rule == CastRule::kRound ? "overflows" : "would be rounded", short_name(into_dtype));
   }
 
-  void run_tensor(const Segment& segment, const std::function<void(const Inequality&)>& unequal) {
+  void run_tensor(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
     const auto& planned = plan_.tensors[segment.index];
     const auto bytes = segment.end - segment.begin;
     const auto stretch = make_stretch(planned.tensor, segment.begin, segment.end);
@@ -240,12 +240,12 @@ class Worker {
     for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
       const auto replica = replica_.first(bytes);
       gather(planned.replicas[r], stretch, planned.on_read, replica);
-      if (std::ranges::equal(staging, replica)) continue;
-      unequal({.tensor = segment.index,
-               .replica = r,
-               .element = stretch.begin,
-               .expected = staging,
-               .found = replica});
+      compared({.tensor = segment.index,
+                .replica = r,
+                .element = stretch.begin,
+                .expected = staging,
+                .found = replica,
+                .equal = std::memcmp(staging.data(), replica.data(), staging.size()) == 0});
     }
     if (sink_ == nullptr) return;
     for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
@@ -312,7 +312,6 @@ struct Execution::State {
   int running = 0;
   std::exception_ptr failure;
   std::vector<NonZeroPadding> nonzero_padding;
-  std::mutex unequal_mutex;
   std::stop_source stop;
   std::vector<std::jthread> threads;
 
@@ -337,12 +336,12 @@ struct Execution::State {
     }
   }
 
-  void unequal(const Inequality& inequality) {
-    const std::lock_guard lock(unequal_mutex);
-    if (options.on_inequality) return options.on_inequality(inequality);
-    const auto& planned = plan->tensors[inequality.tensor];
-    const auto mismatch = std::ranges::mismatch(inequality.expected, inequality.found);
-    const auto element = inequality.element + (mismatch.in1 - inequality.expected.begin()) /
+  void compared(const Comparison& comparison) const {
+    if (options.on_compared) return options.on_compared(comparison);
+    if (comparison.equal) return;
+    const auto& planned = plan->tensors[comparison.tensor];
+    const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
+    const auto element = comparison.element + (mismatch.in1 - comparison.expected.begin()) /
                                                   size_of(planned.tensor.dtype);
     fail(ErrorKind::kLayout, "{}: its second copy differs from the first, at element {}",
          planned.tensor.name, element);
@@ -353,8 +352,8 @@ struct Execution::State {
       auto* const resource =
           options.staging != nullptr ? options.staging : std::pmr::new_delete_resource();
       Worker worker(*plan, sizes, resource, *source, sink);
-      const std::function<void(const Inequality&)> report = [this](const Inequality& one) {
-        unequal(one);
+      const std::function<void(const Comparison&)> report = [this](const Comparison& one) {
+        compared(one);
       };
       while (!stop.stop_requested()) {
         const auto index = next_task.fetch_add(1);

@@ -20,13 +20,14 @@
 
 namespace ferry::distckpt {
 
-// Elements of a replica that do not hold the same bytes as the source does.
-struct Inequality {
+// A stretch of a replica beside the same stretch of the source.
+struct Comparison {
   std::uint32_t tensor = 0;   // index into CopyPlan::tensors
   std::uint32_t replica = 0;  // index into PlannedTensor::replicas
   std::int64_t element = 0;   // row-major index of the first element of the spans
   std::span<const std::byte> expected{};
   std::span<const std::byte> found{};
+  bool equal = true;  // in every byte
 };
 
 struct ExecutorOptions {
@@ -35,9 +36,9 @@ struct ExecutorOptions {
   std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
   Journal* journal = nullptr;                         // skip what it holds, log the rest
 
-  // Called with each stretch of a replica that differs, by one thread at a time. Empty: that is an
-  // Error(kLayout).
-  std::function<void(const Inequality&)> on_inequality{};
+  // Called with each stretch of each replica, by several threads at a time. A stretch begins at a
+  // block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
+  std::function<void(const Comparison&)> on_compared{};
 };
 
 // Padding in the source that was not zero: dropped, and therefore reported.

@@ -12,6 +12,7 @@ namespace ferry::distckpt {
 
 // Hugging Face.
 inline constexpr std::string_view kHfConfig = "config.json";
+inline constexpr std::string_view kPartRecord = "ferry-part.json";  // beside it, of a part
 inline constexpr std::string_view kSafetensorsIndex = "model.safetensors.index.json";
 inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 

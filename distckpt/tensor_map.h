@@ -67,6 +67,8 @@ struct TensorMap {
   std::vector<BoxLink> links{};
   std::vector<PaddingBox> padding{};
   std::vector<ScaleLink> scales{};
+  // What is stored of a model of which only a part is wanted: not read.
+  std::vector<PaddingBox> left_out{};
 };
 
 // Names of the padding in stored tensors, equal where tensor and box are: "lm_head.weight [250:256,

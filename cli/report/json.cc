@@ -2,7 +2,8 @@
 
 #include <string>
 
-#include "cli/report/text.h"
+#include "cli/report/diff.h"
+#include "converter/selection.h"
 
 namespace ferry::cli {
 namespace {
@@ -18,8 +19,8 @@ ordered_json or_null(const std::optional<T>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-std::string_view kind_name(converter::TensorDifference::Kind kind) {
-  using Kind = converter::TensorDifference::Kind;
+std::string_view kind_name(converter::UnpairedTensor::Kind kind) {
+  using Kind = converter::UnpairedTensor::Kind;
   switch (kind) {
     case Kind::kOnlyLeft:
       return "only_left";
@@ -29,10 +30,50 @@ std::string_view kind_name(converter::TensorDifference::Kind kind) {
       return "shape";
     case Kind::kDType:
       return "dtype";
-    case Kind::kValues:
-      return "values";
   }
   return "";
+}
+
+ordered_json unpaired_json(const std::vector<converter::UnpairedTensor>& tensors) {
+  ordered_json list = ordered_json::array();
+  for (const auto& tensor : tensors) {
+    list.push_back({{"name", tensor.tensor}, {"kind", kind_name(tensor.kind)}});
+    if (!tensor.detail.empty()) list.back()["detail"] = tensor.detail;
+  }
+  return list;
+}
+
+// Numbers of elements by their distance in ulps: {"0": 12, "3-4": 1}, without empty ones.
+ordered_json ulps_json(const distckpt::ElementCounts& counts) {
+  ordered_json json = ordered_json::object();
+  for (std::size_t i = 0; i < counts.ulps.size(); ++i) {
+    if (counts.ulps[i] > 0) json[format_bucket(i)] = counts.ulps[i];
+  }
+  return json;
+}
+
+void add_difference(ordered_json& json, const distckpt::ElementDifference& difference) {
+  const auto& counts = difference.counts;
+  json["elements"] = counts.elements;
+  json["changed"] = counts.different;
+  json["changed_share"] = counts.changed_share();
+  json["left_norm"] = difference.left_norm();
+  json["right_norm"] = difference.right_norm();
+  json["difference_norm"] = difference.difference_norm();
+  json["relative_difference"] = difference.relative_difference();
+  json["max_difference"] = or_null(counts.max_difference);
+  json["max_ulps"] = or_null(counts.max_ulps);
+  json["ulps"] = ulps_json(counts);
+  json["nans"] = {counts.left_nans, counts.right_nans};
+  json["infinities"] = {counts.left_infinities, counts.right_infinities};
+}
+
+ordered_json row_json(const converter::DiffRow& row) {
+  ordered_json json{{"layer", or_null(row.layer)},
+                    {"tensors", row.num_tensors},
+                    {"changed_tensors", row.num_changed}};
+  add_difference(json, row.difference);
+  return json;
 }
 
 }  // namespace
@@ -42,6 +83,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["source"] = {{"path", report.source.string()}, {"format", to_string(report.source_format)}};
   json["target"] = {{"path", report.target.string()}, {"format", to_string(report.target_format)}};
   json["family"] = report.family;
+  if (!report.part.empty()) json["part"] = converter::part_json(report.part);
   json["tensors"] = report.num_tensors;
   json["parameters"] = report.num_parameters;
   json["bytes"] = report.bytes;
@@ -108,6 +150,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
         {"make_vocab_size_divisible_by", report.saved_with->make_vocab_size_divisible_by}};
   }
   json["sidecar"] = report.has_sidecar;
+  if (!report.part.empty()) json["part"] = converter::part_json(report.part);
   json["parameters"] = report.num_parameters;
   json["stored_elements"] = report.num_stored;
   json["bytes"] = report.num_bytes;
@@ -117,7 +160,7 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
   json["training_state"] = report.num_training_state;
   json["tensors"] = ordered_json::array();
   for (const auto& tensor : report.tensors) {
-    if (!matches(filter, tensor.name)) continue;
+    if (!converter::matches(filter, tensor.name)) continue;
     ordered_json chunks = ordered_json::array();
     for (const auto& chunk : tensor.chunks) {
       chunks.push_back({{"file", chunk.file},
@@ -141,23 +184,47 @@ ordered_json verify_json(const converter::VerifyReport& report) {
   json["right"] = report.right.string();
   json["compared"] = report.num_compared;
   json["bytes"] = report.bytes;
-  json["tensors"] = ordered_json::array();
+  json["tensors"] = unpaired_json(report.unpaired);
   for (const auto& difference : report.tensors) {
-    ordered_json entry{{"name", difference.tensor}, {"kind", kind_name(difference.kind)}};
-    if (!difference.detail.empty()) entry["detail"] = difference.detail;
-    if (difference.kind == converter::TensorDifference::Kind::kValues) {
-      entry["first_element"] = list(difference.first_element);
-      entry["left_value"] = difference.left_value;
-      entry["right_value"] = difference.right_value;
-      entry["num_different"] = difference.num_different;
-      entry["num_elements"] = difference.num_elements;
-      entry["max_difference"] = or_null(difference.max_difference);
-      entry["max_ulps"] = or_null(difference.max_ulps);
-    }
-    json["tensors"].push_back(std::move(entry));
+    json["tensors"].push_back({{"name", difference.tensor},
+                               {"kind", "values"},
+                               {"first_element", list(difference.first_element)},
+                               {"left_value", difference.left_value},
+                               {"right_value", difference.right_value},
+                               {"num_different", difference.num_different},
+                               {"num_elements", difference.num_elements},
+                               {"max_difference", or_null(difference.max_difference)},
+                               {"max_ulps", or_null(difference.max_ulps)}});
   }
   json["configuration"] = report.configuration;
   json["files"] = report.files;
+  json["notes"] = report.notes;
+  json["seconds"] = report.seconds;
+  return json;
+}
+
+ordered_json diff_json(const converter::DiffReport& report) {
+  ordered_json json;
+  json["identical"] = report.identical();
+  json["left"] = {{"path", report.left.string()}, {"format", to_string(report.left_format)}};
+  json["right"] = {{"path", report.right.string()}, {"format", to_string(report.right_format)}};
+  json["family"] = report.family;
+  json["compared"] = report.tensors.size();
+  json["changed_tensors"] = report.num_changed;
+  json["bytes"] = report.bytes;
+  add_difference(json["total"], report.total);
+  const auto table = tabulate(report);
+  json["outside_layers"] = row_json(table.outside);
+  json["layers"] = ordered_json::array();
+  for (const auto& row : table.layers) json["layers"].push_back(row_json(row));
+  json["tensors"] = ordered_json::array();
+  for (const auto& tensor : report.tensors) {
+    ordered_json entry{
+        {"name", tensor.name}, {"dtype", torch_name(tensor.dtype)}, {"shape", list(tensor.shape)}};
+    add_difference(entry, tensor.difference);
+    json["tensors"].push_back(std::move(entry));
+  }
+  json["unpaired"] = unpaired_json(report.unpaired);
   json["notes"] = report.notes;
   json["seconds"] = report.seconds;
   return json;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "converter/convert.h"
+#include "converter/diff.h"
 #include "converter/inspect.h"
 #include "converter/verify.h"
 #include "distckpt/error.h"
@@ -16,6 +17,7 @@ nlohmann::ordered_json convert_json(const converter::ConvertReport& report);
 nlohmann::ordered_json inspect_json(const converter::InspectReport& report,
                                     std::string_view filter);
 nlohmann::ordered_json verify_json(const converter::VerifyReport& report);
+nlohmann::ordered_json diff_json(const converter::DiffReport& report);
 nlohmann::ordered_json error_json(const Error& error);
 
 }  // namespace ferry::cli

@@ -1,11 +1,12 @@
 #include "cli/report/text.h"
 
 #include <fmt/format.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+
+#include "converter/selection.h"
 
 namespace ferry::cli {
 namespace {
@@ -13,35 +14,7 @@ namespace {
 constexpr std::size_t kMaxCopies = 4;  // of tensors stored twice, before they are only counted
 constexpr std::size_t kMaxLines = 40;  // of tensors that differ, before the rest is only counted
 
-std::string_view describe(converter::Format format) {
-  using converter::Format;
-  switch (format) {
-    case Format::kHuggingFace:
-      return "Hugging Face";
-    case Format::kTorchSave:
-      return "Hugging Face, torch.save";
-    case Format::kTorchDist:
-      return "Megatron-Core torch_dist";
-    case Format::kLegacy:
-      return "Megatron legacy";
-  }
-  return "";
-}
-
 std::string describe(const converter::TensorDifference& difference) {
-  using Kind = converter::TensorDifference::Kind;
-  switch (difference.kind) {
-    case Kind::kOnlyLeft:
-      return "is on the left only";
-    case Kind::kOnlyRight:
-      return "is on the right only";
-    case Kind::kShape:
-      return fmt::format("shapes differ: {}", difference.detail);
-    case Kind::kDType:
-      return fmt::format("dtypes differ: {}", difference.detail);
-    case Kind::kValues:
-      break;
-  }
   auto text = fmt::format(
       "{} of {} elements differ, first at {}: {}, {}", format_count(difference.num_different),
       format_count(difference.num_elements), to_string(difference.first_element),
@@ -82,6 +55,36 @@ std::string describe(const distckpt::TransformerConfig& config) {
 
 }  // namespace
 
+std::string_view describe(converter::Format format) {
+  using converter::Format;
+  switch (format) {
+    case Format::kHuggingFace:
+      return "Hugging Face";
+    case Format::kTorchSave:
+      return "Hugging Face, torch.save";
+    case Format::kTorchDist:
+      return "Megatron-Core torch_dist";
+    case Format::kLegacy:
+      return "Megatron legacy";
+  }
+  return "";
+}
+
+std::string describe(const converter::UnpairedTensor& tensor) {
+  using Kind = converter::UnpairedTensor::Kind;
+  switch (tensor.kind) {
+    case Kind::kOnlyLeft:
+      return "is on the left only";
+    case Kind::kOnlyRight:
+      return "is on the right only";
+    case Kind::kShape:
+      return fmt::format("shapes differ: {}", tensor.detail);
+    case Kind::kDType:
+      return fmt::format("dtypes differ: {}", tensor.detail);
+  }
+  return {};
+}
+
 std::string format_bytes(std::int64_t bytes) {
   constexpr std::array kUnits{"B", "kB", "MB", "GB", "TB", "PB"};
   auto value = static_cast<double>(bytes);
@@ -110,11 +113,6 @@ std::string format_count(std::int64_t count) {
   return text;
 }
 
-bool matches(std::string_view pattern, std::string_view name) {
-  return pattern.empty() ||
-         fnmatch(std::string(pattern).c_str(), std::string(name).c_str(), 0) == 0;
-}
-
 std::string convert_text(const converter::ConvertReport& report) {
   std::string text;
   text += fmt::format("source   {} ({}, {})\n", report.source.string(),
@@ -123,6 +121,8 @@ std::string convert_text(const converter::ConvertReport& report) {
   text +=
       fmt::format("model    {} parameters, {} tensors, {}\n", format_count(report.num_parameters),
                   report.num_tensors, format_bytes(report.bytes));
+  if (!report.part.empty())
+    text += fmt::format("part     only this of the model: {}\n", converter::describe(report.part));
   if (report.dry_run != converter::DryRun::kNo) {
     text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
                         format_count(report.num_pieces), report.threads,
@@ -193,6 +193,9 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   for (const auto& [dtype, elements] : report.elements_by_dtype) {
     text += fmt::format("            {} {}\n", format_count(elements), dtype);
   }
+  if (!report.part.empty())
+    text +=
+        fmt::format("part        only this of the model: {}\n", converter::describe(report.part));
   if (report.saved_with) {
     text += fmt::format("saved with  TP{} PP{} EP{}, vocabulary divisible by {}\n",
                         report.saved_with->tensor_model_parallel_size,
@@ -213,7 +216,7 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   std::size_t width = 0;
   std::size_t shown = 0;
   for (const auto& tensor : report.tensors) {
-    if (!matches(filter, tensor.name)) continue;
+    if (!converter::matches(filter, tensor.name)) continue;
     width = std::max(width, tensor.name.size());
     ++shown;
   }
@@ -221,7 +224,7 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
       fmt::format("tensors     {}{}\n", report.tensors.size(),
                   shown == report.tensors.size() ? "" : fmt::format(", {} of them match", shown));
   for (const auto& tensor : report.tensors) {
-    if (!matches(filter, tensor.name)) continue;
+    if (!converter::matches(filter, tensor.name)) continue;
     text += fmt::format("  {:<{}}  {:<8}  {:<20}  {} chunk{}\n", tensor.name, width,
                         short_name(tensor.dtype), to_string(tensor.shape), tensor.chunks.size(),
                         tensor.chunks.size() == 1 ? "" : "s");
@@ -233,12 +236,17 @@ std::string verify_text(const converter::VerifyReport& report) {
   std::string text;
   text += fmt::format("left     {} ({})\n", report.left.string(), describe(report.left_format));
   text += fmt::format("right    {} ({})\n", report.right.string(), describe(report.right_format));
-  for (std::size_t i = 0; i < report.tensors.size() && i < kMaxLines; ++i) {
-    text += fmt::format("differs  {}: {}\n", report.tensors[i].tensor, describe(report.tensors[i]));
-  }
-  if (report.tensors.size() > kMaxLines) {
-    text += fmt::format("differs  {} more tensors; --json lists them all\n",
-                        report.tensors.size() - kMaxLines);
+  const auto num_different = report.unpaired.size() + report.tensors.size();
+  std::size_t lines = 0;
+  const auto add = [&](const auto& difference) {
+    if (lines++ >= kMaxLines) return;
+    text += fmt::format("differs  {}: {}\n", difference.tensor, describe(difference));
+  };
+  std::ranges::for_each(report.unpaired, add);
+  std::ranges::for_each(report.tensors, add);
+  if (num_different > kMaxLines) {
+    text +=
+        fmt::format("differs  {} more tensors; --json lists them all\n", num_different - kMaxLines);
   }
   for (const auto& line : report.configuration) text += fmt::format("differs  {}\n", line);
   for (const auto& line : report.files) text += fmt::format("differs  {}\n", line);
@@ -248,7 +256,7 @@ std::string verify_text(const converter::VerifyReport& report) {
   if (report.identical()) {
     text += "equal: every tensor of both was compared, bit for bit\n";
   } else {
-    text += fmt::format("different: {} tensors, {} settings, {} files\n", report.tensors.size(),
+    text += fmt::format("different: {} tensors, {} settings, {} files\n", num_different,
                         report.configuration.size(), report.files.size());
   }
   return text;

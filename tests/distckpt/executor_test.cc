@@ -11,6 +11,7 @@
 #include <latch>
 #include <memory>
 #include <memory_resource>
+#include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
@@ -333,7 +334,7 @@ TEST(Executor, ComparesASecondCopyOfAnotherDType) {
                     [&] { Executor({}).submit(tied.plan, source, nullptr).wait(); }));
 }
 
-TEST(Executor, GivesEveryUnequalStretchToWhoeverAsks) {
+TEST(Executor, GivesEveryStretchOfACopyToWhoeverAsks) {
   Tied tied;
   std::vector<std::int64_t> wanted{5, 1'500'000, Tied::kCount - 1};
   for (const auto i : wanted) {
@@ -342,7 +343,13 @@ TEST(Executor, GivesEveryUnequalStretchToWhoeverAsks) {
   std::vector<std::int64_t> found;
   support::MemorySource source(tied.layout);
   ExecutorOptions options{.threads = 4};
-  options.on_inequality = [&](const Inequality& one) {
+  std::mutex mutex;
+  std::int64_t elements = 0;
+  options.on_compared = [&](const Comparison& one) {
+    const std::lock_guard lock(mutex);
+    elements += std::ssize(one.expected) / 2;
+    ASSERT_EQ(one.element * 2 % kDigestBlock, 0);
+    ASSERT_EQ(one.equal, std::ranges::equal(one.expected, one.found));
     ASSERT_EQ(one.tensor, 0U);
     ASSERT_EQ(one.replica, 0U);
     ASSERT_EQ(one.expected.size(), one.found.size());
@@ -355,6 +362,7 @@ TEST(Executor, GivesEveryUnequalStretchToWhoeverAsks) {
   EXPECT_NO_THROW(Executor(options).submit(tied.plan, source, nullptr).wait());
   std::ranges::sort(found);
   EXPECT_EQ(found, wanted);
+  EXPECT_EQ(elements, Tied::kCount);
 }
 
 TEST(Executor, ReportsPaddingThatIsNotZero) {

@@ -140,3 +140,14 @@ def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
     done = run_ok("convert", work / "bad", work / "out", code=2)
     assert word in done.stderr
     assert not (work / "out").exists()
+
+
+def test_scales_go_with_the_part_of_their_weights(fp8, work):
+    part = "model.layers.1.mlp.experts.2.*"
+    run_ok("convert", fp8, work / "kept", "--to", "hf", "--keep-fp8", "--include", part)
+    run_ok("convert", fp8, work / "plain", "--to", "hf", "--include", part + "weight")
+    names = {n for n in load_file(fp8 / "model.safetensors") if n.startswith(part[:-1])}
+    assert len(names) == 6 and set(load_file(work / "kept/model.safetensors")) == names
+    assert_same(work / "plain", {n: t for n, t in expected(fp8, torch.bfloat16).items() if n in names})
+    for folder in ("kept", "plain"):
+        run_ok("verify", fp8, work / folder, "--weights-only", "--include", part)

@@ -1,0 +1,70 @@
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/diff.h"
+#include "cli/report/json.h"
+#include "converter/diff.h"
+#include "distckpt/work_folder.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  converter::PairOptions pair{};
+  std::string left_iteration{};
+  std::string right_iteration{};
+  std::string hf_config{};
+  std::string max_memory = "192MiB";
+  std::string sort = "layer";
+  std::string html{};
+  bool json = false;
+  bool quiet = false;
+};
+
+void run(Flags& flags) {
+  flags.pair.left_iteration = parse_iteration_flag(flags.left_iteration);
+  flags.pair.right_iteration = parse_iteration_flag(flags.right_iteration);
+  flags.pair.hf_config = flags.hf_config;
+  flags.pair.max_memory = parse_size(flags.max_memory, "--max-memory");
+  const auto report = converter::diff(flags.pair, make_progress(flags.quiet));
+  if (!flags.html.empty()) distckpt::replace_text(flags.html, diff_html(report));
+  if (flags.json) {
+    fmt::print("{}\n", diff_json(report).dump(2));
+  } else if (!flags.quiet) {
+    const auto order = flags.sort == "changed" ? DiffOrder::kChanged : DiffOrder::kLayer;
+    fmt::print("{}", diff_text(report, order));
+  }
+  if (!report.identical()) throw CLI::RuntimeError(kNo);
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* command = app.add_subcommand(
+      "diff", "Show how the weights of two checkpoints differ, per tensor and per layer");
+  command->add_option("A", flags->pair.left, "A checkpoint, either format")->required();
+  command->add_option("B", flags->pair.right, "The one to compare it with")->required();
+  command
+      ->add_option("--sort", flags->sort,
+                   "Order of the table of tensors: by layer, or those that changed most first")
+      ->check(CLI::IsMember({"layer", "changed"}))
+      ->capture_default_str();
+  command->add_option("--html", flags->html,
+                      "Also write the report to this file: one HTML page with a heat map");
+  add_selection(*command, flags->pair.selection, "Compare");
+  add_iteration(*command, "--left-iteration", flags->left_iteration,
+                "Which iteration of a Megatron checkpoint A");
+  add_iteration(*command, "--right-iteration", flags->right_iteration,
+                "Which iteration of a Megatron checkpoint B");
+  add_hf_config(*command, flags->hf_config);
+  add_threads(*command, flags->pair.threads);
+  add_max_memory(*command, flags->max_memory);
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer("Exit status: 0 no difference, 1 some, 2 trouble.");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,18 @@
+// A part of a model in the place of the whole: what is not selected leaves the map, and what stores
+// it is stated to be left out.
+#pragma once
+
+#include "converter/checkpoint.h"
+#include "converter/model_map.h"
+#include "converter/selection.h"
+
+namespace ferry::converter {
+
+// Throws as make_model_map does.
+ModelMap make_part_map(const distckpt::TransformerConfig& config, const Part& part);
+
+// `checkpoint` holds only what is selected, and knows it. The Hugging Face files' headers are those
+// of the whole: they are not kept.
+void restrict_checkpoint(Checkpoint& checkpoint, const Selection& selection);
+
+}  // namespace ferry::converter
