@@ -8,7 +8,6 @@
 #include "converter/megatron_args.h"
 #include "converter/megatron_links.h"
 #include "converter/megatron_names.h"
-#include "converter/sidecar.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
 
@@ -58,9 +57,8 @@ void inspect_hf(InspectReport& report) {
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
-    auto form =
-        hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_config(hf_config);
-    report.has_sidecar = form && hf_config.empty();
+    const auto form = find_hf_form(report.location, hf_config);
+    report.has_sidecar = form && hf_config.empty() && report.location.hf.empty();
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {
       report.saved_with = read_parallel_args(distckpt::common_dict(*common));
