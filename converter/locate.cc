@@ -22,6 +22,12 @@ bool holds(const fs::path& folder, Matches&& matches) {
                              [&](const auto& entry) { return matches(entry.path()); });
 }
 
+// The first file of an archive.
+bool is_archive_file(const fs::path& path) {
+  return fs::is_regular_file(path) &&
+         distckpt::shard_store_file_count(path.filename().string()).has_value();
+}
+
 // The format of an iteration's folder, or of a folder that is like one.
 std::optional<Format> format_of_iteration(const fs::path& folder) {
   if (distckpt::is_torch_dist(folder)) return Format::kTorchDist;
@@ -40,6 +46,7 @@ std::optional<Format> format_without_iterations(const fs::path& folder) {
     return distckpt::is_torch_model_filename(path.filename().string());
   });
   if (bin) return Format::kTorchSave;
+  if (is_archive(folder)) return Format::kArchive;
   return is_hf_folder(folder) ? std::optional(Format::kHuggingFace) : std::nullopt;
 }
 
@@ -100,17 +107,20 @@ std::string_view to_string(Format format) {
       return "torch_dist";
     case Format::kLegacy:
       return "megatron_legacy";
+    case Format::kArchive:
+      return "archive";
   }
   return "";
 }
 
 bool Location::has_own_config() const {
-  return format == Format::kHuggingFace ||
+  return format == Format::kHuggingFace || format == Format::kArchive ||
          (format == Format::kTorchSave && fs::exists(folder / distckpt::kHfConfig));
 }
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
+  if (is_archive_file(path)) return locate(fs::absolute(path).parent_path(), iteration);
   require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
   if (const auto format = format_of_iteration(path)) {
     require(!iteration, ErrorKind::kUsage,
@@ -133,20 +143,28 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   }
   if (const auto format = format_without_iterations(path)) {
     require(!iteration, ErrorKind::kUsage,
-            "{}: is a Hugging Face checkpoint, which has no iterations", path.string());
+            "{}: is {}, which has no iterations", path.string(),
+            *format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
     return {.format = *format, .root = path, .folder = path};
   }
   throw Error(
       ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
       fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} or mp_rank_*/ (one "
-                  "iteration of it), {} with *.safetensors or pytorch_model*.bin (Hugging Face)",
-                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
+                  "iteration of it), {} with *.safetensors or pytorch_model*.bin (Hugging Face), {} "
+                  "(archive)",
+                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig,
+                  distckpt::shard_store_filename(0, 1)));
 }
 
-bool is_hf_checkpoint(const fs::path& path) {
+bool lacks_iterations(const fs::path& path) {
+  if (is_archive_file(path)) return true;
   return fs::is_directory(path) && !format_of_iteration(path) &&
          !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty() &&
          format_without_iterations(path).has_value();
+}
+
+bool is_archive(const fs::path& folder) {
+  return holds(folder, is_archive_file);
 }
 
 }  // namespace ferry::converter

@@ -382,10 +382,15 @@ struct Execution::State {
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
-      stop.request_stop();
+      request_stop();
     }
     const std::lock_guard lock(mutex);
     if (--running == 0) finished.notify_all();
+  }
+
+  void request_stop() {
+    stop.request_stop();
+    if (sink != nullptr) sink->cancel();
   }
 
   std::string describe(const Segment& segment) const {
@@ -419,7 +424,7 @@ std::int64_t Execution::bytes_total() const {
   return state_->bytes_total;
 }
 void Execution::cancel() {
-  state_->stop.request_stop();
+  state_->request_stop();
 }
 
 bool Execution::wait_for(std::chrono::milliseconds time) {

@@ -49,6 +49,13 @@ std::string distcp_filename(int rank);  // "__3_0.distcp"
 inline constexpr std::string_view kRankFile = "model_optim_rng.pt";
 std::optional<std::vector<int>> parse_rank_folder(std::string_view name);
 
+// Our own archive: "weights.h5" if it is the only file, else "weights-00002-of-00004.h5" (counted from
+// 1).
+std::string shard_store_filename(std::size_t index, std::size_t count);
+
+// The number of files, if `name` is that of the first.
+std::optional<std::size_t> shard_store_file_count(std::string_view name);
+
 // Our own: the sidecar of a Megatron checkpoint, and the working folder beside a target.
 inline constexpr std::string_view kSidecar = "ferry";
 inline constexpr std::string_view kSidecarIndex = "sidecar.json";

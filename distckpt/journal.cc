@@ -134,6 +134,10 @@ const TaskRecord* Journal::finished(std::uint32_t task) const {
   return found == finished_.end() ? nullptr : &found->second;
 }
 
+void Journal::keep_only(const std::function<bool(std::uint32_t)>& keep) {
+  std::erase_if(finished_, [&](const auto& record) { return !keep(record.first); });
+}
+
 void Journal::append(const TaskRecord& record) {
   std::string body;
   put(body, record.task);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -33,6 +34,10 @@ class Journal {
 
   const TaskRecord* finished(std::uint32_t task) const;
   std::size_t num_finished() const { return finished_.size(); }
+
+  // Forgets the tasks that `keep` denies: they have to be done again.
+  void keep_only(const std::function<bool(std::uint32_t)>& keep);
+
   void append(const TaskRecord& record);  // thread-safe
 
  private:

@@ -14,6 +14,8 @@ Stored read_stored(const Location& location, const OpenOptions& options) {
       return read_torch_dist(location, options);
     case Format::kLegacy:
       return read_legacy(location, options);
+    case Format::kArchive:
+      return read_archive(location);
   }
   fail(ErrorKind::kBug, "no reader of format {}", to_string(location.format));
 }
