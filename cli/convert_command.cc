@@ -34,6 +34,7 @@ struct Flags {
 converter::ConvertOptions options_of(const Flags& flags) {
   converter::ConvertOptions options{.from = flags.from, .to = flags.to};
   if (flags.format == "hf") options.format = converter::Format::kHuggingFace;
+  if (flags.format == "h5") options.format = converter::Format::kArchive;
   if (flags.format == "megatron") options.format = converter::Format::kTorchDist;
   options.iteration = parse_iteration_flag(flags.iteration);
   options.hf_config = flags.hf_config;
@@ -73,12 +74,16 @@ void add_convert(CLI::App& app) {
                                      "or to another layout of the same");
   command
       ->add_option("SRC", flags->from,
-                   "A checkpoint: a Hugging Face folder, a Megatron root or one iteration's folder")
+                   "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, or an "
+                   "archive")
       ->required();
-  command->add_option("DST", flags->to, "Where to write: a Hugging Face folder, or a Megatron root")
+  command->add_option("DST", flags->to,
+                       "Where to write: a Hugging Face folder, a Megatron root, or an archive's folder")
       ->required();
-  command->add_option("--to", flags->format, "Format of the target. Default: the other one")
-      ->check(CLI::IsMember({"hf", "megatron"}));
+  command->add_option("--to", flags->format,
+                   "Format of the target; h5 is Ferry's compressed archive. Default: hf, and megatron "
+                   "from hf")
+      ->check(CLI::IsMember({"hf", "megatron", "h5"}));
   add_iteration(*command, "--iteration", flags->iteration,
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
                 "Hugging Face one (default: release)");
@@ -134,11 +139,12 @@ void add_convert(CLI::App& app) {
   command->add_flag("--no-save-optim", flags->no_save_optim,
                     "From Megatron to Megatron: the model alone, without optimizer and RNG");
   command->add_flag("--keep-fp8", flags->keep_fp8,
-                    "To Hugging Face: leave FP8 weights and their scales as they are. Default: "
+                    "To Hugging Face or an archive: leave FP8 weights and their scales as they are. Default: "
                     "dequantise to bf16, or as --dtype says");
   command->add_option(
       "--max-shard-size", flags->max_shard_size,
-      "Split a Hugging Face target anew into files of at most this size: 5GB, 500MB");
+      "Split a Hugging Face target anew, or an archive (before compression), into files of at most "
+      "this size: 5GB, 500MB");
   add_threads(*command, flags->threads);
   add_max_memory(*command, flags->max_memory);
   command->add_flag("--dry-run{plan}", flags->dry_run,

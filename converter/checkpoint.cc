@@ -5,6 +5,7 @@
 #include <span>
 
 #include "converter/formats/formats.h"
+#include "converter/hf_config.h"
 #include "converter/hf_names.h"
 #include "converter/megatron_names.h"
 #include "distckpt/cast.h"
@@ -17,9 +18,9 @@ using distckpt::DType;
 
 void refuse_hf_config(const Location& location, const fs::path& hf_config) {
   require(hf_config.empty() || !location.has_own_config(), ErrorKind::kUsage,
-          "{}: is a Hugging Face checkpoint, which has its own config.json: --hf-config is for "
-          "Megatron checkpoints",
-          location.root.string());
+          "{}: is {}, which has its own config.json: --hf-config is for Megatron checkpoints",
+          location.root.string(),
+          location.format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
 }
 
 Checkpoint open(const fs::path& path, const OpenOptions& options) {
@@ -32,6 +33,20 @@ Checkpoint open(const fs::path& path, const OpenOptions& options) {
   if (options.training_state && location.format == Format::kTorchDist)
     add_training_state(checkpoint);
   return checkpoint;
+}
+
+bool is_quantized(const fs::path& path) {
+  if (!lacks_iterations(path)) return false;
+  const auto location = locate(path);
+  if (!location.has_own_config()) return false;
+  std::optional<HfForm> form;
+  if (location.format == Format::kArchive) {
+    form = read_archive(location).hf;
+  } else {
+    if (!fs::exists(location.folder / distckpt::kHfConfig)) return false;
+    form.emplace().folder = location.folder;
+  }
+  return parse_quantization(form->config_text(), form->config_source()).has_value();
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {

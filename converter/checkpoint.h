@@ -54,6 +54,9 @@ Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = 
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 
+// True for a checkpoint without iterations whose configuration says that it holds blocks of FP8.
+bool is_quantized(const std::filesystem::path& path);
+
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
 // Error(kCorrupt).
 void check_derived(const Checkpoint& checkpoint);

@@ -50,12 +50,6 @@ class PairSource : public distckpt::BoxSource {
   distckpt::StorageId split_;
 };
 
-bool is_quantized(const fs::path& path) {
-  const auto config = path / distckpt::kHfConfig;
-  return is_hf_checkpoint(path) && fs::exists(config) &&
-         parse_quantization(distckpt::read_text(config), config.string()).has_value();
-}
-
 // Its storages and scales come after the left one's.
 void shift_behind_left(distckpt::CopyPlan& plan, distckpt::StorageId split, int num_scales) {
   const auto shift = [&](distckpt::Cover& cover) {
@@ -81,8 +75,7 @@ CheckpointPair::CheckpointPair(const PairOptions& options)
   left_ = open_side(options_.left, options_.left_iteration);
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
-          "both sides are Hugging Face checkpoints, which have their own config.json: --hf-config "
-          "is for Megatron checkpoints");
+          "both sides have their own config.json: --hf-config is for Megatron checkpoints");
   note_selection();
   promote_shared_padding();
   widen_fp32();

@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "converter/archive_target.h"
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
 #include "converter/part.h"
@@ -64,15 +65,31 @@ std::vector<ModelTensor> with_dtypes(const ModelMap& map,
   return tensors;
 }
 
+// The files of a layout and their sizes, of an archive's the decoded ones.
+std::vector<std::pair<fs::path, std::int64_t>> files_of(const distckpt::Layout& layout) {
+  std::vector<std::pair<fs::path, std::int64_t>> files;
+  for (const auto& storage : layout.storages()) {
+    const auto& path = *distckpt::file_of(storage);
+    const auto* file = std::get_if<distckpt::FileStorage>(&storage);
+    const auto bytes =
+        file != nullptr ? file->size : std::get<distckpt::ChunkStorage>(storage).decoded_size;
+    if (file == nullptr && !files.empty() && files.back().first == path) {
+      files.back().second += bytes;
+    } else {
+      files.emplace_back(path, bytes);
+    }
+  }
+  return files;
+}
+
 // What a journal belongs to: the source's files as they are, the plan, the target's files.
 Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target& target) {
   std::string text = "1\n";
-  for (const auto& storage : source.layout.storages()) {
-    const auto& file = std::get<distckpt::FileStorage>(storage);
+  for (const auto& [path, bytes] : files_of(source.layout)) {
     struct stat status {};
-    require(::stat(file.path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined",
-            file.path.string());
-    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(file.path).string(), file.size,
+    require(::stat(path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined",
+            path.string());
+    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(path).string(), status.st_size,
                         status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
   }
   for (const auto& planned : plan.tensors) {
@@ -84,9 +101,8 @@ Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target&
       }
     }
   }
-  for (const auto& storage : target.layout().storages()) {
-    text +=
-        fmt::format("{} {}\n", describe(storage), std::get<distckpt::FileStorage>(storage).size);
+  for (const auto& [path, bytes] : files_of(target.layout())) {
+    text += fmt::format("{} {}\n", path.string(), bytes);
   }
   return distckpt::digest_block(distckpt::as_bytes(text));
 }
@@ -100,7 +116,7 @@ class Conversion {
   ConvertReport run() {
     source_ =
         open(options_.from,
-             {.iteration = is_hf_checkpoint(options_.from) ? std::nullopt : options_.iteration,
+             {.iteration = lacks_iterations(options_.from) ? std::nullopt : options_.iteration,
               .hf_config = options_.hf_config,
               .keep_fp8 = options_.keep_fp8,
               .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim &&
@@ -153,8 +169,8 @@ class Conversion {
  private:
   void choose_target() {
     const auto source_format = source_.location.format;
-    target_format_ = options_.format.value_or(source_.megatron_names ? Format::kHuggingFace
-                                                                     : Format::kTorchDist);
+    const bool to_hf = source_.megatron_names || source_format == Format::kArchive;
+    target_format_ = options_.format.value_or(to_hf ? Format::kHuggingFace : Format::kTorchDist);
     iteration_ = source_.location.iteration.value_or(options_.iteration.value_or(Iteration{}));
     target_path_ = resolve_target(options_.to);
     if (target_format_ == Format::kTorchDist)
@@ -201,7 +217,8 @@ class Conversion {
   }
 
   static bool is_checkpoint(const fs::path& folder) {
-    return fs::is_directory(folder) && (is_hf_folder(folder) || distckpt::is_torch_dist(folder));
+    return fs::is_directory(folder) &&
+           (is_hf_folder(folder) || distckpt::is_torch_dist(folder) || is_archive(folder));
   }
 
   // The target that is there has the files that this run would write; what they hold is proved.
@@ -209,7 +226,10 @@ class Conversion {
     for (const auto& file : report_.files) {
       std::error_code error;
       const auto size = fs::file_size(folder / file.name, error);
-      if (!error && static_cast<std::int64_t>(size) == file.bytes) continue;
+      // An archive's size is not known before it is written.
+      const bool as_planned =
+          !target_->knows_file_sizes() || static_cast<std::int64_t>(size) == file.bytes;
+      if (!error && as_planned) continue;
       throw Error(ErrorKind::kUsage,
                   fmt::format("{}: exists already, and is not what this run would write ({} {})",
                               folder.string(), file.name,
@@ -237,7 +257,11 @@ class Conversion {
   }
 
   void make_plan(const fs::path& folder) {
-    if (target_format_ == Format::kHuggingFace) {
+    if (target_format_ == Format::kArchive) {
+      target_ = make_archive_target(
+          source_, tensors_, {.dtype = options_.dtype, .max_shard_size = options_.max_shard_size},
+          folder);
+    } else if (target_format_ == Format::kHuggingFace) {
       target_ = make_hf_target(source_, tensors_,
                                {.dtype = options_.dtype, .max_shard_size = options_.max_shard_size},
                                folder);
@@ -274,10 +298,8 @@ class Conversion {
         report_.second_copies.push_back(planned.tensor.name);
       report_.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(planned).size());
     }
-    for (const auto& storage : target_->layout().storages()) {
-      const auto& file = std::get<distckpt::FileStorage>(storage);
-      report_.files.push_back(
-          {.name = file.path.lexically_relative(folder).string(), .bytes = file.size});
+    for (const auto& [path, bytes] : files_of(target_->layout())) {
+      report_.files.push_back({.name = path.lexically_relative(folder).string(), .bytes = bytes});
     }
   }
 
@@ -305,7 +327,7 @@ class Conversion {
 
   distckpt::ExecuteReport execute(const CopyPlan& plan,
                                   distckpt::FileSource& source,
-                                  distckpt::FileSink* sink,
+                                  distckpt::BoxSink* sink,
                                   distckpt::Journal* journal,
                                   std::string_view stage) {
     auto report = wait_reporting(
@@ -332,12 +354,12 @@ class Conversion {
     distckpt::Journal journal(work.journal(), fingerprint(source_, plan_, *target_),
                               options_.resume);
     const auto source = source_.source();
-    const auto mode = journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen
-                                                 : distckpt::WriteFile::Mode::kCreate;
-    target_->prepare();
-    distckpt::FileSink sink(target_->layout().storages(), target_->protected_ranges(), mode);
+    auto& sink = target_->open_sink(plan_, journal);
     auto done = execute(plan_, *source, &sink, &journal, "copying");
-    target_->finish(sink);
+    target_->close_sink();
+    for (auto& file : report_.files) {
+      file.bytes = static_cast<std::int64_t>(fs::file_size(work.output() / file.name));
+    }
     report_.copy_seconds = seconds_since(start);
     report_.resumed_bytes = done.resumed_bytes;
     take(std::move(done));

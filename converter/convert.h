@@ -33,9 +33,9 @@ struct ConvertOptions {
   Selection selection{};                              // convert this part of the model
   distckpt::ParallelConfig parallel{};                // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
-  bool keep_fp8 = false;                              // to Hugging Face: no dequantisation
+  bool keep_fp8 = false;                              // no dequantisation
   bool no_save_optim = false;                         // from Megatron to Megatron: the model alone
-  std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target
+  std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target or an archive
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
   DryRun dry_run = DryRun::kNo;
@@ -59,7 +59,7 @@ struct ConvertReport {
   std::int64_t num_parameters = 0;
   std::int64_t bytes = 0;
   std::int64_t num_pieces = 0;    // rectangular copies of the plan
-  std::vector<FileSize> files{};  // that hold the tensors
+  std::vector<FileSize> files{};  // that hold the tensors; of a planned archive before compression
   int threads = 0;
   std::int64_t staging_bytes = 0;
   DryRun dry_run = DryRun::kNo;

@@ -37,9 +37,13 @@ std::string HfForm::config_source() const {
   return (folder / distckpt::kHfConfig).string();
 }
 
+std::string HfForm::text(const std::string& name) const {
+  const auto kept = contents.find(name);
+  return kept != contents.end() ? kept->second : distckpt::read_text(folder / name);
+}
+
 std::string HfForm::config_text() const {
-  if (new_config) return *new_config;
-  return distckpt::read_text(folder / distckpt::kHfConfig, std::int64_t{16} << 20);
+  return text(std::string(distckpt::kHfConfig));
 }
 
 bool is_hf_folder(const fs::path& folder) {

@@ -70,9 +70,8 @@ class HfOpener {
   std::string file_of(const TensorLayout& stored) const {
     if (stored.shards.empty()) return "empty";
     const auto storage = stored.shards.front().at.storage;
-    return std::filesystem::path(describe(checkpoint_.layout.storages()[storage]))
-        .filename()
-        .string();
+    const auto* path = distckpt::file_of(checkpoint_.layout.storages()[storage]);
+    return path != nullptr ? path->filename().string() : "memory";
   }
 
   void link(std::uint32_t index) {

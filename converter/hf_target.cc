@@ -137,7 +137,7 @@ std::string make_index(const ModelMap& map,
   return index.dump(2) + "\n";
 }
 
-class HfTarget : public Target {
+class HfTarget : public FileTarget {
  public:
   HfTarget(const Checkpoint& source,
            const std::vector<ModelTensor>& tensors,
@@ -157,6 +157,7 @@ class HfTarget : public Target {
     }
   }
 
+ private:
   void prepare() const override {}
 
   void finish(distckpt::FileSink& sink) const override {
@@ -170,14 +171,13 @@ class HfTarget : public Target {
         distckpt::write_text(folder_ / name,
                              with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
       } else {
-        carry(hf_, name, folder_);
+        distckpt::write_text(folder_ / name, hf_.text(name));
       }
     }
     carry_part(hf_, folder_);
     if (index_text_) distckpt::write_text(folder_ / distckpt::kSafetensorsIndex, *index_text_);
   }
 
- private:
   void make_headers(const ModelMap& map,
                     const std::vector<ModelTensor>& tensors,
                     std::int64_t max_shard_size) {

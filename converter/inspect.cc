@@ -116,11 +116,15 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
     InspectedTensor inspected{
         .name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .chunks = {}};
     for (const auto& shard : tensor.shards) {
-      const fs::path file = describe(layout.storages()[shard.at.storage]);
-      inspected.chunks.push_back({.file = file.lexically_relative(report.location.folder).string(),
-                                  .offset = shard.at.offset,
-                                  .length = shard.box.size.product() * size_of(tensor.dtype),
-                                  .box = shard.box});
+      const auto& storage = layout.storages()[shard.at.storage];
+      const auto* encoded = std::get_if<distckpt::ChunkStorage>(&storage);
+      inspected.chunks.push_back(
+          {.file =
+               distckpt::file_of(storage)->lexically_relative(report.location.folder).string(),
+           .offset = encoded != nullptr ? encoded->offset : shard.at.offset,
+           .length = encoded != nullptr ? encoded->encoded_size
+                                        : shard.box.size.product() * size_of(tensor.dtype),
+           .box = shard.box});
     }
     add(report, std::move(inspected));
   }

@@ -23,6 +23,12 @@ bool holds(const fs::path& folder, Matches&& matches) {
                              [&](const auto& entry) { return matches(entry.path()); });
 }
 
+// The first file of an archive.
+bool is_archive_file(const fs::path& path) {
+  return fs::is_regular_file(path) &&
+         distckpt::shard_store_file_count(path.filename().string()).has_value();
+}
+
 // The format of an iteration's folder, or of a folder that is like one.
 std::optional<Format> format_of_iteration(const fs::path& folder) {
   if (distckpt::is_torch_dist(folder)) {
@@ -46,6 +52,7 @@ std::optional<Format> format_without_iterations(const fs::path& folder) {
     return distckpt::is_torch_model_filename(path.filename().string());
   });
   if (bin) return Format::kTorchSave;
+  if (is_archive(folder)) return Format::kArchive;
   return is_hf_folder(folder) ? std::optional(Format::kHuggingFace) : std::nullopt;
 }
 
@@ -172,6 +179,8 @@ std::string_view to_string(Format format) {
       return "torch_dcp";
     case Format::kFsdp:
       return "fsdp";
+    case Format::kArchive:
+      return "archive";
   }
   return "";
 }
@@ -179,6 +188,7 @@ std::string_view to_string(Format format) {
 bool Location::has_own_config() const {
   switch (format) {
     case Format::kHuggingFace:
+    case Format::kArchive:
       return true;
     case Format::kTorchSave:
     case Format::kDcp:
@@ -193,6 +203,7 @@ bool Location::has_own_config() const {
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
+  if (is_archive_file(path)) return locate(fs::absolute(path).parent_path(), iteration);
   require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
   if (auto found = locate_single(path)) {
     require(!iteration, ErrorKind::kUsage,
@@ -211,20 +222,27 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   }
   if (const auto format = format_without_iterations(path)) {
     require(!iteration, ErrorKind::kUsage,
-            "{}: is a Hugging Face checkpoint, which has no iterations", path.string());
+            "{}: is {}, which has no iterations", path.string(),
+            *format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
     return {.format = *format, .root = path, .folder = path};
   }
   throw Error(
       ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
       fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} or mp_rank_*/ (one "
                   "iteration of it), global_step_*/ or actor/ (verl), {} with *.safetensors or "
-                  "pytorch_model*.bin (Hugging Face)",
-                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
+                  "pytorch_model*.bin (Hugging Face), {} (archive)",
+                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig,
+                  distckpt::shard_store_filename(0, 1)));
 }
 
-bool is_hf_checkpoint(const fs::path& path) {
+bool lacks_iterations(const fs::path& path) {
+  if (is_archive_file(path)) return true;
   return fs::is_directory(path) && !locate_single(path) && !fs::exists(path / distckpt::kTracker) &&
          list_iterations(path).empty() && format_without_iterations(path).has_value();
+}
+
+bool is_archive(const fs::path& folder) {
+  return holds(folder, is_archive_file);
 }
 
 }  // namespace ferry::converter

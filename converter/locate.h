@@ -18,6 +18,7 @@ enum class Format : std::uint8_t {
   kLegacy,       // Megatron, a file for each rank (mp_rank_*)
   kDcp,          // torch.distributed.checkpoint: FSDP trainers, torch_dcp, fsdp_dtensor
   kFsdp,         // FSDP states that each rank saved by itself, as verl does
+  kArchive,      // Ferry's own, HDF5
 };
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 
@@ -41,7 +42,11 @@ struct Location {
 Location locate(const std::filesystem::path& path,
                 std::optional<distckpt::Iteration> iteration = std::nullopt);
 
-// True if `locate` would find a Hugging Face checkpoint there: one without iterations.
-bool is_hf_checkpoint(const std::filesystem::path& path);
+// True if `locate` would find a checkpoint without iterations there: one of Hugging Face, or an
+// archive.
+bool lacks_iterations(const std::filesystem::path& path);
+
+// True if the folder is an archive's.
+bool is_archive(const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

@@ -47,7 +47,7 @@ std::vector<DType> stored_dtypes(const ModelMap& map, const std::vector<ModelTen
   return dtypes;
 }
 
-class MegatronTarget : public Target {
+class MegatronTarget : public FileTarget {
  public:
   MegatronTarget(const Checkpoint& source,
                  const std::vector<ModelTensor>& tensors,
@@ -67,6 +67,7 @@ class MegatronTarget : public Target {
     }
   }
 
+ private:
   std::vector<distckpt::ChecksumRange> protected_ranges() const override {
     return torch_dist_.protected_ranges();
   }
@@ -86,7 +87,6 @@ class MegatronTarget : public Target {
     torch_dist_.finish(sink);
   }
 
- private:
   static distckpt::TorchDistTarget make(const Checkpoint& source,
                                         const std::vector<ModelTensor>& tensors,
                                         const MegatronTargetOptions& options,

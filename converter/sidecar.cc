@@ -80,10 +80,50 @@ fs::path derived_path(const fs::path& iteration_folder) {
   return iteration_folder / distckpt::kSidecar / distckpt::kSidecarDerived;
 }
 
-void carry(const HfForm& form, const std::string& name, const fs::path& folder) {
-  distckpt::write_text(folder / name, name == distckpt::kHfConfig
-                                          ? form.config_text()
-                                          : distckpt::read_text(form.folder / name));
+HfForm form_of_sidecar(const std::map<std::string, std::string>& files, const fs::path& folder) {
+  HfForm form;
+  form.folder = folder / distckpt::kSidecarHf;
+  for (const auto& [path, text] : files) {
+    const auto source = (folder / path).string();
+    const auto slash = path.find('/');
+    const auto name = slash == std::string::npos ? "" : path.substr(slash + 1);
+    distckpt::require_plain_filename(name, source);
+    const auto part = path.substr(0, slash);
+    require(part == distckpt::kSidecarHf || part == distckpt::kSidecarHeaders, ErrorKind::kCorrupt,
+            "{}: is no part of a sidecar", source);
+    if (part == distckpt::kSidecarHeaders) {
+      form.headers.push_back(distckpt::parse_safetensors_prefix(text, name, source));
+    } else if (name == distckpt::kSafetensorsIndex) {
+      form.index_text = text;
+    } else if (name == distckpt::kPartRecord) {
+      form.part = parse_part(text, source);
+    } else {
+      form.carried.push_back(name);
+      form.contents.emplace(name, text);
+    }
+  }
+  require(form.contents.contains(std::string(distckpt::kHfConfig)), ErrorKind::kCorrupt,
+          "{}: is missing", form.config_source());
+  if (form.index_text && !form.headers.empty()) {
+    check_index(*form.index_text, files_of_tensors(form.headers),
+                (form.folder / distckpt::kSafetensorsIndex).string());
+  }
+  return form;
+}
+
+std::map<std::string, std::string> sidecar_files(const HfForm& form, bool keep_headers) {
+  std::map<std::string, std::string> files;
+  const auto add = [&](std::string_view folder, std::string_view name, std::string text) {
+    files.emplace(fmt::format("{}/{}", folder, name), std::move(text));
+  };
+  for (const auto& name : form.carried) add(distckpt::kSidecarHf, name, form.text(name));
+  if (!form.part.empty()) add(distckpt::kSidecarHf, distckpt::kPartRecord, write_part(form.part));
+  if (!keep_headers || form.headers.empty()) return files;
+  if (form.index_text) add(distckpt::kSidecarHf, distckpt::kSafetensorsIndex, *form.index_text);
+  for (const auto& header : form.headers) {
+    add(distckpt::kSidecarHeaders, header.filename, header.prefix);
+  }
+  return files;
 }
 
 void carry_part(const HfForm& form, const fs::path& folder) {
@@ -99,7 +139,11 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
     return std::nullopt;
   }
   const auto contents = read_index(sidecar);
-  auto form = read_hf_companions(sidecar / distckpt::kSidecarHf);
+  std::map<std::string, std::string> files;
+  for (const auto& name : list_files(sidecar)) {
+    files.emplace(name, distckpt::read_text(sidecar / name));
+  }
+  auto form = form_of_sidecar(files, sidecar);
   if (const auto dtypes = contents.find("dtypes"); dtypes != contents.end()) {
     const auto source = (sidecar / distckpt::kSidecarIndex).string();
     for (const auto& [name, value] : dtypes->items()) {
@@ -109,19 +153,6 @@ std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
       form.dtypes.emplace(name, *dtype);
     }
   }
-  const auto index = form.folder / distckpt::kSafetensorsIndex;
-  if (fs::exists(index)) form.index_text = distckpt::read_text(index);
-  const auto headers = sidecar / distckpt::kSidecarHeaders;
-  if (fs::exists(headers)) {
-    for (const auto& entry : fs::directory_iterator(headers)) {
-      form.headers.push_back(distckpt::parse_safetensors_prefix(distckpt::read_text(entry.path()),
-                                                                entry.path().filename().string(),
-                                                                entry.path().string()));
-    }
-    std::ranges::sort(form.headers, {}, &distckpt::SafetensorsHeader::filename);
-  }
-  if (form.index_text && !form.headers.empty())
-    check_index(*form.index_text, files_of_tensors(form.headers), index.string());
   return form;
 }
 
@@ -130,22 +161,11 @@ void write_sidecar(const fs::path& iteration_folder,
                    bool keep_headers,
                    const std::map<std::string, distckpt::DType>& dtypes) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
-  fs::create_directories(sidecar / distckpt::kSidecarHf);
-  for (const auto& name : form.carried) carry(form, name, sidecar / distckpt::kSidecarHf);
-  carry_part(form, sidecar / distckpt::kSidecarHf);
-  if (keep_headers && !form.headers.empty()) {
-    if (form.index_text) {
-      distckpt::write_text(sidecar / distckpt::kSidecarHf / distckpt::kSafetensorsIndex,
-                           *form.index_text);
-    }
-    fs::create_directories(sidecar / distckpt::kSidecarHeaders);
-    for (const auto& header : form.headers) {
-      distckpt::write_text(sidecar / distckpt::kSidecarHeaders / header.filename, header.prefix);
-    }
-  }
   json index = {{"format", kFormat}, {"files", json::object()}};
-  for (const auto& name : list_files(sidecar)) {
-    index["files"][name] = digest_text(distckpt::read_text(sidecar / name));
+  for (const auto& [name, text] : sidecar_files(form, keep_headers)) {
+    fs::create_directories((sidecar / name).parent_path());
+    distckpt::write_text(sidecar / name, text);
+    index["files"][name] = digest_text(text);
   }
   for (const auto& [name, dtype] : dtypes)
     index["dtypes"][name] = std::string(safetensors_name(dtype));

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
-#include <vector>
+#include <string>
 
 #include "converter/hf_folder.h"
 
@@ -32,7 +32,11 @@ std::filesystem::path derived_path(const std::filesystem::path& iteration_folder
 // Writes the record of a part, if it is one, durably.
 void carry_part(const HfForm& form, const std::filesystem::path& folder);
 
-// Copies one of the carried files, durably.
-void carry(const HfForm& form, const std::string& name, const std::filesystem::path& folder);
+// The files of a sidecar, "hf/config.json" and so on, and their content: what an archive holds too.
+std::map<std::string, std::string> sidecar_files(const HfForm& form, bool keep_headers);
+
+// The inverse. `folder` is where they lie, for messages. Throws Error(kCorrupt).
+HfForm form_of_sidecar(const std::map<std::string, std::string>& files,
+                       const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

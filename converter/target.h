@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include "distckpt/checksum_ledger.h"
 #include "distckpt/copy_plan.h"
 #include "distckpt/file_box_io.h"
+#include "distckpt/journal.h"
 #include "distckpt/layout.h"
 #include "distckpt/tensor_map.h"
 
@@ -20,7 +23,6 @@ class Target {
 
   distckpt::PlanSide side() const { return {.layout = &layout_, .map = &links_}; }
   const distckpt::Layout& layout() const { return layout_; }
-  virtual std::vector<distckpt::ChecksumRange> protected_ranges() const { return {}; }
 
   // As the functions of distckpt/tensor_map.h. `tensors` are those of the plan, and stay as they
   // are.
@@ -32,16 +34,44 @@ class Target {
     distckpt::promote_padding(names, layout_, links_, tensors);
   }
 
-  // Creates the folders that the files of layout() lie in.
-  virtual void prepare() const = 0;
+  // Where the bytes of `plan`, which outlives the target, go. Continues what an interrupted run left,
+  // if the journal holds some of it; what has to be done again is taken out of it.
+  virtual distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
+                                       distckpt::Journal& journal) = 0;
 
-  // Everything that is not a tensor's bytes: headers, indices, carried files. Durable when it
+  // Writes everything that is not a tensor's bytes: headers, indices, carried files. Durable when it
   // returns.
-  virtual void finish(distckpt::FileSink& sink) const = 0;
+  virtual void close_sink() = 0;
+
+  // False if the sizes of the files turn out when they are written.
+  virtual bool knows_file_sizes() const { return true; }
 
  protected:
   distckpt::Layout layout_;
   distckpt::TensorMap links_;
+};
+
+// A target of plain bytes in files.
+class FileTarget : public Target {
+ public:
+  distckpt::BoxSink& open_sink(const distckpt::CopyPlan&, distckpt::Journal& journal) final {
+    prepare();
+    sink_.emplace(layout_.storages(), protected_ranges(),
+                  journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen
+                                             : distckpt::WriteFile::Mode::kCreate);
+    return *sink_;
+  }
+  void close_sink() final { finish(*sink_); }
+
+ protected:
+  virtual std::vector<distckpt::ChecksumRange> protected_ranges() const { return {}; }
+
+  // Creates the folders that the files of layout() lie in.
+  virtual void prepare() const = 0;
+  virtual void finish(distckpt::FileSink& sink) const = 0;
+
+ private:
+  std::optional<distckpt::FileSink> sink_;
 };
 
 }  // namespace ferry::converter

@@ -140,8 +140,7 @@ class Verification {
       if (!has(*left_.hf) || !has(*right_.hf)) {
         report_.files.push_back(
             fmt::format("{}: is on the {} only", name, has(*left_.hf) ? "left" : "right"));
-      } else if (distckpt::read_text(left_.hf->folder / name) !=
-                 distckpt::read_text(right_.hf->folder / name)) {
+      } else if (left_.hf->text(name) != right_.hf->text(name)) {
         report_.files.push_back(fmt::format("{}: differs", name));
       }
     }

@@ -79,8 +79,12 @@ class BoxSink {
                      std::span<const std::byte> packed,
                      std::vector<ChecksumPart>& parts) = 0;
 
-  // Takes the checksums of finished writes. Thread-safe.
+  // Called when a task's writes are done, with their checksums. May wait until earlier tasks are done
+  // too. Thread-safe.
   virtual void commit(std::span<const ChecksumPart>) {}
+
+  // Not everything will be written: lets go whoever waits in commit(). Thread-safe.
+  virtual void cancel() {}
 };
 
 template <typename Visit>

@@ -12,8 +12,8 @@
 
 namespace ferry::distckpt {
 
-std::uint32_t crc32(std::span<const std::byte> bytes) {
-  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t crc) {
+  return crc32_gzip_refl(crc, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 std::uint32_t ChecksumLedger::add_range(const ChecksumRange& range) {

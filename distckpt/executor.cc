@@ -303,6 +303,7 @@ struct Execution::State {
 
   std::vector<std::vector<Digest>> blocks;  // per tensor; each element is written by one task
   std::atomic<std::uint32_t> next_task = 0;
+  std::uint32_t end_task = 0;
   std::atomic<std::int64_t> bytes_done = 0;
   std::int64_t bytes_total = 0;
   std::int64_t resumed_bytes = 0;
@@ -357,7 +358,7 @@ struct Execution::State {
       };
       while (!stop.stop_requested()) {
         const auto index = next_task.fetch_add(1);
-        if (index >= schedule.tasks.size()) break;
+        if (index >= end_task) break;
         const bool resumed =
             options.journal != nullptr && options.journal->finished(index) != nullptr;
         const auto& task = schedule.tasks[index];
@@ -382,10 +383,15 @@ struct Execution::State {
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();
-      stop.request_stop();
+      request_stop();
     }
     const std::lock_guard lock(mutex);
     if (--running == 0) finished.notify_all();
+  }
+
+  void request_stop() {
+    stop.request_stop();
+    if (sink != nullptr) sink->cancel();
   }
 
   std::string describe(const Segment& segment) const {
@@ -419,7 +425,7 @@ std::int64_t Execution::bytes_total() const {
   return state_->bytes_total;
 }
 void Execution::cancel() {
-  state_->stop.request_stop();
+  state_->request_stop();
 }
 
 bool Execution::wait_for(std::chrono::milliseconds time) {
@@ -463,7 +469,18 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
   state->options = options_;
   state->schedule = make_schedule(plan, sink != nullptr);
   state->sizes = buffer_sizes(plan);
-  state->bytes_total = plan.num_bytes();
+  const auto share_begin = [&](int share) {
+    return static_cast<std::uint32_t>(state->schedule.tasks.size() *
+                                      static_cast<std::size_t>(share) /
+                                      static_cast<std::size_t>(options_.num_shares));
+  };
+  state->next_task = share_begin(options_.share);
+  state->end_task = share_begin(options_.share + 1);
+  for (auto i = state->next_task.load(); i < state->end_task; ++i) {
+    const auto& task = state->schedule.tasks[i];
+    for (std::uint32_t s = task.first; s < task.first + task.count; ++s)
+      state->bytes_total += Execution::State::bytes_of(state->schedule.segments[s]);
+  }
   for (const auto& planned : plan.tensors) {
     const auto bytes = planned.tensor.num_bytes();
     state->blocks.emplace_back(static_cast<std::size_t>((bytes + kDigestBlock - 1) / kDigestBlock));
@@ -476,6 +493,7 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
       state->store_blocks(task, done->blocks);
       source.commit(done->read);
       if (sink != nullptr) sink->commit(done->written);
+      if (i < state->next_task || i >= state->end_task) continue;
       for (std::uint32_t s = task.first; s < task.first + task.count; ++s) {
         state->resumed_bytes += Execution::State::bytes_of(state->schedule.segments[s]);
       }

@@ -35,6 +35,10 @@ struct ExecutorOptions {
   std::int64_t max_memory = std::int64_t{192} << 20;  // of all staging buffers together
   std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
   Journal* journal = nullptr;                         // skip what it holds, log the rest
+  // Of `num_shares` processes that share the plan this one does its tasks alone: the share-th of as
+  // many equal parts. The digests are whole only once a journal holds all of them.
+  int share = 0;
+  int num_shares = 1;
 
   // Called with each stretch of each replica, by several threads at a time. A stretch begins at a
   // block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).

@@ -1,7 +1,9 @@
-// Boxes in files. One source and one sink for every format whose tensors are plain bytes somewhere
-// in a file.
+// Boxes in files. One source for every format, whose tensors are plain bytes somewhere in a file or
+// in encoded chunks of one; one sink for plain bytes.
 #pragma once
 
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -10,8 +12,10 @@
 
 #include "distckpt/box_io.h"
 #include "distckpt/checksum_ledger.h"
+#include "distckpt/chunk_cache.h"
 #include "distckpt/file_io.h"
 #include "distckpt/layout.h"
+#include "distckpt/plane_codec.h"
 
 namespace ferry::distckpt {
 
@@ -42,15 +46,23 @@ class FileSource : public BoxSource {
   // True if every file that was read was read past the page cache.
   bool reads_directly();
 
+  // How often a chunk was decoded.
+  std::int64_t num_decoded() { return chunks_.num_loads(); }
+
  private:
   const ReadFile& file(StorageId storage);
+  void read_chunk(const ChunkStorage& chunk, const Region& region, std::span<std::byte> packed);
+  DecodedChunk decode(const ChunkStorage& chunk, StorageId storage);
 
   std::vector<Storage> storages_;
   std::vector<ExpectedChecksum> expected_;
   ReadMode mode_;
   ChecksumLedger ledger_;
+  ChunkCache chunks_;
+  PlaneCodecPool codecs_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<ReadFile>> files_;  // opened when first read
+  std::map<std::filesystem::path, std::unique_ptr<ReadFile>> open_;
+  std::vector<const ReadFile*> files_;  // by storage; opened when first read
 };
 
 class FileSink : public BoxSink {

@@ -93,6 +93,21 @@ std::optional<FsdpRank> parse_fsdp_filename(std::string_view name) {
   return rank;
 }
 
+std::string shard_store_filename(std::size_t index, std::size_t count) {
+  return count == 1 ? "weights.h5" : fmt::format("weights-{:05}-of-{:05}.h5", index + 1, count);
+}
+
+std::optional<std::size_t> shard_store_file_count(std::string_view name) {
+  if (name == shard_store_filename(0, 1)) return 1;
+  constexpr std::string_view kPrefix = "weights-00001-of-";
+  if (!name.starts_with(kPrefix) || !name.ends_with(".h5")) return std::nullopt;
+  const auto digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - 3);
+  std::size_t count = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  if (error != std::errc() || count < 2 || name != shard_store_filename(0, count)) return std::nullopt;
+  return count;
+}
+
 std::filesystem::path work_folder(const std::filesystem::path& target) {
   return target.parent_path() / fmt::format(".{}.ferry", target.filename().string());
 }

@@ -89,40 +89,46 @@ void write_fully(int fd, const std::filesystem::path& path, std::string_view tex
 
 }  // namespace
 
-Journal::Journal(std::filesystem::path path, const Digest& fingerprint, bool resume)
+Journal::Journal(std::filesystem::path path,
+                 const Digest& fingerprint,
+                 bool resume,
+                 const std::vector<std::filesystem::path>& others)
     : path_(std::move(path)) {
   std::string header(kMagic);
   put(header, fingerprint);
-  std::int64_t keep = 0;
-  if (resume && std::filesystem::exists(path_)) {
-    const auto text = read_text(path_);
-    if (text.size() >= header.size()) {
-      if (!text.starts_with(header)) {
-        throw Error(ErrorKind::kUsage,
-                    fmt::format("{}: the interrupted run had another source or other options",
-                                path_.string()),
-                    "run it with the same ones, or without --resume to start anew");
-      }
-      Reader reader(std::string_view(text).substr(header.size()));
-      keep = static_cast<std::int64_t>(header.size());
-      std::uint64_t length = 0;
-      Digest digest;
-      while (reader.get(length)) {
-        const auto body = reader.take(length);
-        if (!body || !reader.get(digest) || digest != digest_block(as_bytes(*body))) break;
-        auto record = parse_record(*body);
-        if (!record) break;
-        keep += static_cast<std::int64_t>(sizeof(length) + length + sizeof(digest));
-        finished_.insert_or_assign(record->task, std::move(*record));
-      }
-    }
-  }
+  const auto keep = resume ? take_records(path_, header) : 0;
+  for (const auto& other : others) take_records(other, header);
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   require(fd_ >= 0, ErrorKind::kIo, "{}: cannot be created: {}", path_.string(),
           system_error_text(errno));
   require(::ftruncate(fd_, keep) == 0 && ::lseek(fd_, 0, SEEK_END) >= 0, ErrorKind::kIo,
           "{}: cannot be cut: {}", path_.string(), system_error_text(errno));
   if (keep == 0) write_fully(fd_, path_, header);
+}
+
+std::int64_t Journal::take_records(const std::filesystem::path& path, std::string_view header) {
+  if (!std::filesystem::exists(path)) return 0;
+  const auto text = read_text(path);
+  if (text.size() < header.size()) return 0;
+  if (!text.starts_with(header)) {
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("{}: the interrupted run had another source or other options", path.string()),
+        "run it with the same ones, or without --resume to start anew");
+  }
+  Reader reader(std::string_view(text).substr(header.size()));
+  auto whole = static_cast<std::int64_t>(header.size());
+  std::uint64_t length = 0;
+  Digest digest;
+  while (reader.get(length)) {
+    const auto body = reader.take(length);
+    if (!body || !reader.get(digest) || digest != digest_block(as_bytes(*body))) break;
+    auto record = parse_record(*body);
+    if (!record) break;
+    whole += static_cast<std::int64_t>(sizeof(length) + length + sizeof(digest));
+    finished_.insert_or_assign(record->task, std::move(*record));
+  }
+  return whole;
 }
 
 Journal::~Journal() {
@@ -132,6 +138,10 @@ Journal::~Journal() {
 const TaskRecord* Journal::finished(std::uint32_t task) const {
   const auto found = finished_.find(task);
   return found == finished_.end() ? nullptr : &found->second;
+}
+
+void Journal::keep_only(const std::function<bool(std::uint32_t)>& keep) {
+  std::erase_if(finished_, [&](const auto& record) { return !keep(record.first); });
 }
 
 void Journal::append(const TaskRecord& record) {

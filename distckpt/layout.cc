@@ -10,9 +10,19 @@ namespace ferry::distckpt {
 std::string describe(const Storage& storage) {
   if (const auto* file = std::get_if<FileStorage>(&storage)) return file->path.string();
   if (const auto* chunk = std::get_if<ChunkStorage>(&storage)) {
-    return fmt::format("{} (chunk at byte {})", chunk->path.string(), chunk->offset);
+    auto text = fmt::format("{}: bytes {} to {}, the chunk {}", chunk->path.string(), chunk->offset,
+                            chunk->offset + chunk->encoded_size, chunk->name);
+    if (!chunk->first_tensor.empty()) text += fmt::format(" of {}", chunk->first_tensor);
+    if (!chunk->last_tensor.empty()) text += fmt::format(" to {}", chunk->last_tensor);
+    return text;
   }
   return "memory";
+}
+
+const std::filesystem::path* file_of(const Storage& storage) {
+  if (const auto* file = std::get_if<FileStorage>(&storage)) return &file->path;
+  if (const auto* chunk = std::get_if<ChunkStorage>(&storage)) return &chunk->path;
+  return nullptr;
 }
 
 StorageId Layout::add_storage(Storage storage) {

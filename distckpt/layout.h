@@ -25,14 +25,18 @@ struct FileStorage {
   std::int64_t size = 0;
 };
 
-// One encoded unit of a file (a compressed zip record, an HDF5 or zarr chunk). Placements in it
-// address the decoded bytes.
+// One encoded unit of a file: a chunk of an archive (distckpt/plane_codec.h). Placements in it
+// address the decoded bytes. Offset and encoded size of a chunk that is still to be written are 0.
 struct ChunkStorage {
   std::filesystem::path path{};
   std::int64_t offset = 0;
   std::int64_t encoded_size = 0;
   std::int64_t decoded_size = 0;
-  std::string codec{};
+  std::int64_t element_size = 1;
+  std::uint32_t crc = 0;  // that the encoded chunk has to state
+  std::string name{};  // "tensors/lm_head.weight[0:512, 0:1024]": its checksum covers this too
+  std::string first_tensor{};  // of a chunk that several tensors share: the first and the last
+  std::string last_tensor{};
 };
 
 // Memory of this process or of a device. The owner keeps it alive for as long as a Layout names it.
@@ -47,6 +51,9 @@ using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage>;
 using StorageId = std::uint32_t;
 
 std::string describe(const Storage& storage);  // for messages: the file's name, or "memory"
+
+// The file that it lies in; nothing for memory.
+const std::filesystem::path* file_of(const Storage& storage);
 
 // The address of a box: the byte of its first element, and the bytes from one element to the next
 // in each dimension.
@@ -80,6 +87,7 @@ class Layout {
 
   const std::vector<Storage>& storages() const { return storages_; }
   const std::vector<TensorLayout>& tensors() const { return tensors_; }
+  Storage& storage(StorageId id) { return storages_[id]; }
   TensorLayout& tensor(std::uint32_t index) { return tensors_[index]; }
   const TensorLayout& tensor(std::uint32_t index) const { return tensors_[index]; }
   std::optional<std::uint32_t> find(std::string_view name) const;

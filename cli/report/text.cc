@@ -70,6 +70,8 @@ std::string_view describe(converter::Format format) {
       return "torch.distributed.checkpoint";
     case Format::kFsdp:
       return "FSDP by rank";
+    case Format::kArchive:
+      return "Ferry archive";
   }
   return "";
 }
@@ -143,6 +145,13 @@ std::string convert_text(const converter::ConvertReport& report) {
           fmt::format(", {} were done by the interrupted run", format_bytes(report.resumed_bytes));
     }
     text += "\n";
+  }
+  if (report.target_format == converter::Format::kArchive && report.proved) {
+    std::int64_t stored = 0;
+    for (const auto& file : report.files) stored += file.bytes;
+    text += fmt::format("archive  {}, {:.3g} times smaller\n", format_bytes(stored),
+                        static_cast<double>(report.bytes) /
+                            static_cast<double>(std::max<std::int64_t>(stored, 1)));
   }
   const bool planned = report.dry_run == converter::DryRun::kPlan;
   if (const auto count = report.second_copies.size(); count > kMaxCopies) {

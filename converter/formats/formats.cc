@@ -19,6 +19,8 @@ Stored read_stored(const Location& location, const OpenOptions& options) {
       return read_dcp(location, options);
     case Format::kFsdp:
       return read_fsdp(location, options);
+    case Format::kArchive:
+      return read_archive(location);
   }
   fail(ErrorKind::kBug, "no reader of format {}", to_string(location.format));
 }

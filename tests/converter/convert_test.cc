@@ -10,12 +10,14 @@
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
+#include "tests/support/trees.h"
 
 namespace ferry::converter {
 namespace {
 
 using distckpt::DType;
 using distckpt::ParallelConfig;
+using support::same_tree;
 using support::TempDir;
 using support::TinyModel;
 
@@ -41,23 +43,6 @@ ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random) {
   // Uneven: one layer for each stage but the first, which takes the rest.
   layout.num_layers_in_first_pipeline_stage = model.num_layers - (stages - 1);
   return layout;
-}
-
-// Names the first file that is not the same.
-::testing::AssertionResult same_tree(const std::filesystem::path& expected,
-                                     const std::filesystem::path& found) {
-  const auto left = support::read_tree(expected);
-  const auto right = support::read_tree(found);
-  for (const auto& [name, content] : left) {
-    const auto other = right.find(name);
-    if (other == right.end()) return ::testing::AssertionFailure() << name << " is missing";
-    const auto same =
-        support::same_bytes(distckpt::as_bytes(content), distckpt::as_bytes(other->second));
-    if (!same) return ::testing::AssertionFailure() << name << ": " << same.message();
-  }
-  if (left.size() != right.size())
-    return ::testing::AssertionFailure() << "there are more files than expected";
-  return ::testing::AssertionSuccess();
 }
 
 // HF -> Megatron -> Megatron at another layout -> HF: the same folder, byte for byte.

@@ -179,8 +179,7 @@ TEST(CopyPlan, WritesAGridOfEncodedChunks) {
       const auto chunk = target.layout.add_storage(ChunkStorage{.path = "w.h5",
                                                                 .offset = 1000 * (2 * r + c),
                                                                 .encoded_size = 20,
-                                                                .decoded_size = 32,
-                                                                .codec = "zstd"});
+                                                                .decoded_size = 32});
       shards.push_back(packed_shard(box({4 * r, 4 * c}, {4, 4}), DType::kBF16, chunk, 0));
     }
   }

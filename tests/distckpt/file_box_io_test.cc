@@ -149,11 +149,11 @@ TEST(FileSource, RefusesAFileThatWasChangedMeanwhile) {
   EXPECT_TRUE(fails(ErrorKind::kIo, {"file", "changed"}, [&] { source.verify_checksums(); }));
 }
 
-TEST(FileSource, RefusesWhatIsNoPlainFile) {
+TEST(FileSource, RefusesABoxBeyondAChunkAndWhatIsNoFile) {
   FileSource source({ChunkStorage{.path = "w.h5", .offset = 12}, MemoryStorage{}});
   auto region = region_of(0, 1, 10, 10);
   EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"w.h5", "chunk at byte 12"}, [&] { read(source, region); }));
+      fails(ErrorKind::kLayout, {"w.h5", "bytes 12 to 12", "ends behind"}, [&] { read(source, region); }));
   region.at.storage = 1;
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"memory"}, [&] { read(source, region); }));
 }

@@ -27,7 +27,8 @@ namespace {
 
 using namespace std::string_literals;
 
-constexpr std::string_view kGlobals[] = {"torch.", "argparse.Namespace", "collections.OrderedDict"};
+constexpr std::string_view kGlobals[] = {"torch.", "argparse.Namespace", "collections.OrderedDict",
+                                         "numpy.", "_codecs.encode"};
 
 // A file of these bytes.
 class ByteFile {

@@ -1,0 +1,79 @@
+#include "converter/archive_target.h"
+
+#include <utility>
+
+#include "converter/hf_config.h"
+#include "converter/sidecar.h"
+#include "distckpt/error.h"
+#include "distckpt/shard_store.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Box;
+using distckpt::ModelTensor;
+
+class ArchiveTarget : public Target {
+ public:
+  ArchiveTarget(const Checkpoint& source,
+                const std::vector<ModelTensor>& tensors,
+                const ArchiveTargetOptions& options,
+                const fs::path& folder)
+      : hf_(*source.hf),
+        dtype_(options.dtype),
+        store_(folder, stored(tensors), {.max_file_bytes = options.max_shard_size}) {
+    layout_ = store_.layout();
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      links_.links.push_back({.model = i,
+                              .model_box = Box::whole(tensors[i].shape),
+                              .stored = *layout_.find(tensors[i].name),
+                              .stored_box = Box::whole(tensors[i].shape)});
+    }
+  }
+
+  distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
+                               distckpt::Journal& journal) override {
+    return store_.open(plan, journal);
+  }
+
+  void close_sink() override {
+    auto files = sidecar_files(hf_, !dtype_);
+    if (dtype_) {
+      files[fmt::format("{}/{}", distckpt::kSidecarHf, distckpt::kHfConfig)] =
+          with_dtype(hf_.config_text(), *dtype_, hf_.config_source());
+    }
+    store_.finish(files);
+  }
+
+  bool knows_file_sizes() const override { return false; }
+
+ private:
+  static std::vector<distckpt::ShardStoreTensor> stored(const std::vector<ModelTensor>& tensors) {
+    std::vector<distckpt::ShardStoreTensor> result;
+    for (const auto& tensor : tensors)
+      result.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+    return result;
+  }
+
+  const HfForm& hf_;
+  std::optional<distckpt::DType> dtype_;
+  distckpt::ShardStoreTarget store_;
+};
+
+}  // namespace
+
+std::unique_ptr<Target> make_archive_target(const Checkpoint& source,
+                                            const std::vector<ModelTensor>& tensors,
+                                            const ArchiveTargetOptions& options,
+                                            const fs::path& folder) {
+  if (!source.hf) {
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("{}: holds no config.json for Hugging Face", source.location.folder.string()),
+        "name a folder that holds config.json and the tokenizer with --hf-config");
+  }
+  return std::make_unique<ArchiveTarget>(source, tensors, options, folder);
+}
+
+}  // namespace ferry::converter

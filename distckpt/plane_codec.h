@@ -1,0 +1,75 @@
+// The codec of the archive's chunks. The bytes of an element are taken apart into planes, since the
+// exponents of weights are few and their mantissas are noise: a plane that shrinks is a zstd frame,
+// one that does not is stored as it is. docs/formats/archive.md gives the bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace ferry::distckpt {
+
+// The largest number of bytes that an encoded chunk of `decoded_size` bytes may have.
+std::int64_t max_encoded_size(std::int64_t decoded_size, std::int64_t element_size);
+
+// The checksum that an encoded chunk states of itself; 0 if it is too short for one.
+std::uint32_t stated_checksum(std::span<const std::byte> encoded);
+
+// Encodes and decodes chunks of elements of 1, 2, 4 or 8 bytes. Holds the compressor's state and
+// scratch memory: one for each thread.
+class PlaneCodec {
+ public:
+  PlaneCodec();
+  ~PlaneCodec();
+  PlaneCodec(PlaneCodec&&) noexcept;
+  PlaneCodec& operator=(PlaneCodec&&) noexcept;
+
+  // `name` says which chunk of which tensor it is: the checksum covers it too, so that a chunk that
+  // lies in the place of another is noticed. The same bytes give the same encoded bytes.
+  std::vector<std::byte> encode(std::span<const std::byte> decoded,
+                                std::int64_t element_size,
+                                std::string_view name);
+
+  // Fills `decoded`. Throws Error(kCorrupt) saying what is wrong; the caller says where.
+  void decode(std::span<const std::byte> encoded,
+              std::int64_t element_size,
+              std::string_view name,
+              std::span<std::byte> decoded);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Codecs for threads that come and go.
+class PlaneCodecPool {
+ public:
+  // Runs `use(codec)` with a codec that no other thread has. Thread-safe.
+  template <typename Use>
+  auto with_codec(Use&& use) {
+    auto codec = take();
+    auto result = use(*codec);
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(codec));
+    return result;
+  }
+
+ private:
+  std::unique_ptr<PlaneCodec> take() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return std::make_unique<PlaneCodec>();
+    auto codec = std::move(idle_.back());
+    idle_.pop_back();
+    return codec;
+  }
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<PlaneCodec>> idle_;
+};
+
+}  // namespace ferry::distckpt
