@@ -301,6 +301,17 @@ TEST(Pickle, WalksOfListsThatMultiplyEnd) {
   EXPECT_THROW(flat.root().require_tree(2, 2), Error);
 }
 
+// set(list) costs a few bytes and holds as much as the list.
+TEST(Pickle, CopiesMadeOverAndOverAreAnError) {
+  const std::string list = "](" + std::string(20'000, 'N') + "e\x94";  // 20,000 times None
+  const std::string copy = "cbuiltins\nset\nh\0\x85R"s;
+  EXPECT_EQ(parse_opcodes(list + copy + "\x86").root()[1].size(), 20'000U);
+  std::string copies = list + "(";
+  for (int i = 0; i < 2'000; ++i) copies += copy;
+  const auto error = error_of("\x80\x02"s + copies + "l\x86.");
+  EXPECT_NE(error.find("holds more values than its bytes can spell"), std::string::npos) << error;
+}
+
 TEST(Pickle, ValuesSurviveMovingTheirPickle) {
   Pickle pickle = parse(PickleWriter().begin_list().string("kept").end_list().finish());
   const PickleValue root = pickle.root();
