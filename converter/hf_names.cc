@@ -10,6 +10,7 @@
 
 #include "converter/hf_config.h"
 #include "converter/part.h"
+#include "converter/unmapped.h"
 #include "distckpt/cast.h"
 #include "distckpt/dequantize.h"
 #include "distckpt/error.h"
@@ -106,7 +107,7 @@ class HfOpener {
                                 checkpoint_.map.family->model_type, file_of(stored)),
                     stored.name.ends_with(kScaleSuffix)
                         ? "scales of fp8 blocks need a quantization_config in config.json"
-                        : "");
+                        : why_unmapped(checkpoint_.map, stored.name));
       }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back({.name = stored.name,
