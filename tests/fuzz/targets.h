@@ -15,7 +15,7 @@ struct Target {
 
 void safetensors(std::string_view input);    // a file, or a header's JSON
 void pickle(std::string_view input);         // a pickle
-void zip(std::string_view input);            // an archive of torch.save
+void zip(std::string_view input);            // what torch.save writes
 void torch_dist(std::string_view input);     // a .metadata
 void hf_config(std::string_view input);      // a config.json
 void megatron_args(std::string_view input);  // the pickle of a common state

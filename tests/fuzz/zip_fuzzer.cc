@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "distckpt/checksum_ledger.h"
+#include "distckpt/torch_save.h"
 #include "distckpt/torch_zip.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
@@ -69,6 +70,19 @@ void expect_sound(const TensorItem& item, const ReadFile& file) {
          torch_name(again.dtype), to_string(again.shape));
 }
 
+// A file of many tensors: what its dict names, whole or not.
+void check_file(const MemoryFile& memory) {
+  const distckpt::TorchFile file(memory.path(), distckpt::object_globals(), "d");
+  const ReadFile bytes(memory.path());
+  const auto check = [&](distckpt::PickleValue value) {
+    TensorItem item;
+    if (accepts([&] { item = file.tensor(value, "one"); })) expect_sound(item, bytes);
+  };
+  check(file.root());
+  if (file.root().kind() != distckpt::PickleKind::kDict) return;
+  for (const auto& [key, value] : file.root().items()) check(value);
+}
+
 }  // namespace
 
 void zip(std::string_view input) {
@@ -82,6 +96,7 @@ void zip(std::string_view input) {
   TensorItem item;
   if (accepts([&] { item = parse_tensor_item(file, kBefore, length); })) expect_sound(item, file);
   accepts([&] { read_torch_object(file, kBefore, length, kGlobals).root().describe(); });
+  accepts([&] { check_file(MemoryFile(input)); });
 }
 
 }  // namespace ferry::fuzz
