@@ -211,7 +211,8 @@ void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
   if (config.family == "deepseek_v3" && mtp != nullptr) {
     config.mtp_num_layers = distckpt::json_int(*mtp, "num_nextn_predict_layers", fields.source());
     require(config.mtp_num_layers >= 0 && config.mtp_num_layers <= kMaxLayers, ErrorKind::kCorrupt,
-            "{}: num_nextn_predict_layers is {}", fields.source(), config.mtp_num_layers);
+            "{}: num_nextn_predict_layers is {}, expected 0 to {}", fields.source(),
+            config.mtp_num_layers, kMaxLayers);
   }
 }
 

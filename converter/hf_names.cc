@@ -47,9 +47,11 @@ class HfOpener {
     if (!missing.empty()) {
       throw Error(
           ErrorKind::kLayout,
-          fmt::format(
-              "{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
-              missing.size() == 1 ? "" : fmt::format(", and {} other tensors", missing.size() - 1)),
+          fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
+                      missing.size() == 1
+                          ? ""
+                          : fmt::format(", and {} other tensor{}", missing.size() - 1,
+                                        missing.size() == 2 ? "" : "s")),
           "the download may be incomplete, or config.json of another model");
     }
     link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);

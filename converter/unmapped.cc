@@ -94,10 +94,10 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
   const auto& rules = *map.family->rules;
   const auto num_layers = config.num_layers + config.mtp_num_layers;
   if (layer >= num_layers) {
-    const auto prediction =
-        rules.mtp == nullptr ? ""
-                             : fmt::format(" and {} prediction layers (num_nextn_predict_layers)",
-                                           config.mtp_num_layers);
+    const auto prediction = rules.mtp == nullptr
+                                ? ""
+                                : fmt::format(" and {} of prediction (num_nextn_predict_layers)",
+                                              config.mtp_num_layers);
     return fmt::format("config.json says that there are {} layers (num_hidden_layers){}",
                        config.num_layers, prediction);
   }

@@ -60,7 +60,7 @@ HUGGING_FACE = {
     "n_routed_experts too small": (V3, with_config(n_routed_experts=4), ["mlp", FOLDER]),
     "experts in a layer that should be dense": (V3, with_config(first_k_dense_replace=2), [MLP, FOLDER]),
     "dense layer that should have experts": (V3, with_config(first_k_dense_replace=0), ["model.layers.0.mlp.", FOLDER]),
-    "half a prediction layer": (V3, lacking(MTP + "eh_proj", MTP + "enorm"), [MTP + "enorm.weight is missing"]),
+    "half a prediction layer": (V3, lacking(MTP + "eh_proj", MTP + "enorm"), [MTP + "enorm.weight is missing, and 1 other tensor\n"]),
     "prediction layer without its experts": (V3, lacking(MTP + "mlp.experts"), [MTP + "mlp.experts.0.gate_proj.weight is missing"]),
     "prediction layer too many": (V3, also({"model.layers.4.enorm.weight": (32,)}), ["model.layers.4.enorm.weight", FOLDER]),
     "prediction layers that config.json denies": (V3, with_config(num_nextn_predict_layers=0), [MTP, FOLDER, "num_nextn_predict_layers"]),
@@ -80,7 +80,7 @@ def test_bad_experts_in_a_hugging_face_folder(case, work):
     model, edit, words = HUGGING_FACE[case]
     shutil.copytree(DATA / model / "hf", work / "hf")
     edit(work / "hf")
-    limit = refuse(work, work / "hf", words)
+    limit = refuse(work, work / "hf", [*words, str(work / "hf")])
     assert ferry("verify", DATA / model / "hf", work / "hf", **limit).returncode in (1, 2)
     ferry("inspect", work / "hf", **limit)
 
@@ -185,7 +185,7 @@ def test_bad_experts_in_a_megatron_checkpoint(case, work):
     shutil.copytree(DATA / name, work / "megatron")
     edit(iteration_folder(work / "megatron"), None)
     config = ["--hf-config", DATA / OF[name] / "hf"]
-    limit = refuse(work, work / "megatron", words, *config)
+    limit = refuse(work, work / "megatron", [*words, str(work / "megatron")], *config)
     assert ferry("verify", DATA / name, work / "megatron", *config, **limit).returncode in (1, 2)
     ferry("inspect", work / "megatron", **limit)
 
