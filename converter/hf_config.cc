@@ -233,8 +233,9 @@ std::optional<BlockQuantization> quantization_of(const Fields& fields) {
   BlockQuantization quantization;
   for (const auto& size : *block) {
     quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
-    require(quantization.block[quantization.block.rank() - 1] >= 1, ErrorKind::kCorrupt,
-            "{}: weight_block_size is {}", how.source(), block->dump());
+    const auto last = quantization.block[quantization.block.rank() - 1];
+    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: weight_block_size is {}",
+            how.source(), block->dump());
   }
   return quantization;
 }

@@ -90,6 +90,22 @@ TEST(HfConfig, RefusesModelsThatNoMachineHolds) {
                     [&] { mixtral(3); }));
 }
 
+TEST(HfConfig, RefusesBlocksThatAreNone) {
+  const auto blocks = [](std::string_view sizes) {
+    return parse_quantization(
+        fmt::format(
+            R"({{"quantization_config": {{"quant_method": "fp8", "weight_block_size": {}}}}})",
+            sizes),
+        "config.json");
+  };
+  EXPECT_EQ(blocks("[128, 64]")->block, (distckpt::Dims{128, 64}));
+  for (const auto* sizes : {"[0, 128]", "[-1, 128]", "[128]", "[128, 128, 128]", "128",
+                            "[9223372036854775807, 128]", "[1.5, 2]"}) {
+    EXPECT_TRUE(
+        fails(ErrorKind::kCorrupt, {"config.json", "weight_block_size"}, [&] { blocks(sizes); }));
+  }
+}
+
 TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
   const std::string before =
       "{\n  \"b\": 1.50,\n  \"dtype\": \"bfloat16\",\n  \"a\": [\n    1\n  ]\n}\n";
