@@ -4,9 +4,15 @@
 
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "converter/common_state.h"
+#include "converter/hf_config.h"
+#include "distckpt/file_io.h"
 #include "tests/support/expect.h"
+#include "tests/support/files.h"
 
 namespace ferry::converter {
 namespace {
@@ -37,6 +43,50 @@ TransformerConfig read_integer(std::string_view key, std::int64_t value) {
   return read([&](PickleWriter& pickle) {
     pickle.string("num_experts").integer(8).string(key).integer(value);
   });
+}
+
+// What a config.json says of the model, Megatron's arguments say too: every field that both have.
+TEST(MegatronArgs, TellEveryFamilyBack) {
+  for (const auto* name :
+       {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe",
+        "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3", "hf_moonlight"}) {
+    SCOPED_TRACE(name);
+    const auto path = support::test_data(name) / "hf/config.json";
+    const auto config = parse_hf_config(distckpt::read_text(path), path.string());
+    PickleWriter pickle;
+    write_common_state(pickle, config, {}, {}, std::nullopt);
+    const auto args = read_args(parse(pickle).root());
+    ASSERT_TRUE(args.has_value());
+    EXPECT_NO_THROW(require_same_model(*args, config, "args", path.string()));
+    EXPECT_EQ(*args, config);
+  }
+}
+
+TEST(MegatronArgs, TellYarnAndGroupsOfRoutersBack) {
+  const auto path = support::test_data("hf_deepseek_v3") / "hf/config.json";
+  auto config = parse_hf_config(distckpt::read_text(path), path.string());
+  EXPECT_EQ(config.moe_router_num_groups, 4);
+  EXPECT_EQ(config.moe_router_group_topk, 2);
+  EXPECT_EQ(config.moe_router_topk_scaling_factor, 2.5);
+  EXPECT_EQ(config.moe_router_score_function, "sigmoid");
+  EXPECT_TRUE(config.moe_router_enable_expert_bias);
+  EXPECT_EQ(config.moe_layer_freq, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(config.moe_shared_expert_intermediate_size, 48);
+  EXPECT_EQ(config.mtp_num_layers, 1);
+  config.rope_scaling = {.type = "yarn",
+                         .factor = 40.0,
+                         .beta_fast = 32.0,
+                         .beta_slow = 1.0,
+                         .mscale = 1.0,
+                         .mscale_all_dim = 1.0,
+                         .original_max_position_embeddings = 4096};
+  PickleWriter pickle;
+  write_common_state(pickle, config, {}, {}, std::nullopt);
+  const auto common = parse(pickle);
+  const auto args = common.root().at("args");
+  EXPECT_EQ(args.at("rope_type").as_string(), "yarn");
+  EXPECT_EQ(args.at("rotary_scaling_factor").as_float(), 40.0);
+  EXPECT_EQ(args.at("original_max_position_embeddings").as_int(), 4096);
 }
 
 TEST(MegatronArgs, RefusesSizesThatNoModelHas) {
