@@ -305,12 +305,20 @@ void Parser::fill(unsigned char op, std::size_t first) {
   stack_.resize(first);
 }
 
+// Whether Python could import it. A line break in a name would be the end of it where the global is
+// written again, and what follows would be opcodes.
+bool is_dotted_name(std::string_view text) {
+  const bool has_control =
+      std::ranges::any_of(text, [](char c) { return (c >= 0 && c < 0x20) || c == 0x7F; });
+  return !has_control && is_utf8(text) && !text.starts_with('.') && !text.ends_with('.') &&
+         text.find("..") == std::string_view::npos;
+}
+
 void Parser::push_global(std::string_view module, std::string_view name) {
-  if (module.empty() || name.empty() || module.size() + name.size() > kMaxGlobalName ||
-      !is_utf8(module) || !is_utf8(name)) {
+  const std::string full = fmt::format("{}.{}", module, name);
+  if (full.size() > kMaxGlobalName || !is_dotted_name(full)) {
     corrupt("has a global without a proper name");
   }
-  const std::string full = fmt::format("{}.{}", module, name);
   auto found = global_index_.find(full);
   if (found == global_index_.end()) {
     const bool is_allowed =

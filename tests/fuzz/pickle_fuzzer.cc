@@ -98,8 +98,7 @@ bool emit_all(PickleValue container, PickleWriter& out) {
 
 // A class whose name a reader takes for more than a name is left alone.
 bool is_plain(std::string_view name) {
-  return name.find('\n') == std::string_view::npos && !name.starts_with("builtins.") &&
-         name != "collections.OrderedDict";
+  return !name.starts_with("builtins.") && name != "collections.OrderedDict";
 }
 
 bool emit_object(PickleValue value, PickleWriter& out) {
