@@ -26,13 +26,21 @@ void refuse_hf_config(const Location& location, const fs::path& hf_config) {
 Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
   refuse_hf_config(location, options.hf_config);
-  auto stored = read_stored(location, options);
-  auto checkpoint = stored.megatron_names
-                        ? open_megatron_names(location, std::move(stored))
-                        : open_hf_names(location, std::move(stored), options.keep_fp8);
-  if (options.training_state && location.format == Format::kTorchDist)
-    add_training_state(checkpoint);
-  return checkpoint;
+  try {
+    auto stored = read_stored(location, options);
+    auto checkpoint = stored.megatron_names
+                          ? open_megatron_names(location, std::move(stored))
+                          : open_hf_names(location, std::move(stored), options.keep_fp8);
+    if (options.training_state && location.format == Format::kTorchDist)
+      add_training_state(checkpoint);
+    return checkpoint;
+  } catch (Error& error) {
+    // The name of a tensor does not say which of two checkpoints is meant.
+    const auto folder = location.folder.string();
+    if (error.report().find(folder) == std::string::npos)
+      error.add_context(fmt::format("reading {}", folder));
+    throw;
+  }
 }
 
 bool is_quantized(const fs::path& path) {

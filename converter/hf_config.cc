@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "converter/config_limits.h"
 #include "converter/families.h"
 #include "distckpt/error.h"
 #include "distckpt/json.h"
@@ -17,10 +18,6 @@ using distckpt::Head;
 using distckpt::RopeScaling;
 using distckpt::TransformerConfig;
 using nlohmann::json;
-
-constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
-constexpr std::int64_t kMaxLayers = 1 << 16;
-constexpr std::int64_t kMaxExperts = 1 << 16;
 
 // Reads members of one JSON object; an absent or null member is "not given".
 class Fields {
@@ -214,7 +211,8 @@ void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
   if (config.family == "deepseek_v3" && mtp != nullptr) {
     config.mtp_num_layers = distckpt::json_int(*mtp, "num_nextn_predict_layers", fields.source());
     require(config.mtp_num_layers >= 0 && config.mtp_num_layers <= kMaxLayers, ErrorKind::kCorrupt,
-            "{}: num_nextn_predict_layers is {}", fields.source(), config.mtp_num_layers);
+            "{}: num_nextn_predict_layers is {}, expected 0 to {}", fields.source(),
+            config.mtp_num_layers, kMaxLayers);
   }
 }
 
@@ -235,8 +233,9 @@ std::optional<BlockQuantization> quantization_of(const Fields& fields) {
   BlockQuantization quantization;
   for (const auto& size : *block) {
     quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
-    require(quantization.block[quantization.block.rank() - 1] >= 1, ErrorKind::kCorrupt,
-            "{}: weight_block_size is {}", how.source(), block->dump());
+    const auto last = quantization.block[quantization.block.rank() - 1];
+    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: weight_block_size is {}",
+            how.source(), block->dump());
   }
   return quantization;
 }
@@ -277,9 +276,9 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
   config.hidden_size = fields.size("hidden_size");
   config.ffn_hidden_size = fields.size("intermediate_size");
-  config.num_attention_heads = fields.size("num_attention_heads", std::nullopt, kMaxLayers);
+  config.num_attention_heads = fields.size("num_attention_heads", std::nullopt, kMaxHeads);
   config.num_query_groups =
-      fields.size("num_key_value_heads", config.num_attention_heads, kMaxLayers);
+      fields.size("num_key_value_heads", config.num_attention_heads, kMaxHeads);
   require(config.num_attention_heads % config.num_query_groups == 0, ErrorKind::kCorrupt,
           "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", source,
           config.num_attention_heads, config.num_query_groups);
@@ -313,6 +312,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   const bool windowed =
       family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
   if (windowed) config.sliding_window = fields.optional_size("sliding_window");
+  require_moderate(config, source);
   return config;
 }
 

@@ -10,6 +10,7 @@
 
 #include "converter/hf_config.h"
 #include "converter/part.h"
+#include "converter/unmapped.h"
 #include "distckpt/cast.h"
 #include "distckpt/dequantize.h"
 #include "distckpt/error.h"
@@ -46,9 +47,11 @@ class HfOpener {
     if (!missing.empty()) {
       throw Error(
           ErrorKind::kLayout,
-          fmt::format(
-              "{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
-              missing.size() == 1 ? "" : fmt::format(", and {} other tensors", missing.size() - 1)),
+          fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
+                      missing.size() == 1
+                          ? ""
+                          : fmt::format(", and {} other tensor{}", missing.size() - 1,
+                                        missing.size() == 2 ? "" : "s")),
           "the download may be incomplete, or config.json of another model");
     }
     link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);
@@ -105,7 +108,7 @@ class HfOpener {
                                 checkpoint_.map.family->model_type, file_of(stored)),
                     stored.name.ends_with(kScaleSuffix)
                         ? "scales of fp8 blocks need a quantization_config in config.json"
-                        : "");
+                        : why_unmapped(checkpoint_.map, stored.name));
       }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       checkpoint_.tensors.push_back({.name = stored.name,

@@ -69,9 +69,16 @@ void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
     }
     if (form) return parse_hf_config(form->config_text(), form->config_source());
     auto config = common ? read_args(distckpt::common_dict(*common)) : std::nullopt;
-    if (!config)
+    if (config) {
+      TensorOutline outline;
+      for (const auto& tensor : checkpoint.tensors) {
+        if (!is_training_state(tensor.key)) outline.emplace_back(tensor.key, tensor.shape);
+      }
+      read_from_tensors(outline, *config);
+    } else {
       report.config_problem =
           "neither a sidecar nor arguments say it; name a folder with --hf-config";
+    }
     return config;
   });
   for (const auto& tensor : checkpoint.tensors) {
@@ -144,12 +151,14 @@ InspectReport inspect(const fs::path& path,
   } else {
     inspect_stored(report, {.iteration = iteration, .hf_config = hf_config});
   }
-  report.num_parameters = report.num_stored;
-  if (report.config && report.config->vocab_size > 0) {
-    report.num_parameters = 0;
-    for (const auto& tensor : make_part_map(*report.config, report.part).tensors)
-      report.num_parameters += tensor.shape.product();
-  }
+  if (!report.config) return report;
+  const auto& config = *report.config;
+  const bool no_sizes = config.multi_latent_attention && config.kv_lora_rank == 0;
+  if (config.vocab_size == 0 || no_sizes) return report;
+  std::int64_t num_parameters = 0;
+  for (const auto& tensor : make_part_map(config, report.part).tensors)
+    num_parameters += tensor.shape.product();
+  report.num_parameters = num_parameters;
   return report;
 }
 

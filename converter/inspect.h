@@ -36,8 +36,8 @@ struct InspectReport {
   Part part{};  // of the model, that is there; empty: all of it
   std::vector<InspectedTensor> tensors{};
   std::vector<std::string> objects{};
-  std::int64_t num_parameters = 0;  // of the model, if its configuration is known
-  std::int64_t num_stored = 0;      // elements of model tensors, with padding and second copies
+  std::optional<std::int64_t> num_parameters{};  // of the model, if its sizes are known
+  std::int64_t num_stored = 0;  // elements of model tensors, with padding and second copies
   std::int64_t num_bytes = 0;
   std::map<std::string, std::int64_t> elements_by_dtype{};
   std::map<std::string, std::int64_t> chunks_by_file{};

@@ -2,11 +2,11 @@
 
 #include <cmath>
 #include <functional>
-#include <initializer_list>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "converter/config_limits.h"
 #include "converter/families.h"
 #include "distckpt/error.h"
 #include "distckpt/pickle_copy.h"
@@ -124,9 +124,10 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("use_rotary_position_embeddings", true);
   // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
   // same.
-  if (const auto whole = static_cast<std::int64_t>(config.rotary_base);
-      static_cast<double>(whole) == config.rotary_base) {
-    args.set("rotary_base", whole);
+  constexpr double kMaxWhole = 1e15;
+  if (std::abs(config.rotary_base) < kMaxWhole &&
+      std::trunc(config.rotary_base) == config.rotary_base) {
+    args.set("rotary_base", static_cast<std::int64_t>(config.rotary_base));
   } else {
     args.set("rotary_base", config.rotary_base);
   }
@@ -211,6 +212,8 @@ void write_run(ArgumentWriter& args) {
   args.set("consumed_valid_samples", 0);
 }
 
+constexpr std::string_view kArguments = "the checkpoint's arguments";
+
 // Reads fields of a Namespace; an absent one and None are "not given".
 class ArgumentReader {
  public:
@@ -220,14 +223,23 @@ class ArgumentReader {
     auto value = args_.find(key);
     return value && value->is_none() ? std::nullopt : value;
   }
-  std::int64_t integer(std::string_view key) const {
-    const auto value = find(key);
-    require(value.has_value(), ErrorKind::kCorrupt, "the checkpoint's arguments lack {}", key);
-    return value->as_int();
+  // 1 to `limit`.
+  std::int64_t size(std::string_view key, std::int64_t limit = kMaxSize) const {
+    require(find(key).has_value(), ErrorKind::kCorrupt, "{} lack {}", kArguments, key);
+    const auto size = integer(key, 0, limit);
+    require(size > 0, ErrorKind::kCorrupt, "{} say that {} is 0", kArguments, key);
+    return size;
   }
-  std::int64_t integer(std::string_view key, std::int64_t otherwise) const {
+  // 0 to `limit`.
+  std::int64_t integer(std::string_view key,
+                       std::int64_t otherwise,
+                       std::int64_t limit = kMaxSize) const {
     const auto value = find(key);
-    return value ? value->as_int() : otherwise;
+    if (!value) return otherwise;
+    const auto integer = value->as_int();
+    require(integer >= 0 && integer <= limit, ErrorKind::kCorrupt,
+            "{} say that {} is {}, expected at most {}", kArguments, key, integer, limit);
+    return integer;
   }
   bool flag(std::string_view key, bool otherwise) const {
     const auto value = find(key);
@@ -239,33 +251,25 @@ class ArgumentReader {
   }
   double number(std::string_view key, double otherwise) const {
     const auto value = find(key);
-    return value ? value->as_float() : otherwise;
+    const auto number = value ? value->as_float() : otherwise;
+    require(std::isfinite(number), ErrorKind::kCorrupt, "{} say that {} is {}", kArguments, key,
+            number);
+    return number;
   }
 
  private:
   PickleValue args_;
 };
 
-constexpr std::int64_t kMax = std::int64_t{1} << 31;  // of a size
-
-void require_sizes(std::initializer_list<std::int64_t> sizes) {
-  for (const auto size : sizes) {
-    require(size >= 1 && size < kMax, ErrorKind::kCorrupt,
-            "the checkpoint's arguments hold a size of {}", size);
-  }
-}
-
 void read_latent_attention(const ArgumentReader& args, TransformerConfig& config) {
   config.multi_latent_attention = true;
   config.qk_layernorm = false;             // here it names the norms of the low-rank paths
   if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
   config.q_lora_rank = args.integer("q_lora_rank", 0);
-  config.kv_lora_rank = args.integer("kv_lora_rank");
-  config.qk_head_dim = args.integer("qk_head_dim");
-  config.qk_pos_emb_head_dim = args.integer("qk_pos_emb_head_dim");
-  config.v_head_dim = args.integer("v_head_dim");
-  require_sizes({config.q_lora_rank + 1, config.kv_lora_rank, config.qk_head_dim,
-                 config.qk_pos_emb_head_dim, config.v_head_dim});
+  config.kv_lora_rank = args.size("kv_lora_rank");
+  config.qk_head_dim = args.size("qk_head_dim");
+  config.qk_pos_emb_head_dim = args.size("qk_pos_emb_head_dim");
+  config.v_head_dim = args.size("v_head_dim");
 }
 
 // moe_layer_freq: every n-th layer, or a list with one entry for each.
@@ -274,23 +278,22 @@ std::vector<bool> read_layer_freq(const ArgumentReader& args, std::int64_t num_l
   const auto freq = args.find("moe_layer_freq");
   if (freq && freq->kind() == distckpt::PickleKind::kList) {
     require(static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
-            "moe_layer_freq has {} entries for {} layers", freq->size(), num_layers);
+            "{} hold a moe_layer_freq of {} entries for {} layers", kArguments, freq->size(),
+            num_layers);
     for (std::size_t i = 0; i < freq->size(); ++i) moe.push_back((*freq)[i].as_int() != 0);
     return moe;
   }
-  const auto every = freq ? freq->as_int() : 1;
-  require(every >= 1, ErrorKind::kCorrupt, "moe_layer_freq is {}", every);
+  const auto every = freq ? args.size("moe_layer_freq") : 1;
   for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back(i % every == 0);
   return moe;
 }
 
 void read_experts(const ArgumentReader& args, TransformerConfig& config) {
-  config.num_moe_experts = args.integer("num_experts");
+  config.num_moe_experts = args.size("num_experts", kMaxExperts);
   config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
   config.moe_shared_expert_intermediate_size =
       args.integer("moe_shared_expert_intermediate_size", 0);
-  require_sizes({config.num_moe_experts, config.moe_ffn_hidden_size,
-                 config.moe_shared_expert_intermediate_size + 1});
+  if (config.moe_ffn_hidden_size == 0) config.moe_ffn_hidden_size = config.ffn_hidden_size;
   config.moe_layer_freq = read_layer_freq(args, config.num_layers);
   config.moe_router_topk = args.integer("moe_router_topk", 2);
   config.moe_router_score_function = args.text("moe_router_score_function", "softmax");
@@ -349,11 +352,8 @@ std::optional<ParallelConfig> read_parallel_args(PickleValue common_state) {
   const auto found = find_args(common_state);
   if (!found) return std::nullopt;
   const ArgumentReader args(found->object_state());
-  const auto size = [&](std::string_view key, std::int64_t otherwise) {
-    const auto value = args.integer(key, otherwise);
-    require(value >= 1 && value < kMax, ErrorKind::kCorrupt,
-            "the checkpoint's arguments hold {} {}", key, value);
-    return static_cast<int>(value);
+  const auto size = [&](std::string_view key, int otherwise) {
+    return args.find(key) ? static_cast<int>(args.size(key, kMaxSize - 1)) : otherwise;
   };
   const auto optional_size = [&](std::string_view key) -> std::optional<int> {
     return args.find(key) ? std::optional(size(key, 1)) : std::nullopt;
@@ -390,16 +390,18 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   const ArgumentReader args(found->object_state());
   if (!args.find("num_layers")) return std::nullopt;
   TransformerConfig config;
-  config.num_layers = args.integer("num_layers");
-  config.hidden_size = args.integer("hidden_size");
-  config.num_attention_heads = args.integer("num_attention_heads");
-  config.ffn_hidden_size = args.integer("ffn_hidden_size");
+  config.num_layers = args.size("num_layers", kMaxLayers);
+  config.hidden_size = args.size("hidden_size");
+  config.num_attention_heads = args.size("num_attention_heads", kMaxHeads);
+  config.ffn_hidden_size = args.size("ffn_hidden_size");
   config.num_query_groups = args.flag("group_query_attention", false)
-                                ? args.integer("num_query_groups")
+                                ? args.size("num_query_groups", kMaxHeads)
                                 : config.num_attention_heads;
-  require_sizes({config.num_layers, config.hidden_size, config.num_attention_heads,
-                 config.ffn_hidden_size, config.num_query_groups});
-  config.kv_channels = args.integer("kv_channels", config.hidden_size / config.num_attention_heads);
+  require(config.num_attention_heads % config.num_query_groups == 0, ErrorKind::kCorrupt,
+          "{} say {} attention heads in {} query groups", kArguments, config.num_attention_heads,
+          config.num_query_groups);
+  config.kv_channels = args.find("kv_channels") ? args.size("kv_channels")
+                                                : config.hidden_size / config.num_attention_heads;
   config.vocab_size = args.integer("vocab_size", 0);
   config.max_position_embeddings = args.integer("max_position_embeddings", 0);
   config.layernorm_epsilon = args.number("norm_epsilon", 1e-5);
@@ -411,9 +413,8 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
       args.flag("untie_embeddings_and_output_weights", false);
   if (args.flag("multi_latent_attention", false)) read_latent_attention(args, config);
   if (args.find("num_experts")) read_experts(args, config);
-  config.mtp_num_layers = args.integer("mtp_num_layers", 0);
-  require(config.mtp_num_layers >= 0 && config.mtp_num_layers < kMax, ErrorKind::kCorrupt,
-          "the checkpoint's arguments hold {} prediction layers", config.mtp_num_layers);
+  config.mtp_num_layers = args.integer("mtp_num_layers", 0, kMaxLayers);
+  require_moderate(config, kArguments);
   // Settings that change what the weights mean, and that no family here has.
   for (const auto* key : {"apply_layernorm_1p", "rotary_interleaved"}) {
     require(!args.flag(key, false), ErrorKind::kLayout,
@@ -423,12 +424,15 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
     config.rope_scaling.type = "llama3";
     config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);
   }
-  if (const auto factor = args.find("rotary_seq_len_interpolation_factor")) {
+  if (args.find("rotary_seq_len_interpolation_factor")) {
     config.rope_scaling.type = "linear";
-    config.rope_scaling.factor = factor->as_float();
+    config.rope_scaling.factor = args.number("rotary_seq_len_interpolation_factor", 1.0);
   }
   if (const auto window = args.find("window_size")) {
-    config.sliding_window = (*window)[0].as_int() + 1;
+    const auto left = (*window)[0].as_int();  // -1: no limit
+    require(left >= -1 && left < kMaxSize, ErrorKind::kCorrupt, "{} say that window_size is {}",
+            kArguments, window->describe());
+    if (left >= 0) config.sliding_window = left + 1;
   }
   config.family = infer_family(config);
   return config;

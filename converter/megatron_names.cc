@@ -108,24 +108,7 @@ class MegatronOpener {
             "config.json with --hf-config",
             folder.string());
     if (config_.vocab_size == 0) config_.vocab_size = stored_vocabulary();
-    read_from_tensors();
-    config_.family = infer_family(config_);
-  }
-
-  // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer
-  // rows than the vocabulary is one. Nor do old ones of what a router has.
-  void read_from_tensors() {
-    for (const auto& [name, shape] : stored_.outline) {
-      const auto key = strip_wrappers(name);
-      if (key.ends_with(".mlp.router.expert_bias")) config_.moe_router_enable_expert_bias = true;
-      if (key.ends_with(".mlp.shared_experts.gate_weight")) config_.moe_shared_expert_gate = true;
-      if (key == "output_layer.bias") config_.head = distckpt::Head::kTokenClassification;
-      if (key != "output_layer.weight" || shape.empty()) continue;
-      if (shape[0] >= config_.vocab_size) continue;
-      if (config_.head == distckpt::Head::kLanguageModel)
-        config_.head = distckpt::Head::kSequenceClassification;
-      config_.num_labels = shape[0];
-    }
+    read_from_tensors(stored_.outline, config_);
   }
 
   // What the checkpoint holds decides whether there are prediction layers.
@@ -171,6 +154,23 @@ class MegatronOpener {
 };
 
 }  // namespace
+
+// Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer rows
+// than the vocabulary is one. Nor do old ones of what a router has.
+void read_from_tensors(const TensorOutline& outline, distckpt::TransformerConfig& config) {
+  for (const auto& [name, shape] : outline) {
+    const auto key = strip_wrappers(name);
+    if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
+    if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
+    if (key == "output_layer.bias") config.head = distckpt::Head::kTokenClassification;
+    if (key != "output_layer.weight" || shape.empty()) continue;
+    if (shape[0] >= config.vocab_size) continue;
+    if (config.head == distckpt::Head::kLanguageModel)
+      config.head = distckpt::Head::kSequenceClassification;
+    config.num_labels = shape[0];
+  }
+  config.family = infer_family(config);
+}
 
 Checkpoint open_megatron_names(const Location& location, Stored stored) {
   return MegatronOpener(location, std::move(stored)).open();

@@ -7,6 +7,9 @@
 
 namespace ferry::converter {
 
+// What tensors say of a model and its arguments do not: its head, its router, and so its family.
+void read_from_tensors(const TensorOutline& outline, distckpt::TransformerConfig& config);
+
 // Throws Error(kLayout | kNotFound | kCorrupt).
 Checkpoint open_megatron_names(const Location& location, Stored stored);
 

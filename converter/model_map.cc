@@ -223,6 +223,13 @@ class Builder {
       if (rule.columns != Extent::kNone) {
         tensor.shape.push_back(size_of_extent(rule.columns, map_.config, is_query));
       }
+      const auto volume = checked_volume(tensor.shape);
+      constexpr std::int64_t kMaxElementBytes = 8;
+      std::int64_t bytes = 0;
+      require(volume && !__builtin_mul_overflow(*volume, kMaxElementBytes, &bytes) &&
+                  !__builtin_add_overflow(num_bytes_, bytes, &num_bytes_),
+              ErrorKind::kLayout, "{}: has shape {} as the configuration says, which overflows",
+              tensor.name, to_string(tensor.shape));
       models.push_back(static_cast<std::uint32_t>(map_.tensors.size()));
       map_.index.emplace(tensor.name, models.back());
       map_.tensors.push_back(std::move(tensor));
@@ -308,6 +315,7 @@ class Builder {
   }
 
   ModelMap map_;
+  std::int64_t num_bytes_ = 0;  // at most: so that no sum of sizes overflows later
 };
 
 }  // namespace

@@ -141,6 +141,10 @@ void check_scales(const PlanSide& side) {
     const auto& scale = map.scales.at(static_cast<std::size_t>(link.scale));
     const auto& stored = layout.tensor(link.stored);
     const auto& scales = layout.tensor(scale.stored);
+    const auto file =
+        scales.shards.empty()
+            ? ""
+            : fmt::format(" ({})", describe(layout.storages()[scales.shards.front().at.storage]));
     Shape blocks = stored.shape;
     require(scale.block.rank() == blocks.rank(), ErrorKind::kLayout,
             "{}: blocks of {} do not fit its shape {}", stored.name, to_string(scale.block),
@@ -149,10 +153,11 @@ void check_scales(const PlanSide& side) {
       blocks[d] = (blocks[d] + scale.block[d] - 1) / scale.block[d];
     }
     require(can_cast(scales.dtype, DType::kF32), ErrorKind::kLayout,
-            "{}: scales of {} are not read", scales.name, short_name(scales.dtype));
-    require(scales.shape == blocks, ErrorKind::kLayout, "{}: shape {}, expected {} for {} of {}",
-            scales.name, to_string(scales.shape), to_string(blocks), stored.name,
-            to_string(stored.shape));
+            "{}: scales of {} are not read{}", scales.name, short_name(scales.dtype), file);
+    require(scales.shape == blocks, ErrorKind::kLayout,
+            "{}: has shape {}, expected {} for the {} blocks of {}, whose shape is {}{}",
+            scales.name, to_string(scales.shape), to_string(blocks), to_string(scale.block),
+            stored.name, to_string(stored.shape), file);
     require(link.stored_box == Box::whole(stored.shape), ErrorKind::kLayout,
             "{}: {} has scales, but is linked only in part", stored.name,
             to_string(link.stored_box));

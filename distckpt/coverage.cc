@@ -12,14 +12,24 @@ namespace {
 using Indices = std::vector<std::uint32_t>;
 
 // Cuts dimension `dim` wherever a box begins or ends, and descends into each slab with the boxes
-// that span it. For a grid every box is looked at once per dimension.
-std::optional<CoverageDefect> descend(
-    const Shape& shape, std::span<const Box> boxes, Indices members, int dim, Box slab) {
+// that span it. For a grid every box is looked at once per dimension. Boxes that cut each other's
+// slabs in every dimension are looked at far more often: `looks` is what is left of the number
+// granted.
+std::optional<CoverageDefect> descend(const Shape& shape,
+                                      std::span<const Box> boxes,
+                                      Indices members,
+                                      int dim,
+                                      Box slab,
+                                      std::int64_t& looks) {
   if (dim == shape.rank()) {
     if (members.size() == 1) return std::nullopt;
     return CoverageDefect{.box = slab, .times = static_cast<int>(members.size())};
   }
   if (members.empty()) return CoverageDefect{.box = slab, .times = 0};
+  looks -= std::ssize(members);
+  require(looks >= 0, ErrorKind::kLayout,
+          "{} boxes cut the shape {} so irregularly that they cannot be checked", boxes.size(),
+          to_string(shape));
   std::ranges::sort(members, {}, [&](std::uint32_t i) { return boxes[i].offset[dim]; });
   std::vector<std::int64_t> cuts{0, shape[dim]};
   for (const auto i : members) {
@@ -39,7 +49,7 @@ std::optional<CoverageDefect> descend(
     }
     slab.offset[dim] = cuts[c];
     slab.size[dim] = cuts[c + 1] - cuts[c];
-    if (auto defect = descend(shape, boxes, active, dim + 1, slab)) return defect;
+    if (auto defect = descend(shape, boxes, active, dim + 1, slab, looks)) return defect;
   }
   return std::nullopt;
 }
@@ -55,7 +65,10 @@ std::optional<CoverageDefect> find_coverage_defect(const Shape& shape, std::span
   }
   const auto whole = Box::whole(shape);
   if (whole.empty()) return std::nullopt;
-  return descend(shape, boxes, std::move(members), 0, whole);
+  constexpr std::int64_t kLooksPerBox = 1'000;
+  constexpr std::int64_t kLooks = 1'000'000;
+  auto looks = kLooks + kLooksPerBox * std::ssize(members);
+  return descend(shape, boxes, std::move(members), 0, whole, looks);
 }
 
 void require_exactly_once(std::string_view tensor,

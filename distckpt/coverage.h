@@ -16,7 +16,8 @@ struct CoverageDefect {
 };
 
 // The first box of `shape`, in row-major order of the cuts, that `boxes` cover not exactly once;
-// nothing if there is none. Throws Error(kLayout) for a box that leaves the shape.
+// nothing if there is none. Throws Error(kLayout) for a box that leaves the shape, and for boxes
+// made up to take forever.
 std::optional<CoverageDefect> find_coverage_defect(const Shape& shape, std::span<const Box> boxes);
 
 // Throws Error(kLayout): "<tensor>: elements [0:2, 4:8] of shape [...] are <verb> 0 times, expected

@@ -134,8 +134,17 @@ class Parser {
   }
 
   // Containers.
+  // Growing lists leave up to four cells behind for each value, and sets repeat what they are made
+  // of. More comes only of copies made over and over.
+  void check_room(std::uint64_t count) const {
+    constexpr std::uint64_t kMaxCellsPerByte = 8;
+    if (nodes_.cells.size() + count > kMaxCellsPerByte * bytes_.size() + 16) {
+      corrupt("holds more values than its bytes can spell");
+    }
+  }
   Cell make_tuple(std::span<const Cell> elements) {
     if (elements.empty()) return kEmptyTupleCell;
+    check_room(elements.size() + 1);
     const Cell cell = cell_of(PickleKind::kTuple, nodes_.cells.size());
     nodes_.cells.push_back(elements.size());
     nodes_.cells.insert(nodes_.cells.end(), elements.begin(), elements.end());
@@ -227,6 +236,7 @@ void Parser::append(Cell sequence_cell, std::span<const Cell> cells) {
         std::uint64_t{2} * sequence.capacity, std::numeric_limits<std::uint32_t>::max());
     const std::uint64_t capacity = std::max(count, doubled);
     const std::uint64_t first = arena.size();
+    check_room(capacity);
     arena.resize(static_cast<std::size_t>(first + capacity), kNoneCell);
     std::copy_n(arena.begin() + static_cast<std::ptrdiff_t>(sequence.first), sequence.count,
                 arena.begin() + static_cast<std::ptrdiff_t>(first));
@@ -295,12 +305,20 @@ void Parser::fill(unsigned char op, std::size_t first) {
   stack_.resize(first);
 }
 
+// Whether Python could import it. A line break in a name would be the end of it where the global is
+// written again, and what follows would be opcodes.
+bool is_dotted_name(std::string_view text) {
+  const bool has_control =
+      std::ranges::any_of(text, [](char c) { return (c >= 0 && c < 0x20) || c == 0x7F; });
+  return !has_control && is_utf8(text) && !text.starts_with('.') && !text.ends_with('.') &&
+         text.find("..") == std::string_view::npos;
+}
+
 void Parser::push_global(std::string_view module, std::string_view name) {
-  if (module.empty() || name.empty() || module.size() + name.size() > kMaxGlobalName ||
-      !is_utf8(module) || !is_utf8(name)) {
+  const std::string full = fmt::format("{}.{}", module, name);
+  if (full.size() > kMaxGlobalName || !is_dotted_name(full)) {
     corrupt("has a global without a proper name");
   }
-  const std::string full = fmt::format("{}.{}", module, name);
   auto found = global_index_.find(full);
   if (found == global_index_.end()) {
     const bool is_allowed =

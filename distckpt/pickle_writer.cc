@@ -243,7 +243,8 @@ void PickleWriter::memoise(Memo& memo, std::string_view text) {
 void PickleWriter::emit_global(std::string_view name) {
   if (recall(globals_, name)) return;
   const auto dot = name.rfind('.');
-  require(dot != std::string_view::npos, ErrorKind::kBug, "pickle: {} names no module", name);
+  require(dot != std::string_view::npos && name.find('\n') == std::string_view::npos,
+          ErrorKind::kBug, "pickle: {} names no module", name);
   op(opcode::kGlobal);
   out_.append(name.substr(0, dot)).append("\n");
   out_.append(name.substr(dot + 1)).append("\n");

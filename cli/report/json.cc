@@ -138,6 +138,21 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
         {"add_bias_linear", config.add_bias_linear},
         {"qk_layernorm", config.qk_layernorm},
         {"untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights}};
+    auto& more = json["config"];
+    if (config.num_moe_experts > 0) {
+      more["num_experts"] = config.num_moe_experts;
+      more["moe_layer_freq"] = config.moe_layer_freq;
+      more["moe_ffn_hidden_size"] = config.moe_ffn_hidden_size;
+      more["moe_shared_expert_intermediate_size"] = config.moe_shared_expert_intermediate_size;
+    }
+    if (config.multi_latent_attention && config.kv_lora_rank > 0) {
+      more["q_lora_rank"] = config.q_lora_rank;
+      more["kv_lora_rank"] = config.kv_lora_rank;
+      more["qk_head_dim"] = config.qk_head_dim;
+      more["qk_pos_emb_head_dim"] = config.qk_pos_emb_head_dim;
+      more["v_head_dim"] = config.v_head_dim;
+    }
+    if (config.mtp_num_layers > 0) more["mtp_num_layers"] = config.mtp_num_layers;
   } else {
     json["family"] = nullptr;
     json["config_problem"] = report.config_problem;
@@ -151,7 +166,8 @@ ordered_json inspect_json(const converter::InspectReport& report, std::string_vi
   }
   json["sidecar"] = report.has_sidecar;
   if (!report.part.empty()) json["part"] = converter::part_json(report.part);
-  json["parameters"] = report.num_parameters;
+  json["parameters"] = nullptr;
+  if (report.num_parameters) json["parameters"] = *report.num_parameters;
   json["stored_elements"] = report.num_stored;
   json["bytes"] = report.num_bytes;
   json["elements_by_dtype"] = report.elements_by_dtype;

@@ -26,28 +26,43 @@ std::string describe(const converter::TensorDifference& difference) {
   return text;
 }
 
+// "1 layer", "2 layers".
+std::string counted(std::int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", format_count(count), what, count == 1 ? "" : "s");
+}
+
+std::string describe_attention(const distckpt::TransformerConfig& config) {
+  const auto heads = config.num_attention_heads;
+  if (!config.multi_latent_attention) {
+    return fmt::format("{} of {}, {}", counted(heads, "head"), config.kv_channels,
+                       counted(config.num_query_groups, "query group"));
+  }
+  if (config.kv_lora_rank == 0) {
+    return fmt::format("{} of sizes that its arguments do not say", counted(heads, "latent head"));
+  }
+  return fmt::format("{} of {}+{} and {}, {}kv rank {}", counted(heads, "latent head"),
+                     config.qk_head_dim, config.qk_pos_emb_head_dim, config.v_head_dim,
+                     config.q_lora_rank > 0 ? fmt::format("q rank {}, ", config.q_lora_rank) : "",
+                     config.kv_lora_rank);
+}
+
 std::string describe(const distckpt::TransformerConfig& config) {
-  auto text = fmt::format("{}: {} layers, hidden {}, ffn {}", config.family, config.num_layers,
-                          config.hidden_size, config.ffn_hidden_size);
-  if (config.multi_latent_attention) {
-    text += fmt::format(", {} latent heads of {}+{}, {}, ranks {} and {}",
-                        config.num_attention_heads, config.qk_head_dim, config.qk_pos_emb_head_dim,
-                        config.v_head_dim, config.q_lora_rank, config.kv_lora_rank);
-  } else {
-    text += fmt::format(", {} heads of {}, {} query groups", config.num_attention_heads,
-                        config.kv_channels, config.num_query_groups);
-  }
+  auto text = fmt::format("{}: {}, hidden {}, ffn {}, {}", config.family,
+                          counted(config.num_layers, "layer"), config.hidden_size,
+                          config.ffn_hidden_size, describe_attention(config));
   if (config.num_moe_experts > 0) {
-    text +=
-        fmt::format(", {} experts of {} in {} layers", config.num_moe_experts,
-                    config.moe_ffn_hidden_size, std::ranges::count(config.moe_layer_freq, true));
+    text += fmt::format(", {} of {} in {}", counted(config.num_moe_experts, "expert"),
+                        config.moe_ffn_hidden_size,
+                        counted(std::ranges::count(config.moe_layer_freq, true), "layer"));
   }
+  if (config.moe_shared_expert_intermediate_size > 0)
+    text += fmt::format(", shared ones of {}", config.moe_shared_expert_intermediate_size);
   if (config.mtp_num_layers > 0)
-    text += fmt::format(", {} prediction layers", config.mtp_num_layers);
+    text += fmt::format(", {}", counted(config.mtp_num_layers, "prediction layer"));
   text += fmt::format(", vocabulary {}, ", config.vocab_size);
   if (config.head != distckpt::Head::kLanguageModel) {
     return text +
-           fmt::format("{} scores for each {}", config.num_labels,
+           fmt::format("{} for each {}", counted(config.num_labels, "score"),
                        config.head == distckpt::Head::kTokenClassification ? "token" : "sequence");
   }
   return text + (config.untie_embeddings_and_output_weights ? "untied" : "tied") + " output layer";
@@ -200,7 +215,8 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
   }
   text += fmt::format("model       {}\n", report.config ? describe(*report.config)
                                                         : "unknown: " + report.config_problem);
-  text += fmt::format("parameters  {}\n", format_count(report.num_parameters));
+  if (report.num_parameters)
+    text += fmt::format("parameters  {}\n", format_count(*report.num_parameters));
   text += fmt::format("stored      {} elements, {}\n", format_count(report.num_stored),
                       format_bytes(report.num_bytes));
   for (const auto& [dtype, elements] : report.elements_by_dtype) {
@@ -222,9 +238,10 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
     text += fmt::format("objects     {}\n", report.objects.size());
   }
   if (report.num_training_state > 0)
-    text += fmt::format("training    {} entries of state\n", report.num_training_state);
+    text += fmt::format("training    {} entr{} of state\n", report.num_training_state,
+                        report.num_training_state == 1 ? "y" : "ies");
   for (const auto& [file, chunks] : report.chunks_by_file)
-    text += fmt::format("file        {}  {} chunks\n", file, chunks);
+    text += fmt::format("file        {}  {}\n", file, counted(chunks, "chunk"));
 
   std::size_t width = 0;
   std::size_t shown = 0;
@@ -238,9 +255,9 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
                   shown == report.tensors.size() ? "" : fmt::format(", {} of them match", shown));
   for (const auto& tensor : report.tensors) {
     if (!converter::matches(filter, tensor.name)) continue;
-    text += fmt::format("  {:<{}}  {:<8}  {:<20}  {} chunk{}\n", tensor.name, width,
-                        short_name(tensor.dtype), to_string(tensor.shape), tensor.chunks.size(),
-                        tensor.chunks.size() == 1 ? "" : "s");
+    text +=
+        fmt::format("  {:<{}}  {:<8}  {:<20}  {}\n", tensor.name, width, short_name(tensor.dtype),
+                    to_string(tensor.shape), counted(std::ssize(tensor.chunks), "chunk"));
   }
   return text;
 }

@@ -24,6 +24,9 @@ struct Replica {
   std::string of{};
 };
 
+// Keys and shapes of what is stored.
+using TensorOutline = std::vector<std::pair<std::string, distckpt::Shape>>;
+
 struct Stored {
   bool megatron_names = false;  // else Hugging Face's
   distckpt::Layout layout{};    // of the model's tensors alone
@@ -40,7 +43,7 @@ struct Stored {
 
   // Where ranks keep slices that only the model tells how to put together: what there is, as far as
   // keys and rows go, and what then fills in layout, checksums and replicas.
-  std::vector<std::pair<std::string, distckpt::Shape>> outline{};
+  TensorOutline outline{};
   std::function<void(const ModelMap&, Stored&)> assemble{};
 };
 

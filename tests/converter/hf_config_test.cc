@@ -73,6 +73,39 @@ TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
       fails(ErrorKind::kCorrupt, {"rms_norm_eps"}, [] { parse(R"("rms_norm_eps": "small")"); }));
 }
 
+TEST(HfConfig, RefusesModelsThatNoMachineHolds) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "num_hidden_layers is 65537"}, [] {
+    parse_hf_config(R"({"model_type": "llama", "num_hidden_layers": 65537})", "config.json");
+  }));
+  const auto mixtral = [](int num_layers) {
+    return parse_hf_config(
+        fmt::format(
+            R"({{"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": {},
+                 "num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 65536}})",
+            num_layers),
+        "config.json");
+  };
+  EXPECT_EQ(mixtral(2).num_moe_experts, 65536);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json: 3 layers of 65536 experts are more"},
+                    [&] { mixtral(3); }));
+}
+
+TEST(HfConfig, RefusesBlocksThatAreNone) {
+  const auto blocks = [](std::string_view sizes) {
+    return parse_quantization(
+        fmt::format(
+            R"({{"quantization_config": {{"quant_method": "fp8", "weight_block_size": {}}}}})",
+            sizes),
+        "config.json");
+  };
+  EXPECT_EQ(blocks("[128, 64]")->block, (distckpt::Dims{128, 64}));
+  for (const auto* sizes : {"[0, 128]", "[-1, 128]", "[128]", "[128, 128, 128]", "128",
+                            "[9223372036854775807, 128]", "[1.5, 2]"}) {
+    EXPECT_TRUE(
+        fails(ErrorKind::kCorrupt, {"config.json", "weight_block_size"}, [&] { blocks(sizes); }));
+  }
+}
+
 TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
   const std::string before =
       "{\n  \"b\": 1.50,\n  \"dtype\": \"bfloat16\",\n  \"a\": [\n    1\n  ]\n}\n";

@@ -72,6 +72,15 @@ TEST(ModelMap, GivesEachRankGateAndUpOfItsOwn) {
   EXPECT_TRUE(ranks[1].extra_states.empty());
 }
 
+TEST(ModelMap, RefusesSizesThatOverflow) {
+  auto config = example();
+  config.hidden_size = std::int64_t{1} << 31;
+  config.ffn_hidden_size = std::int64_t{1} << 31;
+  EXPECT_TRUE(fails(ErrorKind::kLayout,
+                    {"model.layers.0.mlp.gate_proj.weight", "[2147483648, 2147483648]"},
+                    [&] { make_model_map(config); }));
+}
+
 TEST(ModelMap, NamesMissingSurplusAndMisshapenTensors) {
   const auto map = make_model_map(example());
   const auto layout_with = [&](auto&& change) {

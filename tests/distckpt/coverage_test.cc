@@ -160,6 +160,26 @@ TEST(Coverage, RefusesBoxesThatLeaveTheShape) {
   }));
 }
 
+// An exact tiling, but each dimension is cut by boxes that span all others: a check that looks at
+// every slab would look 100^5 times.
+TEST(Coverage, RefusesToLookForever) {
+  constexpr std::int64_t kCuts = 100;
+  const Shape shape{kCuts, kCuts, kCuts, kCuts, kCuts, 5};
+  std::vector<Box> boxes;
+  for (int d = 0; d < 5; ++d) {
+    for (std::int64_t i = 0; i < kCuts; ++i) {
+      Box box = Box::whole(shape);
+      box.offset[5] = d;
+      box.size[5] = 1;
+      box.offset[d] = i;
+      box.size[d] = 1;
+      boxes.push_back(box);
+    }
+  }
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"500 boxes", "irregularly"},
+                    [&] { find_coverage_defect(shape, boxes); }));
+}
+
 TEST(RequireExactlyOnce, NamesTensorBoxAndTimes) {
   const std::vector<Box> half{{.offset = {0, 0}, .size = {2, 8}}};
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"lm_head.weight", "[2:4, 0:8]", "are read 0 times"}, [&] {

@@ -301,6 +301,39 @@ TEST(Pickle, WalksOfListsThatMultiplyEnd) {
   EXPECT_THROW(flat.root().require_tree(2, 2), Error);
 }
 
+// Written again as a line, such a name would end where it says, and opcodes begin.
+TEST(Pickle, RefusesNamesThatWouldBecomeOpcodes) {
+  const std::string injected = "x\ncos\nsystem\n0ctorch\ny"s;
+  const auto short_string = [](std::string_view text) {
+    return "\x8C"s + static_cast<char>(text.size()) + std::string(text);
+  };
+  for (const auto& [module, name] : {std::pair<std::string, std::string>{"torch", injected},
+                                     {"torch.x\ny", "z"},
+                                     {"torch", "x\0"s},
+                                     {"torch", "x."},
+                                     {"torch.", "x"},
+                                     {"torch", ".x"},
+                                     {"torch", ""}}) {
+    const auto error = error_of("\x80\x04"s + short_string(module) + short_string(name) + "\x93.");
+    EXPECT_NE(error.find("a global without a proper name at byte"), std::string::npos) << error;
+  }
+  EXPECT_EQ(parse("\x80\x04"s + short_string("torch.a") + short_string("B.c") + "\x93.")
+                .root()
+                .global_name(),
+            "torch.a.B.c");
+}
+
+// set(list) costs a few bytes and holds as much as the list.
+TEST(Pickle, CopiesMadeOverAndOverAreAnError) {
+  const std::string list = "](" + std::string(20'000, 'N') + "e\x94";  // 20,000 times None
+  const std::string copy = "cbuiltins\nset\nh\0\x85R"s;
+  EXPECT_EQ(parse_opcodes(list + copy + "\x86").root()[1].size(), 20'000U);
+  std::string copies = list + "(";
+  for (int i = 0; i < 2'000; ++i) copies += copy;
+  const auto error = error_of("\x80\x02"s + copies + "l\x86.");
+  EXPECT_NE(error.find("holds more values than its bytes can spell"), std::string::npos) << error;
+}
+
 TEST(Pickle, ValuesSurviveMovingTheirPickle) {
   Pickle pickle = parse(PickleWriter().begin_list().string("kept").end_list().finish());
   const PickleValue root = pickle.root();

@@ -324,7 +324,8 @@ class Parts:
         self.tensors = {}
         for key in checkpoint.tensors:
             dtype, shape, data = checkpoint.tensor(key)
-            self.tensors[key] = (dtype, shape, [(o, s, raw.get(data, shape, o, s, 2)) for o, s in raw.rechunk(shape, 2)])
+            size = raw.DTYPES[dtype][1]
+            self.tensors[key] = (dtype, shape, [(o, s, raw.get(data, shape, o, s, size)) for o, s in raw.rechunk(shape, 2)])
         self.objects = {k: bytes(checkpoint.blob(k)) for k in checkpoint.objects if not k.startswith("common_state")}
         self.common = raw.plain(checkpoint.common())
 

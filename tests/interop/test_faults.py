@@ -1,5 +1,5 @@
 """More than a thousand single faults, at random but the same in every run, in a Hugging Face folder, in a torch_dist
-folder written by ferry and in one written by megatron-core. An independent oracle says whether a reader still gets the
+folder written by ferry and in two written by megatron-core, one of them of a model with experts. An independent oracle says whether a reader still gets the
 same checkpoint.
 
 - `ferry digest --check` must notice every byte that changed, in whatever file.
@@ -270,7 +270,24 @@ def megatron_by_itself(work):
     return campaign.run(choose(rng, ANYWHERE, 220, campaign.files) + choose(rng, in_megatron, 30, campaign.files, at))
 
 
-CAMPAIGNS = {f.__name__: f for f in (hugging_face, megatron_by_ferry, megatron_by_itself)}
+def experts_exchanged(rng, files, at):
+    """Two experts of one layer, written where the other belongs."""
+    a = rng.choice([c for c in at.chunks if ".experts.experts." in c[0]])
+    b = rng.choice([c for c in at.chunks if c[0] == a[0] and c[2] == a[2] and c[1][0] == a[1][0] and c[1][2:] == a[1][2:] and c is not a])
+    return exchange("experts exchanged", files, a, b)
+
+
+def megatron_experts(work):
+    fixture = work / "experts"
+    shutil.copytree(DATA / "mixtral_ep2", fixture, ignore=shutil.ignore_patterns("sha256.json"))
+    campaign = Campaign(fixture, oracle.megatron_state, work, ("--hf-config", DATA / "hf_mixtral/hf"))
+    rng = random.Random(SEED + 3)
+    at = TorchDist(campaign.files, iteration_folder(fixture).name + "/")
+    return campaign.run(choose(rng, ANYWHERE, 120, campaign.files)
+                        + choose(rng, [(other_rank, 1), (experts_exchanged, 2)], 30, campaign.files, at))
+
+
+CAMPAIGNS = {f.__name__: f for f in (hugging_face, megatron_by_ferry, megatron_by_itself, megatron_experts)}
 DONE = {}
 
 

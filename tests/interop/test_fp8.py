@@ -10,6 +10,11 @@ from support import DATA, ferry_json, hf_tensors, run_ok, tree
 
 BLOCK = 16  # small, so that the tiny model has many blocks and ragged edges
 
+# Scales that no quantiser writes: torch multiplies by them all the same.
+ODD_SCALES = {f"model.layers.{layer}.self_attn.{name}_proj.weight": scale for (layer, name), scale in {
+    (0, "o"): float("nan"), (0, "q_b"): 0.0, (0, "kv_b"): -0.5, (1, "o"): float("inf"), (1, "q_b"): -0.0, (1, "kv_b"): 1e-42,
+    (2, "o"): -3.0e38}.items()}
+
 
 def dequantize(weight, scale, dtype):
     """inference/kernel.py of DeepSeek-V3, weight_dequant, in plain torch: fp32 times fp32, then one rounding."""
@@ -33,6 +38,8 @@ def fp8(tmp_path_factory):
             bits[(bits & 0x7F) == 0x7F] = 0  # NaN in some tensors only
         blocks = [(n + BLOCK - 1) // BLOCK for n in tensor.shape]
         scale = torch.randn(blocks, generator=generator).abs() * 10.0 ** torch.randint(-6, 3, blocks, generator=generator)
+        if name in ODD_SCALES:
+            scale.view(-1)[0] = ODD_SCALES[name]
         out[name] = bits.view(torch.float8_e4m3fn)
         out[name + "_scale_inv"] = scale.float()
     save_file(out, folder / "model.safetensors", metadata={"format": "pt"})
@@ -112,6 +119,25 @@ def broken(case, tensors, config):
         tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"][:1].contiguous()
     elif case == "scale without a weight":
         tensors[name] = tensors[name].to(torch.bfloat16)
+    elif case == "scale transposed":
+        name = "model.layers.0.mlp.up_proj.weight"  # [48, 32]
+        tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"].t().contiguous()
+    elif case == "scale with a block too many":
+        tensors[name + "_scale_inv"] = torch.cat([tensors[name + "_scale_inv"]] * 2)
+    elif case == "scale of one dimension":
+        tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"].view(-1)
+    elif case == "scale of a weight that is not there":
+        del tensors[name]
+    elif case == "scale of one expert missing":
+        name = "model.layers.1.mlp.experts.3.up_proj.weight"
+        del tensors[name + "_scale_inv"]
+    elif case == "FP8 without scales or a configuration":
+        del config["quantization_config"]
+        for scale in [n for n in tensors if n.endswith("_scale_inv")]:
+            del tensors[scale]
+        return "weight: is of dtype fp8"
+    elif case == "FP8 of another kind":
+        tensors[name] = tensors[name].float().to(torch.float8_e5m2)
     elif case == "scale of integers":
         tensors[name + "_scale_inv"] = tensors[name + "_scale_inv"].to(torch.int32)
     elif case == "another block size":
@@ -130,6 +156,9 @@ def broken(case, tensors, config):
 
 
 @pytest.mark.parametrize("case", ["scale missing", "scale of another shape", "scale without a weight", "scale of integers",
+                                  "scale transposed", "scale with a block too many", "scale of one dimension",
+                                  "scale of a weight that is not there", "scale of one expert missing",
+                                  "FP8 without scales or a configuration", "FP8 of another kind",
                                   "another block size", "block size of zero", "another method", "no configuration"])
 def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
     shutil.copytree(fp8, work / "bad")
@@ -139,7 +168,8 @@ def test_inconsistent_scales_are_refused_by_name(case, fp8, work):
     (work / "bad/config.json").write_text(json.dumps(config))
     done = run_ok("convert", work / "bad", work / "out", code=2)
     assert word in done.stderr
-    assert not (work / "out").exists()
+    assert str(work / "bad") in done.stderr
+    assert not list(work.glob("*out*")), "something was left at the target, or beside it"
 
 
 def test_scales_go_with_the_part_of_their_weights(fp8, work):

@@ -10,19 +10,36 @@ import time
 
 import pytest
 
-from support import DATA, FERRY, ferry, llama_config, run_ok, tree, write_hf
+from support import DATA, FERRY, ferry, llama_config, llama_shapes, random_tensors, run_ok, tree, write_hf
 
 LARGE = llama_config(hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
                      vocab_size=8000)
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
+EXPERTS = {**llama_config(hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
+                          vocab_size=4000), "model_type": "mixtral", "num_local_experts": 16, "num_experts_per_tok": 2}
+EXPERTS["architectures"] = ["MixtralForCausalLM"]
+
+
+def expert_shapes(config):
+    """The dense model's, with experts in place of each layer's feed-forward."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    shapes = {name: shape for name, shape in llama_shapes(config).items() if ".mlp." not in name}
+    for i in range(config["num_hidden_layers"]):
+        moe = f"model.layers.{i}.block_sparse_moe."
+        shapes[moe + "gate.weight"] = (config["num_local_experts"], hidden)
+        for e in range(config["num_local_experts"]):
+            shapes |= {f"{moe}experts.{e}.w{w}.weight": (hidden, ffn) if w == 2 else (ffn, hidden) for w in (1, 2, 3)}
+    return shapes
+
+
 class Large:
-    """A checkpoint of 100 MB in all formats, and how long each direction takes."""
-    def __init__(self, folder):
+    """A checkpoint of 50 or 100 MB in all formats, and how long each direction takes."""
+    def __init__(self, folder, config=LARGE, shapes=llama_shapes, layout=("--tp", "2", "--pp", "2")):
         self.folder = folder
-        write_hf(folder / "hf", LARGE, shards=3)
-        self.options = {"megatron": ["--tp", "2", "--pp", "2"], "back": [], "archive": ["--to", "h5", "--max-shard-size", "10MB"],
+        write_hf(folder / "hf", config, random_tensors(shapes(config)), shards=3)
+        self.options = {"megatron": [*layout], "back": [], "archive": ["--to", "h5", "--max-shard-size", "10MB"],
                         "from_archive": []}
         self.source = {"megatron": folder / "hf", "back": folder / "megatron", "archive": folder / "hf",
                        "from_archive": folder / "archive"}
@@ -45,12 +62,21 @@ def large(tmp_path_factory):
     shutil.rmtree(folder)
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    yield Large(folder, EXPERTS, expert_shapes, ("--tp", "2", "--pp", "2", "--ep", "2", "--etp", "1"))
+    shutil.rmtree(folder)
+
+
 def published(target):
     """Whether a reader would take what lies there for a checkpoint."""
     return (target / TRACKER).exists() or (target / "config.json").exists() or bool(list(target.glob("weights*.h5")))
 
 
-def test_there_and_back_of_a_larger_checkpoint(large):
+@pytest.mark.parametrize("model", ["large", "experts"])
+def test_there_and_back_of_a_larger_checkpoint(model, request):
+    large = request.getfixturevalue(model)
     assert large.want["back"] == large.want["from_archive"] == tree(large.folder / "hf")
 
 
@@ -77,9 +103,9 @@ def interrupted(large, way, target):
     pytest.fail("every run was over before it was killed")
 
 
-@pytest.mark.parametrize("kill", range(15))
-def test_killed_and_resumed_gives_the_same_bytes(kill, large, work):
-    way = ("megatron", "back", "archive")[kill % 3]
+@pytest.mark.parametrize("model, kill", [*(("large", kill) for kill in range(12)), *(("experts", kill) for kill in range(6))])
+def test_killed_and_resumed_gives_the_same_bytes(model, kill, request, work):
+    large, way = request.getfixturevalue(model), ("megatron", "back", "archive")[kill % 3]
     share = random.Random(kill).uniform(0.05, 1.0)
     finished = killed_somewhere(large, way, work / "out", share)
     if published(work / "out"):

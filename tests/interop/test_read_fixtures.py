@@ -1,6 +1,7 @@
 """Ferry reads what real releases of megatron-core wrote (tests/data)."""
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
@@ -112,6 +113,22 @@ def test_inspect_lists_every_tensor_as_it_is_stored(fixture):
     for key, (_, _, chunks) in fixture.stored.items():
         stored = sorted((tuple(c["offsets"]), tuple(c["sizes"])) for c in listed[key]["chunks"])
         assert stored == sorted(chunks), key
+
+
+def test_inspect_tells_the_model(fixture):
+    """What the arguments do not say the tensors do, or it is left away; with a configuration it is all there."""
+    want = ferry_json("inspect", fixture.hf)
+    got = ferry_json("inspect", fixture.path)
+    if got["family"]:
+        assert got["family"] == want["family"]
+        same = [k for k in got["config"] if k not in ("rotary_base", "layernorm_epsilon", "max_position_embeddings")]
+        assert {k: got["config"][k] for k in same} == {k: want["config"][k] for k in same}
+    assert got["parameters"] in (None, want["parameters"])
+    named = ferry_json("inspect", fixture.path, "--hf-config", fixture.hf)
+    assert (named["parameters"], named["config"]) == (want["parameters"], want["config"])
+    for options in ([], ["--hf-config", fixture.hf]):
+        text = run_ok("inspect", fixture.path, *options).stdout
+        assert not re.search(r"\b1 [a-z ]*[a-z]s\b|\b0[ ,+]", text), text
 
 
 def test_inspect_filters_by_glob():
