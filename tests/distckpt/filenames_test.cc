@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/error.h"
 #include "tests/support/expect.h"
@@ -46,6 +48,25 @@ TEST(Filenames, OfRanksAndWorkFolders) {
   EXPECT_EQ(distcp_filename(3), "__3_0.distcp");
   EXPECT_EQ(work_folder("/a/b/out"), "/a/b/.out.ferry");
   EXPECT_EQ(work_folder("out"), ".out.ferry");
+}
+
+TEST(Filenames, OfRankFolders) {
+  EXPECT_EQ(parse_rank_folder("mp_rank_00"), std::vector<int>{0});
+  EXPECT_EQ(parse_rank_folder("mp_rank_01_003"), (std::vector<int>{1, 3}));
+  EXPECT_EQ(parse_rank_folder("mp_rank_101_003_1024"), (std::vector<int>{101, 3, 1024}));
+  for (const char* name : {"", "mp_rank_", "mp_rank_0", "mp_rank_00_", "mp_rank_00_01",
+                           "mp_rank_x0", "mp_rank_00_000_000_000", "mp_rank_-1", "mp_rank_00x"}) {
+    EXPECT_EQ(parse_rank_folder(name), std::nullopt) << name;
+  }
+}
+
+TEST(Filenames, OfTorchModels) {
+  for (const char* name :
+       {"pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"}) {
+    EXPECT_TRUE(is_torch_model_filename(name)) << name;
+  }
+  for (const char* name : {"training_args.bin", "pytorch_model.bin.bak", "model.bin", ""})
+    EXPECT_FALSE(is_torch_model_filename(name)) << name;
 }
 
 TEST(RequirePlainFilename, RefusesEveryWayOutOfTheFolder) {

@@ -57,7 +57,14 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     "deepseek_v3_optim_dp": ("deepseek_v3", 1, 2, 2, 1, 2, "te", {"optim": "dp_reshardable", "pp_first": 1}),
     # --mcore mc0131: N-D flattened optimizer tensors, mcore_data + all_local_plans in .metadata (as older torch leaves them)
     "llama_optim_fsms":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_sharded_model_space", "oldtorch": True}),
+    # --ckpt-format torch
     "llama_legacy_tp2pp2": ("llama", 2, 2, 1, 1, 1, "te", {"legacy": True}),
+    "llama_legacy_local_pp2": ("llama", 1, 2, 1, 1, 1, "local", {"legacy": True}),
+    "qwen2_tied_legacy_pp2": ("qwen2_tied", 1, 2, 1, 1, 1, "te", {"legacy": True}),
+    "mixtral_legacy_ep2": ("mixtral", 1, 1, 2, 1, 1, "te", {"legacy": True}),
+    "mixtral_legacy_local_ep2": ("mixtral", 1, 1, 2, 1, 1, "local", {"legacy": True}),
+    "qwen2moe_legacy_tp2ep2": ("qwen2_moe", 2, 1, 2, 1, 1, "te", {"legacy": True}),
+    "deepseek_v3_legacy_tp2pp2": ("deepseek_v3", 2, 2, 1, 2, 1, "te", {"legacy": True, "pp_first": 1}),
 }
 ITER = 10
 
