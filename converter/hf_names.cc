@@ -29,6 +29,7 @@ class HfOpener {
     checkpoint_.layout = std::move(stored.layout);
     checkpoint_.checksums = std::move(stored.checksums);
     checkpoint_.training_state = std::move(stored.training_state);
+    replicas_ = std::move(stored.replicas);
   }
 
   Checkpoint open() {
@@ -50,6 +51,7 @@ class HfOpener {
               missing.size() == 1 ? "" : fmt::format(", and {} other tensors", missing.size() - 1)),
           "the download may be incomplete, or config.json of another model");
     }
+    link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);
     return std::move(checkpoint_);
   }
 
@@ -157,6 +159,7 @@ class HfOpener {
 
   bool keep_fp8_;
   Checkpoint checkpoint_;
+  std::vector<Replica> replicas_;
   std::optional<BlockQuantization> quantization_;
   std::set<std::uint32_t> found_;
   std::map<std::uint32_t, int> num_copies_;

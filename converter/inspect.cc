@@ -9,7 +9,6 @@
 #include "converter/megatron_links.h"
 #include "converter/megatron_names.h"
 #include "converter/part.h"
-#include "converter/sidecar.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
 
@@ -60,9 +59,8 @@ void inspect_hf(InspectReport& report) {
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
-    auto form =
-        hf_config.empty() ? read_sidecar(report.location.folder) : read_hf_config(hf_config);
-    report.has_sidecar = form && hf_config.empty();
+    const auto form = find_hf_form(report.location, hf_config);
+    report.has_sidecar = form && hf_config.empty() && report.location.hf.empty();
     if (form) report.part = form->part;
     const auto common = distckpt::read_common_state(checkpoint);
     if (common) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "converter/hf_folder.h"
@@ -24,18 +25,23 @@ bool holds(const fs::path& folder, Matches&& matches) {
 
 // The format of an iteration's folder, or of a folder that is like one.
 std::optional<Format> format_of_iteration(const fs::path& folder) {
-  if (distckpt::is_torch_dist(folder)) return Format::kTorchDist;
+  if (distckpt::is_torch_dist(folder)) {
+    return fs::exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist : Format::kDcp;
+  }
   const bool legacy = holds(folder, [](const fs::path& path) {
     return distckpt::parse_rank_folder(path.filename().string()).has_value();
   });
   return legacy ? std::optional(Format::kLegacy) : std::nullopt;
 }
 
-std::optional<Format> format_without_iterations(const fs::path& folder) {
-  const bool safetensors = holds(folder, [](const fs::path& path) {
+bool has_safetensors(const fs::path& folder) {
+  return holds(folder, [](const fs::path& path) {
     return path.extension() == distckpt::kSafetensorsSuffix;
   });
-  if (safetensors) return Format::kHuggingFace;
+}
+
+std::optional<Format> format_without_iterations(const fs::path& folder) {
+  if (has_safetensors(folder)) return Format::kHuggingFace;
   const bool bin = holds(folder, [](const fs::path& path) {
     return distckpt::is_torch_model_filename(path.filename().string());
   });
@@ -53,12 +59,70 @@ Iteration read_tracker(const fs::path& path) {
   return *iteration;
 }
 
-// The iterations that a Megatron root holds.
-std::vector<Iteration> list_iterations(const fs::path& root) {
-  std::vector<Iteration> found;
+// The iteration that a folder's name says, or that of a folder above it: .../global_step_10/actor.
+std::optional<Iteration> iteration_of(const fs::path& folder) {
+  auto path = fs::weakly_canonical(folder);
+  if (auto iteration = distckpt::parse_iteration_folder(path.filename().string())) return iteration;
+  for (int above = 0; above < 4; ++above, path = path.parent_path()) {
+    if (auto step = distckpt::parse_step_folder(path.filename().string())) return step;
+  }
+  return std::nullopt;
+}
+
+// A model as verl lays it out, found from its step's folder or from the actor's: weights of FSDP by
+// rank, a torch_dist checkpoint in dist_ckpt/, or weights in huggingface/. Newer releases put them
+// into model/.
+std::optional<Location> locate_verl(const fs::path& path) {
+  for (const auto* inner : {"actor/model", "actor", "model", "."}) {
+    const auto base = *inner == '.' ? path : path / inner;
+    const auto huggingface = base / "huggingface";
+    const auto weights = format_without_iterations(huggingface);
+    const bool has_weights =
+        weights && (*weights == Format::kTorchSave || has_safetensors(huggingface));
+    Location found{.root = path, .iteration = iteration_of(path)};
+    if (fs::exists(huggingface / distckpt::kHfConfig)) found.hf = huggingface;
+    if (holds(base, [](const fs::path& file) {
+          return distckpt::parse_fsdp_filename(file.filename().string()).has_value();
+        })) {
+      found.format = Format::kFsdp;
+      found.folder = base;
+      return found;
+    }
+    // Where the weights are kept for Hugging Face, dist_ckpt has the optimizer alone.
+    if (has_weights) {
+      found.format = *weights;
+      found.folder = huggingface;
+      return found;
+    }
+    const auto dist = base / "dist_ckpt";
+    if (const auto format = format_of_iteration(dist)) {
+      found.format = *format;
+      found.folder = dist;
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+// The one checkpoint of an iteration's folder.
+std::optional<Location> locate_single(const fs::path& path) {
+  const auto format = format_of_iteration(path);
+  if (!format) return locate_verl(path);
+  Location found{.format = *format, .root = path, .folder = path, .iteration = iteration_of(path)};
+  const auto huggingface = path.parent_path() / "huggingface";  // beside verl's dist_ckpt
+  if (path.filename() == "dist_ckpt" && fs::exists(huggingface / distckpt::kHfConfig))
+    found.hf = huggingface;
+  return found;
+}
+
+// The iterations that a root of Megatron or verl holds.
+std::vector<std::pair<Iteration, fs::path>> list_iterations(const fs::path& root) {
+  std::vector<std::pair<Iteration, fs::path>> found;
   for (const auto& entry : fs::directory_iterator(root)) {
-    const auto iteration = distckpt::parse_iteration_folder(entry.path().filename().string());
-    if (iteration && format_of_iteration(entry.path())) found.push_back(*iteration);
+    const auto name = entry.path().filename().string();
+    auto iteration = distckpt::parse_iteration_folder(name);
+    if (!iteration) iteration = distckpt::parse_step_folder(name);
+    if (iteration && locate_single(entry.path())) found.emplace_back(*iteration, entry.path());
   }
   return found;
 }
@@ -67,25 +131,29 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
   const auto tracker = root / distckpt::kTracker;
   const auto there = list_iterations(root);
   if (!wanted && fs::exists(tracker)) wanted = read_tracker(tracker);
-  if (!wanted && there.size() == 1) wanted = there.front();
+  if (!wanted && there.size() == 1) wanted = there.front().first;
   if (!wanted) {
     throw Error(ErrorKind::kNotFound,
                 fmt::format("{}: holds {} iterations and no {}", root.string(), there.size(),
                             distckpt::kTracker),
                 "choose one with --iteration");
   }
-  const auto folder = root / distckpt::iteration_folder(*wanted);
-  const auto format = format_of_iteration(folder);
-  if (!format) {
+  const auto at = std::ranges::find(there, *wanted, [](const auto& one) { return one.first; });
+  if (at == there.end()) {
     std::vector<std::string> names;
-    for (const auto& one : there) names.push_back(distckpt::iteration_text(one));
+    for (const auto& [iteration, folder] : there)
+      names.push_back(distckpt::iteration_text(iteration));
     throw Error(
         ErrorKind::kNotFound,
-        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*", folder.string(),
+        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*",
+                    (root / distckpt::iteration_folder(*wanted)).string(),
                     distckpt::kTorchDistMetadata),
         names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
   }
-  return {.format = *format, .root = root, .folder = folder, .iteration = wanted};
+  auto found = *locate_single(at->second);
+  found.root = root;
+  found.iteration = wanted;
+  return found;
 }
 
 }  // namespace
@@ -100,27 +168,37 @@ std::string_view to_string(Format format) {
       return "torch_dist";
     case Format::kLegacy:
       return "megatron_legacy";
+    case Format::kDcp:
+      return "torch_dcp";
+    case Format::kFsdp:
+      return "fsdp";
   }
   return "";
 }
 
 bool Location::has_own_config() const {
-  return format == Format::kHuggingFace ||
-         (format == Format::kTorchSave && fs::exists(folder / distckpt::kHfConfig));
+  switch (format) {
+    case Format::kHuggingFace:
+      return true;
+    case Format::kTorchSave:
+    case Format::kDcp:
+    case Format::kFsdp:
+      return fs::exists(config_folder() / distckpt::kHfConfig);
+    case Format::kTorchDist:
+    case Format::kLegacy:
+      return false;
+  }
+  return false;
 }
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
   require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
-  if (const auto format = format_of_iteration(path)) {
+  if (auto found = locate_single(path)) {
     require(!iteration, ErrorKind::kUsage,
             "{}: is the folder of one iteration, so --iteration has nothing to choose",
             path.string());
-    const auto name = fs::weakly_canonical(path).filename().string();
-    return {.format = *format,
-            .root = path,
-            .folder = path,
-            .iteration = distckpt::parse_iteration_folder(name)};
+    return *found;
   }
   if (fs::exists(path / distckpt::kTracker) || !list_iterations(path).empty()) {
     return locate_iteration(path, iteration);
@@ -139,14 +217,14 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   throw Error(
       ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
       fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} or mp_rank_*/ (one "
-                  "iteration of it), {} with *.safetensors or pytorch_model*.bin (Hugging Face)",
+                  "iteration of it), global_step_*/ or actor/ (verl), {} with *.safetensors or "
+                  "pytorch_model*.bin (Hugging Face)",
                   distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig));
 }
 
 bool is_hf_checkpoint(const fs::path& path) {
-  return fs::is_directory(path) && !format_of_iteration(path) &&
-         !fs::exists(path / distckpt::kTracker) && list_iterations(path).empty() &&
-         format_without_iterations(path).has_value();
+  return fs::is_directory(path) && !locate_single(path) && !fs::exists(path / distckpt::kTracker) &&
+         list_iterations(path).empty() && format_without_iterations(path).has_value();
 }
 
 }  // namespace ferry::converter

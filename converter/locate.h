@@ -16,6 +16,8 @@ enum class Format : std::uint8_t {
   kTorchSave,    // pytorch_model.bin, one or many
   kTorchDist,    // Megatron-Core, torch_dist
   kLegacy,       // Megatron, a file for each rank (mp_rank_*)
+  kDcp,          // torch.distributed.checkpoint: FSDP trainers, torch_dcp, fsdp_dtensor
+  kFsdp,         // FSDP states that each rank saved by itself, as verl does
 };
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 
@@ -25,9 +27,12 @@ struct Location {
   std::filesystem::path root{};    // as named by the user
   std::filesystem::path folder{};  // of the files: for Megatron the iteration's
   std::optional<distckpt::Iteration>
-      iteration{};  // Megatron, if a tracker or the folder's name says it
+      iteration{};             // Megatron and verl, if a tracker or a folder's name says it
+  std::filesystem::path hf{};  // of config.json and what travels with it, if not `folder`
 
-  // The only configuration that it can have lies in `folder`.
+  std::filesystem::path config_folder() const { return hf.empty() ? folder : hf; }
+
+  // A configuration beside the tensors that is not to be replaced by another.
   bool has_own_config() const;
 };
 

@@ -339,6 +339,7 @@ void write_args(PickleWriter& pickle,
 }
 
 std::optional<PickleValue> find_args(PickleValue common_state) {
+  if (common_state.is_object(kNamespace)) return common_state;
   const auto args = common_state.find("args");
   if (!args || !args->is_object(kNamespace)) return std::nullopt;
   return args;

@@ -77,7 +77,8 @@ class MegatronOpener {
     add_derived();
     with_context([&] { return fmt::format("reading {}", checkpoint_.location.folder.string()); },
                  [&] { check_object_keys(checkpoint_.map, stored_.objects); });
-    if (stored_.common)
+    // Elsewhere it holds the model itself, or arguments alone.
+    if (stored_.common && stored_.common_is_apart)
       checkpoint_.common = std::make_shared<distckpt::Pickle>(std::move(*stored_.common));
     return std::move(checkpoint_);
   }

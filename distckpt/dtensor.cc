@@ -34,7 +34,7 @@ constexpr std::array kMoreGlobals{
     "torch.bfloat16"sv,
     "torch.float32"sv,
     "torch.float64"sv,
-    "builtins.getattr"sv,  // of enumerators; like everything here, a name and no more
+    "builtins.getattr"sv,  // spells the name of a class inside a class
     "__builtin__.getattr"sv,
     "builtins.set"sv,
     "__builtin__.set"sv,

@@ -66,6 +66,33 @@ std::optional<std::vector<int>> parse_rank_folder(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<Iteration> parse_step_folder(std::string_view name) {
+  constexpr std::string_view kPrefix = "global_step_";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto iteration = parse_iteration(name.substr(kPrefix.size()));
+  return iteration && iteration->number ? iteration : std::nullopt;
+}
+
+std::string fsdp_filename(const FsdpRank& rank) {
+  return fmt::format("model_world_size_{}_rank_{}.pt", rank.world_size, rank.rank);
+}
+
+std::optional<FsdpRank> parse_fsdp_filename(std::string_view name) {
+  constexpr std::string_view kPrefix = "model_world_size_";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  FsdpRank rank;
+  const auto* end = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, rank.world_size);
+  constexpr std::string_view kRank = "_rank_";
+  const std::string_view rest(stop, static_cast<std::size_t>(end - stop));
+  if (error != std::errc() || !rest.starts_with(kRank)) return std::nullopt;
+  const auto [rank_end, rank_error] = std::from_chars(stop + kRank.size(), end, rank.rank);
+  // Nothing but the name that this rank's file has.
+  if (rank_error != std::errc() || rank.rank < 0 || fsdp_filename(rank) != name)
+    return std::nullopt;
+  return rank;
+}
+
 std::filesystem::path work_folder(const std::filesystem::path& target) {
   return target.parent_path() / fmt::format(".{}.ferry", target.filename().string());
 }

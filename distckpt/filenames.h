@@ -49,6 +49,15 @@ std::string distcp_filename(int rank);  // "__3_0.distcp"
 inline constexpr std::string_view kRankFile = "model_optim_rng.pt";
 std::optional<std::vector<int>> parse_rank_folder(std::string_view name);
 
+// verl: "global_step_10", and in it, of FSDP, "model_world_size_8_rank_3.pt".
+std::optional<Iteration> parse_step_folder(std::string_view name);
+struct FsdpRank {
+  int world_size = 0;
+  int rank = 0;
+};
+std::string fsdp_filename(const FsdpRank& rank);
+std::optional<FsdpRank> parse_fsdp_filename(std::string_view name);
+
 // Our own: the sidecar of a Megatron checkpoint, and the working folder beside a target.
 inline constexpr std::string_view kSidecar = "ferry";
 inline constexpr std::string_view kSidecarIndex = "sidecar.json";

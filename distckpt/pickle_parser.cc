@@ -339,8 +339,16 @@ void Parser::reduce() {
   }
   const std::string_view name = nodes_.globals[payload_of(function)];
   const PickleNodes::Range range = nodes_.range_of(args);
-  if (range.count == 0 && (name == "collections.OrderedDict" || name == "builtins.dict" ||
-                           name == "__builtin__.dict")) {
+  if (name == "__builtin__.getattr" || name == "builtins.getattr") {
+    // A class inside a class: a name again, of the closed set like every other.
+    const bool names = range.count == 2 &&
+                       kind_of(nodes_.cells[range.first]) == PickleKind::kGlobal &&
+                       kind_of(nodes_.cells[range.first + 1]) == PickleKind::kString;
+    if (!names) corrupt("takes an attribute of what is not a global");
+    push_global(nodes_.globals[payload_of(nodes_.cells[range.first])],
+                nodes_.text_at(payload_of(nodes_.cells[range.first + 1])));
+  } else if (range.count == 0 && (name == "collections.OrderedDict" || name == "builtins.dict" ||
+                                  name == "__builtin__.dict")) {
     push(make_sequence(PickleKind::kDict));
   } else if (range.count <= 1 && (name == "builtins.set" || name == "builtins.frozenset" ||
                                   name == "__builtin__.set" || name == "__builtin__.frozenset")) {

@@ -119,6 +119,8 @@ class MetadataReader {
     require(root.is_object(kMetadataClass) || root.is_object(kMCoreMetadataClass),
             ErrorKind::kCorrupt, "{}: holds {}, not the Metadata of a distributed checkpoint",
             source_, root.describe());
+    const auto planner_data = root.find("planner_data");
+    checkpoint_.is_planned = planner_data && !planner_data->is_none();
     read_items(root.at("storage_data"));
     const auto entries = root.at("state_dict_metadata");
     std::map<std::string_view, bool> seen;
@@ -266,6 +268,10 @@ TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder) {
   auto checkpoint = MetadataReader(folder).read();
   checkpoint.has_common_file = std::filesystem::exists(folder / kCommon);
   return checkpoint;
+}
+
+TorchDistCheckpoint read_dcp(const std::filesystem::path& folder) {
+  return MetadataReader(folder).read();
 }
 
 std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint) {

@@ -1,6 +1,6 @@
-// Megatron-Core's distributed checkpoint, format torch_dist: a pickled `.metadata` that says which
-// torch.save archive of which .distcp file holds which box of which tensor.
-// docs/formats/torch_dist.md. Nothing in it is ever executed.
+// Sharded checkpoints of torch.distributed.checkpoint (DCP), and Megatron-Core's torch_dist, which
+// is one of them: a pickled `.metadata` that says which torch.save archive of which .distcp file
+// holds which box of which tensor. docs/formats/torch_dist.md. Nothing in it is ever executed.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +51,7 @@ struct TorchDistCheckpoint {
   std::vector<TorchDistObject> objects{};  // sorted by key, without the common state
   bool has_common_file = false;
   std::optional<TorchDistItem> common_item{};
+  bool is_planned = false;  // has what DCP's own planner leaves: the paths of flattened keys
 };
 
 // True for a folder that holds a `.metadata`.
@@ -59,6 +60,9 @@ bool is_torch_dist(const std::filesystem::path& folder);
 // Reads and checks metadata.json and .metadata: items lie inside their files and do not overlap,
 // keys and chunks occur once, chunks tile their tensors. Throws Error(kCorrupt | kNotFound).
 TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder);
+
+// The same of a checkpoint that has no metadata.json, as torch.distributed.checkpoint writes it.
+TorchDistCheckpoint read_dcp(const std::filesystem::path& folder);
 
 // The common state: common.pt, which wins, else the object common_state. Nothing if there is
 // neither.

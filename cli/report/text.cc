@@ -66,6 +66,10 @@ std::string_view describe(converter::Format format) {
       return "Megatron-Core torch_dist";
     case Format::kLegacy:
       return "Megatron legacy";
+    case Format::kDcp:
+      return "torch.distributed.checkpoint";
+    case Format::kFsdp:
+      return "FSDP by rank";
   }
   return "";
 }

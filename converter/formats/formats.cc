@@ -1,5 +1,6 @@
 #include "converter/formats/formats.h"
 
+#include "converter/sidecar.h"
 #include "distckpt/error.h"
 
 namespace ferry::converter {
@@ -14,18 +15,29 @@ Stored read_stored(const Location& location, const OpenOptions& options) {
       return read_torch_dist(location, options);
     case Format::kLegacy:
       return read_legacy(location, options);
+    case Format::kDcp:
+      return read_dcp(location, options);
+    case Format::kFsdp:
+      return read_fsdp(location, options);
   }
   fail(ErrorKind::kBug, "no reader of format {}", to_string(location.format));
 }
 
 HfForm hf_form_of(const Location& location, const OpenOptions& options) {
-  if (location.has_own_config()) return read_hf_companions(location.folder);
+  if (location.has_own_config()) return read_hf_companions(location.config_folder());
   if (options.hf_config.empty()) {
     throw Error(ErrorKind::kNotFound,
                 fmt::format("{}: holds no {}", location.folder.string(), distckpt::kHfConfig),
                 "name the folder of its config.json with --hf-config");
   }
   return read_hf_config(options.hf_config);
+}
+
+std::optional<HfForm> find_hf_form(const Location& location,
+                                   const std::filesystem::path& hf_config) {
+  if (!hf_config.empty()) return read_hf_config(hf_config);
+  if (!location.hf.empty()) return read_hf_config(location.hf);
+  return read_sidecar(location.folder);
 }
 
 }  // namespace ferry::converter

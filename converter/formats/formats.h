@@ -12,10 +12,17 @@ Stored read_stored(const Location& location, const OpenOptions& options);
 Stored read_huggingface(const Location& location);
 Stored read_torch_save(const Location& location, const OpenOptions& options);
 Stored read_legacy(const Location& location, const OpenOptions& options);
+Stored read_dcp(const Location& location, const OpenOptions& options);
+Stored read_fsdp(const Location& location, const OpenOptions& options);
 Stored read_torch_dist(const Location& location, const OpenOptions& options);
 
 // The Hugging Face side of a checkpoint whose tensors have its names: beside them, or where
 // --hf-config says. Throws Error(kNotFound).
 HfForm hf_form_of(const Location& location, const OpenOptions& options);
+
+// That of a checkpoint of Megatron's names: what --hf-config names, else what lies beside it or in
+// its sidecar. Nothing if it has none.
+std::optional<HfForm> find_hf_form(const Location& location,
+                                   const std::filesystem::path& hf_config);
 
 }  // namespace ferry::converter

@@ -34,6 +34,7 @@ struct Stored {
 
   // Megatron's only.
   std::optional<distckpt::Pickle> common{};  // holds the arguments
+  bool common_is_apart = false;              // a dict of what is not sharded, to be carried along
   std::vector<std::string> objects{};        // keys of sharded objects
   std::filesystem::path derived{};           // a safetensors file of derived tensors
 

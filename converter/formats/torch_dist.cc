@@ -13,14 +13,12 @@ namespace ferry::converter {
 Stored read_torch_dist(const Location& location, const OpenOptions& options) {
   const auto checkpoint = distckpt::read_torch_dist(location.folder);
   distckpt::check_objects(checkpoint);
-  Stored stored{.megatron_names = true, .common = distckpt::read_common_state(checkpoint)};
-  if (options.hf_config.empty()) {
-    stored.hf = read_sidecar(location.folder);
-    const auto derived = derived_path(location.folder);
-    if (std::filesystem::exists(derived)) stored.derived = derived;
-  } else {
-    stored.hf = read_hf_config(options.hf_config);
-  }
+  Stored stored{.megatron_names = true,
+                .common = distckpt::read_common_state(checkpoint),
+                .common_is_apart = true};
+  stored.hf = find_hf_form(location, options.hf_config);
+  const auto derived = derived_path(location.folder);
+  if (options.hf_config.empty() && std::filesystem::exists(derived)) stored.derived = derived;
   std::vector<const distckpt::TorchDistTensor*> model;
   for (const auto& tensor : checkpoint.tensors) {
     if (is_training_state(tensor.key)) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "distckpt/error.h"
@@ -57,6 +58,20 @@ TEST(Filenames, OfRankFolders) {
   for (const char* name : {"", "mp_rank_", "mp_rank_0", "mp_rank_00_", "mp_rank_00_01",
                            "mp_rank_x0", "mp_rank_00_000_000_000", "mp_rank_-1", "mp_rank_00x"}) {
     EXPECT_EQ(parse_rank_folder(name), std::nullopt) << name;
+  }
+}
+
+TEST(Filenames, OfVerl) {
+  EXPECT_EQ(parse_step_folder("global_step_5"), (Iteration{.number = 5}));
+  for (const char* name : {"global_step_", "global_step_release", "global_step_-1", "step_5"})
+    EXPECT_EQ(parse_step_folder(name), std::nullopt) << name;
+  const auto rank = parse_fsdp_filename("model_world_size_8_rank_3.pt");
+  ASSERT_TRUE(rank.has_value());
+  EXPECT_EQ(std::pair(rank->world_size, rank->rank), std::pair(8, 3));
+  for (const char* name : {"model_world_size_8_rank_3", "model_world_size_8_rank_-3.pt",
+                           "model_world_size_08_rank_3.pt", "model_world_size_8_rank_3.pt.tmp",
+                           "optim_world_size_8_rank_3.pt", "model_world_size_"}) {
+    EXPECT_FALSE(parse_fsdp_filename(name).has_value()) << name;
   }
 }
 

@@ -15,6 +15,7 @@
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "distckpt/pickle_writer.h"
+#include "tests/support/expect.h"
 #include "tests/support/files.h"
 
 namespace ferry::distckpt {
@@ -522,6 +523,31 @@ TEST(PickleWriter, RefusesEndsWithoutTheirBegin) {
   EXPECT_THROW(PickleWriter().begin_dict().string("a").end_dict(), Error);
   EXPECT_THROW(PickleWriter().begin_object_with_state("torch.P").end_object_with_state(), Error);
   EXPECT_THROW(PickleWriter().global("nomodule"), Error);
+}
+
+// A class inside a class is spelled getattr(class, "name"): it has to be in the closed set as well.
+TEST(Pickle, TakesAttributesOfClassesForNames) {
+  using namespace std::string_literals;
+  const auto pickle =
+      "\x80\x02"
+      "c__builtin__\ngetattr\nca.b\nC\nX\x05\0\0\0Inner\x86R."s;
+  constexpr std::string_view kBoth[] = {"__builtin__.getattr", "a.b.C", "a.b.C.Inner"};
+  const auto parsed = Pickle::parse(pickle, {.source = "x.pkl", .allowed_globals = kBoth});
+  EXPECT_EQ(parsed.root().global_name(), "a.b.C.Inner");
+  constexpr std::string_view kClass[] = {"__builtin__.getattr", "a.b.C"};
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"a.b.C.Inner", "closed set"}, [&] {
+    Pickle::parse(pickle, {.source = "x.pkl", .allowed_globals = kClass});
+  }));
+  constexpr std::string_view kNoGetattr[] = {"a.b.C", "a.b.C.Inner"};
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"__builtin__.getattr"}, [&] {
+    Pickle::parse(pickle, {.source = "x.pkl", .allowed_globals = kNoGetattr});
+  }));
+  const auto of_string =
+      "\x80\x02"
+      "c__builtin__\ngetattr\nX\x01\0\0\0aX\x01\0\0\0b\x86R."s;
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"attribute"}, [&] {
+    Pickle::parse(of_string, {.source = "x.pkl", .allowed_globals = kBoth});
+  }));
 }
 
 }  // namespace
