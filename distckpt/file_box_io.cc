@@ -31,6 +31,7 @@ FileSource::FileSource(std::vector<Storage> storages,
                        ReadMode mode)
     : storages_(std::move(storages)), expected_(std::move(expected)), mode_(mode) {
   files_.resize(storages_.size());
+  allow_open_files(storages_.size());
   for (const auto& one : expected_) ledger_.add_range(one.range);
   ledger_.seal();
 }
