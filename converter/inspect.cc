@@ -9,7 +9,6 @@
 #include "converter/megatron_links.h"
 #include "converter/megatron_names.h"
 #include "converter/part.h"
-#include "converter/sidecar.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
 

@@ -9,6 +9,7 @@
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "distckpt/torch_dist.h"
+#include "distckpt/zarr.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -34,6 +35,10 @@ std::optional<Format> format_of_iteration(const fs::path& folder) {
   if (distckpt::is_torch_dist(folder)) {
     return fs::exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist : Format::kDcp;
   }
+  const bool zarr =
+      fs::exists(folder / distckpt::kTorchDistConfig) &&
+      holds(folder, [](const fs::path& path) { return distckpt::is_zarr_array(path); });
+  if (zarr) return Format::kZarr;
   const bool legacy = holds(folder, [](const fs::path& path) {
     return distckpt::parse_rank_folder(path.filename().string()).has_value();
   });
@@ -177,6 +182,8 @@ std::string_view to_string(Format format) {
       return "megatron_legacy";
     case Format::kDcp:
       return "torch_dcp";
+    case Format::kZarr:
+      return "zarr";
     case Format::kFsdp:
       return "fsdp";
     case Format::kArchive:
@@ -196,6 +203,7 @@ bool Location::has_own_config() const {
       return fs::exists(config_folder() / distckpt::kHfConfig);
     case Format::kTorchDist:
     case Format::kLegacy:
+    case Format::kZarr:
       return false;
   }
   return false;

@@ -17,6 +17,7 @@ enum class Format : std::uint8_t {
   kTorchDist,    // Megatron-Core, torch_dist
   kLegacy,       // Megatron, a file for each rank (mp_rank_*)
   kDcp,          // torch.distributed.checkpoint: FSDP trainers, torch_dcp, fsdp_dtensor
+  kZarr,         // Megatron-Core, its zarr backend
   kFsdp,         // FSDP states that each rank saved by itself, as verl does
   kArchive,      // Ferry's own, HDF5
 };

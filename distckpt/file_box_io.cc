@@ -42,6 +42,7 @@ FileSource::FileSource(std::vector<Storage> storages,
       mode_(mode),
       chunks_(chunk_cache_bytes()) {
   files_.resize(storages_.size());
+  allow_open_files(storages_.size());
   for (const auto& one : expected_) ledger_.add_range(one.range);
   ledger_.seal();
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -173,6 +174,15 @@ void WriteFile::write_at(std::int64_t offset, std::span<const std::byte> from) c
 
 void WriteFile::sync() const {
   if (::fsync(fd_.get()) != 0) fail_io(path_, "cannot be made durable", errno);
+}
+
+void allow_open_files(std::size_t count) {
+  constexpr rlim_t kOthers = 256;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count + kOthers) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, count + kOthers);
+  // Where it is refused, the file that cannot be opened is named.
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 std::string read_text(const std::filesystem::path& path, std::int64_t limit) {

@@ -79,6 +79,10 @@ class WriteFile {
   Descriptor fd_;
 };
 
+// Raises the number of files that this process may have open, as far as the system lets it, so that
+// `count` more can be.
+void allow_open_files(std::size_t count);
+
 // Small files, whole.
 std::string read_text(const std::filesystem::path& path,
                       std::int64_t limit = std::int64_t{1} << 30);

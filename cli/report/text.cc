@@ -83,6 +83,8 @@ std::string_view describe(converter::Format format) {
       return "Megatron legacy";
     case Format::kDcp:
       return "torch.distributed.checkpoint";
+    case Format::kZarr:
+      return "Megatron-Core zarr";
     case Format::kFsdp:
       return "FSDP by rank";
     case Format::kArchive:

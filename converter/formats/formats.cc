@@ -17,6 +17,8 @@ Stored read_stored(const Location& location, const OpenOptions& options) {
       return read_legacy(location, options);
     case Format::kDcp:
       return read_dcp(location, options);
+    case Format::kZarr:
+      return read_zarr(location, options);
     case Format::kFsdp:
       return read_fsdp(location, options);
     case Format::kArchive:

@@ -15,6 +15,7 @@ Stored read_torch_save(const Location& location, const OpenOptions& options);
 Stored read_legacy(const Location& location, const OpenOptions& options);
 Stored read_dcp(const Location& location, const OpenOptions& options);
 Stored read_fsdp(const Location& location, const OpenOptions& options);
+Stored read_zarr(const Location& location, const OpenOptions& options);
 Stored read_torch_dist(const Location& location, const OpenOptions& options);
 
 // The Hugging Face side of a checkpoint whose tensors have its names: beside them, or where

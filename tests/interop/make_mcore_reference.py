@@ -57,6 +57,9 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     "deepseek_v3_optim_dp": ("deepseek_v3", 1, 2, 2, 1, 2, "te", {"optim": "dp_reshardable", "pp_first": 1}),
     # --mcore mc0131: N-D flattened optimizer tensors, mcore_data + all_local_plans in .metadata (as older torch leaves them)
     "llama_optim_fsms":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_sharded_model_space", "oldtorch": True}),
+    # --ckpt-format zarr: --mcore mc0131, and zarr 2.18.3 with numcodecs 0.13.1, asciitree, fasteners, tensorstore on PYTHONPATH
+    "llama_zarr_tp2pp2": ("llama", 2, 2, 1, 1, 1, "te", {"zarr": True}),
+    "mixtral_zarr_ep2": ("mixtral", 1, 1, 2, 1, 1, "te", {"zarr": True}),
     # --ckpt-format torch
     "llama_legacy_tp2pp2": ("llama", 2, 2, 1, 1, 1, "te", {"legacy": True}),
     "llama_legacy_local_pp2": ("llama", 1, 2, 1, 1, 1, "local", {"legacy": True}),
@@ -211,6 +214,9 @@ def worker(w):
         from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
         strat = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1),
                                                  ps.get_data_parallel_group(with_context_parallel=True))
+    if opt.get("zarr"):
+        from megatron.core.dist_checkpointing.strategies.zarr import ZarrSaveShardedStrategy
+        strat = ZarrSaveShardedStrategy("zarr", 1)
     if not opt.get("plain"):
         kw["content_metadata"] = meta
     # megatron records str(checkpoint_dir) in .metadata (storage_meta.checkpoint_id): keep it free of local paths
