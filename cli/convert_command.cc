@@ -25,6 +25,7 @@ struct Flags {
   int threads = 0;
   bool keep_fp8 = false;
   bool no_save_optim = false;
+  bool no_ranks = false;
   bool overwrite = false;
   bool resume = false;
   bool json = false;
@@ -51,13 +52,17 @@ converter::ConvertOptions options_of(const Flags& flags) {
   if (flags.dry_run == "read") options.dry_run = converter::DryRun::kRead;
   options.overwrite = flags.overwrite;
   options.resume = flags.resume;
+  if (!flags.no_ranks) options.job = distckpt::rank_from_environment();
   return options;
 }
 
 void run(const Flags& flags) {
   require(flags.dry_run.empty() || flags.dry_run == "plan" || flags.dry_run == "read",
           ErrorKind::kUsage, "--dry-run={}: is neither plan nor read", flags.dry_run);
-  const auto report = converter::convert(options_of(flags), make_progress(flags.quiet));
+  const auto options = options_of(flags);
+  const bool first = options.job.rank == 0;
+  const auto report = converter::convert(options, make_progress(flags.quiet || !first));
+  if (!first) return;  // rank 0 tells for all
   if (flags.json) {
     fmt::print("{}\n", convert_json(report).dump(2));
   } else if (!flags.quiet) {
@@ -73,16 +78,20 @@ void add_convert(CLI::App& app) {
                                      "Convert a checkpoint between Hugging Face and Megatron-Core, "
                                      "or to another layout of the same");
   command
-      ->add_option("SRC", flags->from,
-                   "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, or an "
-                   "archive")
+      ->add_option(
+          "SRC", flags->from,
+          "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, or an "
+          "archive")
       ->required();
-  command->add_option("DST", flags->to,
-                       "Where to write: a Hugging Face folder, a Megatron root, or an archive's folder")
+  command
+      ->add_option("DST", flags->to,
+                   "Where to write: a Hugging Face folder, a Megatron root, or an archive's folder")
       ->required();
-  command->add_option("--to", flags->format,
-                   "Format of the target; h5 is Ferry's compressed archive. Default: hf, and megatron "
-                   "from hf")
+  command
+      ->add_option(
+          "--to", flags->format,
+          "Format of the target; h5 is Ferry's compressed archive. Default: hf, and megatron "
+          "from hf")
       ->check(CLI::IsMember({"hf", "megatron", "h5"}));
   add_iteration(*command, "--iteration", flags->iteration,
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
@@ -138,9 +147,10 @@ void add_convert(CLI::App& app) {
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
   command->add_flag("--no-save-optim", flags->no_save_optim,
                     "From Megatron to Megatron: the model alone, without optimizer and RNG");
-  command->add_flag("--keep-fp8", flags->keep_fp8,
-                    "To Hugging Face or an archive: leave FP8 weights and their scales as they are. Default: "
-                    "dequantise to bf16, or as --dtype says");
+  command->add_flag(
+      "--keep-fp8", flags->keep_fp8,
+      "To Hugging Face or an archive: leave FP8 weights and their scales as they are. Default: "
+      "dequantise to bf16, or as --dtype says");
   command->add_option(
       "--max-shard-size", flags->max_shard_size,
       "Split a Hugging Face target anew, or an archive (before compression), into files of at most "
@@ -153,6 +163,9 @@ void add_convert(CLI::App& app) {
   command->add_flag("--overwrite", flags->overwrite,
                     "Replace a checkpoint that is there, atomically");
   command->add_flag("--resume", flags->resume, "Go on with an interrupted run of the same command");
+  command->add_flag("--no-ranks", flags->no_ranks,
+                    "Work alone, though torchrun, srun or mpirun started several processes, which "
+                    "else share the work");
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer(

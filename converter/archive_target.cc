@@ -33,7 +33,8 @@ class ArchiveTarget : public Target {
   }
 
   distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
-                               distckpt::Journal& journal) override {
+                               distckpt::Journal& journal,
+                               distckpt::WriteFile::Mode) override {
     return store_.open(plan, journal);
   }
 

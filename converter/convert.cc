@@ -13,6 +13,7 @@
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
 #include "converter/part.h"
+#include "converter/shared_work.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -135,9 +136,17 @@ class Conversion {
                              !fs::exists(distckpt::work_folder(target_path_))));
     if (!published) refuse_unsafe_target();
     tensors_ = with_dtypes(source_.map, source_.tensors, options_.dtype);
+    shared_ = SharedWork(options_.job, distckpt::work_folder(target_path_));
+    require(shared_.is_alone() || target_format_ != Format::kArchive, ErrorKind::kUsage,
+            "--to h5: an archive is written by one process; --no-ranks works alone");
     if (options_.dry_run != DryRun::kNo) {
+      if (!shared_.is_first()) return std::move(report_);
       make_plan(target_path_);
       if (options_.dry_run == DryRun::kRead) read_only(nullptr);
+      return std::move(report_);
+    }
+    if (!shared_.is_first()) {
+      if (!published) work_along();
       return std::move(report_);
     }
     distckpt::WorkFolder work(target_path_, options_.resume);
@@ -146,9 +155,10 @@ class Conversion {
       if (published) {
         require_planned_files(target_path_);
         read_only(&work);
+        shared_ = SharedWork({}, work.path());
         prove(target_path_);
       } else {
-        copy(work);
+        copy(work.output());
         prove(work.output());
         work.publish(options_.overwrite);
       }
@@ -157,6 +167,7 @@ class Conversion {
                                distckpt::iteration_text(iteration_));
       }
     } catch (const Error& error) {
+      shared_.fail(error.what());
       // What can be gone on with is kept: after an interruption, or when the disk was full.
       const bool can_resume =
           error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
@@ -180,6 +191,7 @@ class Conversion {
     report_.source = source_.location.folder;
     report_.target = target_path_;
     report_.family = source_.map.config.family;
+    report_.ranks = options_.job.size;
     report_training_state();
   }
 
@@ -318,6 +330,19 @@ class Conversion {
     }
   }
 
+  // Rank 0 has the folder; the others help.
+  void work_along() {
+    const auto output = distckpt::work_folder(target_path_) / distckpt::kWorkOutput;
+    make_plan(output);
+    try {
+      copy(output);
+      prove(output);
+    } catch (const Error& error) {
+      shared_.fail(error.what());
+      throw;
+    }
+  }
+
   distckpt::ExecutorOptions executor_options(distckpt::Journal* journal) const {
     return {.threads = options_.threads,
             .max_memory = options_.max_memory,
@@ -329,9 +354,12 @@ class Conversion {
                                   distckpt::FileSource& source,
                                   distckpt::BoxSink* sink,
                                   distckpt::Journal* journal,
-                                  std::string_view stage) {
-    auto report = wait_reporting(
-        distckpt::Executor(executor_options(journal)).submit(plan, source, sink), stage, progress_);
+                                  std::string_view stage,
+                                  bool whole = true) {
+    auto options = executor_options(journal);
+    if (!whole) shared_.limit(options);
+    auto report =
+        wait_reporting(distckpt::Executor(options).submit(plan, source, sink), stage, progress_);
     source.verify_checksums();
     return report;
   }
@@ -349,20 +377,39 @@ class Conversion {
     take(std::move(done));
   }
 
-  void copy(distckpt::WorkFolder& work) {
+  void copy(const fs::path& output) {
+    using Mode = distckpt::WriteFile::Mode;
     const auto start = std::chrono::steady_clock::now();
-    distckpt::Journal journal(work.journal(), fingerprint(source_, plan_, *target_),
-                              options_.resume);
-    const auto source = source_.source();
-    auto& sink = target_->open_sink(plan_, journal);
-    auto done = execute(plan_, *source, &sink, &journal, "copying");
-    target_->close_sink();
+    const auto own = fingerprint(source_, plan_, *target_);
+    if (!shared_.is_first()) shared_.meet(own, progress_);  // once the files are there
+    std::vector<fs::path> others;
+    if (options_.resume) others = shared_.other_journals(distckpt::kJournal);
+    distckpt::Journal journal(shared_.journal(distckpt::kJournal), own, options_.resume, others);
+    const bool reopen = journal.num_finished() > 0 || !shared_.is_first();
+    auto& sink = target_->open_sink(plan_, journal, reopen ? Mode::kReopen : Mode::kCreate);
+    if (shared_.is_first()) shared_.meet(own, progress_);
+    auto done = execute(plan_, *source_.source(), &sink, &journal, "copying", false);
+    report_.resumed_bytes = done.resumed_bytes;
+    if (!shared_.is_alone()) {
+      target_->sync_sink();
+      shared_.barrier("copied");
+      if (shared_.is_first()) done = merge_journals(own);
+    }
+    if (shared_.is_first()) target_->close_sink();
+    shared_.barrier("written");
     for (auto& file : report_.files) {
-      file.bytes = static_cast<std::int64_t>(fs::file_size(work.output() / file.name));
+      file.bytes = static_cast<std::int64_t>(fs::file_size(output / file.name));
     }
     report_.copy_seconds = seconds_since(start);
-    report_.resumed_bytes = done.resumed_bytes;
     take(std::move(done));
+  }
+
+  // Everything is done: the journals of all ranks know the digests and the checksums.
+  distckpt::ExecuteReport merge_journals(const Digest& own) {
+    distckpt::Journal all(shared_.journal(distckpt::kJournal), own, true,
+                          shared_.other_journals(distckpt::kJournal));
+    auto& sink = target_->open_sink(plan_, all, distckpt::WriteFile::Mode::kReopen);
+    return execute(plan_, *source_.source(), &sink, &all, "joining");
   }
 
   void take(distckpt::ExecuteReport done) {
@@ -383,7 +430,8 @@ class Conversion {
     distckpt::promote_padding(shared_padding_, written.layout, written.links, written.tensors);
     const auto source = written.source(distckpt::ReadMode::kDirect);
     const auto plan = distckpt::plan_read(written.tensors, written.side());
-    const auto found = execute(plan, *source, nullptr, nullptr, "proving");
+    const auto found = read_shared(plan, *source);
+    if (!shared_.is_first()) return;
     std::map<std::string_view, std::size_t> index;
     for (std::size_t i = 0; i < written.tensors.size(); ++i)
       index.emplace(written.tensors[i].name, i);
@@ -409,8 +457,26 @@ class Conversion {
     report_.proof_seconds = seconds_since(start);
   }
 
+  // Each rank reads its share; rank 0 returns the digests of all.
+  distckpt::ExecuteReport read_shared(const CopyPlan& plan, distckpt::FileSource& source) {
+    if (shared_.is_alone()) return execute(plan, source, nullptr, nullptr, "proving");
+    const Digest nothing;  // a proof is never resumed
+    distckpt::ExecuteReport done;
+    {
+      distckpt::Journal journal(shared_.journal(kProof), nothing, false);
+      done = execute(plan, source, nullptr, &journal, "proving", false);
+    }
+    shared_.barrier("proved");
+    if (!shared_.is_first()) return done;
+    distckpt::Journal all(shared_.journal(kProof), nothing, true, shared_.other_journals(kProof));
+    return execute(plan, source, nullptr, &all, "joining");
+  }
+
+  static constexpr std::string_view kProof = "proof";
+
   const ConvertOptions& options_;
   const ProgressFunction& progress_;
+  SharedWork shared_{{}, {}};
   Checkpoint source_;
   Format target_format_ = Format::kTorchDist;
   Iteration iteration_;

@@ -14,6 +14,7 @@
 #include "distckpt/digest.h"
 #include "distckpt/executor.h"
 #include "distckpt/parallel_config.h"
+#include "distckpt/rendezvous.h"
 
 namespace ferry::converter {
 
@@ -41,6 +42,7 @@ struct ConvertOptions {
   DryRun dry_run = DryRun::kNo;
   bool overwrite = false;
   bool resume = false;
+  distckpt::RankOfJob job{};  // of processes that share the conversion
 };
 
 struct FileSize {
@@ -62,6 +64,7 @@ struct ConvertReport {
   std::vector<FileSize> files{};  // that hold the tensors; of a planned archive before compression
   int threads = 0;
   std::int64_t staging_bytes = 0;
+  int ranks = 1;  // processes that shared the work
   DryRun dry_run = DryRun::kNo;
   std::int64_t resumed_bytes = 0;
   double copy_seconds = 0;  // also made durable
@@ -81,7 +84,8 @@ struct ConvertReport {
   std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
 };
 
-// Throws Error; nothing is published then, and nothing that was there is lost.
+// Throws Error; nothing is published then, and nothing that was there is lost. Of several ranks the
+// first one's report is the conversion's; the others' say nothing.
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress = {});
 
 // Digest of the model: aliases and derived tensors aside.

@@ -34,13 +34,18 @@ class Target {
     distckpt::promote_padding(names, layout_, links_, tensors);
   }
 
-  // Where the bytes of `plan`, which outlives the target, go. Continues what an interrupted run left,
-  // if the journal holds some of it; what has to be done again is taken out of it.
+  // Where the bytes of `plan`, which outlives the target, go: new files, or those that another
+  // process or an interrupted run made. What the journal holds and has to be done again is taken
+  // out of it.
   virtual distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
-                                       distckpt::Journal& journal) = 0;
+                                       distckpt::Journal& journal,
+                                       distckpt::WriteFile::Mode mode) = 0;
 
-  // Writes everything that is not a tensor's bytes: headers, indices, carried files. Durable when it
-  // returns.
+  // What was written so far is durable when it returns.
+  virtual void sync_sink() {}
+
+  // Writes everything that is not a tensor's bytes: headers, indices, carried files. Durable when
+  // it returns.
   virtual void close_sink() = 0;
 
   // False if the sizes of the files turn out when they are written.
@@ -54,13 +59,14 @@ class Target {
 // A target of plain bytes in files.
 class FileTarget : public Target {
  public:
-  distckpt::BoxSink& open_sink(const distckpt::CopyPlan&, distckpt::Journal& journal) final {
+  distckpt::BoxSink& open_sink(const distckpt::CopyPlan&,
+                               distckpt::Journal&,
+                               distckpt::WriteFile::Mode mode) final {
     prepare();
-    sink_.emplace(layout_.storages(), protected_ranges(),
-                  journal.num_finished() > 0 ? distckpt::WriteFile::Mode::kReopen
-                                             : distckpt::WriteFile::Mode::kCreate);
+    sink_.emplace(layout_.storages(), protected_ranges(), mode);
     return *sink_;
   }
+  void sync_sink() final { sink_->sync(); }
   void close_sink() final { finish(*sink_); }
 
  protected:

@@ -1,0 +1,51 @@
+#include "converter/shared_work.h"
+
+#include <string>
+#include <utility>
+
+#include "distckpt/error.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+
+SharedWork::SharedWork(const distckpt::RankOfJob& job, fs::path work_folder)
+    : job_(job), folder_(std::move(work_folder)) {}
+
+fs::path SharedWork::journal(std::string_view name) const {
+  return folder_ / (is_first() ? std::string(name) : fmt::format("{}.{}", name, job_.rank));
+}
+
+std::vector<fs::path> SharedWork::other_journals(std::string_view name) const {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const auto file = entry.path().filename().string();
+    if (file != name && !file.starts_with(fmt::format("{}.", name))) continue;
+    if (entry.path() != journal(name)) found.push_back(entry.path());
+  }
+  return found;
+}
+
+void SharedWork::limit(distckpt::ExecutorOptions& options) const {
+  options.share = job_.rank;
+  options.num_shares = job_.size;
+}
+
+void SharedWork::meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress) {
+  if (is_alone()) return;
+  distckpt::RendezvousOptions options;
+  if (progress) {
+    options.go_on = [progress] { return progress({.stage = "waiting", .bytes_total = 1}); };
+  }
+  ranks_ = std::make_unique<distckpt::Rendezvous>(folder_ / "ranks", job_, to_string(fingerprint),
+                                                  std::move(options));
+}
+
+void SharedWork::barrier(std::string_view name) {
+  if (ranks_) ranks_->barrier(name);
+}
+
+void SharedWork::fail(std::string_view message) noexcept {
+  if (ranks_) ranks_->fail(message);
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,44 @@
+// The processes of one conversion, started by torchrun, srun or mpirun: all make the same plan,
+// each does its share of the tasks, and rank 0 publishes. They have nothing in common but the
+// working folder, where each keeps its own journal.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "converter/progress.h"
+#include "distckpt/digest.h"
+#include "distckpt/executor.h"
+#include "distckpt/rendezvous.h"
+
+namespace ferry::converter {
+
+class SharedWork {
+ public:
+  SharedWork(const distckpt::RankOfJob& job, std::filesystem::path work_folder);
+
+  bool is_first() const { return job_.rank == 0; }
+  bool is_alone() const { return job_.size == 1; }
+
+  // Of rank 0 the name as it is, of others with their number; and those that other ranks, of this
+  // run or of an interrupted one of any size, have left.
+  std::filesystem::path journal(std::string_view name) const;
+  std::vector<std::filesystem::path> other_journals(std::string_view name) const;
+
+  // The share of this rank.
+  void limit(distckpt::ExecutorOptions& options) const;
+
+  // Waits for all; alone at once. meet() comes first, and on rank 0 once the folder is there.
+  void meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress);
+  void barrier(std::string_view name);
+  void fail(std::string_view message) noexcept;
+
+ private:
+  distckpt::RankOfJob job_;
+  std::filesystem::path folder_;
+  std::unique_ptr<distckpt::Rendezvous> ranks_;
+};
+
+}  // namespace ferry::converter
