@@ -1,7 +1,5 @@
 #include "converter/convert.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "converter/archive_target.h"
+#include "converter/fingerprint.h"
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
 #include "converter/part.h"
@@ -64,48 +63,6 @@ std::vector<ModelTensor> with_dtypes(const ModelMap& map,
     tensor.dtype = *dtype;
   }
   return tensors;
-}
-
-// The files of a layout and their sizes, of an archive's the decoded ones.
-std::vector<std::pair<fs::path, std::int64_t>> files_of(const distckpt::Layout& layout) {
-  std::vector<std::pair<fs::path, std::int64_t>> files;
-  for (const auto& storage : layout.storages()) {
-    const auto& path = *distckpt::file_of(storage);
-    const auto* file = std::get_if<distckpt::FileStorage>(&storage);
-    const auto bytes =
-        file != nullptr ? file->size : std::get<distckpt::ChunkStorage>(storage).decoded_size;
-    if (file == nullptr && !files.empty() && files.back().first == path) {
-      files.back().second += bytes;
-    } else {
-      files.emplace_back(path, bytes);
-    }
-  }
-  return files;
-}
-
-// What a journal belongs to: the source's files as they are, the plan, the target's files.
-Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const Target& target) {
-  std::string text = "1\n";
-  for (const auto& [path, bytes] : files_of(source.layout)) {
-    struct stat status {};
-    require(::stat(path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined",
-            path.string());
-    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(path).string(), status.st_size,
-                        status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
-  }
-  for (const auto& planned : plan.tensors) {
-    text += fmt::format("{} {} {}\n", planned.tensor.name, short_name(planned.tensor.dtype),
-                        to_string(planned.tensor.shape));
-    for (const auto& cover : planned.targets) {
-      for (const auto& piece : cover) {
-        text += fmt::format("{} {} {}\n", to_string(piece.box), piece.at.storage, piece.at.offset);
-      }
-    }
-  }
-  for (const auto& [path, bytes] : files_of(target.layout())) {
-    text += fmt::format("{} {}\n", path.string(), bytes);
-  }
-  return distckpt::digest_block(distckpt::as_bytes(text));
 }
 
 // One conversion, from the options to the report.
@@ -369,7 +326,7 @@ class Conversion {
     const auto start = std::chrono::steady_clock::now();
     std::optional<distckpt::Journal> journal;
     if (work != nullptr)
-      journal.emplace(work->journal(), fingerprint(source_, plan_, *target_), true);
+      journal.emplace(work->journal(), fingerprint(source_, plan_, target_->layout()), true);
     const auto source = source_.source();
     auto done = execute(plan_, *source, nullptr, journal ? &*journal : nullptr, "reading");
     report_.copy_seconds = seconds_since(start);
@@ -380,7 +337,7 @@ class Conversion {
   void copy(const fs::path& output) {
     using Mode = distckpt::WriteFile::Mode;
     const auto start = std::chrono::steady_clock::now();
-    const auto own = fingerprint(source_, plan_, *target_);
+    const auto own = fingerprint(source_, plan_, target_->layout());
     if (!shared_.is_first()) shared_.meet(own, progress_);  // once the files are there
     std::vector<fs::path> others;
     if (options_.resume) others = shared_.other_journals(distckpt::kJournal);
@@ -409,7 +366,7 @@ class Conversion {
     distckpt::Journal all(shared_.journal(distckpt::kJournal), own, true,
                           shared_.other_journals(distckpt::kJournal));
     auto& sink = target_->open_sink(plan_, all, distckpt::WriteFile::Mode::kReopen);
-    return execute(plan_, *source_.source(), &sink, &all, "joining");
+    return execute(plan_, *source_.source(), &sink, &all, "");
   }
 
   void take(distckpt::ExecuteReport done) {
@@ -466,10 +423,10 @@ class Conversion {
       distckpt::Journal journal(shared_.journal(kProof), nothing, false);
       done = execute(plan, source, nullptr, &journal, "proving", false);
     }
-    shared_.barrier("proved");
+    shared_.leave("proved");
     if (!shared_.is_first()) return done;
     distckpt::Journal all(shared_.journal(kProof), nothing, true, shared_.other_journals(kProof));
-    return execute(plan, source, nullptr, &all, "joining");
+    return execute(plan, source, nullptr, &all, "");
   }
 
   static constexpr std::string_view kProof = "proof";

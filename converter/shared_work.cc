@@ -44,6 +44,10 @@ void SharedWork::barrier(std::string_view name) {
   if (ranks_) ranks_->barrier(name);
 }
 
+void SharedWork::leave(std::string_view name) {
+  if (ranks_) ranks_->leave(name);
+}
+
 void SharedWork::fail(std::string_view message) noexcept {
   if (ranks_) ranks_->fail(message);
 }

@@ -33,6 +33,7 @@ class SharedWork {
   // Waits for all; alone at once. meet() comes first, and on rank 0 once the folder is there.
   void meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress);
   void barrier(std::string_view name);
+  void leave(std::string_view name);  // the last one: only rank 0 waits
   void fail(std::string_view message) noexcept;
 
  private:

@@ -127,7 +127,7 @@ void Rendezvous::meet_as_first(std::string_view agreement) {
       for (int rank = 1; rank < job_.size; ++rank)
         joined += fs::exists(session_file("joined", rank)) ? 1 : 0;
       if (joined == job_.size) return;
-      check_others();
+      check_others("joined");
     }
     if (Clock::now() - start > options_.patience) {
       std::vector<int> missing;
@@ -180,11 +180,18 @@ void Rendezvous::meet_as_other(std::string_view agreement) {
   }
 }
 
+void Rendezvous::leave(std::string_view name) {
+  if (job_.rank == 0) return barrier(name);
+  heart_.request_stop();
+  heart_.join();
+  write_text(session_file(name, job_.rank), "");
+}
+
 void Rendezvous::barrier(std::string_view name) {
   write_text(session_file(name, job_.rank), "");
   for (int rank = 0; rank < job_.size; ++rank) {
     while (!fs::exists(session_file(name, rank))) {
-      check_others();
+      check_others(name);
       pause();
     }
   }
@@ -211,13 +218,17 @@ void Rendezvous::beat(const std::stop_token& stop) {
 }
 
 // Compares what others' hearts say with what they said before, by this process's clock.
-void Rendezvous::check_others() {
+void Rendezvous::check_others(std::string_view waiting_for) {
+  require(fs::exists(folder_ / session_), ErrorKind::kCancelled,
+          "rank 0 has given up, and removed {}", folder_.string());
   for (int rank = 0; rank < job_.size; ++rank) {
     if (rank == job_.rank) continue;
     if (const auto failure = try_read(session_file("failed", rank))) {
       throw Error(ErrorKind::kCancelled, fmt::format("rank {} failed: {}", rank, *failure),
                   "once its cause is gone, run the same command again with --resume");
     }
+    // A rank that has come may have left as well.
+    if (fs::exists(session_file(waiting_for, rank))) continue;
     const auto beat = try_read(session_file("beat", rank)).value_or("");
     auto& heard = heard_[rank];
     if (heard.beat != beat || heard.at == Clock::time_point{}) heard = {beat, Clock::now()};

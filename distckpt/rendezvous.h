@@ -45,6 +45,10 @@ class Rendezvous {
   // Error(kCancelled), or names a rank that has fallen silent.
   void barrier(std::string_view name);
 
+  // Rank 0 returns when all have come, the others at once: the last thing that ranks say to each
+  // other, after which rank 0 may remove the folder.
+  void leave(std::string_view name);
+
   // Tells the others; they throw at their next barrier.
   void fail(std::string_view message) noexcept;
 
@@ -57,7 +61,7 @@ class Rendezvous {
   void meet_as_first(std::string_view agreement);
   void meet_as_other(std::string_view agreement);
   void beat(const std::stop_token& stop);
-  void check_others();
+  void check_others(std::string_view waiting_for);
   void pause() const;
   std::filesystem::path session_file(std::string_view name, int rank) const;
 

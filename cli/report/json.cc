@@ -93,6 +93,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["dry_run"] = report.dry_run != converter::DryRun::kNo;
   json["resumed_bytes"] = report.resumed_bytes;
   json["copy_seconds"] = report.copy_seconds;
+  json["ranks"] = report.ranks;
   json["proof_seconds"] = report.proof_seconds;
   json["proved"] = report.proved;
   json["proof_from_disk"] = report.proof_from_disk;

@@ -72,6 +72,28 @@ TEST(Rendezvous, WhatAnEarlierRunLeftDoesNotCount) {
   }
 }
 
+TEST(Rendezvous, TheFolderMayGoOnceAllHaveLeft) {
+  const TempDir folder;
+  for (int run = 0; run < 20; ++run) {
+    const auto errors = run_ranks(4, [&](int rank) {
+      Rendezvous ranks(folder.path() / "ranks", {.rank = rank, .size = 4}, "same", quick());
+      ranks.leave("proved");
+      if (rank == 0) std::filesystem::remove_all(folder.path() / "ranks");
+    });
+    EXPECT_EQ(errors, std::vector<std::string>(4));
+  }
+}
+
+TEST(Rendezvous, ARankThatHasLeftIsNotMissed) {
+  const TempDir folder;
+  const auto errors = run_ranks(3, [&](int rank) {
+    Rendezvous ranks(folder.path(), {.rank = rank, .size = 3}, "same", quick());
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // > silence
+    ranks.leave("proved");
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
 TEST(Rendezvous, AFailureReachesAll) {
   const TempDir folder;
   const auto errors = run_ranks(3, [&](int rank) {
