@@ -17,20 +17,19 @@ namespace ferry::converter {
 // The Hugging Face side of a checkpoint, wherever it lies: in a Hugging Face folder, in the sidecar
 // of a Megatron checkpoint, or in an archive.
 struct HfForm {
-  std::filesystem::path folder{};  // of the carried files
-  std::map<std::string, std::string> contents{};  // of those that are not in a folder
+  std::filesystem::path folder{};                 // of the carried files
+  std::map<std::string, std::string> contents{};  // of those that lie in no folder, or change
   std::vector<std::string>
       carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
   Part part{};  // which part of the model is there; empty: all of it
   std::vector<distckpt::SafetensorsHeader>
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
-  std::optional<std::string> new_config{};          // where config.json has to change
   std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
 
   std::string text(const std::string& name) const;  // of a carried file, or what it has to become
   std::string config_text() const;                  // of config.json, likewise
-  std::string config_source() const;  // its path, for messages
+  std::string config_source() const;                // its path, for messages
 };
 
 // True if the folder holds a config.json or safetensors files.

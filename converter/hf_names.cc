@@ -182,7 +182,8 @@ void require_floats(const std::string& name, DType dtype) {
 void leave_quantization(HfForm& hf) {
   const auto text = hf.config_text();
   if (!parse_quantization(text, hf.config_source())) return;
-  hf.new_config = without_quantization(text, DType::kBF16, hf.config_source());
+  hf.contents[std::string(distckpt::kHfConfig)] =
+      without_quantization(text, DType::kBF16, hf.config_source());
   hf.headers.clear();
   hf.index_text.reset();
 }

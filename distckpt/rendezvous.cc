@@ -181,10 +181,10 @@ void Rendezvous::meet_as_other(std::string_view agreement) {
 }
 
 void Rendezvous::leave(std::string_view name) {
-  if (job_.rank == 0) return barrier(name);
+  if (job_.rank == 0) barrier(name);
   heart_.request_stop();
   heart_.join();
-  write_text(session_file(name, job_.rank), "");
+  if (job_.rank != 0) write_text(session_file(name, job_.rank), "");
 }
 
 void Rendezvous::barrier(std::string_view name) {

@@ -11,6 +11,7 @@
 namespace ferry::cli {
 namespace {
 
+constexpr std::size_t kMaxFiles = 16;  // of a plan, before the rest is only counted
 constexpr std::size_t kMaxCopies = 4;  // of tensors stored twice, before they are only counted
 constexpr std::size_t kMaxLines = 40;  // of tensors that differ, before the rest is only counted
 
@@ -150,10 +151,24 @@ std::string convert_text(const converter::ConvertReport& report) {
     text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
                         format_count(report.num_pieces), report.threads,
                         format_bytes(report.staging_bytes));
-    for (const auto& file : report.files)
-      text += fmt::format("file     {}  {}\n", file.name, format_bytes(file.bytes));
+    const auto shown = report.files.size() > kMaxFiles + 1 ? kMaxFiles : report.files.size();
+    std::int64_t hidden = 0;
+    for (std::size_t i = 0; i < report.files.size(); ++i) {
+      const auto& file = report.files[i];
+      if (i < shown) {
+        text += fmt::format("file     {}  {}\n", file.name, format_bytes(file.bytes));
+      } else {
+        hidden += file.bytes;
+      }
+    }
+    if (hidden > 0) {
+      text += fmt::format("file     and {} others, {}\n",
+                          format_count(static_cast<std::int64_t>(report.files.size() - shown)),
+                          format_bytes(hidden));
+    }
   } else {
-    text += fmt::format("copied   in {} ({}/s)", format_seconds(report.copy_seconds),
+    text += fmt::format("copied   in {}{} ({}/s)", format_seconds(report.copy_seconds),
+                        report.ranks > 1 ? fmt::format(" by {} processes", report.ranks) : "",
                         format_bytes(static_cast<std::int64_t>(
                             static_cast<double>(report.bytes - report.resumed_bytes) /
                             std::max(report.copy_seconds, 1e-3))));
@@ -166,9 +181,9 @@ std::string convert_text(const converter::ConvertReport& report) {
   if (report.target_format == converter::Format::kArchive && report.proved) {
     std::int64_t stored = 0;
     for (const auto& file : report.files) stored += file.bytes;
-    text += fmt::format("archive  {}, {:.3g} times smaller\n", format_bytes(stored),
-                        static_cast<double>(report.bytes) /
-                            static_cast<double>(std::max<std::int64_t>(stored, 1)));
+    text += fmt::format(
+        "archive  {}, {:.3g} times smaller\n", format_bytes(stored),
+        static_cast<double>(report.bytes) / static_cast<double>(std::max<std::int64_t>(stored, 1)));
   }
   const bool planned = report.dry_run == converter::DryRun::kPlan;
   if (const auto count = report.second_copies.size(); count > kMaxCopies) {

@@ -14,8 +14,17 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "llama-3.2-1b": ("llama", 2048, 16, 32, 8, 64, 8192, 128256, True),
     "llama-3-8b": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False),
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
+    "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
+    "qwen3-30b-a3b-6": ("qwen3_moe", 2048, 6, 32, 4, 128, 768, 151936, False),  # its first six layers: 8 GB
+    "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
+    "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
 }
+QWEN3_EXPERTS = 128
+DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
+                n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, num_experts_per_tok=8, n_group=8,
+                topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc",
+                moe_layer_freq=1)
 SHARD_BYTES = 5_000_000_000
 POOL_BYTES = 64 << 20
 
@@ -23,13 +32,20 @@ POOL_BYTES = 64 << 20
 def tensors(shape):
     """[(name, shape)] in the order of the model."""
     family, hidden, layers, heads, groups, dim, ffn, vocab, tied = shape
+    if family == "deepseek_v3":
+        yield from deepseek_tensors(shape)
+        return
     yield "model.embed_tokens.weight", [vocab, hidden]
     for i in range(layers):
         p = f"model.layers.{i}."
         yield p + "input_layernorm.weight", [hidden]
-        yield p + "mlp.down_proj.weight", [hidden, ffn]
-        yield p + "mlp.gate_proj.weight", [ffn, hidden]
-        yield p + "mlp.up_proj.weight", [ffn, hidden]
+        if family == "qwen3_moe":
+            yield p + "mlp.gate.weight", [QWEN3_EXPERTS, hidden]
+            yield from gated_mlps([f"{p}mlp.experts.{e}." for e in range(QWEN3_EXPERTS)], hidden, ffn)
+            yield p + "self_attn.q_norm.weight", [dim]
+            yield p + "self_attn.k_norm.weight", [dim]
+        else:
+            yield from gated_mlps([p + "mlp."], hidden, ffn)
         yield p + "post_attention_layernorm.weight", [hidden]
         for name, rows in (("k", groups * dim), ("q", heads * dim), ("v", groups * dim)):
             if family == "qwen2":
@@ -41,8 +57,55 @@ def tensors(shape):
         yield "lm_head.weight", [vocab, hidden]
 
 
-def num_bytes(shape):
-    n = 2
+def gated_mlps(prefixes, hidden, ffn):
+    for p in prefixes:
+        yield p + "down_proj.weight", [hidden, ffn]
+        yield p + "gate_proj.weight", [ffn, hidden]
+        yield p + "up_proj.weight", [ffn, hidden]
+
+
+def deepseek_tensors(shape):
+    """FP8 blocks with their scales, and a prediction layer: 91,991 tensors, as they lie on the hub."""
+    _, hidden, layers, heads, _, _, ffn, vocab, _ = shape
+    d = DEEPSEEK
+
+    def quantised(entries):
+        for name, (rows, columns) in entries:
+            yield name, [rows, columns], "F8_E4M3"
+            yield name + "_scale_inv", [-(-rows // 128), -(-columns // 128)], "F32"
+
+    yield "model.embed_tokens.weight", [vocab, hidden]
+    for i in range(layers + (1 if layers == 61 else 0)):
+        p = f"model.layers.{i}."
+        if i == layers:
+            for name in ("enorm", "hnorm", "shared_head.norm"):
+                yield f"{p}{name}.weight", [hidden]
+            yield p + "embed_tokens.weight", [vocab, hidden]
+            yield p + "eh_proj.weight", [hidden, 2 * hidden]
+            yield p + "shared_head.head.weight", [vocab, hidden]
+        yield p + "input_layernorm.weight", [hidden]
+        yield p + "post_attention_layernorm.weight", [hidden]
+        yield p + "self_attn.q_a_layernorm.weight", [d["q_lora_rank"]]
+        yield p + "self_attn.kv_a_layernorm.weight", [d["kv_lora_rank"]]
+        yield from quantised([
+            (p + "self_attn.q_a_proj.weight", (d["q_lora_rank"], hidden)),
+            (p + "self_attn.q_b_proj.weight", (heads * (d["qk_nope_head_dim"] + d["qk_rope_head_dim"]), d["q_lora_rank"])),
+            (p + "self_attn.kv_a_proj_with_mqa.weight", (d["kv_lora_rank"] + d["qk_rope_head_dim"], hidden)),
+            (p + "self_attn.kv_b_proj.weight", (heads * (d["qk_nope_head_dim"] + d["v_head_dim"]), d["kv_lora_rank"])),
+            (p + "self_attn.o_proj.weight", (hidden, heads * d["v_head_dim"]))])
+        if i < d["first_k_dense_replace"]:
+            yield from quantised(gated_mlps([p + "mlp."], hidden, ffn))
+            continue
+        yield p + "mlp.gate.weight", [d["n_routed_experts"], hidden]
+        yield p + "mlp.gate.e_score_correction_bias", [d["n_routed_experts"]], "F32"
+        prefixes = [f"{p}mlp.experts.{e}." for e in range(d["n_routed_experts"])] + [p + "mlp.shared_experts."]
+        yield from quantised(gated_mlps(prefixes, hidden, d["moe_intermediate_size"]))
+    yield "model.norm.weight", [hidden]
+    yield "lm_head.weight", [vocab, hidden]
+
+
+def num_bytes(shape, dtype="BF16"):
+    n = {"BF16": 2, "F8_E4M3": 1, "F32": 4}[dtype]
     for size in shape:
         n *= size
     return n
@@ -50,9 +113,10 @@ def num_bytes(shape):
 
 def write_file(path, entries, pool):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in entries:
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, offset + num_bytes(shape)]}
-        offset += num_bytes(shape)
+    for name, shape, *dtype in entries:
+        size = num_bytes(shape, *dtype)
+        header[name] = {"dtype": (*dtype, "BF16")[0], "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(path, "wb") as file:
@@ -81,20 +145,28 @@ def main():
               "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": dim, "intermediate_size": ffn,
               "vocab_size": vocab, "tie_word_embeddings": tied, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
               "max_position_embeddings": 32768, "dtype": "bfloat16"}
+    if family == "qwen3_moe":
+        config.update(num_experts=QWEN3_EXPERTS, moe_intermediate_size=ffn, num_experts_per_tok=8, norm_topk_prob=True,
+                      decoder_sparse_step=1, mlp_only_layers=[], intermediate_size=6144)
+    if family == "deepseek_v3":
+        config.update(DEEPSEEK, num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0,
+                      quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
+                                           "activation_scheme": "dynamic"})
+        del config["head_dim"]
     (options.folder / "config.json").write_text(json.dumps(config, indent=2))
     files, size = [[]], 0
-    for name, dims in tensors(shape):
-        if size + num_bytes(dims) > SHARD_BYTES:
+    for entry in tensors(shape):
+        if size + num_bytes(*entry[1:]) > SHARD_BYTES:
             files.append([])
             size = 0
-        files[-1].append((name, dims))
-        size += num_bytes(dims)
+        files[-1].append(entry)
+        size += num_bytes(*entry[1:])
     pool = None if options.sparse else os.urandom(POOL_BYTES)
     weight_map = {}
     for i, entries in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"
         write_file(options.folder / name, entries, pool)
-        weight_map.update({tensor: name for tensor, _ in entries})
+        weight_map.update({tensor: name for tensor, *_ in entries})
     if len(files) > 1:
         (options.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 

@@ -22,7 +22,7 @@ using support::TempDir;
 
 RendezvousOptions quick() {
   return {.patience = std::chrono::seconds(20),
-          .silence = std::chrono::milliseconds(600),
+          .silence = std::chrono::seconds(4),
           .heartbeat = std::chrono::milliseconds(50)};
 }
 
@@ -88,7 +88,7 @@ TEST(Rendezvous, ARankThatHasLeftIsNotMissed) {
   const TempDir folder;
   const auto errors = run_ranks(3, [&](int rank) {
     Rendezvous ranks(folder.path(), {.rank = rank, .size = 3}, "same", quick());
-    if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // > silence
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(6));  // longer than silence
     ranks.leave("proved");
   });
   EXPECT_EQ(errors, std::vector<std::string>(3));
