@@ -68,12 +68,7 @@ std::unique_ptr<Target> make_archive_target(const Checkpoint& source,
                                             const std::vector<ModelTensor>& tensors,
                                             const ArchiveTargetOptions& options,
                                             const fs::path& folder) {
-  if (!source.hf) {
-    throw Error(
-        ErrorKind::kUsage,
-        fmt::format("{}: holds no config.json for Hugging Face", source.location.folder.string()),
-        "name a folder that holds config.json and the tokenizer with --hf-config");
-  }
+  require_hf_form(source);
   return std::make_unique<ArchiveTarget>(source, tensors, options, folder);
 }
 

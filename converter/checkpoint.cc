@@ -61,6 +61,14 @@ std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode
   return std::make_unique<distckpt::FileSource>(layout.storages(), checksums, mode);
 }
 
+void require_hf_form(const Checkpoint& checkpoint) {
+  if (checkpoint.hf) return;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{}: holds no config.json for Hugging Face", checkpoint.location.folder.string()),
+      "name a folder that holds config.json and the tokenizer with --hf-config");
+}
+
 void check_derived(const Checkpoint& checkpoint) {
   const auto& config = checkpoint.map.config;
   std::unique_ptr<distckpt::FileSource> source;

@@ -57,6 +57,10 @@ void refuse_hf_config(const Location& location, const std::filesystem::path& hf_
 // True for a checkpoint without iterations whose configuration says that it holds blocks of FP8.
 bool is_quantized(const std::filesystem::path& path);
 
+// Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source has
+// none.
+void require_hf_form(const Checkpoint& checkpoint);
+
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
 // Error(kCorrupt).
 void check_derived(const Checkpoint& checkpoint);

@@ -76,6 +76,7 @@ CheckpointPair::CheckpointPair(const PairOptions& options)
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
           "both sides have their own config.json: --hf-config is for Megatron checkpoints");
+  add_training_states();
   note_selection();
   promote_shared_padding();
   widen_fp32();
@@ -91,12 +92,38 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
   }
   auto checkpoint = open(path, how);
   check_derived(checkpoint);
-  if (!checkpoint.training_state.empty()) {
+  return checkpoint;
+}
+
+// Masters and moments are compared where both sides have some, in model space: their forms may
+// differ.
+void CheckpointPair::add_training_states() {
+  const auto has_optimizer = [](const Checkpoint& side) {
+    return side.location.format == Format::kTorchDist &&
+           std::ranges::any_of(side.training_state, [](const std::string& key) {
+             return key.find("optimizer.") != std::string::npos;
+           });
+  };
+  if (options_.training_state && has_optimizer(left_) && has_optimizer(right_)) {
+    try {
+      auto left = left_;
+      auto right = right_;
+      converter::add_training_state(left);
+      converter::add_training_state(right);
+      left_ = std::move(left);
+      right_ = std::move(right);
+      return;
+    } catch (const Error& error) {
+      notes_.push_back(
+          fmt::format("the state of the optimizers cannot be compared: {}", error.what()));
+    }
+  }
+  for (const auto* side : {&left_, &right_}) {
+    if (side->training_state.empty()) continue;
     notes_.push_back(
         fmt::format("{}: {} entries of training state (optimizer, RNG) were not compared",
-                    checkpoint.location.folder.string(), checkpoint.training_state.size()));
+                    side->location.folder.string(), side->training_state.size()));
   }
-  return checkpoint;
 }
 
 void CheckpointPair::note_selection() {

@@ -25,6 +25,7 @@ struct PairOptions {
   std::optional<distckpt::Iteration> right_iteration{};
   std::filesystem::path hf_config{};  // for those of the two that are Megatron checkpoints
   Selection selection{};              // compare this part
+  bool training_state = false;        // also optimizers, where both sides have one
   int threads = 0;
   std::int64_t max_memory = std::int64_t{192} << 20;
 };
@@ -66,6 +67,7 @@ class CheckpointPair {
  private:
   Checkpoint open_side(const std::filesystem::path& path,
                        std::optional<distckpt::Iteration> iteration);
+  void add_training_states();
   void promote_shared_padding();
   void widen_fp32();
   void note_selection();

@@ -169,7 +169,9 @@ class Verification {
 VerifyReport verify(const PairOptions& pair,
                     const VerifyOptions& options,
                     const ProgressFunction& progress) {
-  return Verification(pair, options).run(progress);
+  auto with_state = pair;
+  with_state.training_state = pair.selection.is_all();
+  return Verification(with_state, options).run(progress);
 }
 
 }  // namespace ferry::converter

@@ -11,9 +11,9 @@
 namespace ferry::distckpt {
 namespace {
 
-// torch.float8_e4m3fn: sign, four bits of exponent with bias 7, three of mantissa; no infinities, one
-// NaN of each sign, to which c10's conversion gives these bits. Written without branches, tables and
-// subnormal floats, so that a compiler makes vectors of it.
+// torch.float8_e4m3fn: sign, four bits of exponent with bias 7, three of mantissa; no infinities,
+// one NaN of each sign, to which c10's conversion gives these bits. Written without branches,
+// tables and subnormal floats, so that a compiler makes vectors of it.
 float to_float(std::uint32_t element) {
   const auto sign = (element & 0x80U) << 24U;
   const auto magnitude = element & 0x7FU;

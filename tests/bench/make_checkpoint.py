@@ -15,7 +15,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "llama-3-8b": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False),
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
-    "qwen3-30b-a3b-3": ("qwen3_moe", 2048, 3, 32, 4, 128, 768, 151936, False),  # its first three layers: 5 GB
+    "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),

@@ -105,6 +105,20 @@ def test_the_model_alone(work):
     assert report["training_state_left_out"] == 12
 
 
+def test_verify_compares_optimizers_in_model_space(work):
+    """Whatever their forms; and a difference in a moment alone is a difference."""
+    run_ok("verify", DATA / "llama_optim_dp", DATA / "llama_optim_full")
+    run_ok("verify", DATA / "llama_optim_dp", DATA / "llama_optim_fsms")
+    convert("llama_optim_dp", work / "out", "--tp", 1, "--pp", 2)
+    done = run_ok("verify", DATA / "llama_optim_dp", work / "out")
+    assert "compared 128 tensors" in done.stdout and "not compared" not in done.stdout, done.stdout
+    done = run_ok("verify", DATA / "llama_optim_dp", DATA / "llama_optim_zero", code=1)
+    assert "differs  optimizer.state.exp_avg_sq.decoder.layers.3.mlp.linear_fc2.weight" in done.stdout
+    run_ok("convert", work / "out", work / "alone", "--to", "megatron", "--no-save-optim", "--pp", 2)
+    done = run_ok("verify", work / "out", work / "alone")
+    assert "27 entries of training state (optimizer, RNG) were not compared" in done.stdout
+
+
 def patched(source, target, name, old, new):
     """A copy of a fixture with bytes replaced in one of its files."""
     subprocess.run(["cp", "-r", "--no-preserve=mode", str(source), str(target)], check=True)
