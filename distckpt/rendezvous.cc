@@ -98,7 +98,8 @@ Rendezvous::Rendezvous(fs::path folder,
 Rendezvous::~Rendezvous() = default;
 
 // Each rank says hello with a word of its own; rank 0 answers with a session that repeats all
-// words, anew whenever one changes; each joins the session that has its word.
+// words, anew whenever one changes: a hello may be an earlier run's. Each joins the session that
+// has its word, and any later one, until rank 0 has seen all in the same and opens it.
 void Rendezvous::meet_as_first(std::string_view agreement) {
   fs::create_directories(folder_);
   const auto start = Clock::now();
@@ -126,7 +127,7 @@ void Rendezvous::meet_as_first(std::string_view agreement) {
       int joined = 1;
       for (int rank = 1; rank < job_.size; ++rank)
         joined += fs::exists(session_file("joined", rank)) ? 1 : 0;
-      if (joined == job_.size) return;
+      if (joined == job_.size) return write_text(session_file("open", 0), "");
       check_others("joined");
     }
     if (Clock::now() - start > options_.patience) {
@@ -168,8 +169,9 @@ void Rendezvous::meet_as_other(std::string_view agreement) {
                     fmt::format("rank {} was not given what rank 0 was", job_.rank),
                     "run the same command on all ranks, with the same files");
       }
-      write_text(session_file("joined", job_.rank), "");
-      return;
+      if (!fs::exists(session_file("joined", job_.rank)))
+        write_text(session_file("joined", job_.rank), "");
+      if (fs::exists(session_file("open", 0))) return;
     }
     if (Clock::now() - start > options_.patience) {
       throw Error(ErrorKind::kCancelled,

@@ -62,9 +62,11 @@ TEST(Rendezvous, AllWaitForAllAtEachBarrier) {
 TEST(Rendezvous, WhatAnEarlierRunLeftDoesNotCount) {
   const TempDir folder;
   const auto ranks_folder = folder.path() / "ranks";
-  for (int run = 0; run < 3; ++run) {  // the second and third find hellos and a session
+  for (int run = 0; run < 8; ++run) {  // all but the first find hellos and a session
     const auto errors = run_ranks(3, [&](int rank) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(rank == 0 ? 0 : 100));
+      // They come one after the other, in another order each time: sessions with some words of the
+      // earlier run are made, and joined by those whose words are in them.
+      std::this_thread::sleep_for(std::chrono::milliseconds(60 * ((rank + run) % 3)));
       Rendezvous ranks(ranks_folder, {.rank = rank, .size = 3}, "same", quick());
       ranks.barrier("copied");
     });
