@@ -172,6 +172,7 @@ void Rendezvous::meet_as_other(std::string_view agreement) {
       if (!fs::exists(session_file("joined", job_.rank)))
         write_text(session_file("joined", job_.rank), "");
       if (fs::exists(session_file("open", 0))) return;
+      check_failures();
     }
     if (Clock::now() - start > options_.patience) {
       throw Error(ErrorKind::kCancelled,
@@ -219,8 +220,7 @@ void Rendezvous::beat(const std::stop_token& stop) {
   }
 }
 
-// Compares what others' hearts say with what they said before, by this process's clock.
-void Rendezvous::check_others(std::string_view waiting_for) {
+void Rendezvous::check_failures() const {
   require(fs::exists(folder_ / session_), ErrorKind::kCancelled,
           "rank 0 has given up, and removed {}", folder_.string());
   for (int rank = 0; rank < job_.size; ++rank) {
@@ -229,8 +229,15 @@ void Rendezvous::check_others(std::string_view waiting_for) {
       throw Error(ErrorKind::kCancelled, fmt::format("rank {} failed: {}", rank, *failure),
                   "once its cause is gone, run the same command again with --resume");
     }
+  }
+}
+
+// Compares what others' hearts say with what they said before, by this process's clock.
+void Rendezvous::check_others(std::string_view waiting_for) {
+  check_failures();
+  for (int rank = 0; rank < job_.size; ++rank) {
     // A rank that has come may have left as well.
-    if (fs::exists(session_file(waiting_for, rank))) continue;
+    if (rank == job_.rank || fs::exists(session_file(waiting_for, rank))) continue;
     const auto beat = try_read(session_file("beat", rank)).value_or("");
     auto& heard = heard_[rank];
     if (heard.beat != beat || heard.at == Clock::time_point{}) heard = {beat, Clock::now()};

@@ -61,6 +61,7 @@ class Rendezvous {
   void meet_as_first(std::string_view agreement);
   void meet_as_other(std::string_view agreement);
   void beat(const std::stop_token& stop);
+  void check_failures() const;
   void check_others(std::string_view waiting_for);
   void pause() const;
   std::filesystem::path session_file(std::string_view name, int rank) const;
