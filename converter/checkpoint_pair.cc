@@ -98,13 +98,10 @@ Checkpoint CheckpointPair::open_side(const fs::path& path,
 // Masters and moments are compared where both sides have some, in model space: their forms may
 // differ.
 void CheckpointPair::add_training_states() {
-  const auto has_optimizer = [](const Checkpoint& side) {
-    return side.location.format == Format::kTorchDist &&
-           std::ranges::any_of(side.training_state, [](const std::string& key) {
-             return key.find("optimizer.") != std::string::npos;
-           });
+  const auto comparable = [](const Checkpoint& side) {
+    return side.location.format == Format::kTorchDist && has_optimizer(side);
   };
-  if (options_.training_state && has_optimizer(left_) && has_optimizer(right_)) {
+  if (options_.training_state && comparable(left_) && comparable(right_)) {
     try {
       auto left = left_;
       auto right = right_;

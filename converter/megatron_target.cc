@@ -59,7 +59,9 @@ class MegatronTarget : public FileTarget {
         torch_dist_(make(source, tensors, options, folder)) {
     layout_ = torch_dist_.layout();
     links_ = link_megatron(source.map, layout_);
-    link_optimizer();
+    if (const auto& training = source.training)
+      link_optimizer(source.map, training->optimizer.kinds, training->first_tensor, layout_,
+                     links_);
     add_derived(tensors);
     for (const auto& tensor : source.map.megatron) {
       const auto& model = tensors[tensor.parts.front().model];
@@ -116,18 +118,6 @@ class MegatronTarget : public FileTarget {
     return {folder, ranks, [&](distckpt::PickleWriter& pickle) {
               write_common_state(pickle, source.map.config, options.parallel, written, carried);
             }};
-  }
-
-  // Kind after kind, as the source has them.
-  void link_optimizer() {
-    if (!source_.training) return;
-    auto first = source_.training->first_tensor;
-    for (const auto& kind : source_.training->optimizer.kinds) {
-      const auto map = optimizer_map(source_.map, kind);
-      append_links(link_megatron(map, layout_, fmt::format("{}{}.", kStatePrefix, kind)), first,
-                   links_);
-      first += static_cast<std::uint32_t>(map.tensors.size());
-    }
   }
 
   // inv_freq and the like: Megatron has no place for them, the sidecar does.

@@ -202,14 +202,11 @@ class Adder {
                 stored.name, to_string(shard.box));
         box.offset[d] = shard.box.offset[d] * block[d];
       }
-      for (const auto& piece :
-           distckpt::split_flat_range(block, shard.box.offset[rank], shard.box.end(rank))) {
-        Box part = piece.box;
-        for (int d = 0; d < rank; ++d) part.offset[d] += box.offset[d];
-        state.shards.push_back(distckpt::packed_shard(
-            part, DType::kF32, shard.at.storage,
-            shard.at.offset + (piece.begin - shard.box.offset[rank]) * size_of(DType::kF32)));
-      }
+      const FlatRun run{.begin = shard.box.offset[rank],
+                        .end = shard.box.end(rank),
+                        .storage = shard.at.storage,
+                        .offset = shard.at.offset};
+      add_shards(box, 0, std::span(&run, 1), state.shards);
     }
   }
 
@@ -375,11 +372,10 @@ class Adder {
 
   void link() {
     require(!kinds_.empty(), ErrorKind::kLayout, "the checkpoint holds no state of the optimizer");
+    link_optimizer(map_, result_.kinds, static_cast<std::uint32_t>(tensors_.size()), layout_,
+                   links_);
     for (const auto& kind : result_.kinds) {
       const auto map = optimizer_map(map_, kind);
-      const auto first = static_cast<std::uint32_t>(tensors_.size());
-      append_links(link_megatron(map, layout_, fmt::format("{}{}.", kStatePrefix, kind)), first,
-                   links_);
       tensors_.insert(tensors_.end(), map.tensors.begin(), map.tensors.end());
     }
     std::vector<Replica> replicas;
@@ -431,10 +427,19 @@ ModelMap optimizer_map(const ModelMap& map, std::string_view kind) {
   return state;
 }
 
-void append_links(distckpt::TensorMap links, std::uint32_t first, distckpt::TensorMap& to) {
-  for (auto& link : links.links) link.model += first;
-  to.links.insert(to.links.end(), links.links.begin(), links.links.end());
-  to.padding.insert(to.padding.end(), links.padding.begin(), links.padding.end());
+void link_optimizer(const ModelMap& map,
+                    const std::vector<std::string>& kinds,
+                    std::uint32_t first,
+                    const distckpt::Layout& layout,
+                    distckpt::TensorMap& links) {
+  for (const auto& kind : kinds) {
+    const auto state = optimizer_map(map, kind);
+    auto found = link_megatron(state, layout, fmt::format("{}{}.", kStatePrefix, kind));
+    for (auto& link : found.links) link.model += first;
+    links.links.insert(links.links.end(), found.links.begin(), found.links.end());
+    links.padding.insert(links.padding.end(), found.padding.begin(), found.padding.end());
+    first += static_cast<std::uint32_t>(state.tensors.size());
+  }
 }
 
 OptimizerTensors add_optimizer_tensors(const distckpt::TorchDistCheckpoint& checkpoint,

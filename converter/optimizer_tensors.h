@@ -25,8 +25,13 @@ inline constexpr std::string_view kStatePrefix = "optimizer.state.";
 // one tensor in Megatron's terms for each parameter that is trained. Routers' biases are not.
 ModelMap optimizer_map(const ModelMap& map, std::string_view kind);
 
-// Adds links whose model tensors number from `first` on.
-void append_links(distckpt::TensorMap links, std::uint32_t first, distckpt::TensorMap& to);
+// Links the optimizer's tensors in `layout`, kind after kind; the model's tensors that they are
+// number from `first` on. Throws Error(kLayout) as link_megatron does.
+void link_optimizer(const ModelMap& map,
+                    const std::vector<std::string>& kinds,
+                    std::uint32_t first,
+                    const distckpt::Layout& layout,
+                    distckpt::TensorMap& links);
 
 struct OptimizerTensors {
   std::string form{};                // param_state_sharding_type

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "converter/checkpoint.h"
@@ -41,7 +42,7 @@ class StateReader {
       state_.parallel.expert_model_parallel_size = 1;
       state_.parallel.expert_tensor_parallel_size.reset();
     }
-    if (has_optimizer()) {
+    if (has_optimizer(checkpoint_)) {
       const auto form = form_of(common);
       state_.first_tensor = static_cast<std::uint32_t>(checkpoint_.tensors.size());
       state_.optimizer = add_optimizer_tensors(torch_dist_, checkpoint_.map, state_.parallel, form,
@@ -68,18 +69,11 @@ class StateReader {
   }
 
  private:
-  bool has_optimizer() const {
-    return std::ranges::any_of(checkpoint_.training_state, [](const std::string& key) {
-      return key.find("optimizer.") != std::string::npos;
-    });
-  }
-
   // param_state_sharding_type, of one optimizer or of the first of several.
   static std::string form_of(PickleValue common) {
     const auto optimizer = common.find("optimizer");
     if (!optimizer || optimizer->kind() != PickleKind::kDict) return {};
-    if (const auto form = optimizer->find("param_state_sharding_type"))
-      return std::string(form->as_string());
+    if (auto form = form_of_one(*optimizer); !form.empty()) return form;
     for (const auto& [key, value] : optimizer->items()) {
       if (key.kind() == PickleKind::kInt && value.kind() == PickleKind::kDict)
         return form_of_one(value);
@@ -165,21 +159,17 @@ class StateReader {
   std::optional<std::string> find_stranger() {
     const auto source = checkpoint_.source();
     const auto prefix = fmt::format("{}param.", kStatePrefix);
+    std::unordered_map<std::string, std::uint32_t> weights;  // Megatron's keys
+    for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i)
+      weights.try_emplace(std::string(strip_wrappers(checkpoint_.layout.tensor(i).name)), i);
     for (const auto& tensor : checkpoint_.layout.tensors()) {
       if (!tensor.name.starts_with(prefix) || tensor.name.ends_with(')')) continue;
-      const auto weight = find_weight(tensor.name.substr(prefix.size()));
-      if (!weight) continue;
+      const auto weight = weights.find(tensor.name.substr(prefix.size()));
+      if (weight == weights.end()) continue;
       for (const auto& shard : tensor.shards) {
-        const auto box = find_difference(*source, tensor, shard, *weight);
+        const auto box = find_difference(*source, tensor, shard, weight->second);
         if (box) return fmt::format("{} {}", tensor.name, to_string(*box));
       }
-    }
-    return std::nullopt;
-  }
-
-  std::optional<std::uint32_t> find_weight(std::string_view key) const {
-    for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) {
-      if (strip_wrappers(checkpoint_.layout.tensor(i).name) == key) return i;
     }
     return std::nullopt;
   }
@@ -226,6 +216,12 @@ class StateReader {
 };
 
 }  // namespace
+
+bool has_optimizer(const Checkpoint& checkpoint) {
+  return std::ranges::any_of(checkpoint.training_state, [](const std::string& key) {
+    return key.find("optimizer.") != std::string::npos;
+  });
+}
 
 void add_training_state(Checkpoint& checkpoint) {
   if (!checkpoint.training_state.empty()) StateReader(checkpoint).read();

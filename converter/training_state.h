@@ -29,6 +29,9 @@ struct TrainingState {
   std::vector<std::shared_ptr<const distckpt::Pickle>> pickles{};
 };
 
+// Whether a checkpoint holds state of an optimizer, as far as its keys tell.
+bool has_optimizer(const Checkpoint& checkpoint);
+
 // Adds the state of a torch_dist checkpoint, if it has any: Checkpoint::training, and the tensors,
 // layout and links of the optimizer. Throws Error(kLayout | kCorrupt), also where masters out of
 // buckets are not those of the weights: then parameters lie there in another order than is known.
