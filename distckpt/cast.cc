@@ -16,8 +16,47 @@ bool same_value(double a, double b) {
   return a == b || (std::isnan(a) && std::isnan(b));
 }
 bool same_value(float a, float b) {
-  return a == b ||
-         (std::isnan(a) && std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b));
+  return (a == b) | (std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b));
+}
+
+bool is_infinite(double value) { return std::isinf(value); }
+bool is_infinite(float value) {
+  return (std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFU) == 0x7F800000U;
+}
+
+template <typename T>
+T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+// Casts one element to `result` and says whether the rule refuses that.
+template <typename From, typename Into>
+bool cast_element(typename From::Bits source, typename Into::Bits& result, CastRule rule) {
+  const auto value = From::widen(source);
+  if constexpr (std::is_same_v<Into, F64>) {
+    result = value;
+  } else {
+    result = Into::narrow(static_cast<float>(value));  // from double by way of float, as torch does
+  }
+  const auto back = Into::widen(result);
+  return rule == CastRule::kExact ? !same_value(static_cast<decltype(value)>(back), value)
+                                  : is_infinite(back) & !is_infinite(value);
+}
+
+// Casts all elements, and counts those that the rule refuses: a loop that leaves nowhere, of which
+// compilers make vectors.
+template <typename From, typename Into, CastRule kRule>
+std::uint32_t cast_all(const std::byte* from, std::byte* into, std::size_t count) {
+  std::uint32_t refused = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    typename Into::Bits result;
+    refused += cast_element<From, Into>(
+        load<typename From::Bits>(from + i * sizeof(typename From::Bits)), result, kRule);
+    std::memcpy(into + i * sizeof(result), &result, sizeof(result));
+  }
+  return refused;
 }
 
 template <typename From, typename Into>
@@ -27,32 +66,16 @@ std::optional<std::int64_t> cast_elements(std::span<const std::byte> from,
   const auto count = from.size() / sizeof(typename From::Bits);
   require(into.size() == count * sizeof(typename Into::Bits), ErrorKind::kBug,
           "cast of {} elements into {} bytes", count, into.size());
-  for (std::size_t i = 0; i < count; ++i) {
-    typename From::Bits source;
-    std::memcpy(&source, from.data() + i * sizeof(source), sizeof(source));
-    const auto value = From::widen(source);
+  const auto refused =
+      rule == CastRule::kExact
+          ? cast_all<From, Into, CastRule::kExact>(from.data(), into.data(), count)
+          : cast_all<From, Into, CastRule::kRound>(from.data(), into.data(), count);
+  if (refused == 0) return std::nullopt;
+  for (std::size_t i = 0;; ++i) {
     typename Into::Bits result;
-    if constexpr (std::is_same_v<Into, F64>) {
-      result = value;
-    } else {
-      // From double by way of float, as torch does.
-      result = Into::narrow(static_cast<float>(value));
-    }
-    const auto back = Into::widen(result);
-    const bool refused = rule == CastRule::kExact
-                             ? !same_value(static_cast<decltype(value)>(back), value)
-                             : std::isinf(back) && !std::isinf(value);
-    if (refused) return static_cast<std::int64_t>(i);
-    std::memcpy(into.data() + i * sizeof(result), &result, sizeof(result));
+    const auto source = load<typename From::Bits>(from.data() + i * sizeof(typename From::Bits));
+    if (cast_element<From, Into>(source, result, rule)) return static_cast<std::int64_t>(i);
   }
-  return std::nullopt;
-}
-
-template <typename T>
-T load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
 }
 
 double float8_value(std::uint8_t bits, int exponent_bits, bool has_infinity) {

@@ -25,6 +25,14 @@ float to_float(std::uint32_t element) {
   return std::bit_cast<float>((magnitude == 0x7FU ? 0x7FF00000U : finite) | sign);
 }
 
+void scale_run(const std::byte* __restrict in,
+               float factor,
+               std::int64_t count,
+               float* __restrict out) {
+  for (std::int64_t i = 0; i < count; ++i)
+    out[i] = to_float(std::to_integer<std::uint32_t>(in[i])) * factor;
+}
+
 }  // namespace
 
 bool can_dequantize(DType from) {
@@ -65,8 +73,8 @@ std::optional<std::int64_t> dequantize(const Box& box,
       const auto block_column = (box.offset[1] + c) / scales.block[1];
       const auto end = std::min(columns, (block_column + 1) * scales.block[1] - box.offset[1]);
       const float factor = of_row[block_column - scales.box.offset[1]];
-      auto* const out = row.data();
-      for (; c < end; ++c) out[c] = to_float(std::to_integer<std::uint32_t>(in[c])) * factor;
+      scale_run(in + c, factor, end - c, row.data() + c);
+      c = end;
     }
     const auto overflow =
         cast(DType::kF32, std::as_bytes(std::span(row)), into_dtype,

@@ -12,8 +12,8 @@
 namespace ferry::distckpt {
 
 // The upper bits of a NaN; quiet if the payload was all in the lower ones.
-inline std::uint16_t nan_bits(std::uint32_t upper, std::uint32_t payload, std::uint32_t quiet) {
-  return static_cast<std::uint16_t>((upper & payload) != 0 ? upper : upper | quiet);
+inline std::uint32_t nan_bits(std::uint32_t upper, std::uint32_t payload, std::uint32_t quiet) {
+  return (upper & payload) != 0 ? upper : upper | quiet;
 }
 
 struct BF16 {
@@ -21,8 +21,9 @@ struct BF16 {
   static float widen(Bits bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
   static Bits narrow(float value) {
     const auto bits = std::bit_cast<std::uint32_t>(value);
-    if (std::isnan(value)) return nan_bits(bits >> 16, 0x007FU, 0x0040U);
-    return static_cast<Bits>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+    const auto nan = nan_bits(bits >> 16, 0x007FU, 0x0040U);
+    const auto rounded = (bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16;
+    return static_cast<Bits>((bits & 0x7FFFFFFFU) > 0x7F800000U ? nan : rounded);
   }
 };
 

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <thread>
 #include <vector>
@@ -53,6 +58,31 @@ void pass(ChecksumLedger& ledger, std::span<const std::byte> file, const Part& p
                   parts);
   ledger.commit(parts);
 }
+
+#ifdef __x86_64__
+// XINUSE, bit 2: the upper halves of ymm registers hold something.
+[[gnu::target("avx,xsavec")]] bool upper_halves_are_dirty() {
+  return (_xgetbv(1) & 4U) != 0;
+}
+[[gnu::target("avx")]] void clear_upper_halves() {
+  _mm256_zeroupper();
+}
+
+TEST(Crc32, LeavesNoVectorRegisterDirty) {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  __cpuid_count(0xd, 1, eax, ebx, ecx, edx);
+  if (!__builtin_cpu_supports("avx") || (eax & 4U) == 0)
+    GTEST_SKIP() << "the processor does not tell which vector registers are in use";
+  const std::vector<std::byte> bytes(1 << 20);
+  clear_upper_halves();
+  ASSERT_FALSE(upper_halves_are_dirty());
+  EXPECT_NE(crc32(bytes), 0U);
+  EXPECT_FALSE(upper_halves_are_dirty());
+}
+#endif
 
 TEST(Crc32, IsThatOfZip) {
   EXPECT_EQ(crc32(as_bytes("123456789")), 0xCBF43926U);
