@@ -1,0 +1,20 @@
+// The one entry point of matrix products with a weight, for trainer and rollout alike.
+//
+// In kBitwise each row of the result is a function of that row and the weight alone: not of the
+// number of rows, nor of how the weight's rows are sliced over ranks. On the host MKL and oneDNN
+// hold that from 16 rows on, so fewer are padded; on a GPU kernels that split K are never taken.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/alignment.h"
+
+namespace ferry::models {
+
+// x [rows, in], weight [out, in], bias [out] or undefined -> [rows, out]. Differentiable.
+at::Tensor linear(const at::Tensor& x,
+                  const at::Tensor& weight,
+                  const at::Tensor& bias,
+                  Alignment alignment);
+
+}  // namespace ferry::models

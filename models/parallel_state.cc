@@ -1,0 +1,98 @@
+#include "models/parallel_state.h"
+
+#include <numeric>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+void require_divides(std::int64_t part, std::int64_t whole, const char* what, const char* by) {
+  require(part > 0 && whole % part == 0, ErrorKind::kUsage, "{} {} cannot be split by {} {}", whole,
+          what, by, part);
+}
+
+// The ranks that stand where `mine` does on every axis but those that `move` forgets.
+template <typename Move>
+std::vector<int> ranks_like(const MeshShape& shape, const MeshCoordinates& mine, Move&& move) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < shape.world_size(); ++rank) {
+    const auto there = shape.coordinates(rank);
+    if (move(there) == move(mine)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+MeshShape::MeshShape(distckpt::ParallelConfig parallel, int world_size)
+    : parallel_(std::move(parallel)), world_size_(world_size) {
+  for (const auto& [size, name] : {std::pair(tp(), "tp"), std::pair(cp(), "cp"), std::pair(pp(), "pp"),
+                                   std::pair(ep(), "ep"), std::pair(etp(), "etp")}) {
+    require(size >= 1, ErrorKind::kUsage, "{} is {}, it has to be 1 at least", name, size);
+  }
+  require(world_size_ % (tp() * cp() * pp()) == 0, ErrorKind::kUsage,
+          "{} ranks are no multiple of tp {} x cp {} x pp {}", world_size_, tp(), cp(), pp());
+  require(world_size_ % (etp() * ep() * pp()) == 0, ErrorKind::kUsage,
+          "{} ranks are no multiple of etp {} x ep {} x pp {}", world_size_, etp(), ep(), pp());
+}
+
+MeshCoordinates MeshShape::coordinates(int rank) const {
+  const int stage = world_size_ / pp();
+  const int within = rank % stage;
+  return {.tp = within % tp(),
+          .cp = within / tp() % cp(),
+          .dp = within / (tp() * cp()),
+          .pp = rank / stage,
+          .etp = within % etp(),
+          .ep = within / etp() % ep(),
+          .edp = within / (etp() * ep())};
+}
+
+void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh) {
+  require_divides(mesh.tp(), config.num_attention_heads, "attention heads", "tp");
+  if (!config.multi_latent_attention)
+    require_divides(mesh.tp(), config.num_query_groups, "query groups", "tp");
+  require_divides(mesh.tp(), config.hidden_size, "hidden channels", "tp");
+  if (config.ffn_hidden_size > 0)
+    require_divides(mesh.tp(), config.ffn_hidden_size, "ffn channels", "tp");
+  if (config.num_moe_experts > 0) {
+    require_divides(mesh.ep(), config.num_moe_experts, "experts", "ep");
+    require_divides(mesh.etp(), config.moe_ffn_hidden_size, "channels of an expert", "etp");
+    require_divides(mesh.tp(), config.moe_shared_expert_intermediate_size,
+                    "channels of the shared experts", "tp");
+  } else {
+    require(mesh.ep() == 1, ErrorKind::kUsage, "ep is {}, and the model has no experts", mesh.ep());
+  }
+  (void)mesh.parallel().layers_per_stage(static_cast<int>(config.num_layers));
+}
+
+ParallelState::ParallelState(World& world,
+                             const distckpt::ParallelConfig& parallel,
+                             const std::string& name)
+    : world_(&world), shape_(parallel, world.size()), coordinates_(shape_.coordinates(world.rank())), name_(name) {
+  using At = MeshCoordinates;
+  const auto group = [&](const char* axis, auto&& forget) {
+    const auto move = [&](At at) {
+      forget(at);
+      return at;
+    };
+    return ProcessGroup(world, name_ + "/" + axis, ranks_like(shape_, coordinates_, move));
+  };
+  // A dense axis leaves the experts' coordinates out of the comparison, and the other way round.
+  const auto dense = [](At& at) { at.etp = at.ep = at.edp = 0; };
+  const auto expert = [](At& at) { at.tp = at.cp = at.dp = 0; };
+  all_ = group("all", [](At& at) { at = {}; });
+  tp_ = group("tp", [&](At& at) { dense(at), at.tp = 0; });
+  cp_ = group("cp", [&](At& at) { dense(at), at.cp = 0; });
+  dp_ = group("dp", [&](At& at) { dense(at), at.dp = 0; });
+  dp_cp_ = group("dp_cp", [&](At& at) { dense(at), at.dp = at.cp = 0; });
+  pp_ = group("pp", [&](At& at) { dense(at), at.pp = 0; });
+  ep_ = group("ep", [&](At& at) { expert(at), at.ep = 0; });
+  etp_ = group("etp", [&](At& at) { expert(at), at.etp = 0; });
+  edp_ = group("edp", [&](At& at) { expert(at), at.edp = 0; });
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,219 @@
+#include "models/process_group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <gloo/transport/device.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/nccl_backend.h"
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr int kTag = 0;
+
+std::shared_ptr<::gloo::transport::Device> gloo_device(const World& world) {
+  if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"))
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  if (world.is_local()) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+// Sums [ranks, ...] over the ranks in their order, in fp32 where the elements are narrower.
+at::Tensor sum_ranks(const at::Tensor& parts) {
+  const auto dtype = parts.scalar_type();
+  const bool narrow = dtype == at::kBFloat16 || dtype == at::kHalf;
+  auto sum = narrow ? parts[0].to(at::kFloat) : parts[0].clone();
+  for (std::int64_t rank = 1; rank < parts.size(0); ++rank) sum.add_(parts[rank]);
+  return narrow ? sum.to(dtype) : sum;
+}
+
+at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows) {
+  auto shape = like.sizes().vec();
+  shape[0] = rows;
+  return at::empty(shape, like.options());
+}
+
+}  // namespace
+
+struct ProcessGroup::Backends {
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Backend> gloo;    // on the host
+  c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL
+  std::atomic<std::uint64_t> sequence = 0;
+};
+
+ProcessGroup::ProcessGroup() = default;
+ProcessGroup::~ProcessGroup() = default;
+ProcessGroup::ProcessGroup(ProcessGroup&&) noexcept = default;
+ProcessGroup& ProcessGroup::operator=(ProcessGroup&&) noexcept = default;
+
+ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> ranks)
+    : name_(std::move(name)), ranks_(std::move(ranks)), world_(&world) {
+  const auto me = std::ranges::find(ranks_, world.rank());
+  require(me != ranks_.end(), ErrorKind::kBug, "rank {} is not of the group {}", world.rank(),
+          name_);
+  rank_ = static_cast<int>(me - ranks_.begin());
+  if (size() == 1) return;
+  backends_ = std::make_unique<Backends>();
+  const auto prefix = fmt::format("{}/{}", name_, fmt::join(ranks_, "-"));
+  backends_->store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
+  auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
+  options->devices.push_back(gloo_device(world));
+  run("creation", [&] {
+    backends_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>("gloo", backends_->store), rank_, size(), options);
+    backends_->device = world.device().is_cuda()
+                            ? make_nccl(backends_->store, rank_, size(), world)
+                            : backends_->gloo;
+  });
+}
+
+// Who fails tells where it stood; who has not told so within a moment never came.
+void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {
+  const auto sequence = backends_->sequence++;
+  try {
+    work();
+  } catch (const std::exception& error) {
+    const auto key = [&](int rank) { return fmt::format("failed/{}/{}", sequence, rank); };
+    std::vector<int> missing;
+    try {
+      backends_->store->set(key(rank_), std::vector<std::uint8_t>{1});
+      std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(std::chrono::seconds(2), world_->timeout()));
+      for (int rank = 0; rank < size(); ++rank) {
+        if (!backends_->store->check({key(rank)})) missing.push_back(ranks_[static_cast<std::size_t>(rank)]);
+      }
+    } catch (const std::exception&) {
+      missing.push_back(0);  // the store is rank 0's
+    }
+    const auto who = missing.empty() ? std::string("all ranks came, and the connection broke")
+                                     : fmt::format("missing: rank {}", fmt::join(missing, ", "));
+    throw Error(ErrorKind::kIo,
+                fmt::format("group {} of ranks {}: {} number {} failed after {} s at most: {} ({})",
+                            name_, fmt::join(ranks_, ", "), operation, sequence,
+                            world_->timeout().count() / 1000, who, error.what()),
+                "a rank that is missing has died or hangs: see its own output");
+  }
+}
+
+at::Tensor ProcessGroup::all_gather(const at::Tensor& mine) const {
+  if (size() == 1) return mine;
+  auto whole = empty_rows(mine, mine.size(0) * size());
+  auto part = mine.contiguous();
+  run("all_gather", [&] { backends_->device->_allgather_base(whole, part)->wait(); });
+  return whole;
+}
+
+at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& whole) const {
+  if (size() == 1) return whole;
+  require(whole.size(0) % size() == 0, ErrorKind::kBug, "{} rows over {} ranks", whole.size(0),
+          size());
+  if (whole.is_cuda()) {
+    auto input = whole.contiguous();
+    auto mine = empty_rows(whole, whole.size(0) / size());
+    run("reduce_scatter", [&] { backends_->device->_reduce_scatter_base(mine, input)->wait(); });
+    return mine;
+  }
+  const auto parts = all_to_all(whole);
+  auto shape = parts.sizes().vec();
+  shape[0] /= size();
+  shape.insert(shape.begin(), size());
+  return sum_ranks(parts.view(shape));
+}
+
+at::Tensor ProcessGroup::all_reduce(const at::Tensor& mine) const {
+  if (size() == 1) return mine;
+  if (mine.is_cuda()) {
+    std::vector<at::Tensor> sum{mine.clone(at::MemoryFormat::Contiguous)};
+    run("all_reduce", [&] { backends_->device->allreduce(sum)->wait(); });
+    return sum[0];
+  }
+  return sum_ranks(all_gather(mine.unsqueeze(0)));
+}
+
+at::Tensor ProcessGroup::all_reduce_max(const at::Tensor& mine) const {
+  if (size() == 1) return mine;
+  std::vector<at::Tensor> greatest{mine.clone(at::MemoryFormat::Contiguous)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  run("all_reduce_max", [&] { backends_->device->allreduce(greatest, options)->wait(); });
+  return greatest[0];
+}
+
+at::Tensor ProcessGroup::all_to_all(const at::Tensor& mine,
+                                    const std::vector<std::int64_t>& send_rows,
+                                    const std::vector<std::int64_t>& receive_rows) const {
+  if (size() == 1) return mine;
+  const auto rows = receive_rows.empty()
+                        ? mine.size(0)
+                        : std::accumulate(receive_rows.begin(), receive_rows.end(), std::int64_t{0});
+  auto received = empty_rows(mine, rows);
+  auto sent = mine.contiguous();
+  auto send = send_rows;
+  auto receive = receive_rows;
+  run("all_to_all",
+      [&] { backends_->device->alltoall_base(received, sent, receive, send)->wait(); });
+  return received;
+}
+
+at::Tensor ProcessGroup::broadcast(const at::Tensor& mine, int from) const {
+  if (size() == 1) return mine;
+  std::vector<at::Tensor> tensors{rank_ == from ? mine.contiguous() : at::empty_like(mine)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  run("broadcast", [&] { backends_->device->broadcast(tensors, options)->wait(); });
+  return tensors[0];
+}
+
+void ProcessGroup::send(const at::Tensor& tensor, int to) const {
+  std::vector<at::Tensor> tensors{tensor.contiguous()};
+  run("send", [&] { backends_->device->send(tensors, to, kTag)->wait(); });
+}
+
+void ProcessGroup::receive(at::Tensor& tensor, int from) const {
+  std::vector<at::Tensor> tensors{tensor};
+  run("receive", [&] { backends_->device->recv(tensors, from, kTag)->wait(); });
+}
+
+void ProcessGroup::barrier() const {
+  if (size() == 1) return;
+  run("barrier", [&] { backends_->gloo->barrier()->wait(); });
+}
+
+std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) const {
+  if (size() == 1) return {std::string(mine)};
+  const auto gather = [&](const at::Tensor& part) {
+    auto whole = at::empty({size(), part.size(0)}, part.options());
+    auto flat = whole.view({-1});
+    auto input = part;
+    run("all_gather_bytes", [&] { backends_->gloo->_allgather_base(flat, input)->wait(); });
+    return whole;
+  };
+  auto length = at::empty({1}, at::kLong);
+  *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(mine.size());
+  const auto lengths = gather(length);
+  const auto* const sizes = lengths.const_data_ptr<std::int64_t>();
+  const auto longest = *std::max_element(sizes, sizes + size());
+  auto padded = at::empty({std::max<std::int64_t>(longest, 1)}, at::kByte);
+  std::memcpy(padded.mutable_data_ptr(), mine.data(), mine.size());
+  const auto all = gather(padded);
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < size(); ++rank) {
+    texts.emplace_back(static_cast<const char*>(all[rank].const_data_ptr()),
+                       static_cast<std::size_t>(sizes[rank]));
+  }
+  return texts;
+}
+
+}  // namespace ferry::models
