@@ -3,6 +3,7 @@ them in every way that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py 
 """
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -123,3 +124,4 @@ def main(rank, world, store, out):
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    os._exit(0)  # all is written: torch's threads sometimes abort an interpreter that is torn down
