@@ -122,7 +122,8 @@ void run_ranks(int size,
                const World::Options& options,
                const std::function<void(World&)>& body) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(size));
+  std::mutex mutex;
+  std::exception_ptr first;
   {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
@@ -131,14 +132,13 @@ void run_ranks(int size,
           World world(options, rank, size, store);
           body(world);
         } catch (...) {
-          thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
         }
       });
     }
   }
-  for (const auto& error : thrown) {
-    if (error) std::rethrow_exception(error);
-  }
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace ferry::models

@@ -50,8 +50,8 @@ class World {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// Runs `body` as each of `size` ranks, threads of this process over Gloo. Throws what the first rank
-// threw.
+// Runs `body` as each of `size` ranks, threads of this process over Gloo. Throws what was thrown
+// first.
 void run_ranks(int size, const World::Options& options, const std::function<void(World&)>& body);
 
 }  // namespace ferry::models

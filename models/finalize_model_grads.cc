@@ -1,0 +1,76 @@
+#include "models/finalize_model_grads.h"
+
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
+
+bool is_tied(const GPTModel& model) {
+  return model.config().head == distckpt::Head::kLanguageModel &&
+         !model.config().untie_embeddings_and_output_weights;
+}
+
+// The stages that hold the embedding, first to last.
+std::vector<int> embedding_stages(const GPTModel& model) {
+  std::vector<int> stages;
+  const auto& shape = model.mesh().shape();
+  for (int stage = 0; stage < shape.pp(); ++stage) {
+    const auto chunks = stage_chunks(model.config(), shape.parallel(), stage);
+    const bool holds = std::ranges::any_of(chunks, [&](const StageSpec& chunk) {
+      return chunk.pre_process || !chunk.mtp.empty() || (chunk.post_process && is_tied(model));
+    });
+    if (holds) stages.push_back(stage);
+  }
+  return stages;
+}
+
+// The first of them sums, in order, and sends the sum back.
+void sum_embedding(const GPTModel& model, at::Tensor& gradient, const std::vector<int>& stages) {
+  const auto& pp = model.mesh().pp();
+  if (pp.rank() != stages.front()) {
+    pp.send(gradient, stages.front());
+    pp.receive(gradient, stages.front());
+    return;
+  }
+  auto sum = gradient.to(at::kFloat);
+  auto other = at::zeros_like(gradient);
+  for (std::size_t i = 1; i < stages.size(); ++i) {
+    pp.receive(other, stages[i]);
+    sum.add_(other);
+  }
+  gradient.copy_(sum);
+  for (std::size_t i = 1; i < stages.size(); ++i) pp.send(gradient, stages[i]);
+}
+
+}  // namespace
+
+void finalize_model_grads(const std::vector<GPTModel*>& chunks) {
+  for (auto* const model : chunks) {
+    const auto& mesh = model->mesh();
+    for (const auto& leaf : model->parameters().leaves()) {
+      if (!leaf.value.requires_grad()) continue;
+      const auto& spec = model->parameters().all()[leaf.parameters[0]].spec;
+      auto& gradient = leaf.value.mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(leaf.value);
+      if (leaf.gradient == GradientOverTp::kPartial && spec.sharing == Sharing::kReplicated)
+        gradient = mesh.tp().all_reduce(gradient);
+      gradient = (spec.expert ? mesh.edp() : mesh.dp_cp()).all_reduce(gradient);
+    }
+  }
+  const auto stages = embedding_stages(*chunks.front());
+  if (stages.size() < 2) return;
+  for (auto* const model : chunks) {
+    for (const auto& leaf : model->parameters().leaves()) {
+      if (model->parameters().all()[leaf.parameters[0]].spec.key == kEmbedding)
+        sum_embedding(*model, leaf.value.mutable_grad(), stages);
+    }
+  }
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,15 @@
+// Makes the gradients of a backward pass those of the whole batch (Megatron-Core
+// distributed/finalize_model_grads.py): sums what tensor parallel ranks, the ranks that hold copies
+// of a parameter, and the two stages of a tied embedding have of each.
+#pragma once
+
+#include "models/gpt_model.h"
+
+namespace ferry::models {
+
+// Called by all ranks of the mesh, for each chunk of a stage at once: `chunks` are this rank's, first
+// to last. Sums, in the order of the ranks: nothing is averaged. Parameters without a gradient on
+// this rank get zeros.
+void finalize_model_grads(const std::vector<GPTModel*>& chunks);
+
+}  // namespace ferry::models

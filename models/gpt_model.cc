@@ -1,0 +1,105 @@
+#include "models/gpt_model.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/kernels/linear.h"
+#include "models/kernels/rms_norm.h"
+#include "models/tensor_parallel/mappings.h"
+#include "models/world.h"
+
+namespace ferry::models {
+
+using distckpt::Head;
+
+GPTModel::GPTModel(distckpt::TransformerConfig config,
+                   const ParallelState& mesh,
+                   StageSpec stage,
+                   ModelOptions options)
+    : config_(std::move(config)),
+      mesh_(mesh),
+      stage_(std::move(stage)),
+      options_(options),
+      parameters_(parameter_layout(config_, mesh.shape(), mesh.coordinates(), stage_,
+                                   {.alignment = options.alignment, .dtype = options.dtype}),
+                  mesh.world().device()),
+      setup_{.config = config_,
+             .mesh = mesh_,
+             .tensor_parallel = {.group = &mesh_.tp(),
+                                 .sequence_parallel = options.sequence_parallel,
+                                 .alignment = options.alignment}},
+      rotary_(config_, mesh.world().device()) {
+  const auto between = setup_.tensor_parallel.between_layers();
+  if (parameters_.has("embedding.word_embeddings.weight"))
+    embedding_.emplace(setup_.tensor_parallel, parameters_, "embedding.word_embeddings");
+  for (const auto layer : stage_.layers) {
+    layers_.emplace_back(setup_, parameters_, fmt::format("decoder.layers.{}.", layer),
+                         config_.is_moe_layer(layer));
+  }
+  for (const auto layer : stage_.mtp) predictions_.emplace_back(setup_, parameters_, layer);
+  if (stage_.post_process) {
+    final_norm_ = parameters_.take("decoder.final_layernorm.weight", between);
+    const bool tied =
+        config_.head == Head::kLanguageModel && !config_.untie_embeddings_and_output_weights;
+    output_weight_ = tied ? embedding_->weight() : parameters_.take("output_layer.weight", between);
+    output_bias_ = parameters_.take_if("output_layer.bias", between);
+  }
+  parameters_.check_all_taken();
+}
+
+at::Tensor GPTModel::forward(const SequencePartition& batch,
+                             const at::Tensor& hidden,
+                             const Observer& observe) const {
+  const LayerContext context{
+      .batch = batch,
+      .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype)),
+      .observe = observe};
+  require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
+          "the first stage takes tokens, the others hidden states");
+  auto x = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden;
+  if (observe && stage_.pre_process) observe("embedding", x);
+  for (const auto& layer : layers_) x = layer.forward(x, context);
+  if (!stage_.post_process) return x;
+  x = rms_norm(x, final_norm_, config_.layernorm_epsilon);
+  if (observe) observe("decoder.final_layernorm", x);
+  return x;
+}
+
+at::Tensor GPTModel::output(const at::Tensor& hidden) const {
+  const auto& parallel = setup_.tensor_parallel;
+  if (config_.head == Head::kLanguageModel)
+    return linear(parallel.enter(hidden), output_weight_, {}, options_.alignment);
+  const auto scores = linear(hidden, output_weight_, output_bias_, options_.alignment);
+  return parallel.sequence_parallel
+             ? gather_from_sequence_parallel_region(scores, mesh_.tp(), /*replicated=*/true)
+             : scores;
+}
+
+at::Tensor GPTModel::all_logits(const at::Tensor& hidden, const SequencePartition& batch) const {
+  auto logits = output(hidden);
+  if (config_.head == Head::kLanguageModel) {
+    logits = gather_from_tensor_model_parallel_region(logits, mesh_.tp())
+                 .narrow(1, 0, config_.vocab_size);
+  }
+  return batch
+      .in_pack_order(gather_from_sequence_parallel_region(logits, mesh_.cp(), /*replicated=*/true))
+      .narrow(0, 0, batch.num_tokens());
+}
+
+at::Tensor GPTModel::predict(std::size_t index,
+                             const at::Tensor& hidden,
+                             const SequencePartition& batch) const {
+  require(mesh_.cp().size() == 1, ErrorKind::kUsage,
+          "prediction layers do not run with context parallelism");
+  const LayerContext context{
+      .batch = batch, .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype))};
+  // The embedding of the token behind; what lies behind the end of a sequence is read by nobody.
+  const auto shift = static_cast<std::int64_t>(index) + 1;
+  const auto next = at::roll(batch.tokens(), -shift, 0);
+  const auto& prediction = predictions_.at(index);
+  return output(prediction.forward(hidden, embedding_->forward(next), context));
+}
+
+}  // namespace ferry::models

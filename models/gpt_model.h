@@ -1,0 +1,83 @@
+// A GPT model, or the stage of one that a rank has, for every family that is converted: dense, with
+// experts, with latent attention, shared experts, prediction layers, a language model's head or a
+// value's. Weights come and go by its sharded_state_dict().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distckpt/transformer_config.h"
+#include "models/alignment.h"
+#include "models/packed_sequences.h"
+#include "models/parallel_state.h"
+#include "models/parameters.h"
+#include "models/transformer/layer_context.h"
+#include "models/transformer/transformer_layer.h"
+
+namespace ferry::models {
+
+struct ModelOptions {
+  Alignment alignment = Alignment::kFast;
+  distckpt::DType dtype = distckpt::DType::kBF16;
+  bool sequence_parallel = false;  // of tensor parallel ranks, between the layers
+};
+
+class GPTModel {
+ public:
+  // The chunk `stage` of stage_chunks(). The mesh outlives the model. Throws Error(kUsage) if the
+  // model cannot be split so.
+  GPTModel(distckpt::TransformerConfig config,
+           const ParallelState& mesh,
+           StageSpec stage,
+           ModelOptions options);
+  GPTModel(const GPTModel&) = delete;
+  GPTModel& operator=(const GPTModel&) = delete;
+
+  // `hidden`: of the stage before, undefined on the first. Returns what the next stage takes, and on
+  // the last stage the normed hidden states: [tokens, hidden], this rank's part of the batch.
+  at::Tensor forward(const SequencePartition& batch,
+                     const at::Tensor& hidden = {},
+                     const Observer& observe = {}) const;
+
+  // Of the last stage's hidden states: logits of this rank's part of the padded vocabulary [local,
+  // vocab/tp], or of a classification head all of [local, num_labels].
+  at::Tensor output(const at::Tensor& hidden) const;
+  // The logits of the whole vocabulary, without padding, of the whole batch in the order of the pack:
+  // [tokens, vocab], on every rank of the stage.
+  at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;
+
+  // Logits [local, vocab/tp] of prediction layer `index` on this stage, from the last stage's normed
+  // hidden states. Position t predicts token t + index + 2 of its sequence.
+  at::Tensor predict(std::size_t index, const at::Tensor& hidden, const SequencePartition& batch) const;
+
+  const distckpt::TransformerConfig& config() const { return config_; }
+  const StageSpec& stage() const { return stage_; }
+  const ModelOptions& options() const { return options_; }
+  const ParallelState& mesh() const { return mesh_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+  std::vector<distckpt::LocalShard> sharded_state_dict() const {
+    return parameters_.sharded_state_dict();
+  }
+
+ private:
+  distckpt::TransformerConfig config_;
+  const ParallelState& mesh_;
+  StageSpec stage_;
+  ModelOptions options_;
+  Parameters parameters_;
+  ModelSetup setup_;
+  RotaryEmbedding rotary_;
+
+  std::optional<VocabParallelEmbedding> embedding_;
+  std::vector<TransformerLayer> layers_;
+  std::vector<MultiTokenPredictionLayer> predictions_;
+  at::Tensor final_norm_, output_weight_, output_bias_;
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,146 @@
+#include "models/kernels/rotary.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "distckpt/error.h"
+
+namespace ferry::models {
+namespace {
+
+using distckpt::RopeScaling;
+using distckpt::TransformerConfig;
+
+std::int64_t rotary_dim(const TransformerConfig& config) {
+  return config.multi_latent_attention ? config.qk_pos_emb_head_dim : config.kv_channels;
+}
+
+double yarn_mscale(double scale, double mscale) {
+  return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
+}
+
+// base ** (0, 2, .. / dim), in fp32.
+at::Tensor powers(double base, std::int64_t dim) {
+  return at::pow(base, at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim));
+}
+
+at::Tensor llama3(const at::Tensor& inv_freq, const RopeScaling& scaling) {
+  const double low = scaling.low_freq_factor.value_or(1.0);
+  const double high = scaling.high_freq_factor.value_or(4.0);
+  const auto old_length =
+      static_cast<double>(scaling.original_max_position_embeddings.value_or(8192));
+  const auto wavelength = at::reciprocal(inv_freq) * (2 * std::numbers::pi);
+  const auto scaled = at::where(wavelength > old_length / low, inv_freq / scaling.factor, inv_freq);
+  const auto smooth = (at::reciprocal(wavelength) * old_length - low) / (high - low);
+  const auto between = (1 - smooth) * scaled / scaling.factor + smooth * scaled;
+  const auto is_between =
+      (wavelength < old_length / high).logical_not() * (wavelength > old_length / low).logical_not();
+  return at::where(is_between, between, scaled);
+}
+
+at::Tensor yarn(double base, std::int64_t dim, double factor, const RopeScaling& scaling) {
+  const auto old_length =
+      static_cast<double>(scaling.original_max_position_embeddings.value_or(4096));
+  const auto size = static_cast<double>(dim);
+  const auto correction = [&](double rotations) {
+    return size * std::log(old_length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(base));
+  };
+  const double low = std::max(std::floor(correction(scaling.beta_fast.value_or(32.0))), 0.0);
+  double high = std::min(std::ceil(correction(scaling.beta_slow.value_or(1.0))), size - 1);
+  if (low == high) high += 0.001;
+  const auto ramp = at::clamp((at::arange(dim / 2, at::kFloat) - low) / (high - low), 0, 1);
+  const auto extrapolated = 1 - ramp;
+  const auto pos_freqs = powers(base, dim);
+  return at::reciprocal(factor * pos_freqs) * (1 - extrapolated) +
+         at::reciprocal(pos_freqs) * extrapolated;
+}
+
+at::Tensor rotate_half(const at::Tensor& x) {
+  const auto halves = x.chunk(2, -1);
+  return at::cat({-halves[1], halves[0]}, -1);
+}
+
+}  // namespace
+
+// In the order of operations of transformers, on the host as transformers does it.
+RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device device)
+    : style_(config.family == "deepseek_v2"   ? RotaryStyle::kComplex
+             : config.family == "deepseek_v3" ? RotaryStyle::kInterleave
+                                              : RotaryStyle::kHalves) {
+  const auto dim = rotary_dim(config);
+  const auto& scaling = config.rope_scaling;
+  const auto plain = at::reciprocal(powers(config.rotary_base, dim));
+  if (scaling.type.empty() || scaling.type == "default") {
+    inv_freq_ = plain;
+  } else if (scaling.type == "linear") {
+    inv_freq_ = plain / scaling.factor;
+  } else if (scaling.type == "llama3") {
+    inv_freq_ = llama3(plain, scaling);
+  } else if (scaling.type == "yarn") {
+    inv_freq_ = yarn(config.rotary_base, dim, scaling.factor, scaling);
+    const double all_dim = scaling.mscale_all_dim.value_or(0.0);
+    const double mscale = scaling.mscale.value_or(0.0);
+    attention_scaling_ = scaling.attention_factor ? *scaling.attention_factor
+                         : mscale != 0 && all_dim != 0
+                             ? yarn_mscale(scaling.factor, mscale) /
+                                   yarn_mscale(scaling.factor, all_dim)
+                             : yarn_mscale(scaling.factor, 1.0);
+  } else {
+    throw Error(ErrorKind::kLayout,
+                fmt::format("RoPE scaling \"{}\" is not known to the models", scaling.type),
+                "known are linear, llama3 and yarn");
+  }
+  inv_freq_ = inv_freq_.to(device);
+}
+
+RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
+  const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq_;  // [tokens, dim/2]
+  if (style_ == RotaryStyle::kComplex) {
+    const auto turn = at::polar(at::ones_like(angle), angle) * attention_scaling_;
+    return {.style = style_, .complex = turn.unsqueeze(1)};
+  }
+  const auto both = at::cat({angle, angle}, -1);
+  return {.style = style_,
+          .cos = (both.cos() * attention_scaling_).to(dtype).unsqueeze(1),
+          .sin = (both.sin() * attention_scaling_).to(dtype).unsqueeze(1)};
+}
+
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
+  switch (angles.style) {
+    case RotaryStyle::kHalves:
+      return x * angles.cos + rotate_half(x) * angles.sin;
+    case RotaryStyle::kInterleave: {
+      const auto half = x.size(-1) / 2;
+      const auto cos = angles.cos.narrow(-1, 0, half);
+      const auto sin = angles.sin.narrow(-1, 0, half);
+      const auto even = x.slice(-1, 0, std::nullopt, 2);
+      const auto odd = x.slice(-1, 1, std::nullopt, 2);
+      return at::cat({even * cos - odd * sin, odd * cos + even * sin}, -1);
+    }
+    case RotaryStyle::kComplex: {
+      auto shape = x.sizes().vec();
+      shape.back() /= 2;
+      shape.push_back(2);
+      const auto pairs = at::view_as_complex(x.to(at::kFloat).reshape(shape).contiguous());
+      return at::view_as_real(pairs * angles.complex).flatten(2).to(x.scalar_type());
+    }
+  }
+  return x;
+}
+
+double softmax_scale(const TransformerConfig& config) {
+  if (!config.multi_latent_attention)
+    return std::pow(static_cast<double>(config.kv_channels), -0.5);
+  const double scale =
+      std::pow(static_cast<double>(config.qk_head_dim + config.qk_pos_emb_head_dim), -0.5);
+  const double all_dim = config.rope_scaling.mscale_all_dim.value_or(0.0);
+  if (config.rope_scaling.type.empty() || config.rope_scaling.type == "default" || all_dim == 0)
+    return scale;
+  const double mscale = yarn_mscale(config.rope_scaling.factor, all_dim);
+  return scale * mscale * mscale;
+}
+
+}  // namespace ferry::models

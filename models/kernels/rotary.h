@@ -1,0 +1,51 @@
+// Rotary position embeddings with the roundings of Hugging Face (modeling_rope_utils.py and the
+// families' apply_rotary_pos_emb).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "distckpt/transformer_config.h"
+
+namespace ferry::models {
+
+// Which channels turn together, and how.
+enum class RotaryStyle : std::uint8_t {
+  kHalves,      // channel i with i + dim/2; each product rounded
+  kInterleave,  // channel 2i with 2i + 1, which come out as halves (DeepSeek-V3)
+  kComplex,     // channel 2i with 2i + 1, which stay there; in fp32, rounded once (DeepSeek-V2)
+};
+
+// The angles of one batch.
+struct RotaryAngles {
+  RotaryStyle style = RotaryStyle::kHalves;
+  at::Tensor cos{};  // [tokens, 1, dim], of the model's dtype
+  at::Tensor sin{};
+  at::Tensor complex{};  // [tokens, 1, dim/2], of kComplex
+};
+
+class RotaryEmbedding {
+ public:
+  // Throws Error(kLayout) for a kind of scaling that is not known.
+  RotaryEmbedding(const distckpt::TransformerConfig& config, at::Device device);
+
+  // positions [tokens], int64.
+  RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
+
+  const at::Tensor& inv_freq() const { return inv_freq_; }  // [dim/2], fp32
+  double attention_scaling() const { return attention_scaling_; }
+
+ private:
+  RotaryStyle style_;
+  at::Tensor inv_freq_;
+  double attention_scaling_ = 1.0;
+};
+
+// x [tokens, heads, dim] -> like x. Differentiable.
+at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
+
+// By which attention divides the product of query and key.
+double softmax_scale(const distckpt::TransformerConfig& config);
+
+}  // namespace ferry::models

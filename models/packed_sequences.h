@@ -1,0 +1,48 @@
+// A batch: sequences one behind another, without padding (THD), and what of it a rank works on.
+//
+// Context parallelism cuts the pack into twice as many pieces as ranks and gives each rank one from
+// the front and one from the back, so that causal attention is shared out evenly; with sequence
+// parallelism tensor parallel ranks share its tokens in equal parts. The end of the pack is filled
+// up to equal pieces with a sequence of its own that nobody reads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/kernels/attention.h"
+#include "models/parallel_state.h"
+
+namespace ferry::models {
+
+struct PackedSequences {
+  at::Tensor tokens{};                   // [tokens], int64
+  std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
+};
+
+// One sequence after another.
+PackedSequences pack(const std::vector<at::Tensor>& sequences);
+
+class SequencePartition {
+ public:
+  // Throws Error(kUsage) if cu_seqlens is not that of the tokens.
+  SequencePartition(const PackedSequences& pack, const ParallelState& mesh);
+
+  std::int64_t num_tokens() const { return num_tokens_; }  // of the pack as it was given
+  // Of this rank's context parallel part; all tensor parallel ranks of it have the same.
+  const at::Tensor& tokens() const { return tokens_; }        // [local]
+  const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  const std::vector<AttentionSegment>& segments() const { return segments_; }
+
+  // [local of every context parallel rank, one behind another, ...] -> [padded, ...], in the order
+  // of the pack.
+  at::Tensor in_pack_order(const at::Tensor& gathered) const;
+
+ private:
+  std::int64_t num_tokens_ = 0;
+  at::Tensor tokens_, positions_, order_;
+  std::vector<AttentionSegment> segments_;
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,133 @@
+#include "models/parameters.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "distckpt/error.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr auto kNowhere = std::numeric_limits<std::size_t>::max();
+
+at::IntArrayRef sizes(const distckpt::Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
+at::Tensor unfilled(std::vector<std::int64_t> shape, at::ScalarType dtype, at::Device device) {
+  return at::full(shape, std::numeric_limits<double>::quiet_NaN(),
+                  at::TensorOptions().dtype(dtype).device(device));
+}
+
+}  // namespace
+
+at::ScalarType scalar_type(distckpt::DType dtype) {
+  switch (dtype) {
+    case distckpt::DType::kBF16:
+      return at::kBFloat16;
+    case distckpt::DType::kF16:
+      return at::kHalf;
+    case distckpt::DType::kF32:
+      return at::kFloat;
+    case distckpt::DType::kF64:
+      return at::kDouble;
+    default:
+      throw Error(ErrorKind::kLayout,
+                  fmt::format("parameters of {} are not computed with", short_name(dtype)));
+  }
+}
+
+Parameters::Parameters(std::vector<ParameterSpec> layout, at::Device device) : device_(device) {
+  for (auto& spec : layout) {
+    const bool added = index_.emplace(spec.key, parameters_.size()).second;
+    require(added, ErrorKind::kBug, "the layout has {} twice", spec.key);
+    parameters_.push_back({.spec = std::move(spec)});
+  }
+  leaf_of_.resize(parameters_.size(), {kNowhere, 0});
+}
+
+std::size_t Parameters::find(const std::string& key) const {
+  const auto found = index_.find(key);
+  require(found != index_.end(), ErrorKind::kBug, "the layout has no {}", key);
+  require(leaf_of_[found->second].first == kNowhere, ErrorKind::kBug, "{} was taken before", key);
+  return found->second;
+}
+
+void Parameters::add_leaf(at::Tensor value,
+                          std::vector<std::size_t> parameters,
+                          GradientOverTp gradient) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    auto& parameter = parameters_[parameters[i]];
+    const auto index = static_cast<std::int64_t>(i);
+    leaf_of_[parameters[i]] = {leaves_.size(), index};
+    parameter.value = parameters.size() == 1 && value.dim() == parameter.spec.shape.rank()
+                          ? value.detach()
+                          : value.detach().select(0, index);
+    const auto& spec = parameter.spec;
+    if (spec.vocab < 0) continue;
+    const auto padding = std::max<std::int64_t>(spec.boxes[0].offset[0], spec.vocab);
+    const auto first = padding - spec.boxes[0].offset[0];
+    if (first < spec.shape[0]) parameter.value.narrow(0, first, spec.shape[0] - first).zero_();
+  }
+  value.requires_grad_(parameters_[parameters[0]].spec.trained);
+  leaves_.push_back({.value = std::move(value), .parameters = std::move(parameters), .gradient = gradient});
+}
+
+at::Tensor Parameters::take(const std::string& key, GradientOverTp gradient) {
+  const auto index = find(key);
+  const auto& spec = parameters_[index].spec;
+  add_leaf(unfilled(sizes(spec.shape).vec(), scalar_type(spec.dtype), device_), {index},
+           gradient);
+  return leaves_.back().value;
+}
+
+at::Tensor Parameters::take_if(const std::string& key, GradientOverTp gradient) {
+  return has(key) ? take(key, gradient) : at::Tensor();
+}
+
+at::Tensor Parameters::take_stacked(const std::vector<std::string>& keys) {
+  std::vector<std::size_t> indices;
+  for (const auto& key : keys) indices.push_back(find(key));
+  const auto& spec = parameters_[indices.at(0)].spec;
+  auto shape = sizes(spec.shape).vec();
+  shape.insert(shape.begin(), static_cast<std::int64_t>(keys.size()));
+  add_leaf(unfilled(shape, scalar_type(spec.dtype), device_), std::move(indices),
+           GradientOverTp::kWhole);
+  return leaves_.back().value;
+}
+
+void Parameters::check_all_taken() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    require(leaf_of_[i].first != kNowhere, ErrorKind::kBug, "no module took {}",
+            parameters_[i].spec.key);
+  }
+}
+
+at::Tensor Parameters::gradient(std::size_t parameter) const {
+  const auto [leaf, index] = leaf_of_[parameter];
+  const auto& whole = leaves_[leaf].value.grad();
+  if (!whole.defined()) return {};
+  return whole.dim() == parameters_[parameter].spec.shape.rank() ? whole : whole.select(0, index);
+}
+
+std::vector<distckpt::LocalShard> Parameters::sharded_state_dict() const {
+  std::vector<distckpt::LocalShard> shards;
+  for (const auto& parameter : parameters_) {
+    std::int64_t row = 0;
+    for (auto& tensor : parameter.spec.sharded_tensors()) {
+      const auto part = parameter.value.narrow(0, row, tensor.local_shape[0]);
+      row += tensor.local_shape[0];
+      shards.push_back({.tensor = std::move(tensor),
+                        .data = static_cast<std::byte*>(part.data_ptr()),
+                        .strides = distckpt::Dims(part.strides()),
+                        .device = part.is_cuda() ? part.get_device() : -1,
+                        .owner = std::make_shared<at::Tensor>(part)});
+    }
+  }
+  return shards;
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,72 @@
+// The parameters of a model on one rank: memory for each of a layout's, handed to the modules by
+// key. A parameter that nothing was loaded into is NaN everywhere, padding rows are zeros.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "distckpt/sharded_tensor.h"
+#include "models/parameter_layout.h"
+
+namespace ferry::models {
+
+struct Parameter {
+  ParameterSpec spec{};
+  at::Tensor value{};  // of the spec's shape; shares the memory of the leaf that modules compute with
+};
+
+// What the tensor parallel ranks that hold a parameter whole have of its gradient.
+enum class GradientOverTp : std::uint8_t {
+  kWhole,    // each the same
+  kPartial,  // each that of its own tokens, heads or channels: they have to be summed
+};
+
+// What a module computes with and an optimizer updates: one parameter, or one of each expert.
+struct Leaf {
+  at::Tensor value{};  // requires_grad where it is trained
+  std::vector<std::size_t> parameters{};  // indices; several lie along the first dimension
+  GradientOverTp gradient = GradientOverTp::kWhole;
+};
+
+class Parameters {
+ public:
+  Parameters(std::vector<ParameterSpec> layout, at::Device device);
+
+  // Throws Error(kBug) if there is none, or it was taken before.
+  at::Tensor take(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
+  // Undefined if there is none.
+  at::Tensor take_if(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
+  // Those of several keys, of one shape, as one tensor [keys, ...].
+  at::Tensor take_stacked(const std::vector<std::string>& keys);
+  bool has(const std::string& key) const { return index_.contains(key); }
+
+  // Throws Error(kBug) naming a parameter that no module took.
+  void check_all_taken() const;
+
+  const std::vector<Parameter>& all() const { return parameters_; }
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+  // The gradient of a parameter; undefined where there is none yet.
+  at::Tensor gradient(std::size_t parameter) const;
+
+  // Every box of every parameter, with the memory that holds it.
+  std::vector<distckpt::LocalShard> sharded_state_dict() const;
+
+ private:
+  std::size_t find(const std::string& key) const;
+  void add_leaf(at::Tensor value, std::vector<std::size_t> parameters, GradientOverTp gradient);
+
+  at::Device device_;
+  std::vector<Parameter> parameters_;
+  std::vector<Leaf> leaves_;
+  std::vector<std::pair<std::size_t, std::int64_t>> leaf_of_;  // of each parameter: leaf, index in it
+  std::unordered_map<std::string, std::size_t> index_;
+};
+
+at::ScalarType scalar_type(distckpt::DType dtype);
+
+}  // namespace ferry::models

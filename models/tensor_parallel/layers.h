@@ -1,0 +1,80 @@
+// Linear layers and embeddings that tensor parallel ranks share (Megatron-Core
+// tensor_parallel/layers.py). Rows are tokens. With sequence parallelism a rank has its part of the
+// tokens between the layers, and all of them inside.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "models/alignment.h"
+#include "models/parallel_state.h"
+#include "models/parameters.h"
+
+namespace ferry::models {
+
+// How the ranks of a tensor parallel group work together in a model.
+struct TensorParallel {
+  const ProcessGroup* group = nullptr;
+  bool sequence_parallel = false;
+  Alignment alignment = Alignment::kFast;
+
+  // [tokens, channels] between the layers -> what every rank computes with, and back again where
+  // all ranks computed the same.
+  at::Tensor enter(const at::Tensor& x) const;
+
+  // Of parameters that are held whole and applied to tokens between the layers.
+  GradientOverTp between_layers() const {
+    return sequence_parallel ? GradientOverTp::kPartial : GradientOverTp::kWhole;
+  }
+};
+
+// y = x w^T + b; the rows of the weight, so the columns of y, are shared out.
+class ColumnParallelLinear {
+ public:
+  ColumnParallelLinear() = default;
+  // Takes `module`.weight and, if the layout has it, `module`.bias.
+  ColumnParallelLinear(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+
+  // x [tokens, in], as enter() gives it -> [tokens, out/tp].
+  at::Tensor forward(const at::Tensor& x) const;
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  TensorParallel parallel_;
+  at::Tensor weight_, bias_;
+};
+
+// y = x w^T + b of channels that the ranks share out. kFast: each rank multiplies its columns of the
+// weight, and the ranks' products are summed. kBitwise: the ranks gather x and share out the rows of
+// the weight, so that no sum crosses ranks.
+class RowParallelLinear {
+ public:
+  RowParallelLinear() = default;
+  RowParallelLinear(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+
+  // x [tokens, in/tp] -> [tokens, out], as it is between the layers.
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  TensorParallel parallel_;
+  at::Tensor weight_, bias_;
+};
+
+// Rows of the table are shared out.
+class VocabParallelEmbedding {
+ public:
+  VocabParallelEmbedding() = default;
+  VocabParallelEmbedding(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+
+  // tokens [tokens] -> [tokens, hidden], as it is between the layers.
+  at::Tensor forward(const at::Tensor& tokens) const;
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  TensorParallel parallel_;
+  at::Tensor weight_;
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,45 @@
+// Collectives that autograd runs backwards (Megatron-Core tensor_parallel/mappings.py, whose names
+// these are). Rows are tokens: [tokens, ...].
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/process_group.h"
+
+namespace ferry::models {
+
+// Forward: nothing. Backward: sums the gradients of all ranks.
+at::Tensor copy_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group);
+// Forward: sums over the ranks. Backward: nothing.
+at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group);
+// Forward: [n, channels/size] of each rank -> [n, channels]. Backward: this rank's channels, of the
+// sum, or, where all ranks go on with the same computation (`replicated`), of its own gradient.
+at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x,
+                                                    const ProcessGroup& group,
+                                                    bool replicated = true);
+// Forward: this rank's channels. Backward: all channels.
+at::Tensor scatter_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group);
+
+// Forward: [n/size, ...] of each rank -> [n, ...]. Backward: this rank's rows, of the sum or, where
+// all ranks go on with the same computation (`replicated`), of its own gradient.
+at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x,
+                                                const ProcessGroup& group,
+                                                bool replicated = false);
+// Forward: this rank's rows. Backward: all rows.
+at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const ProcessGroup& group);
+// Forward: this rank's rows of the sum. Backward: all rows.
+at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x,
+                                                      const ProcessGroup& group);
+
+// Forward and backward: rows to and from each rank, none: equal parts.
+at::Tensor all_to_all(const at::Tensor& x,
+                      const ProcessGroup& group,
+                      const std::vector<std::int64_t>& send_rows = {},
+                      const std::vector<std::int64_t>& receive_rows = {});
+// [n, channels/size] -> [n/size, channels]: rows are dealt out, channels come together. No sum.
+at::Tensor all_to_all_hidden_to_sequence(const at::Tensor& x, const ProcessGroup& group);
+
+}  // namespace ferry::models

@@ -1,0 +1,163 @@
+#include "models/transformer/attention.h"
+
+#include <ATen/ATen.h>
+
+#include "models/kernels/attention.h"
+#include "models/kernels/linear.h"
+#include "models/kernels/rms_norm.h"
+#include "models/tensor_parallel/mappings.h"
+
+namespace ferry::models {
+namespace {
+
+// transformers gives the norms inside of latent attention this one, whatever the configuration says.
+constexpr double kLatentNormEpsilon = 1e-6;
+
+class CoreAttention {
+ public:
+  explicit CoreAttention(const ModelSetup& setup)
+      : cp_(setup.mesh.cp()),
+        options_{.scale = softmax_scale(setup.config),
+                 .window = setup.config.sliding_window,
+                 .alignment = setup.alignment()} {}
+
+  // [local, heads, ..] -> [local, heads * value_dim]
+  at::Tensor forward(const at::Tensor& query,
+                     const at::Tensor& key,
+                     const at::Tensor& value,
+                     const SequencePartition& batch) const {
+    return attention(query, everywhere(key, batch), everywhere(value, batch), batch.segments(),
+                     options_)
+        .flatten(1);
+  }
+
+ private:
+  at::Tensor everywhere(const at::Tensor& mine, const SequencePartition& batch) const {
+    return batch.in_pack_order(gather_from_sequence_parallel_region(mine, cp_));
+  }
+
+  const ProcessGroup& cp_;
+  AttentionOptions options_;
+};
+
+class SelfAttention : public Attention {
+ public:
+  SelfAttention(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
+      : setup_(setup),
+        core_(setup),
+        norm_(parameters.take(prefix + "self_attention.linear_qkv.layer_norm_weight",
+                              setup.tensor_parallel.between_layers())),
+        qkv_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_qkv"),
+        // Each rank norms its own heads.
+        q_norm_(parameters.take_if(prefix + "self_attention.q_layernorm.weight",
+                                   GradientOverTp::kPartial)),
+        k_norm_(parameters.take_if(prefix + "self_attention.k_layernorm.weight",
+                                   GradientOverTp::kPartial)),
+        proj_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_proj") {}
+
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override {
+    const auto& config = setup_.config;
+    const auto normed = rms_norm(x, norm_, config.layernorm_epsilon);
+    const auto mixed = qkv_.forward(setup_.tensor_parallel.enter(normed));
+    // [tokens, groups/tp, queries of the group, key, value, channels]
+    const auto tokens = mixed.size(0);
+    const auto groups = config.num_query_groups / setup_.mesh.shape().tp();
+    const auto each = config.num_attention_heads / config.num_query_groups;
+    const auto grouped = mixed.view({tokens, groups, each + 2, config.kv_channels});
+    auto query = grouped.narrow(2, 0, each).reshape({tokens, groups * each, config.kv_channels});
+    auto key = grouped.select(2, each).contiguous();
+    const auto value = grouped.select(2, each + 1).contiguous();
+    if (q_norm_.defined()) {
+      query = rms_norm(query, q_norm_, config.layernorm_epsilon);
+      key = rms_norm(key, k_norm_, config.layernorm_epsilon);
+    }
+    query = apply_rotary(query, context.angles);
+    key = apply_rotary(key, context.angles);
+    return proj_.forward(core_.forward(query, key, value, context.batch));
+  }
+
+ private:
+  const ModelSetup& setup_;
+  CoreAttention core_;
+  at::Tensor norm_;
+  ColumnParallelLinear qkv_;
+  at::Tensor q_norm_, k_norm_;
+  RowParallelLinear proj_;
+};
+
+// Multi-latent attention, with its keys and values expanded. The projections down are whole on every
+// rank and applied to the tokens between the layers.
+class MLASelfAttention : public Attention {
+ public:
+  MLASelfAttention(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
+      : setup_(setup), core_(setup) {
+    const auto between = setup.tensor_parallel.between_layers();
+    const auto base = prefix + "self_attention.";
+    norm_ = parameters.take(prefix + "input_layernorm.weight", between);
+    low_rank_queries_ = setup.config.q_lora_rank > 0;
+    if (low_rank_queries_) {
+      q_down_ = parameters.take(base + "linear_q_down_proj.weight", between);
+      q_norm_ = parameters.take(base + "linear_q_up_proj.layer_norm_weight", between);
+    }
+    q_ = ColumnParallelLinear(setup.tensor_parallel, parameters,
+                              base + (low_rank_queries_ ? "linear_q_up_proj" : "linear_q_proj"));
+    kv_down_ = parameters.take(base + "linear_kv_down_proj.weight", between);
+    kv_norm_ = parameters.take(base + "linear_kv_up_proj.layer_norm_weight", between);
+    kv_up_ = ColumnParallelLinear(setup.tensor_parallel, parameters, base + "linear_kv_up_proj");
+    proj_ = RowParallelLinear(setup.tensor_parallel, parameters, base + "linear_proj");
+  }
+
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override {
+    const auto& config = setup_.config;
+    const auto& parallel = setup_.tensor_parallel;
+    const auto alignment = setup_.alignment();
+    const auto normed = rms_norm(x, norm_, config.layernorm_epsilon);
+    auto latent_query = normed;
+    if (low_rank_queries_) {
+      latent_query =
+          rms_norm(linear(normed, q_down_, {}, alignment), q_norm_, kLatentNormEpsilon);
+    }
+    const auto query = q_.forward(parallel.enter(latent_query));
+    const auto compressed = linear(normed, kv_down_, {}, alignment);
+    const auto latent =
+        rms_norm(compressed.narrow(1, 0, config.kv_lora_rank).contiguous(), kv_norm_,
+                 kLatentNormEpsilon);
+    const auto rotated = parallel.enter(
+        compressed.narrow(1, config.kv_lora_rank, config.qk_pos_emb_head_dim).contiguous());
+    const auto key_value = kv_up_.forward(parallel.enter(latent));
+
+    const auto tokens = query.size(0);
+    const auto heads = config.num_attention_heads / setup_.mesh.shape().tp();
+    const auto q = query.view({tokens, heads, config.qk_head_dim + config.qk_pos_emb_head_dim});
+    const auto kv = key_value.view({tokens, heads, config.qk_head_dim + config.v_head_dim});
+    const auto turn = [&](const at::Tensor& t) { return apply_rotary(t, context.angles); };
+    const auto q_rotated = turn(q.narrow(2, config.qk_head_dim, config.qk_pos_emb_head_dim));
+    const auto k_rotated =
+        turn(rotated.unsqueeze(1)).expand({tokens, heads, config.qk_pos_emb_head_dim});
+    return proj_.forward(
+        core_.forward(at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2),
+                      at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
+                      kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(),
+                      context.batch));
+  }
+
+ private:
+  const ModelSetup& setup_;
+  CoreAttention core_;
+  bool low_rank_queries_ = false;
+  at::Tensor norm_, q_down_, q_norm_, kv_down_, kv_norm_;
+  ColumnParallelLinear q_, kv_up_;
+  RowParallelLinear proj_;
+};
+
+}  // namespace
+
+std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
+                                          Parameters& parameters,
+                                          const std::string& prefix) {
+  if (setup.config.multi_latent_attention)
+    return std::make_unique<MLASelfAttention>(setup, parameters, prefix);
+  return std::make_unique<SelfAttention>(setup, parameters, prefix);
+}
+
+}  // namespace ferry::models

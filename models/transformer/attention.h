@@ -1,0 +1,27 @@
+// Self-attention: grouped queries, or multi-latent (DeepSeek). Heads are shared out over the tensor
+// parallel ranks; keys and values come together over the context parallel ones.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "models/transformer/layer_context.h"
+
+namespace ferry::models {
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+
+  // x [tokens, hidden], as it is between the layers -> the same.
+  virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context) const = 0;
+};
+
+// `prefix`: "decoder.layers.3.".
+std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
+                                          Parameters& parameters,
+                                          const std::string& prefix);
+
+}  // namespace ferry::models

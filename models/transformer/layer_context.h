@@ -1,0 +1,36 @@
+// What every layer of a forward pass needs besides its input.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+
+#include "distckpt/transformer_config.h"
+#include "models/kernels/rotary.h"
+#include "models/packed_sequences.h"
+#include "models/parallel_state.h"
+#include "models/tensor_parallel/layers.h"
+
+namespace ferry::models {
+
+// Is shown the output of a module: "decoder.layers.3.self_attention" and [tokens, hidden], as it is
+// between the layers.
+using Observer = std::function<void(const std::string& module, const at::Tensor& output)>;
+
+// What a model is made of; outlives its modules.
+struct ModelSetup {
+  const distckpt::TransformerConfig& config;
+  const ParallelState& mesh;
+  TensorParallel tensor_parallel;  // of everything but the experts
+
+  Alignment alignment() const { return tensor_parallel.alignment; }
+};
+
+struct LayerContext {
+  const SequencePartition& batch;
+  RotaryAngles angles{};
+  Observer observe{};  // may be empty
+};
+
+}  // namespace ferry::models

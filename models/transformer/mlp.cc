@@ -1,0 +1,47 @@
+#include "models/transformer/mlp.h"
+
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/swiglu.h"
+#include "models/transformer/moe.h"
+
+namespace ferry::models {
+namespace {
+
+class DenseMLP : public FeedForward {
+ public:
+  DenseMLP(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
+      : epsilon_(setup.config.layernorm_epsilon),
+        norm_(parameters.take(prefix + "mlp.linear_fc1.layer_norm_weight",
+                              setup.tensor_parallel.between_layers())),
+        mlp_(setup.tensor_parallel, parameters, prefix + "mlp.") {}
+
+  at::Tensor forward(const at::Tensor& x, const LayerContext&) const override {
+    return mlp_.forward(rms_norm(x, norm_, epsilon_));
+  }
+
+ private:
+  double epsilon_;
+  at::Tensor norm_;
+  MLP mlp_;
+};
+
+}  // namespace
+
+MLP::MLP(const TensorParallel& parallel, Parameters& parameters, const std::string& module)
+    : parallel_(parallel),
+      fc1_(parallel, parameters, module + "linear_fc1"),
+      fc2_(parallel, parameters, module + "linear_fc2") {}
+
+at::Tensor MLP::forward(const at::Tensor& x) const {
+  return fc2_.forward(swiglu(fc1_.forward(parallel_.enter(x))));
+}
+
+std::unique_ptr<FeedForward> make_feed_forward(const ModelSetup& setup,
+                                               Parameters& parameters,
+                                               const std::string& prefix,
+                                               bool moe) {
+  if (moe) return std::make_unique<MoELayer>(setup, parameters, prefix);
+  return std::make_unique<DenseMLP>(setup, parameters, prefix);
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,74 @@
+#include "models/transformer/router.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <tuple>
+
+#include "models/kernels/linear.h"
+
+namespace ferry::models {
+
+TopKRouter::TopKRouter(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
+    : setup_(setup),
+      // Every rank routes its own tokens.
+      weight_(parameters.take(prefix + "mlp.router.weight", GradientOverTp::kPartial)),
+      expert_bias_(parameters.take_if(prefix + "mlp.router.expert_bias")) {}
+
+at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
+                                       const at::Tensor& group_scores,
+                                       double hidden) const {
+  const auto& config = setup_.config;
+  const auto best = std::get<1>(
+      at::topk(group_scores, config.moe_router_group_topk, -1, /*largest=*/true, /*sorted=*/false));
+  const auto mask = at::zeros_like(group_scores).scatter(1, best, 1);
+  const auto of_experts =
+      mask.unsqueeze(-1)
+          .expand({-1, config.moe_router_num_groups,
+                   config.num_moe_experts / config.moe_router_num_groups})
+          .reshape({-1, config.num_moe_experts});
+  return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
+}
+
+Routing TopKRouter::forward(const at::Tensor& x) const {
+  const auto& config = setup_.config;
+  const auto topk = config.moe_router_topk;
+  const auto grouped = [&](const at::Tensor& scores) {
+    return scores.view({-1, config.moe_router_num_groups,
+                        config.num_moe_experts / config.moe_router_num_groups});
+  };
+  const bool groups = config.moe_router_num_groups > 1;
+  Routing routing;
+  if (!config.multi_latent_attention) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
+    routing.logits = linear(x, weight_, {}, setup_.alignment());
+    const auto scores = at::softmax(routing.logits, -1, at::kFloat);
+    std::tie(routing.weights, routing.experts) = at::topk(scores, topk, -1);
+    if (!config.moe_router_pre_softmax)
+      routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
+    if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
+    return routing;
+  }
+  routing.logits = linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
+  if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
+    auto scores = at::softmax(routing.logits, -1, at::kFloat);
+    if (groups) scores = limit_to_groups(scores, grouped(scores).amax(-1), 0.0);
+    std::tie(routing.weights, routing.experts) =
+        at::topk(scores, topk, -1, /*largest=*/true, /*sorted=*/false);
+    routing.weights = routing.weights * config.moe_router_topk_scaling_factor;
+    return routing;
+  }
+  const auto scores = at::sigmoid(routing.logits);  // DeepSeek-V3
+  auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
+  if (groups) {
+    const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
+    choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
+  }
+  routing.experts =
+      std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
+  const auto chosen = scores.gather(1, routing.experts);
+  const auto normed = chosen / (chosen.sum(-1, /*keepdim=*/true) + 1e-20);
+  routing.weights = normed * config.moe_router_topk_scaling_factor;
+  return routing;
+}
+
+}  // namespace ferry::models

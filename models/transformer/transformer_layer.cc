@@ -1,0 +1,61 @@
+#include "models/transformer/transformer_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+
+#include "distckpt/error.h"
+#include "models/kernels/rms_norm.h"
+#include "models/tensor_parallel/mappings.h"
+
+namespace ferry::models {
+
+TransformerLayer::TransformerLayer(const ModelSetup& setup,
+                                   Parameters& parameters,
+                                   const std::string& prefix,
+                                   bool moe)
+    : prefix_(prefix),
+      attention_(make_attention(setup, parameters, prefix)),
+      feed_forward_(make_feed_forward(setup, parameters, prefix, moe)) {}
+
+at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) const {
+  const auto attended = attention_->forward(x, context);
+  const auto middle = x + attended;
+  const auto fed = feed_forward_->forward(middle, context);
+  const auto y = middle + fed;
+  if (context.observe) {
+    context.observe(prefix_ + "self_attention", attended);
+    context.observe(prefix_ + "mlp", fed);
+    context.observe(prefix_.substr(0, prefix_.size() - 1), y);
+  }
+  return y;
+}
+
+MultiTokenPredictionLayer::MultiTokenPredictionLayer(const ModelSetup& setup,
+                                                     Parameters& parameters,
+                                                     std::int64_t index)
+    : setup_(setup),
+      enorm_(parameters.take(fmt::format("mtp.layers.{}.enorm.weight", index),
+                             setup.tensor_parallel.between_layers())),
+      hnorm_(parameters.take(fmt::format("mtp.layers.{}.hnorm.weight", index),
+                             setup.tensor_parallel.between_layers())),
+      eh_proj_(setup.tensor_parallel, parameters, fmt::format("mtp.layers.{}.eh_proj", index)),
+      layer_(setup, parameters, fmt::format("mtp.layers.{}.transformer_layer.", index),
+             setup.config.num_moe_experts > 0),
+      final_norm_(parameters.take(fmt::format("mtp.layers.{}.final_layernorm.weight", index),
+                                  setup.tensor_parallel.between_layers())) {}
+
+at::Tensor MultiTokenPredictionLayer::forward(const at::Tensor& hidden,
+                                              const at::Tensor& next_embedding,
+                                              const LayerContext& context) const {
+  const auto& parallel = setup_.tensor_parallel;
+  const auto epsilon = setup_.config.layernorm_epsilon;
+  const auto both = at::cat(
+      {rms_norm(next_embedding, enorm_, epsilon), rms_norm(hidden, hnorm_, epsilon)}, -1);
+  const auto projected = eh_proj_.forward(parallel.enter(both));
+  const auto x = parallel.sequence_parallel
+                     ? all_to_all_hidden_to_sequence(projected, *parallel.group)
+                     : gather_from_tensor_model_parallel_region(projected, *parallel.group);
+  return rms_norm(layer_.forward(x, context), final_norm_, epsilon);
+}
+
+}  // namespace ferry::models

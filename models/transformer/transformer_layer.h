@@ -1,0 +1,51 @@
+// One decoder layer: attention and a feed-forward network, each added to what came in.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "models/transformer/attention.h"
+#include "models/transformer/mlp.h"
+
+namespace ferry::models {
+
+class TransformerLayer {
+ public:
+  // `prefix`: "decoder.layers.3.".
+  TransformerLayer(const ModelSetup& setup,
+                   Parameters& parameters,
+                   const std::string& prefix,
+                   bool moe);
+
+  // x [tokens, hidden], as it is between the layers -> the same.
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const;
+
+ private:
+  std::string prefix_;
+  std::unique_ptr<Attention> attention_;
+  std::unique_ptr<FeedForward> feed_forward_;
+};
+
+// Multi-token prediction (DeepSeek-V3, section 2.2): from the hidden state of a token and the
+// embedding of the next one, the hidden state that the token after it is predicted from.
+class MultiTokenPredictionLayer {
+ public:
+  MultiTokenPredictionLayer(const ModelSetup& setup, Parameters& parameters, std::int64_t index);
+
+  // hidden, next_embedding [tokens, hidden], as they are between the layers -> the same, normed for
+  // the output layer.
+  at::Tensor forward(const at::Tensor& hidden,
+                     const at::Tensor& next_embedding,
+                     const LayerContext& context) const;
+
+ private:
+  const ModelSetup& setup_;
+  at::Tensor enorm_, hnorm_;
+  ColumnParallelLinear eh_proj_;
+  TransformerLayer layer_;
+  at::Tensor final_norm_;
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""What transformers computes from a checkpoint, for `ferry verify --logits CHECKPOINT --reference FILE`.
+
+    hf_reference.py CHECKPOINT FILE [--dtype bfloat16] [--device cpu] [--lengths 24,100] [--seed 1] [--tokens FILE] [--layers] [--gradients]
+
+Writes FILE (safetensors): for each sequence i `tokens.i` [tokens] and `logits.i` [tokens, vocabulary], in the dtype of the model;
+with --layers also `hidden.i.MODULE`, the output of the embedding, of each layer's attention and feed-forward network, of each layer
+and of the last norm, under Megatron's names; with --gradients `cotangent.i` and `gradient.PARAMETER`. The metadata says what was run, and how: one unpadded sequence at a time, eager
+attention on the host; on a GPU flash attention where it takes the head sizes, cuBLASLt without split-K, no TF32.
+--tokens names a safetensors file with the sequences (`tokens.i`); else they are random ones of the given lengths.
+"""
+import argparse
+import json
+import os
+import re
+import sys
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("file")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float64"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--attention", choices=("eager", "sdpa"), help="default: eager on the host, sdpa on a GPU")
+    parser.add_argument("--lengths", default="24,100")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens")
+    parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--gradients", action="store_true", help="also of the sum of logits * cotangent, over all sequences")
+    return parser.parse_args()
+
+
+def megatron_name(name):
+    """Of the modules whose output is kept; None for the others."""
+    if name == "model.embed_tokens":
+        return "embedding"
+    if name == "model.norm":
+        return "decoder.final_layernorm"
+    match = re.fullmatch(r"model\.layers\.(\d+)(?:\.(self_attn|mlp|block_sparse_moe))?", name)
+    if not match:
+        return None
+    layer = f"decoder.layers.{match[1]}"
+    return layer if match[2] is None else f"{layer}.{'self_attention' if match[2] == 'self_attn' else 'mlp'}"
+
+
+def load(options):
+    import torch
+    import transformers
+    config = transformers.AutoConfig.from_pretrained(options.checkpoint)
+    architecture = (config.architectures or ["ForCausalLM"])[0]
+    kind = (transformers.AutoModelForTokenClassification if "TokenClassification" in architecture else
+            transformers.AutoModelForSequenceClassification if "SequenceClassification" in architecture else
+            transformers.AutoModelForCausalLM)
+    attention = options.attention or ("eager" if options.device == "cpu" else "sdpa")
+    model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention)
+    return model.eval().to(options.device), attention
+
+
+def pin_gpu():
+    """Products that do not split K, attention by flash: what a row's bits depend on is then the row alone."""
+    import torch
+    os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def sequences(options, vocabulary):
+    import torch
+    if options.tokens:
+        from safetensors.torch import load_file
+        stored = load_file(options.tokens)
+        return [stored[f"tokens.{i}"] for i in range(sum(name.startswith("tokens.") for name in stored))]
+    generator = torch.Generator().manual_seed(options.seed)
+    return [torch.randint(vocabulary, (int(length),), generator=generator) for length in options.lengths.split(",")]
+
+
+def main():
+    options = parse()
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    if options.device != "cpu":
+        pin_gpu()
+    model, attention = load(options)
+    kept = {}
+    hooks = []
+    prefix = ""
+
+    def keep(name):
+        def hook(module, inputs, output):
+            kept[f"hidden.{prefix}.{name}"] = (output[0] if isinstance(output, tuple) else output).detach()[0].cpu().contiguous()
+        return hook
+    if options.layers:
+        for name, module in model.named_modules():
+            if kept_name := megatron_name(name):
+                hooks.append(module.register_forward_hook(keep(kept_name)))
+    tensors = {}
+    with torch.set_grad_enabled(options.gradients):
+        for i, tokens in enumerate(sequences(options, model.config.vocab_size)):
+            prefix = str(i)
+            # Every token's scores: a classifier of sequences would keep the last token's alone.
+            if hasattr(model, "score"):
+                output = model.score(model.model(tokens[None].to(options.device), use_cache=False).last_hidden_state)
+            else:
+                output = model(tokens[None].to(options.device), use_cache=False).logits
+            if options.gradients:
+                generator = torch.Generator().manual_seed(options.seed + i)
+                cotangent = torch.randn(output[0].shape, generator=generator).to(torch.bfloat16)
+                tensors[f"cotangent.{i}"] = cotangent
+                output[0].backward(cotangent.to(options.device, output.dtype))
+            tensors[f"tokens.{i}"] = tokens.contiguous()
+            tensors[f"logits.{i}"] = output[0].detach().cpu().contiguous()
+    tensors.update(kept)
+    if options.gradients:
+        tensors.update({f"gradient.{name}": p.grad.cpu().contiguous() for name, p in model.named_parameters() if p.grad is not None})
+    regime = {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": options.dtype, "device": options.device,
+              "attention": attention, "experts": getattr(model.config, "_experts_implementation", None) or "none",
+              "checkpoint": os.path.abspath(options.checkpoint), "threads": torch.get_num_threads()}
+    if options.device != "cpu":
+        regime["gpu"] = torch.cuda.get_device_name()
+    save_file(tensors, options.file, metadata={"ferry_reference": "1", "regime": json.dumps(regime)})
+    print(f"{options.file}: {len([t for t in tensors if t.startswith('logits.')])} sequences, {json.dumps(regime)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
