@@ -88,6 +88,13 @@ at::Tensor GPTModel::all_logits(const at::Tensor& hidden, const SequencePartitio
       .narrow(0, 0, batch.num_tokens());
 }
 
+at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
+                                 const SequencePartition& batch) const {
+  const auto local = options_.sequence_parallel ? mesh_.tp().all_gather(between_layers)
+                                                : between_layers;
+  return batch.in_pack_order(mesh_.cp().all_gather(local)).narrow(0, 0, batch.num_tokens());
+}
+
 at::Tensor GPTModel::predict(std::size_t index,
                              const at::Tensor& hidden,
                              const SequencePartition& batch) const {

@@ -51,6 +51,9 @@ class GPTModel {
   // [tokens, vocab], on every rank of the stage.
   at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;
 
+  // Rows as they are between the layers -> those of the whole batch in the order of the pack.
+  at::Tensor whole_batch(const at::Tensor& between_layers, const SequencePartition& batch) const;
+
   // Logits [local, vocab/tp] of prediction layer `index` on this stage, from the last stage's normed
   // hidden states. Position t predicts token t + index + 2 of its sequence.
   at::Tensor predict(std::size_t index, const at::Tensor& hidden, const SequencePartition& batch) const;

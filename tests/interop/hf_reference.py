@@ -53,7 +53,8 @@ def load(options):
             transformers.AutoModelForSequenceClassification if "SequenceClassification" in architecture else
             transformers.AutoModelForCausalLM)
     attention = options.attention or ("eager" if options.device == "cpu" else "sdpa")
-    model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention)
+    experts = {"experts_implementation": "eager"} if options.dtype == "float64" else {}  # grouped_mm has no fp64
+    model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention, **experts)
     return model.eval().to(options.device), attention
 
 
@@ -74,6 +75,23 @@ def sequences(options, vocabulary):
         return [stored[f"tokens.{i}"] for i in range(sum(name.startswith("tokens.") for name in stored))]
     generator = torch.Generator().manual_seed(options.seed)
     return [torch.randint(vocabulary, (int(length),), generator=generator) for length in options.lengths.split(",")]
+
+
+def checkpoint_tensors(model_type, name, tensor):
+    """A parameter under the names that checkpoints have: transformers holds the experts of a layer as one."""
+    mixtral = model_type == "mixtral"
+    if mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if name.endswith("experts.gate_up_proj"):
+        for e, (gate, up) in enumerate(expert.chunk(2) for expert in tensor):
+            prefix = f"{name.removesuffix('gate_up_proj')}{e}."
+            yield f"{prefix}{'w1' if mixtral else 'gate_proj'}.weight", gate.contiguous()
+            yield f"{prefix}{'w3' if mixtral else 'up_proj'}.weight", up.contiguous()
+    elif name.endswith("experts.down_proj"):
+        for e, expert in enumerate(tensor):
+            yield f"{name.removesuffix('down_proj')}{e}.{'w2' if mixtral else 'down_proj'}.weight", expert.contiguous()
+    else:
+        yield name, tensor
 
 
 def main():
@@ -114,7 +132,10 @@ def main():
             tensors[f"logits.{i}"] = output[0].detach().cpu().contiguous()
     tensors.update(kept)
     if options.gradients:
-        tensors.update({f"gradient.{name}": p.grad.cpu().contiguous() for name, p in model.named_parameters() if p.grad is not None})
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                for stored, gradient in checkpoint_tensors(model.config.model_type, name, parameter.grad.cpu().contiguous()):
+                    tensors[f"gradient.{stored}"] = gradient
     regime = {"transformers": transformers.__version__, "torch": torch.__version__, "dtype": options.dtype, "device": options.device,
               "attention": attention, "experts": getattr(model.config, "_experts_implementation", None) or "none",
               "checkpoint": os.path.abspath(options.checkpoint), "threads": torch.get_num_threads()}

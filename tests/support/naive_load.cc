@@ -42,32 +42,49 @@ distckpt::TransformerConfig read_config(const std::filesystem::path& hf_folder) 
   return converter::open(hf_folder).map.config;
 }
 
-void naive_load(models::GPTModel& model, const std::filesystem::path& hf_folder) {
-  const auto checkpoint = converter::open(hf_folder);
-  const auto source = checkpoint.source();
+std::vector<at::Tensor> naive_parts(
+    const models::GPTModel& model,
+    const std::filesystem::path& hf_folder,
+    const std::function<at::Tensor(const std::string& name)>& read) {
+  const auto map = converter::open(hf_folder).map;
   std::map<std::string, const converter::MegatronTensor*> by_key;
-  for (const auto& tensor : checkpoint.map.megatron)
-    by_key.emplace(converter::single_key(tensor), &tensor);
+  for (const auto& tensor : map.megatron) by_key.emplace(converter::single_key(tensor), &tensor);
+  std::vector<at::Tensor> all;
   for (const auto& parameter : model.parameters().all()) {
     const auto& spec = parameter.spec;
     const auto found = by_key.find(spec.key);
     require(found != by_key.end(), ErrorKind::kNotFound, "the table has no {}", spec.key);
-    const auto& megatron = *found->second;
     auto whole = at::zeros(at::IntArrayRef(spec.global_shape.begin(), spec.global_shape.end()),
-                           at::kFloat);
-    for (const auto& part : megatron.parts) {
-      const auto from =
-          part_of(read_tensor(checkpoint, *source, checkpoint.map.tensors[part.model].name),
-                  part.model_box)
-              .to(at::kFloat);
+                           at::kDouble);
+    bool complete = true;
+    for (const auto& part : found->second->parts) {
+      const auto tensor = read(map.tensors[part.model].name);
+      complete = complete && tensor.defined();
+      if (!complete) break;
       auto into = part_of(whole, part.box);
-      into.copy_(from.reshape(into.sizes()));
+      into.copy_(part_of(tensor, part.model_box).reshape(into.sizes()));
     }
-    std::int64_t row = 0;
-    for (const auto& box : spec.boxes) {
-      parameter.value.narrow(0, row, box.size[0]).copy_(part_of(whole, box));
-      row += box.size[0];
+    if (!complete) {
+      all.emplace_back();
+      continue;
     }
+    std::vector<at::Tensor> mine;
+    for (const auto& box : spec.boxes) mine.push_back(part_of(whole, box));
+    all.push_back(at::cat(mine));
+  }
+  return all;
+}
+
+void naive_load(models::GPTModel& model, const std::filesystem::path& hf_folder) {
+  const auto checkpoint = converter::open(hf_folder);
+  const auto source = checkpoint.source();
+  const auto parts = naive_parts(model, hf_folder, [&](const std::string& name) {
+    return read_tensor(checkpoint, *source, name);
+  });
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    require(parts[i].defined(), ErrorKind::kNotFound, "nothing for {}",
+            model.parameters().all()[i].spec.key);
+    model.parameters().all()[i].value.copy_(parts[i]);
   }
 }
 

@@ -1,0 +1,104 @@
+#include "models/pipeline_forward.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include "distckpt/error.h"
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+// The neighbours of a chunk: the pipeline goes round all stages once for each chunk.
+struct Neighbours {
+  int before = -1;  // stage; -1: none
+  int behind = -1;
+};
+
+Neighbours neighbours(const ParallelState& mesh, std::size_t chunk, std::size_t num_chunks) {
+  const int stage = mesh.coordinates().pp;
+  const int stages = mesh.shape().pp();
+  const int at = static_cast<int>(chunk) * stages + stage;
+  const int end = static_cast<int>(num_chunks) * stages;
+  return {.before = at == 0 ? -1 : (stage + stages - 1) % stages,
+          .behind = at + 1 == end ? -1 : (stage + 1) % stages};
+}
+
+at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch) {
+  const auto parts = model.options().sequence_parallel ? model.mesh().shape().tp() : 1;
+  return at::empty({batch.tokens().size(0) / parts, model.config().hidden_size},
+                   at::TensorOptions()
+                       .dtype(scalar_type(model.options().dtype))
+                       .device(model.mesh().world().device()));
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
+                                                  const ParallelState& mesh,
+                                                  const ModelOptions& options) {
+  check_fits(config, mesh.shape());
+  std::vector<std::unique_ptr<GPTModel>> chunks;
+  for (auto& stage : stage_chunks(config, mesh.shape().parallel(), mesh.coordinates().pp))
+    chunks.push_back(std::make_unique<GPTModel>(config, mesh, std::move(stage), options));
+  return chunks;
+}
+
+at::Tensor pipeline_forward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
+                            const SequencePartition& batch,
+                            const Observer& observe,
+                            std::vector<at::Tensor>* received,
+                            std::vector<at::Tensor>* sent) {
+  const auto& mesh = chunks.front()->mesh();
+  at::Tensor result;
+  at::Tensor handed;  // from one chunk to the next, where there is one stage
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    const auto& model = *chunks[i];
+    const auto [before, behind] = neighbours(mesh, i, chunks.size());
+    at::Tensor input;
+    if (before == mesh.coordinates().pp) {
+      input = handed.detach();
+    } else if (before >= 0) {
+      input = empty_hidden(model, batch);
+      mesh.pp().receive(input, before);
+    }
+    if (input.defined() && received != nullptr) input.requires_grad_();
+    const auto output = model.forward(batch, input, observe);
+    if (behind == mesh.coordinates().pp) {
+      handed = output;
+    } else if (behind >= 0) {
+      mesh.pp().send(output.detach(), behind);
+    } else {
+      result = output;
+    }
+    if (received != nullptr) received->push_back(input);
+    if (sent != nullptr) sent->push_back(output);
+  }
+  return result;
+}
+
+void pipeline_backward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
+                       const std::vector<at::Tensor>& received,
+                       const std::vector<at::Tensor>& sent,
+                       const at::Tensor& gradient) {
+  const auto& mesh = chunks.front()->mesh();
+  at::Tensor handed;
+  for (std::size_t i = chunks.size(); i-- > 0;) {
+    const auto [before, behind] = neighbours(mesh, i, chunks.size());
+    auto of_output = gradient;
+    if (behind == mesh.coordinates().pp) {
+      of_output = handed;
+    } else if (behind >= 0) {
+      of_output = at::empty_like(sent[i]);
+      mesh.pp().receive(of_output, behind);
+    }
+    sent[i].backward(of_output);
+    if (before == mesh.coordinates().pp) {
+      handed = received[i].grad();
+    } else if (before >= 0) {
+      mesh.pp().send(received[i].grad(), before);
+    }
+  }
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,33 @@
+// One batch through all stages of a pipeline, one stage after another: for evaluation and
+// comparison. Training has schedules.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "models/gpt_model.h"
+
+namespace ferry::models {
+
+// The chunks of this rank's stage, first to last.
+std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
+                                                  const ParallelState& mesh,
+                                                  const ModelOptions& options);
+
+// What forward() of the last chunk gives on the last stage; undefined on the others. `received`, if
+// not null, gets what each chunk was given, and can be differentiated; undefined on the first.
+at::Tensor pipeline_forward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
+                            const SequencePartition& batch,
+                            const Observer& observe = {},
+                            std::vector<at::Tensor>* received = nullptr,
+                            std::vector<at::Tensor>* sent = nullptr);
+
+// Backwards through all stages, from the gradient of pipeline_forward()'s result.
+void pipeline_backward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
+                       const std::vector<at::Tensor>& received,
+                       const std::vector<at::Tensor>& sent,
+                       const at::Tensor& gradient);
+
+}  // namespace ferry::models
