@@ -274,12 +274,7 @@ class Conversion {
 
   // Padding of the same rows on both sides is carried over; other padding is dropped and reported.
   void keep_shared_padding() {
-    shared_padding_ = distckpt::padding_names(tensors_, source_.links);
-    const auto of_target = target_->padding_names(tensors_);
-    std::erase_if(shared_padding_,
-                  [&](const std::string& name) { return !of_target.contains(name); });
-    target_->promote_padding(shared_padding_, tensors_);
-    distckpt::promote_padding(shared_padding_, source_.layout, source_.links, tensors_);
+    shared_padding_ = target_->share_padding(source_.layout, source_.links, tensors_);
     if (!options_.dtype) return;
     for (auto& tensor : tensors_) {
       if (tensor.role == Role::kPadding && !tensor.name.starts_with(kStatePrefix))

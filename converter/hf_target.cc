@@ -160,12 +160,15 @@ class HfTarget : public FileTarget {
  private:
   void prepare() const override {}
 
-  void finish(distckpt::FileSink& sink) const override {
+  void finish_files(distckpt::FileSink& sink) const override {
     for (std::size_t i = 0; i < headers_.size(); ++i) {
       sink.write_raw(static_cast<distckpt::StorageId>(i), 0,
                      distckpt::as_bytes(headers_[i].prefix));
     }
     sink.sync();
+  }
+
+  void finish_folder() const override {
     for (const auto& name : hf_.carried) {
       if (dtype_ && name == distckpt::kHfConfig) {
         distckpt::write_text(folder_ / name,

@@ -78,15 +78,19 @@ class MegatronTarget : public FileTarget {
     if (derived_) fs::create_directories(derived_path(folder_).parent_path());
   }
 
-  void finish(distckpt::FileSink& sink) const override {
+  void finish_files(distckpt::FileSink& sink) const override {
     if (derived_) {
       const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
       sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
     }
+    torch_dist_.finish_files(sink);
+  }
+
+  void finish_folder() const override {
     if (source_.hf) {
       write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_);
     }
-    torch_dist_.finish(sink);
+    torch_dist_.finish_folder();
   }
 
   static distckpt::TorchDistTarget make(const Checkpoint& source,
@@ -94,7 +98,8 @@ class MegatronTarget : public FileTarget {
                                         const MegatronTargetOptions& options,
                                         const fs::path& folder) {
     const auto dtypes = stored_dtypes(source.map, tensors);
-    auto ranks = sharded_state(source.map, dtypes, options.parallel);
+    auto ranks = options.mesh != nullptr ? sharded_state(source.map, dtypes, options.mesh->ranks)
+                                         : sharded_state(source.map, dtypes, options.parallel);
     // The dtype of most of the model is that of its first weight.
     WrittenState written{.dtype = dtypes.front(),
                          .iteration = options.iteration.number.value_or(0)};
@@ -156,10 +161,10 @@ bool keeps_rng(const TrainingState& training, const distckpt::ParallelConfig& pa
          training.parallel.pipeline_model_parallel_size == parallel.pipeline_model_parallel_size;
 }
 
-std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
-                                             const std::vector<ModelTensor>& tensors,
-                                             const MegatronTargetOptions& options,
-                                             const fs::path& folder) {
+std::unique_ptr<FileTarget> make_megatron_target(const Checkpoint& source,
+                                                 const std::vector<ModelTensor>& tensors,
+                                                 const MegatronTargetOptions& options,
+                                                 const fs::path& folder) {
   return std::make_unique<MegatronTarget>(source, tensors, options, folder);
 }
 

@@ -9,12 +9,16 @@
 
 #include "converter/checkpoint.h"
 #include "converter/target.h"
+#include "distckpt/mesh_layout.h"
 #include "distckpt/parallel_config.h"
 
 namespace ferry::converter {
 
 struct MegatronTargetOptions {
   distckpt::ParallelConfig parallel{};
+  // Ranks that write what they hold, each its file; null: the ranks of `parallel` as Megatron-Core
+  // would have them.
+  const distckpt::MeshLayout* mesh = nullptr;
   distckpt::Iteration iteration{};         // what the arguments and the folder's name say
   std::optional<distckpt::DType> dtype{};  // a cast: the Hugging Face headers are not kept
 };
@@ -24,9 +28,9 @@ struct MegatronTargetOptions {
 bool keeps_rng(const TrainingState& training, const distckpt::ParallelConfig& parallel);
 
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
-std::unique_ptr<Target> make_megatron_target(const Checkpoint& source,
-                                             const std::vector<distckpt::ModelTensor>& tensors,
-                                             const MegatronTargetOptions& options,
-                                             const std::filesystem::path& folder);
+std::unique_ptr<FileTarget> make_megatron_target(const Checkpoint& source,
+                                                 const std::vector<distckpt::ModelTensor>& tensors,
+                                                 const MegatronTargetOptions& options,
+                                                 const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

@@ -24,8 +24,24 @@ Indices keep_selected(std::vector<distckpt::ModelTensor>& tensors, const Part& p
   return at;
 }
 
-// Links of tensors that are gone, their scales and their padding are left out.
-void restrict_links(distckpt::TensorMap& map, const distckpt::Layout& layout, const Indices& at) {
+void restrict_map(ModelMap& map, const Part& part) {
+  const auto at = keep_selected(map.tensors, part);
+  map.index.clear();
+  for (std::uint32_t i = 0; i < map.tensors.size(); ++i) map.index.emplace(map.tensors[i].name, i);
+  std::erase_if(map.copies, [&](const auto& copy) { return !at[copy.second]; });
+  for (auto& [name, model] : map.copies) model = *at[model];
+  for (auto& tensor : map.megatron) {
+    std::erase_if(tensor.parts, [&](const MappedPart& one) { return !at[one.model]; });
+    for (auto& one : tensor.parts) one.model = *at[one.model];
+  }
+  std::erase_if(map.megatron, [](const MegatronTensor& tensor) { return tensor.parts.empty(); });
+}
+
+}  // namespace
+
+void restrict_links(distckpt::TensorMap& map,
+                    const distckpt::Layout& layout,
+                    const std::vector<std::optional<std::uint32_t>>& at) {
   distckpt::TensorMap kept{.left_out = std::move(map.left_out)};
   std::set<std::uint32_t> stored;  // that hold something which is kept
   const auto leave_whole = [&](std::uint32_t index) {
@@ -54,21 +70,6 @@ void restrict_links(distckpt::TensorMap& map, const distckpt::Layout& layout, co
   }
   map = std::move(kept);
 }
-
-void restrict_map(ModelMap& map, const Part& part) {
-  const auto at = keep_selected(map.tensors, part);
-  map.index.clear();
-  for (std::uint32_t i = 0; i < map.tensors.size(); ++i) map.index.emplace(map.tensors[i].name, i);
-  std::erase_if(map.copies, [&](const auto& copy) { return !at[copy.second]; });
-  for (auto& [name, model] : map.copies) model = *at[model];
-  for (auto& tensor : map.megatron) {
-    std::erase_if(tensor.parts, [&](const MappedPart& one) { return !at[one.model]; });
-    for (auto& one : tensor.parts) one.model = *at[one.model];
-  }
-  std::erase_if(map.megatron, [](const MegatronTensor& tensor) { return tensor.parts.empty(); });
-}
-
-}  // namespace
 
 ModelMap make_part_map(const distckpt::TransformerConfig& config, const Part& part) {
   auto map = make_model_map(config);

@@ -2,6 +2,10 @@
 // it is stated to be left out.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <vector>
+
 #include "converter/checkpoint.h"
 #include "converter/model_map.h"
 #include "converter/selection.h"
@@ -10,6 +14,12 @@ namespace ferry::converter {
 
 // Throws as make_model_map does.
 ModelMap make_part_map(const distckpt::TransformerConfig& config, const Part& part);
+
+// Tensor i of those that `map` links is now tensor at[i], or gone: what stores it, its scales and
+// its padding are then left out.
+void restrict_links(distckpt::TensorMap& map,
+                    const distckpt::Layout& layout,
+                    const std::vector<std::optional<std::uint32_t>>& at);
 
 // `checkpoint` holds only what is selected, and knows it. The Hugging Face files' headers are those
 // of the whole: they are not kept.

@@ -1,8 +1,11 @@
 #include "converter/sharded_state.h"
 
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "converter/megatron_links.h"
 #include "distckpt/error.h"
 #include "distckpt/pipeline_stages.h"
 
@@ -212,6 +215,32 @@ std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
     }
     state.extra_states = rank.take_extra_states();
     states.push_back(std::move(state));
+  }
+  return states;
+}
+
+std::vector<distckpt::RankState> sharded_state(
+    const ModelMap& map,
+    const std::vector<distckpt::DType>& dtypes,
+    const std::vector<std::vector<ShardedTensor>>& ranks) {
+  std::unordered_map<std::string, std::uint32_t> index;
+  for (std::uint32_t i = 0; i < map.megatron.size(); ++i)
+    index.emplace(single_key(map.megatron[i]), i);
+  std::vector<distckpt::RankState> states(ranks.size());
+  std::vector<std::size_t> writers;
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& tensor : ranks[rank]) {
+      const auto known = index.find(tensor.key);
+      if (known == index.end() || !tensor.is_main_replica()) continue;
+      const RankTensor local{
+          .megatron = known->second, .shape = tensor.global_shape, .replica_id = tensor.replica_id};
+      states[rank].tensors.push_back(
+          sharded_tensor(map, local, tensor.box(), dtypes[known->second]));
+    }
+    if (!states[rank].tensors.empty()) writers.push_back(rank);
+  }
+  for (std::size_t i = 0; i < map.extra_states.size() && !writers.empty(); ++i) {
+    states[writers[i % writers.size()]].extra_states.push_back(map.extra_states[i].object);
   }
   return states;
 }

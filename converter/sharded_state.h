@@ -39,4 +39,13 @@ std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
                                                const std::vector<distckpt::DType>& dtypes,
                                                const distckpt::ParallelConfig& parallel);
 
+// The same of ranks that say themselves what they hold, each layer and each expert under a key of
+// its own (single_key): main replicas, named as a checkpoint names them. A tied output layer is
+// left out: it is the embedding. Extra states are dealt out among ranks that have something to
+// write.
+std::vector<distckpt::RankState> sharded_state(
+    const ModelMap& map,
+    const std::vector<distckpt::DType>& dtypes,
+    const std::vector<std::vector<distckpt::ShardedTensor>>& ranks);
+
 }  // namespace ferry::converter

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,14 +25,11 @@ class Target {
   distckpt::PlanSide side() const { return {.layout = &layout_, .map = &links_}; }
   const distckpt::Layout& layout() const { return layout_; }
 
-  // As the functions of distckpt/tensor_map.h. `tensors` are those of the plan, and stay as they
-  // are.
-  std::set<std::string> padding_names(const std::vector<distckpt::ModelTensor>& tensors) const {
-    return distckpt::padding_names(tensors, links_);
-  }
-  void promote_padding(const std::set<std::string>& names,
-                       std::vector<distckpt::ModelTensor> tensors) {
-    distckpt::promote_padding(names, layout_, links_, tensors);
+  // Carries over the padding that `source` holds too: it becomes tensors. Their names.
+  std::set<std::string> share_padding(const distckpt::Layout& layout,
+                                      distckpt::TensorMap& source,
+                                      std::vector<distckpt::ModelTensor>& tensors) {
+    return distckpt::promote_shared_padding(layout, source, layout_, links_, tensors);
   }
 
   // Where the bytes of `plan`, which outlives the target, go: new files, or those that another
@@ -67,14 +65,29 @@ class FileTarget : public Target {
     return *sink_;
   }
   void sync_sink() final { sink_->sync(); }
-  void close_sink() final { finish(*sink_); }
+  void close_sink() final {
+    finish_files(*sink_);
+    finish_folder();
+  }
+
+  // The same by several processes: each opens and closes new files of its own, and once all have,
+  // one of them closes the folder.
+  distckpt::BoxSink& open_files(const std::function<bool(distckpt::StorageId)>& mine) {
+    sink_.emplace(layout_.storages(), protected_ranges(), distckpt::WriteFile::Mode::kCreate, mine);
+    return *sink_;
+  }
+  void close_files() { finish_files(*sink_); }
+  void close_folder() const { finish_folder(); }
 
  protected:
   virtual std::vector<distckpt::ChecksumRange> protected_ranges() const { return {}; }
 
   // Creates the folders that the files of layout() lie in.
   virtual void prepare() const = 0;
-  virtual void finish(distckpt::FileSink& sink) const = 0;
+  // What the tensors' files hold beside tensors; then the other files. Each durable when it
+  // returns.
+  virtual void finish_files(distckpt::FileSink& sink) const = 0;
+  virtual void finish_folder() const = 0;
 
  private:
   std::optional<distckpt::FileSink> sink_;

@@ -79,8 +79,15 @@ class BoxSink {
                      std::span<const std::byte> packed,
                      std::vector<ChecksumPart>& parts) = 0;
 
-  // Called when a task's writes are done, with their checksums. May wait until earlier tasks are done
-  // too. Thread-safe.
+  // Room for the bytes of `region`, to be filled row-major and given back by put(), in the place of
+  // a write(): the destination itself, or a buffer that a copy to a device may start from at once.
+  // Empty: there is none. What is not given back, because of an error, counts as not written.
+  // Thread-safe for disjoint regions.
+  virtual std::span<std::byte> lease(const Region&) { return {}; }
+  virtual void put(const Region&, std::span<std::byte>) {}
+
+  // Called when a task's writes are done, with their checksums. May wait until earlier tasks are
+  // done too. Thread-safe.
   virtual void commit(std::span<const ChecksumPart>) {}
 
   // Not everything will be written: lets go whoever waits in commit(). Thread-safe.

@@ -338,6 +338,18 @@ CopyPlan plan_copy(const std::vector<ModelTensor>& tensors,
   return plan;
 }
 
+CopyPlan keep_targets(CopyPlan plan, const std::function<bool(StorageId)>& keep) {
+  std::erase_if(plan.fills, [&](const Padding& fill) { return !keep(fill.at.storage); });
+  std::erase_if(plan.tensors, [&](PlannedTensor& planned) {
+    for (auto& cover : planned.targets) {
+      std::erase_if(cover, [&](const Piece& piece) { return !keep(piece.at.storage); });
+    }
+    std::erase_if(planned.targets, [](const Cover& cover) { return cover.empty(); });
+    return planned.targets.empty();
+  });
+  return plan;
+}
+
 std::vector<CopyOp> copy_ops(const PlannedTensor& planned) {
   std::vector<CopyOp> ops;
   for (const auto& cover : planned.targets) {

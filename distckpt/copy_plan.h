@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -106,6 +107,10 @@ CopyPlan plan_copy(const std::vector<ModelTensor>& tensors,
                    const PlanSide& source,
                    const PlanSide& target,
                    Transform cast = Transform::kCastExact);
+
+// The part that writes to storages which `keep` takes: other targets, and tensors that have none
+// left, are dropped. What is read of a tensor is still all of it.
+CopyPlan keep_targets(CopyPlan plan, const std::function<bool(StorageId)>& keep);
 
 // The rectangular copies of one tensor, in the order of its targets.
 std::vector<CopyOp> copy_ops(const PlannedTensor& planned);

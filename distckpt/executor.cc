@@ -39,8 +39,11 @@ struct Execution::State {
   std::stop_source stop;
   std::vector<std::jthread> threads;
 
-  static std::int64_t bytes_of(const Segment& segment) {
-    return segment.kind == Segment::Kind::kTensor ? segment.end - segment.begin : 0;
+  std::int64_t bytes_of(const Segment& segment) const {
+    const auto length = segment.end - segment.begin;
+    if (segment.kind == Segment::Kind::kTensor) return length;
+    if (segment.kind != Segment::Kind::kPiece) return 0;
+    return length * size_of(plan->tensors[segment.index].tensor.dtype);
   }
 
   void store_blocks(const Task& task, const std::vector<Digest>& digests) {
@@ -120,6 +123,7 @@ struct Execution::State {
   std::string describe(const Segment& segment) const {
     switch (segment.kind) {
       case Segment::Kind::kTensor:
+      case Segment::Kind::kPiece:
         return fmt::format("{} {}", sink != nullptr ? "copying" : "reading",
                            plan->tensors[segment.index].tensor.name);
       case Segment::Kind::kDiscard:
@@ -165,7 +169,7 @@ ExecuteReport Execution::wait() {
                        .bytes = state.bytes_total,
                        .resumed_bytes = state.resumed_bytes,
                        .nonzero_padding = std::move(state.nonzero_padding)};
-  for (std::size_t i = 0; i < state.plan->tensors.size(); ++i) {
+  for (std::size_t i = 0; i < state.plan->tensors.size() && !state.options.by_target; ++i) {
     const auto& tensor = state.plan->tensors[i].tensor;
     report.digests.push_back(digest_tensor(tensor.dtype, tensor.shape, state.blocks[i]));
   }
@@ -190,7 +194,9 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
   state->source = &source;
   state->sink = sink;
   state->options = options_;
-  state->schedule = make_schedule(plan, sink != nullptr);
+  require(!options_.by_target || sink != nullptr, ErrorKind::kBug, "no target to go by");
+  state->schedule =
+      options_.by_target ? make_target_schedule(plan) : make_schedule(plan, sink != nullptr);
   state->sizes = buffer_sizes(plan);
   const auto share_begin = [&](int share) {
     return static_cast<std::uint32_t>(state->schedule.tasks.size() *
@@ -202,7 +208,7 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
   for (auto i = state->next_task.load(); i < state->end_task; ++i) {
     const auto& task = state->schedule.tasks[i];
     for (std::uint32_t s = task.first; s < task.first + task.count; ++s)
-      state->bytes_total += Execution::State::bytes_of(state->schedule.segments[s]);
+      state->bytes_total += state->bytes_of(state->schedule.segments[s]);
   }
   for (const auto& planned : plan.tensors) {
     const auto bytes = planned.tensor.num_bytes();
@@ -218,7 +224,7 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
       if (sink != nullptr) sink->commit(done->written);
       if (i < state->next_task || i >= state->end_task) continue;
       for (std::uint32_t s = task.first; s < task.first + task.count; ++s) {
-        state->resumed_bytes += Execution::State::bytes_of(state->schedule.segments[s]);
+        state->resumed_bytes += state->bytes_of(state->schedule.segments[s]);
       }
     }
     state->bytes_done = state->resumed_bytes;

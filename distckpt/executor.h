@@ -40,6 +40,12 @@ struct ExecutorOptions {
   int share = 0;
   int num_shares = 1;
 
+  // Go through the pieces of the targets: of the tensors only that is read which is written. For a
+  // plan of which a rank keeps its part; without digests, which are those of whole tensors.
+  // Replicas are read where they are written, and no one is asked about them: a difference is an
+  // Error.
+  bool by_target = false;
+
   // Called with each stretch of each replica, by several threads at a time. A stretch begins at a
   // block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
   std::function<void(const Comparison&)> on_compared{};
@@ -52,7 +58,7 @@ struct NonZeroPadding {
 };
 
 struct ExecuteReport {
-  std::vector<Digest> digests{};   // per tensor of the plan
+  std::vector<Digest> digests{};   // per tensor of the plan; none by_target
   std::int64_t bytes = 0;          // of the model's tensors
   std::int64_t resumed_bytes = 0;  // of these, done by an earlier run
   std::vector<NonZeroPadding> nonzero_padding{};

@@ -16,8 +16,8 @@ namespace {
 constexpr std::int64_t kMaxOverRead = 2;  // bytes read per byte wanted
 constexpr std::int64_t kSpanBytes = std::int64_t{1} << 20;
 
-// The chunks of a matrix lie in bands of eight mebibytes, which the threads go through side by side,
-// two mebibytes each.
+// The chunks of a matrix lie in bands of eight mebibytes, which the threads go through side by
+// side, two mebibytes each.
 std::int64_t chunk_cache_bytes() {
   const auto cores = std::max(1U, std::thread::hardware_concurrency());
   return (std::int64_t{16} << 20) + cores * (std::int64_t{4} << 20);
@@ -158,27 +158,36 @@ std::int64_t FileSource::verify_checksums() {
 
 bool FileSource::reads_directly() {
   const std::lock_guard lock(mutex_);
-  return std::ranges::all_of(
-      open_, [](const auto& one) { return !one.second || one.second->direct(); });
+  return std::ranges::all_of(open_,
+                             [](const auto& one) { return !one.second || one.second->direct(); });
 }
 
 FileSink::FileSink(const std::vector<Storage>& storages,
                    std::vector<ChecksumRange> protect,
-                   WriteFile::Mode mode)
+                   WriteFile::Mode mode,
+                   const std::function<bool(StorageId)>& mine)
     : skip_zeros_(mode == WriteFile::Mode::kCreate) {
   for (const auto& storage : storages) {
     const auto* file = std::get_if<FileStorage>(&storage);
     require(file != nullptr, ErrorKind::kBug, "{}: not a plain file", describe(storage));
-    files_.emplace_back(file->path, file->size, mode);
+    auto& opened = files_.emplace_back();
+    if (!mine || mine(static_cast<StorageId>(files_.size() - 1)))
+      opened.emplace(file->path, file->size, mode);
   }
   for (const auto& range : protect) ledger_.add_range(range);
   ledger_.seal();
 }
 
+const WriteFile& FileSink::file(StorageId storage) const {
+  const auto& file = files_.at(storage);
+  require(file.has_value(), ErrorKind::kBug, "file {} is written by another process", storage);
+  return *file;
+}
+
 void FileSink::write(const Region& region,
                      std::span<const std::byte> packed,
                      std::vector<ChecksumPart>& parts) {
-  const auto& file = files_.at(region.at.storage);
+  const auto& file = this->file(region.at.storage);
   const auto runs = fold_runs(region);
   const auto run_bytes = static_cast<std::size_t>(runs.run_bytes);
   for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
@@ -189,11 +198,13 @@ void FileSink::write(const Region& region,
 }
 
 void FileSink::write_raw(StorageId storage, std::int64_t offset, std::span<const std::byte> bytes) {
-  files_.at(storage).write_at(offset, bytes);
+  file(storage).write_at(offset, bytes);
 }
 
 void FileSink::sync() {
-  for (const auto& file : files_) file.sync();
+  for (const auto& file : files_) {
+    if (file) file->sync();
+  }
 }
 
 }  // namespace ferry::distckpt

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -67,11 +69,14 @@ class FileSource : public BoxSource {
 
 class FileSink : public BoxSink {
  public:
-  // Creates (or reopens) the files of `storages` with their full size. `protect` are the ranges to
-  // checksum.
+  // Creates (or reopens) the files of `storages` with their full size: those that `mine` takes, if
+  // others write the rest. `protect` are the ranges to checksum.
   FileSink(const std::vector<Storage>& storages,
            std::vector<ChecksumRange> protect,
-           WriteFile::Mode mode);
+           WriteFile::Mode mode,
+           const std::function<bool(StorageId)>& mine = {});
+
+  bool writes(StorageId storage) const { return files_.at(storage).has_value(); }
 
   // Bytes that are all zero are not written to a new file: holes stay holes.
   void write(const Region& region,
@@ -85,7 +90,8 @@ class FileSink : public BoxSink {
 
  private:
   bool skip_zeros_;
-  std::vector<WriteFile> files_;
+  const WriteFile& file(StorageId storage) const;
+  std::vector<std::optional<WriteFile>> files_;
   ChecksumLedger ledger_;
 };
 

@@ -16,7 +16,8 @@ std::string describe(const Storage& storage) {
     if (!chunk->last_tensor.empty()) text += fmt::format(" to {}", chunk->last_tensor);
     return text;
   }
-  return "memory";
+  const auto* remote = std::get_if<RankStorage>(&storage);
+  return remote == nullptr ? "memory" : fmt::format("memory of rank {}", remote->rank);
 }
 
 const std::filesystem::path* file_of(const Storage& storage) {

@@ -34,7 +34,7 @@ struct ChunkStorage {
   std::int64_t decoded_size = 0;
   std::int64_t element_size = 1;
   std::uint32_t crc = 0;  // that the encoded chunk has to state
-  std::string name{};  // "tensors/lm_head.weight[0:512, 0:1024]": its checksum covers this too
+  std::string name{};     // "tensors/lm_head.weight[0:512, 0:1024]": its checksum covers this too
   std::string first_tensor{};  // of a chunk that several tensors share: the first and the last
   std::string last_tensor{};
 };
@@ -47,10 +47,17 @@ struct MemoryStorage {
   std::shared_ptr<const void> owner{};
 };
 
-using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage>;
+// Memory of another rank, of which this one knows no address: its shards, packed, in the order in
+// which it names them.
+struct RankStorage {
+  int rank = 0;
+  std::int64_t size = 0;
+};
+
+using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage, RankStorage>;
 using StorageId = std::uint32_t;
 
-std::string describe(const Storage& storage);  // for messages: the file's name, or "memory"
+std::string describe(const Storage& storage);  // for messages: a file's name, "memory of rank 3"
 
 // The file that it lies in; nothing for memory.
 const std::filesystem::path* file_of(const Storage& storage);

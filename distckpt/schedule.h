@@ -15,11 +15,14 @@ namespace ferry::distckpt {
 // digested and written.
 inline constexpr std::int64_t kTaskBytes = 2 * kDigestBlock;
 
-// Bytes [begin, end) of a tensor, or elements [begin, end) of a padding region.
+// Bytes [begin, end) of a tensor, or elements [begin, end) of a piece of a target or of a padding
+// region.
 struct Segment {
-  enum class Kind : std::uint8_t { kTensor, kDiscard, kFill };
+  enum class Kind : std::uint8_t { kTensor, kPiece, kDiscard, kFill };
   Kind kind = Kind::kTensor;
   std::uint32_t index = 0;
+  std::uint32_t cover = 0;  // of a piece: PlannedTensor::targets[cover][piece]
+  std::uint32_t piece = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
@@ -37,6 +40,10 @@ struct Schedule {
 
 // `writes`: also the target's padding.
 Schedule make_schedule(const CopyPlan& plan, bool writes);
+
+// Goes through the pieces of the targets rather than through the tensors: of these only what is
+// written has to be read.
+Schedule make_target_schedule(const CopyPlan& plan);
 
 // What one thread needs to run any task of the plan.
 struct BufferSizes {

@@ -65,6 +65,8 @@ class TaskWorker::Impl {
     switch (segment.kind) {
       case Segment::Kind::kTensor:
         return run_tensor(segment, compared);
+      case Segment::Kind::kPiece:
+        return run_piece(segment);
       case Segment::Kind::kDiscard:
         return run_discard(segment);
       case Segment::Kind::kFill:
@@ -124,27 +126,31 @@ class TaskWorker::Impl {
               Transform transform,
               std::span<std::byte> staging) {
     visit_parts(cover, stretch, [&](const Piece& piece, const Box& box) {
-      const auto region = region_of(piece, box);
       const auto bytes = box.volume() * size_of(stretch.tensor.dtype);
       auto* const into = staging.data() + stretch.position(box.offset);
       const bool packed = stretch.packed(box);
       const auto converted =
           packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
-      if (piece.scale >= 0) {
-        dequantize_piece(stretch.tensor, piece, region, box, converted);
-      } else if (piece.dtype == stretch.tensor.dtype) {
-        source_.read(region, converted, owner_.record.read);
-      } else {
-        const auto raw = cast_scratch_.first(region.num_bytes());
-        source_.read(region, raw, owner_.record.read);
-        convert(stretch.tensor.name, piece.dtype, raw, stretch.tensor.dtype, converted, transform,
-                box);
-      }
+      read_part(stretch.tensor, piece, box, transform, converted);
       if (packed) return;
       copy_strided(into, stretch.strides, converted.data(),
                    packed_strides(box, stretch.tensor.dtype), box.size,
                    size_of(stretch.tensor.dtype));
     });
+  }
+
+  // The part `box` of a piece, packed, as elements of the tensor.
+  void read_part(const ModelTensor& tensor,
+                 const Piece& piece,
+                 const Box& box,
+                 Transform transform,
+                 std::span<std::byte> into) {
+    const auto region = region_of(piece, box);
+    if (piece.scale >= 0) return dequantize_piece(tensor, piece, region, box, into);
+    if (piece.dtype == tensor.dtype) return source_.read(region, into, owner_.record.read);
+    const auto raw = cast_scratch_.first(region.num_bytes());
+    source_.read(region, raw, owner_.record.read);
+    convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
   }
 
   void dequantize_piece(const ModelTensor& tensor,
@@ -245,6 +251,67 @@ class TaskWorker::Impl {
     for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
   }
 
+  // A piece of a target: each of its intersections with the source's pieces is a copy of its own,
+  // into the place where it belongs if the sink has one to give.
+  void run_piece(const Segment& segment) {
+    const auto& planned = plan_.tensors[segment.index];
+    const auto& piece = planned.targets[segment.cover][segment.piece];
+    for (auto flat : split_flat_range(piece.box.size, segment.begin, segment.end)) {
+      for (int d = 0; d < flat.box.rank(); ++d) flat.box.offset[d] += piece.box.offset[d];
+      for (const auto& source : planned.source) {
+        const auto box = intersect(source.box, flat.box);
+        if (!box) continue;
+        copy_part(planned, source, piece, *box);
+        for (const auto& replica : planned.replicas) compare_part(planned, source, replica, *box);
+      }
+    }
+  }
+
+  void copy_part(const PlannedTensor& planned,
+                 const Piece& source,
+                 const Piece& target,
+                 const Box& box) {
+    const auto& tensor = planned.tensor;
+    const auto region = region_of(target, box);
+    const auto leased = sink_->lease(region);
+    const auto into = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+    if (target.dtype == tensor.dtype) {
+      read_part(tensor, source, box, planned.on_read, into);
+    } else {
+      const auto narrow = staging_.first(box.volume() * size_of(tensor.dtype));
+      read_part(tensor, source, box, planned.on_read, narrow);
+      convert(tensor.name, tensor.dtype, narrow, target.dtype, into, Transform::kCastExact, box);
+    }
+    give(region, leased, into);
+  }
+
+  void compare_part(const PlannedTensor& planned,
+                    const Piece& source,
+                    const Cover& replica,
+                    const Box& box) {
+    const auto& tensor = planned.tensor;
+    for (const auto& other : replica) {
+      const auto both = intersect(other.box, box);
+      if (!both) continue;
+      const auto bytes = both->volume() * size_of(tensor.dtype);
+      const auto expected = staging_.first(bytes);
+      const auto found = replica_.first(bytes);
+      read_part(tensor, source, *both, planned.on_read, expected);
+      read_part(tensor, other, *both, planned.on_read, found);
+      require(std::ranges::equal(expected, found), ErrorKind::kLayout,
+              "{}: its second copy differs from the first, in {}", tensor.name, to_string(*both));
+    }
+  }
+
+  // `bytes` are the region's, in what was leased for it if that was possible.
+  void give(const Region& region, std::span<std::byte> leased, std::span<const std::byte> bytes) {
+    if (leased.empty()) {
+      sink_->write(region, bytes, owner_.record.written);
+    } else {
+      sink_->put(region, leased);
+    }
+  }
+
   void run_discard(const Segment& segment) {
     const auto& padding = plan_.discards[segment.index];
     visit_padding(padding, segment, [&](const Region& region, const Box& box) {
@@ -258,9 +325,10 @@ class TaskWorker::Impl {
   void run_fill(const Segment& segment) {
     const auto& padding = plan_.fills[segment.index];
     visit_padding(padding, segment, [&](const Region& region, const Box&) {
-      const auto zeros = scratch_.first(region.num_bytes());
+      const auto leased = sink_->lease(region);
+      const auto zeros = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
       std::ranges::fill(zeros, std::byte{0});
-      sink_->write(region, zeros, owner_.record.written);
+      give(region, leased, zeros);
     });
   }
 

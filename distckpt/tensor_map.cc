@@ -48,4 +48,18 @@ void promote_padding(const std::set<std::string>& names,
   }
 }
 
+std::set<std::string> promote_shared_padding(const Layout& source_layout,
+                                             TensorMap& source,
+                                             const Layout& target_layout,
+                                             TensorMap& target,
+                                             std::vector<ModelTensor>& tensors) {
+  auto shared = padding_names(tensors, source);
+  const auto of_target = padding_names(tensors, target);
+  std::erase_if(shared, [&](const std::string& name) { return !of_target.contains(name); });
+  auto as_target = tensors;
+  promote_padding(shared, target_layout, target, as_target);
+  promote_padding(shared, source_layout, source, tensors);
+  return shared;
+}
+
 }  // namespace ferry::distckpt

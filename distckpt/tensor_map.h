@@ -81,4 +81,12 @@ void promote_padding(const std::set<std::string>& names,
                      TensorMap& map,
                      std::vector<ModelTensor>& tensors);
 
+// Makes tensors of the padding that both sides hold, so that it is carried over. The names of these
+// tensors.
+std::set<std::string> promote_shared_padding(const Layout& source_layout,
+                                             TensorMap& source,
+                                             const Layout& target_layout,
+                                             TensorMap& target,
+                                             std::vector<ModelTensor>& tensors);
+
 }  // namespace ferry::distckpt

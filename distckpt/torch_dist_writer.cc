@@ -36,13 +36,11 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
 
   // First pass: the size of every file, byte items before tensors as torch has them.
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const auto file = static_cast<StorageId>(rank);
+    const auto file = static_cast<StorageId>(file_names_.size());
     std::int64_t position = 0;
     const auto add_object = [&](std::string key, std::string archive) {
-      objects_.push_back({.key = std::move(key),
-                          .file = file,
-                          .offset = position,
-                          .archive = std::move(archive)});
+      objects_.push_back(
+          {.key = std::move(key), .file = file, .offset = position, .archive = std::move(archive)});
       position += static_cast<std::int64_t>(archive_of(objects_.back()).size());
     };
     if (rank == 0) add_object("common_state/shard_0_1", torch_archive(listed.finish()));
@@ -69,9 +67,10 @@ TorchDistTarget::TorchDistTarget(std::filesystem::path folder,
           {.tensor = index, .box = box, .file = file, .offset = position, .item = item});
       position += item.total_bytes();
     }
+    if (position == 0) continue;
     file_sizes_.push_back(position);
-    layout_.add_storage(
-        FileStorage{.path = folder_ / distcp_filename(static_cast<int>(rank)), .size = position});
+    file_names_.push_back(distcp_filename(static_cast<int>(rank)));
+    layout_.add_storage(FileStorage{.path = folder_ / file_names_.back(), .size = position});
   }
 }
 
@@ -95,9 +94,10 @@ std::int64_t TorchDistTarget::num_bytes() const {
   return total;
 }
 
-void TorchDistTarget::finish(FileSink& sink) const {
+void TorchDistTarget::finish_files(FileSink& sink) const {
   for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
     const auto& chunk = chunks_[i];
+    if (!sink.writes(chunk.file)) continue;
     const auto crc = sink.ledger().combined(i);
     require(crc.has_value(), ErrorKind::kBug, "{} {} was not written whole",
             layout_.tensor(chunk.tensor).name, to_string(chunk.box));
@@ -106,9 +106,13 @@ void TorchDistTarget::finish(FileSink& sink) const {
                    as_bytes(chunk.item.tail(*crc)));
   }
   for (const auto& object : objects_) {
-    sink.write_raw(object.file, object.offset, as_bytes(archive_of(object)));
+    if (sink.writes(object.file))
+      sink.write_raw(object.file, object.offset, as_bytes(archive_of(object)));
   }
   sink.sync();
+}
+
+void TorchDistTarget::finish_folder() const {
   write_text(folder_ / kTorchDistMetadata, metadata_pickle());
   write_text(folder_ / kCommon, common_file_);
   write_text(folder_ / kTorchDistConfig, kConfigText);
@@ -161,7 +165,7 @@ std::string TorchDistTarget::metadata_pickle() const {
     pickle.end_object();
     pickle.begin_object("torch.distributed.checkpoint.filesystem._StorageInfo")
         .string("relative_path")
-        .string(distcp_filename(static_cast<int>(file)))
+        .string(file_names_.at(file))
         .string("offset")
         .integer(position)
         .string("length")

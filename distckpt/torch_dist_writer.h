@@ -32,8 +32,9 @@ struct RankState {
 
 class TorchDistTarget {
  public:
-  // `ranks[r]` is what rank r would save: its main replicas are written to __r_0.distcp. `common`
-  // emits the common state, a dict. Throws Error(kLayout) if the ranks disagree about a tensor.
+  // `ranks[r]` is what rank r would save: its main replicas are written to __r_0.distcp, if it has
+  // any. `common` emits the common state, a dict. Throws Error(kLayout) if the ranks disagree about
+  // a tensor.
   TorchDistTarget(std::filesystem::path folder,
                   const std::vector<RankState>& ranks,
                   const std::function<void(PickleWriter&)>& common);
@@ -42,10 +43,13 @@ class TorchDistTarget {
   std::vector<ChecksumRange> protected_ranges() const;
   std::int64_t num_bytes() const;  // of all files
 
-  // After the executor is done: archive headers with the checksums of what was written, objects,
-  // .metadata, common.pt and metadata.json. Throws Error(kBug) for a chunk that was not written
-  // whole.
-  void finish(FileSink& sink) const;
+  // After the executor is done, for the files that the sink writes: archive headers with the
+  // checksums of what was written, and objects. Durable when it returns. Throws Error(kBug) for a
+  // chunk that was not written whole.
+  void finish_files(FileSink& sink) const;
+
+  // After all files are finished: .metadata, common.pt and metadata.json.
+  void finish_folder() const;
 
  private:
   struct Chunk {
@@ -69,9 +73,10 @@ class TorchDistTarget {
   Layout layout_;
   std::vector<Chunk> chunks_;
   std::vector<Object> objects_;
+  std::vector<std::string> file_names_;  // by storage
   std::vector<std::int64_t> file_sizes_;
   std::string extra_state_archive_;
-  std::string common_file_;     // common.pt
+  std::string common_file_;  // common.pt
 };
 
 }  // namespace ferry::distckpt

@@ -15,6 +15,7 @@
 #include "distckpt/shard_store.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
+#include "tests/support/parallel_model.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 #include "tests/support/trees.h"
@@ -60,6 +61,19 @@ TEST(Archive, IsNoDetour) {
   }
 }
 
+TEST(Archive, LoadsOntoEveryMeshAsItsHuggingFaceFilesDo) {
+  for (const char* name : {"hf_llama", "hf_qwen2_tied", "hf_mixtral", "hf_deepseek_v3"}) {
+    SCOPED_TRACE(name);
+    const auto folder = test_data(name) / "hf";
+    const TempDir dir;
+    convert({.from = folder, .to = dir / "archive", .format = Format::kArchive});
+    const auto checkpoint = open(dir / "archive");
+    const support::NaiveWeights weights(folder, checkpoint.map.config);
+    for (const auto& mesh : support::meshes_for(checkpoint.map.config))
+      ASSERT_NO_FATAL_FAILURE(support::expect_loads(checkpoint, weights, mesh));
+  }
+}
+
 TEST(Archive, IsOneFileThatCanBeNamedByItself) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 1);
@@ -84,9 +98,15 @@ TEST(Archive, OfBlocksOfFp8KeepsThemOrIsDequantised) {
 TEST(Archive, OfAnotherDTypeSaysSoInItsConfiguration) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 2);
-  convert({.from = dir / "hf", .to = dir / "archive", .format = Format::kArchive, .dtype = DType::kF32});
+  convert({.from = dir / "hf",
+           .to = dir / "archive",
+           .format = Format::kArchive,
+           .dtype = DType::kF32});
   convert({.from = dir / "archive", .to = dir / "by_archive"});
-  convert({.from = dir / "hf", .to = dir / "cast", .format = Format::kHuggingFace, .dtype = DType::kF32});
+  convert({.from = dir / "hf",
+           .to = dir / "cast",
+           .format = Format::kHuggingFace,
+           .dtype = DType::kF32});
   EXPECT_TRUE(same_tree(dir / "cast", dir / "by_archive"));
 }
 
@@ -111,7 +131,10 @@ TEST(Archive, IsNotReplacedUnlessAsked) {
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"exists already"}, [&] {
     convert({.from = dir / "other", .to = dir / "archive", .format = Format::kArchive});
   }));
-  convert({.from = dir / "other", .to = dir / "archive", .format = Format::kArchive, .overwrite = true});
+  convert({.from = dir / "other",
+           .to = dir / "archive",
+           .format = Format::kArchive,
+           .overwrite = true});
   convert({.from = dir / "archive", .to = dir / "back"});
   EXPECT_TRUE(same_tree(dir / "other", dir / "back"));
 }
@@ -120,7 +143,8 @@ TEST(Archive, IsNotReplacedUnlessAsked) {
 TEST(Archive, ThatIsThereIsProvedOnResume) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 6);
-  ConvertOptions options{.from = dir / "hf", .to = dir / "archive", .format = Format::kArchive, .resume = true};
+  ConvertOptions options{
+      .from = dir / "hf", .to = dir / "archive", .format = Format::kArchive, .resume = true};
   convert(options);
   EXPECT_TRUE(convert(options).proved);
   const auto file = dir / "archive" / "weights.h5";
@@ -139,7 +163,8 @@ TEST(Archive, NeedsAConfiguration) {
            .format = Format::kArchive,
            .hf_config = test_data("hf_llama") / "hf"});
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"--hf-config"}, [&] {
-    convert({.from = dir / "archive", .to = dir / "out", .hf_config = test_data("hf_llama") / "hf"});
+    convert(
+        {.from = dir / "archive", .to = dir / "out", .hf_config = test_data("hf_llama") / "hf"});
   }));
 }
 
@@ -154,7 +179,8 @@ TEST(Archive, HasNoIterations) {
 
 // What an archive says of its small files is no way out of a folder.
 TEST(Archive, RefusesPathsThatLeaveTheFolder) {
-  for (const auto* name : {"hf/../evil", "hf/", "hf/a/b", "hf", "../hf/config.json", "hf/..", "/x", "../x", "tmp/x"}) {
+  for (const auto* name :
+       {"hf/../evil", "hf/", "hf/a/b", "hf", "../hf/config.json", "hf/..", "/x", "../x", "tmp/x"}) {
     EXPECT_TRUE(fails(ErrorKind::kCorrupt, {}, [&] {
       form_of_sidecar({{"hf/config.json", "{}"}, {name, "x"}}, "archive");
     })) << name;

@@ -10,6 +10,7 @@
 #include "distckpt/copy_plan.h"
 #include "distckpt/digest.h"
 #include "distckpt/executor.h"
+#include "distckpt/memory_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/memory_box_io.h"
 #include "tests/support/random_model.h"
@@ -17,8 +18,6 @@
 namespace ferry::distckpt {
 namespace {
 
-using support::MemorySink;
-using support::MemorySource;
 using support::random_model;
 using support::RandomModel;
 using support::same_bytes;
@@ -45,8 +44,8 @@ Digest digest_of(const ModelTensor& tensor, std::span<const std::byte> bytes) {
 
 void execute(RandomModel& model, int threads) {
   const auto plan = plan_of(model);
-  MemorySource source(model.source.layout);
-  MemorySink sink(model.target.layout);
+  support::MemorySource source(model.source.layout);
+  support::MemorySink sink(model.target.layout);
   const auto report = Executor({.threads = threads}).submit(plan, source, &sink).wait();
   expect_copied(model);
   for (std::size_t i = 0; i < model.tensors.size(); ++i) {
@@ -76,7 +75,7 @@ TEST(CopyPlanRandom, TensorsLongerThanOneTaskEqualTheCopyOfElementByElement) {
   }
 }
 
-void carry_out(const CopyOp& op, MemorySource& source, MemorySink& sink) {
+void carry_out(const CopyOp& op, support::MemorySource& source, support::MemorySink& sink) {
   std::vector<ChecksumPart> none;
   const Region from{.at = op.source, .size = op.box.size, .element_size = size_of(op.source_dtype)};
   const Region into{.at = op.target, .size = op.box.size, .element_size = size_of(op.target_dtype)};
@@ -102,8 +101,8 @@ TEST(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     auto model = random_model(seed);
     const auto plan = plan_of(model);
-    MemorySource source(model.source.layout);
-    MemorySink sink(model.target.layout);
+    support::MemorySource source(model.source.layout);
+    support::MemorySink sink(model.target.layout);
     for (const auto& planned : plan.tensors) {
       for (const auto& op : copy_ops(planned)) {
         carry_out(op, source, sink);
@@ -123,6 +122,45 @@ TEST(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
   RecordProperty("ops", num_ops);
 }
 
+// What a rank does: the pieces of one storage, straight into its memory, and nothing else.
+void execute_by_target(RandomModel& model, int threads) {
+  const auto plan = plan_of(model);
+  for (StorageId storage = 0; storage < model.target.memory.size(); ++storage) {
+    const auto before = model.target.memory;
+    const auto part = keep_targets(plan, [&](StorageId id) { return id == storage; });
+    support::MemorySource source(model.source.layout);
+    MemorySink sink(model.target.layout);
+    const auto report = Executor({.threads = threads, .by_target = true, .on_compared = {}})
+                            .submit(part, source, &sink)
+                            .wait();
+    EXPECT_TRUE(report.digests.empty());
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(same_bytes(i == storage ? model.expected[i] : before[i], model.target.memory[i]))
+          << "in storage " << i << " after " << storage;
+    }
+    const bool last = storage + 1 == model.target.memory.size();
+    if (last && storage == 0) EXPECT_NO_THROW(sink.finish());
+  }
+}
+
+TEST(CopyPlanRandom, PiecesOfOneStorageAloneEqualTheCopyOfElementByElement) {
+  for (std::uint64_t seed = 3001; seed <= 3300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    auto model = random_model(seed);
+    ASSERT_NO_THROW(execute_by_target(model, static_cast<int>(seed % 4) + 1));
+    if (HasFailure()) return;
+  }
+}
+
+TEST(CopyPlanRandom, PiecesLongerThanOneTaskEqualTheCopyOfElementByElement) {
+  for (std::uint64_t seed = 4001; seed <= 4008; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    auto model = random_model(seed, {.num_tensors = 2, .large = true});
+    ASSERT_NO_THROW(execute_by_target(model, static_cast<int>(seed % 4) + 1));
+    if (HasFailure()) return;
+  }
+}
+
 TEST(CopyPlanRandom, TheCopyBackGivesTheSourceAgain) {
   int carried = 0;
   for (std::uint64_t seed = 2001; seed <= 2060; ++seed) {
@@ -132,13 +170,13 @@ TEST(CopyPlanRandom, TheCopyBackGivesTheSourceAgain) {
     ++carried;
     const auto before = model.source.memory;
     const auto there = plan_of(model);
-    MemorySource source(model.source.layout);
-    MemorySink sink(model.target.layout);
+    support::MemorySource source(model.source.layout);
+    support::MemorySink sink(model.target.layout);
     Executor({.threads = 2}).submit(there, source, &sink).wait();
     for (auto& bytes : model.source.memory) std::ranges::fill(bytes, support::kUntouched);
     const auto back = plan_copy(model.tensors, model.target.plan_side(), model.source.plan_side());
-    MemorySource target(model.target.layout);
-    MemorySink into_source(model.source.layout);
+    support::MemorySource target(model.target.layout);
+    support::MemorySink into_source(model.source.layout);
     Executor({.threads = 2}).submit(back, target, &into_source).wait();
     // All but the padding comes back: that is zero now.
     for (std::size_t i = 0; model.padding_is_zero && i < before.size(); ++i) {

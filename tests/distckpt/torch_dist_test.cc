@@ -217,7 +217,8 @@ TEST(TorchDistTarget, WritesWhatIsReadBack) {
     support::MemorySource source(memory);
     FileSink sink(target.layout().storages(), target.protected_ranges(), WriteFile::Mode::kCreate);
     Executor({.threads = 3}).submit(plan, source, &sink).wait();
-    target.finish(sink);
+    target.finish_files(sink);
+    target.finish_folder();
 
     EXPECT_TRUE(is_torch_dist(dir.path()));
     const auto found = read_torch_dist(dir.path());
@@ -250,7 +251,7 @@ TEST(TorchDistTarget, RefusesToFinishWhatWasNotWrittenWhole) {
                                [](PickleWriter& pickle) { pickle.begin_dict().end_dict(); });
   FileSink sink(target.layout().storages(), target.protected_ranges(), WriteFile::Mode::kCreate);
   EXPECT_TRUE(
-      fails(ErrorKind::kBug, {"w [0:2, 0:3]", "not written whole"}, [&] { target.finish(sink); }));
+      fails(ErrorKind::kBug, {"w [0:2, 0:3]", "not written whole"}, [&] { target.finish_files(sink); }));
   EXPECT_FALSE(is_torch_dist(dir.path()));
 }
 

@@ -297,6 +297,29 @@ void write_tiny_model(const TinyModel& model, const fs::path& folder, std::uint6
     distckpt::write_text(folder / distckpt::kSafetensorsIndex, index.dump(1));
 }
 
+distckpt::ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  distckpt::ParallelConfig layout;
+  for (int doubled = 1; doubled <= model.num_query_groups; doubled *= 2) {
+    if (draw(0, 1) == 0) layout.tensor_model_parallel_size = doubled;
+  }
+  layout.make_vocab_size_divisible_by = draw(1, 16);
+  if (model.has_experts() && model.dense_layers < model.num_layers) {
+    if (model.experts % 2 == 0 && draw(0, 1) == 0) layout.expert_model_parallel_size = 2;
+    if (draw(0, 1) == 0) layout.expert_tensor_parallel_size = 1;
+  }
+  const int stages = draw(1, model.num_layers);
+  layout.pipeline_model_parallel_size = stages;
+  if (stages == 1) return layout;
+  if (model.num_layers % (2 * stages) == 0) layout.virtual_pipeline_model_parallel_size = 2;
+  if (model.num_layers % stages == 0) return layout;
+  // Uneven: one layer for each stage but the first, which takes the rest.
+  layout.num_layers_in_first_pipeline_stage = model.num_layers - (stages - 1);
+  return layout;
+}
+
 std::map<std::string, std::string> read_tree(const fs::path& folder) {
   std::map<std::string, std::string> tree;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "distckpt/dtype.h"
+#include "distckpt/parallel_config.h"
 
 namespace ferry::support {
 
@@ -48,6 +49,9 @@ struct TinyModel {
 
 // Any model, for property tests.
 TinyModel random_tiny_model(std::mt19937_64& random);
+
+// Any layout that the model can be split into.
+distckpt::ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& random);
 
 // Writes config.json, generation_config.json, tokenizer.json and the weights, in a header order of
 // its own.
