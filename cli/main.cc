@@ -1,81 +1,52 @@
-// ferry: parses the command line and turns outcomes into exit statuses, as cmp(1): 0 yes, 1 no, 2
-// trouble.
-#include <sys/resource.h>
+// ferry: the subcommands of files. Those of models live in a second program beside it, which has
+// LibTorch: ferry becomes that program when they are called.
+#include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
-#include <exception>
+#include <cstdlib>
 #include <filesystem>
-#include <new>
 #include <string_view>
 
 #include "cli/commands.h"
-#include "cli/report/json.h"
+#include "cli/program.h"
 #include "distckpt/error.h"
 
 namespace ferry::cli {
 namespace {
 
-// An error that main() prints may come before the options are parsed.
-bool json_requested = false;
-
-int trouble(const Error& error) {
-  fmt::print(stderr, "{}", error.report());
-  if (json_requested) fmt::print("{}\n", error_json(error).dump());
-  return kTrouble;
+bool is_of_models(int argc, char** argv) {
+  return argc > 1 && std::string_view(argv[1]) == "verify" &&
+         std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
+           return argument == "--logits" || argument == "--numerics";
+         });
 }
 
-// A checkpoint of a large mesh has more files than a shell allows to be open.
-void allow_many_files() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
+// Does not return where there is such a program.
+void become_torch_program(char** argv) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto program = self.parent_path() / "ferry-torch";
+  if (!error) execv(program.c_str(), argv);
 }
 
-int run(int argc, char** argv) {
-  allow_many_files();
-  CLI::App app(
-      "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "
-      "bit.",
-      "ferry");
-  app.set_version_flag("--version", "ferry " FERRY_VERSION);
-  app.require_subcommand(1);
-  app.footer("Exit status: 0 yes, 1 no (a difference was found), 2 trouble.");
+void add_commands(CLI::App& app) {
   add_convert(app);
   add_inspect(app);
   add_verify(app);
   add_diff(app);
   add_digest(app);
-  try {
-    app.parse(argc, argv);
-    return kYes;
-  } catch (const CLI::RuntimeError& outcome) {
-    return outcome.get_exit_code();
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return trouble(
-        Error(ErrorKind::kUsage, error.what(), "see ferry --help, ferry convert --help"));
-  }
 }
 
 }  // namespace
 }  // namespace ferry::cli
 
 int main(int argc, char** argv) {
-  ferry::cli::json_requested = std::any_of(argv, argv + argc, [](const char* argument) {
-    return std::string_view(argument) == "--json";
-  });
-  try {
-    return ferry::cli::run(argc, argv);
-  } catch (const ferry::Error& error) {
-    return ferry::cli::trouble(error);
-  } catch (const std::bad_alloc&) {
-    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kIo, "out of memory"));
-  } catch (const std::filesystem::filesystem_error& error) {
-    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kIo, error.what()));
-  } catch (const std::exception& error) {
-    return ferry::cli::trouble(ferry::Error(ferry::ErrorKind::kBug, error.what()));
+  if (ferry::cli::is_of_models(argc, argv)) {
+    ferry::cli::become_torch_program(argv);
+    return ferry::cli::run_program(argc, argv, [](CLI::App&) {
+      throw ferry::Error(ferry::ErrorKind::kUsage, "ferry-torch does not lie beside ferry",
+                         "build it: configure with -Dtorch_root=FOLDER, that of a torch wheel");
+    });
   }
+  return ferry::cli::run_program(argc, argv, ferry::cli::add_commands);
 }

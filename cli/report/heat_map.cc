@@ -7,6 +7,7 @@
 #include <map>
 
 #include "cli/report/diff.h"
+#include "cli/report/html.h"
 #include "cli/report/text.h"
 
 namespace ferry::cli {
@@ -140,30 +141,6 @@ std::string step_class(const ElementDifference& difference, const HeatScale& sca
   const auto value = scale.value(difference);
   const auto* const step = std::ranges::lower_bound(scale.steps, value);
   return fmt::format("s{}", step - scale.steps.begin() + 1);
-}
-
-std::string escape_xml(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      default:
-        // XML knows no other control characters, however they are written.
-        escaped += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? '?' : c;
-    }
-  }
-  return escaped;
 }
 
 std::string heat_map_svg(const DiffTable& table, const HeatScale& scale) {

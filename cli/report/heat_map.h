@@ -33,6 +33,4 @@ std::string legend(const converter::DiffTable& table, const HeatScale& scale);
 // The class of a cell's colour: "s0" for equal to "s7".
 std::string step_class(const distckpt::ElementDifference& difference, const HeatScale& scale);
 
-std::string escape_xml(std::string_view text);
-
 }  // namespace ferry::cli

@@ -28,12 +28,12 @@ at::Tensor ordered(const at::Tensor& x) {
   return at::where(bits < 0, least - bits, bits);
 }
 
-json to_json(const TensorDifference& difference) {
+json to_json(const OutputDifference& difference) {
   return {difference.module,  difference.elements,     difference.unequal,
           difference.largest, difference.largest_ulps, difference.finite};
 }
 
-TensorDifference from_json(const json& value) {
+OutputDifference from_json(const json& value) {
   return {.module = value[0],
           .elements = value[1],
           .unequal = value[2],
@@ -162,11 +162,11 @@ bool LogitsReport::equal() const {
   return std::ranges::all_of(sequences, [](const SequenceDifference& sequence) {
     return sequence.logits.unequal == 0 &&
            std::ranges::all_of(sequence.modules,
-                               [](const TensorDifference& of) { return of.unequal == 0; });
+                               [](const OutputDifference& of) { return of.unequal == 0; });
   });
 }
 
-std::optional<std::pair<std::size_t, TensorDifference>> LogitsReport::first_difference() const {
+std::optional<std::pair<std::size_t, OutputDifference>> LogitsReport::first_difference() const {
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     for (const auto& module : sequences[i].modules) {
       if (module.unequal > 0) return std::pair(i, module);
@@ -176,7 +176,7 @@ std::optional<std::pair<std::size_t, TensorDifference>> LogitsReport::first_diff
   return std::nullopt;
 }
 
-TensorDifference compare_tensors(const std::string& module,
+OutputDifference compare_tensors(const std::string& module,
                                  const at::Tensor& ours,
                                  const at::Tensor& theirs) {
   require(ours.sizes() == theirs.sizes(), ErrorKind::kLayout,
@@ -194,7 +194,7 @@ TensorDifference compare_tensors(const std::string& module,
                            .view({-1, static_cast<std::int64_t>(a.element_size())})
                            .any(1)
                            .logical_and(both_nan.flatten().logical_not());
-  TensorDifference difference{.module = module,
+  OutputDifference difference{.module = module,
                               .elements = a.numel(),
                               .unequal = unequal.sum().item<std::int64_t>(),
                               .finite = a.isfinite().all().item<bool>()};

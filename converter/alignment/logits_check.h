@@ -14,7 +14,7 @@
 namespace ferry::converter {
 
 // Two tensors of one shape.
-struct TensorDifference {
+struct OutputDifference {
   std::string module{};  // "decoder.layers.3.mlp", "logits"
   std::int64_t elements = 0;
   std::int64_t unequal = 0;       // in any bit, but that NaN equals NaN
@@ -25,10 +25,10 @@ struct TensorDifference {
 
 struct SequenceDifference {
   std::int64_t num_tokens = 0;
-  TensorDifference logits{};
+  OutputDifference logits{};
   double largest_log_prob = 0;  // of the tokens of the sequence: what reinforcement learning sees
   double mean_log_prob = 0;
-  std::vector<TensorDifference> modules{};  // in the order in which they are computed
+  std::vector<OutputDifference> modules{};  // in the order in which they are computed
 };
 
 struct LogitsReport {
@@ -38,7 +38,7 @@ struct LogitsReport {
 
   bool equal() const;
   // The sequence, and the first module of it that differs.
-  std::optional<std::pair<std::size_t, TensorDifference>> first_difference() const;
+  std::optional<std::pair<std::size_t, OutputDifference>> first_difference() const;
 };
 
 struct LogitsOptions {
@@ -52,7 +52,7 @@ LogitsReport check_logits(const std::vector<std::unique_ptr<models::GPTModel>>& 
                           const LogitsOptions& options);
 
 // Throws Error(kLayout) if the shapes or dtypes differ.
-TensorDifference compare_tensors(const std::string& module,
+OutputDifference compare_tensors(const std::string& module,
                                  const at::Tensor& ours,
                                  const at::Tensor& theirs);
 

@@ -1,0 +1,13 @@
+// What the programs of this folder have in common: parsing, and turning outcomes into exit statuses
+// as cmp(1) has them: 0 yes, 1 no, 2 trouble.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace ferry::cli {
+
+// Runs the subcommand that the arguments name, of those that `add_commands` adds.
+int run_program(int argc, char** argv, const std::function<void(CLI::App&)>& add_commands) noexcept;
+
+}  // namespace ferry::cli

@@ -1,0 +1,106 @@
+#include "cli/report/html.h"
+
+#include <fmt/format.h>
+
+namespace ferry::cli {
+namespace {
+
+constexpr std::string_view kStyle = R"css(
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1f2328; --dim: #656d76; --line: #d8dde3; --panel: #f6f8fa;
+  --accent: #b8412c; --bad: #7a2fd0;
+  --s0: #e6eaee; --s1: #fdebcb; --s2: #fbd49c; --s3: #f7b56a; --s4: #ee8f4b; --s5: #d96638; --s6: #b23f2b; --s7: #741c20; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #14171c; --ink: #e3e7ec; --dim: #929ba6; --line: #333a43; --panel: #1c2128; --accent: #f0955a; --bad: #c39bff;
+    --s0: #2a3038; --s1: #46351f; --s2: #664624; --s3: #8e5a29; --s4: #b9702f; --s5: #dd8a3e; --s6: #f4b168; --s7: #fde3b0; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1280px; padding: 28px 32px 64px; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 24px; margin: 0 0 12px; }
+h2 { font-size: 17px; margin: 40px 0 10px; }
+h3 { font-size: 14px; font-weight: 600; margin: 20px 0 6px; }
+p, ul { margin: 6px 0; max-width: 900px; }
+.dim { color: var(--dim); }
+.sides { border-collapse: collapse; }
+.sides th { text-align: left; padding: 1px 14px 1px 0; font-weight: 600; }
+.sides td { padding: 1px 14px 1px 0; overflow-wrap: anywhere; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 20px 0; }
+.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 10px 18px 12px; min-width: 170px; }
+.tile b { display: block; font-size: 24px; font-weight: 600; line-height: 1.3; }
+.tile span { color: var(--dim); font-size: 13px; }
+.picker input { position: absolute; opacity: 0; }
+.picker label { display: inline-block; padding: 4px 14px; border: 1px solid var(--line); border-radius: 6px; margin-right: 6px; cursor: pointer; }
+#pick-share:checked ~ [for=pick-share], #pick-relative:checked ~ [for=pick-relative] { background: var(--ink); color: var(--page); border-color: var(--ink); }
+.picker input:focus-visible ~ label { outline: 2px solid var(--accent); outline-offset: 1px; }
+.picker .panel { display: none; overflow-x: auto; }
+#pick-share:checked ~ #share, #pick-relative:checked ~ #relative { display: block; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 14px; margin: 14px 0 4px; max-width: none; font-size: 13px; color: var(--dim); }
+.key { display: inline-flex; align-items: center; gap: 5px; }
+.chips { display: flex; flex-wrap: wrap; gap: 8px 22px; font-size: 13px; }
+.chip { display: inline-flex; align-items: center; gap: 7px; }
+svg text { font-size: 12px; fill: var(--ink); }
+svg text.layer { text-anchor: end; fill: var(--dim); font-variant-numeric: tabular-nums; }
+svg .axis { fill: var(--dim); text-anchor: middle; }
+svg .power { font-size: 9px; }
+svg .grid { stroke: var(--line); }
+svg .bar { fill: var(--s5); }
+svg .bar.equal { fill: var(--dim); opacity: 0.55; }
+svg .number { font-size: 10.5px; text-anchor: middle; pointer-events: none; font-variant-numeric: tabular-nums; }
+svg .low { fill: var(--ink); } svg .high { fill: var(--page); }
+.experts rect:hover, .heat rect:hover { stroke: var(--ink); stroke-width: 2px; }
+.s0 { fill: var(--s0); background: var(--s0); } .s1 { fill: var(--s1); background: var(--s1); } .s2 { fill: var(--s2); background: var(--s2); }
+.s3 { fill: var(--s3); background: var(--s3); } .s4 { fill: var(--s4); background: var(--s4); } .s5 { fill: var(--s5); background: var(--s5); }
+.s6 { fill: var(--s6); background: var(--s6); } .s7 { fill: var(--s7); background: var(--s7); }
+.nonfinite { stroke: var(--bad); stroke-width: 2.5px; }
+.unpaired { fill: none; stroke: var(--accent); stroke-dasharray: 3 2; stroke-width: 1.5px; pointer-events: all; }
+.scroll { overflow: auto; max-height: 85vh; border: 1px solid var(--line); border-radius: 8px; }
+.numbers { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+.numbers th, .numbers td { padding: 3px 10px; text-align: right; white-space: nowrap; }
+.numbers th:first-child, .numbers td:first-child, .numbers td:last-child { text-align: left; }
+.numbers thead th { position: sticky; top: 0; background: var(--panel); border-bottom: 1px solid var(--line); font-weight: 600; }
+.numbers .layer td { border-top: 1px solid var(--line); background: var(--panel); font-weight: 600; }
+.numbers .same td { color: var(--dim); }
+.swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 7px; }
+code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.93em; }
+@media print { .scroll { max-height: none; } }
+)css";
+
+}  // namespace
+
+std::string html_page(std::string_view title, std::string_view body) {
+  return fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n"
+      "<meta charset=\"utf-8\"/>\n<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\"/>\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n{}</body>\n</html>\n",
+      escape_xml(title), kStyle, body);
+}
+
+std::string tile(std::string_view value, std::string_view what) {
+  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", escape_xml(value),
+                     escape_xml(what));
+}
+
+std::string escape_xml(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        // XML knows no other control characters, however they are written.
+        escaped += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? '?' : c;
+    }
+  }
+  return escaped;
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,16 @@
+// What all pages have: one style sheet, light and dark; no script, nothing from elsewhere.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ferry::cli {
+
+std::string html_page(std::string_view title, std::string_view body);
+
+// A number and what it says.
+std::string tile(std::string_view value, std::string_view what);
+
+std::string escape_xml(std::string_view text);
+
+}  // namespace ferry::cli

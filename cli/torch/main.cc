@@ -1,0 +1,8 @@
+// ferry-torch: the subcommands of models. ferry runs it.
+#include "cli/program.h"
+#include "cli/torch/commands.h"
+
+int main(int argc, char** argv) {
+  return ferry::cli::run_program(argc, argv,
+                                 [](CLI::App& app) { ferry::cli::add_verify_models(app); });
+}

@@ -1,0 +1,127 @@
+#include <ATen/Parallel.h>
+
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/logits.h"
+#include "cli/torch/commands.h"
+#include "converter/alignment/logits_check.h"
+#include "converter/alignment/model_files.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "models/parallel_state.h"
+#include "models/pipeline_forward.h"
+
+namespace ferry::cli {
+namespace {
+
+struct Flags {
+  std::string checkpoint{};
+  std::string reference{};
+  std::string iteration{};
+  std::string hf_config{};
+  std::string dtype{};
+  std::string html{};
+  MeshFlags mesh{};
+  bool packed = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+// Ranks of the smallest mesh of these sizes.
+int fewest_ranks(const distckpt::ParallelConfig& parallel) {
+  return std::lcm(parallel.tensor_model_parallel_size * parallel.context_parallel_size,
+                  parallel.expert_tensor_parallel() * parallel.expert_model_parallel_size) *
+         parallel.pipeline_model_parallel_size;
+}
+
+distckpt::DType dtype_of(const Flags& flags, const converter::Reference& reference) {
+  if (flags.dtype == "fp32") return distckpt::DType::kF32;
+  if (flags.dtype == "bf16") return distckpt::DType::kBF16;
+  return reference.sequences[0].logits.scalar_type() == at::kFloat ? distckpt::DType::kF32
+                                                                   : distckpt::DType::kBF16;
+}
+
+// Runs `body` as every rank: those that a launcher started, or threads of this process.
+void run_mesh(const Flags& flags, const std::function<void(models::World&)>& body) {
+  const auto ranks = fewest_ranks(flags.mesh.parallel);
+  auto world = models::World::from_environment(world_options(flags.mesh));
+  if (world.size() > 1 || ranks == 1) return body(world);
+  require(flags.mesh.device == "cpu", ErrorKind::kUsage,
+          "the mesh has {} ranks, and this is one process", ranks);
+  models::run_ranks(ranks, world_options(flags.mesh), body);
+}
+
+void verify_logits(Flags& flags) {
+  auto& parallel = flags.mesh.parallel;
+  if (flags.mesh.expert_tensor_parallel_size > 0)
+    parallel.expert_tensor_parallel_size = flags.mesh.expert_tensor_parallel_size;
+  const auto reference = converter::read_reference(flags.reference);
+  const auto checkpoint = converter::open(
+      flags.checkpoint,
+      {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
+  const auto dtype = dtype_of(flags, reference);
+  bool equal = true;
+  run_mesh(flags, [&](models::World& world) {
+    const models::ParallelState mesh(world, parallel, "verify");
+    const auto chunks = models::make_stage(checkpoint.map.config, mesh,
+                                           {.alignment = alignment_of(flags.mesh),
+                                            .dtype = dtype,
+                                            .sequence_parallel = flags.mesh.sequence_parallel});
+    converter::load_model(chunks, checkpoint, {.round = true});
+    const auto report = converter::check_logits(chunks, reference, {.packed = flags.packed});
+    if (world.rank() != 0) return;
+    equal = report.equal();
+    const LogitsSubject subject{.checkpoint = flags.checkpoint,
+                                .reference = flags.reference,
+                                .family = checkpoint.map.config.family,
+                                .alignment = flags.mesh.alignment,
+                                .dtype = std::string(short_name(dtype)),
+                                .device = flags.mesh.device,
+                                .mesh = mesh.shape(),
+                                .sequence_parallel = flags.mesh.sequence_parallel};
+    if (!flags.html.empty())
+      distckpt::write_text(flags.html, logits_html(subject, report));
+    if (flags.json) {
+      fmt::print("{}\n", logits_json(subject, report).dump(2));
+    } else if (!flags.quiet) {
+      fmt::print("{}", logits_text(subject, report));
+    }
+  });
+  if (!equal) throw CLI::RuntimeError(kNo);
+}
+
+}  // namespace
+
+void add_verify_models(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  auto* command = app.add_subcommand(
+      "verify", "Compare our model of a checkpoint with what another program computes from it");
+  command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")->required();
+  command
+      ->add_option("--reference", flags->reference,
+                   "What transformers computes: a file of hf_reference.py CHECKPOINT FILE")
+      ->required();
+  add_iteration(*command, "--iteration", flags->iteration,
+                "Which iteration of a Megatron checkpoint");
+  add_hf_config(*command, flags->hf_config);
+  add_mesh(*command, flags->mesh);
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "What the model computes in: bf16 or fp32. Default: as the reference")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  command->add_flag("--packed", flags->packed,
+                    "All sequences in one batch. Default: one at a time");
+  command->add_option("--html", flags->html, "Also draw where they differ, into this file");
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer(
+      "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
+      "threads.\nExit status: 0 equal in every bit, 1 something differs, 2 trouble.");
+  command->callback([flags] { verify_logits(*flags); });
+}
+
+}  // namespace ferry::cli
