@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "distckpt/error.h"
+#include "distckpt/pipeline_stages.h"
 #include "models/world.h"
 
 namespace ferry::models {
@@ -66,7 +67,8 @@ void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh
   } else {
     require(mesh.ep() == 1, ErrorKind::kUsage, "ep is {}, and the model has no experts", mesh.ep());
   }
-  (void)mesh.parallel().layers_per_stage(static_cast<int>(config.num_layers));
+  (void)distckpt::pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
+                                  static_cast<int>(config.mtp_num_layers));
 }
 
 ParallelState::ParallelState(World& world,
