@@ -1,0 +1,74 @@
+// save_ranks FROM TO [tp=2] [pp=2] [vpp=2] [ep=2] [etp=1] [dp=2] [rows=1]: loads a checkpoint into
+// the memory of ranks, threads of this process, and saves it from there. For tests that look at it
+// with Megatron-Core.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "converter/load.h"
+#include "converter/save.h"
+#include "distckpt/error.h"
+#include "distckpt/memory_io.h"
+#include "tests/support/fake_ranks.h"
+#include "tests/support/parallel_model.h"
+
+namespace ferry::support {
+namespace {
+
+void run(const std::string& from, const std::string& to, std::map<std::string, int> sizes) {
+  MeshOptions options{.dtype = {}};
+  auto& parallel = options.parallel;
+  const auto take = [&](const char* name, auto& into) {
+    if (const auto found = sizes.find(name); found != sizes.end()) into = found->second;
+    sizes.erase(name);
+  };
+  take("tp", parallel.tensor_model_parallel_size);
+  take("pp", parallel.pipeline_model_parallel_size);
+  take("vpp", parallel.virtual_pipeline_model_parallel_size);
+  take("ep", parallel.expert_model_parallel_size);
+  take("etp", parallel.expert_tensor_parallel_size);
+  take("first", parallel.num_layers_in_first_pipeline_stage);
+  take("dp", options.dp);
+  int rows = 0;
+  take("rows", rows);
+  options.by_rows = rows != 0;
+  require(sizes.empty(), ErrorKind::kUsage, "{}: no such size", sizes.begin()->first);
+
+  const auto origin = converter::open(from);
+  const ParallelModel model(origin.map, origin.tensors, options);
+  run_as_ranks(model.size(), [&](const distckpt::RankGroup& group) {
+    const auto mesh = distckpt::gather_mesh_layout(group, model.sharded_state_dict(group.rank));
+    distckpt::MemorySink into(mesh.layout);
+    converter::load(origin, mesh, into, {.threads = 1});
+    distckpt::MemorySource out(mesh.layout);
+    converter::save(group, mesh, out,
+                    {.config = origin.map.config,
+                     .to = to,
+                     .parallel = parallel,
+                     .origin = &origin,
+                     .threads = 1});
+  });
+}
+
+}  // namespace
+}  // namespace ferry::support
+
+int main(int argc, char** argv) {
+  try {
+    ferry::require(argc >= 3, ferry::ErrorKind::kUsage, "usage: save_ranks FROM TO [tp=2] ...");
+    std::map<std::string, int> sizes;
+    for (int i = 3; i < argc; ++i) {
+      const std::string_view text = argv[i];
+      const auto split = text.find('=');
+      sizes.emplace(text.substr(0, split), std::stoi(std::string(text.substr(split + 1))));
+    }
+    ferry::support::run(argv[1], argv[2], sizes);
+    return 0;
+  } catch (const ferry::Error& error) {
+    fmt::print(stderr, "{}", error.report());
+    return 2;
+  }
+}
