@@ -43,7 +43,10 @@ void add_verify(CLI::App& app) {
   add_max_memory(*command, flags->max_memory);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
-  command->footer("Exit status: 0 identical, 1 something differs, 2 trouble.");
+  command->footer(
+      "ferry verify --logits CHECKPOINT --reference FILE compares what our model of a checkpoint "
+      "computes with what transformers does: ferry verify --logits --help.\n"
+      "Exit status: 0 identical, 1 something differs, 2 trouble.");
   command->callback([flags] {
     const auto report =
         converter::verify({.left = flags->left,

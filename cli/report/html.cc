@@ -61,6 +61,7 @@ svg .low { fill: var(--ink); } svg .high { fill: var(--page); }
 .numbers .same td { color: var(--dim); }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 7px; }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.93em; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 @media print { .scroll { max-height: none; } }
 )css";
 

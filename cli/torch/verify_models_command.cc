@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/report/logits.h"
+#include "cli/torch/logits_report.h"
 #include "cli/torch/commands.h"
 #include "converter/alignment/logits_check.h"
 #include "converter/alignment/model_files.h"
@@ -59,6 +59,13 @@ void verify_logits(Flags& flags) {
   auto& parallel = flags.mesh.parallel;
   if (flags.mesh.expert_tensor_parallel_size > 0)
     parallel.expert_tensor_parallel_size = flags.mesh.expert_tensor_parallel_size;
+  require(!flags.checkpoint.empty(), ErrorKind::kUsage, "--logits names no checkpoint");
+  if (flags.reference.empty()) {
+    throw Error(ErrorKind::kUsage, "there is no --reference to compare with",
+                fmt::format("make one, with transformers 5.17.0 and torch 2.11.0: "
+                            "python3 tests/interop/hf_reference.py {} reference.safetensors --layers",
+                            flags.checkpoint));
+  }
   const auto reference = converter::read_reference(flags.reference);
   const auto checkpoint = converter::open(
       flags.checkpoint,
@@ -100,11 +107,12 @@ void add_verify_models(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   auto* command = app.add_subcommand(
       "verify", "Compare our model of a checkpoint with what another program computes from it");
-  command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")->required();
+  command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")
+      ->expected(0, 1)
+      ->required();
   command
       ->add_option("--reference", flags->reference,
-                   "What transformers computes: a file of hf_reference.py CHECKPOINT FILE")
-      ->required();
+                   "What transformers computes: a file of hf_reference.py CHECKPOINT FILE");
   add_iteration(*command, "--iteration", flags->iteration,
                 "Which iteration of a Megatron checkpoint");
   add_hf_config(*command, flags->hf_config);

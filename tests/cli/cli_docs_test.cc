@@ -75,7 +75,7 @@ class CliDocs : public testing::Test {
 };
 
 TEST_F(CliDocs, HaveASectionForEachSubcommandAndNoOther) {
-  std::set<std::string> expected{"ferry"};
+  std::set<std::string> expected{"ferry", "ferry verify --logits"};
   for (const auto& name : subcommands()) expected.insert("ferry " + name);
   ASSERT_GT(expected.size(), 1U) << "ferry --help lists no subcommands";
   std::set<std::string> headings;
@@ -96,6 +96,15 @@ TEST_F(CliDocs, ListEveryOptionOfEachSubcommandAndNoOther) {
     EXPECT_FALSE(printed.empty());
     EXPECT_EQ(long_flags(sections["ferry " + name]), printed);
   }
+}
+
+TEST_F(CliDocs, ListEveryOptionOfTheProgramOfModelsAndNoOther) {
+  if (!std::filesystem::exists(std::filesystem::path(environment("FERRY")).parent_path() /
+                               "ferry-torch"))
+    GTEST_SKIP() << "this build has no models";
+  const auto printed = long_flags(output_of_ferry("verify --logits --help"));
+  EXPECT_FALSE(printed.empty());
+  EXPECT_EQ(long_flags(read_sections()["ferry verify --logits"]), printed);
 }
 
 }  // namespace

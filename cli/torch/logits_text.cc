@@ -1,4 +1,4 @@
-#include "cli/report/logits.h"
+#include "cli/torch/logits_report.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cli/report/html.h"
-#include "cli/report/logits.h"
+#include "cli/torch/logits_report.h"
 #include "cli/report/text.h"
 
 namespace ferry::cli {
@@ -15,7 +15,7 @@ using converter::LogitsReport;
 using converter::SequenceDifference;
 using converter::OutputDifference;
 
-constexpr double kBar = 9;        // of one module
+constexpr double kBar = 14;       // of one module
 constexpr double kHeight = 150;   // of a bar in which every value differs
 constexpr double kLeft = 46;
 constexpr double kTop = 10;
