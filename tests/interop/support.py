@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,24 @@ def run_ok(*arguments, code=0, **kwargs):
     assert done.returncode == code, \
         f"exit {done.returncode}, expected {code}: ferry {' '.join(map(str, arguments))}\n{done.stderr[-2000:]}{done.stdout[-500:]}"
     return done
+
+
+def save_from_ranks(source, to, *sizes):
+    """Loads a checkpoint into the memory of ranks ("tp=2", "pp=2", ...) and saves it from there."""
+    done = subprocess.run([FERRY.parent.parent / "tests/save_ranks", source, to, *sizes], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def load_with_megatron(release, jobs, cases, work):
+    """What load_with_mcore.py reports of each job; `cases` are their names."""
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
+                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else []
+    assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
+    assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
+    return report
 
 
 def ferry_json(*arguments, code=0, **kwargs):

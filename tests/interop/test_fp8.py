@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support import DATA, ferry_json, hf_tensors, run_ok, tree
+from support import DATA, ferry_json, hf_tensors, run_ok, save_from_ranks, tree
 
 BLOCK = 16  # small, so that the tiny model has many blocks and ragged edges
 
@@ -73,6 +73,15 @@ def assert_same(folder, want):
 def test_dequantises_as_torch_does(fp8, work):
     run_ok("convert", fp8, work / "bf16", "--to", "hf")
     assert_same(work / "bf16", expected(fp8, torch.bfloat16))
+
+
+@pytest.mark.parametrize("sizes", [["tp=2", "pp=2", "first=1", "ep=2"], ["tp=2", "rows=1", "dp=2"]])
+def test_dequantises_on_the_way_to_ranks(fp8, sizes, work):
+    """Blocks cut by the ranks' boxes keep their scales. A model holds the router's bias in fp32, and it stays so."""
+    save_from_ranks(fp8, work / "saved", *sizes)
+    run_ok("convert", work / "saved", work / "bf16")
+    assert_same(work / "bf16", {n: t.float() if n.endswith("e_score_correction_bias") else t
+                                for n, t in expected(fp8, torch.bfloat16).items()})
     assert "quantization_config" not in json.loads((work / "bf16/config.json").read_text())
 
 

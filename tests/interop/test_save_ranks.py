@@ -1,14 +1,8 @@
 """Real megatron-core loads what ranks saved from their memory, each its own shards into one checkpoint."""
-import json
-import subprocess
-import sys
-
 import pytest
 
 import oracle
-from support import DATA, FERRY, HERE, PEERS, iteration_folder, run_ok
-
-SAVE_RANKS = FERRY.parent.parent / "tests/save_ranks"
+from support import DATA, iteration_folder, load_with_megatron, run_ok, save_from_ranks
 
 # Saved how: (Hugging Face model, the ranks, layouts to load it at: TP, PP, EP, ETP)
 SAVED = {
@@ -27,14 +21,13 @@ def saved(tmp_path_factory):
     """{case: checkpoint folder}, saved once for all tests here."""
     folder = tmp_path_factory.mktemp("saved")
     for case, (hf, ranks, _) in SAVED.items():
-        subprocess.run([SAVE_RANKS, DATA / hf / "hf", folder / case, *ranks], check=True, timeout=120)
+        save_from_ranks(DATA / hf / "hf", folder / case, *ranks)
     return {case: folder / case for case in SAVED}
 
 
 @pytest.mark.parametrize("case", SAVED)
 def test_it_is_the_same_model(case, saved):
-    report = run_ok("verify", saved[case], DATA / SAVED[case][0] / "hf")
-    assert report.returncode == 0
+    run_ok("verify", saved[case], DATA / SAVED[case][0] / "hf")
     oracle.megatron_state(saved[case])  # raises where chunks overlap or leave a gap
 
 
@@ -53,10 +46,5 @@ def test_megatron_core_loads_it_at_any_layout(release, saved, work):
             cases.append(f"{case} at TP{tp} PP{pp} EP{ep}")
             jobs.append(dict(ckpt=str(saved[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, ep=ep, etp=etp, vpad=256,
                              expect_hf=True, logits=True))
-    (work / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
-                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-    report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else []
-    assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
-    assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
+    report = load_with_megatron(release, jobs, cases, work)
     assert max(r["logits_error"] for r in report if r["logits_error"] is not None) < 2e-5

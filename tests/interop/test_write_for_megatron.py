@@ -1,7 +1,5 @@
 """Real megatron-core and torch.distributed.checkpoint read what ferry writes."""
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -9,7 +7,7 @@ import oracle
 import torch_dist_raw as raw
 from weight_mapping import arch_of, describe, hf_to_megatron, stack_full
 from tiny_models import load_hf_sd
-from support import DATA, HERE, PEERS, TORCH_NAME, hf_tensors, iteration_folder, run_ok, sha256
+from support import DATA, TORCH_NAME, hf_tensors, iteration_folder, load_with_megatron, run_ok, sha256
 
 # Written how: (Hugging Face model, name, options, rows of the vocabulary tensors)
 WRITTEN = {
@@ -145,12 +143,7 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
             cases.append(f"{case} at TP{tp} PP{pp}")
             jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, vpad=vocab_rows,
                              expect_hf=True, logits=True))
-    (work / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
-                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-    report = json.loads((work / "report.json").read_text()) if (work / "report.json").exists() else []
-    assert len(report) == len(jobs), f"{cases[len(report)]}: {done.stdout[-3000:]}"
-    assert {case: r["bad"] for case, r in zip(cases, report) if r["bad"]} == {}
+    report = load_with_megatron(release, jobs, cases, work)
     assert all(r["megatron_core"].split("+")[0].replace(".", "") == release[2:] for r in report)
     assert max(r["logits_error"] for r in report if r["logits_error"] is not None) < 2e-5
     assert all(r["common"]["checkpoint_version"] == 3.0 for r in report)
