@@ -2,13 +2,43 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+
+#include "models/kernels/gemm.h"
 
 namespace ferry::models {
 namespace {
 
 constexpr std::int64_t kFewestRows = 16;
+
+// Forward by gemm_nt; the gradients as at::linear's.
+class RowInvariantProduct : public torch::autograd::Function<RowInvariantProduct> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x,
+                            const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    context->save_for_backward({x, weight});
+    context->saved_data["has_bias"] = bias.has_value();
+    return gemm_nt(x, weight, bias.value_or(at::Tensor()));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto& grad = grads[0];
+    at::Tensor grad_x;
+    at::Tensor grad_weight;
+    at::Tensor grad_bias;
+    if (context->needs_input_grad(0)) grad_x = at::matmul(grad, saved[1]);
+    if (context->needs_input_grad(1)) grad_weight = at::matmul(grad.t(), saved[0]);
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
+      grad_bias = grad.sum(0);
+    return {grad_x, grad_weight, grad_bias};
+  }
+};
 
 }  // namespace
 
@@ -17,6 +47,8 @@ at::Tensor linear(const at::Tensor& x,
                   const at::Tensor& bias,
                   Alignment alignment) {
   const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  if (alignment == Alignment::kBitwise && x.is_cuda())
+    return RowInvariantProduct::apply(x, weight, optional_bias);
   const auto rows = x.size(0);
   if (alignment == Alignment::kFast || rows >= kFewestRows || rows == 0)
     return at::linear(x, weight, optional_bias);

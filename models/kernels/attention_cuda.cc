@@ -1,0 +1,192 @@
+#include "models/kernels/attention_cuda.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "distckpt/error.h"
+
+namespace ferry::models {
+namespace {
+
+// A plan of cuDNN's serves one shape and takes 40 ms to make: lengths are rounded up.
+constexpr std::int64_t kLengthStep = 128;
+// Of one query row alone both libraries choose kernels of other bits.
+constexpr std::int64_t kFewestRows = 2;
+
+std::int64_t round_up(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
+}
+
+at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
+  std::vector<std::int32_t> sums(lengths.size() + 1, 0);
+  for (std::size_t i = 0; i < lengths.size(); ++i) sums[i + 1] = sums[i] + lengths[i];
+  return at::tensor(sums, at::kInt).to(device);
+}
+
+// The rows of all ranges, one after the other; a view where they lie so already.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+};
+at::Tensor gather(const at::Tensor& rows, const std::vector<Range>& ranges) {
+  bool adjacent = true;
+  std::int64_t end = ranges.front().begin;
+  for (const auto& range : ranges) {
+    adjacent = adjacent && range.begin == end;
+    end = range.begin + range.size;
+  }
+  if (adjacent) return rows.narrow(0, ranges.front().begin, end - ranges.front().begin);
+  std::vector<at::Tensor> parts;
+  for (const auto& range : ranges) parts.push_back(rows.narrow(0, range.begin, range.size));
+  return at::cat(parts);
+}
+
+at::Tensor flash(const at::Tensor& query,
+                 const at::Tensor& key,
+                 const at::Tensor& value,
+                 const std::vector<AttentionSegment>& segments,
+                 const AttentionOptions& options) {
+  std::vector<std::int32_t> rows;
+  std::vector<std::int32_t> keys;
+  std::vector<Range> row_ranges;
+  std::vector<Range> key_ranges;
+  for (const auto& segment : segments) {
+    rows.push_back(static_cast<std::int32_t>(segment.num_queries));
+    keys.push_back(static_cast<std::int32_t>(segment.num_keys));
+    row_ranges.push_back({segment.query_begin, segment.num_queries});
+    key_ranges.push_back({segment.key_begin, segment.num_keys});
+  }
+  std::optional<c10::SymInt> left;
+  std::optional<c10::SymInt> right;
+  if (options.window) {
+    left = c10::SymInt(*options.window - 1);
+    right = c10::SymInt(0);
+  }
+  const auto most_rows = std::max<std::int64_t>(*std::ranges::max_element(rows), kFewestRows);
+  return std::get<0>(at::_flash_attention_forward_symint(
+      gather(query, row_ranges), gather(key, key_ranges), gather(value, key_ranges),
+      offsets(rows, query.device()), offsets(keys, query.device()), most_rows,
+      *std::ranges::max_element(keys), /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, options.scale, left, right));
+}
+
+// [rows, heads, dim] -> [1, heads, front + rows + back, dim], zeros around.
+at::Tensor by_heads(const at::Tensor& rows, std::int64_t front, std::int64_t back) {
+  return at::constant_pad_nd(rows, {0, 0, 0, 0, front, back}).unsqueeze(0).transpose(1, 2);
+}
+
+at::Tensor call_cudnn(const at::Tensor& query,
+                      const at::Tensor& key,
+                      const at::Tensor& value,
+                      bool causal,
+                      double scale) {
+  const bool for_backward = at::GradMode::is_enabled() &&
+                            (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  return std::get<0>(at::_scaled_dot_product_cudnn_attention(
+      query, key, value, std::nullopt, for_backward, /*dropout_p=*/0.0, causal,
+      /*return_debug_mask=*/false, scale));
+}
+
+at::Tensor cudnn(const at::Tensor& query,
+                 const at::Tensor& key,
+                 const at::Tensor& value,
+                 const AttentionOptions& options) {
+  const auto keys = key.size(0);
+  const auto rows = query.size(0);
+  const auto groups = key.size(1);
+  const auto heads_of_group = query.size(1) / groups;
+  if (rows == 1) {  // it sees all keys: the heads of a group become rows
+    const auto repeats = (kFewestRows + heads_of_group - 1) / heads_of_group;
+    const auto as_rows = query.view({1, groups, heads_of_group, query.size(2)});
+    return call_cudnn(as_rows.repeat({1, 1, repeats, 1}), by_heads(key, 0, 0),
+                      by_heads(value, 0, 0), /*causal=*/false, options.scale)
+        .narrow(2, 0, heads_of_group)
+        .reshape({1, query.size(1), value.size(2)});
+  }
+  // Its mask starts at the first row and key: rows before ours are added, and dropped.
+  const auto back = round_up(keys, kLengthStep) - keys;
+  return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
+                    by_heads(value, 0, back), /*causal=*/true, options.scale)
+      .transpose(1, 2)[0]
+      .narrow(0, keys - rows, rows);
+}
+
+}  // namespace
+
+GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {
+  return dim == value_dim ? GpuAttention::kFlash : GpuAttention::kCudnn;
+}
+
+at::Tensor attention_cuda(const at::Tensor& query,
+                          const at::Tensor& key,
+                          const at::Tensor& value,
+                          const std::vector<AttentionSegment>& all_segments,
+                          const AttentionOptions& options,
+                          GpuAttention kernel) {
+  require(query.scalar_type() == at::kBFloat16, ErrorKind::kLayout,
+          "attention on a GPU takes bf16");
+  require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
+          "cuDNN's attention has no window");
+  std::vector<AttentionSegment> segments;
+  std::int64_t covered = 0;
+  bool gaps = false;
+  for (const auto& segment : all_segments) {
+    if (segment.num_queries == 0) continue;
+    require(segment.query_begin >= covered && segment.num_keys >= segment.num_queries,
+            ErrorKind::kBug, "segments of queries have to ascend, with all keys behind them");
+    gaps = gaps || segment.query_begin != covered;
+    covered = segment.query_begin + segment.num_queries;
+    segments.push_back(segment);
+  }
+  const std::vector<std::int64_t> shape{query.size(0), query.size(1), value.size(2)};
+  if (segments.empty()) return at::zeros(shape, query.options());
+
+  at::Tensor rows;  // of all segments, without the gaps
+  if (kernel == GpuAttention::kFlash) {
+    rows = flash(query, key, value, segments, options);
+  } else {
+    std::vector<at::Tensor> parts;
+    for (const auto& segment : segments)
+      parts.push_back(cudnn(query.narrow(0, segment.query_begin, segment.num_queries),
+                            key.narrow(0, segment.key_begin, segment.num_keys),
+                            value.narrow(0, segment.key_begin, segment.num_keys), options));
+    rows = at::cat(parts);
+  }
+  if (!gaps && covered == query.size(0)) return rows;
+  std::vector<at::Tensor> parts;
+  std::int64_t written = 0;
+  std::int64_t taken = 0;
+  for (const auto& segment : segments) {
+    parts.push_back(at::zeros({segment.query_begin - written, shape[1], shape[2]}, rows.options()));
+    parts.push_back(rows.narrow(0, taken, segment.num_queries));
+    taken += segment.num_queries;
+    written = segment.query_begin + segment.num_queries;
+  }
+  parts.push_back(at::zeros({shape[0] - written, shape[1], shape[2]}, rows.options()));
+  return at::cat(parts);
+}
+
+at::Tensor decode_attention_cuda(const at::Tensor& query, const DecodeKeys& keys, double scale) {
+  const auto sequences = query.size(0);
+  const auto groups = keys.key.size(1);
+  const auto heads_of_group = query.size(1) / groups;
+  const auto dim = query.size(2);
+  const auto as_rows = query.view({sequences, groups, heads_of_group, dim})
+                           .transpose(1, 2)
+                           .reshape({sequences * heads_of_group, groups, dim});
+  const auto row_begin =
+      at::arange(sequences + 1, query.options().dtype(at::kInt)) * heads_of_group;
+  const auto rows = std::get<0>(at::_flash_attention_forward(
+      as_rows, keys.key, keys.value, row_begin, keys.begin, std::max(heads_of_group, kFewestRows),
+      keys.longest, /*dropout_p=*/0.0, /*is_causal=*/false, /*return_debug_mask=*/false, scale,
+      std::nullopt, std::nullopt, keys.lengths));
+  return rows.view({sequences, heads_of_group, groups, dim})
+      .transpose(1, 2)
+      .reshape({sequences, query.size(1), dim});
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,45 @@
+// Attention on a GPU, by two kernels of which each gives a row the same bits however long its
+// sequence goes on, whatever is packed beside it and however many rows are asked for at a time.
+//
+// Flash takes all segments in one call. cuDNN's, which Hugging Face's "sdpa" gets on Hopper unless
+// another is pinned, takes one segment at a time, but also heads of MLA, whose values are narrower
+// than their keys. The two differ from each other: docs/numerics.md says which a family gets.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/kernels/attention.h"
+
+namespace ferry::models {
+
+enum class GpuAttention : std::uint8_t { kFlash, kCudnn };
+
+// kFlash for heads whose values are as wide as their keys.
+GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim);
+
+// As attention() in attention.h, for bf16 on a GPU. Differentiable; the gradients are the same at
+// every run if ATen is asked for deterministic algorithms.
+at::Tensor attention_cuda(const at::Tensor& query,
+                          const at::Tensor& key,
+                          const at::Tensor& value,
+                          const std::vector<AttentionSegment>& segments,
+                          const AttentionOptions& options,
+                          GpuAttention kernel);
+
+// One row for each of many sequences, by flash: the heads that share a group of keys are laid out
+// as rows, so keys are read once and every row has the bits of the causal prefill. Only for
+// inference.
+struct DecodeKeys {
+  at::Tensor key{};      // [slots, groups, dim]
+  at::Tensor value{};    // [slots, groups, dim]
+  at::Tensor begin{};    // [sequences + 1], int32 on the GPU: where each one's slots begin; the end
+  at::Tensor lengths{};  // [sequences], int32 on the GPU: slots that hold keys
+  std::int64_t longest = 0;  // at least the largest of `lengths`
+};
+// query [sequences, heads, dim] -> like query.
+at::Tensor decode_attention_cuda(const at::Tensor& query, const DecodeKeys& keys, double scale);
+
+}  // namespace ferry::models

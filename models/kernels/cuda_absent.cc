@@ -1,0 +1,68 @@
+#include "distckpt/error.h"
+#include "models/kernels/attention_cuda.h"
+#include "models/kernels/gemm.h"
+#include "models/kernels/rms_norm_cuda.h"
+#include "models/kernels/rotary_cuda.h"
+#include "models/kernels/swiglu_cuda.h"
+
+namespace ferry::models {
+namespace {
+
+[[noreturn]] void absent() {
+  throw Error(ErrorKind::kDevice, "this build has no CUDA", "configure with -Dcuda=enabled");
+}
+
+}  // namespace
+
+at::Tensor gemm_nt(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  absent();
+}
+std::int64_t gemm_bucket(std::int64_t rows) {
+  return rows;
+}
+std::vector<GemmChoice> gemm_choices() {
+  return {};
+}
+std::vector<std::pair<std::string, std::string>> gemm_environment() {
+  return {};
+}
+bool rms_norm_cuda_supports(std::int64_t) {
+  return false;
+}
+RmsNormResult rms_norm_cuda(const at::Tensor&, const at::Tensor&, double) {
+  absent();
+}
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         const at::Tensor&) {
+  absent();
+}
+at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
+  absent();
+}
+at::Tensor rotary_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
+  absent();
+}
+at::Tensor swiglu_cuda(const at::Tensor&) {
+  absent();
+}
+at::Tensor swiglu_backward_cuda(const at::Tensor&, const at::Tensor&) {
+  absent();
+}
+GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {
+  return dim == value_dim ? GpuAttention::kFlash : GpuAttention::kCudnn;
+}
+at::Tensor attention_cuda(const at::Tensor&,
+                          const at::Tensor&,
+                          const at::Tensor&,
+                          const std::vector<AttentionSegment>&,
+                          const AttentionOptions&,
+                          GpuAttention) {
+  absent();
+}
+at::Tensor decode_attention_cuda(const at::Tensor&, const DecodeKeys&, double) {
+  absent();
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,44 @@
+// Reading and rounding elements of a kernel's tensors. Sums and products are by intrinsics that the
+// compiler never contracts to a fused multiply-add, which would skip a rounding of Hugging Face's.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "models/kernels/cuda_launch.h"
+
+namespace ferry::models::launch {
+
+__device__ inline float widen(float x) {
+  return x;
+}
+__device__ inline float widen(__nv_bfloat16 x) {
+  return __bfloat162float(x);
+}
+template <typename T>
+__device__ T narrow(float x);
+template <>
+__device__ inline float narrow<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// What remains of x in the tensors' type.
+template <typename T>
+__device__ float rounded(float x) {
+  return widen(narrow<T>(x));
+}
+
+// Calls `launch` with a null pointer of the element's type.
+template <typename Launch>
+cudaError_t by_element(Element element, const Launch& launch) {
+  if (element == Element::kFloat)
+    launch(static_cast<float*>(nullptr));
+  else
+    launch(static_cast<__nv_bfloat16*>(nullptr));
+  return cudaGetLastError();
+}
+
+}  // namespace ferry::models::launch

@@ -1,0 +1,82 @@
+// The kernels that nvcc compiles, by raw pointers, so that it never sees LibTorch's headers. Each
+// launches on `stream` and returns the launch's error. Rows are contiguous.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace ferry::models::launch {
+
+enum class Element : std::uint8_t { kBf16, kFloat };
+
+// y[m, n] = sum over k of x[m, k] w[n, k], in the order of k, then + bias[n]; all fp32.
+cudaError_t serial_gemm(const float* x,
+                        const float* w,
+                        const float* bias,  // or null
+                        float* y,
+                        std::int64_t m,
+                        std::int64_t n,
+                        std::int64_t k,
+                        cudaStream_t stream);
+
+struct RmsNormShape {
+  std::int64_t rows = 0;
+  std::int64_t channels = 0;  // a multiple of 4, or below 128
+  float epsilon = 0;
+};
+cudaError_t rms_norm(const void* x,
+                     const void* weight,
+                     void* y,
+                     float* inverse_rms,  // [rows], for the backward
+                     RmsNormShape shape,
+                     Element element,
+                     cudaStream_t stream);
+// partial_weight: [rms_norm_partials(rows), channels], whose sum over rows is the weight's
+// gradient.
+std::int64_t rms_norm_partials(std::int64_t rows);
+cudaError_t rms_norm_backward(const void* grad_y,
+                              const void* x,
+                              const void* weight,
+                              const float* inverse_rms,
+                              void* grad_x,
+                              float* partial_weight,
+                              RmsNormShape shape,
+                              Element element,
+                              cudaStream_t stream);
+
+struct RotaryShape {
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+  std::int64_t token_stride = 0;  // of x, in elements
+  std::int64_t head_stride = 0;
+  bool interleaved = false;  // channels 2i and 2i + 1 of x turn together, and come out as halves
+};
+// cos and sin are [tokens, dim]. The transpose, of gradients, has x and y change places: x is
+// contiguous, y lies as the shape says.
+cudaError_t rotary(const void* x,
+                   const void* cos,
+                   const void* sin,
+                   void* y,
+                   RotaryShape shape,
+                   bool transpose,
+                   Element element,
+                   cudaStream_t stream);
+
+// gate_up [rows, 2 * ffn] -> [rows, ffn].
+cudaError_t swiglu(const void* gate_up,
+                   void* y,
+                   std::int64_t rows,
+                   std::int64_t ffn,
+                   Element element,
+                   cudaStream_t stream);
+cudaError_t swiglu_backward(const void* grad_y,
+                            const void* gate_up,
+                            void* grad_gate_up,
+                            std::int64_t rows,
+                            std::int64_t ffn,
+                            Element element,
+                            cudaStream_t stream);
+
+}  // namespace ferry::models::launch

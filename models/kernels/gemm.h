@@ -1,0 +1,45 @@
+// Products of rows with a weight on a GPU, such that a row of the result has the same bits whatever
+// rows stand beside it and however the weight's rows are sliced over ranks: each element is one sum
+// along K, in one order, with one accumulator.
+//
+// bf16: cuBLASLt's kernels without split-K are one such class (docs/numerics.md). Of those that its
+// heuristic offers for N, K and a bucket of M the fastest is taken, measured once. fp32: a kernel
+// of our own, one chain of fused multiply-adds, which cuBLASLt's kernels for M > 16 agree with when
+// they have no workspace to split K in.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ferry::models {
+
+// x [rows, K], weight [N, K], bias [N] or undefined -> [rows, N]; bf16 or fp32, on one GPU. Not
+// differentiable. Throws Error(kDevice) where cuBLASLt has no kernel without split-K.
+at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
+// Rows of the bucket whose kernel serves `rows`: measure them all before a CUDA graph is captured.
+std::int64_t gemm_bucket(std::int64_t rows);
+
+// A kernel that was chosen so far.
+struct GemmChoice {
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  std::int64_t bucket = 0;
+  bool has_bias = false;
+  int candidates = 0;  // without split-K, of one class
+  int dropped = 0;     // split K, or gave other bits than the class
+  int algorithm = 0;   // cuBLASLt's numbers
+  int tile = 0;
+  int stages = 0;
+  double microseconds = 0;
+};
+std::vector<GemmChoice> gemm_choices();
+
+// Versions of CUDA's runtime, its driver and cuBLASLt, and the device at hand: what the bits of a
+// product may depend on.
+std::vector<std::pair<std::string, std::string>> gemm_environment();
+
+}  // namespace ferry::models

@@ -1,0 +1,195 @@
+#include <algorithm>
+
+#include "models/kernels/cuda_element.cuh"
+
+// The sum of squares is ATen's tree for 16 rows and more (ATen/native/cuda/Reduce.cuh): 32 lanes
+// read four neighbours at a time into four accumulators, which are added in order, then the lanes
+// by halves, from the largest distance down. From 8192 channels on 16 warps share a row.
+namespace ferry::models::launch {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int kVector = 4;
+constexpr int kWarps = 16;
+constexpr std::int64_t kManyChannels = 8192;
+constexpr std::int64_t kRowsOfPartial = 64;
+
+__device__ float add_lanes(float value) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2)
+    value = __fadd_rn(value, __shfl_down_sync(0xffffffffu, value, distance));
+  return value;  // in lane 0
+}
+
+template <typename T>
+__device__ float sum_of_squares(const T* row, std::int64_t channels, int lane, int step) {
+  float sums[kVector] = {};
+  if (channels < kLanes * kVector) {
+    for (int i = 0; i < kVector && lane + i * kLanes < channels; ++i) {
+      const float x = widen(row[lane + i * kLanes]);
+      sums[i] = __fmul_rn(x, x);
+    }
+  } else {
+    for (std::int64_t at = lane; at * kVector < channels; at += step)
+      for (int i = 0; i < kVector; ++i) {
+        const float x = widen(row[at * kVector + i]);
+        sums[i] = __fadd_rn(sums[i], __fmul_rn(x, x));
+      }
+  }
+  return __fadd_rn(__fadd_rn(__fadd_rn(sums[0], sums[1]), sums[2]), sums[3]);
+}
+
+template <typename T>
+__device__ void scale_row(const T* x,
+                          const T* weight,
+                          T* y,
+                          std::int64_t channels,
+                          float inverse_rms,
+                          int first,
+                          int step) {
+  for (std::int64_t c = first; c < channels; c += step) {
+    const float normed = rounded<T>(__fmul_rn(widen(x[c]), inverse_rms));
+    y[c] = narrow<T>(__fmul_rn(widen(weight[c]), normed));
+  }
+}
+
+__device__ float inverse_root(float sum, RmsNormShape shape) {
+  const float mean = __fmul_rn(sum, __fdiv_rn(1.0F, static_cast<float>(shape.channels)));
+  return ::rsqrt(__fadd_rn(mean, shape.epsilon));
+}
+
+// A warp for each row.
+template <typename T>
+__global__ void norm_by_warps(
+    const T* x, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (row >= shape.rows) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  const T* in = x + row * shape.channels;
+  const float sum = add_lanes(sum_of_squares(in, shape.channels, lane, kLanes));
+  const float root = __shfl_sync(0xffffffffu, inverse_root(sum, shape), 0);
+  if (lane == 0) inverse_rms[row] = root;
+  scale_row(in, weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
+}
+
+// A block of kWarps for each row.
+template <typename T>
+__global__ void norm_by_blocks(
+    const T* x, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
+  __shared__ float sums[kWarps];
+  const std::int64_t row = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int warp = static_cast<int>(threadIdx.y);
+  const T* in = x + row * shape.channels;
+  const int thread = warp * kLanes + lane;
+  const float sum = add_lanes(sum_of_squares(in, shape.channels, thread, kWarps * kLanes));
+  if (lane == 0) sums[warp] = sum;
+  for (int distance = kWarps / 2; distance > 0; distance /= 2) {
+    __syncthreads();
+    if (lane == 0 && warp < distance) sums[warp] = __fadd_rn(sums[warp], sums[warp + distance]);
+  }
+  __syncthreads();
+  const float root = inverse_root(sums[0], shape);
+  if (thread == 0) inverse_rms[row] = root;
+  scale_row(in, weight, y + row * shape.channels, shape.channels, root, thread, kWarps * kLanes);
+}
+
+// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight. A block for each
+// row.
+template <typename T>
+__global__ void grad_of_x(const T* grad_y,
+                          const T* x,
+                          const T* weight,
+                          const float* inverse_rms,
+                          T* grad_x,
+                          RmsNormShape shape) {
+  __shared__ float sums[kWarps];
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * shape.channels;
+  const int lane = static_cast<int>(threadIdx.x);
+  const int warp = static_cast<int>(threadIdx.y);
+  const int warps = static_cast<int>(blockDim.y);
+  const int thread = warp * kLanes + lane;
+  float sum = 0;
+  for (std::int64_t c = thread; c < shape.channels; c += warps * kLanes)
+    sum += rounded<T>(widen(grad_y[first + c]) * widen(weight[c])) * widen(x[first + c]);
+  sum = add_lanes(sum);
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  float total = 0;
+  for (int w = 0; w < warps; ++w) total += sums[w];
+  const float root = inverse_rms[blockIdx.x];
+  const float share = total * root * root * root / static_cast<float>(shape.channels);
+  for (std::int64_t c = thread; c < shape.channels; c += warps * kLanes) {
+    const float g = rounded<T>(widen(grad_y[first + c]) * widen(weight[c]));
+    grad_x[first + c] = narrow<T>(root * g - share * widen(x[first + c]));
+  }
+}
+
+// Sums of kRowsOfPartial rows each: the same ones at every run.
+template <typename T>
+__global__ void grad_of_weight(
+    const T* grad_y, const T* x, const float* inverse_rms, float* partial, RmsNormShape shape) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (c >= shape.channels) return;
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * kRowsOfPartial;
+  float sum = 0;
+  for (std::int64_t row = first; row < min(first + kRowsOfPartial, shape.rows); ++row) {
+    const std::int64_t at = row * shape.channels + c;
+    sum += widen(grad_y[at]) * rounded<T>(__fmul_rn(widen(x[at]), inverse_rms[row]));
+  }
+  partial[static_cast<std::int64_t>(blockIdx.y) * shape.channels + c] = sum;
+}
+
+}  // namespace
+
+std::int64_t rms_norm_partials(std::int64_t rows) {
+  return (rows + kRowsOfPartial - 1) / kRowsOfPartial;
+}
+
+cudaError_t rms_norm(const void* x,
+                     const void* weight,
+                     void* y,
+                     float* inverse_rms,
+                     RmsNormShape shape,
+                     Element element,
+                     cudaStream_t stream) {
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* in = static_cast<const T*>(x);
+    const auto* w = static_cast<const T*>(weight);
+    auto* out = static_cast<T*>(y);
+    if (shape.channels >= kManyChannels) {
+      norm_by_blocks<<<static_cast<unsigned>(shape.rows), dim3(kLanes, kWarps), 0, stream>>>(
+          in, w, out, inverse_rms, shape);
+    } else {
+      constexpr int kRows = 4;
+      norm_by_warps<<<static_cast<unsigned>((shape.rows + kRows - 1) / kRows), dim3(kLanes, kRows),
+                      0, stream>>>(in, w, out, inverse_rms, shape);
+    }
+  });
+}
+
+cudaError_t rms_norm_backward(const void* grad_y,
+                              const void* x,
+                              const void* weight,
+                              const float* inverse_rms,
+                              void* grad_x,
+                              float* partial_weight,
+                              RmsNormShape shape,
+                              Element element,
+                              cudaStream_t stream) {
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* grad = static_cast<const T*>(grad_y);
+    const auto* in = static_cast<const T*>(x);
+    const auto warps =
+        static_cast<unsigned>(std::clamp<std::int64_t>(shape.channels / 256, 1, kWarps));
+    grad_of_x<<<static_cast<unsigned>(shape.rows), dim3(kLanes, warps), 0, stream>>>(
+        grad, in, static_cast<const T*>(weight), inverse_rms, static_cast<T*>(grad_x), shape);
+    constexpr int kThreads = 128;
+    const dim3 grid(static_cast<unsigned>((shape.channels + kThreads - 1) / kThreads),
+                    static_cast<unsigned>(rms_norm_partials(shape.rows)));
+    grad_of_weight<<<grid, kThreads, 0, stream>>>(grad, in, inverse_rms, partial_weight, shape);
+  });
+}
+
+}  // namespace ferry::models::launch

@@ -1,0 +1,29 @@
+// RMSNorm on a GPU, in one kernel with the bytes of Hugging Face's formula over 16 rows or more:
+// x.float(), pow(2).mean(-1), x * rsqrt(variance + epsilon), rounded, times the weight, rounded.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace ferry::models {
+
+// Whether the kernel knows ATen's tree for rows of this many channels.
+bool rms_norm_cuda_supports(std::int64_t channels);
+
+struct RmsNormResult {
+  at::Tensor y{};
+  at::Tensor inverse_rms{};  // [rows], fp32
+};
+
+// x [..., channels], weight [channels], both bf16 or both fp32. Not differentiable.
+RmsNormResult rms_norm_cuda(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+// The gradients of x and weight, the same at every run.
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y,
+                                                         const at::Tensor& x,
+                                                         const at::Tensor& weight,
+                                                         const at::Tensor& inverse_rms);
+
+}  // namespace ferry::models

@@ -1,0 +1,318 @@
+// The kernels of models/kernels on a GPU, byte for byte against the formulas and calls that Hugging
+// Face makes. Skipped where there is no GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "models/kernels/attention_cuda.h"
+#include "models/kernels/gemm.h"
+#include "models/kernels/linear.h"
+#include "models/kernels/rms_norm_cuda.h"
+#include "models/kernels/rotary_cuda.h"
+#include "models/kernels/swiglu_cuda.h"
+
+namespace ferry::models {
+namespace {
+
+class CudaKernels : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+    at::manual_seed(1);
+  }
+  static at::Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kBFloat16) {
+    return at::randn(shape, at::TensorOptions().device(at::kCUDA)).to(dtype);
+  }
+};
+
+at::Tensor bytes(const at::Tensor& x) {
+  return x.contiguous().view(at::kByte);
+}
+
+testing::AssertionResult same_bytes(const at::Tensor& got, const at::Tensor& expected) {
+  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type())
+    return testing::AssertionFailure() << "other shape or type";
+  if (at::equal(bytes(got), bytes(expected))) return testing::AssertionSuccess();
+  const auto differ = got.ne(expected);
+  return testing::AssertionFailure()
+         << differ.sum().item<std::int64_t>() << " of " << got.numel() << " differ, by at most "
+         << (got - expected).abs().max().item<float>();
+}
+
+TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const std::int64_t channels :
+         {64, 96, 128, 512, 896, 1024, 1536, 2048, 3584, 4096, 5120, 7168, 8192, 16384}) {
+      const auto x = random({300, channels}, dtype);
+      const auto weight = random({channels}, dtype);
+      const auto wide = x.to(at::kFloat);
+      const auto variance = wide.pow(2).mean(-1, true);
+      const auto expected = weight * (wide * at::rsqrt(variance + 1e-6)).to(dtype);
+      EXPECT_TRUE(same_bytes(rms_norm_cuda(x, weight, 1e-6).y, expected)) << channels;
+      for (const std::int64_t rows : {1, 2, 7, 15, 16, 17})
+        EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 3, rows), weight, 1e-6).y,
+                               expected.narrow(0, 3, rows)))
+            << channels << ", rows " << rows;
+    }
+}
+
+TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
+  const auto x = random({1000, 2048});
+  const auto weight = random({2048});
+  const auto grad = random({1000, 2048});
+  const auto root = rms_norm_cuda(x, weight, 1e-6).inverse_rms;
+  const auto [grad_x, grad_weight] = rms_norm_backward_cuda(grad, x, weight, root);
+  auto x64 = x.to(at::kDouble).requires_grad_();
+  auto w64 = weight.to(at::kDouble).requires_grad_();
+  const auto y64 = w64 * (x64 * at::rsqrt(x64.pow(2).mean(-1, true) + 1e-6));
+  y64.backward(grad.to(at::kDouble));
+  const auto error = [](const at::Tensor& got, const at::Tensor& expected) {
+    return ((got.to(at::kDouble) - expected).norm() / expected.norm()).item<double>();
+  };
+  EXPECT_LT(error(grad_x, x64.grad()), 6e-3);  // bf16 rounds by up to 2^-9, twice on the way
+  EXPECT_LT(error(grad_weight, w64.grad()), 6e-3);
+  const auto again = rms_norm_backward_cuda(grad, x, weight, root);
+  EXPECT_TRUE(same_bytes(again.first, grad_x));
+  EXPECT_TRUE(same_bytes(again.second, grad_weight));
+}
+
+at::Tensor rotate_half(const at::Tensor& x) {
+  const auto half = x.size(-1) / 2;
+  return at::cat({-x.narrow(-1, half, half), x.narrow(-1, 0, half)}, -1);
+}
+
+TEST_F(CudaKernels, RotaryHasTheBytesOfHuggingFacesFormulaAndOfItsGradient) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const bool interleaved : {false, true}) {
+      const std::int64_t tokens = 130, heads = 6, dim = 64;
+      auto x = random({tokens, heads + 2, dim + 8}, dtype)
+                   .narrow(1, 1, heads)
+                   .narrow(2, 8, dim)
+                   .detach()
+                   .requires_grad_();
+      const auto angles = random({tokens, 1, dim / 2}, at::kFloat) * 100;
+      const auto both = at::cat({angles, angles}, -1);
+      const auto cos = both.cos().to(dtype);
+      const auto sin = both.sin().to(dtype);
+      auto halves = x;
+      if (interleaved)
+        halves = x.view({tokens, heads, dim / 2, 2}).transpose(2, 3).reshape({tokens, heads, dim});
+      const auto expected = halves * cos + rotate_half(halves) * sin;
+      EXPECT_TRUE(same_bytes(rotary_cuda(x.detach(), cos, sin, interleaved), expected.detach()));
+      const auto grad = random({tokens, heads, dim}, dtype);
+      expected.backward(grad);
+      EXPECT_TRUE(same_bytes(rotary_backward_cuda(grad, cos, sin, interleaved), x.grad()));
+    }
+}
+
+TEST_F(CudaKernels, SwigluHasTheBytesOfHuggingFacesFormula) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    const auto gate_up = (random({300, 2 * 1408}, dtype) * 4).detach().requires_grad_();
+    const auto expected = at::silu(gate_up.narrow(1, 0, 1408)) * gate_up.narrow(1, 1408, 1408);
+    EXPECT_TRUE(same_bytes(swiglu_cuda(gate_up.detach()), expected.detach()));
+    const auto grad = random({300, 1408}, dtype);
+    expected.backward(grad);
+    const auto got = swiglu_backward_cuda(grad, gate_up.detach());
+    EXPECT_TRUE(at::allclose(got, gate_up.grad(), 1e-2, 1e-5));
+    RecordProperty("gradient_elements_that_differ",
+                   std::to_string(got.ne(gate_up.grad()).sum().item<std::int64_t>()));
+  }
+}
+
+// As Hugging Face's linear in the regime of docs/numerics.md.
+class NoSplitK {
+ public:
+  NoSplitK() {
+    at::globalContext().setBlasPreferredBackend(at::BlasBackend::Cublaslt);
+    at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/false);
+  }
+  ~NoSplitK() {
+    at::globalContext().setAllowBF16ReductionCuBLAS(true, true);
+    at::globalContext().setBlasPreferredBackend(at::BlasBackend::Cublas);
+  }
+  NoSplitK(const NoSplitK&) = delete;
+  NoSplitK& operator=(const NoSplitK&) = delete;
+};
+
+TEST_F(CudaKernels, ProductsDoNotDependOnRowsOrSlices) {
+  const NoSplitK regime;
+  struct Shape {
+    std::int64_t n, k;
+    bool has_bias;
+  };
+  for (const auto& [n, k, has_bias] :
+       {Shape{2048, 1536, true}, Shape{1536, 8960, false}, Shape{896, 4864, false},
+        Shape{1024, 4096, false}, Shape{576, 7168, false}, Shape{60, 2048, false},
+        Shape{8, 4096, false}, Shape{1, 1536, true}, Shape{2048, 5632, false}}) {
+    const auto name = std::to_string(n) + "x" + std::to_string(k);
+    const auto x = random({2048, k});
+    const auto weight = random({n, k}) * 0.02;
+    const auto bias = has_bias ? random({n}) : at::Tensor();
+    const auto expected = gemm_nt(x, weight, bias);
+    if (n > 1) {
+      EXPECT_TRUE(same_bytes(expected,
+                             at::linear(x, weight, has_bias ? std::optional(bias) : std::nullopt)))
+          << name;
+    }
+    for (const std::int64_t rows : {1, 2, 3, 8, 16, 17, 33, 64, 100, 128, 300, 512, 1000})
+      EXPECT_TRUE(
+          same_bytes(gemm_nt(x.narrow(0, 0, rows), weight, bias), expected.narrow(0, 0, rows)))
+          << name << ", rows " << rows;
+    for (const std::int64_t parts : {2, 4, 8}) {
+      if (n % parts != 0 || n < 16) continue;
+      for (const std::int64_t part : {std::int64_t{0}, parts - 1})
+        for (const std::int64_t rows : {1, 17, 256})
+          EXPECT_TRUE(same_bytes(
+              gemm_nt(x.narrow(0, 5, rows), weight.narrow(0, part * n / parts, n / parts),
+                      has_bias ? bias.narrow(0, part * n / parts, n / parts) : bias),
+              expected.narrow(0, 5, rows).narrow(1, part * n / parts, n / parts)))
+              << name << ", slice " << part << " of " << parts << ", rows " << rows;
+    }
+  }
+}
+
+TEST_F(CudaKernels, ProductsOfFloatAreOneChainOfFusedMultiplyAdds) {
+  const auto x = random({33, 70}, at::kFloat);
+  const auto weight = random({65, 70}, at::kFloat);
+  const auto got = gemm_nt(x, weight, {}).cpu();
+  const auto rows = x.cpu();
+  const auto columns = weight.cpu();
+  for (std::int64_t i = 0; i < 33; ++i)
+    for (std::int64_t j = 0; j < 65; ++j) {
+      float sum = 0;
+      for (std::int64_t k = 0; k < 70; ++k)
+        sum = std::fma(rows[i].data_ptr<float>()[k], columns[j].data_ptr<float>()[k], sum);
+      ASSERT_EQ(got[i].data_ptr<float>()[j], sum) << i << ", " << j;
+    }
+  const auto wide = random({512, 7168}, at::kFloat);
+  const auto router = random({256, 7168}, at::kFloat);
+  EXPECT_TRUE(same_bytes(gemm_nt(wide.narrow(0, 7, 1), router.narrow(0, 64, 64), {}),
+                         gemm_nt(wide, router, {}).narrow(0, 7, 1).narrow(1, 64, 64)));
+}
+
+TEST_F(CudaKernels, ProductsCarryGradients) {
+  for (const bool has_bias : {false, true}) {
+    const auto x = random({40, 256}).requires_grad_();
+    const auto weight = random({96, 256}).requires_grad_();
+    const auto bias = has_bias ? random({96}).requires_grad_() : at::Tensor();
+    const auto grad = random({40, 96});
+    const auto run = [&](Alignment alignment) {
+      for (const auto& leaf : {x, weight, bias})
+        if (leaf.defined()) leaf.mutable_grad() = at::Tensor();
+      linear(x, weight, bias, alignment).backward(grad);
+      std::vector<at::Tensor> grads{x.grad(), weight.grad()};
+      if (has_bias) grads.push_back(bias.grad());
+      return grads;
+    };
+    const auto fast = run(Alignment::kFast);
+    const auto bitwise = run(Alignment::kBitwise);
+    for (std::size_t i = 0; i < fast.size(); ++i)
+      EXPECT_TRUE(at::allclose(bitwise[i], fast[i], 1e-2, 1e-2)) << i;
+  }
+}
+
+struct Heads {
+  std::int64_t heads, groups, dim, value_dim;
+};
+
+TEST_F(CudaKernels, AttentionRowsDoNotDependOnPackingOrChunks) {
+  for (const auto& [heads, groups, dim, value_dim] :
+       {Heads{12, 2, 128, 128}, Heads{14, 2, 64, 64}, Heads{16, 16, 192, 128}})
+    for (const auto kernel : {GpuAttention::kFlash, GpuAttention::kCudnn}) {
+      if (kernel == GpuAttention::kFlash && dim != value_dim) continue;
+      const std::int64_t length = 700;
+      const auto query = random({length, heads, dim});
+      const auto key = random({length, groups, dim});
+      const auto value = random({length, groups, value_dim});
+      const AttentionOptions options{.scale = 1 / std::sqrt(static_cast<double>(dim)),
+                                     .alignment = Alignment::kBitwise};
+      const auto run = [&](const std::vector<AttentionSegment>& segments) {
+        return attention_cuda(query, key, value, segments, options, kernel);
+      };
+      const auto whole = run({{0, length, 0, length}});
+      const auto name = std::to_string(heads) + "x" + std::to_string(dim) + " kernel " +
+                        std::to_string(static_cast<int>(kernel));
+      for (const std::int64_t rows : {2, 16, 100, 300})
+        EXPECT_TRUE(
+            same_bytes(run({{0, rows, 0, rows}}).narrow(0, 0, rows), whole.narrow(0, 0, rows)))
+            << name << ", prefix of " << rows;
+      for (const std::int64_t at : {16, 129, 699})
+        EXPECT_TRUE(same_bytes(run({{at, 1, 0, at + 1}}).narrow(0, at, 1), whole.narrow(0, at, 1)))
+            << name << ", row " << at;
+      const auto chunks = run({{0, 200, 0, 200}, {200, 150, 0, 350}, {350, 350, 0, 700}});
+      EXPECT_TRUE(same_bytes(chunks, whole)) << name << ", chunks";
+      const auto packed = run({{100, 250, 100, 250}, {400, 300, 400, 300}});
+      for (const std::int64_t begin : {100, 400}) {
+        const auto size = begin == 100 ? 250 : 300;
+        const auto alone =
+            attention_cuda(query.narrow(0, begin, size), key.narrow(0, begin, size),
+                           value.narrow(0, begin, size), {{0, size, 0, size}}, options, kernel);
+        EXPECT_TRUE(same_bytes(packed.narrow(0, begin, size), alone)) << name << ", packed";
+      }
+      EXPECT_EQ(packed.narrow(0, 350, 50).abs().max().item<float>(), 0) << name << ", gap";
+    }
+}
+
+TEST_F(CudaKernels, CudnnsAttentionIsThatOfHuggingFacesSdpa) {
+  for (const auto& [heads, groups, dim, value_dim] :
+       {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}}) {
+    const auto query = random({300, heads, dim});
+    const auto key = random({300, groups, dim});
+    const auto value = random({300, groups, value_dim});
+    const auto batch = [](const at::Tensor& x) { return x.unsqueeze(0).transpose(1, 2); };
+    const auto expected =
+        at::scaled_dot_product_attention(batch(query), batch(key), batch(value), std::nullopt, 0.0,
+                                         true, 0.1, groups != heads)
+            .transpose(1, 2)[0];
+    const auto got =
+        attention_cuda(query, key, value, {{0, 300, 0, 300}}, {.scale = 0.1}, GpuAttention::kCudnn);
+    EXPECT_TRUE(same_bytes(got, expected)) << dim;
+  }
+}
+
+TEST_F(CudaKernels, DecodedRowsAreThoseOfThePrefill) {
+  const std::int64_t heads = 12, groups = 2, dim = 128, length = 500;
+  const auto query = random({length, heads, dim});
+  const auto key = random({length, groups, dim});
+  const auto value = random({length, groups, dim});
+  const auto whole = attention_cuda(query, key, value, {{0, length, 0, length}}, {.scale = 0.08},
+                                    GpuAttention::kFlash);
+  const auto ints = at::TensorOptions().dtype(at::kInt).device(at::kCUDA);
+  const auto positions = at::tensor({3, 64, 130, 499}, at::kLong).cuda();
+  const DecodeKeys keys{.key = key.repeat({4, 1, 1}),
+                        .value = value.repeat({4, 1, 1}),
+                        .begin = at::arange(5, ints) * length,
+                        .lengths = (positions + 1).to(at::kInt),
+                        .longest = length};
+  EXPECT_TRUE(same_bytes(decode_attention_cuda(query.index_select(0, positions), keys, 0.08),
+                         whole.index_select(0, positions)));
+}
+
+TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTime) {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  for (const auto& [heads, groups, dim, value_dim] :
+       {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}}) {
+    const auto kernel = gpu_attention_of(dim, value_dim);
+    std::vector<std::vector<at::Tensor>> runs;
+    const auto query = random({400, heads, dim});
+    const auto key = random({400, groups, dim});
+    const auto value = random({400, groups, value_dim});
+    const auto grad = random({400, heads, value_dim});
+    for (int i = 0; i < 2; ++i) {
+      auto q = query.clone().requires_grad_();
+      auto k = key.clone().requires_grad_();
+      auto v = value.clone().requires_grad_();
+      attention_cuda(q, k, v, {{0, 150, 0, 150}, {150, 250, 150, 250}}, {.scale = 0.08}, kernel)
+          .backward(grad);
+      runs.push_back({q.grad(), k.grad(), v.grad()});
+    }
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(runs[0][i], runs[1][i])) << dim;
+  }
+  at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+}  // namespace
+}  // namespace ferry::models
