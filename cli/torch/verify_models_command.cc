@@ -6,19 +6,24 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/torch/numerics_report.h"
 #include "cli/torch/logits_report.h"
 #include "cli/torch/commands.h"
 #include "converter/alignment/logits_check.h"
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
+#include "models/numerics_certificate.h"
 #include "models/parallel_state.h"
 #include "models/pipeline_forward.h"
 
 namespace ferry::cli {
 namespace {
 
+constexpr std::int64_t kMostColumnsOfHost = 8192;  // of a vocabulary: all of one take minutes
+
 struct Flags {
+  std::string numerics{};
   std::string checkpoint{};
   std::string reference{};
   std::string iteration{};
@@ -53,6 +58,26 @@ void run_mesh(const Flags& flags, const std::function<void(models::World&)>& bod
   require(flags.mesh.device == "cpu", ErrorKind::kUsage,
           "the mesh has {} ranks, and this is one process", ranks);
   models::run_ranks(ranks, world_options(flags.mesh), body);
+}
+
+void verify_numerics(const Flags& flags) {
+  const auto checkpoint = converter::open(
+      flags.numerics,
+      {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
+  const auto world = world_options(flags.mesh);
+  const bool fp32 = flags.dtype == "fp32";
+  const auto certificate = models::certify_numerics(
+      checkpoint.map.config,
+      {.device = world.device,
+       .dtype = fp32 ? at::kFloat : at::kBFloat16,
+       .most_columns = world.device.is_cuda() ? 0 : kMostColumnsOfHost},
+      models::bitwise_ops(world.device));
+  if (flags.json) {
+    fmt::print("{}\n", numerics_json(certificate).dump(2));
+  } else if (!flags.quiet) {
+    fmt::print("{}", numerics_text(certificate));
+  }
+  if (!certificate.passed()) throw CLI::RuntimeError(kNo);
 }
 
 void verify_logits(Flags& flags) {
@@ -108,8 +133,10 @@ void add_verify_models(CLI::App& app) {
   auto* command = app.add_subcommand(
       "verify", "Compare our model of a checkpoint with what another program computes from it");
   command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")
-      ->expected(0, 1)
-      ->required();
+      ->expected(0, 1);
+  command->add_option("--numerics", flags->numerics,
+                      "Certify, for the shapes of this checkpoint's model, that the operations of this "
+                      "machine are bitwise: PASS or FAIL");
   command
       ->add_option("--reference", flags->reference,
                    "What transformers computes: a file of hf_reference.py CHECKPOINT FILE");
@@ -129,7 +156,10 @@ void add_verify_models(CLI::App& app) {
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
       "threads.\nExit status: 0 equal in every bit, 1 something differs, 2 trouble.");
-  command->callback([flags] { verify_logits(*flags); });
+  command->callback([flags] {
+    if (!flags->numerics.empty()) return verify_numerics(*flags);
+    verify_logits(*flags);
+  });
 }
 
 }  // namespace ferry::cli

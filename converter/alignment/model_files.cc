@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "distckpt/memory_io.h"
 #include "distckpt/mesh_layout.h"
+#include "models/device_box_io.h"
 #include "models/parallel_state.h"
 
 namespace ferry::converter {
@@ -35,8 +35,8 @@ LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
   options.config = model.config();
   const auto mesh =
       distckpt::gather_mesh_layout(rank_group(model.mesh().all()), shards_of(chunks));
-  distckpt::MemorySink memory(mesh.layout);
-  return load(checkpoint, mesh, memory, options);
+  const auto memory = models::make_memory_sink(mesh.layout);
+  return load(checkpoint, mesh, *memory, options);
 }
 
 SaveReport save_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
@@ -46,8 +46,9 @@ SaveReport save_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
   options.parallel = model.mesh().shape().parallel();
   const auto group = rank_group(model.mesh().all());
   const auto mesh = distckpt::gather_mesh_layout(group, shards_of(chunks));
-  distckpt::MemorySource memory(mesh.layout);
-  return save(group, mesh, memory, options);
+  options.staging = models::staging_memory();
+  const auto memory = models::make_memory_source(mesh.layout);
+  return save(group, mesh, *memory, options);
 }
 
 }  // namespace ferry::converter

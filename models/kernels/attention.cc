@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "distckpt/error.h"
+#include "models/kernels/attention_cuda.h"
 
 namespace ferry::models {
 namespace {
@@ -79,6 +80,10 @@ at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& value,
                      const std::vector<AttentionSegment>& segments,
                      const AttentionOptions& options) {
+  if (query.is_cuda()) {
+    return attention_cuda(query, key, value, segments, options,
+                          gpu_attention_of(query.size(2), value.size(2)));
+  }
   std::vector<at::Tensor> parts;
   std::int64_t covered = 0;
   const auto fill_to = [&](std::int64_t row) {

@@ -1,12 +1,14 @@
 #include "models/kernels/rotary.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "distckpt/error.h"
+#include "models/kernels/rotary_cuda.h"
 
 namespace ferry::models {
 namespace {
@@ -57,6 +59,26 @@ at::Tensor yarn(double base, std::int64_t dim, double factor, const RopeScaling&
   return at::reciprocal(factor * pos_freqs) * (1 - extrapolated) +
          at::reciprocal(pos_freqs) * extrapolated;
 }
+
+class FusedRotary : public torch::autograd::Function<FusedRotary> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x,
+                            const at::Tensor& cos,
+                            const at::Tensor& sin,
+                            bool interleaved) {
+    context->save_for_backward({cos, sin});
+    context->saved_data["interleaved"] = interleaved;
+    return rotary_cuda(x, cos, sin, interleaved);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {rotary_backward_cuda(grads[0].contiguous(), saved[0], saved[1],
+                                 context->saved_data["interleaved"].toBool()),
+            at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
 
 at::Tensor rotate_half(const at::Tensor& x) {
   const auto halves = x.chunk(2, -1);
@@ -109,6 +131,10 @@ RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
+  if (x.is_cuda() && angles.style != RotaryStyle::kComplex) {
+    return FusedRotary::apply(x.contiguous(), angles.cos, angles.sin,
+                              angles.style == RotaryStyle::kInterleave);
+  }
   switch (angles.style) {
     case RotaryStyle::kHalves:
       return x * angles.cos + rotate_half(x) * angles.sin;

@@ -142,7 +142,14 @@ Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::str
 at::Tensor Experts::forward(const at::Tensor& rows, const Counts& counts) const {
   const auto alignment = setup_.alignment();
   const auto& etp = setup_.mesh.etp();
+  at::Tensor ends;  // of each expert's rows, on a GPU: one kernel for all, of the same bits
+  if (rows.is_cuda()) {
+    ends = at::empty({static_cast<std::int64_t>(counts.size())}, at::kInt);
+    std::inclusive_scan(counts.begin(), counts.end(), ends.mutable_data_ptr<std::int32_t>());
+    ends = ends.to(rows.device());
+  }
   const auto each = [&](const at::Tensor& x, const at::Tensor& weights) {
+    if (x.is_cuda() && x.size(0) > 0) return at::_grouped_mm(x, weights.transpose(1, 2), ends);
     std::vector<at::Tensor> parts;
     std::int64_t begin = 0;
     for (std::size_t i = 0; i < counts.size(); ++i) {

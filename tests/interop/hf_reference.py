@@ -10,6 +10,7 @@ attention on the host; on a GPU flash attention where it takes the head sizes, c
 --tokens names a safetensors file with the sequences (`tokens.i`); else they are random ones of the given lengths.
 """
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -58,13 +59,26 @@ def load(options):
     return model.eval().to(options.device), attention
 
 
-def pin_gpu():
-    """Products that do not split K, attention by flash: what a row's bits depend on is then the row alone."""
+def pin_gpu(latent):
+    """Products that do not split K and one attention kernel: what a row's bits depend on is then the row alone. Called before torch
+    is imported. Latent attention's keys are wider than its values, which flash refuses: it has cuDNN's kernel, and its fp32 router
+    has no workspace to split K in."""
+    if latent:
+        os.environ.update(CUBLAS_WORKSPACE_CONFIG=":16:8", CUBLASLT_WORKSPACE_SIZE="1")
     import torch
-    os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_tf32 = False
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION if latent else SDPBackend.FLASH_ATTENTION)
+
+
+def copies(model, tokens, device):
+    """Of a sequence, in one batch: flash splits the keys of few blocks, which gives other bits than it does not."""
+    import torch
+    blocks = model.config.num_attention_heads * -(-len(tokens) // 64)
+    enough = -(-int(1.6 * torch.cuda.get_device_properties(device).multi_processor_count + 1) // blocks)
+    return max(1, enough)
 
 
 def sequences(options, vocabulary):
@@ -96,12 +110,16 @@ def checkpoint_tensors(model_type, name, tensor):
 
 def main():
     options = parse()
+    pinned = contextlib.nullcontext()
+    if options.device != "cpu":
+        with open(os.path.join(options.checkpoint, "config.json")) as file:
+            latent = "kv_lora_rank" in json.load(file)
+        pinned = pin_gpu(latent)
     import torch
     import transformers
     from safetensors.torch import save_file
-    if options.device != "cpu":
-        pin_gpu()
     model, attention = load(options)
+    latent_or_host = options.device == "cpu" or latent
     kept = {}
     hooks = []
     prefix = ""
@@ -115,14 +133,15 @@ def main():
             if kept_name := megatron_name(name):
                 hooks.append(module.register_forward_hook(keep(kept_name)))
     tensors = {}
-    with torch.set_grad_enabled(options.gradients):
+    with torch.set_grad_enabled(options.gradients), pinned:
         for i, tokens in enumerate(sequences(options, model.config.vocab_size)):
             prefix = str(i)
+            batch = tokens[None].expand(1 if latent_or_host else copies(model, tokens, options.device), -1).to(options.device)
             # Every token's scores: a classifier of sequences would keep the last token's alone.
             if hasattr(model, "score"):
-                output = model.score(model.model(tokens[None].to(options.device), use_cache=False).last_hidden_state)
+                output = model.score(model.model(batch, use_cache=False).last_hidden_state)
             else:
-                output = model(tokens[None].to(options.device), use_cache=False).logits
+                output = model(batch, use_cache=False).logits
             if options.gradients:
                 generator = torch.Generator().manual_seed(options.seed + i)
                 cotangent = torch.randn(output[0].shape, generator=generator).to(torch.bfloat16)
