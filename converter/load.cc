@@ -98,10 +98,10 @@ class LoadPlanner {
     }
     // What has no source is filled with zeros, as padding is.
     distckpt::TensorMap kept{.padding = std::move(target_.padding)};
-    for (auto& link : target_.links) {
+    for (auto link : target_.links) {
       if (of_model[link.model]) {
         link.model = *of_model[link.model];
-        kept.links.push_back(std::move(link));
+        kept.links.push_back(link);
       } else {
         kept.padding.push_back({.stored = link.stored, .box = link.stored_box});
       }

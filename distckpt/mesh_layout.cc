@@ -66,11 +66,17 @@ MemoryStorage memory_of(const LocalShard& shard) {
 }
 
 std::string ranks_of(const std::vector<const Held*>& held) {
-  return fmt::format("{} {}", held.size() == 1 ? "rank" : "ranks", [&] {
-    std::vector<int> ranks;
-    for (const auto* one : held) ranks.push_back(one->rank);
-    return fmt::format("{}", fmt::join(ranks, " and "));
-  }());
+  std::string text = held.size() == 1 ? "rank" : "ranks";
+  for (std::size_t i = 0; i < held.size(); ++i)
+    text += fmt::format("{} {}", i == 0 ? "" : " and", held[i]->rank);
+  return text;
+}
+
+std::vector<ShardedTensor> tensors_of(const std::vector<LocalShard>& shards) {
+  std::vector<ShardedTensor> tensors;
+  tensors.reserve(shards.size());
+  for (const auto& shard : shards) tensors.push_back(shard.tensor);
+  return tensors;
 }
 
 class Builder {
@@ -171,20 +177,14 @@ MeshLayout make_mesh_layout(std::vector<std::vector<ShardedTensor>> ranks,
                             int rank,
                             std::vector<LocalShard> mine) {
   MeshLayout mesh{.rank = rank, .ranks = std::move(ranks), .shards = std::move(mine)};
-  auto& own = mesh.ranks.at(static_cast<std::size_t>(rank));
-  own.clear();
-  for (const auto& shard : mesh.shards) own.push_back(shard.tensor);
+  mesh.ranks.at(static_cast<std::size_t>(rank)) = tensors_of(mesh.shards);
   Builder(mesh).build();
   return mesh;
 }
 
 MeshLayout gather_mesh_layout(const RankGroup& group, std::vector<LocalShard> mine) {
   std::string bytes;
-  run_together(group, [&] {
-    std::vector<ShardedTensor> tensors;
-    for (const auto& shard : mine) tensors.push_back(shard.tensor);
-    bytes = encode_sharded_tensors(tensors);
-  });
+  run_together(group, [&] { bytes = encode_sharded_tensors(tensors_of(mine)); });
   const auto all = group.gather(bytes);
   MeshLayout mesh;
   run_together(group, [&] {

@@ -3,12 +3,12 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string_view>
@@ -94,6 +94,13 @@ class CopyStreams {
 
   cudaStream_t of(int device) const { return streams_.at(device).stream(); }
 
+  std::vector<int> devices() const {
+    std::vector<int> all;
+    all.reserve(streams_.size());
+    for (const auto& [device, _] : streams_) all.push_back(device);
+    return all;
+  }
+
   void synchronize() const {
     for (const auto& [_, stream] : streams_)
       check(cudaStreamSynchronize(stream.stream()), "copying to or from a device");
@@ -111,23 +118,26 @@ void copy_region(std::byte* device,
                  cudaStream_t stream) {
   auto runs = distckpt::fold_runs(region);
   if (runs.num_runs() == 0) return;
-  // The innermost runs are the rows of one copy.
-  std::int64_t rows = 1;
-  std::int64_t pitch = runs.run_bytes;
-  if (const int rank = runs.counts.rank(); rank > 0) {
-    rows = runs.counts[rank - 1];
-    pitch = runs.strides[rank - 1];
-    runs.counts[rank - 1] = 1;
-  }
+  const bool in = kind == cudaMemcpyHostToDevice;
   const auto width = static_cast<std::size_t>(runs.run_bytes);
+  constexpr std::string_view kWhat = "copying to or from a device";
+  if (runs.num_runs() == 1) {
+    auto* const there = device + runs.offset;
+    check(cudaMemcpyAsync(in ? there : packed, in ? packed : there, width, kind, stream), kWhat);
+    return;
+  }
+  // The innermost runs are the rows of one copy.
+  const int last = runs.counts.rank() - 1;
+  const auto rows = runs.counts[last];
+  const auto pitch = static_cast<std::size_t>(runs.strides[last]);
+  runs.counts[last] = 1;
   distckpt::for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
     auto* const there = device + offset;
     auto* const here = packed + index * rows * runs.run_bytes;
-    const bool in = kind == cudaMemcpyHostToDevice;
-    check(cudaMemcpy2DAsync(in ? there : here, in ? static_cast<std::size_t>(pitch) : width,
-                            in ? here : there, in ? width : static_cast<std::size_t>(pitch), width,
-                            static_cast<std::size_t>(rows), kind, stream),
-          "copying to or from a device");
+    check(
+        cudaMemcpy2DAsync(in ? there : here, in ? pitch : width, in ? here : there,
+                          in ? width : pitch, width, static_cast<std::size_t>(rows), kind, stream),
+        kWhat);
   });
 }
 
@@ -138,19 +148,71 @@ PinnedMemory& pinned_memory() {
 
 // A pinned buffer, and the end of the copy that starts from it.
 struct Buffer {
-  static constexpr std::size_t kBytes = 2 * distckpt::kTaskBytes;
-  Buffer() : data(static_cast<std::byte*>(pinned_memory().allocate(kBytes))) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { pinned_memory().deallocate(data, kBytes); }
+  std::byte* data = nullptr;
+  Mark copied{};
+};
 
-  std::byte* data;
-  Mark copied;
+// Buffers for the tasks of one device, pinned at once: that takes its time for each call.
+class BufferPool {
+ public:
+  static constexpr std::size_t kBytes = distckpt::kTaskBytes;
+
+  BufferPool() : slab_(static_cast<std::byte*>(pinned_memory().allocate(kCount * kBytes))) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      buffers_.push_back(std::make_unique<Buffer>());
+      buffers_.back()->data = slab_ + i * kBytes;
+      idle_.push_back(buffers_.back().get());
+    }
+  }
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+  ~BufferPool() { pinned_memory().deallocate(slab_, kCount * kBytes); }
+
+  // The one that was given back first, once nothing is copied from it. Waits for one.
+  std::byte* take() {
+    std::unique_lock lock(mutex_);
+    came_back_.wait(lock, [&] { return cancelled_ || !idle_.empty(); });
+    require(!cancelled_, ErrorKind::kCancelled, "interrupted");
+    auto* const buffer = idle_.front();
+    idle_.pop_front();
+    lock.unlock();
+    buffer->copied.wait();
+    return buffer->data;
+  }
+
+  // After a copy that starts from it was enqueued.
+  void give_back(const std::byte* data, cudaStream_t stream) {
+    auto* const buffer = buffers_.at(static_cast<std::size_t>(data - slab_) / kBytes).get();
+    buffer->copied.record(stream);
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(buffer);
+    came_back_.notify_one();
+  }
+
+  void cancel() {
+    const std::lock_guard lock(mutex_);
+    cancelled_ = true;
+    came_back_.notify_all();
+  }
+
+ private:
+  static constexpr std::size_t kCount = 32;  // 64 MiB
+  std::byte* slab_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  std::mutex mutex_;
+  std::condition_variable came_back_;
+  std::deque<Buffer*> idle_;
+  bool cancelled_ = false;
 };
 
 class DeviceSink : public distckpt::MemorySink {
  public:
-  explicit DeviceSink(const distckpt::Layout& layout) : MemorySink(layout), streams_(storages()) {}
+  explicit DeviceSink(const distckpt::Layout& layout) : MemorySink(layout), streams_(storages()) {
+    for (const int device : streams_.devices()) {
+      const OnDevice on(device);
+      pools_.try_emplace(device);
+    }
+  }
   ~DeviceSink() override { drain(); }
   DeviceSink(const DeviceSink&) = delete;
   DeviceSink& operator=(const DeviceSink&) = delete;
@@ -174,9 +236,8 @@ class DeviceSink : public distckpt::MemorySink {
     const auto& memory = memory_of(storages(), region);
     if (memory.device < 0) return MemorySink::lease(region);
     const auto bytes = static_cast<std::size_t>(region.num_bytes());
-    if (bytes > Buffer::kBytes) return {};
-    const OnDevice on(memory.device);
-    return {take_buffer(memory.device), bytes};
+    if (bytes == 0 || bytes > BufferPool::kBytes) return {};
+    return {pools_.at(memory.device).take(), bytes};
   }
 
   void put(const Region& region, std::span<std::byte> leased) override {
@@ -184,20 +245,13 @@ class DeviceSink : public distckpt::MemorySink {
     if (memory.device < 0) return MemorySink::put(region, leased);
     const OnDevice on(memory.device);
     const auto stream = streams_.of(memory.device);
-    const std::lock_guard lock(mutex_);
-    const auto buffer = leased_.extract(leased.data());
-    require(!buffer.empty(), ErrorKind::kBug, "a buffer comes back that was not leased");
     copy_region(memory.data, region, leased.data(), cudaMemcpyHostToDevice, stream);
-    buffer.mapped()->copied.record(stream);
-    in_flight_[memory.device].push_back(std::move(buffer.mapped()));
+    pools_.at(memory.device).give_back(leased.data(), stream);
     count(region);
-    came_back_.notify_one();
   }
 
   void cancel() override {
-    const std::lock_guard lock(mutex_);
-    cancelled_ = true;
-    came_back_.notify_all();
+    for (auto& [_, pool] : pools_) pool.cancel();
   }
 
   void finish() override {
@@ -206,32 +260,6 @@ class DeviceSink : public distckpt::MemorySink {
   }
 
  private:
-  static constexpr int kMaxBuffers = 32;
-
-  // A new one as long as there may be more; else the one of this device whose copy began first.
-  std::byte* take_buffer(int device) {
-    std::unique_lock lock(mutex_);
-    auto& waiting = in_flight_[device];
-    auto& made = num_buffers_[device];
-    came_back_.wait(lock, [&] { return cancelled_ || !waiting.empty() || made < kMaxBuffers; });
-    require(!cancelled_, ErrorKind::kCancelled, "interrupted");
-    std::unique_ptr<Buffer> buffer;
-    if (made < kMaxBuffers) {
-      ++made;
-      lock.unlock();
-      buffer = std::make_unique<Buffer>();
-    } else {
-      buffer = std::move(waiting.front());
-      waiting.pop_front();
-      lock.unlock();
-      buffer->copied.wait();
-    }
-    auto* const data = buffer->data;
-    lock.lock();
-    leased_.emplace(data, std::move(buffer));
-    return data;
-  }
-
   // Copies start from buffers that are about to go, also after an error.
   void drain() noexcept {
     try {
@@ -241,12 +269,7 @@ class DeviceSink : public distckpt::MemorySink {
   }
 
   CopyStreams streams_;
-  std::mutex mutex_;
-  std::condition_variable came_back_;
-  bool cancelled_ = false;
-  std::map<int, int> num_buffers_;
-  std::map<int, std::deque<std::unique_ptr<Buffer>>> in_flight_;  // by device
-  std::map<std::byte*, std::unique_ptr<Buffer>> leased_;
+  std::map<int, BufferPool> pools_;  // by device
 };
 
 class DeviceSource : public distckpt::BoxSource {

@@ -17,8 +17,9 @@ namespace ferry::models {
 std::unique_ptr<distckpt::MemorySink> make_memory_sink(const distckpt::Layout& layout);
 std::unique_ptr<distckpt::BoxSource> make_memory_source(const distckpt::Layout& layout);
 
-// Staging buffers that devices copy from and to at full speed, for ExecutorOptions::staging: pinned
-// memory, which throws Error(kDevice) where the system gives no more; without a device the heap.
+// Pinned memory for ExecutorOptions::staging, without a device the heap. A save is faster with it,
+// and a load that widens; else a load goes through the sink's own buffers, and pinning costs its
+// time. Throws Error(kDevice) where the system gives no more.
 std::pmr::memory_resource* staging_memory();
 
 }  // namespace ferry::models
