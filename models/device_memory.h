@@ -1,0 +1,14 @@
+// What a device has been asked for, and waiting for it. On the host: nothing.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace ferry::models {
+
+void synchronize(c10::Device device);
+void reset_peak_memory(c10::Device device);
+std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch
+
+}  // namespace ferry::models

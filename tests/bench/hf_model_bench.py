@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""The same as tests/bench/model_bench.cc with transformers: hf_model_bench.py CONFIG_FOLDER TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
+import json
+import sys
+import time
+
+
+def main(folder, tokens, sequences, device="cpu", rounds=5):
+    import torch
+    import transformers
+    config = transformers.AutoConfig.from_pretrained(folder)
+    torch.manual_seed(1)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model.train()
+    ids = torch.randint(config.vocab_size, (sequences, tokens // sequences), device=device)
+    labels = torch.randint(config.vocab_size, (tokens,), device=device)
+    sync = torch.cuda.synchronize if device != "cpu" else (lambda: None)
+
+    def measure(body):
+        best = 1e30
+        for round_ in range(rounds + 1):
+            sync()
+            start = time.perf_counter()
+            body()
+            sync()
+            if round_:
+                best = min(best, time.perf_counter() - start)
+        return best
+
+    def forward():
+        with torch.inference_mode():
+            model(ids, use_cache=False)
+
+    def both():
+        model.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(ids, use_cache=False).logits.view(tokens, -1).float(), labels).backward()
+    seconds = measure(forward)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+    whole = measure(both)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else 0
+    print(json.dumps({"program": f"transformers {transformers.__version__}", "forward_ms": 1e3 * seconds, "forward_backward_ms": 1e3 * whole,
+                      "tokens_per_second": tokens / whole, "peak_gib": peak}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5], *map(int, sys.argv[5:6]))
