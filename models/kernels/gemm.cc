@@ -147,8 +147,9 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
+// Kernels of one class, the fastest first: some that serve a whole bucket refuse a smaller M.
 struct Chosen {
-  cublasLtMatmulAlgo_t algorithm{};
+  std::vector<cublasLtMatmulAlgo_t> algorithms{};
   GemmChoice report{};
 };
 
@@ -165,11 +166,9 @@ class Kernels {
                   .k = weight.size(1),
                   .bucket = gemm_bucket(x.size(0)),
                   .has_bias = bias.defined()};
-    const auto algorithm = choose(key, weight, bias);
+    const auto& algorithms = choose(key, weight, bias);
     auto result = at::empty({x.size(0), key.n}, x.options());
-    Product product(x.size(0), key.n, key.k, key.has_bias);
-    check(product.run(handle(key.device), algorithm, x, weight, bias, result,
-                      c10::cuda::getCurrentCUDAStream().stream()));
+    run_first(key, algorithms, x, weight, bias, result);
     return result;
   }
 
@@ -188,15 +187,35 @@ class Kernels {
     return handle;
   }
 
-  cublasLtMatmulAlgo_t choose(const Key& key, const at::Tensor& weight, const at::Tensor& bias) {
+  // By the first kernel that takes this many rows.
+  void run_first(const Key& key,
+                 const std::vector<cublasLtMatmulAlgo_t>& algorithms,
+                 const at::Tensor& x,
+                 const at::Tensor& weight,
+                 const at::Tensor& bias,
+                 const at::Tensor& result) {
+    Product product(x.size(0), key.n, key.k, key.has_bias);
+    const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+    auto status = CUBLAS_STATUS_NOT_SUPPORTED;
+    for (const auto& algorithm : algorithms) {
+      status = product.run(handle(key.device), algorithm, x, weight, bias, result, stream);
+      if (status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE) break;
+    }
+    check(status);
+  }
+
+  // Stays where it is: nothing leaves the map.
+  const std::vector<cublasLtMatmulAlgo_t>& choose(const Key& key,
+                                                  const at::Tensor& weight,
+                                                  const at::Tensor& bias) {
     {
       const std::lock_guard lock(mutex_);
       if (const auto found = chosen_.find(key); found != chosen_.end())
-        return found->second.algorithm;
+        return found->second.algorithms;
     }
     auto chosen = measure(key, weight, bias);
     const std::lock_guard lock(mutex_);
-    return chosen_.insert_or_assign(key, chosen).first->second.algorithm;
+    return chosen_.try_emplace(key, std::move(chosen)).first->second.algorithms;
   }
 
   // The fastest kernel of those that agree, bit for bit, with the reference bucket's.
@@ -206,39 +225,37 @@ class Kernels {
     if (key.bucket != kReferenceRows) {
       auto of_reference = key;
       of_reference.bucket = kReferenceRows;
-      const auto algorithm = choose(of_reference, weight, bias);
       expected = at::empty({key.bucket, key.n}, weight.options());
-      Product product(key.bucket, key.n, key.k, key.has_bias);
-      check(product.run(handle(key.device), algorithm, rows, weight, bias, expected,
-                        c10::cuda::getCurrentCUDAStream().stream()));
+      run_first(key, choose(of_reference, weight, bias), rows, weight, bias, expected);
     }
     Product product(key.bucket, key.n, key.k, key.has_bias);
-    Chosen best;
-    best.report = {.n = key.n, .k = key.k, .bucket = key.bucket, .has_bias = key.has_bias};
+    Chosen chosen;
+    chosen.report = {.n = key.n, .k = key.k, .bucket = key.bucket, .has_bias = key.has_bias};
     auto result = at::empty({key.bucket, key.n}, weight.options());
-    std::optional<float> least;
+    std::vector<std::pair<float, cublasLtMatmulAlgo_t>> timed;
     for (const auto& algorithm :
-         unsplit_kernels(handle(key.device), product, best.report.dropped)) {
+         unsplit_kernels(handle(key.device), product, chosen.report.dropped)) {
       const auto elapsed = time(key, product, algorithm, rows, weight, bias, result);
       if (!elapsed || (expected.defined() && !at::equal(result, expected))) {
-        ++best.report.dropped;
+        ++chosen.report.dropped;
         continue;
       }
       if (!expected.defined()) expected = result.clone();  // the heuristic's first of the reference
-      ++best.report.candidates;
-      if (least && *least <= *elapsed) continue;
-      least = elapsed;
-      best.algorithm = algorithm;
+      timed.emplace_back(*elapsed, algorithm);
     }
-    require(least.has_value(), ErrorKind::kDevice,
+    require(!timed.empty(), ErrorKind::kDevice,
             "weight [{}, {}]: cuBLASLt offers no kernel without split-K for {} rows that agrees "
             "with that for {} rows",
             key.n, key.k, key.bucket, kReferenceRows);
-    best.report.microseconds = static_cast<double>(*least) * 1e3;
-    best.report.algorithm = config_of(best.algorithm, CUBLASLT_ALGO_CONFIG_ID);
-    best.report.tile = config_of(best.algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID);
-    best.report.stages = config_of(best.algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID);
-    return best;
+    std::ranges::stable_sort(timed, {}, [](const auto& one) { return one.first; });
+    for (const auto& one : timed) chosen.algorithms.push_back(one.second);
+    const auto& best = chosen.algorithms.front();
+    chosen.report.candidates = static_cast<int>(timed.size());
+    chosen.report.microseconds = static_cast<double>(timed.front().first) * 1e3;
+    chosen.report.algorithm = config_of(best, CUBLASLT_ALGO_CONFIG_ID);
+    chosen.report.tile = config_of(best, CUBLASLT_ALGO_CONFIG_TILE_ID);
+    chosen.report.stages = config_of(best, CUBLASLT_ALGO_CONFIG_STAGES_ID);
+    return chosen;
   }
 
   // Milliseconds of one product, or nothing if this kernel cannot run.
@@ -280,8 +297,9 @@ at::Tensor multiply_float(const at::Tensor& x, const at::Tensor& weight, const a
   return result;
 }
 
-// With a bias, cuBLASLt's kernels of one column are of several classes: such weights are widened.
-constexpr std::int64_t kFewestColumns = 8;
+// Narrow weights get kernels of other classes, unless their rows of results are aligned.
+constexpr std::int64_t kFewestColumns = 16;
+constexpr std::int64_t kAlignedColumns = 8;
 
 at::Tensor with_more_columns(const at::Tensor& x,
                              const at::Tensor& weight,
@@ -312,7 +330,8 @@ at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   const auto columns = weight.contiguous();
   if (x.scalar_type() == at::kFloat) return multiply_float(rows, columns, bias);
   require(x.scalar_type() == at::kBFloat16, ErrorKind::kLayout, "products are of bf16 or fp32");
-  if (weight.size(0) < kFewestColumns) return with_more_columns(rows, columns, bias);
+  if (weight.size(0) < kFewestColumns && weight.size(0) % kAlignedColumns != 0)
+    return with_more_columns(rows, columns, bias);
   return Kernels::of_process().multiply(rows, columns, bias);
 }
 
