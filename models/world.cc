@@ -18,6 +18,7 @@
 
 #include "distckpt/error.h"
 #include "distckpt/rendezvous.h"
+#include "models/device.h"
 
 namespace ferry::models {
 namespace {
@@ -96,6 +97,7 @@ World World::from_environment(Options options) {
   const auto job = distckpt::rank_from_environment();
   if (options.device.is_cuda())
     options.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank()));
+  set_device(options.device);
   if (job.size == 1) return World(options);
   const auto address = find_address();
   c10d::TCPStoreOptions tcp;

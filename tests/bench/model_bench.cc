@@ -15,7 +15,7 @@
 #include "converter/hf_config.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
-#include "models/device_memory.h"
+#include "models/device.h"
 #include "models/pipeline_forward.h"
 #include "models/world.h"
 

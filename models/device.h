@@ -1,4 +1,4 @@
-// What a device has been asked for, and waiting for it. On the host: nothing.
+// This process's device, what it has been asked for, and waiting for it. On the host: nothing.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,6 +7,7 @@
 
 namespace ferry::models {
 
+void set_device(c10::Device device);  // what kernels of this thread run on
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
 std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch

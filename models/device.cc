@@ -1,9 +1,13 @@
-#include "models/device_memory.h"
+#include "models/device.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 namespace ferry::models {
+
+void set_device(c10::Device device) {
+  if (device.is_cuda()) c10::cuda::set_device(device.index());
+}
 
 void synchronize(c10::Device device) {
   if (device.is_cuda()) c10::cuda::device_synchronize();
