@@ -17,4 +17,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
       c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
 }
 
+void end_nccl(c10d::Backend& backend) {
+  dynamic_cast<c10d::ProcessGroupNCCL&>(backend).shutdown();
+}
+
 }  // namespace ferry::models

@@ -18,4 +18,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
                                             int size,
                                             const World& world);
 
+// Ends what make_nccl() made, once nobody waits for it: a process that just exits breaks its peers.
+void end_nccl(c10d::Backend& backend);
+
 }  // namespace ferry::models

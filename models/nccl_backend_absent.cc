@@ -13,4 +13,6 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
   throw Error(ErrorKind::kDevice, "this build has no NCCL", "configure with -Dcuda=enabled");
 }
 
+void end_nccl(c10d::Backend&) {}
+
 }  // namespace ferry::models

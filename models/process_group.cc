@@ -48,6 +48,14 @@ at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows) {
 }  // namespace
 
 struct ProcessGroup::Backends {
+  ~Backends() {
+    if (!device || device == gloo) return;
+    try {
+      end_nccl(*device);
+    } catch (const std::exception&) {  // the other ranks are gone already
+    }
+  }
+
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> gloo;    // on the host
   c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL

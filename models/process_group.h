@@ -48,6 +48,7 @@ class ProcessGroup {
   at::Tensor broadcast(const at::Tensor& mine, int from) const;
   void send(const at::Tensor& tensor, int to) const;
   void receive(at::Tensor& tensor, int from) const;
+  // Ranks that end together end their groups without breaking others' last collective.
   void barrier() const;
 
   // Small things of the host, over Gloo whatever the device: one string of each rank.

@@ -105,6 +105,7 @@ void verify_logits(Flags& flags) {
                                             .sequence_parallel = flags.mesh.sequence_parallel});
     converter::load_model(chunks, checkpoint, {.round = true});
     const auto report = converter::check_logits(chunks, reference, {.packed = flags.packed});
+    mesh.all().barrier();
     if (world.rank() != 0) return;
     equal = report.equal();
     const LogitsSubject subject{.checkpoint = flags.checkpoint,
