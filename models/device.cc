@@ -2,6 +2,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
 
 namespace ferry::models {
 
@@ -20,6 +21,15 @@ void reset_peak_memory(c10::Device device) {
 std::int64_t peak_memory(c10::Device device) {
   if (!device.is_cuda()) return 0;
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+}
+
+std::optional<std::int64_t> free_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  set_device(device);
+  std::size_t available = 0;
+  std::size_t total = 0;
+  if (cudaMemGetInfo(&available, &total) != cudaSuccess) return std::nullopt;
+  return static_cast<std::int64_t>(available);
 }
 
 }  // namespace ferry::models

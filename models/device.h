@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace ferry::models {
 
@@ -11,5 +12,8 @@ void set_device(c10::Device device);  // what kernels of this thread run on
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
 std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch
+
+// Bytes that are free; nothing for the host, which knows no such number.
+std::optional<std::int64_t> free_memory(c10::Device device);
 
 }  // namespace ferry::models

@@ -12,4 +12,8 @@ std::int64_t peak_memory(c10::Device) {
   return 0;
 }
 
+std::optional<std::int64_t> free_memory(c10::Device) {
+  return std::nullopt;
+}
+
 }  // namespace ferry::models

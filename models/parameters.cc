@@ -113,6 +113,14 @@ at::Tensor Parameters::gradient(std::size_t parameter) const {
   return whole.dim() == parameters_[parameter].spec.shape.rank() ? whole : whole.select(0, index);
 }
 
+std::vector<std::string> Parameters::not_finite() const {
+  std::vector<std::string> keys;
+  for (const auto& parameter : parameters_) {
+    if (!parameter.value.isfinite().all().item<bool>()) keys.push_back(parameter.spec.key);
+  }
+  return keys;
+}
+
 std::vector<distckpt::LocalShard> Parameters::sharded_state_dict() const {
   std::vector<distckpt::LocalShard> shards;
   for (const auto& parameter : parameters_) {

@@ -53,6 +53,10 @@ class Parameters {
   // The gradient of a parameter; undefined where there is none yet.
   at::Tensor gradient(std::size_t parameter) const;
 
+  // Keys of parameters that hold a NaN or an infinity: of damaged weights, or of none that were
+  // loaded.
+  std::vector<std::string> not_finite() const;
+
   // Every box of every parameter, with the memory that holds it.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "distckpt/error.h"
+#include "models/device.h"
 #include "models/world.h"
 
 namespace ferry::models {
@@ -38,8 +39,23 @@ std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerCon
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options) {
   check_fits(config, mesh.shape());
+  auto stages = stage_chunks(config, mesh.shape().parallel(), mesh.coordinates().pp);
+  std::int64_t needed = 0;
+  for (const auto& stage : stages) {
+    for (const auto& spec :
+         parameter_layout(config, mesh.shape(), mesh.coordinates(), stage,
+                          {.alignment = options.alignment, .dtype = options.dtype}))
+      needed += spec.shape.product() * size_of(spec.dtype);
+  }
+  const auto room = free_memory(mesh.world().device());
+  if (room && needed > *room) {
+    throw Error(ErrorKind::kDevice,
+                fmt::format("rank {} has {} MiB of parameters, and its device {} MiB free",
+                            mesh.world().rank(), needed >> 20, *room >> 20),
+                "share the model over more ranks: --tp, --pp, --ep");
+  }
   std::vector<std::unique_ptr<GPTModel>> chunks;
-  for (auto& stage : stage_chunks(config, mesh.shape().parallel(), mesh.coordinates().pp))
+  for (auto& stage : stages)
     chunks.push_back(std::make_unique<GPTModel>(config, mesh, std::move(stage), options));
   return chunks;
 }

@@ -3,6 +3,8 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <sstream>
 #include <string>
 
 #include "cli/commands.h"
@@ -32,6 +34,7 @@ struct Flags {
   std::string html{};
   MeshFlags mesh{};
   bool packed = false;
+  bool finite = false;
   bool json = false;
   bool quiet = false;
 };
@@ -80,6 +83,28 @@ void verify_numerics(const Flags& flags) {
   if (!certificate.passed()) throw CLI::RuntimeError(kNo);
 }
 
+// Weights that are not finite are named by rank 0; with --finite they are refused.
+void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks, const Flags& flags) {
+  std::string mine;
+  for (const auto& chunk : chunks) {
+    for (const auto& key : chunk->parameters().not_finite()) mine += key + "\n";
+  }
+  const auto& all = chunks.front()->mesh().all();
+  std::set<std::string> keys;
+  for (const auto& lines : all.all_gather_bytes(mine)) {
+    std::istringstream text(lines);
+    for (std::string key; std::getline(text, key);) keys.insert(key);
+  }
+  if (keys.empty()) return;
+  const auto named = fmt::format("{}{}", *keys.begin(),
+                                 keys.size() == 1
+                                     ? ""
+                                     : fmt::format(" and {} more", keys.size() - 1));
+  require(!flags.finite, ErrorKind::kCorrupt, "{}: the weights hold NaN or Inf", named);
+  if (all.rank() == 0 && !flags.quiet)
+    fmt::print(stderr, "note       NaN or Inf among the weights of {}\n", named);
+}
+
 void verify_logits(Flags& flags) {
   auto& parallel = flags.mesh.parallel;
   if (flags.mesh.expert_tensor_parallel_size > 0)
@@ -104,6 +129,7 @@ void verify_logits(Flags& flags) {
                                             .dtype = dtype,
                                             .sequence_parallel = flags.mesh.sequence_parallel});
     converter::load_model(chunks, checkpoint, {.round = true});
+    check_finite(chunks, flags);
     const auto report = converter::check_logits(chunks, reference, {.packed = flags.packed});
     mesh.all().barrier();
     if (world.rank() != 0) return;
@@ -151,6 +177,8 @@ void add_verify_models(CLI::App& app) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   command->add_flag("--packed", flags->packed,
                     "All sequences in one batch. Default: one at a time");
+  command->add_flag("--finite", flags->finite,
+                    "Refuse weights that hold NaN or Inf. Default: a note names them");
   command->add_option("--html", flags->html, "Also draw where they differ, into this file");
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);

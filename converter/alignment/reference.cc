@@ -10,27 +10,10 @@
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "distckpt/safetensors.h"
+#include "models/parameters.h"
 
 namespace ferry::converter {
 namespace {
-
-at::ScalarType scalar_type(const distckpt::SafetensorsEntry& entry, const std::string& file) {
-  switch (entry.dtype) {
-    case distckpt::DType::kBF16:
-      return at::kBFloat16;
-    case distckpt::DType::kF16:
-      return at::kHalf;
-    case distckpt::DType::kF32:
-      return at::kFloat;
-    case distckpt::DType::kF64:
-      return at::kDouble;
-    case distckpt::DType::kI64:
-      return at::kLong;
-    default:
-      throw Error(ErrorKind::kCorrupt, fmt::format("{}: {} is {}, which no reference has", file,
-                                                   entry.name, short_name(entry.dtype)));
-  }
-}
 
 // "logits.12" -> 12 and ""; "hidden.12.embedding" -> 12 and "embedding".
 std::optional<std::pair<std::size_t, std::string>> parse_name(std::string_view name,
@@ -61,7 +44,9 @@ Reference read_reference(const std::filesystem::path& path) {
   };
   for (const auto& entry : header.entries) {
     auto tensor = at::empty(at::IntArrayRef(entry.shape.begin(), entry.shape.end()),
-                            scalar_type(entry, name_of_file));
+                            entry.dtype == distckpt::DType::kI64
+                                ? at::kLong
+                                : models::scalar_type(entry.dtype));
     file.read_at(entry.begin, std::span(static_cast<std::byte*>(tensor.mutable_data_ptr()),
                                         static_cast<std::size_t>(entry.end - entry.begin)));
     if (const auto at = parse_name(entry.name, "tokens.")) {

@@ -137,6 +137,19 @@ def test_a_changed_weight_is_found_where_it_acts(references, tmp_path):
     assert report["first_difference"]["module"] == "decoder.layers.2.mlp"
 
 
+def test_weights_that_are_not_finite_are_named(references, tmp_path):
+    from safetensors.torch import load_file, save_file
+    import shutil
+    shutil.copytree(hf("llama"), tmp_path / "nan")
+    weights = load_file(tmp_path / "nan" / "model.safetensors")
+    weights["model.layers.3.mlp.down_proj.weight"][7, 11] = float("nan")
+    save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
+    done = ferry("verify", "--logits", tmp_path / "nan", "--reference", references(hf("llama")), "--pp", 2, "--tp", 2)
+    assert done.returncode == 1 and "NaN or Inf" in done.stderr and "decoder.layers.3.mlp.linear_fc2.weight" in done.stderr
+    refused("decoder.layers.3.mlp.linear_fc2.weight", "NaN or Inf",
+            arguments=(tmp_path / "nan", "--reference", references(hf("llama")), "--pp", 2, "--tp", 2, "--finite"))
+
+
 def refused(*words, arguments):
     done = ferry("verify", "--logits", *arguments)
     assert done.returncode == 2 and not done.stdout, done.stdout
