@@ -31,6 +31,11 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
                                  .sequence_parallel = options.sequence_parallel,
                                  .alignment = options.alignment}},
       rotary_(config_, mesh.world().device()) {
+  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
+              options.dtype == distckpt::DType::kBF16,
+          ErrorKind::kUsage,
+          "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
+          short_name(options.dtype));
   const auto between = setup_.tensor_parallel.between_layers();
   if (parameters_.has("embedding.word_embeddings.weight"))
     embedding_.emplace(setup_.tensor_parallel, parameters_, "embedding.word_embeddings");

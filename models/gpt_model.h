@@ -30,7 +30,7 @@ struct ModelOptions {
 class GPTModel {
  public:
   // The chunk `stage` of stage_chunks(). The mesh outlives the model. Throws Error(kUsage) if the
-  // model cannot be split so.
+  // model cannot be split so, or not be bitwise in its dtype on this device.
   GPTModel(distckpt::TransformerConfig config,
            const ParallelState& mesh,
            StageSpec stage,

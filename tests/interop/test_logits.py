@@ -117,6 +117,18 @@ def test_ranks_of_a_launcher(references):
     assert json.loads(outputs[0][0])["equal"] and outputs[1][0] == ""
 
 
+def test_a_rank_that_dies_is_named(references):
+    """Rank 1 fails at once; rank 0 waits for it as long as it was told, and says for whom."""
+    port = 20000 + (os.getpid() + 7) % 20000
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [FERRY, "verify", "--logits", hf("llama"), "--tp", "2", "--timeout", "4", "--reference"]
+    dies = subprocess.Popen([*command, "/nowhere"], env={**environment, "RANK": "1"}, stderr=subprocess.PIPE, text=True)
+    waits = subprocess.run([*command, references(hf("llama"))], env={**environment, "RANK": "0"}, capture_output=True, text=True, timeout=60)
+    assert dies.wait(timeout=30) == 2
+    assert waits.returncode == 2 and not waits.stdout
+    assert "rank" in waits.stderr and ("missing: rank 1" in waits.stderr or "does not reach the others" in waits.stderr), waits.stderr
+
+
 def test_fast_differs_and_the_first_difference_is_named(references, tmp_path):
     page = tmp_path / "page.html"
     report = ferry_json("verify", "--logits", hf("llama"), "--reference", references(hf("llama")), "--alignment", "fast", "--tp", 2,
