@@ -1,8 +1,6 @@
 #include "models/world.h"
 
-#include <gloo/transport/device.h>
 
-#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <exception>
