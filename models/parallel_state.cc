@@ -74,14 +74,16 @@ void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh
 ParallelState::ParallelState(World& world,
                              const distckpt::ParallelConfig& parallel,
                              const std::string& name)
-    : world_(&world), shape_(parallel, world.size()), coordinates_(shape_.coordinates(world.rank())), name_(name) {
+    : world_(&world),
+      shape_(parallel, world.size()),
+      coordinates_(shape_.coordinates(world.rank())) {
   using At = MeshCoordinates;
   const auto group = [&](const char* axis, auto&& forget) {
     const auto move = [&](At at) {
       forget(at);
       return at;
     };
-    return ProcessGroup(world, name_ + "/" + axis, ranks_like(shape_, coordinates_, move));
+    return ProcessGroup(world, name + "/" + axis, ranks_like(shape_, coordinates_, move));
   };
   // A dense axis leaves the experts' coordinates out of the comparison, and the other way round.
   const auto dense = [](At& at) { at.etp = at.ep = at.edp = 0; };

@@ -81,7 +81,6 @@ class ParallelState {
   World* world_;
   MeshShape shape_;
   MeshCoordinates coordinates_;
-  std::string name_;
   ProcessGroup all_, tp_, cp_, dp_, dp_cp_, pp_, ep_, etp_, edp_;
 };
 
