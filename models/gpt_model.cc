@@ -82,6 +82,26 @@ at::Tensor GPTModel::output(const at::Tensor& hidden) const {
              : scores;
 }
 
+OutputHead GPTModel::head() const {
+  require(config_.head == Head::kLanguageModel, ErrorKind::kUsage,
+          "a model with a value head has no log-probabilities of tokens");
+  return {.weight = output_weight_,
+          .vocab_size = config_.vocab_size,
+          .parallel = setup_.tensor_parallel};
+}
+
+TokenLogProbs GPTModel::log_probs(const at::Tensor& hidden,
+                                  const at::Tensor& labels,
+                                  double temperature) const {
+  return linear_log_probs(setup_.tensor_parallel.enter(hidden), labels, head(), temperature);
+}
+
+CrossEntropy GPTModel::cross_entropy(const at::Tensor& hidden,
+                                     const at::Tensor& labels,
+                                     const at::Tensor& token_weights) const {
+  return linear_cross_entropy(setup_.tensor_parallel.enter(hidden), labels, token_weights, head());
+}
+
 at::Tensor GPTModel::all_logits(const at::Tensor& hidden, const SequencePartition& batch) const {
   auto logits = output(hidden);
   if (config_.head == Head::kLanguageModel) {

@@ -16,6 +16,7 @@
 #include "models/packed_sequences.h"
 #include "models/parallel_state.h"
 #include "models/parameters.h"
+#include "models/tensor_parallel/cross_entropy.h"
 #include "models/transformer/layer_context.h"
 #include "models/transformer/transformer_layer.h"
 
@@ -47,6 +48,15 @@ class GPTModel {
   // Of the last stage's hidden states: logits of this rank's part of the padded vocabulary [local,
   // vocab/tp], or of a classification head all of [local, num_labels].
   at::Tensor output(const at::Tensor& hidden) const;
+  // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the tokens
+  // that come next. The logits are never held whole. Results are [local], the same on all tensor
+  // parallel ranks. Throws Error(kUsage) if the head is not a language model's.
+  TokenLogProbs log_probs(const at::Tensor& hidden,
+                          const at::Tensor& labels,
+                          double temperature = 1) const;
+  CrossEntropy cross_entropy(const at::Tensor& hidden,
+                             const at::Tensor& labels,
+                             const at::Tensor& token_weights) const;
   // The logits of the whole vocabulary, without padding, of the whole batch in the order of the pack:
   // [tokens, vocab], on every rank of the stage.
   at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;
@@ -69,6 +79,8 @@ class GPTModel {
   }
 
  private:
+  OutputHead head() const;
+
   distckpt::TransformerConfig config_;
   const ParallelState& mesh_;
   StageSpec stage_;

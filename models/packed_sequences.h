@@ -35,12 +35,26 @@ class SequencePartition {
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
+  // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
+  // filled up.
+  at::Tensor local(const at::Tensor& of_pack) const;
   // [local of every context parallel rank, one behind another, ...] -> [padded, ...], in the order
   // of the pack.
   at::Tensor in_pack_order(const at::Tensor& gathered) const;
 
  private:
+  struct Piece {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+  };
+  // Of the filled-up pack, what a context parallel rank has.
+  std::vector<Piece> pieces_of(int rank) const;
+
   std::int64_t num_tokens_ = 0;
+  std::int64_t padded_ = 0;
+  int cp_ = 1;
+  int cp_rank_ = 0;
+  at::Device device_;
   at::Tensor tokens_, positions_, order_;
   std::vector<AttentionSegment> segments_;
 };

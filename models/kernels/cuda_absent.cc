@@ -1,6 +1,7 @@
 #include "distckpt/error.h"
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/gemm.h"
+#include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
@@ -41,13 +42,27 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,
 at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
   absent();
 }
-at::Tensor rotary_backward_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
+void rotary_backward_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, at::Tensor&) {
   absent();
 }
 at::Tensor swiglu_cuda(const at::Tensor&) {
   absent();
 }
 at::Tensor swiglu_backward_cuda(const at::Tensor&, const at::Tensor&) {
+  absent();
+}
+void row_statistics_cuda(
+    const at::Tensor&, const at::Tensor&, at::Tensor&, VocabularyRange, double) {
+  absent();
+}
+void logits_to_gradient_cuda(at::Tensor&,
+                             const at::Tensor&,
+                             const at::Tensor&,
+                             const at::Tensor&,
+                             const at::Tensor&,
+                             VocabularyRange,
+                             double) {
   absent();
 }
 GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {

@@ -4,6 +4,9 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
+#include <cstdint>
+
 #include "models/kernels/cuda_launch.h"
 
 namespace ferry::models::launch {
@@ -29,6 +32,31 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
 template <typename T>
 __device__ float rounded(float x) {
   return widen(narrow<T>(x));
+}
+
+// Neighbours that are read and written at once, where they lie aligned.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T at[N];
+};
+template <typename T, int N>
+__host__ __device__ bool is_aligned(const T* x) {
+  return reinterpret_cast<std::uintptr_t>(x) % sizeof(Vector<T, N>) == 0;
+}
+template <int N, typename T>
+__device__ Vector<T, N> load(const T* x) {
+  return *reinterpret_cast<const Vector<T, N>*>(x);
+}
+template <int N, typename T>
+__device__ void store(T* x, const Vector<T, N>& value) {
+  *reinterpret_cast<Vector<T, N>*>(x) = value;
+}
+
+// Blocks of a kernel whose threads step through `work` items.
+inline unsigned blocks_of(std::int64_t work, std::int64_t threads) {
+  constexpr std::int64_t kMostBlocks = 132 * 16;
+  return static_cast<unsigned>(
+      std::clamp<std::int64_t>((work + threads - 1) / threads, 1, kMostBlocks));
 }
 
 // Calls `launch` with a null pointer of the element's type.

@@ -48,9 +48,11 @@ cudaError_t rms_norm_backward(const void* grad_y,
 struct RotaryShape {
   std::int64_t tokens = 0;
   std::int64_t heads = 0;
+  std::int64_t heads_of_group = 1;
   std::int64_t dim = 0;
   std::int64_t token_stride = 0;  // of x, in elements
-  std::int64_t head_stride = 0;
+  std::int64_t group_stride = 0;
+  std::int64_t head_stride = 0;  // of the heads of a group
   bool interleaved = false;  // channels 2i and 2i + 1 of x turn together, and come out as halves
 };
 // cos and sin are [tokens, dim]. The transpose, of gradients, has x and y change places: x is
@@ -78,5 +80,29 @@ cudaError_t swiglu_backward(const void* grad_y,
                             std::int64_t ffn,
                             Element element,
                             cudaStream_t stream);
+
+// Of models/kernels/log_probs.h.
+struct LogProbShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;     // of the vocabulary
+  std::int64_t row_stride = 0;  // with the padding behind them
+  std::int64_t first = 0;       // token of column 0
+  float temperature = 1;
+};
+// statistics [4, rows].
+cudaError_t row_statistics(const void* logits,
+                           const std::int64_t* labels,
+                           float* statistics,
+                           LogProbShape shape,
+                           Element element,
+                           cudaStream_t stream);
+cudaError_t logits_to_gradient(void* logits,
+                               const float* statistics,
+                               const std::int64_t* labels,
+                               const float* of_log_prob,
+                               const float* of_entropy,  // or null
+                               LogProbShape shape,
+                               Element element,
+                               cudaStream_t stream);
 
 }  // namespace ferry::models::launch

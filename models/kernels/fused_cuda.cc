@@ -4,6 +4,7 @@
 
 #include "distckpt/error.h"
 #include "models/kernels/cuda_launch.h"
+#include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
@@ -30,6 +31,29 @@ launch::RmsNormShape norm_shape(const at::Tensor& x, double epsilon) {
   require(rms_norm_cuda_supports(channels), ErrorKind::kBug, "RMSNorm over {} channels", channels);
   return {
       .rows = x.numel() / channels, .channels = channels, .epsilon = static_cast<float>(epsilon)};
+}
+
+launch::RotaryShape rotary_shape(const at::Tensor& x, bool interleaved) {
+  const bool grouped = x.dim() == 4;
+  return {.tokens = x.size(0),
+          .heads = grouped ? x.size(1) * x.size(2) : x.size(1),
+          .heads_of_group = x.size(-2),
+          .dim = x.size(-1),
+          .token_stride = x.stride(0),
+          .group_stride = grouped ? x.stride(1) : 0,
+          .head_stride = x.stride(-2),
+          .interleaved = interleaved};
+}
+
+launch::LogProbShape log_prob_shape(const at::Tensor& logits,
+                                    VocabularyRange range,
+                                    double temperature) {
+  require(logits.is_contiguous(), ErrorKind::kBug, "logits have to be contiguous");
+  return {.rows = logits.size(0),
+          .columns = range.count,
+          .row_stride = logits.size(1),
+          .first = range.first,
+          .temperature = static_cast<float>(temperature)};
 }
 
 }  // namespace
@@ -63,7 +87,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_
   const auto shape = norm_shape(x, 0);
   const auto in = x.contiguous();
   auto grad_x = at::empty_like(in);
-  auto partial = at::zeros({launch::rms_norm_partials(shape.rows), shape.channels},
+  auto partial = at::empty({launch::rms_norm_partials(shape.rows), shape.channels},
                            x.options().dtype(at::kFloat));
   if (shape.rows > 0)
     check(launch::rms_norm_backward(grad_y.contiguous().const_data_ptr(), in.const_data_ptr(),
@@ -79,14 +103,9 @@ at::Tensor rotary_cuda(const at::Tensor& x,
                        bool interleaved) {
   const auto element = element_of(x);
   const c10::cuda::CUDAGuard device(x.device());
-  const auto in = x.stride(2) == 1 ? x : x.contiguous();
-  auto y = at::empty({x.size(0), x.size(1), x.size(2)}, x.options());
-  const launch::RotaryShape shape{.tokens = x.size(0),
-                                  .heads = x.size(1),
-                                  .dim = x.size(2),
-                                  .token_stride = in.stride(0),
-                                  .head_stride = in.stride(1),
-                                  .interleaved = interleaved};
+  const auto in = x.stride(-1) == 1 ? x : x.contiguous();
+  const auto shape = rotary_shape(in, interleaved);
+  auto y = at::empty({shape.tokens, shape.heads, shape.dim}, x.options());
   if (x.numel() == 0) return y;
   check(launch::rotary(in.const_data_ptr(), cos.contiguous().const_data_ptr(),
                        sin.contiguous().const_data_ptr(), y.mutable_data_ptr(), shape, false,
@@ -94,24 +113,20 @@ at::Tensor rotary_cuda(const at::Tensor& x,
   return y;
 }
 
-at::Tensor rotary_backward_cuda(const at::Tensor& grad_y,
-                                const at::Tensor& cos,
-                                const at::Tensor& sin,
-                                bool interleaved) {
+void rotary_backward_cuda(const at::Tensor& grad_y,
+                          const at::Tensor& cos,
+                          const at::Tensor& sin,
+                          bool interleaved,
+                          at::Tensor& grad_x) {
   const auto element = element_of(grad_y);
   const c10::cuda::CUDAGuard device(grad_y.device());
-  auto grad_x = at::empty({grad_y.size(0), grad_y.size(1), grad_y.size(2)}, grad_y.options());
-  const launch::RotaryShape shape{.tokens = grad_y.size(0),
-                                  .heads = grad_y.size(1),
-                                  .dim = grad_y.size(2),
-                                  .token_stride = grad_x.stride(0),
-                                  .head_stride = grad_x.stride(1),
-                                  .interleaved = interleaved};
-  if (grad_y.numel() == 0) return grad_x;
+  require(grad_x.stride(-1) == 1 && grad_x.scalar_type() == grad_y.scalar_type() &&
+              grad_x.numel() == grad_y.numel(),
+          ErrorKind::kBug, "rotary: the gradient is of another shape or type");
+  if (grad_y.numel() == 0) return;
   check(launch::rotary(grad_y.contiguous().const_data_ptr(), cos.contiguous().const_data_ptr(),
-                       sin.contiguous().const_data_ptr(), grad_x.mutable_data_ptr(), shape, true,
-                       element, stream()));
-  return grad_x;
+                       sin.contiguous().const_data_ptr(), grad_x.mutable_data_ptr(),
+                       rotary_shape(grad_x, interleaved), true, element, stream()));
 }
 
 at::Tensor swiglu_cuda(const at::Tensor& gate_up) {
@@ -135,6 +150,37 @@ at::Tensor swiglu_backward_cuda(const at::Tensor& grad_y, const at::Tensor& gate
                                 grad.mutable_data_ptr(), in.size(0), in.size(1) / 2, element,
                                 stream()));
   return grad;
+}
+
+void row_statistics_cuda(const at::Tensor& logits,
+                         const at::Tensor& labels,
+                         at::Tensor& statistics,
+                         VocabularyRange range,
+                         double temperature) {
+  const auto element = element_of(logits);
+  const c10::cuda::CUDAGuard device(logits.device());
+  check(launch::row_statistics(logits.const_data_ptr(),
+                               labels.contiguous().const_data_ptr<std::int64_t>(),
+                               statistics.mutable_data_ptr<float>(),
+                               log_prob_shape(logits, range, temperature), element, stream()));
+}
+
+void logits_to_gradient_cuda(at::Tensor& logits,
+                             const at::Tensor& statistics,
+                             const at::Tensor& labels,
+                             const at::Tensor& of_log_prob,
+                             const at::Tensor& of_entropy,
+                             VocabularyRange range,
+                             double temperature) {
+  const auto element = element_of(logits);
+  const c10::cuda::CUDAGuard device(logits.device());
+  const auto of_each_entropy = of_entropy.defined() ? of_entropy.contiguous() : of_entropy;
+  check(launch::logits_to_gradient(
+      logits.mutable_data_ptr(), statistics.contiguous().const_data_ptr<float>(),
+      labels.contiguous().const_data_ptr<std::int64_t>(),
+      of_log_prob.contiguous().const_data_ptr<float>(),
+      of_entropy.defined() ? of_each_entropy.const_data_ptr<float>() : nullptr,
+      log_prob_shape(logits, range, temperature), element, stream()));
 }
 
 }  // namespace ferry::models

@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "models/kernels/cuda_element.cuh"
 
 // The sum of squares is ATen's tree for 16 rows and more (ATen/native/cuda/Reduce.cuh): 32 lanes
@@ -20,6 +18,15 @@ __device__ float add_lanes(float value) {
   return value;  // in lane 0
 }
 
+// Four neighbours, which lie aligned where they are read so (`aligned`).
+template <typename T>
+__device__ Vector<T, kVector> four(const T* x, bool aligned) {
+  if (aligned) return load<kVector>(x);
+  Vector<T, kVector> result;
+  for (int i = 0; i < kVector; ++i) result.at[i] = x[i];
+  return result;
+}
+
 template <typename T>
 __device__ float sum_of_squares(const T* row, std::int64_t channels, int lane, int step) {
   float sums[kVector] = {};
@@ -29,11 +36,15 @@ __device__ float sum_of_squares(const T* row, std::int64_t channels, int lane, i
       sums[i] = __fmul_rn(x, x);
     }
   } else {
-    for (std::int64_t at = lane; at * kVector < channels; at += step)
+    const bool aligned = is_aligned<T, kVector>(row);
+    for (std::int64_t at = lane; at * kVector < channels; at += step) {
+      const auto in = four(row + at * kVector, aligned);
+#pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x = widen(row[at * kVector + i]);
+        const float x = widen(in.at[i]);
         sums[i] = __fadd_rn(sums[i], __fmul_rn(x, x));
       }
+    }
   }
   return __fadd_rn(__fadd_rn(__fadd_rn(sums[0], sums[1]), sums[2]), sums[3]);
 }
@@ -46,9 +57,22 @@ __device__ void scale_row(const T* x,
                           float inverse_rms,
                           int first,
                           int step) {
-  for (std::int64_t c = first; c < channels; c += step) {
-    const float normed = rounded<T>(__fmul_rn(widen(x[c]), inverse_rms));
-    y[c] = narrow<T>(__fmul_rn(widen(weight[c]), normed));
+  const auto scale = [&](T value, T by) {
+    return narrow<T>(__fmul_rn(widen(by), rounded<T>(__fmul_rn(widen(value), inverse_rms))));
+  };
+  if (channels % kVector != 0 || !is_aligned<T, kVector>(x) || !is_aligned<T, kVector>(weight) ||
+      !is_aligned<T, kVector>(y)) {
+    for (std::int64_t c = first; c < channels; c += step) y[c] = scale(x[c], weight[c]);
+    return;
+  }
+  for (std::int64_t c = static_cast<std::int64_t>(first) * kVector; c < channels;
+       c += static_cast<std::int64_t>(step) * kVector) {
+    const auto in = load<kVector>(x + c);
+    const auto by = load<kVector>(weight + c);
+    Vector<T, kVector> out;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) out.at[i] = scale(in.at[i], by.at[i]);
+    store(y + c, out);
   }
 }
 
@@ -93,9 +117,9 @@ __global__ void norm_by_blocks(
   scale_row(in, weight, y + row * shape.channels, shape.channels, root, thread, kWarps * kLanes);
 }
 
-// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight. A block for each
-// row.
-template <typename T>
+// grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight, N channels at once.
+// A block for each row.
+template <int N, typename T>
 __global__ void grad_of_x(const T* grad_y,
                           const T* x,
                           const T* weight,
@@ -108,9 +132,23 @@ __global__ void grad_of_x(const T* grad_y,
   const int warp = static_cast<int>(threadIdx.y);
   const int warps = static_cast<int>(blockDim.y);
   const int thread = warp * kLanes + lane;
+  // Calls `body(channel, g, x)` for each N channels that are this thread's.
+  const auto for_each = [&](const auto& body) {
+    for (std::int64_t c = static_cast<std::int64_t>(thread) * N; c < shape.channels;
+         c += static_cast<std::int64_t>(warps) * kLanes * N) {
+      const auto grads = load<N>(grad_y + first + c);
+      const auto by = load<N>(weight + c);
+      float g[N];
+#pragma unroll
+      for (int i = 0; i < N; ++i) g[i] = rounded<T>(widen(grads.at[i]) * widen(by.at[i]));
+      body(c, g, load<N>(x + first + c));
+    }
+  };
   float sum = 0;
-  for (std::int64_t c = thread; c < shape.channels; c += warps * kLanes)
-    sum += rounded<T>(widen(grad_y[first + c]) * widen(weight[c])) * widen(x[first + c]);
+  for_each([&](std::int64_t, const float* g, const Vector<T, N>& in) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += g[i] * widen(in.at[i]);
+  });
   sum = add_lanes(sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
@@ -118,10 +156,12 @@ __global__ void grad_of_x(const T* grad_y,
   for (int w = 0; w < warps; ++w) total += sums[w];
   const float root = inverse_rms[blockIdx.x];
   const float share = total * root * root * root / static_cast<float>(shape.channels);
-  for (std::int64_t c = thread; c < shape.channels; c += warps * kLanes) {
-    const float g = rounded<T>(widen(grad_y[first + c]) * widen(weight[c]));
-    grad_x[first + c] = narrow<T>(root * g - share * widen(x[first + c]));
-  }
+  for_each([&](std::int64_t c, const float* g, const Vector<T, N>& in) {
+    Vector<T, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.at[i] = narrow<T>(root * g[i] - share * widen(in.at[i]));
+    store(grad_x + first + c, out);
+  });
 }
 
 // Sums of kRowsOfPartial rows each: the same ones at every run.
@@ -181,10 +221,21 @@ cudaError_t rms_norm_backward(const void* grad_y,
     using T = std::remove_pointer_t<decltype(none)>;
     const auto* grad = static_cast<const T*>(grad_y);
     const auto* in = static_cast<const T*>(x);
-    const auto warps =
-        static_cast<unsigned>(std::clamp<std::int64_t>(shape.channels / 256, 1, kWarps));
-    grad_of_x<<<static_cast<unsigned>(shape.rows), dim3(kLanes, warps), 0, stream>>>(
-        grad, in, static_cast<const T*>(weight), inverse_rms, static_cast<T*>(grad_x), shape);
+    const auto* by = static_cast<const T*>(weight);
+    auto* out = static_cast<T*>(grad_x);
+    constexpr int kWide = 16 / sizeof(T);
+    const auto of_x = [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const auto warps = static_cast<unsigned>(
+          std::clamp<std::int64_t>((shape.channels / kWidth + kLanes - 1) / kLanes, 1, kWarps));
+      grad_of_x<kWidth><<<static_cast<unsigned>(shape.rows), dim3(kLanes, warps), 0, stream>>>(
+          grad, in, by, inverse_rms, out, shape);
+    };
+    if (shape.channels % kWide == 0 && is_aligned<T, kWide>(grad) && is_aligned<T, kWide>(in) &&
+        is_aligned<T, kWide>(by) && is_aligned<T, kWide>(out))
+      of_x(std::integral_constant<int, kWide>{});
+    else
+      of_x(std::integral_constant<int, 1>{});
     constexpr int kThreads = 128;
     const dim3 grid(static_cast<unsigned>((shape.channels + kThreads - 1) / kThreads),
                     static_cast<unsigned>(rms_norm_partials(shape.rows)));

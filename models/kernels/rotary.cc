@@ -38,8 +38,8 @@ at::Tensor llama3(const at::Tensor& inv_freq, const RopeScaling& scaling) {
   const auto scaled = at::where(wavelength > old_length / low, inv_freq / scaling.factor, inv_freq);
   const auto smooth = (at::reciprocal(wavelength) * old_length - low) / (high - low);
   const auto between = (1 - smooth) * scaled / scaling.factor + smooth * scaled;
-  const auto is_between =
-      (wavelength < old_length / high).logical_not() * (wavelength > old_length / low).logical_not();
+  const auto is_between = (wavelength < old_length / high).logical_not() *
+                          (wavelength > old_length / low).logical_not();
   return at::where(is_between, between, scaled);
 }
 
@@ -74,9 +74,10 @@ class FusedRotary : public torch::autograd::Function<FusedRotary> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    return {rotary_backward_cuda(grads[0].contiguous(), saved[0], saved[1],
-                                 context->saved_data["interleaved"].toBool()),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+    auto grad_x = at::empty_like(grads[0], at::MemoryFormat::Contiguous);
+    rotary_backward_cuda(grads[0], saved[0], saved[1], context->saved_data["interleaved"].toBool(),
+                         grad_x);
+    return {grad_x, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -105,11 +106,10 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
     inv_freq_ = yarn(config.rotary_base, dim, scaling.factor, scaling);
     const double all_dim = scaling.mscale_all_dim.value_or(0.0);
     const double mscale = scaling.mscale.value_or(0.0);
-    attention_scaling_ = scaling.attention_factor ? *scaling.attention_factor
-                         : mscale != 0 && all_dim != 0
-                             ? yarn_mscale(scaling.factor, mscale) /
-                                   yarn_mscale(scaling.factor, all_dim)
-                             : yarn_mscale(scaling.factor, 1.0);
+    attention_scaling_ = scaling.attention_factor      ? *scaling.attention_factor
+                         : mscale != 0 && all_dim != 0 ? yarn_mscale(scaling.factor, mscale) /
+                                                             yarn_mscale(scaling.factor, all_dim)
+                                                       : yarn_mscale(scaling.factor, 1.0);
   } else {
     throw Error(ErrorKind::kLayout,
                 fmt::format("RoPE scaling \"{}\" is not known to the models", scaling.type),

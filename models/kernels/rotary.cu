@@ -1,46 +1,55 @@
-#include <algorithm>
-
 #include "models/kernels/cuda_element.cuh"
 
 namespace ferry::models::launch {
 namespace {
 
-// Hugging Face's apply_rotary_pos_emb: q * cos + rotate_half(q) * sin, three roundings.
-template <typename T>
+constexpr std::int64_t kThreads = 256;
+
+// Hugging Face's apply_rotary_pos_emb: q * cos + rotate_half(q) * sin, three roundings. N pairs of
+// channels at once.
+template <int N, typename T>
 __global__ void turn(
     const T* x, const T* cos, const T* sin, T* y, RotaryShape shape, bool transpose) {
   const std::int64_t half = shape.dim / 2;
-  const std::int64_t pairs = shape.tokens * shape.heads * half;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       at < pairs; at += step) {
-    const std::int64_t i = at % half;
-    const std::int64_t head = at / half % shape.heads;
-    const std::int64_t token = at / half / shape.heads;
-    const std::int64_t strided = token * shape.token_stride + head * shape.head_stride;
+  const auto of_head = static_cast<std::uint32_t>(half / N);
+  const auto heads = static_cast<std::uint32_t>(shape.heads);
+  const auto of_group = static_cast<std::uint32_t>(shape.heads_of_group);
+  const auto all = static_cast<std::uint32_t>(shape.tokens) * heads * of_head;
+  for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all;
+       at += gridDim.x * blockDim.x) {
+    const std::int64_t i = static_cast<std::int64_t>(at % of_head) * N;
+    const std::uint32_t head = at / of_head % heads;
+    const std::int64_t token = at / of_head / heads;
+    const std::int64_t strided = token * shape.token_stride + head / of_group * shape.group_stride +
+                                 head % of_group * shape.head_stride;
     const std::int64_t strided_low = strided + (shape.interleaved ? 2 * i : i);
     const std::int64_t strided_high = strided + (shape.interleaved ? 2 * i + 1 : i + half);
     const std::int64_t low = (token * shape.heads + head) * shape.dim + i;
     const std::int64_t high = low + half;
-    const float cos_low = widen(cos[token * shape.dim + i]);
-    const float cos_high = widen(cos[token * shape.dim + i + half]);
-    const float sin_low = widen(sin[token * shape.dim + i]);
-    const float sin_high = widen(sin[token * shape.dim + i + half]);
-    if (transpose) {
-      const float a = widen(x[low]);
-      const float b = widen(x[high]);
-      y[strided_low] = narrow<T>(
-          __fadd_rn(rounded<T>(__fmul_rn(a, cos_low)), rounded<T>(__fmul_rn(b, sin_high))));
-      y[strided_high] = narrow<T>(
-          __fadd_rn(rounded<T>(__fmul_rn(b, cos_high)), -rounded<T>(__fmul_rn(a, sin_low))));
-    } else {
-      const float a = widen(x[strided_low]);
-      const float b = widen(x[strided_high]);
-      y[low] = narrow<T>(
-          __fadd_rn(rounded<T>(__fmul_rn(a, cos_low)), rounded<T>(__fmul_rn(-b, sin_low))));
-      y[high] = narrow<T>(
-          __fadd_rn(rounded<T>(__fmul_rn(b, cos_high)), rounded<T>(__fmul_rn(a, sin_high))));
+    const auto cos_low = load<N>(cos + token * shape.dim + i);
+    const auto cos_high = load<N>(cos + token * shape.dim + i + half);
+    const auto sin_low = load<N>(sin + token * shape.dim + i);
+    const auto sin_high = load<N>(sin + token * shape.dim + i + half);
+    const auto a = load<N>(x + (transpose ? low : strided_low));
+    const auto b = load<N>(x + (transpose ? high : strided_high));
+    // One way b goes into the low half with minus sin_low, the other way with sin_high.
+    Vector<T, N> y_low;
+    Vector<T, N> y_high;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      const float u = widen(a.at[j]);
+      const float v = widen(b.at[j]);
+      const float v_low =
+          transpose ? __fmul_rn(v, widen(sin_high.at[j])) : -__fmul_rn(v, widen(sin_low.at[j]));
+      const float u_high =
+          transpose ? -__fmul_rn(u, widen(sin_low.at[j])) : __fmul_rn(u, widen(sin_high.at[j]));
+      y_low.at[j] =
+          narrow<T>(__fadd_rn(rounded<T>(__fmul_rn(u, widen(cos_low.at[j]))), rounded<T>(v_low)));
+      y_high.at[j] =
+          narrow<T>(__fadd_rn(rounded<T>(__fmul_rn(v, widen(cos_high.at[j]))), rounded<T>(u_high)));
     }
+    store(y + (transpose ? strided_low : low), y_low);
+    store(y + (transpose ? strided_high : high), y_high);
   }
 }
 
@@ -54,15 +63,28 @@ cudaError_t rotary(const void* x,
                    bool transpose,
                    Element element,
                    cudaStream_t stream) {
+  if (shape.tokens * shape.heads * shape.dim > UINT32_MAX) return cudaErrorInvalidValue;
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    constexpr std::int64_t kThreads = 256;
-    constexpr std::int64_t kMostBlocks = 132 * 16;
-    const std::int64_t pairs = shape.tokens * shape.heads * (shape.dim / 2);
-    const auto blocks = std::clamp<std::int64_t>((pairs + kThreads - 1) / kThreads, 1, kMostBlocks);
-    turn<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-        static_cast<const T*>(x), static_cast<const T*>(cos), static_cast<const T*>(sin),
-        static_cast<T*>(y), shape, transpose);
+    constexpr int kWide = 16 / sizeof(T);
+    const auto* in = static_cast<const T*>(x);
+    const auto* cosines = static_cast<const T*>(cos);
+    const auto* sines = static_cast<const T*>(sin);
+    auto* out = static_cast<T*>(y);
+    const auto launch = [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const auto work = shape.tokens * shape.heads * (shape.dim / 2) / kWidth;
+      turn<kWidth><<<blocks_of(work, kThreads), kThreads, 0, stream>>>(in, cosines, sines, out,
+                                                                       shape, transpose);
+    };
+    const bool together = !shape.interleaved && shape.dim / 2 % kWide == 0 &&
+                          shape.token_stride % kWide == 0 && shape.group_stride % kWide == 0 &&
+                          shape.head_stride % kWide == 0;
+    if (together && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out) &&
+        is_aligned<T, kWide>(cosines) && is_aligned<T, kWide>(sines))
+      launch(std::integral_constant<int, kWide>{});
+    else
+      launch(std::integral_constant<int, 1>{});
   });
 }
 

@@ -6,17 +6,19 @@
 
 namespace ferry::models {
 
-// x [tokens, heads, dim], cos and sin [tokens, 1, dim] of x's type -> like x, contiguous. With
+// x [tokens, heads, dim] or [tokens, groups, heads of a group, dim], with any strides but that of
+// dim; cos and sin [tokens, 1, dim] of x's type -> [tokens, heads, dim], contiguous. With
 // `interleaved` channels 2i and 2i + 1 turn together and come out as halves. Not differentiable.
 at::Tensor rotary_cuda(const at::Tensor& x,
                        const at::Tensor& cos,
                        const at::Tensor& sin,
                        bool interleaved);
 
-// The gradient of x.
-at::Tensor rotary_backward_cuda(const at::Tensor& grad_y,
-                                const at::Tensor& cos,
-                                const at::Tensor& sin,
-                                bool interleaved);
+// Writes the gradient of x, which lies as x may lie. grad_y is [tokens, heads, dim].
+void rotary_backward_cuda(const at::Tensor& grad_y,
+                          const at::Tensor& cos,
+                          const at::Tensor& sin,
+                          bool interleaved,
+                          at::Tensor& grad_x);
 
 }  // namespace ferry::models

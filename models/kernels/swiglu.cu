@@ -1,46 +1,77 @@
-#include <algorithm>
-
 #include "models/kernels/cuda_element.cuh"
 
 namespace ferry::models::launch {
 namespace {
 
 constexpr std::int64_t kThreads = 256;
-constexpr std::int64_t kMostBlocks = 132 * 16;
 
-unsigned blocks_of(std::int64_t elements) {
-  return static_cast<unsigned>(
-      std::clamp<std::int64_t>((elements + kThreads - 1) / kThreads, 1, kMostBlocks));
+// Where N neighbours of one row begin, in gate_up [rows, 2 * ffn] and in y [rows, ffn].
+struct Place {
+  std::int64_t gate = 0;
+  std::int64_t y = 0;
+};
+
+// Calls `body` for each N neighbours of a row that are this thread's.
+template <int N, typename Body>
+__device__ void for_each_place(std::int64_t rows, std::int64_t ffn, const Body& body) {
+  const auto of_row = static_cast<std::uint32_t>(ffn / N);
+  const auto all = static_cast<std::uint32_t>(rows) * of_row;
+  for (std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x; at < all;
+       at += gridDim.x * blockDim.x) {
+    const std::int64_t row = at / of_row;
+    const std::int64_t column = static_cast<std::int64_t>(at % of_row) * N;
+    body(Place{.gate = row * 2 * ffn + column, .y = row * ffn + column});
+  }
 }
 
 __device__ float silu(float x) {  // as ATen's silu_kernel
   return __fdiv_rn(x, __fadd_rn(1.0F, ::expf(-x)));
 }
 
-template <typename T>
+template <int N, typename T>
 __global__ void gate(const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       at < rows * ffn; at += step) {
-    const T* row = gate_up + at / ffn * 2 * ffn + at % ffn;
-    y[at] = narrow<T>(__fmul_rn(rounded<T>(silu(widen(row[0]))), widen(row[ffn])));
-  }
+  for_each_place<N>(rows, ffn, [&](Place place) {
+    const auto gates = load<N>(gate_up + place.gate);
+    const auto ups = load<N>(gate_up + place.gate + ffn);
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      result.at[i] = narrow<T>(__fmul_rn(rounded<T>(silu(widen(gates.at[i]))), widen(ups.at[i])));
+    store(y + place.y, result);
+  });
 }
 
-template <typename T>
+template <int N, typename T>
 __global__ void grad_of_gate(
     const T* grad_y, const T* gate_up, T* grad, std::int64_t rows, std::int64_t ffn) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-       at < rows * ffn; at += step) {
-    const std::int64_t first = at / ffn * 2 * ffn + at % ffn;
-    const float x = widen(gate_up[first]);
-    const float dy = widen(grad_y[at]);
-    const float of_silu = rounded<T>(dy * widen(gate_up[first + ffn]));
-    const float sigmoid = 1.0F / (1.0F + ::expf(-x));
-    grad[first] = narrow<T>(of_silu * sigmoid * (1.0F + x * (1.0F - sigmoid)));
-    grad[first + ffn] = narrow<T>(dy * rounded<T>(silu(x)));
-  }
+  for_each_place<N>(rows, ffn, [&](Place place) {
+    const auto gates = load<N>(gate_up + place.gate);
+    const auto ups = load<N>(gate_up + place.gate + ffn);
+    const auto grads = load<N>(grad_y + place.y);
+    Vector<T, N> of_gates;
+    Vector<T, N> of_ups;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float x = widen(gates.at[i]);
+      const float dy = widen(grads.at[i]);
+      const float of_silu = rounded<T>(dy * widen(ups.at[i]));
+      const float sigmoid = __frcp_rn(1.0F + ::expf(-x));
+      of_gates.at[i] = narrow<T>(of_silu * sigmoid * (1.0F + x * (1.0F - sigmoid)));
+      of_ups.at[i] = narrow<T>(dy * rounded<T>(x * sigmoid));
+    }
+    store(grad + place.gate, of_gates);
+    store(grad + place.gate + ffn, of_ups);
+  });
+}
+
+// Calls `launch` with the number of neighbours to take at once.
+template <typename T, typename Launch>
+void by_width(const T* gate_up, const T* y, std::int64_t ffn, const Launch& launch) {
+  constexpr int kWide = 16 / sizeof(T);
+  if (ffn % kWide == 0 && is_aligned<T, kWide>(gate_up) && is_aligned<T, kWide>(y))
+    launch(std::integral_constant<int, kWide>{});
+  else
+    launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace
@@ -51,10 +82,15 @@ cudaError_t swiglu(const void* gate_up,
                    std::int64_t ffn,
                    Element element,
                    cudaStream_t stream) {
+  if (rows * ffn > UINT32_MAX) return cudaErrorInvalidValue;
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    gate<<<blocks_of(rows * ffn), kThreads, 0, stream>>>(static_cast<const T*>(gate_up),
-                                                         static_cast<T*>(y), rows, ffn);
+    const auto* in = static_cast<const T*>(gate_up);
+    auto* out = static_cast<T*>(y);
+    by_width(in, out, ffn, [&](auto width) {
+      gate<width.value><<<blocks_of(rows * ffn / width.value, kThreads), kThreads, 0, stream>>>(
+          in, out, rows, ffn);
+    });
   });
 }
 
@@ -65,11 +101,16 @@ cudaError_t swiglu_backward(const void* grad_y,
                             std::int64_t ffn,
                             Element element,
                             cudaStream_t stream) {
+  if (rows * ffn > UINT32_MAX) return cudaErrorInvalidValue;
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    grad_of_gate<<<blocks_of(rows * ffn), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad_y), static_cast<const T*>(gate_up),
-        static_cast<T*>(grad_gate_up), rows, ffn);
+    const auto* in = static_cast<const T*>(gate_up);
+    const auto* of_y = static_cast<const T*>(grad_y);
+    by_width(in, of_y, ffn, [&](auto width) {
+      grad_of_gate<width.value>
+          <<<blocks_of(rows * ffn / width.value, kThreads), kThreads, 0, stream>>>(
+              of_y, in, static_cast<T*>(grad_gate_up), rows, ffn);
+    });
   });
 }
 

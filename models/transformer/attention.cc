@@ -5,6 +5,7 @@
 #include "models/kernels/attention.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/rms_norm.h"
+#include "models/kernels/split_qkv.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
@@ -64,15 +65,12 @@ class SelfAttention : public Attention {
     const auto groups = config.num_query_groups / setup_.mesh.shape().tp();
     const auto each = config.num_attention_heads / config.num_query_groups;
     const auto grouped = mixed.view({tokens, groups, each + 2, config.kv_channels});
-    auto query = grouped.narrow(2, 0, each).reshape({tokens, groups * each, config.kv_channels});
-    auto key = grouped.select(2, each).contiguous();
-    const auto value = grouped.select(2, each + 1).contiguous();
-    if (q_norm_.defined()) {
-      query = rms_norm(query, q_norm_, config.layernorm_epsilon);
-      key = rms_norm(key, k_norm_, config.layernorm_epsilon);
+    const bool normed_heads = q_norm_.defined();
+    auto [query, key, value] = split_qkv(grouped, normed_heads ? nullptr : &context.angles);
+    if (normed_heads) {
+      query = apply_rotary(rms_norm(query, q_norm_, config.layernorm_epsilon), context.angles);
+      key = apply_rotary(rms_norm(key, k_norm_, config.layernorm_epsilon), context.angles);
     }
-    query = apply_rotary(query, context.angles);
-    key = apply_rotary(key, context.angles);
     return proj_.forward(core_.forward(query, key, value, context.batch));
   }
 

@@ -1,14 +1,18 @@
 // One forward pass, and one with its backward, of a model with random weights on one device: time,
 // share of the device's bf16 rate, peak memory. Prints a JSON object for each mode. Beside it:
 // tests/bench/hf_model_bench.py, the same with transformers.
-//   model_bench CONFIG_FOLDER TOKENS SEQUENCES [cpu|cuda] [ROUNDS]
+//   model_bench CONFIG_FOLDER TOKENS SEQUENCES [cpu|cuda] [ROUNDS] [TRACE_PREFIX]
+// With TRACE_PREFIX one more round of each mode is written as a Chrome trace, PREFIX-MODE.json.
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "converter/checkpoint.h"
@@ -38,12 +42,25 @@ double multiply_adds(const models::GPTModel& model, std::int64_t tokens, std::in
   return static_cast<double>(tokens) * (weights + attention);
 }
 
+void write_trace(const std::function<void()>& body, at::Device device, const std::string& file) {
+  namespace profiler = torch::autograd::profiler;
+  const std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CPU,
+                                                                 torch::profiler::impl::ActivityType::CUDA};
+  const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  body();
+  models::synchronize(device);
+  profiler::disableProfiler()->save(file);
+}
+
 void run(const distckpt::TransformerConfig& config,
          Alignment alignment,
          at::Device device,
          std::int64_t tokens,
          std::int64_t sequences,
-         int rounds) {
+         int rounds,
+         const std::string& trace_prefix) {
   models::World world(models::World::Options{.device = device});
   const models::ParallelState mesh(world, {}, "bench");
   const auto chunks = models::make_stage(config, mesh, {.alignment = alignment});
@@ -58,6 +75,7 @@ void run(const distckpt::TransformerConfig& config,
     parts.push_back(at::randint(config.vocab_size, {tokens / sequences}, at::kLong));
   const models::SequencePartition batch(models::pack(parts), mesh);
   const auto labels = at::randint(config.vocab_size, {tokens}, at::TensorOptions(at::kLong).device(device));
+  const auto token_weights = at::full({tokens}, 1.0 / static_cast<double>(tokens), at::TensorOptions(at::kFloat).device(device));
   const auto measure = [&](auto&& body) {
     double best = 1e30;
     for (int round = 0; round <= rounds; ++round) {
@@ -75,16 +93,18 @@ void run(const distckpt::TransformerConfig& config,
     (void)model.output(model.forward(batch));
   });
   models::reset_peak_memory(device);
-  const double both = measure([&] {
+  const auto step = [&] {
     for (const auto& leaf : model.parameters().leaves()) leaf.value.mutable_grad() = at::Tensor();
-    const auto logits = model.output(model.forward(batch)).narrow(1, 0, config.vocab_size);
-    at::cross_entropy_loss(logits.to(at::kFloat), labels).backward();
-  });
+    model.cross_entropy(model.forward(batch), labels, token_weights).loss.backward();
+  };
+  const double both = measure(step);
+  const std::string mode = alignment == Alignment::kFast ? "fast" : "bitwise";
+  if (!trace_prefix.empty()) write_trace(step, device, fmt::format("{}-{}.json", trace_prefix, mode));
   const double flops = 2 * multiply_adds(model, tokens, tokens / sequences);
   const auto rate = [&](double factor, double seconds) { return factor * flops / seconds / 1e12; };
   fmt::print("{}\n", nlohmann::ordered_json{
                          {"program", "ferry"},
-                         {"mode", alignment == Alignment::kFast ? "fast" : "bitwise"},
+                         {"mode", mode},
                          {"forward_ms", 1e3 * forward},
                          {"forward_tflops", rate(1, forward)},
                          {"forward_backward_ms", 1e3 * both},
@@ -105,7 +125,8 @@ int main(int argc, char** argv) {
     const at::Device device(argc > 4 ? argv[4] : "cpu");
     for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
       run(config, alignment, device.is_cuda() ? at::Device(at::kCUDA, 0) : device,
-          std::atoll(argv[2]), std::atoll(argv[3]), argc > 5 ? std::atoi(argv[5]) : 5);
+          std::atoll(argv[2]), std::atoll(argv[3]), argc > 5 ? std::atoi(argv[5]) : 5,
+          argc > 6 ? argv[6] : "");
     }
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);

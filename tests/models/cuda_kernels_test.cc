@@ -10,8 +10,10 @@
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/gemm.h"
 #include "models/kernels/linear.h"
+#include "models/kernels/log_probs.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
+#include "models/kernels/split_qkv.h"
 #include "models/kernels/swiglu_cuda.h"
 
 namespace ferry::models {
@@ -104,7 +106,9 @@ TEST_F(CudaKernels, RotaryHasTheBytesOfHuggingFacesFormulaAndOfItsGradient) {
       EXPECT_TRUE(same_bytes(rotary_cuda(x.detach(), cos, sin, interleaved), expected.detach()));
       const auto grad = random({tokens, heads, dim}, dtype);
       expected.backward(grad);
-      EXPECT_TRUE(same_bytes(rotary_backward_cuda(grad, cos, sin, interleaved), x.grad()));
+      auto got = at::empty_strided(x.sizes(), x.strides(), x.options());
+      rotary_backward_cuda(grad, cos, sin, interleaved, got);
+      EXPECT_TRUE(same_bytes(got, x.grad()));
     }
 }
 
@@ -119,6 +123,87 @@ TEST_F(CudaKernels, SwigluHasTheBytesOfHuggingFacesFormula) {
     EXPECT_TRUE(at::allclose(got, gate_up.grad(), 1e-2, 1e-5));
     RecordProperty("gradient_elements_that_differ",
                    std::to_string(got.ne(gate_up.grad()).sum().item<std::int64_t>()));
+  }
+}
+
+TEST_F(CudaKernels, LogProbsHaveTheBytesOfLogSoftmaxWhereItsRowsDoNotDependOnTheirPlace) {
+  const auto vocabulary_and_padding = {std::pair{128256, 0}, {151936, 0}, {32000, 64}, {102400, 128},
+                                       {12292, 4},   {163840, 0}, {129280, 0}, {50000, 3}};
+  for (const auto& [vocabulary, padding] : vocabulary_and_padding) {
+    const std::int64_t rows = 40;
+    const auto logits = random({rows, vocabulary + padding}) * 8;
+    const auto labels =
+        at::randint(vocabulary, {rows}, at::TensorOptions(at::kLong).device(at::kCUDA));
+    const VocabularyRange range{.first = 0, .count = vocabulary};
+    for (const double temperature : {1.0, 0.7}) {
+      const auto statistics = row_statistics(logits, labels, range, temperature);
+      const auto wide = logits.narrow(1, 0, vocabulary).to(at::kFloat);
+      const auto expected =
+          at::log_softmax(temperature == 1 ? wide : wide / temperature, -1);
+      EXPECT_TRUE(same_bytes(log_probs_of(statistics),
+                             expected.gather(1, labels.unsqueeze(1)).squeeze(1)))
+          << vocabulary << ", temperature " << temperature;
+      const auto exact = at::log_softmax(wide.to(at::kDouble) / temperature, -1);
+      const auto entropy = -(exact.exp() * exact).sum(-1);
+      EXPECT_TRUE(at::allclose(entropies_of(statistics).to(at::kDouble), entropy, 1e-5, 1e-5));
+      // A row alone, somewhere else.
+      EXPECT_TRUE(same_bytes(row_statistics(logits.narrow(0, 7, 1).clone(), labels.narrow(0, 7, 1),
+                                            range, temperature),
+                             statistics.narrow(1, 7, 1)));
+    }
+  }
+}
+
+TEST_F(CudaKernels, LogitsBecomeTheirGradient) {
+  const std::int64_t rows = 50, vocabulary = 20000, padding = 32;
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const double temperature : {1.0, 0.7}) {
+      auto logits = (random({rows, vocabulary + padding}, dtype) * 4).detach();
+      const auto on_gpu = at::TensorOptions(at::kLong).device(at::kCUDA);
+      const auto labels = at::randint(vocabulary, {rows}, on_gpu);
+      const auto of_log_prob = random({rows}, at::kFloat);
+      const auto of_entropy = random({rows}, at::kFloat);
+      const VocabularyRange range{.first = 0, .count = vocabulary};
+      auto wide = logits.narrow(1, 0, vocabulary).to(at::kDouble).requires_grad_();
+      const auto p = at::log_softmax(wide / temperature, -1);
+      const auto log_prob = p.gather(1, labels.unsqueeze(1)).squeeze(1);
+      ((log_prob * of_log_prob).sum() - (p.exp() * p).sum(-1).mul(of_entropy).sum()).backward();
+      const auto statistics = row_statistics(logits, labels, range, temperature);
+      logits_to_gradient(logits, statistics, labels, of_log_prob, of_entropy, range, temperature);
+      const auto got = logits.narrow(1, 0, vocabulary).to(at::kDouble);
+      const auto error = ((got - wide.grad()).norm() / wide.grad().norm()).item<double>();
+      EXPECT_LT(error, dtype == at::kFloat ? 1e-5 : 3e-3);
+      EXPECT_EQ(logits.narrow(1, vocabulary, padding).abs().max().item<float>(), 0);
+    }
+}
+
+TEST_F(CudaKernels, SplitOfQueriesKeysAndValuesIsThatOfItsParts) {
+  const std::int64_t tokens = 70, groups = 2, queries = 3, dim = 64;
+  const auto mixed = random({tokens, groups, queries + 2, dim}).detach().requires_grad_();
+  const auto angles = random({tokens, 1, dim / 2}, at::kFloat) * 100;
+  const auto both = at::cat({angles, angles}, -1);
+  const RotaryAngles turn{.cos = both.cos().to(at::kBFloat16), .sin = both.sin().to(at::kBFloat16)};
+  for (const bool turned : {false, true}) {
+    const auto rotate = [&](const at::Tensor& x) {
+      return turned ? x * turn.cos + rotate_half(x) * turn.sin : x;
+    };
+    const std::vector<at::Tensor> expected{
+        rotate(mixed.narrow(2, 0, queries).reshape({tokens, groups * queries, dim})),
+        rotate(mixed.select(2, queries)), mixed.select(2, queries + 1)};
+    const auto got = split_qkv(mixed, turned ? &turn : nullptr);
+    const std::vector<at::Tensor> parts{got.query, got.key, got.value};
+    std::vector<at::Tensor> grads;
+    for (const auto& part : parts) grads.push_back(random(part.sizes()));
+    const auto gradient = [&](const std::vector<at::Tensor>& of) {
+      mixed.mutable_grad() = at::Tensor();
+      at::Tensor sum = at::zeros({}, mixed.options().dtype(at::kDouble));
+      for (std::size_t i = 0; i < 3; ++i)
+        sum = sum + (of[i].to(at::kDouble) * grads[i].to(at::kDouble)).sum();
+      sum.backward();
+      return mixed.grad();
+    };
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(parts[i].detach(), expected[i].detach()));
+    EXPECT_TRUE(same_bytes(gradient(parts), gradient(expected)));
   }
 }
 

@@ -1,0 +1,57 @@
+// What losses read of a row of logits: the log-probability of a token and the entropy. A row is
+// reduced to four numbers, from which the gradient is written over the logits themselves, so that
+// no second tensor of their size exists.
+//
+// With l the row in fp32, divided by the temperature: log_prob(t) = (l[t] - max l) - log sum exp(l
+// - max l), entropy = log sum exp(l - max l) - sum p (l - max l). The sums of a row depend on
+// nothing but the row. On the host log_prob has the bytes of torch.log_softmax; on a GPU of
+// vocabularies of more than 1024 entries, a multiple of four, where torch's sums too depend on the
+// row alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace ferry::models {
+
+// The part of the vocabulary that a tensor of logits has: column c is token first + c. Columns from
+// `count` on are padding.
+struct VocabularyRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// Rows of the statistics [4, rows], fp32.
+enum RowStatistic : std::int64_t {
+  kMaximum,     // of the row
+  kLogSum,      // log sum exp(l - maximum)
+  kMeanBelow,   // sum p (l - maximum)
+  kLabelLogit,  // of the row's label; -inf if it lies outside the range
+  kRowStatistics
+};
+
+// logits [rows, >= range.count], bf16 or fp32; labels [rows], int64 -> [4, rows].
+at::Tensor row_statistics(const at::Tensor& logits,
+                          const at::Tensor& labels,
+                          VocabularyRange range,
+                          double temperature);
+
+// Of ranges that make up the vocabulary, [ranges, 4, rows] -> those of the whole rows, [4, rows].
+at::Tensor combine_row_statistics(const at::Tensor& of_ranges);
+
+at::Tensor log_probs_of(const at::Tensor& statistics);  // [4, rows] -> [rows]
+at::Tensor entropies_of(const at::Tensor& statistics);
+
+// Overwrites the logits with the gradient of sum_rows(of_log_prob * log_prob + of_entropy *
+// entropy). `of_log_prob`, `of_entropy` [rows], fp32; of_entropy may be undefined. Padding gets
+// zeros.
+void logits_to_gradient(at::Tensor& logits,
+                        const at::Tensor& statistics,
+                        const at::Tensor& labels,
+                        const at::Tensor& of_log_prob,
+                        const at::Tensor& of_entropy,
+                        VocabularyRange range,
+                        double temperature);
+
+}  // namespace ferry::models

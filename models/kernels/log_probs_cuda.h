@@ -1,0 +1,25 @@
+// row_statistics and logits_to_gradient on a GPU: two readings of the logits, and one writing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/kernels/log_probs.h"
+
+namespace ferry::models {
+
+// Writes `statistics` [4, rows].
+void row_statistics_cuda(const at::Tensor& logits,
+                         const at::Tensor& labels,
+                         at::Tensor& statistics,
+                         VocabularyRange range,
+                         double temperature);
+
+void logits_to_gradient_cuda(at::Tensor& logits,
+                             const at::Tensor& statistics,
+                             const at::Tensor& labels,
+                             const at::Tensor& of_log_prob,
+                             const at::Tensor& of_entropy,
+                             VocabularyRange range,
+                             double temperature);
+
+}  // namespace ferry::models

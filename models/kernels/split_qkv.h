@@ -1,0 +1,21 @@
+// Queries, keys and values out of what the fused projection gives. On a GPU one pass each, with the
+// rotary embedding on the way, and a gradient that is written in place of three that are added.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/kernels/rotary.h"
+
+namespace ferry::models {
+
+struct QueryKeyValue {
+  at::Tensor query{};  // [tokens, groups * queries, dim]
+  at::Tensor key{};    // [tokens, groups, dim]
+  at::Tensor value{};  // [tokens, groups, dim]
+};
+
+// mixed [tokens, groups, queries of a group + 2, dim]: queries, key, value of each group. Queries
+// and keys are turned by `angles`, unless null. Differentiable.
+QueryKeyValue split_qkv(const at::Tensor& mixed, const RotaryAngles* angles);
+
+}  // namespace ferry::models

@@ -1,0 +1,53 @@
+// The output layer and what losses read of its logits, in one (Megatron-Core tensor_parallel/
+// cross_entropy.py, and the fused linear cross-entropy of verl and Liger-Kernel): logits exist for
+// one chunk of tokens at a time, forward and backward, on each rank those of its part of the
+// vocabulary.
+//
+// Chunks are of tokens, never of the vocabulary, so that in kBitwise, where ranks gather the rows
+// of a chunk, a log-probability is a function of its row of logits alone. In kFast ranks exchange
+// four numbers a row instead.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "models/tensor_parallel/layers.h"
+
+namespace ferry::models {
+
+// The output layer: logits = hidden weight^T. Of the padded vocabulary, tp ranks hold the rows of
+// the weight [padded/tp, hidden] in order.
+struct OutputHead {
+  at::Tensor weight{};
+  std::int64_t vocab_size = 0;  // without padding
+  TensorParallel parallel{};
+  std::int64_t chunk_tokens = 2048;
+};
+
+struct TokenLogProbs {
+  at::Tensor log_probs{};  // [tokens], fp32, of the labels
+  at::Tensor entropy{};    // [tokens], fp32, of the distributions they were drawn from
+};
+
+// hidden [tokens, hidden], as TensorParallel::enter() gives it; labels [tokens], int64. The logits
+// are divided by `temperature`. Both results are differentiable; the backward computes the logits
+// of a chunk again.
+TokenLogProbs linear_log_probs(const at::Tensor& hidden,
+                               const at::Tensor& labels,
+                               const OutputHead& head,
+                               double temperature = 1);
+
+struct CrossEntropy {
+  at::Tensor loss{};       // scalar, fp32: - sum of weight * log_prob, differentiable
+  at::Tensor log_probs{};  // [tokens], fp32, for metrics
+};
+
+// For a loss that is known to be linear in the log-probabilities: the gradient is made with the
+// loss, so that the logits are computed once. token_weights [tokens], fp32.
+CrossEntropy linear_cross_entropy(const at::Tensor& hidden,
+                                  const at::Tensor& labels,
+                                  const at::Tensor& token_weights,
+                                  const OutputHead& head);
+
+}  // namespace ferry::models
