@@ -49,15 +49,11 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
   for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
     for (auto at = ends[i]; at < ends[i + 1]; ++at) position[at] = at - ends[i];
   }
-  const auto tokens = at::constant_pad_nd(pack.tokens, {0, padded - num_tokens_});
-
-  std::vector<at::Tensor> my_tokens;
-  std::vector<at::Tensor> my_positions;
+  std::vector<at::Tensor> rows;
   std::int64_t local = 0;
   for (const auto& piece : pieces_of(mesh.coordinates().cp, cp, padded)) {
     const auto length = piece.end - piece.begin;
-    my_tokens.push_back(tokens.narrow(0, piece.begin, length));
-    my_positions.push_back(positions.narrow(0, piece.begin, length));
+    rows.push_back(at::arange(piece.begin, piece.end, host));
     for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
       const auto begin = std::max(piece.begin, ends[i]);
       const auto end = std::min(piece.end, ends[i + 1]);
@@ -70,8 +66,10 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
     local += length;
   }
   const auto device = mesh.world().device();
-  tokens_ = at::cat(my_tokens).to(device);
-  positions_ = at::cat(my_positions).to(device);
+  rows_ = at::cat(rows).to(device);
+  padded_ = at::constant_pad_nd(pack.tokens, {0, padded - num_tokens_}).to(device);
+  tokens_ = padded_.index_select(0, rows_);
+  positions_ = positions.to(device).index_select(0, rows_);
   if (cp == 1) return;
 
   auto order = at::empty({padded}, host);  // where each token of the pack lies in the gathered ones
@@ -84,6 +82,10 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
     }
   }
   order_ = order.to(device);
+}
+
+at::Tensor SequencePartition::tokens_behind(std::int64_t distance) const {
+  return at::roll(padded_, -distance, 0).index_select(0, rows_);
 }
 
 at::Tensor SequencePartition::in_pack_order(const at::Tensor& gathered) const {

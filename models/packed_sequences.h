@@ -33,6 +33,8 @@ class SequencePartition {
   // Of this rank's context parallel part; all tensor parallel ranks of it have the same.
   const at::Tensor& tokens() const { return tokens_; }        // [local]
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  // Those that lie `distance` behind them in the pack; behind its end its first ones again. [local]
+  at::Tensor tokens_behind(std::int64_t distance) const;
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
   // [local of every context parallel rank, one behind another, ...] -> [padded, ...], in the order
@@ -41,6 +43,8 @@ class SequencePartition {
 
  private:
   std::int64_t num_tokens_ = 0;
+  at::Tensor padded_;  // the tokens of the pack, filled up
+  at::Tensor rows_;    // [local]: where in it this rank's lie
   at::Tensor tokens_, positions_, order_;
   std::vector<AttentionSegment> segments_;
 };
