@@ -65,13 +65,12 @@ class RankBuilder {
     }
     const int dim = tensor.split == Split::kColumn ? 0 : 1;
     const int halves = tensor.merge == Merge::kGateUp ? 2 : 1;
-    const bool groups = tensor.merge == Merge::kQkvGroups;
-    const auto units = groups ? map_.config.num_query_groups : shape[dim] / halves;
+    require(tensor.merge != Merge::kQkvGroups || map_.config.shares_query_groups(split),
+            ErrorKind::kUsage, "--tp {}: {} query groups of {} cannot be split so", split,
+            map_.config.num_query_groups, tensor.key);
+    const auto units = shape[dim] / halves;
     require(units % split == 0, ErrorKind::kUsage, "{} {}: {} {} of {} cannot be split so",
-            tensor.expert ? "--etp" : "--tp", split, units,
-            groups     ? "query groups"
-            : dim == 0 ? "rows"
-                       : "columns",
+            tensor.expert ? "--etp" : "--tp", split, units, dim == 0 ? "rows" : "columns",
             tensor.key);
     const auto size = shape[dim] / halves / split;
     for (int half = 0; half < halves; ++half) {

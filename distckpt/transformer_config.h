@@ -91,6 +91,11 @@ struct TransformerConfig {
   bool is_homogeneous() const {
     return std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
   }
+  // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each
+  // group (Megatron-Core transformer_config.py asks for the same).
+  bool shares_query_groups(std::int64_t tp) const {
+    return num_query_groups % tp == 0 || tp % num_query_groups == 0;
+  }
   bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
   bool operator==(const TransformerConfig&) const = default;
 };

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/zeros_like.h>
 
-#include <algorithm>
-
 #include "models/world.h"
 
 namespace ferry::models {
@@ -11,26 +9,7 @@ namespace {
 
 constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
 
-bool is_tied(const GPTModel& model) {
-  return model.config().head == distckpt::Head::kLanguageModel &&
-         !model.config().untie_embeddings_and_output_weights;
-}
-
-// The stages that hold the embedding, first to last.
-std::vector<int> embedding_stages(const GPTModel& model) {
-  std::vector<int> stages;
-  const auto& shape = model.mesh().shape();
-  for (int stage = 0; stage < shape.pp(); ++stage) {
-    const auto chunks = stage_chunks(model.config(), shape.parallel(), stage);
-    const bool holds = std::ranges::any_of(chunks, [&](const StageSpec& chunk) {
-      return chunk.pre_process || !chunk.mtp.empty() || (chunk.post_process && is_tied(model));
-    });
-    if (holds) stages.push_back(stage);
-  }
-  return stages;
-}
-
-// The first of them sums, in order, and sends the sum back.
+// The first of the stages that hold it sums, in order, and sends the sum back.
 void sum_embedding(const GPTModel& model, at::Tensor& gradient, const std::vector<int>& stages) {
   const auto& pp = model.mesh().pp();
   if (pp.rank() != stages.front()) {
@@ -63,7 +42,7 @@ void finalize_model_grads(const std::vector<GPTModel*>& chunks) {
       gradient = (spec.expert ? mesh.edp() : mesh.dp_cp()).all_reduce(gradient);
     }
   }
-  const auto stages = embedding_stages(*chunks.front());
+  const auto& stages = chunks.front()->embedding_stages();
   if (stages.size() < 2) return;
   for (auto* const model : chunks) {
     for (const auto& leaf : model->parameters().leaves()) {

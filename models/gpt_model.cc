@@ -22,6 +22,7 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
       mesh_(mesh),
       stage_(std::move(stage)),
       options_(options),
+      embedding_stages_(models::embedding_stages(config_, mesh.shape().parallel())),
       parameters_(parameter_layout(config_, mesh.shape(), mesh.coordinates(), stage_,
                                    {.alignment = options.alignment, .dtype = options.dtype}),
                   mesh.world().device()),
@@ -76,7 +77,10 @@ at::Tensor GPTModel::output(const at::Tensor& hidden) const {
   const auto& parallel = setup_.tensor_parallel;
   if (config_.head == Head::kLanguageModel)
     return linear(parallel.enter(hidden), output_weight_, {}, options_.alignment);
-  const auto scores = linear(hidden, output_weight_, output_bias_, options_.alignment);
+  // A few columns are computed as transformers does, but in fp32, where the host's kernels for them
+  // look at the number of rows (docs/numerics.md).
+  const auto product = options_.dtype == distckpt::DType::kF32 ? linear_slice : linear;
+  const auto scores = product(hidden, output_weight_, output_bias_, options_.alignment);
   return parallel.sequence_parallel
              ? gather_from_sequence_parallel_region(scores, mesh_.tp(), /*replicated=*/true)
              : scores;
@@ -120,18 +124,18 @@ at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
   return batch.in_pack_order(mesh_.cp().all_gather(local)).narrow(0, 0, batch.num_tokens());
 }
 
-at::Tensor GPTModel::predict(std::size_t index,
-                             const at::Tensor& hidden,
-                             const SequencePartition& batch) const {
-  require(mesh_.cp().size() == 1, ErrorKind::kUsage,
-          "prediction layers do not run with context parallelism");
+std::vector<at::Tensor> GPTModel::predict(const at::Tensor& hidden,
+                                          const SequencePartition& batch) const {
   const LayerContext context{
       .batch = batch, .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype))};
-  // The embedding of the token behind; what lies behind the end of a sequence is read by nobody.
-  const auto shift = static_cast<std::int64_t>(index) + 1;
-  const auto next = at::roll(batch.tokens(), -shift, 0);
-  const auto& prediction = predictions_.at(index);
-  return output(prediction.forward(hidden, embedding_->forward(next), context));
+  std::vector<at::Tensor> predicted;
+  auto x = hidden;
+  for (std::size_t i = 0; i < predictions_.size(); ++i) {
+    const auto behind = batch.tokens_behind(static_cast<std::int64_t>(i) + 1);
+    x = predictions_[i].forward(x, embedding_->forward(behind), context);
+    predicted.push_back(x);
+  }
+  return predicted;
 }
 
 }  // namespace ferry::models

@@ -64,13 +64,15 @@ class GPTModel {
   // Rows as they are between the layers -> those of the whole batch in the order of the pack.
   at::Tensor whole_batch(const at::Tensor& between_layers, const SequencePartition& batch) const;
 
-  // Logits [local, vocab/tp] of prediction layer `index` on this stage, from the last stage's normed
-  // hidden states. Position t predicts token t + index + 2 of its sequence.
-  at::Tensor predict(std::size_t index, const at::Tensor& hidden, const SequencePartition& batch) const;
+  // What the prediction layers of this chunk make of the last stage's normed hidden states, each of
+  // what the one before it gave: as output() takes them. At position t of its sequence the i-th, from
+  // 0, predicts token t + i + 2; at its last i + 1 positions nothing.
+  std::vector<at::Tensor> predict(const at::Tensor& hidden, const SequencePartition& batch) const;
 
   const distckpt::TransformerConfig& config() const { return config_; }
   const StageSpec& stage() const { return stage_; }
   const ModelOptions& options() const { return options_; }
+  const std::vector<int>& embedding_stages() const { return embedding_stages_; }
   const ParallelState& mesh() const { return mesh_; }
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
@@ -85,6 +87,7 @@ class GPTModel {
   const ParallelState& mesh_;
   StageSpec stage_;
   ModelOptions options_;
+  std::vector<int> embedding_stages_;
   Parameters parameters_;
   ModelSetup setup_;
   RotaryEmbedding rotary_;

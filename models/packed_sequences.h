@@ -33,6 +33,8 @@ class SequencePartition {
   // Of this rank's context parallel part; all tensor parallel ranks of it have the same.
   const at::Tensor& tokens() const { return tokens_; }        // [local]
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  // Those that lie `distance` behind them in the pack; behind its end its first ones again. [local]
+  at::Tensor tokens_behind(std::int64_t distance) const;
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
   // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
@@ -43,18 +45,9 @@ class SequencePartition {
   at::Tensor in_pack_order(const at::Tensor& gathered) const;
 
  private:
-  struct Piece {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;
-  };
-  // Of the filled-up pack, what a context parallel rank has.
-  std::vector<Piece> pieces_of(int rank) const;
-
   std::int64_t num_tokens_ = 0;
-  std::int64_t padded_ = 0;
-  int cp_ = 1;
-  int cp_rank_ = 0;
-  at::Device device_;
+  at::Tensor padded_;  // the tokens of the pack, filled up
+  at::Tensor rows_;    // [local]: where in it this rank's lie
   at::Tensor tokens_, positions_, order_;
   std::vector<AttentionSegment> segments_;
 };

@@ -54,8 +54,9 @@ MeshCoordinates MeshShape::coordinates(int rank) const {
 
 void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh) {
   require_divides(mesh.tp(), config.num_attention_heads, "attention heads", "tp");
-  if (!config.multi_latent_attention)
-    require_divides(mesh.tp(), config.num_query_groups, "query groups", "tp");
+  require(config.multi_latent_attention || config.shares_query_groups(mesh.tp()), ErrorKind::kUsage,
+          "{} query groups cannot be split by tp {}, nor are the ranks a multiple of them",
+          config.num_query_groups, mesh.tp());
   require_divides(mesh.tp(), config.hidden_size, "hidden channels", "tp");
   if (config.ffn_hidden_size > 0)
     require_divides(mesh.tp(), config.ffn_hidden_size, "ffn channels", "tp");
@@ -67,8 +68,13 @@ void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh
   } else {
     require(mesh.ep() == 1, ErrorKind::kUsage, "ep is {}, and the model has no experts", mesh.ep());
   }
-  (void)distckpt::pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
-                                  static_cast<int>(config.mtp_num_layers));
+  const auto stages =
+      distckpt::pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
+                                static_cast<int>(config.mtp_num_layers));
+  for (std::size_t i = 0; i < stages.mtp.size(); ++i) {
+    require(stages.mtp[i] == stages.loss && stages.mtp_chunks[i] == stages.num_chunks - 1,
+            ErrorKind::kUsage, "prediction layer {} has to lie in the chunk of the loss", i);
+  }
 }
 
 ParallelState::ParallelState(World& world,

@@ -1,5 +1,6 @@
 #include "models/parameter_layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -229,6 +230,21 @@ std::vector<StageSpec> stage_chunks(const TransformerConfig& config,
     chunks.push_back(std::move(spec));
   }
   return chunks;
+}
+
+std::vector<int> embedding_stages(const TransformerConfig& config,
+                                  const distckpt::ParallelConfig& parallel) {
+  const bool tied =
+      config.head == Head::kLanguageModel && !config.untie_embeddings_and_output_weights;
+  std::vector<int> stages;
+  for (int stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage) {
+    const auto chunks = stage_chunks(config, parallel, stage);
+    const bool holds = std::ranges::any_of(chunks, [&](const StageSpec& chunk) {
+      return chunk.pre_process || !chunk.mtp.empty() || (chunk.post_process && tied);
+    });
+    if (holds) stages.push_back(stage);
+  }
+  return stages;
 }
 
 std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,

@@ -57,6 +57,11 @@ std::vector<StageSpec> stage_chunks(const distckpt::TransformerConfig& config,
                                     const distckpt::ParallelConfig& parallel,
                                     int stage);
 
+// The stages that hold the embedding, first to last: beside its own, those of prediction layers and
+// of a tied output layer.
+std::vector<int> embedding_stages(const distckpt::TransformerConfig& config,
+                                  const distckpt::ParallelConfig& parallel);
+
 struct LayoutOptions {
   Alignment alignment = Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;  // of everything but a router's bias

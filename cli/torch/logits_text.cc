@@ -28,7 +28,7 @@ std::string regime_text(const std::string& regime) {
   const auto parsed = nlohmann::json::parse(regime, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return regime;
   std::string text;
-  for (const char* key : {"transformers", "torch", "dtype", "device", "attention", "experts"}) {
+  for (const char* key : {"transformers", "megatron_core", "torch", "dtype", "device", "attention", "experts"}) {
     if (!parsed.contains(key)) continue;
     const auto& value = parsed[key];
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -57,6 +58,7 @@ class Check {
 
   LogitsReport run(const LogitsOptions& options) {
     const c10::InferenceMode no_gradients;
+    for (const auto& sequence : reference_.sequences) check_fits(sequence);
     report_ = {.regime = reference_.regime, .packed = options.packed};
     report_.sequences.resize(reference_.sequences.size());
     std::vector<std::size_t> all;
@@ -74,16 +76,30 @@ class Check {
   }
 
  private:
+  // On every rank, before any of them computes: a stage that fails alone would leave others waiting.
+  void check_fits(const ReferenceSequence& sequence) const {
+    const auto& config = model_.config();
+    const bool words = config.head == distckpt::Head::kLanguageModel;
+    const auto width = words ? config.vocab_size : config.num_labels;
+    require(sequence.logits.size(1) == width, ErrorKind::kLayout,
+            "the reference has {} logits for each token, the model {} of {}",
+            sequence.logits.size(1), words ? "a vocabulary" : "a head of labels", width);
+    const auto most = sequence.tokens.max().item<std::int64_t>();
+    require(sequence.tokens.min().item<std::int64_t>() >= 0 && most < config.vocab_size,
+            ErrorKind::kLayout, "the reference has token {}, the model a vocabulary of {}", most,
+            config.vocab_size);
+    for (const auto& [module, _] : sequence.predicted) {
+      const auto known = [&](std::int64_t k) { return module == fmt::format("mtp.layers.{}", k); };
+      const auto layers = std::views::iota(std::int64_t{0}, config.mtp_num_layers);
+      require(std::ranges::any_of(layers, known), ErrorKind::kLayout,
+              "the reference has predictions of {}, the model {} such layers", module,
+              config.mtp_num_layers);
+    }
+  }
+
   void run_batch(const std::vector<std::size_t>& indices) {
     std::vector<at::Tensor> sequences;
-    for (const auto i : indices) {
-      const auto& tokens = reference_.sequences[i].tokens;
-      const auto most = tokens.max().item<std::int64_t>();
-      require(tokens.min().item<std::int64_t>() >= 0 && most < model_.config().vocab_size,
-              ErrorKind::kLayout, "the reference has token {}, the model a vocabulary of {}", most,
-              model_.config().vocab_size);
-      sequences.push_back(tokens);
-    }
+    for (const auto i : indices) sequences.push_back(reference_.sequences[i].tokens);
     const auto packed = models::pack(sequences);
     const models::SequencePartition batch(packed, model_.mesh());
     // Every part of a batch is compared by each rank that has it; rank 0 of a stage counts.
@@ -113,6 +129,26 @@ class Check {
     each(chunks_.back()->all_logits(hidden, batch), [&](std::size_t i, const at::Tensor& ours) {
       compare_logits(i, ours);
     });
+    const bool has_predicted = std::ranges::any_of(indices, [&](std::size_t i) {
+      return !reference_.sequences[i].predicted.empty();
+    });
+    if (!has_predicted) return;
+    const auto predicted = chunks_.back()->predict(hidden, batch);
+    for (std::size_t k = 0; k < predicted.size(); ++k) {
+      each(chunks_.back()->all_logits(predicted[k], batch),
+           [&](std::size_t i, const at::Tensor& ours) { compare_predicted(i, k, ours); });
+    }
+  }
+
+  // Of those tokens that have one to predict from.
+  void compare_predicted(std::size_t i, std::size_t k, const at::Tensor& ours) {
+    const auto module = fmt::format("mtp.layers.{}", k);
+    const auto& predicted = reference_.sequences[i].predicted;
+    const auto theirs = predicted.find(module);
+    const auto tokens = ours.size(0) - static_cast<std::int64_t>(k) - 1;
+    if (theirs == predicted.end() || tokens <= 0) return;
+    report_.sequences[i].modules.push_back(compare_tensors(
+        module, ours.narrow(0, 0, tokens), theirs->second.narrow(0, 0, tokens)));
   }
 
   void compare_logits(std::size_t i, const at::Tensor& ours) {

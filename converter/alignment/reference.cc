@@ -55,6 +55,8 @@ Reference read_reference(const std::filesystem::path& path) {
       sequence(of->first).logits = std::move(tensor);
     } else if (const auto in = parse_name(entry.name, "hidden.")) {
       sequence(in->first).hidden[in->second] = std::move(tensor);
+    } else if (const auto by = parse_name(entry.name, "predicted.")) {
+      sequence(by->first).predicted[by->second] = std::move(tensor);
     } else {
       reference.others[entry.name] = std::move(tensor);
     }
@@ -62,12 +64,18 @@ Reference read_reference(const std::filesystem::path& path) {
   require(!reference.sequences.empty(), ErrorKind::kCorrupt,
           "{}: holds no tokens.0 and logits.0, so it is no reference", name_of_file);
   for (std::size_t i = 0; i < reference.sequences.size(); ++i) {
-    const auto& [tokens, logits, hidden] = reference.sequences[i];
+    const auto& [tokens, logits, hidden, predicted] = reference.sequences[i];
     require(tokens.defined() && tokens.dim() == 1 && tokens.scalar_type() == at::kLong &&
                 tokens.size(0) > 0 && logits.defined() && logits.dim() == 2 &&
                 logits.size(0) == tokens.size(0),
             ErrorKind::kCorrupt, "{}: tokens.{} and logits.{} are not of one length", name_of_file,
             i, i);
+    for (const auto* const outputs : {&hidden, &predicted}) {
+      for (const auto& [module, output] : *outputs) {
+        require(output.dim() == 2 && output.size(0) == tokens.size(0), ErrorKind::kCorrupt,
+                "{}: {} of sequence {} is not of the length of its tokens", name_of_file, module, i);
+      }
+    }
   }
   return reference;
 }

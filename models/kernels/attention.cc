@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "distckpt/error.h"
 #include "models/kernels/attention_cuda.h"
+#include "models/kernels/segments.h"
 
 namespace ferry::models {
 namespace {
@@ -15,17 +15,8 @@ namespace {
 // bf16; in fp32 MKL sums in panels of 192, and from two whole ones on the length does not matter.
 constexpr std::int64_t kRows = 16;
 constexpr std::int64_t kFewestFloatKeys = 384;
-
-std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
-
-// [rows, heads, dim] -> [heads, length, dim], with zeros behind.
-at::Tensor by_heads(const at::Tensor& rows, std::int64_t length) {
-  const auto heads_first = rows.transpose(0, 1);
-  if (rows.size(0) == length) return heads_first;
-  return at::constant_pad_nd(heads_first, {0, 0, 0, length - rows.size(0)});
-}
+// Of one head alone the smallest products have bits of their own.
+constexpr std::int64_t kFewestHeads = 2;
 
 at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [groups, keys, dim]
   const auto each = heads / x.size(0);
@@ -62,15 +53,23 @@ at::Tensor eager(const at::Tensor& query,
   const auto rows = bitwise ? round_up(segment.num_queries, kRows) : segment.num_queries;
   auto keys = bitwise ? round_up(segment.num_keys, kRows) : segment.num_keys;
   if (bitwise && query.scalar_type() == at::kFloat) keys = std::max(keys, kFewestFloatKeys);
-  const auto q = by_heads(query.narrow(0, segment.query_begin, segment.num_queries), rows);
-  const auto k = repeat_groups(
-      by_heads(key.narrow(0, segment.key_begin, segment.num_keys), keys), heads);
-  const auto v = repeat_groups(
-      by_heads(value.narrow(0, segment.key_begin, segment.num_keys), keys), heads);
+  const auto repeats = bitwise && heads < kFewestHeads ? kFewestHeads : 1;
+  const auto lay_out = [&](const at::Tensor& x, std::int64_t begin, std::int64_t size,
+                           std::int64_t length) {
+    const auto laid_out = by_heads(x.narrow(0, begin, size), 0, length - size);
+    return repeats == 1 ? laid_out : laid_out.repeat({repeats, 1, 1});
+  };
+  const auto q = lay_out(query, segment.query_begin, segment.num_queries, rows);
+  const auto k = repeat_groups(lay_out(key, segment.key_begin, segment.num_keys, keys), q.size(0));
+  const auto v =
+      repeat_groups(lay_out(value, segment.key_begin, segment.num_keys, keys), q.size(0));
   auto weights = at::matmul(q, k.transpose(1, 2)) * options.scale;
   weights = weights + causal_mask(segment, rows, keys, options, query.options());
   weights = at::softmax(weights, -1, at::kFloat).to(query.scalar_type());
-  return at::matmul(weights, v).transpose(0, 1).narrow(0, 0, segment.num_queries);
+  return at::matmul(weights, v)
+      .narrow(0, 0, heads)
+      .transpose(0, 1)
+      .narrow(0, 0, segment.num_queries);
 }
 
 }  // namespace
@@ -78,28 +77,18 @@ at::Tensor eager(const at::Tensor& query,
 at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& key,
                      const at::Tensor& value,
-                     const std::vector<AttentionSegment>& segments,
+                     const std::vector<AttentionSegment>& all_segments,
                      const AttentionOptions& options) {
   if (query.is_cuda()) {
-    return attention_cuda(query, key, value, segments, options,
+    return attention_cuda(query, key, value, all_segments, options,
                           gpu_attention_of(query.size(2), value.size(2)));
   }
+  const auto segments = with_queries(all_segments);
+  if (segments.empty())
+    return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
   std::vector<at::Tensor> parts;
-  std::int64_t covered = 0;
-  const auto fill_to = [&](std::int64_t row) {
-    if (row > covered)
-      parts.push_back(at::zeros({row - covered, query.size(1), value.size(2)}, query.options()));
-    covered = row;
-  };
-  for (const auto& segment : segments) {
-    require(segment.query_begin >= covered && segment.num_keys >= segment.num_queries,
-            ErrorKind::kBug, "segments of queries have to ascend, with all keys behind them");
-    fill_to(segment.query_begin);
-    parts.push_back(eager(query, key, value, segment, options));
-    covered += segment.num_queries;
-  }
-  fill_to(query.size(0));
-  return parts.size() == 1 ? parts[0] : at::cat(parts);
+  for (const auto& segment : segments) parts.push_back(eager(query, key, value, segment, options));
+  return at_their_places(parts.size() == 1 ? parts[0] : at::cat(parts), segments, query.size(0));
 }
 
 }  // namespace ferry::models

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "distckpt/error.h"
+#include "models/kernels/segments.h"
 
 namespace ferry::models {
 namespace {
@@ -16,10 +17,6 @@ namespace {
 constexpr std::int64_t kLengthStep = 128;
 // Of one query row alone both libraries choose kernels of other bits.
 constexpr std::int64_t kFewestRows = 2;
-
-std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
 
 at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
   std::vector<std::int32_t> sums(lengths.size() + 1, 0);
@@ -74,11 +71,7 @@ at::Tensor flash(const at::Tensor& query,
       /*return_debug_mask=*/false, options.scale, left, right));
 }
 
-// [rows, heads, dim] -> [1, heads, front + rows + back, dim], zeros around.
-at::Tensor by_heads(const at::Tensor& rows, std::int64_t front, std::int64_t back) {
-  return at::constant_pad_nd(rows, {0, 0, 0, 0, front, back}).unsqueeze(0).transpose(1, 2);
-}
-
+// Of heads laid out by by_heads(). -> [rows, heads, value_dim]
 at::Tensor call_cudnn(const at::Tensor& query,
                       const at::Tensor& key,
                       const at::Tensor& value,
@@ -87,8 +80,10 @@ at::Tensor call_cudnn(const at::Tensor& query,
   const bool for_backward = at::GradMode::is_enabled() &&
                             (query.requires_grad() || key.requires_grad() || value.requires_grad());
   return std::get<0>(at::_scaled_dot_product_cudnn_attention(
-      query, key, value, std::nullopt, for_backward, /*dropout_p=*/0.0, causal,
-      /*return_debug_mask=*/false, scale));
+                         query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), std::nullopt,
+                         for_backward, /*dropout_p=*/0.0, causal, /*return_debug_mask=*/false,
+                         scale))
+      .transpose(1, 2)[0];
 }
 
 at::Tensor cudnn(const at::Tensor& query,
@@ -101,17 +96,17 @@ at::Tensor cudnn(const at::Tensor& query,
   const auto heads_of_group = query.size(1) / groups;
   if (rows == 1) {  // it sees all keys: the heads of a group become rows
     const auto repeats = (kFewestRows + heads_of_group - 1) / heads_of_group;
-    const auto as_rows = query.view({1, groups, heads_of_group, query.size(2)});
-    return call_cudnn(as_rows.repeat({1, 1, repeats, 1}), by_heads(key, 0, 0),
-                      by_heads(value, 0, 0), /*causal=*/false, options.scale)
-        .narrow(2, 0, heads_of_group)
+    const auto as_rows = query.view({groups, heads_of_group, query.size(2)});
+    return call_cudnn(as_rows.repeat({1, repeats, 1}), by_heads(key, 0, 0), by_heads(value, 0, 0),
+                      /*causal=*/false, options.scale)
+        .narrow(0, 0, heads_of_group)
+        .transpose(0, 1)
         .reshape({1, query.size(1), value.size(2)});
   }
   // Its mask starts at the first row and key: rows before ours are added, and dropped.
   const auto back = round_up(keys, kLengthStep) - keys;
   return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
                     by_heads(value, 0, back), /*causal=*/true, options.scale)
-      .transpose(1, 2)[0]
       .narrow(0, keys - rows, rows);
 }
 
@@ -131,20 +126,9 @@ at::Tensor attention_cuda(const at::Tensor& query,
           "attention on a GPU takes bf16");
   require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
           "cuDNN's attention has no window");
-  std::vector<AttentionSegment> segments;
-  std::int64_t covered = 0;
-  bool gaps = false;
-  for (const auto& segment : all_segments) {
-    if (segment.num_queries == 0) continue;
-    require(segment.query_begin >= covered && segment.num_keys >= segment.num_queries,
-            ErrorKind::kBug, "segments of queries have to ascend, with all keys behind them");
-    gaps = gaps || segment.query_begin != covered;
-    covered = segment.query_begin + segment.num_queries;
-    segments.push_back(segment);
-  }
-  const std::vector<std::int64_t> shape{query.size(0), query.size(1), value.size(2)};
-  if (segments.empty()) return at::zeros(shape, query.options());
-
+  const auto segments = with_queries(all_segments);
+  if (segments.empty())
+    return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
   at::Tensor rows;  // of all segments, without the gaps
   if (kernel == GpuAttention::kFlash) {
     rows = flash(query, key, value, segments, options);
@@ -156,18 +140,7 @@ at::Tensor attention_cuda(const at::Tensor& query,
                             value.narrow(0, segment.key_begin, segment.num_keys), options));
     rows = at::cat(parts);
   }
-  if (!gaps && covered == query.size(0)) return rows;
-  std::vector<at::Tensor> parts;
-  std::int64_t written = 0;
-  std::int64_t taken = 0;
-  for (const auto& segment : segments) {
-    parts.push_back(at::zeros({segment.query_begin - written, shape[1], shape[2]}, rows.options()));
-    parts.push_back(rows.narrow(0, taken, segment.num_queries));
-    taken += segment.num_queries;
-    written = segment.query_begin + segment.num_queries;
-  }
-  parts.push_back(at::zeros({shape[0] - written, shape[1], shape[2]}, rows.options()));
-  return at::cat(parts);
+  return at_their_places(rows, segments, query.size(0));
 }
 
 at::Tensor decode_attention_cuda(const at::Tensor& query, const DecodeKeys& keys, double scale) {

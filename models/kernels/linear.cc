@@ -12,7 +12,9 @@
 namespace ferry::models {
 namespace {
 
+// Smaller products of the host have bits of their own.
 constexpr std::int64_t kFewestRows = 16;
+constexpr std::int64_t kFewestColumns = 16;
 
 // Forward by gemm_nt; the gradients as at::linear's.
 class RowInvariantProduct : public torch::autograd::Function<RowInvariantProduct> {
@@ -54,6 +56,20 @@ at::Tensor linear(const at::Tensor& x,
     return at::linear(x, weight, optional_bias);
   const auto padded = at::constant_pad_nd(x, {0, 0, 0, kFewestRows - rows});
   return at::linear(padded, weight, optional_bias).narrow(0, 0, rows);
+}
+
+at::Tensor linear_slice(const at::Tensor& x,
+                        const at::Tensor& weight,
+                        const at::Tensor& bias,
+                        Alignment alignment) {
+  const auto columns = weight.size(0);
+  if (alignment == Alignment::kFast || x.is_cuda() || columns >= kFewestColumns)
+    return linear(x, weight, bias, alignment);
+  const auto missing = kFewestColumns - columns;
+  return linear(x, at::constant_pad_nd(weight, {0, 0, 0, missing}),
+                bias.defined() ? at::constant_pad_nd(bias, {0, missing}) : bias, alignment)
+      .narrow(1, 0, columns)
+      .contiguous();
 }
 
 }  // namespace ferry::models

@@ -17,4 +17,11 @@ at::Tensor linear(const at::Tensor& x,
                   const at::Tensor& bias,
                   Alignment alignment);
 
+// The same of some rows of a wider weight, as tensor parallel ranks have them: in kBitwise narrow
+// slices are computed as the whole is.
+at::Tensor linear_slice(const at::Tensor& x,
+                        const at::Tensor& weight,
+                        const at::Tensor& bias,
+                        Alignment alignment);
+
 }  // namespace ferry::models

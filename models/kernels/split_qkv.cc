@@ -12,9 +12,10 @@ struct Parts {
   at::Tensor queries, key, value;  // views: [tokens, groups, queries, dim], [tokens, groups, dim]
 };
 
-Parts parts_of(const at::Tensor& mixed) {
-  const auto queries = mixed.size(2) - 2;
-  return {mixed.narrow(2, 0, queries), mixed.select(2, queries), mixed.select(2, queries + 1)};
+Parts parts_of(const at::Tensor& mixed, QueriesOfGroup queries) {
+  const auto all = mixed.size(2) - 2;
+  return {mixed.narrow(2, queries.first, queries.count), mixed.select(2, all),
+          mixed.select(2, all + 1)};
 }
 
 at::Tensor as_heads(const at::Tensor& queries) {
@@ -26,11 +27,14 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
   // cos and sin: undefined where nothing turns.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& mixed,
+                                                QueriesOfGroup wanted,
                                                 const at::Tensor& cos,
                                                 const at::Tensor& sin) {
     context->save_for_backward({cos, sin});
     context->saved_data["shape"] = mixed.sizes().vec();
-    const auto [queries, key, value] = parts_of(mixed);
+    context->saved_data["first"] = wanted.first;
+    context->saved_data["count"] = wanted.count;
+    const auto [queries, key, value] = parts_of(mixed, wanted);
     const auto own = [](const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); };
     if (!cos.defined()) return {as_heads(own(queries)), own(key), own(value)};
     return {rotary_cuda(queries, cos, sin, false), rotary_cuda(key, cos, sin, false), own(value)};
@@ -39,8 +43,11 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    const auto grad = at::empty(context->saved_data["shape"].toIntVector(), grads[0].options());
-    auto [queries, key, value] = parts_of(grad);
+    const QueriesOfGroup wanted{.first = context->saved_data["first"].toInt(),
+                                .count = context->saved_data["count"].toInt()};
+    auto grad = at::empty(context->saved_data["shape"].toIntVector(), grads[0].options());
+    if (wanted.count < grad.size(2) - 2) grad.zero_();
+    auto [queries, key, value] = parts_of(grad, wanted);
     if (saved[0].defined()) {
       rotary_backward_cuda(grads[0], saved[0], saved[1], false, queries);
       rotary_backward_cuda(grads[1], saved[0], saved[1], false, key);
@@ -49,20 +56,23 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
       key.copy_(grads[1]);
     }
     value.copy_(grads[2]);
-    return {grad, at::Tensor(), at::Tensor()};
+    return {grad, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-QueryKeyValue split_qkv(const at::Tensor& mixed, const RotaryAngles* angles) {
+QueryKeyValue split_qkv(const at::Tensor& mixed,
+                        QueriesOfGroup queries,
+                        const RotaryAngles* angles) {
   if (mixed.is_cuda() && (angles == nullptr || angles->style == RotaryStyle::kHalves)) {
-    const auto parts = angles == nullptr ? FusedSplit::apply(mixed, at::Tensor(), at::Tensor())
-                                         : FusedSplit::apply(mixed, angles->cos, angles->sin);
+    const auto cos = angles == nullptr ? at::Tensor() : angles->cos;
+    const auto sin = angles == nullptr ? at::Tensor() : angles->sin;
+    const auto parts = FusedSplit::apply(mixed, queries, cos, sin);
     return {.query = parts[0], .key = parts[1], .value = parts[2]};
   }
-  const auto [queries, key, value] = parts_of(mixed);
-  const auto query = as_heads(queries);
+  const auto [some, key, value] = parts_of(mixed, queries);
+  const auto query = as_heads(some);
   if (angles == nullptr)
     return {.query = query, .key = key.contiguous(), .value = value.contiguous()};
   return {.query = apply_rotary(query, *angles),

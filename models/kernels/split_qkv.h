@@ -4,18 +4,28 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "models/kernels/rotary.h"
 
 namespace ferry::models {
 
+// Of the queries of each group, those that are wanted.
+struct QueriesOfGroup {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
 struct QueryKeyValue {
-  at::Tensor query{};  // [tokens, groups * queries, dim]
+  at::Tensor query{};  // [tokens, groups * count, dim]
   at::Tensor key{};    // [tokens, groups, dim]
   at::Tensor value{};  // [tokens, groups, dim]
 };
 
 // mixed [tokens, groups, queries of a group + 2, dim]: queries, key, value of each group. Queries
 // and keys are turned by `angles`, unless null. Differentiable.
-QueryKeyValue split_qkv(const at::Tensor& mixed, const RotaryAngles* angles);
+QueryKeyValue split_qkv(const at::Tensor& mixed,
+                        QueriesOfGroup queries,
+                        const RotaryAngles* angles);
 
 }  // namespace ferry::models

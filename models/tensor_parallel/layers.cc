@@ -49,7 +49,7 @@ ColumnParallelLinear::ColumnParallelLinear(const TensorParallel& parallel,
       bias_(parameters.take_if(module + ".bias")) {}
 
 at::Tensor ColumnParallelLinear::forward(const at::Tensor& x) const {
-  return linear(x, weight_, bias_, parallel_.alignment);
+  return linear_slice(x, weight_, bias_, parallel_.alignment);
 }
 
 RowParallelLinear::RowParallelLinear(const TensorParallel& parallel,
@@ -71,7 +71,7 @@ at::Tensor RowParallelLinear::forward(const at::Tensor& x) const {
       bias = bias_.narrow(0, group.rank() * mine, mine);
     }
     const auto whole = gather_from_tensor_model_parallel_region(x, group, /*replicated=*/false);
-    const auto y = linear(whole, weight_, bias, parallel_.alignment);
+    const auto y = linear_slice(whole, weight_, bias, parallel_.alignment);
     return parallel_.sequence_parallel ? all_to_all_hidden_to_sequence(y, group)
                                        : gather_from_tensor_model_parallel_region(y, group);
   }

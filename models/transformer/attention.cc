@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "models/kernels/attention.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/rms_norm.h"
@@ -59,14 +61,17 @@ class SelfAttention : public Attention {
   at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override {
     const auto& config = setup_.config;
     const auto normed = rms_norm(x, norm_, config.layernorm_epsilon);
-    const auto mixed = qkv_.forward(setup_.tensor_parallel.enter(normed));
-    // [tokens, groups/tp, queries of the group, key, value, channels]
+    const auto mixed = whole_groups(qkv_.forward(setup_.tensor_parallel.enter(normed)));
+    // [tokens, groups, queries of the group, key, value, channels]
     const auto tokens = mixed.size(0);
-    const auto groups = config.num_query_groups / setup_.mesh.shape().tp();
     const auto each = config.num_attention_heads / config.num_query_groups;
+    const auto groups = mixed.size(1) / ((each + 2) * config.kv_channels);
     const auto grouped = mixed.view({tokens, groups, each + 2, config.kv_channels});
+    const auto mine = each / ranks_of_group();
+    const QueriesOfGroup queries{.first = setup_.mesh.coordinates().tp % ranks_of_group() * mine,
+                                 .count = mine};
     const bool normed_heads = q_norm_.defined();
-    auto [query, key, value] = split_qkv(grouped, normed_heads ? nullptr : &context.angles);
+    auto [query, key, value] = split_qkv(grouped, queries, normed_heads ? nullptr : &context.angles);
     if (normed_heads) {
       query = apply_rotary(rms_norm(query, q_norm_, config.layernorm_epsilon), context.angles);
       key = apply_rotary(rms_norm(key, k_norm_, config.layernorm_epsilon), context.angles);
@@ -75,6 +80,22 @@ class SelfAttention : public Attention {
   }
 
  private:
+  // That share out the queries of one group.
+  std::int64_t ranks_of_group() const {
+    return std::max<std::int64_t>(1, setup_.mesh.shape().tp() / setup_.config.num_query_groups);
+  }
+
+  // [tokens, rows/tp] -> [tokens, rows of the groups that this rank's queries belong to]. Where ranks
+  // are more than groups, the weights of a group are split over several, wherever the cuts fall: all
+  // rows come together, and each rank takes its group's (Megatron-Core attention.py).
+  at::Tensor whole_groups(const at::Tensor& mixed) const {
+    if (ranks_of_group() == 1) return mixed;
+    const auto all = gather_from_tensor_model_parallel_region(mixed, setup_.mesh.tp(),
+                                                              /*replicated=*/false);
+    const auto rows = all.size(1) / setup_.config.num_query_groups;
+    return all.narrow(1, setup_.mesh.coordinates().tp / ranks_of_group() * rows, rows).contiguous();
+  }
+
   const ModelSetup& setup_;
   CoreAttention core_;
   at::Tensor norm_;

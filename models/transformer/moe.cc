@@ -154,8 +154,9 @@ at::Tensor Experts::forward(const at::Tensor& rows, const Counts& counts) const 
     std::int64_t begin = 0;
     for (std::size_t i = 0; i < counts.size(); ++i) {
       if (counts[i] > 0) {
-        parts.push_back(linear(x.narrow(0, begin, counts[i]),
-                               weights.select(0, static_cast<std::int64_t>(i)), {}, alignment));
+        parts.push_back(linear_slice(x.narrow(0, begin, counts[i]),
+                                     weights.select(0, static_cast<std::int64_t>(i)), {},
+                                     alignment));
       }
       begin += counts[i];
     }

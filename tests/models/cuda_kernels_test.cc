@@ -190,7 +190,7 @@ TEST_F(CudaKernels, SplitOfQueriesKeysAndValuesIsThatOfItsParts) {
     const std::vector<at::Tensor> expected{
         rotate(mixed.narrow(2, 0, queries).reshape({tokens, groups * queries, dim})),
         rotate(mixed.select(2, queries)), mixed.select(2, queries + 1)};
-    const auto got = split_qkv(mixed, turned ? &turn : nullptr);
+    const auto got = split_qkv(mixed, {.first = 0, .count = queries}, turned ? &turn : nullptr);
     const std::vector<at::Tensor> parts{got.query, got.key, got.value};
     std::vector<at::Tensor> grads;
     for (const auto& part : parts) grads.push_back(random(part.sizes()));
