@@ -30,7 +30,8 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
              .mesh = mesh_,
              .tensor_parallel = {.group = &mesh_.tp(),
                                  .sequence_parallel = options.sequence_parallel,
-                                 .alignment = options.alignment}},
+                                 .alignment = options.alignment},
+             .deterministic = options.deterministic_mode},
       rotary_(config_, mesh.world().device()) {
   require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
               options.dtype == distckpt::DType::kBF16,
@@ -64,11 +65,11 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
       .observe = observe};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
           "the first stage takes tokens, the others hidden states");
-  auto x = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden;
-  if (observe && stage_.pre_process) observe("embedding", x);
-  for (const auto& layer : layers_) x = layer.forward(x, context);
-  if (!stage_.post_process) return x;
-  x = rms_norm(x, final_norm_, config_.layernorm_epsilon);
+  ResidualStream stream{.sum = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden};
+  if (observe && stage_.pre_process) observe("embedding", stream.sum);
+  for (const auto& layer : layers_) stream = layer.forward(std::move(stream), context);
+  if (!stage_.post_process) return stream.total();
+  const auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
   if (observe) observe("decoder.final_layernorm", x);
   return x;
 }

@@ -312,7 +312,7 @@ NumericsOps bitwise_ops(at::Device device) {
   };
   if (device.is_cuda()) {
     ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
-      return rms_norm_cuda(x, weight, 1e-6).y;
+      return rms_norm_cuda(x, {}, weight, 1e-6).y;
     };
     ops.attention = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                        const std::vector<AttentionSegment>& segments,

@@ -21,12 +21,15 @@ struct AttentionSegment {
   std::int64_t num_queries = 0;
   std::int64_t key_begin = 0;
   std::int64_t num_keys = 0;  // at least num_queries; query i is at position num_keys - num_queries + i
+
+  bool operator==(const AttentionSegment&) const = default;
 };
 
 struct AttentionOptions {
   double scale = 1.0;
   std::optional<std::int64_t> window{};  // keys that a query sees at most, its own among them
   Alignment alignment = Alignment::kFast;
+  bool deterministic = true;  // gradients have the same bits at every run; in kBitwise always
 };
 
 // query [queries, heads, dim], key [keys, groups, dim], value [keys, groups, value_dim]

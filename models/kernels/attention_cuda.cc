@@ -1,13 +1,13 @@
 #include "models/kernels/attention_cuda.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
 #include "distckpt/error.h"
+#include "models/kernels/attention_calls.h"
 #include "models/kernels/segments.h"
 
 namespace ferry::models {
@@ -42,6 +42,12 @@ at::Tensor gather(const at::Tensor& rows, const std::vector<Range>& ranges) {
   return at::cat(parts);
 }
 
+AttentionCall call_of(const AttentionOptions& options) {
+  return {.scale = options.scale,
+          .window = options.window,
+          .deterministic = options.deterministic || options.alignment == Alignment::kBitwise};
+}
+
 at::Tensor flash(const at::Tensor& query,
                  const at::Tensor& key,
                  const at::Tensor& value,
@@ -57,32 +63,20 @@ at::Tensor flash(const at::Tensor& query,
     row_ranges.push_back({segment.query_begin, segment.num_queries});
     key_ranges.push_back({segment.key_begin, segment.num_keys});
   }
-  std::optional<c10::SymInt> left;
-  std::optional<c10::SymInt> right;
-  if (options.window) {
-    left = c10::SymInt(*options.window - 1);
-    right = c10::SymInt(0);
-  }
   const auto most_rows = std::max<std::int64_t>(*std::ranges::max_element(rows), kFewestRows);
-  return std::get<0>(at::_flash_attention_forward_symint(
+  return flash_attention(
       gather(query, row_ranges), gather(key, key_ranges), gather(value, key_ranges),
-      offsets(rows, query.device()), offsets(keys, query.device()), most_rows,
-      *std::ranges::max_element(keys), /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, options.scale, left, right));
+      {.begin = offsets(rows, query.device()), .longest = most_rows},
+      {.begin = offsets(keys, query.device()), .longest = *std::ranges::max_element(keys)},
+      call_of(options));
 }
 
 // Of heads laid out by by_heads(). -> [rows, heads, value_dim]
 at::Tensor call_cudnn(const at::Tensor& query,
                       const at::Tensor& key,
                       const at::Tensor& value,
-                      bool causal,
-                      double scale) {
-  const bool for_backward = at::GradMode::is_enabled() &&
-                            (query.requires_grad() || key.requires_grad() || value.requires_grad());
-  return std::get<0>(at::_scaled_dot_product_cudnn_attention(
-                         query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), std::nullopt,
-                         for_backward, /*dropout_p=*/0.0, causal, /*return_debug_mask=*/false,
-                         scale))
+                      const AttentionCall& call) {
+  return cudnn_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), call)
       .transpose(1, 2)[0];
 }
 
@@ -94,11 +88,13 @@ at::Tensor cudnn(const at::Tensor& query,
   const auto rows = query.size(0);
   const auto groups = key.size(1);
   const auto heads_of_group = query.size(1) / groups;
+  auto call = call_of(options);
   if (rows == 1) {  // it sees all keys: the heads of a group become rows
+    call.causal = false;
     const auto repeats = (kFewestRows + heads_of_group - 1) / heads_of_group;
     const auto as_rows = query.view({groups, heads_of_group, query.size(2)});
     return call_cudnn(as_rows.repeat({1, repeats, 1}), by_heads(key, 0, 0), by_heads(value, 0, 0),
-                      /*causal=*/false, options.scale)
+                      call)
         .narrow(0, 0, heads_of_group)
         .transpose(0, 1)
         .reshape({1, query.size(1), value.size(2)});
@@ -106,8 +102,38 @@ at::Tensor cudnn(const at::Tensor& query,
   // Its mask starts at the first row and key: rows before ours are added, and dropped.
   const auto back = round_up(keys, kLengthStep) - keys;
   return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
-                    by_heads(value, 0, back), /*causal=*/true, options.scale)
+                    by_heads(value, 0, back), call)
       .narrow(0, keys - rows, rows);
+}
+
+// The length of all sequences, where they are whole, lie one behind another and have the same one,
+// for which cuDNN needs one plan: packs of pre-training.
+std::optional<std::int64_t> common_length(const std::vector<AttentionSegment>& segments) {
+  const auto length = segments.front().num_keys;
+  if (length % kLengthStep != 0) return std::nullopt;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const auto begin = segments.front().query_begin + static_cast<std::int64_t>(i) * length;
+    if (segments[i] != AttentionSegment{begin, length, begin, length}) return std::nullopt;
+  }
+  return length;
+}
+
+// All segments at once, on Hopper at twice the rate of flash.
+at::Tensor cudnn_batch(const at::Tensor& query,
+                       const at::Tensor& key,
+                       const at::Tensor& value,
+                       const std::vector<AttentionSegment>& segments,
+                       std::int64_t length,
+                       const AttentionOptions& options) {
+  const auto sequences = static_cast<std::int64_t>(segments.size());
+  const auto batch = [&](const at::Tensor& x) {
+    return x.narrow(0, segments.front().query_begin, sequences * length)
+        .view({sequences, length, x.size(1), x.size(2)})
+        .transpose(1, 2);
+  };
+  return cudnn_attention(batch(query), batch(key), batch(value), call_of(options))
+      .transpose(1, 2)
+      .reshape({sequences * length, query.size(1), value.size(2)});
 }
 
 }  // namespace
@@ -130,7 +156,12 @@ at::Tensor attention_cuda(const at::Tensor& query,
   if (segments.empty())
     return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
   at::Tensor rows;  // of all segments, without the gaps
-  if (kernel == GpuAttention::kFlash) {
+  const auto length = options.alignment == Alignment::kFast && !options.window
+                          ? common_length(segments)
+                          : std::nullopt;
+  if (length) {
+    rows = cudnn_batch(query, key, value, segments, *length, options);
+  } else if (kernel == GpuAttention::kFlash) {
     rows = flash(query, key, value, segments, options);
   } else {
     std::vector<at::Tensor> parts;

@@ -30,10 +30,11 @@ std::vector<std::pair<std::string, std::string>> gemm_environment() {
 bool rms_norm_cuda_supports(std::int64_t) {
   return false;
 }
-RmsNormResult rms_norm_cuda(const at::Tensor&, const at::Tensor&, double) {
+RmsNormResult rms_norm_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
   absent();
 }
 std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,
+                                                         const at::Tensor&,
                                                          const at::Tensor&,
                                                          const at::Tensor&,
                                                          const at::Tensor&) {

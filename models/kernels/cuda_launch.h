@@ -25,8 +25,11 @@ struct RmsNormShape {
   std::int64_t channels = 0;  // a multiple of 4, or below 128
   float epsilon = 0;
 };
+// Of x, or, with `delta`, of x + delta, which is written to `sum`, aligned to 16 bytes.
 cudaError_t rms_norm(const void* x,
+                     const void* delta,  // or null, like sum
                      const void* weight,
+                     void* sum,
                      void* y,
                      float* inverse_rms,  // [rows], for the backward
                      RmsNormShape shape,
@@ -39,6 +42,7 @@ cudaError_t rms_norm_backward(const void* grad_y,
                               const void* x,
                               const void* weight,
                               const float* inverse_rms,
+                              const void* grad_sum,  // of x + delta, or null: added to grad_x
                               void* grad_x,
                               float* partial_weight,
                               RmsNormShape shape,
@@ -87,7 +91,7 @@ struct LogProbShape {
   std::int64_t columns = 0;     // of the vocabulary
   std::int64_t row_stride = 0;  // with the padding behind them
   std::int64_t first = 0;       // token of column 0
-  float temperature = 1;
+  float inverse_temperature = 1;
 };
 // statistics [4, rows].
 cudaError_t row_statistics(const void* logits,

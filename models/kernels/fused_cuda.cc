@@ -53,7 +53,7 @@ launch::LogProbShape log_prob_shape(const at::Tensor& logits,
           .columns = range.count,
           .row_stride = logits.size(1),
           .first = range.first,
-          .temperature = static_cast<float>(temperature)};
+          .inverse_temperature = 1.0F / static_cast<float>(temperature)};
 }
 
 }  // namespace
@@ -62,17 +62,27 @@ bool rms_norm_cuda_supports(std::int64_t channels) {
   return channels > 0 && (channels % 4 == 0 || channels < 128) && channels <= 65536;
 }
 
-RmsNormResult rms_norm_cuda(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
+RmsNormResult rms_norm_cuda(const at::Tensor& x,
+                            const at::Tensor& delta,
+                            const at::Tensor& weight,
+                            double epsilon) {
   const auto element = element_of(x);
   require(weight.scalar_type() == x.scalar_type() && weight.size(0) == x.size(-1), ErrorKind::kBug,
           "RMSNorm: weight of another type or size");
+  require(
+      !delta.defined() || (delta.sizes() == x.sizes() && delta.scalar_type() == x.scalar_type()),
+      ErrorKind::kBug, "RMSNorm: a sum of unlike tensors");
   const c10::cuda::CUDAGuard device(x.device());
   const auto shape = norm_shape(x, epsilon);
   const auto in = x.contiguous();
-  RmsNormResult result{.y = at::empty_like(in),
+  const auto more = delta.defined() ? delta.contiguous() : delta;
+  RmsNormResult result{.sum = delta.defined() ? at::empty_like(in) : in,
+                       .y = at::empty_like(in),
                        .inverse_rms = at::empty({shape.rows}, x.options().dtype(at::kFloat))};
   if (shape.rows == 0) return result;
-  check(launch::rms_norm(in.const_data_ptr(), weight.contiguous().const_data_ptr(),
+  check(launch::rms_norm(in.const_data_ptr(), more.defined() ? more.const_data_ptr() : nullptr,
+                         weight.contiguous().const_data_ptr(),
+                         more.defined() ? result.sum.mutable_data_ptr() : nullptr,
                          result.y.mutable_data_ptr(), result.inverse_rms.mutable_data_ptr<float>(),
                          shape, element, stream()));
   return result;
@@ -81,19 +91,22 @@ RmsNormResult rms_norm_cuda(const at::Tensor& x, const at::Tensor& weight, doubl
 std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y,
                                                          const at::Tensor& x,
                                                          const at::Tensor& weight,
-                                                         const at::Tensor& inverse_rms) {
+                                                         const at::Tensor& inverse_rms,
+                                                         const at::Tensor& grad_sum) {
   const auto element = element_of(x);
   const c10::cuda::CUDAGuard device(x.device());
   const auto shape = norm_shape(x, 0);
   const auto in = x.contiguous();
+  const auto more = grad_sum.defined() ? grad_sum.contiguous() : grad_sum;
   auto grad_x = at::empty_like(in);
   auto partial = at::empty({launch::rms_norm_partials(shape.rows), shape.channels},
                            x.options().dtype(at::kFloat));
   if (shape.rows > 0)
-    check(launch::rms_norm_backward(grad_y.contiguous().const_data_ptr(), in.const_data_ptr(),
-                                    weight.contiguous().const_data_ptr(),
-                                    inverse_rms.const_data_ptr<float>(), grad_x.mutable_data_ptr(),
-                                    partial.mutable_data_ptr<float>(), shape, element, stream()));
+    check(launch::rms_norm_backward(
+        grad_y.contiguous().const_data_ptr(), in.const_data_ptr(),
+        weight.contiguous().const_data_ptr(), inverse_rms.const_data_ptr<float>(),
+        more.defined() ? more.const_data_ptr() : nullptr, grad_x.mutable_data_ptr(),
+        partial.mutable_data_ptr<float>(), shape, element, stream()));
   return {grad_x, partial.sum(0).to(weight.scalar_type())};
 }
 

@@ -2,10 +2,11 @@
 
 #include "models/kernels/cuda_element.cuh"
 
-// The sum of a row is that of ATen's log_softmax for more than 1024 columns, a multiple of four
-// (ATen/native/cuda/SoftMax.cu): 1024 threads read four neighbours at a time and add one after
-// another; then the lanes of a warp by halves, from the largest distance down, then the warps in
-// the same way.
+// The sum of a row is that of ATen's log_softmax for more than 12,288 columns (ATen/native/cuda/
+// SoftMax.cu, cunn_SoftMaxForward with a row that begins at a multiple of 16 bytes): 1024 threads
+// read four neighbours at a time and add one after another, the rest of the row one by one; then
+// the lanes of a warp by halves, from the largest distance down, then the warps in the same way.
+// And as ATen does it, dividing by a number is multiplying by its inverse.
 namespace ferry::models::launch {
 namespace {
 
@@ -43,7 +44,7 @@ __device__ float over_block(float value, float none, float* shared, Combine comb
 template <typename T, typename Visit>
 __device__ void visit_row(const T* row, std::int64_t columns, bool aligned, Visit visit) {
   const std::int64_t step = blockDim.x;
-  const std::int64_t whole = columns - columns % kVector;
+  const std::int64_t whole = columns - columns % (kVector * step);
 #pragma unroll 4
   for (std::int64_t at = threadIdx.x; at * kVector < whole; at += step) {
     Vector<T, kVector> four;
@@ -58,8 +59,8 @@ __device__ void visit_row(const T* row, std::int64_t columns, bool aligned, Visi
   for (std::int64_t at = whole + threadIdx.x; at < columns; at += step) visit(widen(row[at]));
 }
 
-__device__ float scaled(float logit, float temperature) {
-  return temperature == 1 ? logit : __fdiv_rn(logit, temperature);
+__device__ float scaled(float logit, LogProbShape shape) {
+  return __fmul_rn(logit, shape.inverse_temperature);
 }
 
 template <typename T>
@@ -72,13 +73,12 @@ __global__ void __launch_bounds__(kThreads) statistics_of_rows(const T* logits,
   const T* row = logits + index * shape.row_stride;
   const bool aligned = is_aligned<T, kVector>(row);
   float most = -FLT_MAX;
-  visit_row(row, shape.columns, aligned,
-            [&](float l) { most = fmaxf(most, scaled(l, shape.temperature)); });
+  visit_row(row, shape.columns, aligned, [&](float l) { most = fmaxf(most, scaled(l, shape)); });
   const float maximum = over_block(most, -FLT_MAX, shared, Maximum{});
   float sum = 0;
   float weighted = 0;
   visit_row(row, shape.columns, aligned, [&](float l) {
-    const float below = __fsub_rn(scaled(l, shape.temperature), maximum);
+    const float below = __fsub_rn(scaled(l, shape), maximum);
     const float e = ::expf(below);
     sum = __fadd_rn(sum, e);
     weighted += e * below;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) statistics_of_rows(const T* logits,
   statistics[shape.rows + index] = ::logf(total);
   statistics[2 * shape.rows + index] = below / total;
   if (label >= 0 && label < shape.columns)
-    statistics[3 * shape.rows + index] = scaled(widen(row[label]), shape.temperature);
+    statistics[3 * shape.rows + index] = scaled(widen(row[label]), shape);
 }
 
 template <typename T>
@@ -107,11 +107,11 @@ __global__ void __launch_bounds__(kThreads) gradients_of_rows(T* logits,
   const float log_sum = statistics[shape.rows + index];
   const float mean = statistics[2 * shape.rows + index];
   const std::int64_t label = labels[index] - shape.first;
-  const float log_prob = of_log_prob[index] / shape.temperature;
-  const float entropy = of_entropy == nullptr ? 0 : of_entropy[index] / shape.temperature;
+  const float log_prob = of_log_prob[index] * shape.inverse_temperature;
+  const float entropy = of_entropy == nullptr ? 0 : of_entropy[index] * shape.inverse_temperature;
   const auto gradient = [&](std::int64_t column, T logit) {
     if (column >= shape.columns) return narrow<T>(0);
-    const float below = scaled(widen(logit), shape.temperature) - maximum;
+    const float below = scaled(widen(logit), shape) - maximum;
     const float p = ::expf(below - log_sum);
     const float of_label = column == label ? log_prob : 0;
     return narrow<T>(of_label - log_prob * p + entropy * p * (mean - below));

@@ -27,18 +27,43 @@ __device__ Vector<T, kVector> four(const T* x, bool aligned) {
   return result;
 }
 
+// The row that is normed: x, or x + delta, which is written to `sum`.
 template <typename T>
-__device__ float sum_of_squares(const T* row, std::int64_t channels, int lane, int step) {
+struct Row {
+  const T* x = nullptr;
+  const T* delta = nullptr;  // or null
+  T* sum = nullptr;
+
+  __device__ Row at(std::int64_t first) const {
+    return {x + first, delta == nullptr ? nullptr : delta + first,
+            sum == nullptr ? nullptr : sum + first};
+  }
+  __device__ const T* normed() const { return delta == nullptr ? x : sum; }
+};
+
+template <typename T>
+__device__ float sum_of_squares(const Row<T>& row, std::int64_t channels, int lane, int step) {
   float sums[kVector] = {};
   if (channels < kLanes * kVector) {
     for (int i = 0; i < kVector && lane + i * kLanes < channels; ++i) {
-      const float x = widen(row[lane + i * kLanes]);
+      const int c = lane + i * kLanes;
+      T value = row.x[c];
+      if (row.delta != nullptr)
+        row.sum[c] = value = narrow<T>(__fadd_rn(widen(value), widen(row.delta[c])));
+      const float x = widen(value);
       sums[i] = __fmul_rn(x, x);
     }
   } else {
-    const bool aligned = is_aligned<T, kVector>(row);
+    const bool aligned = is_aligned<T, kVector>(row.x) && is_aligned<T, kVector>(row.delta);
     for (std::int64_t at = lane; at * kVector < channels; at += step) {
-      const auto in = four(row + at * kVector, aligned);
+      auto in = four(row.x + at * kVector, aligned);
+      if (row.delta != nullptr) {
+        const auto delta = four(row.delta + at * kVector, aligned);
+#pragma unroll
+        for (int i = 0; i < kVector; ++i)
+          in.at[i] = narrow<T>(__fadd_rn(widen(in.at[i]), widen(delta.at[i])));
+        store(row.sum + at * kVector, in);  // of its own memory, which is aligned
+      }
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x = widen(in.at[i]);
@@ -84,26 +109,27 @@ __device__ float inverse_root(float sum, RmsNormShape shape) {
 // A warp for each row.
 template <typename T>
 __global__ void norm_by_warps(
-    const T* x, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
+    Row<T> rows, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (row >= shape.rows) return;
   const int lane = static_cast<int>(threadIdx.x);
-  const T* in = x + row * shape.channels;
+  const auto in = rows.at(row * shape.channels);
   const float sum = add_lanes(sum_of_squares(in, shape.channels, lane, kLanes));
   const float root = __shfl_sync(0xffffffffu, inverse_root(sum, shape), 0);
   if (lane == 0) inverse_rms[row] = root;
-  scale_row(in, weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
+  __syncwarp();  // the sum has been written
+  scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
 }
 
 // A block of kWarps for each row.
 template <typename T>
 __global__ void norm_by_blocks(
-    const T* x, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
+    Row<T> rows, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
   __shared__ float sums[kWarps];
   const std::int64_t row = blockIdx.x;
   const int lane = static_cast<int>(threadIdx.x);
   const int warp = static_cast<int>(threadIdx.y);
-  const T* in = x + row * shape.channels;
+  const auto in = rows.at(row * shape.channels);
   const int thread = warp * kLanes + lane;
   const float sum = add_lanes(sum_of_squares(in, shape.channels, thread, kWarps * kLanes));
   if (lane == 0) sums[warp] = sum;
@@ -114,7 +140,8 @@ __global__ void norm_by_blocks(
   __syncthreads();
   const float root = inverse_root(sums[0], shape);
   if (thread == 0) inverse_rms[row] = root;
-  scale_row(in, weight, y + row * shape.channels, shape.channels, root, thread, kWarps * kLanes);
+  scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, thread,
+            kWarps * kLanes);
 }
 
 // grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight, N channels at once.
@@ -124,6 +151,7 @@ __global__ void grad_of_x(const T* grad_y,
                           const T* x,
                           const T* weight,
                           const float* inverse_rms,
+                          const T* grad_sum,  // or null
                           T* grad_x,
                           RmsNormShape shape) {
   __shared__ float sums[kWarps];
@@ -158,8 +186,11 @@ __global__ void grad_of_x(const T* grad_y,
   const float share = total * root * root * root / static_cast<float>(shape.channels);
   for_each([&](std::int64_t c, const float* g, const Vector<T, N>& in) {
     Vector<T, N> out;
+    Vector<T, N> more{};
+    if (grad_sum != nullptr) more = load<N>(grad_sum + first + c);
 #pragma unroll
-    for (int i = 0; i < N; ++i) out.at[i] = narrow<T>(root * g[i] - share * widen(in.at[i]));
+    for (int i = 0; i < N; ++i)
+      out.at[i] = narrow<T>(root * g[i] - share * widen(in.at[i]) + widen(more.at[i]));
     store(grad_x + first + c, out);
   });
 }
@@ -186,7 +217,9 @@ std::int64_t rms_norm_partials(std::int64_t rows) {
 }
 
 cudaError_t rms_norm(const void* x,
+                     const void* delta,
                      const void* weight,
+                     void* sum,
                      void* y,
                      float* inverse_rms,
                      RmsNormShape shape,
@@ -194,7 +227,7 @@ cudaError_t rms_norm(const void* x,
                      cudaStream_t stream) {
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    const auto* in = static_cast<const T*>(x);
+    const Row<T> in{static_cast<const T*>(x), static_cast<const T*>(delta), static_cast<T*>(sum)};
     const auto* w = static_cast<const T*>(weight);
     auto* out = static_cast<T*>(y);
     if (shape.channels >= kManyChannels) {
@@ -212,6 +245,7 @@ cudaError_t rms_norm_backward(const void* grad_y,
                               const void* x,
                               const void* weight,
                               const float* inverse_rms,
+                              const void* grad_sum,
                               void* grad_x,
                               float* partial_weight,
                               RmsNormShape shape,
@@ -222,6 +256,7 @@ cudaError_t rms_norm_backward(const void* grad_y,
     const auto* grad = static_cast<const T*>(grad_y);
     const auto* in = static_cast<const T*>(x);
     const auto* by = static_cast<const T*>(weight);
+    const auto* more = static_cast<const T*>(grad_sum);
     auto* out = static_cast<T*>(grad_x);
     constexpr int kWide = 16 / sizeof(T);
     const auto of_x = [&](auto width) {
@@ -229,10 +264,10 @@ cudaError_t rms_norm_backward(const void* grad_y,
       const auto warps = static_cast<unsigned>(
           std::clamp<std::int64_t>((shape.channels / kWidth + kLanes - 1) / kLanes, 1, kWarps));
       grad_of_x<kWidth><<<static_cast<unsigned>(shape.rows), dim3(kLanes, warps), 0, stream>>>(
-          grad, in, by, inverse_rms, out, shape);
+          grad, in, by, inverse_rms, more, out, shape);
     };
     if (shape.channels % kWide == 0 && is_aligned<T, kWide>(grad) && is_aligned<T, kWide>(in) &&
-        is_aligned<T, kWide>(by) && is_aligned<T, kWide>(out))
+        is_aligned<T, kWide>(by) && is_aligned<T, kWide>(more) && is_aligned<T, kWide>(out))
       of_x(std::integral_constant<int, kWide>{});
     else
       of_x(std::integral_constant<int, 1>{});

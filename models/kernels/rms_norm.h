@@ -2,11 +2,24 @@
 // in fp32, rounded, and only then multiplied by the weight.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 namespace ferry::models {
 
 // x [..., channels], weight [channels] -> like x. Differentiable.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+// The residual stream between the layers: its last summand is added where it is normed next, in one
+// pass.
+struct ResidualStream {
+  at::Tensor sum{};      // [tokens, hidden]
+  at::Tensor pending{};  // like sum; undefined: nothing
+
+  at::Tensor total() const { return pending.defined() ? sum + pending : sum; }
+};
+
+// Adds what is pending, and norms the sum.
+at::Tensor add_and_norm(ResidualStream& stream, const at::Tensor& weight, double epsilon);
 
 }  // namespace ferry::models

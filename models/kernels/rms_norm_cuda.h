@@ -13,17 +13,24 @@ namespace ferry::models {
 bool rms_norm_cuda_supports(std::int64_t channels);
 
 struct RmsNormResult {
+  at::Tensor sum{};          // x + delta, rounded; x where there is no delta
   at::Tensor y{};
   at::Tensor inverse_rms{};  // [rows], fp32
 };
 
-// x [..., channels], weight [channels], both bf16 or both fp32. Not differentiable.
-RmsNormResult rms_norm_cuda(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+// Of x, or, where delta is defined, of x + delta; both [..., channels]. weight [channels]. All bf16 or
+// all fp32. Not differentiable.
+RmsNormResult rms_norm_cuda(const at::Tensor& x,
+                            const at::Tensor& delta,
+                            const at::Tensor& weight,
+                            double epsilon);
 
-// The gradients of x and weight, the same at every run.
+// The gradients of what was normed, x, and weight, the same at every run. grad_sum: what else came
+// back to x, added before it is rounded; undefined: nothing.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y,
                                                          const at::Tensor& x,
                                                          const at::Tensor& weight,
-                                                         const at::Tensor& inverse_rms);
+                                                         const at::Tensor& inverse_rms,
+                                                         const at::Tensor& grad_sum = {});
 
 }  // namespace ferry::models

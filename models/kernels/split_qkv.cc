@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "models/kernels/rotary_cuda.h"
 
 namespace ferry::models {
@@ -24,20 +26,20 @@ at::Tensor as_heads(const at::Tensor& queries) {
 
 class FusedSplit : public torch::autograd::Function<FusedSplit> {
  public:
-  // cos and sin: undefined where nothing turns.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& mixed,
                                                 QueriesOfGroup wanted,
-                                                const at::Tensor& cos,
-                                                const at::Tensor& sin) {
-    context->save_for_backward({cos, sin});
+                                                const std::optional<at::Tensor>& cos,
+                                                const std::optional<at::Tensor>& sin) {
+    context->save_for_backward({cos.value_or(at::Tensor()), sin.value_or(at::Tensor())});
     context->saved_data["shape"] = mixed.sizes().vec();
     context->saved_data["first"] = wanted.first;
     context->saved_data["count"] = wanted.count;
     const auto [queries, key, value] = parts_of(mixed, wanted);
     const auto own = [](const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); };
-    if (!cos.defined()) return {as_heads(own(queries)), own(key), own(value)};
-    return {rotary_cuda(queries, cos, sin, false), rotary_cuda(key, cos, sin, false), own(value)};
+    if (!cos) return {as_heads(own(queries)), own(key), own(value)};
+    return {rotary_cuda(queries, *cos, *sin, false), rotary_cuda(key, *cos, *sin, false),
+            own(value)};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -66,8 +68,8 @@ QueryKeyValue split_qkv(const at::Tensor& mixed,
                         QueriesOfGroup queries,
                         const RotaryAngles* angles) {
   if (mixed.is_cuda() && (angles == nullptr || angles->style == RotaryStyle::kHalves)) {
-    const auto cos = angles == nullptr ? at::Tensor() : angles->cos;
-    const auto sin = angles == nullptr ? at::Tensor() : angles->sin;
+    const auto cos = angles == nullptr ? std::nullopt : std::optional(angles->cos);
+    const auto sin = angles == nullptr ? std::nullopt : std::optional(angles->sin);
     const auto parts = FusedSplit::apply(mixed, queries, cos, sin);
     return {.query = parts[0], .key = parts[1], .value = parts[2]};
   }

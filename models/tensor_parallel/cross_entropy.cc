@@ -105,8 +105,6 @@ class HeadGradients {
                 bool one_chunk)
       : weight_(weight), of_weight_(of_weight), one_chunk_(one_chunk) {
     if (of_hidden) hidden_ = at::empty_like(hidden);
-    if (of_weight && !one_chunk)
-      sum_ = at::zeros(weight.sizes(), weight.options().dtype(at::kFloat));
   }
 
   // `gradient` [tokens, vocabulary/tp] of the logits of hidden states from `begin` on.
@@ -117,11 +115,12 @@ class HeadGradients {
     }
     if (!of_weight_) return;
     const auto transposed = gradient.t();
-    if (one_chunk_)
-      sum_ = at::mm(transposed, hidden);
-    else if (hidden.scalar_type() == at::kFloat)
-      sum_.addmm_(transposed, hidden);
-    else if (hidden.is_cuda())
+    const bool to_float = !one_chunk_ && hidden.is_cuda() && hidden.scalar_type() != at::kFloat;
+    if (!sum_.defined() && to_float)
+      sum_ = at::mm(transposed, hidden, at::kFloat);
+    else if (!sum_.defined())
+      sum_ = one_chunk_ ? at::mm(transposed, hidden) : at::mm(transposed, hidden).to(at::kFloat);
+    else if (to_float)
       at::addmm_out(sum_, sum_, transposed, hidden, at::kFloat);
     else
       sum_ += at::mm(transposed, hidden);

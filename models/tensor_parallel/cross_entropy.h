@@ -22,7 +22,7 @@ struct OutputHead {
   at::Tensor weight{};
   std::int64_t vocab_size = 0;  // without padding
   TensorParallel parallel{};
-  std::int64_t chunk_tokens = 2048;
+  std::int64_t chunk_tokens = 4096;
 };
 
 struct TokenLogProbs {

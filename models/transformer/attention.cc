@@ -22,7 +22,8 @@ class CoreAttention {
       : cp_(setup.mesh.cp()),
         options_{.scale = softmax_scale(setup.config),
                  .window = setup.config.sliding_window,
-                 .alignment = setup.alignment()} {}
+                 .alignment = setup.alignment(),
+                 .deterministic = setup.deterministic} {}
 
   // [local, heads, ..] -> [local, heads * value_dim]
   at::Tensor forward(const at::Tensor& query,
@@ -58,9 +59,10 @@ class SelfAttention : public Attention {
                                    GradientOverTp::kPartial)),
         proj_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_proj") {}
 
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override {
+  const at::Tensor& norm() const override { return norm_; }
+
+  at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const override {
     const auto& config = setup_.config;
-    const auto normed = rms_norm(x, norm_, config.layernorm_epsilon);
     const auto mixed = whole_groups(qkv_.forward(setup_.tensor_parallel.enter(normed)));
     // [tokens, groups, queries of the group, key, value, channels]
     const auto tokens = mixed.size(0);
@@ -126,11 +128,12 @@ class MLASelfAttention : public Attention {
     proj_ = RowParallelLinear(setup.tensor_parallel, parameters, base + "linear_proj");
   }
 
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override {
+  const at::Tensor& norm() const override { return norm_; }
+
+  at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const override {
     const auto& config = setup_.config;
     const auto& parallel = setup_.tensor_parallel;
     const auto alignment = setup_.alignment();
-    const auto normed = rms_norm(x, norm_, config.layernorm_epsilon);
     auto latent_query = normed;
     if (low_rank_queries_) {
       latent_query =

@@ -15,8 +15,10 @@ class Attention {
  public:
   virtual ~Attention() = default;
 
-  // x [tokens, hidden], as it is between the layers -> the same.
-  virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context) const = 0;
+  // Of the norm of its input.
+  virtual const at::Tensor& norm() const = 0;
+  // normed [tokens, hidden], as it is between the layers -> the same.
+  virtual at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const = 0;
 };
 
 // `prefix`: "decoder.layers.3.".

@@ -23,6 +23,7 @@ struct ModelSetup {
   const distckpt::TransformerConfig& config;
   const ParallelState& mesh;
   TensorParallel tensor_parallel;  // of everything but the experts
+  bool deterministic = true;       // gradients have the same bits at every run
 
   Alignment alignment() const { return tensor_parallel.alignment; }
 };

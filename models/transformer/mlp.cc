@@ -1,6 +1,5 @@
 #include "models/transformer/mlp.h"
 
-#include "models/kernels/rms_norm.h"
 #include "models/kernels/swiglu.h"
 #include "models/transformer/moe.h"
 
@@ -10,17 +9,14 @@ namespace {
 class DenseMLP : public FeedForward {
  public:
   DenseMLP(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
-      : epsilon_(setup.config.layernorm_epsilon),
-        norm_(parameters.take(prefix + "mlp.linear_fc1.layer_norm_weight",
+      : norm_(parameters.take(prefix + "mlp.linear_fc1.layer_norm_weight",
                               setup.tensor_parallel.between_layers())),
         mlp_(setup.tensor_parallel, parameters, prefix + "mlp.") {}
 
-  at::Tensor forward(const at::Tensor& x, const LayerContext&) const override {
-    return mlp_.forward(rms_norm(x, norm_, epsilon_));
-  }
+  const at::Tensor& norm() const override { return norm_; }
+  at::Tensor forward(const at::Tensor& normed) const override { return mlp_.forward(normed); }
 
  private:
-  double epsilon_;
   at::Tensor norm_;
   MLP mlp_;
 };

@@ -1,4 +1,4 @@
-// The gated MLP, and the mixture of experts. Each norms its input itself, as it lies in a layer.
+// The gated MLP, and the mixture of experts, as they lie in a layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,10 @@ class FeedForward {
  public:
   virtual ~FeedForward() = default;
 
-  // x [tokens, hidden], as it is between the layers -> the same.
-  virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context) const = 0;
+  // Of the norm of its input.
+  virtual const at::Tensor& norm() const = 0;
+  // normed [tokens, hidden], as it is between the layers -> the same.
+  virtual at::Tensor forward(const at::Tensor& normed) const = 0;
 };
 
 // fc2(silu(gate) * up), without a norm: a dense layer's, and the shared experts'.

@@ -7,7 +7,6 @@
 
 #include "distckpt/error.h"
 #include "models/kernels/linear.h"
-#include "models/kernels/rms_norm.h"
 #include "models/kernels/swiglu.h"
 #include "models/tensor_parallel/mappings.h"
 
@@ -181,9 +180,8 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
                                     setup.tensor_parallel.between_layers());
 }
 
-at::Tensor MoELayer::forward(const at::Tensor& x, const LayerContext&) const {
+at::Tensor MoELayer::forward(const at::Tensor& normed) const {
   const auto& parallel = setup_.tensor_parallel;
-  const auto normed = rms_norm(x, norm_, setup_.config.layernorm_epsilon);
   // Where tensor parallel ranks have the same tokens, each sends its share of them.
   at::Tensor output;
   if (parallel.sequence_parallel || parallel.group->size() == 1) {

@@ -38,7 +38,8 @@ class MoELayer : public FeedForward {
  public:
   MoELayer(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const override;
+  const at::Tensor& norm() const override { return norm_; }
+  at::Tensor forward(const at::Tensor& normed) const override;
 
  private:
   at::Tensor route_and_compute(const at::Tensor& x) const;

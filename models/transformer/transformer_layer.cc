@@ -1,10 +1,8 @@
 #include "models/transformer/transformer_layer.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
 #include "distckpt/error.h"
-#include "models/kernels/rms_norm.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
@@ -14,20 +12,22 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                    const std::string& prefix,
                                    bool moe)
     : prefix_(prefix),
+      epsilon_(setup.config.layernorm_epsilon),
       attention_(make_attention(setup, parameters, prefix)),
       feed_forward_(make_feed_forward(setup, parameters, prefix, moe)) {}
 
-at::Tensor TransformerLayer::forward(const at::Tensor& x, const LayerContext& context) const {
-  const auto attended = attention_->forward(x, context);
-  const auto middle = x + attended;
-  const auto fed = feed_forward_->forward(middle, context);
-  const auto y = middle + fed;
-  if (context.observe) {
-    context.observe(prefix_ + "self_attention", attended);
-    context.observe(prefix_ + "mlp", fed);
-    context.observe(prefix_.substr(0, prefix_.size() - 1), y);
+ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
+  const auto& observe = context.observe;
+  const auto attended = attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
+  stream.pending = attended;
+  const auto fed = feed_forward_->forward(add_and_norm(stream, feed_forward_->norm(), epsilon_));
+  stream.pending = fed;
+  if (observe) {
+    observe(prefix_ + "self_attention", attended);
+    observe(prefix_ + "mlp", fed);
+    observe(prefix_.substr(0, prefix_.size() - 1), stream.total());
   }
-  return y;
+  return stream;
 }
 
 MultiTokenPredictionLayer::MultiTokenPredictionLayer(const ModelSetup& setup,
@@ -55,7 +55,8 @@ at::Tensor MultiTokenPredictionLayer::forward(const at::Tensor& hidden,
   const auto x = parallel.sequence_parallel
                      ? all_to_all_hidden_to_sequence(projected, *parallel.group)
                      : gather_from_tensor_model_parallel_region(projected, *parallel.group);
-  return rms_norm(layer_.forward(x, context), final_norm_, epsilon);
+  auto stream = layer_.forward({.sum = x}, context);
+  return add_and_norm(stream, final_norm_, epsilon);
 }
 
 }  // namespace ferry::models

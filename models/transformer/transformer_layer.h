@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "models/kernels/rms_norm.h"
 #include "models/transformer/attention.h"
 #include "models/transformer/mlp.h"
 
@@ -19,11 +20,12 @@ class TransformerLayer {
                    const std::string& prefix,
                    bool moe);
 
-  // x [tokens, hidden], as it is between the layers -> the same.
-  at::Tensor forward(const at::Tensor& x, const LayerContext& context) const;
+  // Of [tokens, hidden], as it is between the layers.
+  ResidualStream forward(ResidualStream stream, const LayerContext& context) const;
 
  private:
   std::string prefix_;
+  double epsilon_;
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<FeedForward> feed_forward_;
 };

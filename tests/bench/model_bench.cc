@@ -28,6 +28,12 @@ namespace {
 
 using models::Alignment;
 
+struct Mode {
+  std::string name;
+  Alignment alignment;
+  bool deterministic;
+};
+
 double multiply_adds(const models::GPTModel& model, std::int64_t tokens, std::int64_t length) {
   double weights = 0;
   for (const auto& parameter : model.parameters().all()) {
@@ -55,7 +61,7 @@ void write_trace(const std::function<void()>& body, at::Device device, const std
 }
 
 void run(const distckpt::TransformerConfig& config,
-         Alignment alignment,
+         Mode mode,
          at::Device device,
          std::int64_t tokens,
          std::int64_t sequences,
@@ -63,7 +69,8 @@ void run(const distckpt::TransformerConfig& config,
          const std::string& trace_prefix) {
   models::World world(models::World::Options{.device = device});
   const models::ParallelState mesh(world, {}, "bench");
-  const auto chunks = models::make_stage(config, mesh, {.alignment = alignment});
+  const auto chunks = models::make_stage(
+      config, mesh, {.alignment = mode.alignment, .deterministic_mode = mode.deterministic});
   auto& model = *chunks.front();
   at::manual_seed(1);
   for (const auto& leaf : model.parameters().leaves()) {
@@ -98,13 +105,12 @@ void run(const distckpt::TransformerConfig& config,
     model.cross_entropy(model.forward(batch), labels, token_weights).loss.backward();
   };
   const double both = measure(step);
-  const std::string mode = alignment == Alignment::kFast ? "fast" : "bitwise";
-  if (!trace_prefix.empty()) write_trace(step, device, fmt::format("{}-{}.json", trace_prefix, mode));
+  if (!trace_prefix.empty()) write_trace(step, device, fmt::format("{}-{}.json", trace_prefix, mode.name));
   const double flops = 2 * multiply_adds(model, tokens, tokens / sequences);
   const auto rate = [&](double factor, double seconds) { return factor * flops / seconds / 1e12; };
   fmt::print("{}\n", nlohmann::ordered_json{
                          {"program", "ferry"},
-                         {"mode", mode},
+                         {"mode", mode.name},
                          {"forward_ms", 1e3 * forward},
                          {"forward_tflops", rate(1, forward)},
                          {"forward_backward_ms", 1e3 * both},
@@ -123,13 +129,18 @@ int main(int argc, char** argv) {
   try {
     const auto config = converter::parse_hf_config(distckpt::read_text(std::filesystem::path(argv[1]) / "config.json", 1 << 20), argv[1]);
     const at::Device device(argc > 4 ? argv[4] : "cpu");
-    for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
-      run(config, alignment, device.is_cuda() ? at::Device(at::kCUDA, 0) : device,
+    for (const auto& mode : {Mode{"fast", Alignment::kFast, false},
+                             Mode{"fast-deterministic", Alignment::kFast, true},
+                             Mode{"bitwise", Alignment::kBitwise, true}}) {
+      run(config, mode, device.is_cuda() ? at::Device(at::kCUDA, 0) : device,
           std::atoll(argv[2]), std::atoll(argv[3]), argc > 5 ? std::atoi(argv[5]) : 5,
           argc > 6 ? argv[6] : "");
     }
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);
+    return 2;
+  } catch (const std::exception& error) {
+    std::fputs(error.what(), stderr);
     return 2;
   }
 }

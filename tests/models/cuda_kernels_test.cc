@@ -1,6 +1,7 @@
 // The kernels of models/kernels on a GPU, byte for byte against the formulas and calls that Hugging
 // Face makes. Skipped where there is no GPU.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "models/kernels/gemm.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/log_probs.h"
+#include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/split_qkv.h"
@@ -53,9 +55,9 @@ TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
       const auto wide = x.to(at::kFloat);
       const auto variance = wide.pow(2).mean(-1, true);
       const auto expected = weight * (wide * at::rsqrt(variance + 1e-6)).to(dtype);
-      EXPECT_TRUE(same_bytes(rms_norm_cuda(x, weight, 1e-6).y, expected)) << channels;
+      EXPECT_TRUE(same_bytes(rms_norm_cuda(x, {}, weight, 1e-6).y, expected)) << channels;
       for (const std::int64_t rows : {1, 2, 7, 15, 16, 17})
-        EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 3, rows), weight, 1e-6).y,
+        EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 3, rows), {}, weight, 1e-6).y,
                                expected.narrow(0, 3, rows)))
             << channels << ", rows " << rows;
     }
@@ -65,7 +67,7 @@ TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
   const auto x = random({1000, 2048});
   const auto weight = random({2048});
   const auto grad = random({1000, 2048});
-  const auto root = rms_norm_cuda(x, weight, 1e-6).inverse_rms;
+  const auto root = rms_norm_cuda(x, {}, weight, 1e-6).inverse_rms;
   const auto [grad_x, grad_weight] = rms_norm_backward_cuda(grad, x, weight, root);
   auto x64 = x.to(at::kDouble).requires_grad_();
   auto w64 = weight.to(at::kDouble).requires_grad_();
@@ -79,6 +81,33 @@ TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
   const auto again = rms_norm_backward_cuda(grad, x, weight, root);
   EXPECT_TRUE(same_bytes(again.first, grad_x));
   EXPECT_TRUE(same_bytes(again.second, grad_weight));
+}
+
+TEST_F(CudaKernels, AddingAndNormingInOnePassIsAddingThenNorming) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const std::int64_t channels : {64, 96, 1536, 8192}) {
+      const auto leaf = [&](at::IntArrayRef shape) { return random(shape, dtype).requires_grad_(); };
+      const auto x = leaf({70, channels});
+      const auto delta = leaf({70, channels});
+      const auto weight = leaf({channels});
+      const auto of_y = random({70, channels}, dtype);
+      const auto of_sum = random({70, channels}, dtype);
+      const auto grads = [&](const at::Tensor& y, const at::Tensor& sum) {
+        for (const auto& one : {x, delta, weight}) one.mutable_grad() = at::Tensor();
+        ((y * of_y).sum() + (sum * of_sum).sum()).backward();
+        return std::vector<at::Tensor>{x.grad(), delta.grad(), weight.grad()};
+      };
+      ResidualStream stream{.sum = x, .pending = delta};
+      const auto y = add_and_norm(stream, weight, 1e-6);
+      const auto sum = x + delta;
+      const auto expected = rms_norm(sum, weight, 1e-6);
+      EXPECT_TRUE(same_bytes(stream.sum.detach(), sum.detach())) << channels;
+      EXPECT_TRUE(same_bytes(y.detach(), expected.detach())) << channels;
+      const auto got = grads(y, stream.sum);
+      const auto wanted = grads(expected, sum);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(at::allclose(got[i], wanted[i], 2e-2, 2e-2)) << channels << ", " << i;
+    }
 }
 
 at::Tensor rotate_half(const at::Tensor& x) {
@@ -377,27 +406,59 @@ TEST_F(CudaKernels, DecodedRowsAreThoseOfThePrefill) {
                          whole.index_select(0, positions)));
 }
 
-TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTime) {
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
   for (const auto& [heads, groups, dim, value_dim] :
-       {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}}) {
-    const auto kernel = gpu_attention_of(dim, value_dim);
-    std::vector<std::vector<at::Tensor>> runs;
-    const auto query = random({400, heads, dim});
-    const auto key = random({400, groups, dim});
-    const auto value = random({400, groups, value_dim});
-    const auto grad = random({400, heads, value_dim});
-    for (int i = 0; i < 2; ++i) {
-      auto q = query.clone().requires_grad_();
-      auto k = key.clone().requires_grad_();
-      auto v = value.clone().requires_grad_();
-      attention_cuda(q, k, v, {{0, 150, 0, 150}, {150, 250, 150, 250}}, {.scale = 0.08}, kernel)
-          .backward(grad);
-      runs.push_back({q.grad(), k.grad(), v.grad()});
-    }
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(runs[0][i], runs[1][i])) << dim;
-  }
-  at::globalContext().setDeterministicAlgorithms(false, false);
+       {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}})
+    for (const std::int64_t length : {768, 700})  // the one of cuDNN's batches, the other not
+      for (const auto alignment : {Alignment::kBitwise, Alignment::kFast})
+        for (const bool deterministic : {true, false}) {
+          const AttentionOptions options{
+              .scale = 0.08, .alignment = alignment, .deterministic = deterministic};
+          const std::vector<AttentionSegment> segments{{0, length, 0, length},
+                                                       {length, length, length, length}};
+          const auto query = random({2 * length, heads, dim});
+          const auto key = random({2 * length, groups, dim});
+          const auto value = random({2 * length, groups, value_dim});
+          const auto grad = random({2 * length, heads, value_dim});
+          const auto run = [&] {
+            const auto q = query.clone().requires_grad_();
+            const auto k = key.clone().requires_grad_();
+            const auto v = value.clone().requires_grad_();
+            attention_cuda(q, k, v, segments, options, gpu_attention_of(dim, value_dim)).backward(grad);
+            return std::vector<at::Tensor>{q.grad(), k.grad(), v.grad()};
+          };
+          const auto first = run();
+          const auto name = fmt::format("dim {}, length {}, {}, {}", dim, length,
+                                        alignment == Alignment::kFast ? "fast" : "bitwise",
+                                        deterministic ? "deterministic" : "not deterministic");
+          if (deterministic || alignment == Alignment::kBitwise) {
+            for (int again = 0; again < 10; ++again) {
+              const auto other = run();
+              for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(other[i], first[i])) << name;
+            }
+          }
+          const auto exact = [&](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+          const auto q = exact(query);
+          const auto k = exact(key);
+          const auto v = exact(value);
+          std::vector<at::Tensor> parts;
+          for (const auto& segment : segments) {
+            const auto of = [&](const at::Tensor& x) {
+              return x.narrow(0, segment.key_begin, length)
+                  .repeat_interleave(heads / x.size(1), 1)
+                  .transpose(0, 1);
+            };
+            const auto mask = at::ones({length, length}, query.options().dtype(at::kBool)).triu(1);
+            const auto scores = (at::matmul(of(q), of(k).transpose(1, 2)) * 0.08).masked_fill(mask, -INFINITY);
+            parts.push_back(at::matmul(at::softmax(scores, -1), of(v)).transpose(0, 1));
+          }
+          at::cat(parts).backward(grad.to(at::kDouble));
+          const std::vector<at::Tensor> wanted{q.grad(), k.grad(), v.grad()};
+          for (std::size_t i = 0; i < 3; ++i) {
+            const auto off = (first[i].to(at::kDouble) - wanted[i]).norm() / wanted[i].norm();
+            EXPECT_LT(off.item<double>(), 6e-3) << name << ", " << i;  // bf16 inside and out
+          }
+        }
 }
 
 }  // namespace

@@ -1,0 +1,40 @@
+// The calls of flash's and cuDNN's attention that autograd knows, with a backward of our choice:
+// theirs add up the queries' gradient in any order, unless flash is asked not to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace ferry::models {
+
+struct AttentionCall {
+  double scale = 1.0;
+  bool causal = true;
+  std::optional<std::int64_t> window{};  // keys that a query sees at most; flash alone
+  bool deterministic = true;             // gradients have the same bits at every run
+};
+
+// Sequences one behind another: query [queries, heads, dim], key and value [keys, groups, dim], all
+// bf16; where the rows of each begin, and the end, [sequences + 1] int32 -> [queries, heads, dim].
+struct RowsOfSequences {
+  at::Tensor begin{};
+  std::int64_t longest = 0;
+};
+at::Tensor flash_attention(const at::Tensor& query,
+                           const at::Tensor& key,
+                           const at::Tensor& value,
+                           const RowsOfSequences& queries,
+                           const RowsOfSequences& keys,
+                           const AttentionCall& call);
+
+// Sequences of one length: query [sequences, heads, length, dim], key [sequences, groups, length,
+// dim], value [sequences, groups, length, value_dim] -> [sequences, heads, length, value_dim].
+// A deterministic backward is flash's, with values as wide as keys, zeros behind.
+at::Tensor cudnn_attention(const at::Tensor& query,
+                           const at::Tensor& key,
+                           const at::Tensor& value,
+                           const AttentionCall& call);
+
+}  // namespace ferry::models
