@@ -328,4 +328,4 @@ def test_a_checkpoint_of_another_shape_is_refused(references, tmp_path):
         (tmp_path / "other" / "config.json").write_text(json.dumps({**config, **changed}))
         refused(*words, arguments=(tmp_path / "other", "--reference", reference, "--tp", 2))
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "intermediate_size": 64}))
-    refused("mlp.linear_fc", arguments=(DATA / "llama_tp2pp2", "--hf-config", tmp_path / "other", "--reference", reference, "--tp", 2))
+    refused("ffn_hidden_size is 48", arguments=(DATA / "llama_tp2pp2", "--hf-config", tmp_path / "other", "--reference", reference, "--tp", 2))
