@@ -78,10 +78,7 @@ at::Tensor GPTModel::output(const at::Tensor& hidden) const {
   const auto& parallel = setup_.tensor_parallel;
   if (config_.head == Head::kLanguageModel)
     return linear(parallel.enter(hidden), output_weight_, {}, options_.alignment);
-  // A few columns are computed as transformers does, but in fp32, where the host's kernels for them
-  // look at the number of rows (docs/numerics.md).
-  const auto product = options_.dtype == distckpt::DType::kF32 ? linear_slice : linear;
-  const auto scores = product(hidden, output_weight_, output_bias_, options_.alignment);
+  const auto scores = linear_head(hidden, output_weight_, output_bias_, options_.alignment);
   return parallel.sequence_parallel
              ? gather_from_sequence_parallel_region(scores, mesh_.tp(), /*replicated=*/true)
              : scores;

@@ -88,16 +88,17 @@ class Examiner {
     const auto x = random({most_rows_, shape.k}, dtype);
     const auto weight = random({shape.n, shape.k}, dtype) / std::sqrt(static_cast<double>(shape.k));
     const auto bias = shape.has_bias ? random({shape.n}, dtype) : at::Tensor();
-    const auto all = ops_.linear(x, weight, bias);
+    const auto& op = shape.name == "score" ? ops_.head : ops_.linear;
+    const auto all = op(x, weight, bias);
     std::string differing;
     for (const auto rows : rows_)
-      if (!same_bytes(ops_.linear(x.narrow(0, 0, rows), weight, bias), all.narrow(0, 0, rows)))
+      if (!same_bytes(op(x.narrow(0, 0, rows), weight, bias), all.narrow(0, 0, rows)))
         differing += fmt::format(" {} rows", rows);
     report(shape.subject(), "rows", differing);
 
     differing.clear();
     const auto order = at::randperm(most_rows_, x.options().dtype(at::kLong));
-    if (!same_bytes(ops_.linear(x.index_select(0, order), weight, bias),
+    if (!same_bytes(op(x.index_select(0, order), weight, bias),
                     all.index_select(0, order)))
       differing = " another order of rows";
     report(shape.subject(), "order", differing);
@@ -110,7 +111,7 @@ class Examiner {
       for (const auto first : {std::int64_t{0}, shape.n - width})
         for (const auto rows : {rows_[3], most_rows_})
           if (!same_bytes(
-                  ops_.linear(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
+                  op(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
                               bias.defined() ? bias.narrow(0, first, width) : bias),
                   all.narrow(0, 0, rows).narrow(1, first, width)))
             differing += fmt::format(" column {} of TP {} with {} rows", first, slices, rows);
@@ -250,6 +251,15 @@ bool NumericsCertificate::passed() const {
   return !checks.empty() && std::ranges::all_of(checks, &NumericsCheck::passed);
 }
 
+void NumericsCertificate::require_passed() const {
+  const auto failed = std::ranges::find(checks, false, &NumericsCheck::passed);
+  if (failed == checks.end()) return;
+  throw Error(ErrorKind::kDevice,
+              fmt::format("this machine does not compute bit for bit: {}, {}: {}", failed->subject,
+                          failed->property, failed->detail),
+              "ferry verify --numerics lists all that was measured; --alignment fast asks for less");
+}
+
 std::string GemmShape::subject() const {
   return fmt::format("{} {}x{}", name, n, k);
 }
@@ -309,6 +319,9 @@ NumericsOps bitwise_ops(at::Device device) {
   NumericsOps ops;
   ops.linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     return linear(x, weight, bias, Alignment::kBitwise);
+  };
+  ops.head = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return linear_head(x, weight, bias, Alignment::kBitwise);
   };
   if (device.is_cuda()) {
     ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {

@@ -31,6 +31,8 @@ struct NumericsCertificate {
   double seconds = 0;
 
   bool passed() const;
+  // Throws Error(kDevice) naming the first check that failed.
+  void require_passed() const;
 };
 
 // A product with a weight of this model: y [rows, n] = x [rows, k] times weight [n, k], transposed.
@@ -49,6 +51,7 @@ std::vector<GemmShape> gemm_shapes(const distckpt::TransformerConfig& config);
 struct NumericsOps {
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)>
       linear{};
+  decltype(linear) head{};  // of classification
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)> rms_norm{};
   std::function<at::Tensor(const at::Tensor& query,
                            const at::Tensor& key,

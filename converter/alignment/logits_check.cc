@@ -82,8 +82,8 @@ class Check {
     const bool words = config.head == distckpt::Head::kLanguageModel;
     const auto width = words ? config.vocab_size : config.num_labels;
     require(sequence.logits.size(1) == width, ErrorKind::kLayout,
-            "the reference has {} logits for each token, the model {} of {}",
-            sequence.logits.size(1), words ? "a vocabulary" : "a head of labels", width);
+            "the reference has {} logits for each token, the model has {} {}",
+            sequence.logits.size(1), words ? "a vocabulary of" : "labels:", width);
     const auto most = sequence.tokens.max().item<std::int64_t>();
     require(sequence.tokens.min().item<std::int64_t>() >= 0 && most < config.vocab_size,
             ErrorKind::kLayout, "the reference has token {}, the model a vocabulary of {}", most,

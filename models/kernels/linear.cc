@@ -72,4 +72,12 @@ at::Tensor linear_slice(const at::Tensor& x,
       .contiguous();
 }
 
+at::Tensor linear_head(const at::Tensor& x,
+                       const at::Tensor& weight,
+                       const at::Tensor& bias,
+                       Alignment alignment) {
+  const auto product = x.scalar_type() == at::kFloat ? linear_slice : linear;
+  return product(x, weight, bias, alignment);
+}
+
 }  // namespace ferry::models

@@ -17,7 +17,7 @@ import re
 import sys
 
 
-def parse():
+def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("file")
@@ -29,7 +29,7 @@ def parse():
     parser.add_argument("--tokens")
     parser.add_argument("--layers", action="store_true")
     parser.add_argument("--gradients", action="store_true", help="also of the sum of logits * cotangent, over all sequences")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def megatron_name(name):
@@ -50,9 +50,12 @@ def load(options):
     import transformers
     config = transformers.AutoConfig.from_pretrained(options.checkpoint)
     architecture = (config.architectures or ["ForCausalLM"])[0]
-    kind = (transformers.AutoModelForTokenClassification if "TokenClassification" in architecture else
-            transformers.AutoModelForSequenceClassification if "SequenceClassification" in architecture else
-            transformers.AutoModelForCausalLM)
+    heads = {"ForCausalLM": transformers.AutoModelForCausalLM,
+             "ForTokenClassification": transformers.AutoModelForTokenClassification,
+             "ForSequenceClassification": transformers.AutoModelForSequenceClassification}
+    kind = next((auto for head, auto in heads.items() if architecture.endswith(head)), None)
+    if kind is None:
+        sys.exit(f"{options.checkpoint}: {architecture} ends in none of {', '.join(heads)}")
     attention = options.attention or ("eager" if options.device == "cpu" else "sdpa")
     experts = {"experts_implementation": "eager"} if options.dtype == "float64" else {}  # grouped_mm has no fp64
     model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention, **experts)
@@ -108,8 +111,9 @@ def checkpoint_tensors(model_type, name, tensor):
         yield name, tensor
 
 
-def main():
-    options = parse()
+def main(arguments=None):
+    """As the command, of these arguments; a test that makes many references calls it and imports transformers once."""
+    options = parse(arguments)
     pinned = contextlib.nullcontext()
     if options.device != "cpu":
         with open(os.path.join(options.checkpoint, "config.json")) as file:

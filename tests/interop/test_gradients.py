@@ -2,54 +2,55 @@
 against one in fp64 is at most twice Hugging Face's own, and a second run gives the same bits (gradient_tool sees to that)."""
 import functools
 import json
-import os
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from support import DATA, FERRY, HERE
+
+import hf_reference
+from meshes import covering, layout_of, name_of, spread
+from support import DATA, FERRY
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight"]
 
-# alignment, tp, sequence parallel, pp, cp, ep, etp, dtype: pairs of settings rather than their product. Mixtures of experts run in
-# bf16 only where logits are Hugging Face's own: another rounding can send a token to another expert.
-ALONE = [("bitwise", 1, 0, 1, 1, 1, 1, "bfloat16"), ("fast", 1, 0, 1, 1, 1, 1, "float32")]
-DENSE_MESHES = [("fast", 2, 0, 1, 1, 1, 1, "float32"), ("fast", 2, 1, 2, 1, 1, 1, "bfloat16"), ("bitwise", 2, 1, 1, 2, 1, 1, "float32"),
-                ("bitwise", 2, 0, 2, 2, 1, 1, "bfloat16")]
-EXPERT_MESHES = [("fast", 2, 0, 1, 1, 1, 1, "float32"), ("fast", 2, 1, 1, 1, 2, 2, "float32"), ("bitwise", 2, 1, 1, 1, 2, 2, "float32"),
-                 ("bitwise", 1, 0, 1, 2, 2, 1, "bfloat16"), ("fast", 2, 0, 1, 1, 2, 1, "float32"), ("bitwise", 2, 1, 1, 2, 4, 1, "float32")]
+# Every pair of values of two axes occurs in some setting. Mixtures of experts run in bf16 only where logits are Hugging Face's own:
+# another rounding can send a token to another expert.
+AXES = dict(alignment=("fast", "bitwise"), dtype=("float32", "bfloat16"), tp=(1, 2, 4), sp=(False, True), pp=(1, 2), cp=(1, 2))
+DENSE_MESHES = covering(AXES | dict(vpp=(1, 2)), lambda mesh: mesh["vpp"] == 1 or mesh["pp"] > 1)
+EXPERT_MESHES = covering(AXES | dict(ep=(1, 2, 4), etp=(1, 2, 4)), lambda mesh: (mesh["alignment"], mesh["dtype"]) != ("fast", "bfloat16"))
 
 
-@functools.lru_cache(maxsize=None)
-def reference(model, dtype):
-    file = Path(tempfile.gettempdir()) / f"ferry_gradients_{os.getpid()}_{model}_{dtype}.safetensors"
-    subprocess.run([sys.executable, HERE / "hf_reference.py", DATA / f"hf_{model}" / "hf", file, "--dtype", dtype, "--gradients",
-                    "--lengths", "24,40,17"], check=True, capture_output=True)
-    return file
+def checkpoint_of(model):
+    return DATA / f"hf_{model}" / "hf"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def remove_references():
-    yield
-    for file in Path(tempfile.gettempdir()).glob(f"ferry_gradients_{os.getpid()}_*"):
-        file.unlink()
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gradients")
+
+    @functools.lru_cache(maxsize=None)
+    def make(model, dtype):
+        file = folder / f"{model}_{dtype}.safetensors"
+        hf_reference.main([str(checkpoint_of(model)), str(file), "--dtype", dtype, "--gradients", "--lengths", "24,40,17"])
+        return file
+    return make
 
 
-def settings(models, meshes):
-    return [pytest.param(model, mesh, id="-".join(map(str, (model, *mesh)))) for i, model in enumerate(models)
-            for mesh in ALONE + meshes[i % 2::2]]
+def cases(models, meshes, each):
+    return [pytest.param(model, mesh, id=f"{model}-{name_of(mesh)}") for model, mesh in spread(models, meshes, each)]
 
 
 @pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
-@pytest.mark.parametrize("model, mesh", settings(DENSE, DENSE_MESHES) + settings(EXPERTS, EXPERT_MESHES))
-def test_gradients_are_as_good_as_hugging_faces(model, mesh):
-    alignment, *sizes, dtype = mesh
-    run = subprocess.run([TOOL, DATA / f"hf_{model}" / "hf", reference(model, dtype), reference(model, "float64"), alignment,
-                          *map(str, sizes), dtype], capture_output=True, text=True)
+@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 2) + cases(EXPERTS, EXPERT_MESHES, 2))
+def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
+    config = json.loads((checkpoint_of(model) / "config.json").read_text())
+    layout = "" if mesh["pp"] == 1 else layout_of(config["num_hidden_layers"], mesh["pp"], mesh.get("vpp", 1),
+                                                  config.get("num_nextn_predict_layers", 0))
+    sizes = [mesh["tp"], int(mesh["sp"]), mesh["pp"], mesh["cp"], mesh.get("ep", 1), mesh.get("etp", mesh["tp"])]
+    run = subprocess.run([TOOL, checkpoint_of(model), references(model, mesh["dtype"]), references(model, "float64"), mesh["alignment"],
+                          *map(str, sizes), mesh["dtype"], layout], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     keys = {row["key"] for row in rows}

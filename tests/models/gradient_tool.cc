@@ -1,6 +1,7 @@
 // The gradients of our models beside Hugging Face's, for tests/interop/test_gradients.py. Prints one
 // JSON object a parameter: the error of both against gradients in fp64, relative to their norm.
-//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype
+//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT
+// LAYOUT: that of the pipeline, empty for one stage.
 // REFERENCE: of hf_reference.py --gradients, in the dtype that is run.
 #include <ATen/ATen.h>
 
@@ -128,7 +129,7 @@ void run(const Flags& flags, models::World& world) {
 
 int main(int argc, char** argv) {
   using namespace ferry;
-  if (argc != 12) return 2;
+  if (argc != 13) return 2;
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   try {
     const bool bf16 = std::string(argv[11]) == "bfloat16";
@@ -145,6 +146,7 @@ int main(int argc, char** argv) {
                              .context_parallel_size = number(8),
                              .expert_model_parallel_size = number(9),
                              .expert_tensor_parallel_size = number(10),
+                             .pipeline_model_parallel_layout = argv[12],
                              .make_vocab_size_divisible_by = 8}};
     models::run_ranks(flags.world_size(), {.timeout = std::chrono::minutes(1)},
                       [&](models::World& world) { run(flags, world); });

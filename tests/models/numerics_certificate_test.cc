@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include "tests/support/expect.h"
+
 namespace ferry::models {
 namespace {
 
@@ -70,6 +72,9 @@ TEST(NumericsCertificate, NamesTheShapeOfAProductThatDependsOnRows) {
   EXPECT_FALSE(certificate.passed());
   ASSERT_NE(first_failure(certificate), nullptr);
   EXPECT_EQ(text(first_failure(certificate)), "linear_fc2 256x512, rows: other bits at 17 rows");
+  EXPECT_TRUE(support::fails(ErrorKind::kDevice,
+                             {"bit for bit", "linear_fc2 256x512, rows: other bits at 17 rows"},
+                             [&] { certificate.require_passed(); }));
 }
 
 TEST(NumericsCertificate, NamesASliceAnOrderAndANormThatDiffer) {
