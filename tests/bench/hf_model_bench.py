@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same as tests/bench/model_bench.cc with transformers: hf_model_bench.py CONFIG_FOLDER TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
+"""The same as tests/bench/model_bench.cc with transformers: hf_model_bench.py CHECKPOINT TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
 import json
 import sys
 import time
@@ -8,10 +8,9 @@ import time
 def main(folder, tokens, sequences, device="cpu", rounds=5):
     import torch
     import transformers
-    config = transformers.AutoConfig.from_pretrained(folder)
     torch.manual_seed(1)
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
+    config = model.config
     model.train()
     ids = torch.randint(config.vocab_size, (sequences, tokens // sequences), device=device)
     labels = torch.randint(config.vocab_size, (tokens,), device=device)

@@ -15,6 +15,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "llama-3-8b": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False),
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
+    "qwen3-30b-a3b-4": ("qwen3_moe", 2048, 4, 32, 4, 128, 768, 151936, False),  # its first four
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
@@ -132,6 +133,14 @@ def write_file(path, entries, pool):
             written += len(part)
 
 
+def weights(size):
+    """Random bf16 of a model's scale: any sign and mantissa, exponents -7 to -4."""
+    def repeated(word):
+        return int.from_bytes(word * (size // 2), "little")
+    bits = int.from_bytes(os.urandom(size), "little") & repeated(b"\xff\x81") | repeated(b"\x00\x3c")
+    return bits.to_bytes(size, "little")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
@@ -161,7 +170,7 @@ def main():
             size = 0
         files[-1].append(entry)
         size += num_bytes(*entry[1:])
-    pool = None if options.sparse else os.urandom(POOL_BYTES)
+    pool = None if options.sparse else weights(POOL_BYTES)
     weight_map = {}
     for i, entries in enumerate(files):
         name = "model.safetensors" if len(files) == 1 else f"model-{i + 1:05d}-of-{len(files):05d}.safetensors"

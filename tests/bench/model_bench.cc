@@ -1,24 +1,27 @@
-// One forward pass, and one with its backward, of a model with random weights on one device: time,
-// share of the device's bf16 rate, peak memory. Prints a JSON object for each mode. Beside it:
+// One forward pass, and one with its backward, of a model on one device or on a mesh: time, share of
+// the devices' bf16 rate, peak memory. Prints a JSON object for each mode; on a mesh of several
+// ranks also in how many tokens its log-probabilities differ from those of each rank alone. Beside it
 // tests/bench/hf_model_bench.py, the same with transformers.
-//   model_bench CONFIG_FOLDER TOKENS SEQUENCES [cpu|cuda] [ROUNDS] [TRACE_PREFIX]
-// With TRACE_PREFIX one more round of each mode is written as a Chrome trace, PREFIX-MODE.json.
+//   model_bench CHECKPOINT --device cuda --lengths 2048,2048,2048,2048 --tp 2 --sp
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "converter/alignment/model_files.h"
 #include "converter/checkpoint.h"
-#include "converter/hf_config.h"
 #include "distckpt/error.h"
-#include "distckpt/file_io.h"
 #include "models/device.h"
 #include "models/pipeline_forward.h"
 #include "models/world.h"
@@ -34,24 +37,44 @@ struct Mode {
   bool deterministic;
 };
 
-double multiply_adds(const models::GPTModel& model, std::int64_t tokens, std::int64_t length) {
+struct Flags {
+  std::string checkpoint;
+  std::string device = "cpu";
+  std::vector<std::int64_t> lengths{2048, 2048, 2048, 2048};
+  int rounds = 5;
+  std::string trace;
+  bool sequence_parallel = false;
+  bool forward_only = false;
+  distckpt::ParallelConfig parallel{};
+};
+
+double multiply_adds(const distckpt::TransformerConfig& config,
+                     const models::GPTModel& model,
+                     const std::vector<std::int64_t>& lengths) {
   double weights = 0;
   for (const auto& parameter : model.parameters().all()) {
-    if (parameter.spec.shape.rank() == 2 &&
-        (parameter.spec.key != "embedding.word_embeddings.weight" ||
-         !model.config().untie_embeddings_and_output_weights))
-      weights += static_cast<double>(parameter.spec.shape.product());
+    const auto& spec = parameter.spec;
+    const bool looked_up = spec.key == "embedding.word_embeddings.weight" &&
+                           config.untie_embeddings_and_output_weights;
+    if (spec.shape.rank() != 2 || looked_up) continue;
+    const double share = spec.expert ? static_cast<double>(config.moe_router_topk) /
+                                           static_cast<double>(config.num_moe_experts)
+                                     : 1.0;
+    weights += share * static_cast<double>(spec.shape.product());
   }
-  const auto& config = model.config();
-  const double attention = static_cast<double>(config.num_layers * config.num_attention_heads *
-                                               config.kv_channels * length);  // causal: half of both
-  return static_cast<double>(tokens) * (weights + attention);
+  double sum = 0;
+  for (const auto length : lengths) {
+    const double attention = static_cast<double>(config.num_layers * config.num_attention_heads *
+                                                 config.kv_channels * length);  // causal: half of both
+    sum += static_cast<double>(length) * (weights + attention);
+  }
+  return sum;
 }
 
 void write_trace(const std::function<void()>& body, at::Device device, const std::string& file) {
   namespace profiler = torch::autograd::profiler;
-  const std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CPU,
-                                                                 torch::profiler::impl::ActivityType::CUDA};
+  const std::set<torch::profiler::impl::ActivityType> activities{
+      torch::profiler::impl::ActivityType::CPU, torch::profiler::impl::ActivityType::CUDA};
   const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
@@ -60,32 +83,68 @@ void write_trace(const std::function<void()>& body, at::Device device, const std
   profiler::disableProfiler()->save(file);
 }
 
-void run(const distckpt::TransformerConfig& config,
-         Mode mode,
-         at::Device device,
-         std::int64_t tokens,
-         std::int64_t sequences,
-         int rounds,
-         const std::string& trace_prefix) {
-  models::World world(models::World::Options{.device = device});
-  const models::ParallelState mesh(world, {}, "bench");
-  const auto chunks = models::make_stage(
-      config, mesh, {.alignment = mode.alignment, .deterministic_mode = mode.deterministic});
-  auto& model = *chunks.front();
-  at::manual_seed(1);
-  for (const auto& leaf : model.parameters().leaves()) {
-    auto value = leaf.value.detach();
-    value.dim() == 1 ? value.fill_(1) : value.normal_(0, 0.02);
+using Chunks = std::vector<std::unique_ptr<models::GPTModel>>;
+
+// A model of one chunk, filled from the checkpoint, and the batch as its rank sees it.
+struct Subject {
+  Subject(const converter::Checkpoint& checkpoint,
+          const models::ParallelState& mesh,
+          const models::PackedSequences& pack,
+          const models::ModelOptions& options)
+      : chunks(models::make_stage(checkpoint.map.config, mesh, options)), batch(pack, mesh) {
+    converter::load_model(chunks, checkpoint, {.round = true});
+    const auto next = at::roll(pack.tokens, -1, 0);
+    labels = batch.local(next);
+    weights = batch.local(at::full({next.size(0)}, 1.0 / static_cast<double>(next.size(0))));
   }
-  std::vector<at::Tensor> parts;
-  for (std::int64_t i = 0; i < sequences; ++i)
-    parts.push_back(at::randint(config.vocab_size, {tokens / sequences}, at::kLong));
-  const models::SequencePartition batch(models::pack(parts), mesh);
-  const auto labels = at::randint(config.vocab_size, {tokens}, at::TensorOptions(at::kLong).device(device));
-  const auto token_weights = at::full({tokens}, 1.0 / static_cast<double>(tokens), at::TensorOptions(at::kFloat).device(device));
-  const auto measure = [&](auto&& body) {
+  models::GPTModel& model() const { return *chunks.front(); }
+  at::Tensor log_probs() const {
+    const c10::InferenceMode no_gradients;
+    return model().log_probs(model().forward(batch), labels).log_probs;
+  }
+  void step() const {
+    for (const auto& leaf : model().parameters().leaves()) leaf.value.mutable_grad() = at::Tensor();
+    model().cross_entropy(model().forward(batch), labels, weights).loss.backward();
+  }
+
+  Chunks chunks;
+  models::SequencePartition batch;
+  at::Tensor labels, weights;
+};
+
+void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::World& world, const Mode& mode) {
+  const auto& config = checkpoint.map.config;
+  const auto device = world.device();
+  const models::ParallelState mesh(world, flags.parallel, "bench " + mode.name);
+  require(mesh.shape().pp() == 1, ErrorKind::kUsage, "one stage is measured, not {}", mesh.shape().pp());
+  const models::ModelOptions options{.alignment = mode.alignment,
+                                     .sequence_parallel = flags.sequence_parallel,
+                                     .deterministic_mode = mode.deterministic};
+  at::manual_seed(1);
+  std::vector<at::Tensor> sequences;
+  for (const auto length : flags.lengths) sequences.push_back(at::randint(config.vocab_size, {length}, at::kLong));
+  const auto pack = models::pack(sequences);
+
+  nlohmann::ordered_json report{{"program", "ferry"}, {"mode", mode.name}, {"ranks", world.size()}};
+  at::Tensor expected;
+  double flops = 0;
+  if (mesh.shape().tp() * mesh.shape().cp() * mesh.shape().ep() > 1) {
+    const models::ParallelState alone(world, {}, "alone " + mode.name);
+    const Subject whole(checkpoint, alone, pack, {.alignment = mode.alignment});
+    expected = whole.log_probs();
+    flops = 2 * multiply_adds(config, whole.model(), flags.lengths);
+  }
+  const Subject subject(checkpoint, mesh, pack, options);
+  if (flops == 0) flops = 2 * multiply_adds(config, subject.model(), flags.lengths);
+  if (expected.defined()) {
+    const auto mine = subject.batch.local(expected.cpu());
+    report["unequal"] = subject.log_probs().ne(mine).sum().item<std::int64_t>();
+    report["of"] = mine.size(0);
+  }
+  const auto measure = [&](const std::function<void()>& body) {
     double best = 1e30;
-    for (int round = 0; round <= rounds; ++round) {
+    for (int round = 0; round <= flags.rounds; ++round) {
+      mesh.all().barrier();
       models::synchronize(device);
       const auto start = std::chrono::steady_clock::now();
       body();
@@ -95,29 +154,29 @@ void run(const distckpt::TransformerConfig& config,
     }
     return best;
   };
-  const double forward = measure([&] {
-    const c10::InferenceMode no_gradients;
-    (void)model.output(model.forward(batch));
-  });
-  models::reset_peak_memory(device);
-  const auto step = [&] {
-    for (const auto& leaf : model.parameters().leaves()) leaf.value.mutable_grad() = at::Tensor();
-    model.cross_entropy(model.forward(batch), labels, token_weights).loss.backward();
+  // Data parallel ranks each have the whole batch.
+  const double replicas = mesh.shape().dp();
+  const auto add = [&](const std::string& name, double factor, double seconds) {
+    report[name + "_ms"] = 1e3 * seconds;
+    report[name + "_tflops_per_rank"] = factor * flops * replicas / seconds / 1e12 / world.size();
   };
-  const double both = measure(step);
-  if (!trace_prefix.empty()) write_trace(step, device, fmt::format("{}-{}.json", trace_prefix, mode.name));
-  const double flops = 2 * multiply_adds(model, tokens, tokens / sequences);
-  const auto rate = [&](double factor, double seconds) { return factor * flops / seconds / 1e12; };
-  fmt::print("{}\n", nlohmann::ordered_json{
-                         {"program", "ferry"},
-                         {"mode", mode.name},
-                         {"forward_ms", 1e3 * forward},
-                         {"forward_tflops", rate(1, forward)},
-                         {"forward_backward_ms", 1e3 * both},
-                         {"forward_backward_tflops", rate(3, both)},
-                         {"tokens_per_second", static_cast<double>(tokens) / both},
-                         {"peak_gib", static_cast<double>(models::peak_memory(device)) / (1LL << 30)}}
-                         .dump());
+  add("forward", 1, measure([&] {
+        const c10::InferenceMode no_gradients;
+        (void)subject.model().output(subject.model().forward(subject.batch));
+      }));
+  if (!flags.forward_only) {
+    models::reset_peak_memory(device);
+    const double both = measure([&] { subject.step(); });
+    add("forward_backward", 3, both);
+    report["tokens_per_second"] = replicas * static_cast<double>(pack.tokens.size(0)) / both;
+    report["peak_gib"] = static_cast<double>(models::peak_memory(device)) / (1LL << 30);
+    if (!flags.trace.empty() && world.rank() == 0)
+      write_trace([&] { subject.step(); }, device, fmt::format("{}-{}.json", flags.trace, mode.name));
+    else if (!flags.trace.empty())
+      subject.step();
+  }
+  mesh.all().barrier();
+  if (world.rank() == 0) fmt::print("{}\n", report.dump());
 }
 
 }  // namespace
@@ -125,16 +184,26 @@ void run(const distckpt::TransformerConfig& config,
 
 int main(int argc, char** argv) {
   using namespace ferry;
-  if (argc < 4) return 2;
+  Flags flags;
+  CLI::App app("Measures a model");
+  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")->required();
+  app.add_option("--device", flags.device, "cpu or cuda");
+  app.add_option("--lengths", flags.lengths, "Of the sequences that are packed")->delimiter(',');
+  app.add_option("--rounds", flags.rounds, "Of which the fastest counts");
+  app.add_option("--trace", flags.trace, "Write one more round of each mode as a Chrome trace, PREFIX-MODE.json");
+  app.add_flag("--sp", flags.sequence_parallel, "Sequence parallelism");
+  app.add_flag("--forward-only", flags.forward_only, "Measure no backward");
+  app.add_option("--tp", flags.parallel.tensor_model_parallel_size, "Tensor parallel ranks");
+  app.add_option("--cp", flags.parallel.context_parallel_size, "Context parallel ranks");
+  app.add_option("--ep", flags.parallel.expert_model_parallel_size, "Expert parallel ranks");
+  CLI11_PARSE(app, argc, argv);
   try {
-    const auto config = converter::parse_hf_config(distckpt::read_text(std::filesystem::path(argv[1]) / "config.json", 1 << 20), argv[1]);
-    const at::Device device(argc > 4 ? argv[4] : "cpu");
+    const auto checkpoint = converter::open(flags.checkpoint);
+    auto world = models::World::from_environment({.device = at::Device(flags.device)});
     for (const auto& mode : {Mode{"fast", Alignment::kFast, false},
                              Mode{"fast-deterministic", Alignment::kFast, true},
                              Mode{"bitwise", Alignment::kBitwise, true}}) {
-      run(config, mode, device.is_cuda() ? at::Device(at::kCUDA, 0) : device,
-          std::atoll(argv[2]), std::atoll(argv[3]), argc > 5 ? std::atoi(argv[5]) : 5,
-          argc > 6 ? argv[6] : "");
+      run(flags, checkpoint, world, mode);
     }
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);

@@ -1,7 +1,8 @@
 // The gradients of our models beside Hugging Face's, for tests/interop/test_gradients.py. Prints one
 // JSON object a parameter: the error of both against gradients in fp64, relative to their norm.
-//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT
-// LAYOUT: that of the pipeline, empty for one stage.
+//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT [cuda]
+// LAYOUT: that of the pipeline, empty for one stage. The ranks are threads; on GPUs processes, as
+// torchrun starts them.
 // REFERENCE: of hf_reference.py --gradients, in the dtype that is run.
 #include <ATen/ATen.h>
 
@@ -50,7 +51,8 @@ at::Tensor local_cotangent(const Flags& flags,
   whole = at::constant_pad_nd(whole, {0, vocab - whole.size(1), 0, padded - whole.size(0)});
   // The order of the pack -> this rank's: where each of its tokens lies.
   const auto mine = at::arange(mesh.coordinates().cp * local, (mesh.coordinates().cp + 1) * local);
-  const auto place = batch.in_pack_order(at::arange(padded).unsqueeze(1)).flatten();
+  const auto all_rows = at::arange(padded, batch.tokens().options());
+  const auto place = batch.in_pack_order(all_rows.unsqueeze(1)).flatten().cpu();
   const auto rows = at::argsort(place).index_select(0, mine);
   const auto columns = vocab / mesh.shape().tp();
   return whole.index_select(0, rows).narrow(1, mesh.coordinates().tp * columns, columns);
@@ -83,7 +85,7 @@ void run(const Flags& flags, models::World& world) {
       const auto logits = last.output(result);
       sent.back() = logits;
       // Data parallel ranks run the same batch: their sum counts it once.
-      gradient = local_cotangent(flags, last, batch).to(logits.scalar_type()) / mesh.shape().dp();
+      gradient = local_cotangent(flags, last, batch).to(logits.options()) / mesh.shape().dp();
     }
     models::pipeline_backward(chunks, received, sent, gradient);
     models::finalize_model_grads(pointers);
@@ -98,8 +100,9 @@ void run(const Flags& flags, models::World& world) {
       const auto theirs = read(flags.reference);
       const auto exact = read(flags.exact);
       for (std::size_t i = 0; i < theirs.size(); ++i) {
-        const auto ours = model->parameters().gradient(i);
-        if (!ours.defined()) continue;
+        const auto on_device = model->parameters().gradient(i);
+        if (!on_device.defined()) continue;
+        const auto ours = on_device.cpu();
         if (round == 0) {
           first.push_back(ours.clone());
           if (!exact[i].defined()) continue;
@@ -129,7 +132,7 @@ void run(const Flags& flags, models::World& world) {
 
 int main(int argc, char** argv) {
   using namespace ferry;
-  if (argc != 13) return 2;
+  if (argc != 13 && argc != 14) return 2;
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   try {
     const bool bf16 = std::string(argv[11]) == "bfloat16";
@@ -148,6 +151,11 @@ int main(int argc, char** argv) {
                              .expert_tensor_parallel_size = number(10),
                              .pipeline_model_parallel_layout = argv[12],
                              .make_vocab_size_divisible_by = 8}};
+    if (argc == 14) {
+      auto world = models::World::from_environment({.device = at::Device(argv[13])});
+      run(flags, world);
+      return 0;
+    }
     models::run_ranks(flags.world_size(), {.timeout = std::chrono::minutes(1)},
                       [&](models::World& world) { run(flags, world); });
   } catch (const Error& error) {
