@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "converter/megatron_links.h"
+#include "converter/optimizer_tensors.h"
 #include "converter/sharded_state.h"
 #include "distckpt/pipeline_stages.h"
 #include "tests/support/expect.h"
@@ -21,6 +22,7 @@
 
 namespace ferry::support {
 
+using converter::optimizer_map;
 using converter::RankTensor;
 using distckpt::Box;
 using distckpt::DType;
@@ -77,6 +79,15 @@ ParallelModel::ParallelModel(const converter::ModelMap& map,
       if (place >= per_stage) head.replica_id[2] += place;
       add_shard(at, head, options.transposed);
     }
+  }
+  auto of_state = options;
+  of_state.optimizer.clear();
+  of_state.dtype = DType::kF32;
+  for (const auto& kind : options.optimizer) {
+    const auto state = optimizer_map(map, kind);
+    const ParallelModel held(state, state.tensors, of_state);
+    for (std::size_t rank = 0; rank < shards_.size(); ++rank)
+      shards_[rank].insert(shards_[rank].end(), held.shards_[rank].begin(), held.shards_[rank].end());
   }
 }
 

@@ -27,6 +27,7 @@ struct MeshOptions {
   bool stored_head = false;  // a tied output layer has memory of its own
   bool transposed = false;   // matrices lie column after column
   std::optional<distckpt::DType> dtype{};  // default: as in the checkpoint
+  std::vector<std::string> optimizer{};    // kinds of its state that the ranks hold, in fp32
 };
 
 class ParallelModel {
