@@ -17,7 +17,6 @@
 #include "distckpt/file_io.h"
 #include "distckpt/memory_io.h"
 #include "tests/support/expect.h"
-#include "tests/support/fake_ranks.h"
 #include "tests/support/files.h"
 #include "tests/support/parallel_model.h"
 #include "tests/support/temp_dir.h"
@@ -30,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using distckpt::DType;
 using distckpt::MemorySource;
+using distckpt::MeshLayout;
 using distckpt::RankGroup;
 using support::fails;
 using support::MeshOptions;
@@ -59,9 +59,7 @@ struct Loaded {
   }
 
   void save_as(const SaveOptions& options) const {
-    support::run_as_ranks(model.size(), [&](const RankGroup& group) {
-      const auto gathered =
-          distckpt::gather_mesh_layout(group, model.sharded_state_dict(group.rank));
+    model.run([&](const RankGroup& group, const MeshLayout& gathered) {
       MemorySource memory(gathered.layout);
       converter::save(group, gathered, memory, options);
     });
@@ -252,9 +250,7 @@ TEST(Save, CarriesTheObjectsOfAllRanks) {
   const auto& rng = loaded.origin.training->rng;
   ASSERT_EQ(rng.size(), 2U);
   const auto save_with = [&](const std::function<distckpt::StoredObject(int)>& object_of) {
-    support::run_as_ranks(2, [&](const RankGroup& group) {
-      const auto mesh =
-          distckpt::gather_mesh_layout(group, loaded.model.sharded_state_dict(group.rank));
+    loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
       MemorySource memory(mesh.layout);
       auto options = loaded.to(dir / "saved");
       options.prove = true;
@@ -302,9 +298,7 @@ TEST(Save, ProvesWhatItWroteAndDigestsIt) {
                       {.parallel = {.tensor_model_parallel_size = 2}, .dp = 2, .dtype = {}});
   auto options = loaded.to(dir / "saved");
   options.prove = true;
-  support::run_as_ranks(4, [&](const RankGroup& group) {
-    const auto mesh =
-        distckpt::gather_mesh_layout(group, loaded.model.sharded_state_dict(group.rank));
+  loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
     MemorySource memory(mesh.layout);
     const auto report = converter::save(group, mesh, memory, options);
     EXPECT_TRUE(report.proved);
@@ -316,20 +310,22 @@ TEST(Save, ProvesWhatItWroteAndDigestsIt) {
   });
 }
 
-// Gives other bytes from its n-th read on, as memory that somebody goes on writing to.
-class ChangingSource : public MemorySource {
+// Of whose n-th read on something else comes.
+class FaultySource : public MemorySource {
  public:
-  ChangingSource(const distckpt::Layout& layout, int same_reads)
-      : MemorySource(layout), left_(same_reads) {}
+  using Fault = std::function<void(std::span<std::byte>)>;
+  FaultySource(const distckpt::Layout& layout, int good_reads, Fault fault)
+      : MemorySource(layout), left_(good_reads), fault_(std::move(fault)) {}
   void read(const distckpt::Region& region,
             std::span<std::byte> packed,
             std::vector<distckpt::ChecksumPart>& parts) override {
     MemorySource::read(region, packed, parts);
-    if (left_-- <= 0 && !packed.empty()) packed[0] ^= std::byte{1};
+    if (left_-- <= 0) fault_(packed);
   }
 
  private:
   std::atomic<int> left_;
+  Fault fault_;
 };
 
 TEST(Save, PublishesNothingThatIsNotWhatTheMemoryHolds) {
@@ -342,7 +338,10 @@ TEST(Save, PublishesNothingThatIsNotWhatTheMemoryHolds) {
   const auto mesh = loaded.model.mesh(0);
   int failures = 0;
   for (int same_reads = 0; same_reads <= 4 * num_shards; same_reads += 5) {
-    ChangingSource memory(mesh.layout, same_reads);
+    // As of memory that somebody goes on writing to.
+    FaultySource memory(mesh.layout, same_reads, [](std::span<std::byte> packed) {
+      if (!packed.empty()) packed[0] ^= std::byte{1};
+    });
     try {
       save({}, mesh, memory, options);
     } catch (const Error& error) {
@@ -374,22 +373,6 @@ TEST(Save, RefusesToReplaceACheckpointUnlessTold) {
   EXPECT_FALSE(verify({.left = dir / "hf", .right = dir / "saved"}).identical());
 }
 
-// Fails at its n-th read.
-class FaultySource : public MemorySource {
- public:
-  FaultySource(const distckpt::Layout& layout, int good_reads)
-      : MemorySource(layout), left_(good_reads) {}
-  void read(const distckpt::Region& region,
-            std::span<std::byte> packed,
-            std::vector<distckpt::ChecksumPart>& parts) override {
-    require(left_-- > 0, ErrorKind::kDevice, "the device fell off the bus");
-    MemorySource::read(region, packed, parts);
-  }
-
- private:
-  std::atomic<int> left_;
-};
-
 TEST(Save, ThatFailsOnOneRankLeavesWhatWasThere) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 1);
@@ -401,10 +384,10 @@ TEST(Save, ThatFailsOnOneRankLeavesWhatWasThere) {
   for (const int good_reads : {0, 7}) {
     std::atomic<int> cancelled = 0;
     const auto save_faulty = [&] {
-      support::run_as_ranks(2, [&](const RankGroup& group) {
-        const auto mesh =
-            distckpt::gather_mesh_layout(group, loaded.model.sharded_state_dict(group.rank));
-        FaultySource memory(mesh.layout, group.rank == 1 ? good_reads : 1 << 20);
+      loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
+        FaultySource memory(mesh.layout, group.rank == 1 ? good_reads : 1 << 20, [](auto) {
+          throw Error(ErrorKind::kDevice, "the device fell off the bus");
+        });
         try {
           save(group, mesh, memory, options);
         } catch (const Error& error) {

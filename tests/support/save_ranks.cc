@@ -12,7 +12,6 @@
 #include "converter/save.h"
 #include "distckpt/error.h"
 #include "distckpt/memory_io.h"
-#include "tests/support/fake_ranks.h"
 #include "tests/support/parallel_model.h"
 
 namespace ferry::support {
@@ -43,8 +42,7 @@ void run(const std::string& from, const std::string& to, std::map<std::string, i
   const auto origin = converter::open(from, {.training_state = optim != 0});
   if (optim != 0) options.optimizer = origin.training->optimizer.kinds;
   const ParallelModel model(origin.map, origin.tensors, options);
-  run_as_ranks(model.size(), [&](const distckpt::RankGroup& group) {
-    const auto mesh = distckpt::gather_mesh_layout(group, model.sharded_state_dict(group.rank));
+  model.run([&](const distckpt::RankGroup& group, const distckpt::MeshLayout& mesh) {
     distckpt::MemorySink into(mesh.layout);
     converter::load(origin, mesh, into, {.keep_padding = optim != 0, .threads = 1});
     distckpt::MemorySource out(mesh.layout);
