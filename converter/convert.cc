@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <set>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
 #include "converter/part.h"
+#include "converter/proof.h"
 #include "converter/shared_work.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
@@ -370,61 +370,20 @@ class Conversion {
     report_.model_digest = converter::model_digest(tensors_, digests_);
   }
 
-  // What was written is opened as any reader would, and each tensor digested anew, from the disk.
   void prove(const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
-    auto written =
-        with_context([] { return std::string("proving what was written"); },
-                     [&] {
-                       return open(folder, {.keep_fp8 = options_.keep_fp8,
-                                            .training_state = source_.training.has_value()});
-                     });
-    distckpt::promote_padding(shared_padding_, written.layout, written.links, written.tensors);
-    const auto source = written.source(distckpt::ReadMode::kDirect);
-    const auto plan = distckpt::plan_read(written.tensors, written.side());
-    const auto found = read_shared(plan, *source);
+    Proof proof(folder,
+                {.keep_fp8 = options_.keep_fp8, .training_state = source_.training.has_value()},
+                shared_padding_, shared_, executor_options(nullptr));
+    proof.read(progress_);
+    shared_.leave("proved");
     if (!shared_.is_first()) return;
-    std::map<std::string_view, std::size_t> index;
-    for (std::size_t i = 0; i < written.tensors.size(); ++i)
-      index.emplace(written.tensors[i].name, i);
-    std::size_t proved = 0;
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const auto at = index.find(tensors_[i].name);
-      const bool lost = at == index.end();
-      // save_pretrained writes no derived tensors, and neither does the canonical form.
-      if (lost && tensors_[i].role == Role::kDerived) continue;
-      if (lost || found.digests[at->second] != digests_[i]) {
-        throw Error(ErrorKind::kCorrupt,
-                    fmt::format("{}: what was written is not what was read{}", tensors_[i].name,
-                                lost ? ": it is missing" : ""),
-                    "the disk or the memory may be faulty; nothing was published. Run it again "
-                    "without --resume");
-      }
-      ++proved;
-    }
-    require(proved == written.tensors.size(), ErrorKind::kBug,
-            "{} tensors were written, {} were copied", written.tensors.size(), proved);
+    proof.finish();
+    proof.require_same(tensors_, digests_);
     report_.proved = true;
-    report_.proof_from_disk = source->reads_directly();
+    report_.proof_from_disk = proof.from_disk();
     report_.proof_seconds = seconds_since(start);
   }
-
-  // Each rank reads its share; rank 0 returns the digests of all.
-  distckpt::ExecuteReport read_shared(const CopyPlan& plan, distckpt::FileSource& source) {
-    if (shared_.is_alone()) return execute(plan, source, nullptr, nullptr, "proving");
-    const Digest nothing;  // a proof is never resumed
-    distckpt::ExecuteReport done;
-    {
-      distckpt::Journal journal(shared_.journal(kProof), nothing, false);
-      done = execute(plan, source, nullptr, &journal, "proving", false);
-    }
-    shared_.leave("proved");
-    if (!shared_.is_first()) return done;
-    distckpt::Journal all(shared_.journal(kProof), nothing, true, shared_.other_journals(kProof));
-    return execute(plan, source, nullptr, &all, "");
-  }
-
-  static constexpr std::string_view kProof = "proof";
 
   const ConvertOptions& options_;
   const ProgressFunction& progress_;

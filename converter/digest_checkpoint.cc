@@ -40,6 +40,24 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
 
 }  // namespace
 
+Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::Digest>& digests) {
+  Manifest manifest{.format = std::string(to_string(checkpoint.location.format)),
+                    .model_digest = model_digest(checkpoint.tensors, digests),
+                    .part = checkpoint.hf ? checkpoint.hf->part : Part(),
+                    .tensors = {},
+                    .files = {}};
+  for (std::size_t i = 0; i < checkpoint.tensors.size(); ++i) {
+    const auto& tensor = checkpoint.tensors[i];
+    if (tensor.role != distckpt::Role::kWeight && tensor.role != distckpt::Role::kDerived) continue;
+    manifest.tensors.push_back({.name = tensor.name,
+                                .dtype = tensor.dtype,
+                                .shape = tensor.shape,
+                                .role = tensor.role,
+                                .digest = digests[i]});
+  }
+  return manifest;
+}
+
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
   OpenOptions how{.iteration = options.iteration, .hf_config = {}, .keep_fp8 = options.keep_fp8};
   if (!locate(options.path, options.iteration).has_own_config()) how.hf_config = options.hf_config;
@@ -59,19 +77,8 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
   const auto tensors =
       wait_reporting(executor.submit(plan, *source, nullptr), "digesting", progress);
   source->verify_checksums();
-  Manifest manifest{.format = std::string(to_string(checkpoint.location.format)),
-                    .model_digest = model_digest(checkpoint.tensors, tensors.digests),
-                    .tensors = {},
-                    .files = {}};
-  manifest.part = restricts ? options.part : checkpoint.hf ? checkpoint.hf->part : Part();
-  for (std::size_t i = 0; i < checkpoint.tensors.size(); ++i) {
-    const auto& tensor = checkpoint.tensors[i];
-    manifest.tensors.push_back({.name = tensor.name,
-                                .dtype = tensor.dtype,
-                                .shape = tensor.shape,
-                                .role = tensor.role,
-                                .digest = tensors.digests[i]});
-  }
+  auto manifest = manifest_of(checkpoint, tensors.digests);
+  if (restricts) manifest.part = options.part;
   if (!options.files || restricts) return manifest;
 
   // A file is digested as a tensor of bytes is.

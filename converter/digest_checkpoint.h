@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <vector>
 
 #include "converter/checkpoint.h"
 #include "converter/manifest.h"
@@ -22,6 +23,9 @@ struct DigestOptions {
   int threads = 0;
   std::int64_t max_memory = std::int64_t{192} << 20;
 };
+
+// Of the tensors of a checkpoint that have these digests, without its files.
+Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::Digest>& digests);
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress = {});
 

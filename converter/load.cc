@@ -3,9 +3,11 @@
 #include <chrono>
 #include <map>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "converter/megatron_links.h"
+#include "converter/optimizer_tensors.h"
 #include "converter/part.h"
 #include "distckpt/error.h"
 
@@ -50,7 +52,14 @@ class LoadPlanner {
     const auto differ = difference(own.config, config);
     source_ = checkpoint_.links;
     target_ = link_megatron(model, mesh_.layout);
-    join(model, differ);
+    auto wanted = model.tensors;
+    const auto kinds = optimizer_kinds(mesh_.layout);
+    link_optimizer(model, kinds, static_cast<std::uint32_t>(wanted.size()), mesh_.layout, target_);
+    for (const auto& kind : kinds) {
+      const auto state = optimizer_map(model, kind).tensors;
+      wanted.insert(wanted.end(), state.begin(), state.end());
+    }
+    join(wanted, differ);
     if (options_.keep_padding) {
       distckpt::promote_shared_padding(checkpoint_.layout, source_, mesh_.layout, target_,
                                        tensors_);
@@ -70,28 +79,30 @@ class LoadPlanner {
  private:
   // The tensors that both sides have, in the order of the checkpoint; links of others are taken
   // out.
-  void join(const ModelMap& model, const Difference& differ) {
+  void join(const std::vector<ModelTensor>& wanted, const Difference& differ) {
+    std::unordered_map<std::string_view, std::size_t> index;
+    for (std::size_t i = 0; i < wanted.size(); ++i) index.emplace(wanted[i].name, i);
     std::vector<std::optional<std::uint32_t>> of_source;
-    std::vector<std::optional<std::uint32_t>> of_model(model.tensors.size());
+    std::vector<std::optional<std::uint32_t>> of_model(wanted.size());
     for (const auto& tensor : checkpoint_.tensors) {
       of_source.emplace_back();
-      const auto at = model.index.find(tensor.name);
+      const auto at = index.find(tensor.name);
       const bool other_head = differ.head && Difference::is_head(tensor.name);
-      if (at == model.index.end() || other_head) {
+      if (at == index.end() || other_head) {
         leave_behind(tensor, differ);
         continue;
       }
-      const auto& wanted = model.tensors[at->second];
-      require(wanted.shape == tensor.shape, ErrorKind::kLayout,
+      const auto& shape = wanted[at->second].shape;
+      require(shape == tensor.shape, ErrorKind::kLayout,
               "{}: has shape {} in the checkpoint, {} in the model", tensor.name,
-              to_string(tensor.shape), to_string(wanted.shape));
+              to_string(tensor.shape), to_string(shape));
       of_source.back() = of_model[at->second] = static_cast<std::uint32_t>(tensors_.size());
       tensors_.push_back(tensor);
     }
     restrict_links(source_, checkpoint_.layout, of_source);
     for (std::size_t i = 0; i < of_model.size(); ++i) {
       if (of_model[i]) continue;
-      const auto& name = model.tensors[i].name;
+      const auto& name = wanted[i].name;
       require(differ.head && Difference::is_head(name), ErrorKind::kLayout,
               "{}: the checkpoint does not hold it, the model has it", name);
       result_.from_zero.push_back(name);
@@ -111,7 +122,7 @@ class LoadPlanner {
 
   void leave_behind(const ModelTensor& tensor, const Difference& differ) {
     if (tensor.role == Role::kDerived) return;  // check_derived() knows it
-    require(differ.may_stay_behind(checkpoint_.map.config, tensor.name), ErrorKind::kLayout,
+    require(tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name), ErrorKind::kLayout,
             "{}: the model has no place for it", tensor.name);
     result_.left_behind.push_back(tensor.name);
   }

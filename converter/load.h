@@ -55,7 +55,8 @@ struct LoadReport {
 };
 
 // The shards of the mesh are named as Megatron-Core names modules, each layer and each expert under
-// a key of its own (single_key). Each is loaded in its own dtype: a widening is exact. Throws
+// a key of its own (single_key); those of an optimizer, from a checkpoint that was opened with its
+// training state, as save.h has them. Each is loaded in its own dtype: a widening is exact. Throws
 // Error(kLayout) that names a tensor which is missing, surplus, or of another shape.
 LoadPlan plan_load(const Checkpoint& checkpoint,
                    const distckpt::MeshLayout& mesh,

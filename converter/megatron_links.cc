@@ -191,8 +191,8 @@ std::string_view strip_wrappers(std::string_view key) {
 
 bool is_training_state(std::string_view key) {
   key = strip_wrappers(key);
-  constexpr std::array<std::string_view, 4> kPrefixes{"optimizer.", "chained_", "rng_state",
-                                                      "rerun_state_machine"};
+  constexpr std::array<std::string_view, 5> kPrefixes{"optimizer.", "chained_", "rng_state",
+                                                      "rerun_state_machine", kTrainerPrefix};
   return std::ranges::any_of(kPrefixes, [&](auto prefix) { return key.starts_with(prefix); });
 }
 

@@ -24,7 +24,9 @@ distckpt::TensorMap link_megatron(const ModelMap& map,
 // Error(kCorrupt).
 void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys);
 
-// State of a training run that is not the model: optimizer, RNG. Its keys are told apart from
+inline constexpr std::string_view kTrainerPrefix = "trainer.";  // of a trainer's own objects
+
+// State of a training run that is not the model: optimizer, RNG, a trainer's own. Its keys are told apart from
 // tensors that are not mapped.
 bool is_training_state(std::string_view key);
 

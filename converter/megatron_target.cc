@@ -98,8 +98,11 @@ class MegatronTarget : public FileTarget {
                                         const MegatronTargetOptions& options,
                                         const fs::path& folder) {
     const auto dtypes = stored_dtypes(source.map, tensors);
-    auto ranks = options.mesh != nullptr ? sharded_state(source.map, dtypes, options.mesh->ranks)
-                                         : sharded_state(source.map, dtypes, options.parallel);
+    const auto states_of = [&](const ModelMap& map, const std::vector<DType>& of) {
+      return options.mesh != nullptr ? sharded_state(map, of, options.mesh->ranks)
+                                     : sharded_state(map, of, options.parallel);
+    };
+    auto ranks = states_of(source.map, dtypes);
     // The dtype of most of the model is that of its first weight.
     WrittenState written{.dtype = dtypes.front(),
                          .iteration = options.iteration.number.value_or(0)};
@@ -107,18 +110,19 @@ class MegatronTarget : public FileTarget {
     if (source.common) carried = {.common = distckpt::common_dict(*source.common)};
     if (const auto& training = source.training) {
       written.optimizer = !training->optimizer.kinds.empty();
-      carried->optimizers = training->param_groups;
+      if (written.optimizer) carried->optimizers = training->param_groups;
       for (const auto& kind : training->optimizer.kinds) {
         const auto map = optimizer_map(source.map, kind);
-        const auto states =
-            sharded_state(map, std::vector(map.megatron.size(), DType::kF32), options.parallel);
+        const auto states = states_of(map, std::vector(map.megatron.size(), DType::kF32));
         for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
           auto& to = ranks[rank].tensors;
           to.insert(to.end(), states[rank].tensors.begin(), states[rank].tensors.end());
         }
       }
       written.rng = keeps_rng(*training, options.parallel);
-      if (written.rng) ranks.front().objects = training->rng;
+      auto& objects = ranks.front().objects;
+      if (written.rng) objects = training->rng;
+      objects.insert(objects.end(), training->objects.begin(), training->objects.end());
     }
     return {folder, ranks, [&](distckpt::PickleWriter& pickle) {
               write_common_state(pickle, source.map.config, options.parallel, written, carried);

@@ -427,6 +427,19 @@ ModelMap optimizer_map(const ModelMap& map, std::string_view kind) {
   return state;
 }
 
+std::vector<std::string> optimizer_kinds(const distckpt::Layout& layout) {
+  std::set<std::string> kinds;
+  for (const auto& tensor : layout.tensors()) {
+    std::string_view rest = tensor.name;
+    if (!rest.starts_with(kStatePrefix)) continue;
+    rest.remove_prefix(kStatePrefix.size());
+    const auto kind = rest.substr(0, rest.find('.'));
+    require_known_kind(kind, tensor.name);
+    kinds.emplace(kind);
+  }
+  return {kinds.begin(), kinds.end()};
+}
+
 void link_optimizer(const ModelMap& map,
                     const std::vector<std::string>& kinds,
                     std::uint32_t first,

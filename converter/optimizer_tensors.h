@@ -33,6 +33,10 @@ void link_optimizer(const ModelMap& map,
                     const distckpt::Layout& layout,
                     distckpt::TensorMap& links);
 
+// The kinds of the optimizer's tensors in a layout that names them so. Throws Error(kLayout) for one
+// that is not known.
+std::vector<std::string> optimizer_kinds(const distckpt::Layout& layout);
+
 struct OptimizerTensors {
   std::string form{};                // param_state_sharding_type
   std::vector<std::string> kinds{};  // "exp_avg", "exp_avg_sq", "param"

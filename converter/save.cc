@@ -4,16 +4,25 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "converter/digest_checkpoint.h"
 #include "converter/hf_config.h"
+#include "converter/load.h"
 #include "converter/megatron_links.h"
 #include "converter/megatron_target.h"
+#include "converter/optimizer_tensors.h"
+#include "converter/proof.h"
+#include "converter/shared_work.h"
+#include "distckpt/comparing_sink.h"
 #include "distckpt/error.h"
 #include "distckpt/executor.h"
 #include "distckpt/safetensors.h"
+#include "distckpt/torch_dist.h"
 #include "distckpt/work_folder.h"
 
 namespace ferry::converter {
@@ -80,7 +89,64 @@ Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
     model.hf = carried_form(*options.origin, model);
     model.common = options.origin->common;
   }
+  if (options.common) model.common = options.common;
   return model;
+}
+
+// The tensors of an optimizer that the ranks hold, and the objects of all of them.
+void add_training(const SaveOptions& options,
+                  const std::vector<distckpt::StoredObject>& objects,
+                  Checkpoint& model) {
+  TrainingState training{.parallel = options.parallel,
+                         .first_tensor = static_cast<std::uint32_t>(model.tensors.size())};
+  for (const auto& object : objects) {
+    require(is_training_state(object.key) && object.key.find('/') != std::string::npos,
+            ErrorKind::kUsage, "{}: is no key of an object that a training run has", object.key);
+    (object.key.starts_with(kTrainerPrefix) ? training.objects : training.rng).push_back(object);
+  }
+  auto& optimizer = training.optimizer;
+  optimizer.kinds = optimizer_kinds(model.layout);
+  if (!optimizer.kinds.empty()) {
+    require(model.common != nullptr, ErrorKind::kUsage,
+            "the state of an optimizer is saved with the common state of its run, and there is none");
+    const auto state = distckpt::common_dict(*model.common).find("optimizer");
+    if (state) training.param_groups = param_groups_of_common(*state);
+    if (training.param_groups.empty() && !options.common && options.origin->training)
+      training.param_groups = options.origin->training->param_groups;  // from objects
+    require(!training.param_groups.empty(), ErrorKind::kUsage,
+            "{}: has no param_groups of the optimizer whose state is saved",
+            model.common->source());
+    link_optimizer(model.map, optimizer.kinds, training.first_tensor, model.layout, model.links);
+    for (const auto& kind : optimizer.kinds) {
+      const auto tensors = optimizer_map(model.map, kind).tensors;
+      model.tensors.insert(model.tensors.end(), tensors.begin(), tensors.end());
+    }
+  }
+  model.training = std::move(training);
+}
+
+// What every rank has of objects, as bytes and back: its key, its size, itself.
+std::string encode(const std::vector<distckpt::StoredObject>& objects) {
+  std::string bytes;
+  for (const auto& object : objects)
+    bytes += fmt::format("{}\n{}\n{}", object.key, object.archive.size(), object.archive);
+  return bytes;
+}
+
+void decode(std::string_view bytes, std::vector<distckpt::StoredObject>& objects) {
+  const auto take_line = [&] {
+    const auto line = bytes.substr(0, bytes.find('\n'));
+    bytes.remove_prefix(line.size() + 1);
+    return std::string(line);
+  };
+  while (!bytes.empty()) {
+    auto key = take_line();
+    const auto size = std::stoull(take_line());
+    require(std::ranges::find(objects, key, &distckpt::StoredObject::key) == objects.end(),
+            ErrorKind::kUsage, "{}: several ranks save it", key);
+    objects.push_back({.key = std::move(key), .archive = std::string(bytes.substr(0, size))});
+    bytes.remove_prefix(size);
+  }
 }
 
 class Saving {
@@ -102,8 +168,13 @@ class Saving {
     run_together(group_, [&] {
       if (group_.rank == 0) begin();
     });
-    run_together(group_, [&] { plan(); });
+    const auto objects = group_.gather(encode(options_.objects));
+    run_together(group_, [&] { plan(objects); });
     run_together(group_, [&] { write(); });
+    run_together(group_, [&] {
+      if (group_.rank == 0) target_->close_folder();
+    });
+    if (options_.prove) prove();
     run_together(group_, [&] {
       if (group_.rank == 0) publish();
     });
@@ -123,15 +194,20 @@ class Saving {
     work_.emplace(folder_, false);
   }
 
-  void plan() {
+  fs::path output() const { return distckpt::work_folder(folder_) / distckpt::kWorkOutput; }
+
+  void plan(const std::vector<std::string>& objects_of_ranks) {
+    std::vector<distckpt::StoredObject> objects;
+    for (const auto& bytes : objects_of_ranks) decode(bytes, objects);
     model_ = describe_mesh(mesh_, options_);
+    add_training(options_, objects, model_);
     target_ = make_megatron_target(model_, model_.tensors,
                                    {.parallel = options_.parallel,
                                     .mesh = &mesh_,
                                     .iteration = options_.iteration,
                                     .dtype = {}},
-                                   distckpt::work_folder(folder_) / distckpt::kWorkOutput);
-    target_->share_padding(model_.layout, model_.links, model_.tensors);
+                                   output());
+    padding_ = target_->share_padding(model_.layout, model_.links, model_.tensors);
     plan_ =
         distckpt::keep_targets(distckpt::plan_copy(model_.tensors, model_.side(), target_->side()),
                                [&](distckpt::StorageId file) { return is_mine(file); });
@@ -155,19 +231,56 @@ class Saving {
 
   void write() {
     auto& sink = target_->open_files([&](distckpt::StorageId file) { return is_mine(file); });
-    const distckpt::ExecutorOptions how{.threads = options_.threads,
-                                        .max_memory = options_.max_memory,
-                                        .staging = options_.staging,
-                                        .by_target = true,
-                                        .on_compared = {}};
+    auto how = executor_options();
+    how.by_target = true;
     report_.bytes =
         wait_reporting(distckpt::Executor(how).submit(plan_, memory_, &sink), "saving", progress_)
             .bytes;
     target_->close_files();
   }
 
+  distckpt::ExecutorOptions executor_options() const {
+    return {.threads = options_.threads,
+            .max_memory = options_.max_memory,
+            .staging = options_.staging,
+            .on_compared = {}};
+  }
+
+  void prove() {
+    const auto start = std::chrono::steady_clock::now();
+    const SharedWork shared({.rank = group_.rank, .size = group_.size},
+                            distckpt::work_folder(folder_));
+    std::optional<Proof> proof;
+    run_together(group_, [&] {
+      proof.emplace(output(), OpenOptions{.training_state = true}, padding_, shared,
+                    executor_options());
+      compare_with_memory(proof->written());
+      proof->read(progress_);
+    });
+    run_together(group_, [&] {
+      if (group_.rank != 0) return;
+      proof->finish();
+      report_.manifest = manifest_of(proof->written(), proof->digests());
+    });
+    report_.proved = true;
+    report_.proof_from_disk = proof->from_disk();
+    report_.proof_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // What this rank would load is what it holds: other ranks' replicas are looked at by them.
+  void compare_with_memory(const Checkpoint& written) {
+    const auto loaded =
+        plan_load(written, mesh_, {.config = options_.config, .keep_padding = true});
+    distckpt::ComparingSink sink(mesh_.layout, memory_);
+    auto how = executor_options();
+    how.by_target = true;
+    const auto source = written.source(distckpt::ReadMode::kDirect);
+    wait_reporting(distckpt::Executor(how).submit(loaded.copy, *source, &sink), "comparing",
+                   progress_);
+  }
+
   void publish() {
-    target_->close_folder();
     work_->publish(options_.overwrite);
     distckpt::replace_text(folder_.parent_path() / distckpt::kTracker,
                            distckpt::iteration_text(options_.iteration));
@@ -182,6 +295,7 @@ class Saving {
   std::optional<distckpt::WorkFolder> work_;  // of rank 0
   Checkpoint model_;
   std::unique_ptr<FileTarget> target_;
+  std::set<std::string> padding_;  // that is saved too
   distckpt::CopyPlan plan_;
   SaveReport report_;
 };

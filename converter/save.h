@@ -4,19 +4,29 @@
 //   const auto mesh = distckpt::gather_mesh_layout(group, model.sharded_state_dict());
 //   distckpt::MemorySource memory(mesh.layout);
 //   converter::save(group, mesh, memory, {.config = config, .to = folder, .parallel = parallel});
+//
+// Shards of an optimizer are saved with those of the model, in any boxes: "optimizer.state." with
+// exp_avg, exp_avg_sq or param (the fp32 master), and the parameter's key:
+// "optimizer.state.exp_avg.decoder.layers.3.mlp.linear_fc1.weight".
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <memory_resource>
+#include <optional>
+#include <vector>
 
 #include "converter/checkpoint.h"
+#include "converter/manifest.h"
 #include "converter/progress.h"
 #include "distckpt/box_io.h"
 #include "distckpt/filenames.h"
 #include "distckpt/mesh_layout.h"
 #include "distckpt/parallel_config.h"
+#include "distckpt/pickle.h"
 #include "distckpt/rank_group.h"
+#include "distckpt/torch_dist_writer.h"
 #include "distckpt/transformer_config.h"
 
 namespace ferry::converter {
@@ -29,7 +39,16 @@ struct SaveOptions {
   // That the model was loaded from: the arguments of its run go along, and where it is of the same
   // configuration its config.json and tokenizer. Null: the checkpoint has weights alone.
   const Checkpoint* origin = nullptr;
+  // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and under
+  // `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the
+  // origin's, if it has one.
+  std::shared_ptr<const distckpt::Pickle> common{};
+  // Of this rank, each under a key of its own: "rng_state/shard_0.1_1.2", "trainer.cursor/shard_0_1".
+  std::vector<distckpt::StoredObject> objects{};
   bool overwrite = false;
+  // Before it appears, read it back from the disk: each rank compares what it would load with its
+  // memory, and together they digest all tensors.
+  bool prove = false;
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
   std::pmr::memory_resource* staging = nullptr;       // where they come from; null: the heap
@@ -38,7 +57,11 @@ struct SaveOptions {
 struct SaveReport {
   std::filesystem::path folder{};  // of the iteration
   std::int64_t bytes = 0;          // that this rank wrote
-  double seconds = 0;
+  double seconds = 0;              // of everything
+  bool proved = false;
+  bool proof_from_disk = false;  // past the page cache
+  double proof_seconds = 0;
+  std::optional<Manifest> manifest{};  // of what was proved, without files; on rank 0
 };
 
 // Called by all ranks of the group that made `mesh`; `memory` is of mesh.layout. The folder must be

@@ -94,20 +94,6 @@ class StateReader {
     state_.param_groups = std::move(groups);
   }
 
-  static std::vector<PickleValue> param_groups_of_common(PickleValue optimizer) {
-    std::vector<PickleValue> found;
-    const auto add = [&](PickleValue one) {
-      const auto inner = one.find("optimizer");
-      if (inner && inner->find("param_groups")) found.push_back(*inner);
-    };
-    add(optimizer);
-    if (!found.empty()) return found;
-    for (const auto& [key, value] : optimizer.items()) {
-      if (key.kind() == PickleKind::kInt && value.kind() == PickleKind::kDict) add(value);
-    }
-    return found;
-  }
-
   // Each model parallel rank has its own; they must agree.
   std::vector<PickleValue> param_groups_of_objects() {
     std::vector<PickleValue> found;
@@ -141,6 +127,9 @@ class StateReader {
       const auto key = strip_wrappers(object.key);
       if (key.starts_with("rng_state/")) {
         state_.rng.push_back(
+            {.key = std::string(key), .archive = distckpt::read_archive(torch_dist_, object)});
+      } else if (key.starts_with(kTrainerPrefix)) {
+        state_.objects.push_back(
             {.key = std::string(key), .archive = distckpt::read_archive(torch_dist_, object)});
       } else if (key.starts_with("rerun_state_machine")) {
         state_.notes.push_back(
@@ -216,6 +205,20 @@ class StateReader {
 };
 
 }  // namespace
+
+std::vector<PickleValue> param_groups_of_common(PickleValue optimizer) {
+  std::vector<PickleValue> found;
+  const auto add = [&](PickleValue one) {
+    const auto inner = one.find("optimizer");
+    if (inner && inner->find("param_groups")) found.push_back(*inner);
+  };
+  add(optimizer);
+  if (!found.empty()) return found;
+  for (const auto& [key, value] : optimizer.items()) {
+    if (key.kind() == PickleKind::kInt && value.kind() == PickleKind::kDict) add(value);
+  }
+  return found;
+}
 
 bool has_optimizer(const Checkpoint& checkpoint) {
   return std::ranges::any_of(checkpoint.training_state, [](const std::string& key) {

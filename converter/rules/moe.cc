@@ -4,11 +4,6 @@
 namespace ferry::converter {
 namespace {
 
-using enum Merge;
-using enum Split;
-using E = Extent;
-using enum When;
-
 constexpr Rule kMixtralMoe[] = {
     {"pre_mlp_layernorm.weight",              kCopy,   kNone,   "post_attention_layernorm.weight",             E::kHidden,  E::kNone,   kAlways},
     {"mlp.router.weight",                     kCopy,   kNone,   "block_sparse_moe.gate.weight",                E::kExperts, E::kHidden, kAlways},

@@ -97,11 +97,11 @@ TEST(Convert, RefusesToOverwriteWhatIsNoCheckpoint) {
   EXPECT_EQ(distckpt::read_text(dir / "home" / "letter.txt"), "dear");
 }
 
-TEST(Convert, RefusesTensorParallelismThatDoesNotDivideTheQueryGroups) {
+TEST(Convert, RefusesTensorParallelismThatFitsNoQueryGroups) {
   const TempDir dir;
-  support::write_tiny_model({.num_query_groups = 2}, dir / "hf", 6);
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"--tp 4"}, [&] {
-    convert({.from = dir / "hf", .to = dir / "out", .parallel = {.tensor_model_parallel_size = 4}});
+  support::write_tiny_model({.num_query_groups = 3}, dir / "hf", 6);
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"--tp 2", "3 query groups"}, [&] {
+    convert({.from = dir / "hf", .to = dir / "out", .parallel = {.tensor_model_parallel_size = 2}});
   }));
 }
 

@@ -111,8 +111,7 @@ TEST(Load, WidensExactlyAndNarrowsOnlyWhenAsked) {
                     [&] { load_rank(checkpoint, model, 0); }));
   load_rank(checkpoint, model, 0, {.round = true});
   const NaiveWeights weights(dir / "hf", checkpoint.map.config);
-  for (const auto& shard : model.sharded_state_dict(0))
-    EXPECT_TRUE(same_bytes(weights.expected(shard.tensor), packed_bytes(shard)));
+  support::expect_holds(model.sharded_state_dict(0), weights);
 }
 
 TEST(Load, KeepsTheRoutersBiasInFp32) {
@@ -193,8 +192,7 @@ TEST(Load, LeavesPredictionLayersBehindWhereTheModelHasNone) {
   }));
   EXPECT_GT(report.left_behind.size(), 10U);
   const NaiveWeights weights(dir / "hf", config);
-  for (const auto& shard : model.sharded_state_dict(0))
-    EXPECT_TRUE(same_bytes(weights.expected(shard.tensor), packed_bytes(shard)));
+  support::expect_holds(model.sharded_state_dict(0), weights);
 }
 
 TEST(Load, GivesAModelWithAnotherHeadItsBodyAndAHeadOfZeros) {

@@ -6,15 +6,17 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "converter/convert.h"
+#include "converter/digest_checkpoint.h"
 #include "converter/verify.h"
 #include "distckpt/file_io.h"
 #include "distckpt/memory_io.h"
 #include "tests/support/expect.h"
-#include "tests/support/fake_ranks.h"
 #include "tests/support/files.h"
 #include "tests/support/parallel_model.h"
 #include "tests/support/temp_dir.h"
@@ -27,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 using distckpt::DType;
 using distckpt::MemorySource;
+using distckpt::MeshLayout;
 using distckpt::RankGroup;
 using support::fails;
 using support::MeshOptions;
@@ -41,9 +44,10 @@ struct Loaded {
   MeshOptions mesh;
   ParallelModel model;
 
-  Loaded(const fs::path& folder, MeshOptions options)
-      : origin(open(folder)), mesh(options), model(origin.map, origin.tensors, options) {
-    for (int rank = 0; rank < model.size(); ++rank) load_rank(origin, model, rank);
+  Loaded(const fs::path& folder, MeshOptions options, const OpenOptions& how = {})
+      : origin(open(folder, how)), mesh(options), model(origin.map, origin.tensors, options) {
+    for (int rank = 0; rank < model.size(); ++rank)
+      load_rank(origin, model, rank, {.keep_padding = how.training_state, .threads = 1});
   }
 
   SaveOptions to(const fs::path& folder) const {
@@ -55,9 +59,7 @@ struct Loaded {
   }
 
   void save_as(const SaveOptions& options) const {
-    support::run_as_ranks(model.size(), [&](const RankGroup& group) {
-      const auto gathered =
-          distckpt::gather_mesh_layout(group, model.sharded_state_dict(group.rank));
+    model.run([&](const RankGroup& group, const MeshLayout& gathered) {
       MemorySource memory(gathered.layout);
       converter::save(group, gathered, memory, options);
     });
@@ -78,7 +80,9 @@ TEST(Save, ByRandomMeshesIsTheCheckpointOfRandomModels) {
                                      .stored_head = draw(),
                                      .transposed = draw(),
                                      .dtype = {}});
-    loaded.save_as(loaded.to(dir / "saved"));
+    auto options = loaded.to(dir / "saved");
+    options.prove = draw();
+    loaded.save_as(options);
     const auto report = verify({.left = dir / "saved", .right = dir / "hf"});
     EXPECT_TRUE(report.tensors.empty() && report.configuration.empty() && report.files.empty());
     // A derived tensor is no part of a model in memory, and an fp32 bias was widened.
@@ -187,6 +191,169 @@ TEST(Save, LetsARankThatHoldsNoMainReplicaWriteNoFile) {
   EXPECT_FALSE(fs::exists(dir / "saved" / "release" / "__1_0.distcp"));
 }
 
+// --- The state of a training run ---
+
+// Megatron-Core's own training checkpoints: what is loaded onto ranks and saved by them is the same
+// run, at another layout.
+TEST(Save, OfAnOptimizerIsTheStateThatWasLoaded) {
+  const std::pair<const char*, distckpt::ParallelConfig> cases[] = {
+      {"llama_optim_full", {.tensor_model_parallel_size = 2}},
+      {"llama_optim_dp", {.pipeline_model_parallel_size = 2}},
+      {"qwen2_tied_optim_dp", {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
+      {"mixtral_optim_dp", {.tensor_model_parallel_size = 2, .expert_model_parallel_size = 2}}};
+  for (auto [name, parallel] : cases) {
+    SCOPED_TRACE(name);
+    const TempDir dir;
+    parallel.make_vocab_size_divisible_by = 4;
+    const Loaded loaded(
+        test_data(name),
+        {.parallel = parallel, .dtype = {}, .optimizer = {"exp_avg", "exp_avg_sq", "param"}},
+        {.training_state = true});
+    auto options = loaded.to(dir / "saved");
+    options.prove = true;
+    loaded.save_as(options);
+    const auto report = verify({.left = test_data(name), .right = dir / "saved"});
+    EXPECT_TRUE(report.tensors.empty() && report.unpaired.empty()) << report.tensors.size();
+    EXPECT_GT(report.num_compared, 100);
+    const auto saved = open(dir / "saved", {.training_state = true});
+    EXPECT_EQ(saved.training->optimizer.kinds, loaded.origin.training->optimizer.kinds);
+    EXPECT_EQ(saved.training->param_groups.size(), loaded.origin.training->param_groups.size());
+  }
+}
+
+TEST(Save, NeedsTheParameterGroupsOfAnOptimizer) {
+  const TempDir dir;
+  const MeshOptions mesh{.parallel = {.make_vocab_size_divisible_by = 4},
+                         .dtype = {},
+                         .optimizer = {"exp_avg"}};
+  const Loaded loaded(test_data("llama_optim_full"), mesh, {.training_state = true});
+  auto options = loaded.to(dir / "saved");
+  options.origin = nullptr;
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"common state"}, [&] { loaded.save_as(options); }));
+  options.common = open(test_data("llama_tp1")).common;  // of a run without an optimizer
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"param_groups"}, [&] { loaded.save_as(options); }));
+  options.common = loaded.origin.common;
+  loaded.save_as(options);
+  EXPECT_EQ(open(dir / "saved", {.training_state = true}).training->optimizer.kinds,
+            std::vector<std::string>{"exp_avg"});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"optimizer.state.exp_avg", "does not hold it"},
+                    [&] { const Loaded without(test_data("hf_llama") / "hf", mesh); }));
+}
+
+TEST(Save, CarriesTheObjectsOfAllRanks) {
+  const TempDir dir;
+  const Loaded loaded(test_data("llama_optim_zero"),
+                      {.parallel = {.tensor_model_parallel_size = 2,
+                                    .make_vocab_size_divisible_by = 4},
+                       .dtype = {}},
+                      {.training_state = true});
+  const auto& rng = loaded.origin.training->rng;
+  ASSERT_EQ(rng.size(), 2U);
+  const auto save_with = [&](const std::function<distckpt::StoredObject(int)>& object_of) {
+    loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
+      MemorySource memory(mesh.layout);
+      auto options = loaded.to(dir / "saved");
+      options.prove = true;
+      options.objects = {rng[static_cast<std::size_t>(group.rank)], object_of(group.rank)};
+      converter::save(group, mesh, memory, options);
+    });
+  };
+  save_with([&](int rank) {
+    return distckpt::StoredObject{.key = fmt::format("trainer.cursor/shard_{}_2", rank),
+                                  .archive = rng[0].archive};
+  });
+  convert({.from = dir / "saved",
+           .to = dir / "moved",
+           .format = Format::kTorchDist,
+           .parallel = {.pipeline_model_parallel_size = 2}});
+  const auto saved = open(dir / "saved", {.training_state = true});
+  EXPECT_EQ(saved.training->rng.size(), 2U);
+  const auto moved = open(dir / "moved", {.training_state = true});
+  EXPECT_TRUE(moved.training->rng.empty());  // of another layout
+  ASSERT_EQ(moved.training->objects.size(), 2U);
+  EXPECT_EQ(moved.training->objects[1].key, "trainer.cursor/shard_1_2");
+  EXPECT_EQ(moved.training->objects[1].archive, rng[0].archive);
+
+  fs::remove_all(dir / "saved");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"trainer.cursor/shard_0_1", "several ranks"}, [&] {
+    save_with([&](int) {
+      return distckpt::StoredObject{.key = "trainer.cursor/shard_0_1", .archive = rng[0].archive};
+    });
+  }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"cursor/shard_", "is no key"}, [&] {
+    save_with([&](int rank) {
+      return distckpt::StoredObject{.key = fmt::format("cursor/shard_{}_2", rank),
+                                    .archive = rng[0].archive};
+    });
+  }));
+  EXPECT_FALSE(fs::exists(dir / "saved"));
+}
+
+// --- The proof ---
+
+TEST(Save, ProvesWhatItWroteAndDigestsIt) {
+  const TempDir dir;
+  support::write_tiny_model({.vocab = 50}, dir / "hf", 1);
+  const Loaded loaded(dir / "hf",
+                      {.parallel = {.tensor_model_parallel_size = 2}, .dp = 2, .dtype = {}});
+  auto options = loaded.to(dir / "saved");
+  options.prove = true;
+  loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
+    MemorySource memory(mesh.layout);
+    const auto report = converter::save(group, mesh, memory, options);
+    EXPECT_TRUE(report.proved);
+    EXPECT_EQ(report.manifest.has_value(), group.rank == 0);
+    if (!report.manifest) return;
+    const auto expected = digest_checkpoint({.path = dir / "saved", .files = false});
+    EXPECT_EQ(write_manifest(*report.manifest), write_manifest(expected));
+    EXPECT_EQ(expected.model_digest, digest_checkpoint({.path = dir / "hf"}).model_digest);
+  });
+}
+
+// Of whose n-th read on something else comes.
+class FaultySource : public MemorySource {
+ public:
+  using Fault = std::function<void(std::span<std::byte>)>;
+  FaultySource(const distckpt::Layout& layout, int good_reads, Fault fault)
+      : MemorySource(layout), left_(good_reads), fault_(std::move(fault)) {}
+  void read(const distckpt::Region& region,
+            std::span<std::byte> packed,
+            std::vector<distckpt::ChecksumPart>& parts) override {
+    MemorySource::read(region, packed, parts);
+    if (left_-- <= 0) fault_(packed);
+  }
+
+ private:
+  std::atomic<int> left_;
+  Fault fault_;
+};
+
+TEST(Save, PublishesNothingThatIsNotWhatTheMemoryHolds) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "hf", 1);
+  const Loaded loaded(dir / "hf", {.dtype = {}});
+  const auto num_shards = static_cast<int>(loaded.model.sharded_state_dict(0).size());
+  auto options = loaded.to(dir / "saved");
+  options.prove = true;
+  const auto mesh = loaded.model.mesh(0);
+  int failures = 0;
+  for (int same_reads = 0; same_reads <= 4 * num_shards; same_reads += 5) {
+    // As of memory that somebody goes on writing to.
+    FaultySource memory(mesh.layout, same_reads, [](std::span<std::byte> packed) {
+      if (!packed.empty()) packed[0] ^= std::byte{1};
+    });
+    try {
+      save({}, mesh, memory, options);
+    } catch (const Error& error) {
+      EXPECT_TRUE(support::is_error(error, ErrorKind::kCorrupt, {"other bytes", "while copying"}));
+      EXPECT_FALSE(fs::exists(dir / "saved" / "release"));
+      ++failures;
+    }
+    fs::remove_all(dir / "saved");
+  }
+  EXPECT_GE(failures, num_shards / 5);
+}
+
 // --- Faults ---
 
 TEST(Save, RefusesToReplaceACheckpointUnlessTold) {
@@ -206,22 +373,6 @@ TEST(Save, RefusesToReplaceACheckpointUnlessTold) {
   EXPECT_FALSE(verify({.left = dir / "hf", .right = dir / "saved"}).identical());
 }
 
-// Fails at its n-th read.
-class FaultySource : public MemorySource {
- public:
-  FaultySource(const distckpt::Layout& layout, int good_reads)
-      : MemorySource(layout), left_(good_reads) {}
-  void read(const distckpt::Region& region,
-            std::span<std::byte> packed,
-            std::vector<distckpt::ChecksumPart>& parts) override {
-    require(left_-- > 0, ErrorKind::kDevice, "the device fell off the bus");
-    MemorySource::read(region, packed, parts);
-  }
-
- private:
-  std::atomic<int> left_;
-};
-
 TEST(Save, ThatFailsOnOneRankLeavesWhatWasThere) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 1);
@@ -233,10 +384,10 @@ TEST(Save, ThatFailsOnOneRankLeavesWhatWasThere) {
   for (const int good_reads : {0, 7}) {
     std::atomic<int> cancelled = 0;
     const auto save_faulty = [&] {
-      support::run_as_ranks(2, [&](const RankGroup& group) {
-        const auto mesh =
-            distckpt::gather_mesh_layout(group, loaded.model.sharded_state_dict(group.rank));
-        FaultySource memory(mesh.layout, group.rank == 1 ? good_reads : 1 << 20);
+      loaded.model.run([&](const RankGroup& group, const MeshLayout& mesh) {
+        FaultySource memory(mesh.layout, group.rank == 1 ? good_reads : 1 << 20, [](auto) {
+          throw Error(ErrorKind::kDevice, "the device fell off the bus");
+        });
         try {
           save(group, mesh, memory, options);
         } catch (const Error& error) {

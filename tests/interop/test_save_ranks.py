@@ -7,6 +7,8 @@ from support import DATA, iteration_folder, load_with_megatron, run_ok, save_fro
 # Saved how: (Hugging Face model, the ranks, layouts to load it at: TP, PP, EP, ETP)
 SAVED = {
     "llama_tp2pp2": ("hf_llama", ["tp=2", "pp=2"], [(1, 1, 1, 1), (2, 2, 1, 2)]),
+    "llama_tp4": ("hf_llama", ["tp=4"], [(4, 1, 1, 4), (2, 1, 1, 2)]),  # more ranks than query groups
+    "qwen3_moe_tp4ep2": ("hf_qwen3_moe", ["tp=4", "ep=2", "etp=2"], [(4, 1, 2, 2)]),
     "llama_rows_vpp2_dp2": ("hf_llama", ["tp=2", "pp=2", "vpp=2", "dp=2", "rows=1"], [(1, 1, 1, 1), (2, 1, 1, 2)]),
     "qwen2_tied_pp2": ("hf_qwen2_tied", ["pp=2"], [(1, 1, 1, 1), (1, 2, 1, 1)]),
     "qwen3_tp2": ("hf_qwen3", ["tp=2"], [(1, 2, 1, 1)]),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import torch_dist_raw as raw
-from support import DATA, HERE, PEERS, ferry, ferry_json, iteration_folder, run_ok, sha256
+from support import DATA, HERE, PEERS, ferry, ferry_json, iteration_folder, run_ok, save_from_ranks, sha256
 
 # Fixture: (folder of config.json, layouts that it is converted to)
 LLAMA = [["--tp", 2], ["--tp", 1, "--pp", 2], ["--tp", 2, "--pp", 4]]
@@ -53,6 +53,16 @@ def test_every_form_becomes_fully_reshardable(fixture, work):
             convert(fixture, work / "back", *FIXTURES[fixture][1][0], source=work / str(index))
             assert describe(iteration_folder(work / "back")) == expected(fixture), layout
             shutil.rmtree(work / "back")
+
+
+# Ranks that hold masters and moments beside their weights save them so that Megatron's own optimizer takes them.
+SAVED = {"llama_optim_dp": ["tp=4", "div=64"], "mixtral_optim_dp": ["tp=2", "ep=2", "etp=1", "div=128"]}
+
+
+@pytest.mark.parametrize("fixture", SAVED)
+def test_ranks_save_what_they_hold(fixture, work):
+    save_from_ranks(DATA / fixture, work / "saved", *SAVED[fixture], "optim=1")
+    assert describe(iteration_folder(work / "saved")) == expected(fixture)
 
 
 @pytest.mark.parametrize("fixture", ["llama_optim_dp", "llama_optim_zero", "mixtral_optim_dp"])
@@ -185,8 +195,12 @@ def test_megatron_core_resumes(release, work):
         if release == "mc0161" and fixture not in ("llama_optim_dp", "mixtral_optim_dp"):
             continue
         convert(fixture, work / fixture, *layout)
-        jobs.append(dict(ckpt=str(work / fixture), hf=str(DATA / FIXTURES[fixture][0] / "hf"),
-                         expect=str(DATA / fixture / "sha256.json"), vpad=256, **mesh))
+        folders = [work / fixture]
+        if fixture in SAVED:
+            folders.append(work / f"{fixture}_saved")
+            save_from_ranks(DATA / fixture, folders[-1], *SAVED[fixture], "optim=1")
+        jobs += [dict(ckpt=str(folder), hf=str(DATA / FIXTURES[fixture][0] / "hf"),
+                      expect=str(DATA / fixture / "sha256.json"), vpad=256, **mesh) for folder in folders]
     (work / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([sys.executable, HERE / "resume_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
                            "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)

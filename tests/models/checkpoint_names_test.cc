@@ -1,6 +1,7 @@
 // converter and models know nothing of each other. That they mean the same by every name is held
 // here: what a model's ranks hold is what the mapping tables of its family expect, and what is
 // loaded into them is saved again.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -21,7 +22,6 @@
 #include "models/parallel_state.h"
 #include "models/parameter_layout.h"
 #include "models/world.h"
-#include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/parallel_model.h"
 #include "tests/support/temp_dir.h"
@@ -33,7 +33,6 @@ namespace {
 using distckpt::ParallelConfig;
 using distckpt::ShardedTensor;
 using distckpt::TransformerConfig;
-using support::packed_bytes;
 using support::TempDir;
 
 constexpr std::string_view kFamilies[] = {
@@ -163,9 +162,7 @@ void expect_loaded_and_saved(std::string_view family,
     converter::load(checkpoint, layout, *make_memory_sink(layout.layout),
                     {.threads = 1, .staging = staging_memory()});
     const support::NaiveWeights weights(folder, config);
-    for (const auto& shard : layout.shards)
-      EXPECT_TRUE(support::same_bytes(weights.expected(shard.tensor), packed_bytes(shard)))
-          << shard.tensor.key;
+    support::expect_holds(layout.shards, weights);
     const auto report = converter::save(group, layout, *make_memory_source(layout.layout),
                                         {.config = config,
                                          .to = dir / "saved",

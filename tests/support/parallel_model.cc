@@ -11,9 +11,11 @@
 #include <utility>
 
 #include "converter/megatron_links.h"
+#include "converter/optimizer_tensors.h"
 #include "converter/sharded_state.h"
 #include "distckpt/pipeline_stages.h"
 #include "tests/support/expect.h"
+#include "tests/support/fake_ranks.h"
 #include "tests/support/files.h"
 #include "tests/support/naive_cast.h"
 #include "tests/support/random_boxes.h"
@@ -21,6 +23,7 @@
 
 namespace ferry::support {
 
+using converter::optimizer_map;
 using converter::RankTensor;
 using distckpt::Box;
 using distckpt::DType;
@@ -78,6 +81,15 @@ ParallelModel::ParallelModel(const converter::ModelMap& map,
       add_shard(at, head, options.transposed);
     }
   }
+  auto of_state = options;
+  of_state.optimizer.clear();
+  of_state.dtype = DType::kF32;
+  for (const auto& kind : options.optimizer) {
+    const auto state = optimizer_map(map, kind);
+    const ParallelModel held(state, state.tensors, of_state);
+    for (std::size_t rank = 0; rank < shards_.size(); ++rank)
+      shards_[rank].insert(shards_[rank].end(), held.shards_[rank].begin(), held.shards_[rank].end());
+  }
 }
 
 void ParallelModel::add_rank(std::size_t rank,
@@ -119,6 +131,14 @@ distckpt::MeshLayout ParallelModel::mesh(int rank) const {
     for (const auto& shard : shards) ranks.back().push_back(shard.tensor);
   }
   return distckpt::make_mesh_layout(std::move(ranks), rank, sharded_state_dict(rank));
+}
+
+void ParallelModel::run(
+    const std::function<void(const distckpt::RankGroup&, const distckpt::MeshLayout&)>& body)
+    const {
+  run_as_ranks(size(), [&](const distckpt::RankGroup& group) {
+    body(group, distckpt::gather_mesh_layout(group, sharded_state_dict(group.rank)));
+  });
 }
 
 std::vector<std::byte> packed_bytes(const LocalShard& shard) {
@@ -289,6 +309,7 @@ std::vector<MeshOptions> meshes_for(const distckpt::TransformerConfig& config) {
       {.parallel = {}, .dtype = {}},
       {.parallel = {.tensor_model_parallel_size = 2}, .dp = 2, .transposed = true, .dtype = {}},
       {.parallel = {.tensor_model_parallel_size = 2}, .by_rows = true, .dtype = {}},
+      {.parallel = {.tensor_model_parallel_size = 4}, .dtype = {}},
       {.parallel = {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2},
        .dtype = {}},
       {.parallel = {.pipeline_model_parallel_size = 2},
@@ -327,6 +348,13 @@ converter::LoadReport load_rank(const converter::Checkpoint& checkpoint,
   return converter::load(checkpoint, mesh, memory, options);
 }
 
+void expect_holds(const std::vector<LocalShard>& shards, const NaiveWeights& weights) {
+  for (const auto& shard : shards) {
+    ASSERT_TRUE(same_bytes(weights.expected(shard.tensor), packed_bytes(shard)))
+        << shard.tensor.key << " " << to_string(shard.tensor.box());
+  }
+}
+
 void expect_loads(const converter::Checkpoint& checkpoint,
                   const NaiveWeights& weights,
                   const MeshOptions& options) {
@@ -334,13 +362,11 @@ void expect_loads(const converter::Checkpoint& checkpoint,
   for (int rank = 0; rank < model.size(); ++rank) {
     SCOPED_TRACE(fmt::format("rank {} of {}", rank, model.size()));
     const auto report = load_rank(checkpoint, model, rank, {.threads = rank % 3 + 1});
+    const auto& shards = model.sharded_state_dict(rank);
+    ASSERT_NO_FATAL_FAILURE(expect_holds(shards, weights));
     std::int64_t bytes = 0;
-    for (const auto& shard : model.sharded_state_dict(rank)) {
-      const auto found = packed_bytes(shard);
-      bytes += std::ssize(found);
-      ASSERT_TRUE(same_bytes(weights.expected(shard.tensor), found))
-          << shard.tensor.key << " " << to_string(shard.tensor.box());
-    }
+    for (const auto& shard : shards)
+      bytes += shard.tensor.local_shape.product() * size_of(shard.tensor.dtype);
     EXPECT_LE(report.bytes, bytes);  // padding is filled, not loaded
     EXPECT_TRUE(report.nonzero_padding.empty());
   }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "distckpt/dtype.h"
 #include "distckpt/mesh_layout.h"
 #include "distckpt/parallel_config.h"
+#include "distckpt/rank_group.h"
 #include "distckpt/sharded_tensor.h"
 
 namespace ferry::support {
@@ -27,6 +29,7 @@ struct MeshOptions {
   bool stored_head = false;  // a tied output layer has memory of its own
   bool transposed = false;   // matrices lie column after column
   std::optional<distckpt::DType> dtype{};  // default: as in the checkpoint
+  std::vector<std::string> optimizer{};    // kinds of its state that the ranks hold, in fp32
 };
 
 class ParallelModel {
@@ -41,6 +44,10 @@ class ParallelModel {
     return shards_.at(static_cast<std::size_t>(rank));
   }
   distckpt::MeshLayout mesh(int rank) const;  // without a group
+
+  // Runs `body` as every rank, each with the mesh as the group has gathered it.
+  void run(const std::function<void(const distckpt::RankGroup&, const distckpt::MeshLayout&)>& body)
+      const;
 
  private:
   void add_rank(std::size_t rank,
@@ -77,6 +84,9 @@ class NaiveWeights {
   distckpt::TransformerConfig config_;
   std::map<std::string, Weight> weights_;
 };
+
+// Every byte of the shards is that of the weights.
+void expect_holds(const std::vector<distckpt::LocalShard>& shards, const NaiveWeights& weights);
 
 // Meshes of every kind that a real checkpoint of tests/data can be split over.
 std::vector<MeshOptions> meshes_for(const distckpt::TransformerConfig& config);

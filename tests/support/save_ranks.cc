@@ -1,6 +1,6 @@
-// save_ranks FROM TO [tp=2] [pp=2] [vpp=2] [ep=2] [etp=1] [dp=2] [rows=1]: loads a checkpoint into
-// the memory of ranks, threads of this process, and saves it from there. For tests that look at it
-// with Megatron-Core.
+// save_ranks FROM TO [tp=2] [pp=2] [vpp=2] [ep=2] [etp=1] [dp=2] [rows=1] [optim=1] [div=128]: loads
+// a checkpoint into the memory of ranks, threads of this process, and saves it from there, with the
+// state of its run if asked. For tests that look at it with Megatron-Core.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -12,7 +12,6 @@
 #include "converter/save.h"
 #include "distckpt/error.h"
 #include "distckpt/memory_io.h"
-#include "tests/support/fake_ranks.h"
 #include "tests/support/parallel_model.h"
 
 namespace ferry::support {
@@ -32,23 +31,28 @@ void run(const std::string& from, const std::string& to, std::map<std::string, i
   take("etp", parallel.expert_tensor_parallel_size);
   take("first", parallel.num_layers_in_first_pipeline_stage);
   take("dp", options.dp);
+  take("div", parallel.make_vocab_size_divisible_by);
+  int optim = 0;
+  take("optim", optim);
   int rows = 0;
   take("rows", rows);
   options.by_rows = rows != 0;
   require(sizes.empty(), ErrorKind::kUsage, "{}: no such size", sizes.begin()->first);
 
-  const auto origin = converter::open(from);
+  const auto origin = converter::open(from, {.training_state = optim != 0});
+  if (optim != 0) options.optimizer = origin.training->optimizer.kinds;
   const ParallelModel model(origin.map, origin.tensors, options);
-  run_as_ranks(model.size(), [&](const distckpt::RankGroup& group) {
-    const auto mesh = distckpt::gather_mesh_layout(group, model.sharded_state_dict(group.rank));
+  model.run([&](const distckpt::RankGroup& group, const distckpt::MeshLayout& mesh) {
     distckpt::MemorySink into(mesh.layout);
-    converter::load(origin, mesh, into, {.threads = 1});
+    converter::load(origin, mesh, into, {.keep_padding = optim != 0, .threads = 1});
     distckpt::MemorySource out(mesh.layout);
     converter::save(group, mesh, out,
                     {.config = origin.map.config,
                      .to = to,
+                     .iteration = optim != 0 ? origin.location.iteration.value() : distckpt::Iteration{},
                      .parallel = parallel,
                      .origin = &origin,
+                     .prove = true,
                      .threads = 1});
   });
 }

@@ -302,7 +302,9 @@ distckpt::ParallelConfig random_layout(const TinyModel& model, std::mt19937_64& 
     return std::uniform_int_distribution<int>(low, high)(random);
   };
   distckpt::ParallelConfig layout;
-  for (int doubled = 1; doubled <= model.num_query_groups; doubled *= 2) {
+  // More ranks than query groups share out each group's queries. Widths are multiples of 4.
+  const int heads = model.num_query_groups * model.heads_per_group;
+  for (int doubled = 1; doubled <= 4 && heads % doubled == 0; doubled *= 2) {
     if (draw(0, 1) == 0) layout.tensor_model_parallel_size = doubled;
   }
   layout.make_vocab_size_divisible_by = draw(1, 16);
