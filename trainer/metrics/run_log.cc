@@ -1,6 +1,7 @@
 #include "trainer/metrics/run_log.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -82,6 +83,28 @@ MetricHistory read_metrics(const fs::path& path) {
   });
   for (auto& [step, metrics] : steps) history.steps.push_back(std::move(metrics));
   return history;
+}
+
+std::vector<MetricSummary> summarize(const MetricHistory& history) {
+  std::map<std::string, MetricSummary> summaries;
+  for (const auto& step : history.steps) {
+    for (const auto& [name, value] : step.values) {
+      auto& summary = summaries[name];
+      summary.name = name;
+      if (!std::isfinite(value)) {
+        if (summary.num_not_finite++ == 0) summary.first_not_finite = step.step;
+        continue;
+      }
+      if (summary.num_finite++ == 0) summary.first = summary.least = summary.most = value;
+      summary.last = value;
+      summary.least = std::min(summary.least, value);
+      summary.most = std::max(summary.most, value);
+      summary.mean += (value - summary.mean) / static_cast<double>(summary.num_finite);
+    }
+  }
+  std::vector<MetricSummary> all;
+  for (auto& [name, summary] : summaries) all.push_back(std::move(summary));
+  return all;
 }
 
 std::vector<Span> read_spans(const fs::path& path, std::optional<std::int64_t> step) {

@@ -23,6 +23,22 @@ struct MetricHistory {
 // then). null is NaN. Throws Error(kNotFound | kIo).
 MetricHistory read_metrics(const std::filesystem::path& path);
 
+struct MetricSummary {
+  std::string name{};
+  std::int64_t num_finite = 0;
+  std::int64_t num_not_finite = 0;
+  std::int64_t first_not_finite = 0;  // its step
+  // Of the finite ones; 0 where there are none.
+  double first = 0;
+  double last = 0;
+  double least = 0;
+  double mean = 0;
+  double most = 0;
+};
+
+// Of each metric, by name.
+std::vector<MetricSummary> summarize(const MetricHistory& history);
+
 // Of one file of a timeline. Lines that are no spans are passed over.
 std::vector<Span> read_spans(const std::filesystem::path& path,
                              std::optional<std::int64_t> step = {});
