@@ -17,8 +17,8 @@ std::optional<double> number_of(const ConfigValue& value) {
 }
 
 template <typename Holds>
-ConfigLimit numeric_limit(std::string words, Holds holds) {
-  return {.words = std::move(words), .holds = [holds](const ConfigValue& value) {
+ConfigLimit numeric_limit(const std::string& words, Holds holds) {
+  return {.words = words, .holds = [holds](const ConfigValue& value) {
             const auto number = number_of(value);
             return number && std::isfinite(*number) && holds(*number);
           }};
@@ -81,7 +81,7 @@ ConfigLimit from_below(double least, double bound) {
   return numeric_limit(fmt::format("from {} to below {}", least, bound),
                        [=](double x) { return x >= least && x < bound; });
 }
-ConfigLimit one_of(std::vector<std::string> choices) {
+ConfigLimit one_of(const std::vector<std::string>& choices) {
   std::string words;
   for (const auto& choice : choices) words += (words.empty() ? "one of " : ", ") + choice;
   return {.words = words,

@@ -30,7 +30,7 @@ ConfigLimit at_least(double least);
 ConfigLimit above(double bound);
 ConfigLimit from_to(double least, double most);
 ConfigLimit from_below(double least, double bound);  // bound is not one of them
-ConfigLimit one_of(std::vector<std::string> choices);
+ConfigLimit one_of(const std::vector<std::string>& choices);
 
 // How a type of C++ is written: what it is called, and both ways. read() gives nothing for a value
 // of another type.

@@ -24,8 +24,8 @@ const ArrayType& as(const Array& array) {
   return static_cast<const ArrayType&>(array);
 }
 
-Record text(std::string_view bytes, const std::string& column) {
-  require(arrow::util::ValidateUTF8(bytes), ErrorKind::kCorrupt, "{}: is not UTF-8", column);
+Record text(std::string_view bytes, const ColumnName& column) {
+  require(arrow::util::ValidateUTF8(bytes), ErrorKind::kCorrupt, "{}: is not UTF-8", column.text());
   return std::string(bytes);
 }
 
@@ -34,7 +34,7 @@ Record binary(std::string_view bytes) {
 }
 
 template <typename ListArray>
-Record list(const Array& array, std::int64_t row, const std::string& column) {
+Record list(const Array& array, std::int64_t row, const ColumnName& column) {
   const auto& lists = as<ListArray>(array);
   auto values = Record::array();
   for (std::int64_t i = 0; i < lists.value_length(row); ++i)
@@ -42,18 +42,18 @@ Record list(const Array& array, std::int64_t row, const std::string& column) {
   return values;
 }
 
-Record structure(const Array& array, std::int64_t row, const std::string& column) {
+Record structure(const Array& array, std::int64_t row, const ColumnName& column) {
   const auto& structs = as<arrow::StructArray>(array);
   auto object = Record::object();
   for (int i = 0; i < structs.num_fields(); ++i) {
     const auto& name = structs.struct_type()->field(i)->name();
-    object[name] = arrow_value(*structs.field(i), row, column + "." + name);
+    object[name] = arrow_value(*structs.field(i), row, {.name = name, .parent = &column});
   }
   return object;
 }
 
 // A list of pairs, as pyarrow gives it: keys may repeat, and need not be text.
-Record map(const Array& array, std::int64_t row, const std::string& column) {
+Record map(const Array& array, std::int64_t row, const ColumnName& column) {
   const auto& maps = as<arrow::MapArray>(array);
   auto pairs = Record::array();
   for (auto i = maps.value_offset(row); i < maps.value_offset(row) + maps.value_length(row); ++i) {
@@ -65,9 +65,9 @@ Record map(const Array& array, std::int64_t row, const std::string& column) {
   return pairs;
 }
 
-Record printed(const Array& array, std::int64_t row, const std::string& column) {
+Record printed(const Array& array, std::int64_t row, const ColumnName& column) {
   const auto scalar = array.GetScalar(row);
-  require(scalar.ok(), ErrorKind::kCorrupt, "{}: {}", column, scalar.status().ToString());
+  require(scalar.ok(), ErrorKind::kCorrupt, "{}: {}", column.text(), scalar.status().ToString());
   return (*scalar)->ToString();
 }
 
@@ -136,7 +136,11 @@ void require_readable(const arrow::Schema& schema, const std::string& file) {
   require_readable(schema.fields(), file, 0);
 }
 
-Record arrow_value(const Array& array, std::int64_t row, const std::string& column) {
+std::string ColumnName::text() const {
+  return parent == nullptr ? std::string(name) : fmt::format("{}.{}", parent->text(), name);
+}
+
+Record arrow_value(const Array& array, std::int64_t row, const ColumnName& column) {
   if (array.IsNull(row)) return nullptr;
   switch (array.type_id()) {
     case Type::BOOL:

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "trainer/data/record_file.h"
 
@@ -15,7 +16,14 @@ namespace ferry::trainer {
 // Error(kCorrupt) for names that occur twice or are no text.
 void require_readable(const arrow::Schema& schema, const std::string& file);
 
+// The name of a column or of a member of one, put together only where an error tells it.
+struct ColumnName {
+  std::string_view name{};
+  const ColumnName* parent = nullptr;
+  std::string text() const;  // "extra_info.split"
+};
+
 // Throws Error(kCorrupt) "<column>: ..." for text that is not UTF-8.
-Record arrow_value(const arrow::Array& array, std::int64_t row, const std::string& column);
+Record arrow_value(const arrow::Array& array, std::int64_t row, const ColumnName& column);
 
 }  // namespace ferry::trainer

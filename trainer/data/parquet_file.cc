@@ -59,8 +59,8 @@ class RowGroup : public Chunk {
     auto record = Record::object();
     for (int i = 0; i < batch.num_columns(); ++i) {
       const auto& name = batch.column_name(i);
-      record[name] =
-          arrow_value(*batch.column(i), row - begins_[static_cast<std::size_t>(which)], name);
+      record[name] = arrow_value(*batch.column(i), row - begins_[static_cast<std::size_t>(which)],
+                                 {.name = name});
     }
     return record;
   }

@@ -103,6 +103,7 @@ std::vector<MetricSummary> summarize(const MetricHistory& history) {
     }
   }
   std::vector<MetricSummary> all;
+  all.reserve(summaries.size());
   for (auto& [name, summary] : summaries) all.push_back(std::move(summary));
   return all;
 }

@@ -20,9 +20,11 @@ int main(int argc, char** argv) {
       arguments.erase(arguments.begin(), arguments.begin() + 2);
     }
     trainer::RecordStream stream({arguments.begin(), arguments.end()}, options);
-    for (const auto& record :
-         stream.next_batch(stream.num_records(), [](const trainer::Record& one) { return one; }))
-      fmt::print("{}\n", record.dump());
+    while (stream.cursor().epoch == 0) {
+      for (const auto& record :
+           stream.next_batch(1000, [](const trainer::Record& one) { return one; }))
+        fmt::print("{}\n", record.dump());
+    }
     for (const auto& row : stream.malformed().first) fmt::print(stderr, "{}\n", row.describe());
     return 0;
   } catch (const Error& error) {
