@@ -7,6 +7,8 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
 #include <tuple>
 #include <utility>
 
@@ -19,14 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Calls with each line that is an object; counts the others.
+// Calls with each line that is an object and holds the text; counts those that are none.
 template <typename Visit>
-std::int64_t for_each_line(const fs::path& path, Visit&& visit) {
+std::int64_t for_each_line(const fs::path& path, const std::string& text, Visit&& visit) {
   [[maybe_unused]] const distckpt::ReadFile checked(path);  // names a file that is missing, or none
   std::ifstream file(path);
   std::int64_t num_unreadable = 0;
   for (std::string line; std::getline(file, line);) {
-    if (line.empty()) continue;
+    if (line.empty() || line.find(text) == std::string::npos) continue;
     const auto parsed = json::parse(line, nullptr, false);
     if (!parsed.is_object() || !visit(parsed)) ++num_unreadable;
   }
@@ -71,12 +73,30 @@ std::optional<Span> span_of(const json& line) {
               .step = integer_at(line, "step", 0)};
 }
 
+// The step of the last span of a file, out of its end: a long run's timeline is long. 0 if there is
+// none.
+std::int64_t last_step(const fs::path& path) {
+  constexpr std::int64_t kTail = 64 << 10;
+  const distckpt::ReadFile file(path);
+  std::string tail(static_cast<std::size_t>(std::min(kTail, file.size())), '\0');
+  file.read_at(file.size() - static_cast<std::int64_t>(tail.size()),
+               std::as_writable_bytes(std::span(tail)));
+  std::istringstream lines(tail);
+  std::int64_t step = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto parsed = json::parse(line, nullptr, false);
+    const auto span = parsed.is_object() ? span_of(parsed) : std::nullopt;
+    if (span) step = std::max(step, span->step);
+  }
+  return step;
+}
+
 }  // namespace
 
 MetricHistory read_metrics(const fs::path& path) {
   MetricHistory history;
   std::map<std::int64_t, StepMetrics> steps;
-  history.num_unreadable = for_each_line(path, [&](const json& line) {
+  history.num_unreadable = for_each_line(path, "", [&](const json& line) {
     auto metrics = metrics_of(line);
     if (metrics) steps.insert_or_assign(metrics->step, std::move(*metrics));
     return metrics.has_value();
@@ -110,7 +130,7 @@ std::vector<MetricSummary> summarize(const MetricHistory& history) {
 
 std::vector<Span> read_spans(const fs::path& path, std::optional<std::int64_t> step) {
   std::vector<Span> spans;
-  for_each_line(path, [&](const json& line) {
+  for_each_line(path, step ? std::to_string(*step) : "", [&](const json& line) {
     auto span = span_of(line);
     if (span && (!step || span->step == *step)) spans.push_back(std::move(*span));
     return true;
@@ -139,8 +159,7 @@ RunLog read_run(const fs::path& run) {
 std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step) {
   if (!step) {
     for (const auto& path : run.timeline_paths) {
-      std::int64_t last = 0;
-      for (const auto& span : read_spans(path)) last = std::max(last, span.step);
+      const auto last = last_step(path);
       step = step ? std::min(*step, last) : last;
     }
   }
