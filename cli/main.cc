@@ -35,6 +35,7 @@ void add_commands(CLI::App& app) {
   add_verify(app);
   add_diff(app);
   add_digest(app);
+  add_report(app);
 }
 
 }  // namespace

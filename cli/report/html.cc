@@ -8,9 +8,11 @@ namespace {
 constexpr std::string_view kStyle = R"css(
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1f2328; --dim: #656d76; --line: #d8dde3; --panel: #f6f8fa;
   --accent: #b8412c; --bad: #7a2fd0;
+  --c0: #bf4b2c; --c1: #2b6cb0; --c2: #2f8757; --c3: #7f58b5; --c4: #a67a12; --c5: #21808f; --c6: #b04a83; --c7: #66717e;
   --s0: #e6eaee; --s1: #fdebcb; --s2: #fbd49c; --s3: #f7b56a; --s4: #ee8f4b; --s5: #d96638; --s6: #b23f2b; --s7: #741c20; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171c; --ink: #e3e7ec; --dim: #929ba6; --line: #333a43; --panel: #1c2128; --accent: #f0955a; --bad: #c39bff;
+    --c0: #f0955a; --c1: #6cb0f2; --c2: #63c48b; --c3: #b79bea; --c4: #d9b04a; --c5: #5cc0cf; --c6: #e58bbd; --c7: #9aa6b2;
     --s0: #2a3038; --s1: #46351f; --s2: #664624; --s3: #8e5a29; --s4: #b9702f; --s5: #dd8a3e; --s6: #f4b168; --s7: #fde3b0; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1280px; padding: 28px 32px 64px; background: var(--page); color: var(--ink);
@@ -52,10 +54,45 @@ svg .low { fill: var(--ink); } svg .high { fill: var(--page); }
 .s6 { fill: var(--s6); background: var(--s6); } .s7 { fill: var(--s7); background: var(--s7); }
 .nonfinite { stroke: var(--bad); stroke-width: 2.5px; }
 .unpaired { fill: none; stroke: var(--accent); stroke-dasharray: 3 2; stroke-width: 1.5px; pointer-events: all; }
+.warning { color: var(--bad); }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(430px, 100%), 1fr)); gap: 16px; }
+.charts.small { grid-template-columns: repeat(auto-fill, minmax(min(290px, 100%), 1fr)); }
+.charts.small svg text { font-size: 17px; }
+svg.timeline { min-width: 860px; }
+.chart { margin: 0; padding: 10px 12px 6px; background: var(--panel); border: 1px solid var(--line); border-radius: 8px; }
+.chart figcaption { display: flex; flex-wrap: wrap; gap: 2px 16px; align-items: baseline; margin-bottom: 4px; font-size: 13px; }
+.chart figcaption b { font-size: 14px; margin-right: auto; overflow-wrap: anywhere; }
+.chart figcaption span { color: var(--dim); font-variant-numeric: tabular-nums; }
+.chart i { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
+.chart svg, svg.timeline { display: block; width: 100%; height: auto; }
+.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
+.c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); }
+.chart i { background: var(--c); }
+svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; }
+svg .curve.faint { stroke-width: 1; opacity: 0.35; }
+svg .band { fill: var(--c); opacity: 0.2; }
+svg .dot { fill: var(--c); }
+svg .column rect { fill: transparent; }
+svg .column line { stroke: var(--ink); opacity: 0; }
+svg .column:hover line { opacity: 0.45; }
+svg .span rect { fill: var(--c); }
+svg .span:hover rect { stroke: var(--ink); stroke-width: 1.5px; }
+svg .span.frame rect, .block.frame { fill: var(--s0); background: var(--s0); }
+.block { display: inline-block; width: 14px; height: 12px; border-radius: 2px; background: var(--c); }
+svg .span text { font-size: 11px; fill: var(--page); pointer-events: none; }
+svg .span.frame text { fill: var(--dim); }
+.parts { border-collapse: collapse; width: 100%; max-width: 900px; font-size: 13px; font-variant-numeric: tabular-nums; }
+.parts th { text-align: left; font-weight: 600; padding: 3px 14px 3px 0; white-space: nowrap; width: 1%; }
+.parts td { padding: 3px 0 3px 10px; text-align: right; white-space: nowrap; width: 1%; }
+.parts td:nth-child(2) { width: auto; }
+.parts svg { display: block; width: 100%; height: 12px; }
+.parts svg rect { fill: var(--c); } .parts svg .rail { fill: var(--s0); }
+.pad { padding: 10px 12px; background: var(--panel); }
 .scroll { overflow: auto; max-height: 85vh; border: 1px solid var(--line); border-radius: 8px; }
 .numbers { border-collapse: separate; border-spacing: 0; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 .numbers th, .numbers td { padding: 3px 10px; text-align: right; white-space: nowrap; }
 .numbers th:first-child, .numbers td:first-child, .numbers td:last-child { text-align: left; }
+.numbers.metrics td:last-child { text-align: right; }
 .numbers thead th { position: sticky; top: 0; background: var(--panel); border-bottom: 1px solid var(--line); font-weight: 600; }
 .numbers .layer td { border-top: 1px solid var(--line); background: var(--panel); font-weight: 600; }
 .numbers .same td { color: var(--dim); }
@@ -71,7 +108,8 @@ std::string html_page(std::string_view title, std::string_view body) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n"
       "<meta charset=\"utf-8\"/>\n<meta name=\"viewport\" content=\"width=device-width, "
-      "initial-scale=1\"/>\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n{}</body>\n</html>\n",
+      "initial-scale=1\"/>\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n{}</body>\n</"
+      "html>\n",
       escape_xml(title), kStyle, body);
 }
 

@@ -1,0 +1,39 @@
+// Curves over the steps of a run as inline SVG. Colours are classes of the page's style sheet; what
+// is under the pointer is told by titles, without a script.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ferry::cli {
+
+struct Series {
+  std::string name{};  // in the legend, where there are several
+  std::vector<double> steps{};
+  std::vector<double> values{};  // one a step; what is not finite is a gap
+};
+
+struct ChartOptions {
+  std::string title{};
+  std::string unit{};        // "GiB"
+  bool logarithmic = false;  // of positive values only
+  bool smooth = false;  // besides the values of a noisy curve, the mean of each one's neighbours
+  bool from_zero = false;
+};
+
+// A figure with title, last value and axes; "" where there is nothing to draw.
+std::string line_chart(const ChartOptions& options, const std::vector<Series>& series);
+
+// About `count` round numbers in [low, high]: steps of 1, 2 or 5 times a power of ten.
+std::vector<double> round_ticks(double low, double high, int count);
+
+// "0.25", "12.5k", "3.2M", "1e-5".
+std::string short_number(double value);
+
+std::string short_time(double seconds);  // "1.25 s", "62 ms", "3.1 µs"
+
+// The class of a colour: "c0" to "c7", and again.
+std::string colour_class(std::size_t index);
+
+}  // namespace ferry::cli

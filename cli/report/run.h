@@ -1,0 +1,24 @@
+// What a run did, for people: one HTML page of curves, costs and the timeline of a step, and as
+// JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/metrics/run_log.h"
+
+namespace ferry::cli {
+
+struct RunReport {
+  trainer::RunLog log{};
+  std::vector<trainer::MetricSummary> summaries{};
+  std::vector<trainer::Span> spans{};  // of one step
+};
+
+std::string run_html(const RunReport& report);  // also well-formed XML
+std::string run_text(const RunReport& report);
+nlohmann::ordered_json run_json(const RunReport& report);
+
+}  // namespace ferry::cli

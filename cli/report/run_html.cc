@@ -1,0 +1,198 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "cli/report/chart.h"
+#include "cli/report/html.h"
+#include "cli/report/run.h"
+#include "cli/report/text.h"
+#include "cli/report/timeline_svg.h"
+
+namespace ferry::cli {
+namespace {
+
+using trainer::MetricSummary;
+
+// A chart of what belongs together: of these metrics, those that the run has.
+struct Panel {
+  ChartOptions options{};
+  std::vector<std::pair<const char*, const char*>> metrics{};  // and what the legend calls them
+};
+
+const std::vector<Panel>& panels() {
+  static const std::vector<Panel> all{
+      {{.title = "Loss", .smooth = true}, {{"train/loss", "training"}, {"val/loss", "validation"}}},
+      {{.title = "Score", .smooth = true},
+       {{"critic/score/mean", "mean"}, {"critic/score/max", "greatest"}}},
+      {{.title = "Policy loss", .smooth = true}, {{"actor/pg_loss", "actor"}}},
+      {{.title = "Value loss", .smooth = true}, {{"critic/vf_loss", "critic"}}},
+      {{.title = "KL divergence", .smooth = true},
+       {{"actor/kl_loss", "to the reference"}, {"actor/ppo_kl", "to the old policy"}}},
+      {{.title = "Entropy", .smooth = true}, {{"actor/entropy", "actor"}}},
+      {{.title = "Response length", .unit = "tokens", .smooth = true, .from_zero = true},
+       {{"response_length/mean", "mean"}, {"response_length/max", "greatest"}}},
+      {{.title = "Learning rate", .from_zero = true},
+       {{"train/lr", "model"}, {"actor/lr", "actor"}, {"critic/lr", "critic"}}},
+      {{.title = "Norm of the gradient", .logarithmic = true, .smooth = true},
+       {{"train/grad_norm", "model"},
+        {"actor/grad_norm", "actor"},
+        {"critic/grad_norm", "critic"}}},
+      {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
+       {{"perf/throughput", ""}}},
+      {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
+       {{"perf/time_per_step", ""}}},
+      {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
+       {{"perf/max_memory_allocated_gb", "allocated"},
+        {"perf/max_memory_reserved_gb", "reserved"}}},
+      {{.title = "Memory of the host", .unit = "GiB", .from_zero = true},
+       {{"perf/cpu_memory_used_gb", ""}}},
+  };
+  return all;
+}
+
+Series series_of(const trainer::MetricHistory& history,
+                 const std::string& metric,
+                 std::string name) {
+  Series series{.name = std::move(name)};
+  for (const auto& step : history.steps) {
+    const auto found = step.values.find(metric);
+    if (found == step.values.end()) continue;
+    series.steps.push_back(static_cast<double>(step.step));
+    series.values.push_back(found->second);
+  }
+  return series;
+}
+
+const MetricSummary* find(const RunReport& report, std::string_view metric) {
+  const auto found = std::ranges::find(report.summaries, metric, &MetricSummary::name);
+  return found == report.summaries.end() || found->num_finite == 0 ? nullptr : &*found;
+}
+
+std::string header(const RunReport& report) {
+  const auto& steps = report.log.metrics.steps;
+  auto html =
+      fmt::format("<h1>A training run</h1>\n<p><code>{}</code></p>\n<div class=\"tiles\">\n",
+                  escape_xml(report.log.metrics_path.string()));
+  html += tile(format_count(steps.empty() ? 0 : steps.back().step), "steps");
+  const auto add = [&](std::string_view metric, double MetricSummary::*value, std::string_view unit,
+                       std::string_view what) {
+    const auto* summary = find(report, metric);
+    if (summary != nullptr && summary->*value != 0)
+      html += tile(short_number(summary->*value) + std::string(unit), what);
+  };
+  add("train/loss", &MetricSummary::last, "", "loss of the last step");
+  add("val/loss", &MetricSummary::least, "", "least loss of validation");
+  add("critic/score/mean", &MetricSummary::last, "", "mean score of the last step");
+  add("perf/throughput", &MetricSummary::mean, "", "tokens/s per GPU, on average");
+  add("perf/time_per_step", &MetricSummary::mean, " s", "a step, on average");
+  add("perf/max_memory_allocated_gb", &MetricSummary::most, " GiB", "most memory of a GPU");
+  const auto time = steps.empty() ? 0.0 : steps.back().time - steps.front().time;
+  if (time > 0) html += tile(format_seconds(time), "from the first step to the last");
+  return html + "</div>\n";
+}
+
+std::string notes(const RunReport& report) {
+  std::string html;
+  for (const auto& summary : report.summaries) {
+    if (summary.num_not_finite == 0) continue;
+    html += fmt::format(
+        "<p class=\"warning\"><code>{}</code> is not finite in {} of {} steps, at step {} "
+        "first.</p>\n",
+        escape_xml(summary.name), summary.num_not_finite,
+        summary.num_finite + summary.num_not_finite, summary.first_not_finite);
+  }
+  if (report.log.metrics.num_unreadable > 0) {
+    html += fmt::format("<p class=\"dim\">{} lines of the file are no metrics.</p>\n",
+                        report.log.metrics.num_unreadable);
+  }
+  return html;
+}
+
+// The parts of a step, as the trainer named them: timing_s/<part>. Parts may lie within each other.
+std::string parts(const RunReport& report) {
+  constexpr std::string_view kPrefix = "timing_s/";
+  std::vector<const MetricSummary*> found;
+  for (const auto& summary : report.summaries) {
+    if (summary.name.starts_with(kPrefix) && summary.num_finite > 0) found.push_back(&summary);
+  }
+  if (found.empty()) return {};
+  std::ranges::sort(found, std::greater(), &MetricSummary::mean);
+  const auto* step = find(report, "perf/time_per_step");
+  const auto whole = step != nullptr ? step->mean : found.front()->mean;
+  std::string html = "<h2>Where the time of a step goes</h2>\n<table class=\"parts\">\n";
+  for (const auto* part : found) {
+    const auto share = whole > 0 ? std::clamp(part->mean / whole, 0.0, 1.0) : 0.0;
+    html += fmt::format(
+        "<tr><th>{}</th><td><svg viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\"><rect "
+        "class=\"rail\" width=\"100\" height=\"10\"/><rect class=\"c0\" width=\"{:.2f}\" "
+        "height=\"10\"/></svg></td><td>{}</td><td class=\"dim\">{:.1f}%</td></tr>\n",
+        escape_xml(part->name.substr(kPrefix.size())), share * 100, short_time(part->mean),
+        share * 100);
+  }
+  return html +
+         "</table>\n<p class=\"dim\">Seconds of each part, on average over the steps. A part may "
+         "lie within another.</p>\n";
+}
+
+std::string timeline(const RunReport& report) {
+  const auto svg = timeline_svg(report.spans);
+  if (svg.empty()) return {};
+  return fmt::format(
+      "<h2>Step {}, rank by rank</h2>\n<div class=\"scroll pad\">{}</div>\n<p class=\"dim\">Point "
+      "at a span for its "
+      "time.</p>\n",
+      report.spans.front().step, svg);
+}
+
+std::string other_charts(const RunReport& report, const std::set<std::string, std::less<>>& drawn) {
+  std::string html;
+  for (const auto& summary : report.summaries) {
+    if (drawn.contains(summary.name) || summary.name.starts_with("timing_")) continue;
+    html += line_chart({.title = summary.name, .smooth = true},
+                       {series_of(report.log.metrics, summary.name, summary.name)});
+  }
+  if (html.empty()) return {};
+  return "<h2>Other metrics</h2>\n<div class=\"charts small\">\n" + html + "</div>\n";
+}
+
+std::string numbers(const RunReport& report) {
+  std::string html =
+      "<h2>In numbers</h2>\n<div class=\"scroll\"><table class=\"numbers "
+      "metrics\">\n<thead><tr><th>metric</th><th>first</th>"
+      "<th>last</th><th>least</th><th>mean</th><th>most</th><th>steps</th></tr></thead>\n<tbody>\n";
+  for (const auto& one : report.summaries) {
+    html += fmt::format("<tr><td><code>{}</code></td>", escape_xml(one.name));
+    if (one.num_finite > 0) {
+      for (const auto value : {one.first, one.last, one.least, one.mean, one.most})
+        html += fmt::format("<td>{:.6g}</td>", value);
+    } else {
+      html += "<td></td><td></td><td></td><td></td><td></td>";
+    }
+    html += fmt::format("<td>{}</td></tr>\n", format_count(one.num_finite + one.num_not_finite));
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+}  // namespace
+
+std::string run_html(const RunReport& report) {
+  auto html = header(report) + notes(report);
+  std::string charts;
+  std::set<std::string, std::less<>> drawn;
+  for (const auto& panel : panels()) {
+    std::vector<Series> series;
+    for (const auto& [metric, name] : panel.metrics) {
+      drawn.insert(metric);
+      if (find(report, metric) != nullptr)
+        series.push_back(series_of(report.log.metrics, metric, name));
+    }
+    if (!series.empty()) charts += line_chart(panel.options, series);
+  }
+  if (!charts.empty()) html += "<h2>Curves</h2>\n<div class=\"charts\">\n" + charts + "</div>\n";
+  html += parts(report) + timeline(report) + other_charts(report, drawn) + numbers(report);
+  return html_page(fmt::format("{}: a training run", report.log.metrics_path.string()), html);
+}
+
+}  // namespace ferry::cli

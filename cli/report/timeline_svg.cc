@@ -1,0 +1,142 @@
+#include "cli/report/timeline_svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "cli/report/chart.h"
+#include "cli/report/html.h"
+
+namespace ferry::cli {
+namespace {
+
+using trainer::Span;
+
+constexpr double kWidth = 1200;
+constexpr double kLeft = 64;
+constexpr double kRight = 8;
+constexpr double kTop = 26;
+constexpr double kCharWidth = 6.4;
+constexpr double kLabelHeight = 13;
+
+struct Lane {
+  int rank = 0;
+  std::vector<std::size_t> depths{};  // of its spans
+  std::size_t first_span = 0;
+  std::size_t num_rows = 1;
+};
+
+// What a name looks like, and how much of all ranks' time it takes.
+struct Kind {
+  bool is_frame = false;  // others lie in it: it is drawn plain
+  double seconds = 0;
+  std::string classes{};
+};
+using Kinds = std::map<std::string, Kind>;
+
+// A span lies below those that are open when it begins.
+std::vector<Lane> lanes_of(const std::vector<Span>& spans, Kinds& kinds) {
+  std::vector<Lane> lanes;
+  std::vector<const Span*> open;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    if (lanes.empty() || lanes.back().rank != spans[i].rank) {
+      lanes.push_back({.rank = spans[i].rank, .first_span = i});
+      open.clear();
+    }
+    std::erase_if(open, [&](const Span* one) { return one->end <= spans[i].start; });
+    for (const auto* one : open) kinds[one->name].is_frame |= one->end >= spans[i].end;
+    kinds[spans[i].name].seconds += spans[i].end - spans[i].start;
+    auto& lane = lanes.back();
+    lane.depths.push_back(open.size());
+    open.push_back(&spans[i]);
+    lane.num_rows = std::max(lane.num_rows, open.size());
+  }
+  return lanes;
+}
+
+// Names, the one that takes longest first: it gets the first colour.
+std::vector<std::string> give_colours(Kinds& kinds) {
+  std::vector<std::string> names;
+  for (const auto& [name, kind] : kinds) names.push_back(name);
+  std::ranges::stable_sort(names, std::greater(),
+                           [&](const std::string& name) { return kinds.at(name).seconds; });
+  std::size_t colour = 0;
+  for (const auto& name : names)
+    kinds.at(name).classes = kinds.at(name).is_frame ? "frame" : colour_class(colour++);
+  return names;
+}
+
+std::string legend(const std::vector<std::string>& names,
+                   const Kinds& kinds,
+                   std::size_t num_ranks) {
+  std::string html = "<p class=\"legend\"><span>Time of each, per rank:</span>\n";
+  for (const auto& name : names) {
+    const auto& kind = kinds.at(name);
+    html +=
+        fmt::format("<span class=\"key\"><i class=\"block {}\"></i>{} {}</span>\n", kind.classes,
+                    escape_xml(name), short_time(kind.seconds / static_cast<double>(num_ranks)));
+  }
+  return html + "</p>\n";
+}
+
+}  // namespace
+
+std::string timeline_svg(const std::vector<Span>& spans) {
+  if (spans.empty()) return {};
+  Kinds kinds;
+  const auto lanes = lanes_of(spans, kinds);
+  const auto names = give_colours(kinds);
+  const auto begin = std::ranges::min(spans, {}, &Span::start).start;
+  const auto end = std::max(std::ranges::max(spans, {}, &Span::end).end, begin + 1e-9);
+  const auto x = [&](double time) {
+    return kLeft + (time - begin) / (end - begin) * (kWidth - kLeft - kRight);
+  };
+  const double row = lanes.size() > 32 ? 8 : lanes.size() > 12 ? 13 : 20;
+  const double gap = row * 0.4;
+  double height = kTop;
+  for (const auto& lane : lanes) height += static_cast<double>(lane.num_rows) * row + gap;
+
+  auto svg = legend(names, kinds, lanes.size());
+  svg += fmt::format(
+      "<svg class=\"timeline\" viewBox=\"0 0 {0} {1:.0f}\" role=\"img\" aria-label=\"What each "
+      "rank "
+      "did in the step\">\n",
+      kWidth, height);
+  for (const auto tick : round_ticks(0, end - begin, 8)) {
+    svg += fmt::format(
+        "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.0f}\"/>"
+        "<text class=\"axis\" x=\"{0:.1f}\" y=\"{3}\">{4}</text>\n",
+        x(begin + tick), kTop - 6, height, kTop - 11, tick == 0 ? "0" : short_time(tick));
+  }
+  double y = kTop;
+  double labelled = 0;  // down to where there is a label
+  for (const auto& lane : lanes) {
+    if (y >= labelled) {
+      labelled = y + kLabelHeight;
+      svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">rank {}</text>\n", kLeft - 8,
+                         y + row * 0.5 + 4, lane.rank);
+    }
+    for (std::size_t i = 0; i < lane.depths.size(); ++i) {
+      const auto& span = spans[lane.first_span + i];
+      const auto left = x(span.start);
+      const auto width = std::max(0.6, x(span.end) - left - 0.6);
+      const auto top = y + static_cast<double>(lane.depths[i]) * row;
+      svg += fmt::format(
+          "<g class=\"span {}\"><title>{}\n{}, from {} on</title><rect x=\"{:.2f}\" y=\"{:.1f}\" "
+          "width=\"{:.2f}\" height=\"{:.1f}\" rx=\"2\"/>",
+          kinds.at(span.name).classes, escape_xml(span.name), short_time(span.end - span.start),
+          short_time(span.start - begin), left, top, width, row - 1.5);
+      if (row >= 18 && width > static_cast<double>(span.name.size()) * kCharWidth + 8) {
+        svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", left + 5,
+                           top + row * 0.5 + 3.5, escape_xml(span.name));
+      }
+      svg += "</g>\n";
+    }
+    y += static_cast<double>(lane.num_rows) * row + gap;
+  }
+  return svg + "</svg>\n";
+}
+
+}  // namespace ferry::cli

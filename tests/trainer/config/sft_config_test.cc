@@ -1,0 +1,165 @@
+#include "trainer/config/sft_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/temp_dir.h"
+#include "trainer/config/config_rules.h"
+
+namespace ferry::trainer {
+namespace {
+
+using support::fails;
+using Overrides = std::vector<std::string>;
+
+const Overrides kLeast{"model.path=hf", "data.train_files=train.jsonl"};
+
+SftConfig load(Overrides more) {
+  more.insert(more.begin(), kLeast.begin(), kLeast.end());
+  return load_sft_config({}, more);
+}
+
+TEST(SftConfig, NeedsAModelAndRecordsAlone) {
+  const auto config = load({});
+  EXPECT_EQ(config.model.path, "hf");
+  EXPECT_EQ(config.data.train_files, std::vector<std::string>{"train.jsonl"});
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"a_model_to_train", "model.path"},
+                    [] { load_sft_config({}, {"data.train_files=a"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"records_to_train_on"},
+                    [] { load_sft_config({}, {"model.path=a"}); }));
+}
+
+TEST(SftConfig, TakesTheFileAndThenTheOverrides) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "run.toml", R"(
+[model]
+path = "hf"
+[engine]
+tensor_model_parallel_size = 2
+expert_tensor_parallel_size = 1
+[data]
+train_files = ["a.jsonl", "b.parquet"]
+[optim]
+lr = 3e-4
+lr_decay_style = "cosine"
+)");
+  const auto config = load_sft_config(
+      dir / "run.toml",
+      {"optim.lr=1e-3", "optim.lr=2e-3", "engine.expert_tensor_parallel_size=null"});
+  EXPECT_EQ(config.engine.parallel.tensor_model_parallel_size, 2);
+  EXPECT_EQ(config.engine.parallel.expert_tensor_parallel_size, std::nullopt);
+  EXPECT_TRUE(config.engine.uses_sequence_parallel());
+  EXPECT_EQ(config.data.train_files.size(), 2U);
+  EXPECT_EQ(config.optim.lr, 2e-3);
+  EXPECT_EQ(config.optim.lr_decay_style, "cosine");
+}
+
+TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {
+  const support::TempDir dir;
+  const auto config = load(
+      {"model.tokenizer_path=a \"b\"\\#", "data.val_files=[]", "engine.recompute_granularity=full",
+       "engine.recompute_method=block", "engine.recompute_num_layers=2", "optim.lr=0.1",
+       "optim.adam_eps=1e-15", "optim.lr_warmup_steps=0", "global_profiler.tool=nsys",
+       "global_profiler.steps=[1, 2, 5]", "profiler.ranks=0", "trainer.logger=tensorboard"});
+  distckpt::write_text(dir / "printed.toml", to_toml(config));
+  EXPECT_EQ(load_sft_config(dir / "printed.toml", {}), config);
+  EXPECT_NE(to_toml(config).find("\nlr = 0.1 "), std::string::npos) << to_toml(config);
+}
+
+TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"checkpoint.save_freq?"}, [] { load({"trainer.save_freq=5"}); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load({"optim.adam_beta=0.9"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size?"},
+                    [] { load({"engine.tensor_parallel_size=2"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"data.global_batch_size?"},
+                    [] { load({"data.train_batch_size=2"}); }));
+}
+
+TEST(SftConfig, NamesTheLinesOfAContradiction) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "run.toml", "[engine]\nsequence_parallel = true\n");
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage,
+            {"[sequence_parallel_needs_tensor_parallel]", "engine.sequence_parallel = true (",
+             "run.toml:2)", "engine.tensor_model_parallel_size = 1 (the default)"},
+            [&] { load_sft_config(dir / "run.toml", kLeast); }));
+}
+
+// For each rule, what breaks it and nothing else.
+const std::vector<std::pair<std::string_view, Overrides>> kBroken{
+    {"a_model_to_train", {"model.path="}},
+    {"records_to_train_on", {"data.train_files=[]"}},
+    {"virtual_stages_need_stages", {"engine.virtual_pipeline_model_parallel_size=2"}},
+    {"one_way_to_share_layers_out",
+     {"engine.pipeline_model_parallel_layout=Et|tL", "engine.num_layers_in_last_pipeline_stage=3"}},
+    {"sequence_parallel_needs_tensor_parallel", {"engine.sequence_parallel=true"}},
+    {"full_recompute_is_whole_layers", {"engine.recompute_granularity=full"}},
+    {"full_recompute_is_whole_layers", {"engine.recompute_method=block"}},
+    {"selective_recompute_has_modules", {"engine.recompute_modules=mlp"}},
+    {"one_size_of_micro_batches", {"data.micro_batch_size_per_gpu=2"}},
+    {"one_size_of_micro_batches", {"data.use_dynamic_bsz=false"}},
+    {"a_sequence_fits_in_a_micro_batch",
+     {"data.max_length=4097", "data.max_token_len_per_gpu=2048", "engine.context_parallel_size=2"}},
+    {"micro_batches_make_a_batch",
+     {"data.use_dynamic_bsz=false", "data.micro_batch_size_per_gpu=3"}},
+    {"lr_decays_downwards", {"optim.min_lr=1"}},
+    {"one_length_of_the_warmup", {"optim.lr_warmup_steps=2", "optim.lr_warmup_steps_ratio=0.1"}},
+    {"warmup_ends_before_decay", {"optim.lr_warmup_steps=5", "optim.lr_decay_steps=5"}},
+    {"wsd_has_its_decay", {"optim.lr_decay_style=WSD"}},
+    {"wsd_has_its_decay", {"optim.lr_wsd_decay_steps=5"}},
+    {"weight_decay_changes_from_start_to_end", {"optim.weight_decay_incr_style=linear"}},
+    {"weight_decay_changes_from_start_to_end", {"optim.start_weight_decay=0.1"}},
+    {"retention_needs_checkpoints", {"checkpoint.keep_last=2"}},
+    {"keep_every_adds_to_keep_last", {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
+    {"save_freq_is_a_number_of_steps", {"checkpoint.save_freq=0"}},
+    {"resume_path_has_a_path", {"checkpoint.resume_mode=resume_path"}},
+    {"resume_path_has_a_path", {"checkpoint.resume_from_path=a"}},
+    {"validation_needs_records", {"trainer.test_freq=5"}},
+    {"profiling_needs_a_tool", {"profiler.enable=true"}},
+    {"one_way_to_name_ranks", {"profiler.all_ranks=true", "profiler.ranks=[0]"}},
+    {"discrete_profiles_do_not_continue",
+     {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
+};
+
+TEST(SftConfig, RefusesEachContradictionByItsName) {
+  std::set<std::string_view> broken;
+  for (const auto& [rule, overrides] : kBroken) {
+    broken.insert(rule);
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + std::string(rule) + "]"}, [&] { load(overrides); }))
+        << rule;
+  }
+  for (const auto& rule : sft_rules()) EXPECT_TRUE(broken.contains(rule.name)) << rule.name;
+}
+
+TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {
+  const auto config =
+      load({"engine.tensor_model_parallel_size=2", "engine.pipeline_model_parallel_size=2",
+            "engine.expert_model_parallel_size=4", "engine.expert_tensor_parallel_size=1"});
+  EXPECT_EQ(config.engine.data_parallel_size(16), 4);
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"6 ranks", "tp 2"}, [&] { config.engine.data_parallel_size(6); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"4 ranks", "ep 4"}, [&] { config.engine.data_parallel_size(4); }));
+}
+
+// docs/training_config.md ends with the reference; where a field changes, paste what this prints.
+TEST(SftConfig, IsDocumentedFieldByField) {
+  const char* root = std::getenv("FERRY_SOURCE_ROOT");
+  ASSERT_NE(root, nullptr) << "FERRY_SOURCE_ROOT names the checkout";
+  const auto text = distckpt::read_text(std::filesystem::path(root) / "docs/training_config.md");
+  const auto reference = sft_config_reference();
+  EXPECT_NE(text.find(reference), std::string::npos) << reference;
+}
+
+}  // namespace
+}  // namespace ferry::trainer

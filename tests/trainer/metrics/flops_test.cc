@@ -1,0 +1,75 @@
+#include "trainer/metrics/flops.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace ferry::trainer {
+namespace {
+
+using distckpt::TransformerConfig;
+
+// Worked out by hand for a small model of each kind; every number of a configuration is another
+// one.
+TEST(Flops, OfADenseModelAreSixATokenAndWeightAndThoseOfAttention) {
+  const TransformerConfig config{.num_layers = 3,
+                                 .hidden_size = 10,
+                                 .ffn_hidden_size = 7,
+                                 .num_attention_heads = 4,
+                                 .num_query_groups = 2,
+                                 .kv_channels = 5,
+                                 .vocab_size = 100};
+  const double weights = 2 * 100 * 10 + 3 * (10 * 20 + 2 * 10 * 10 + 20 * 10 + 3 * 10 * 7);
+  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 2>{8, 2}),
+            6 * 10 * weights + 6.0 * (64 + 4) * 5 * 4 * 3);
+  EXPECT_EQ(training_flops(config, {}), 0);
+}
+
+TEST(Flops, CountTheExpertsThatATokenMeets) {
+  const TransformerConfig config{.num_layers = 2,
+                                 .hidden_size = 10,
+                                 .ffn_hidden_size = 7,
+                                 .num_attention_heads = 1,
+                                 .num_query_groups = 1,
+                                 .kv_channels = 5,
+                                 .vocab_size = 100,
+                                 .num_moe_experts = 16,
+                                 .moe_layer_freq = {false, true},
+                                 .moe_ffn_hidden_size = 3,
+                                 .moe_shared_expert_intermediate_size = 4,
+                                 .moe_router_topk = 2};
+  const double weights =
+      2 * 100 * 10 + 2 * (4 * 10 * 5) + 3 * 10 * 7 + 3 * 10 * (2 * 3 + 4) + 10 * 16;
+  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 1>{1}), 6 * weights + 6 * 5 * 2);
+}
+
+TEST(Flops, CountLatentProjections) {
+  TransformerConfig config{.num_layers = 1,
+                           .hidden_size = 10,
+                           .ffn_hidden_size = 7,
+                           .num_attention_heads = 2,
+                           .vocab_size = 100,
+                           .multi_latent_attention = true,
+                           .q_lora_rank = 6,
+                           .kv_lora_rank = 8,
+                           .qk_head_dim = 3,
+                           .qk_pos_emb_head_dim = 4,
+                           .v_head_dim = 5};
+  const double rest = 2 * 100 * 10 + 3 * 10 * 7 + 10 * (8 + 4) + 8 * 2 * (3 + 5) + 2 * 5 * 10;
+  const double attention = 3 * (7 + 5) * 2;
+  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 1>{1}),
+            6 * (rest + 10 * 6 + 6 * 2 * 7) + attention);
+  config.q_lora_rank = 0;
+  EXPECT_EQ(training_flops(config, std::array<std::int64_t, 1>{1}),
+            6 * (rest + 10 * 2 * 7) + attention);
+}
+
+TEST(Flops, KnowThePeakOfAGpuByItsName) {
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H200"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H20"), 148e12);
+  EXPECT_EQ(peak_flops("NVIDIA GeForce GTX 1080"), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ferry::trainer

@@ -1,0 +1,86 @@
+#include "trainer/metrics/timeline.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "distckpt/file_io.h"
+#include "tests/support/temp_dir.h"
+#include "trainer/metrics/run_log.h"
+
+namespace ferry::trainer {
+namespace {
+
+TEST(Timeline, WritesTheSpansOfAStepAndSaysHowLongTheyTook) {
+  const support::TempDir dir;
+  Timeline timeline(dir.path(), 3, 1);
+  timeline.begin_step(7);
+  timeline.add("forward", 10, 12.5);
+  timeline.add("forward", 13, 14);
+  {
+    const auto span = timeline.span("outer");
+    const auto inner = timeline.span("inner");
+  }
+  const auto seconds = timeline.end_step();
+  EXPECT_EQ(seconds.at("forward"), 3.5);
+  EXPECT_GE(seconds.at("outer"), seconds.at("inner"));
+  const auto spans = read_spans(dir / "timeline_rank3.jsonl");
+  ASSERT_EQ(spans.size(), 4U);
+  EXPECT_EQ(spans[0], (Span{.name = "forward", .start = 10, .end = 12.5, .rank = 3, .step = 7}));
+  EXPECT_EQ(spans[2].name, "inner");
+  EXPECT_LE(spans[3].start, spans[2].start);
+  EXPECT_GE(spans[3].end, spans[2].end);
+}
+
+TEST(Timeline, ForgetsStepsThatARunDoesAgain) {
+  const support::TempDir dir;
+  for (const int first_step : {1, 3}) {
+    Timeline timeline(dir.path(), 0, first_step);
+    for (int step = first_step; step <= 4; ++step) {
+      timeline.begin_step(step);
+      timeline.add("run", first_step, first_step + 1);
+      timeline.end_step();
+    }
+  }
+  std::vector<std::pair<std::int64_t, double>> found;
+  for (const auto& span : read_spans(dir / "timeline_rank0.jsonl"))
+    found.emplace_back(span.step, span.start);
+  EXPECT_EQ(found, (std::vector<std::pair<std::int64_t, double>>{{1, 1}, {2, 1}, {3, 3}, {4, 3}}));
+}
+
+TEST(StepSpans, AreThoseOfTheLastStepThatAllRanksWrote) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "metrics.jsonl", "");
+  for (const int rank : {1, 0}) {
+    Timeline timeline(dir.path(), rank, 1);
+    for (int step = 1; step <= 3 + rank; ++step) {
+      timeline.begin_step(step);
+      timeline.add("b", 2, 3);
+      timeline.add("a", 1, 2);
+      timeline.add("all", 1, 3);
+      timeline.end_step();
+    }
+  }
+  const auto run = read_run(dir.path());
+  const auto spans = read_step_spans(run, {});
+  ASSERT_EQ(spans.size(), 6U);
+  EXPECT_EQ(spans[0], (Span{.name = "all", .start = 1, .end = 3, .rank = 0, .step = 3}));
+  EXPECT_EQ(spans[1].name, "a");
+  EXPECT_EQ(spans[5], (Span{.name = "b", .start = 2, .end = 3, .rank = 1, .step = 3}));
+  EXPECT_EQ(read_step_spans(run, 4).size(), 3U);
+  EXPECT_TRUE(read_step_spans(run, 9).empty());
+}
+
+TEST(StepSpans, PassOverLinesThatAreNone) {
+  const support::TempDir dir;
+  distckpt::write_text(
+      dir / "timeline.jsonl",
+      "{\"name\":\"a\",\"start\":1,\"end\":2}\n{\"name\":\"b\",\"start\":3,\"end\":2}\n"
+      "{\"name\":1,\"start\":1,\"end\":2}\n{\"start\":1}\n{\"na");
+  EXPECT_EQ(read_spans(dir / "timeline.jsonl"),
+            std::vector{(Span{.name = "a", .start = 1, .end = 2, .rank = 0, .step = 0})});
+}
+
+}  // namespace
+}  // namespace ferry::trainer

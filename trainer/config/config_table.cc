@@ -1,0 +1,243 @@
+#include "trainer/config/config_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+#include <utility>
+
+namespace ferry::trainer {
+namespace {
+
+std::optional<double> number_of(const ConfigValue& value) {
+  if (const auto* integer = std::get_if<std::int64_t>(&value.value))
+    return static_cast<double>(*integer);
+  if (const auto* number = std::get_if<double>(&value.value)) return *number;
+  return std::nullopt;
+}
+
+template <typename Holds>
+ConfigLimit numeric_limit(const std::string& words, Holds holds) {
+  return {.words = words, .holds = [holds](const ConfigValue& value) {
+            const auto number = number_of(value);
+            return number && std::isfinite(*number) && holds(*number);
+          }};
+}
+
+std::size_t edit_distance(std::string_view left, std::string_view right) {
+  std::vector<std::size_t> row(right.size() + 1);  // of the prefixes of `right`
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    auto diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < right.size(); ++j) {
+      const auto replaced = diagonal + (left[i] == right[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+// Of a table of Markdown.
+std::string escape_cell(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) escaped += c == '|' ? "\\|" : std::string(1, c);
+  return escaped;
+}
+
+std::string_view last_name(std::string_view key) {
+  return key.substr(key.rfind('.') + 1);  // all of it, where there is no dot
+}
+
+}  // namespace
+
+std::optional<std::string> nearest(std::string_view text,
+                                   const std::vector<std::string>& candidates) {
+  std::optional<std::string> best;
+  auto best_distance = std::max<std::size_t>(2, text.size() / 3) + 1;
+  for (const auto& candidate : candidates) {
+    const auto distance = edit_distance(text, candidate);
+    if (distance >= best_distance) continue;
+    best = candidate;
+    best_distance = distance;
+  }
+  return best;
+}
+
+ConfigLimit any_value() {
+  return {.holds = [](const ConfigValue&) { return true; }};
+}
+ConfigLimit at_least(double least) {
+  return numeric_limit(fmt::format("at least {}", least), [=](double x) { return x >= least; });
+}
+ConfigLimit above(double bound) {
+  return numeric_limit(fmt::format("above {}", bound), [=](double x) { return x > bound; });
+}
+ConfigLimit from_to(double least, double most) {
+  return numeric_limit(fmt::format("from {} to {}", least, most),
+                       [=](double x) { return x >= least && x <= most; });
+}
+ConfigLimit from_below(double least, double bound) {
+  return numeric_limit(fmt::format("from {} to below {}", least, bound),
+                       [=](double x) { return x >= least && x < bound; });
+}
+ConfigLimit one_of(const std::vector<std::string>& choices) {
+  std::string words;
+  for (const auto& choice : choices) words += (words.empty() ? "one of " : ", ") + choice;
+  return {.words = words,
+          .holds =
+              [choices](const ConfigValue& value) {
+                const auto* text = std::get_if<std::string>(&value.value);
+                return text != nullptr && std::ranges::find(choices, *text) != choices.end();
+              },
+          .choices = choices};
+}
+
+std::optional<bool> ConfigType<bool>::read(const ConfigValue& value) {
+  const auto* given = std::get_if<bool>(&value.value);
+  return given == nullptr ? std::nullopt : std::optional(*given);
+}
+std::optional<std::int64_t> ConfigType<std::int64_t>::read(const ConfigValue& value) {
+  const auto* given = std::get_if<std::int64_t>(&value.value);
+  return given == nullptr ? std::nullopt : std::optional(*given);
+}
+std::optional<int> ConfigType<int>::read(const ConfigValue& value) {
+  const auto* given = std::get_if<std::int64_t>(&value.value);
+  if (given == nullptr || !std::in_range<int>(*given)) return std::nullopt;
+  return static_cast<int>(*given);
+}
+std::optional<double> ConfigType<double>::read(const ConfigValue& value) {
+  return number_of(value);
+}
+std::optional<std::string> ConfigType<std::string>::read(const ConfigValue& value) {
+  const auto* given = std::get_if<std::string>(&value.value);
+  return given == nullptr ? std::nullopt : std::optional(*given);
+}
+
+void ConfigTable::section(std::string name, std::string help) {
+  sections_.push_back(
+      {.name = std::move(name), .help = std::move(help), .first_field = fields_.size()});
+}
+
+void ConfigTable::add_field(std::string_view name,
+                            std::string type,
+                            std::string help,
+                            ConfigLimit limit,
+                            std::function<bool(const ConfigValue*)> set,
+                            std::function<std::optional<ConfigValue>()> get) {
+  const auto key = fmt::format("{}.{}", sections_.back().name, name);
+  const bool is_new = index_.emplace(key, fields_.size()).second;
+  require(is_new, ErrorKind::kBug, "{}: is listed twice", key);
+  fields_.push_back({.key = key,
+                     .type = std::move(type),
+                     .help = std::move(help),
+                     .limit = std::move(limit),
+                     .set = std::move(set),
+                     .get = std::move(get)});
+}
+
+const ConfigTable::Field& ConfigTable::at(std::string_view key) const {
+  const auto found = index_.find(key);
+  require(found != index_.end(), ErrorKind::kBug, "{}: is no key", key);
+  return fields_[found->second];
+}
+
+void ConfigTable::refuse_key(const ConfigEntry& entry) const {
+  std::vector<std::string> keys;
+  std::optional<std::string> elsewhere;  // the same name in another section, as peers sort them
+  for (const auto& field : fields_) {
+    keys.push_back(field.key);
+    if (last_name(field.key) == last_name(entry.key)) elsewhere = field.key;
+  }
+  const auto suggestion = elsewhere ? elsewhere : nearest(entry.key, keys);
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: {}: there is no such key", entry.where, entry.key),
+              suggestion ? fmt::format("did you mean {}?", *suggestion) : "");
+}
+
+void ConfigTable::require_limit(const Field& field,
+                                const ConfigEntry& entry,
+                                const ConfigValue& value) const {
+  if (const auto* list = std::get_if<ConfigValue::List>(&value.value)) {
+    for (const auto& item : *list) require_limit(field, entry, item);
+    return;
+  }
+  if (field.limit.holds(value)) return;
+  Error error(ErrorKind::kUsage, fmt::format("{}: {}: is {}, but must be {}", entry.where,
+                                             entry.key, to_toml(value), field.limit.words));
+  if (const auto* text = std::get_if<std::string>(&value.value)) {
+    if (const auto choice = nearest(*text, field.limit.choices))
+      error.set_hint(fmt::format("did you mean {}?", *choice));
+  }
+  throw error;
+}
+
+void ConfigTable::set(const ConfigEntry& entry) {
+  const auto found = index_.find(entry.key);
+  const auto* value = std::get_if<ConfigValue>(&entry.value);
+  if (found == index_.end()) {
+    const bool is_empty_section =
+        value == nullptr &&
+        std::ranges::find(sections_, entry.key, &Section::name) != sections_.end();
+    if (!is_empty_section) refuse_key(entry);
+    return;
+  }
+  auto& field = fields_[found->second];
+  require(field.set(value), ErrorKind::kUsage, "{}: {}: is {}, {} is expected", entry.where,
+          entry.key, value == nullptr ? "not given" : to_toml(*value), field.type);
+  if (value != nullptr) require_limit(field, entry, *value);
+  field.where = entry.where;
+}
+
+std::string ConfigTable::describe(std::string_view key) const {
+  const auto& field = at(key);
+  const auto value = field.get();
+  return fmt::format("{} {} ({})", key, value ? "= " + to_toml(*value) : "is not set",
+                     field.where.empty() ? "the default" : field.where);
+}
+
+template <typename Visit>
+void ConfigTable::visit_sections(Visit&& visit) const {
+  for (std::size_t i = 0; i < sections_.size(); ++i) {
+    const auto end = i + 1 < sections_.size() ? sections_[i + 1].first_field : fields_.size();
+    visit(sections_[i],
+          std::span(fields_).subspan(sections_[i].first_field, end - sections_[i].first_field));
+  }
+}
+
+std::string ConfigTable::toml() const {
+  constexpr std::size_t kColumn = 44;  // of the help
+  std::string text;
+  visit_sections([&](const Section& section, std::span<const Field> fields) {
+    text += fmt::format("{}# {}\n[{}]\n", text.empty() ? "" : "\n", section.help, section.name);
+    for (const auto& field : fields) {
+      const auto value = field.get();
+      const auto name = last_name(field.key);
+      const auto line =
+          value ? fmt::format("{} = {}", name, to_toml(*value)) : fmt::format("# {} =", name);
+      const auto limit = field.limit.words.empty() ? "" : fmt::format(" ({})", field.limit.words);
+      text += fmt::format("{}{}  # {}{}\n", line,
+                          std::string(kColumn - std::min(kColumn, line.size()), ' '), field.help,
+                          limit);
+    }
+  });
+  return text;
+}
+
+std::string ConfigTable::markdown() const {
+  std::string text;
+  visit_sections([&](const Section& section, std::span<const Field> fields) {
+    text += fmt::format("{}### {}\n\n{}.\n\n| key | default | |\n|---|---|---|\n",
+                        text.empty() ? "" : "\n", section.name, section.help);
+    for (const auto& field : fields) {
+      const auto value = field.get();
+      const auto limit = field.limit.words.empty() ? "" : fmt::format("; {}", field.limit.words);
+      text += fmt::format("| `{}` | {} | {}{} |\n", last_name(field.key),
+                          value ? fmt::format("`{}`", to_toml(*value)) : "",
+                          escape_cell(field.help), limit);
+    }
+  });
+  return text;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,172 @@
+// The fields of option structs, as one list each. Reading, printing, documenting and suggesting all
+// go by that list, so that a name stands in one place:
+//   table.section("optim", "The optimizer");
+//   table.add("lr", config.lr, "learning rate after the warm-up", above(0));
+#pragma once
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "trainer/config/config_value.h"
+
+namespace ferry::trainer {
+
+// What a value must be besides its type; of a list, each of its members.
+struct ConfigLimit {
+  std::string words{};  // "above 0"; "" for any
+  std::function<bool(const ConfigValue&)> holds{};
+  std::vector<std::string> choices{};  // where it is one of a few texts
+};
+ConfigLimit any_value();
+ConfigLimit at_least(double least);
+ConfigLimit above(double bound);
+ConfigLimit from_to(double least, double most);
+ConfigLimit from_below(double least, double bound);  // bound is not one of them
+ConfigLimit one_of(const std::vector<std::string>& choices);
+
+// How a type of C++ is written: what it is called, and both ways. read() gives nothing for a value
+// of another type.
+template <typename T>
+struct ConfigType;
+
+template <>
+struct ConfigType<bool> {
+  static std::string name() { return "true or false"; }
+  static std::optional<bool> read(const ConfigValue& value);
+  static ConfigValue write(bool value) { return {value}; }
+};
+template <>
+struct ConfigType<std::int64_t> {
+  static std::string name() { return "an integer"; }
+  static std::optional<std::int64_t> read(const ConfigValue& value);
+  static ConfigValue write(std::int64_t value) { return {value}; }
+};
+template <>
+struct ConfigType<int> {
+  static std::string name() { return "an integer"; }
+  static std::optional<int> read(const ConfigValue& value);
+  static ConfigValue write(int value) { return {std::int64_t{value}}; }
+};
+template <>
+struct ConfigType<double> {
+  static std::string name() { return "a number"; }
+  static std::optional<double> read(const ConfigValue& value);
+  static ConfigValue write(double value) { return {value}; }
+};
+template <>
+struct ConfigType<std::string> {
+  static std::string name() { return "text"; }
+  static std::optional<std::string> read(const ConfigValue& value);
+  static ConfigValue write(const std::string& value) { return {value}; }
+};
+// One value stands for a list of it.
+template <typename T>
+struct ConfigType<std::vector<T>> {
+  static std::string name() { return "a list, each " + ConfigType<T>::name(); }
+  static std::optional<std::vector<T>> read(const ConfigValue& value) {
+    const auto* list = std::get_if<ConfigValue::List>(&value.value);
+    std::vector<T> result;
+    for (const auto& item : list != nullptr ? *list : ConfigValue::List{value}) {
+      const auto one = ConfigType<T>::read(item);
+      if (!one) return std::nullopt;
+      result.push_back(*one);
+    }
+    return result;
+  }
+  static ConfigValue write(const std::vector<T>& values) {
+    ConfigValue::List list;
+    for (const auto& value : values) list.push_back(ConfigType<T>::write(value));
+    return {std::move(list)};
+  }
+};
+
+class ConfigTable {
+ public:
+  // Fields that follow are of this section.
+  void section(std::string name, std::string help);
+
+  // `value` holds the default, and must outlive the table. An optional that holds nothing is not
+  // set.
+  template <typename T>
+  void add(std::string_view name, T& value, std::string help, ConfigLimit limit = any_value()) {
+    add_field(
+        name, ConfigType<T>::name(), std::move(help), std::move(limit),
+        [&value](const ConfigValue* given) {
+          auto parsed = given == nullptr ? std::nullopt : ConfigType<T>::read(*given);
+          if (parsed) value = std::move(*parsed);
+          return parsed.has_value();
+        },
+        [&value] { return std::optional(ConfigType<T>::write(value)); });
+  }
+  template <typename T>
+  void add(std::string_view name,
+           std::optional<T>& value,
+           std::string help,
+           ConfigLimit limit = any_value()) {
+    add_field(
+        name, ConfigType<T>::name(), std::move(help), std::move(limit),
+        [&value](const ConfigValue* given) {
+          auto parsed = given == nullptr ? std::nullopt : ConfigType<T>::read(*given);
+          if (given == nullptr || parsed) value = std::move(parsed);
+          return given == nullptr || value.has_value();
+        },
+        [&value] { return value ? std::optional(ConfigType<T>::write(*value)) : std::nullopt; });
+  }
+
+  // Sets the field that an entry names. Throws Error(kUsage) "<where>: <key>: ...", with the
+  // nearest key as a hint where there is none of that name.
+  void set(const ConfigEntry& entry);
+
+  // "optim.lr = 0.1 (run.toml:12)"; of a field that nobody set, "optim.lr = 1e-05 (the default)".
+  std::string describe(std::string_view key) const;
+
+  std::string toml() const;      // every field, its help beside it; reads back to the same
+  std::string markdown() const;  // a table per section: key, default, meaning
+
+ private:
+  struct Field {
+    std::string key{};
+    std::string type{};
+    std::string help{};
+    ConfigLimit limit{};
+    std::function<bool(const ConfigValue*)> set{};  // nullptr: take the value away
+    std::function<std::optional<ConfigValue>()> get{};
+    std::string where{};  // it was set; "" if it was not
+  };
+  struct Section {
+    std::string name{};
+    std::string help{};
+    std::size_t first_field = 0;
+  };
+
+  void add_field(std::string_view name,
+                 std::string type,
+                 std::string help,
+                 ConfigLimit limit,
+                 std::function<bool(const ConfigValue*)> set,
+                 std::function<std::optional<ConfigValue>()> get);
+  const Field& at(std::string_view key) const;
+  void require_limit(const Field& field, const ConfigEntry& entry, const ConfigValue& value) const;
+  [[noreturn]] void refuse_key(const ConfigEntry& entry) const;
+  // Calls with each section and its fields.
+  template <typename Visit>
+  void visit_sections(Visit&& visit) const;
+
+  std::vector<Section> sections_;
+  std::vector<Field> fields_;
+  std::map<std::string, std::size_t, std::less<>> index_;  // of fields_, by key
+};
+
+// The one of these that takes the fewest edits to become `text`; nothing if all are far away.
+std::optional<std::string> nearest(std::string_view text,
+                                   const std::vector<std::string>& candidates);
+
+}  // namespace ferry::trainer

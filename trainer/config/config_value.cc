@@ -1,0 +1,126 @@
+// The one file that knows toml++.
+#define TOML_HEADER_ONLY 1
+#include "trainer/config/config_value.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+
+namespace ferry::trainer {
+namespace {
+
+constexpr std::int64_t kLargestFile = 1 << 20;
+
+// A basic string: TOML's own escapes, nothing else.
+std::string quote(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      quoted += fmt::format("\\u{:04x}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+std::string print(bool value) {
+  return value ? "true" : "false";
+}
+std::string print(std::int64_t value) {
+  return fmt::format("{}", value);
+}
+std::string print(double value) {
+  auto text = fmt::format("{}", value);  // the shortest that reads back to the same
+  const bool is_float = !std::isfinite(value) || text.find_first_of(".e") != std::string::npos;
+  return is_float ? text : text + ".0";
+}
+std::string print(const std::string& value) {
+  return quote(value);
+}
+std::string print(const ConfigValue::List& values) {
+  std::string text;
+  for (const auto& value : values) text += (text.empty() ? "" : ", ") + to_toml(value);
+  return fmt::format("[{}]", text);
+}
+
+std::string line_of(const std::string& source, const toml::source_region& region) {
+  return fmt::format("{}:{}", source, region.begin.line);
+}
+
+ConfigValue value_of(const toml::node& node, const std::string& where, const std::string& key) {
+  if (const auto* value = node.as_boolean()) return {value->get()};
+  if (const auto* value = node.as_integer()) return {value->get()};
+  if (const auto* value = node.as_floating_point()) return {value->get()};
+  if (const auto* value = node.as_string()) return {value->get()};
+  const auto* array = node.as_array();
+  require(array != nullptr, ErrorKind::kUsage,
+          "{}: {}: is neither text, number, true, false nor a list of those", where, key);
+  ConfigValue::List list;
+  for (const auto& item : *array) list.push_back(value_of(item, where, key));
+  return {std::move(list)};
+}
+
+void collect(const toml::table& table,
+             const std::string& source,
+             const std::string& prefix,
+             std::vector<ConfigEntry>& entries) {
+  for (const auto& [name, node] : table) {
+    const auto key = prefix + std::string(name.str());
+    const auto where = line_of(source, node.source());
+    const auto* section = node.as_table();
+    if (section == nullptr) {
+      entries.push_back({.key = key, .where = where, .value = value_of(node, where, key)});
+    } else if (section->empty()) {
+      entries.push_back({.key = key, .where = where});
+    } else {
+      collect(*section, source, key + ".", entries);
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_toml(const ConfigValue& value) {
+  return std::visit([](const auto& one) { return print(one); }, value.value);
+}
+
+std::vector<ConfigEntry> read_toml(const std::filesystem::path& path) {
+  const auto source = path.string();
+  const auto text = distckpt::read_text(path, kLargestFile);
+  try {
+    std::vector<ConfigEntry> entries;
+    collect(toml::parse(text, source), source, "", entries);
+    return entries;
+  } catch (const toml::parse_error& error) {
+    fail(ErrorKind::kUsage, "{}: {}", line_of(source, error.source()), error.description());
+  }
+}
+
+ConfigEntry parse_override(std::string_view text) {
+  const auto equals = text.find('=');
+  require(equals != std::string_view::npos && equals > 0, ErrorKind::kUsage,
+          "{}: is no key=value, such as optim.lr=1e-5", text);
+  ConfigEntry entry{.key = std::string(text.substr(0, equals)), .where = "the command line"};
+  const std::string value(text.substr(equals + 1));
+  if (value == "null") return entry;
+  try {
+    const auto parsed = toml::parse("value = " + value);
+    require(parsed.size() == 1, ErrorKind::kUsage, "{}: has more than one line", text);
+    entry.value = value_of(*parsed.get("value"), entry.where, entry.key);
+  } catch (const toml::parse_error&) {
+    entry.value = ConfigValue{value};
+  }
+  return entry;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,37 @@
+// A value of a configuration, as TOML has them: where it came from, and what it is.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace ferry::trainer {
+
+struct ConfigValue {
+  using List = std::vector<ConfigValue>;
+  std::variant<bool, std::int64_t, double, std::string, List> value{};
+  bool operator==(const ConfigValue&) const = default;
+};
+
+// As TOML reads it back to the same: true, 3, 1e-05, "a \"b\"", ["a", "b"].
+std::string to_toml(const ConfigValue& value);
+
+struct ConfigEntry {
+  std::string key{};    // "optim.lr"
+  std::string where{};  // "run.toml:12", "the command line"
+  // Nothing: a section without a key, or on the command line the word null, which takes a value
+  // away.
+  std::variant<std::monostate, ConfigValue> value{};
+};
+
+// Every key of a file, in the order of its lines. Throws Error(kUsage) "run.toml:12: ...".
+std::vector<ConfigEntry> read_toml(const std::filesystem::path& path);
+
+// "optim.lr=1e-5": the value is TOML; what is none is text, so that quotes are seldom needed.
+// Throws Error(kUsage).
+ConfigEntry parse_override(std::string_view text);
+
+}  // namespace ferry::trainer

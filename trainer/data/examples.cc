@@ -1,0 +1,107 @@
+#include "trainer/data/examples.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "distckpt/error.h"
+
+namespace ferry::trainer {
+namespace {
+
+// A column that is null is one that is not there: Parquet has no other way to leave it out.
+const Record* find(const Record& object, const std::string& key) {
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+const Record& at(const Record& object, const std::string& key, const std::string& column) {
+  const auto* found = find(object, key);
+  require(found != nullptr, ErrorKind::kCorrupt, "{}: is missing", column);
+  return *found;
+}
+
+const Record& of_type(const Record& value,
+                      bool is_so,
+                      const std::string& column,
+                      std::string_view expected) {
+  require(is_so, ErrorKind::kCorrupt, "{}: is a JSON {}, {} is expected", column, value.type_name(),
+          expected);
+  return value;
+}
+
+std::string text_of(const Record& value, const std::string& column) {
+  return of_type(value, value.is_string(), column, "text").get<std::string>();
+}
+
+const Messages& messages_of(const Record& value, const std::string& column) {
+  of_type(value, value.is_array(), column, "a list of messages");
+  require(!value.empty(), ErrorKind::kCorrupt, "{}: has no message", column);
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const auto name = fmt::format("{}[{}]", column, i);
+    const auto& message = of_type(value[i], value[i].is_object(), name, "a message");
+    require(!text_of(at(message, "role", name + ".role"), name + ".role").empty(),
+            ErrorKind::kCorrupt, "{}.role: is empty", name);
+    if (find(message, "content") == nullptr && find(message, "tool_calls") != nullptr) continue;
+    text_of(at(message, "content", name + ".content"), name + ".content");
+  }
+  return value;
+}
+
+Record message(std::string_view role, std::string content) {
+  return {{"role", role}, {"content", std::move(content)}};
+}
+
+Messages pair_of(const Record& record, const ConversationKeys& keys) {
+  const auto& prompt = at(record, keys.prompt_key, keys.prompt_key);
+  auto response = text_of(at(record, keys.response_key, keys.response_key), keys.response_key);
+  auto messages = Record::array();
+  if (prompt.is_string()) {
+    messages.push_back(message("user", prompt.get<std::string>()));
+  } else {
+    messages = messages_of(prompt, keys.prompt_key);
+  }
+  messages.push_back(message("assistant", std::move(response)));
+  return messages;
+}
+
+Record list_or_null(const Record& record, const std::string& key) {
+  const auto* found = find(record, key);
+  return found == nullptr ? Record() : of_type(*found, found->is_array(), key, "a list");
+}
+
+}  // namespace
+
+Conversation parse_conversation(const Record& record, const ConversationKeys& keys) {
+  const auto* messages = find(record, keys.messages_key);
+  require(messages != nullptr || find(record, keys.prompt_key) != nullptr, ErrorKind::kCorrupt,
+          "{}: is missing, and so is {}", keys.messages_key, keys.prompt_key);
+  Conversation conversation{.messages = messages != nullptr
+                                            ? messages_of(*messages, keys.messages_key)
+                                            : pair_of(record, keys),
+                            .tools = list_or_null(record, keys.tools_key)};
+  require(std::ranges::any_of(conversation.messages,
+                              [](const Record& one) { return one["role"] == "assistant"; }),
+          ErrorKind::kCorrupt, "{}: the assistant says nothing, so there is nothing to learn",
+          keys.messages_key);
+  return conversation;
+}
+
+PromptExample parse_prompt(const Record& record, const std::string& prompt_key) {
+  const auto& reward = at(record, "reward_model", "reward_model");
+  of_type(reward, reward.is_object(), "reward_model", "an object");
+  PromptExample example{
+      .data_source = text_of(at(record, "data_source", "data_source"), "data_source"),
+      .prompt = messages_of(at(record, prompt_key, prompt_key), prompt_key),
+      .reward_model = {
+          .style = text_of(at(reward, "style", "reward_model.style"), "reward_model.style")}};
+  const auto* truth = find(reward, "ground_truth");
+  require(truth != nullptr || example.reward_model.style != "rule", ErrorKind::kCorrupt,
+          "reward_model.ground_truth: is missing");
+  if (truth != nullptr) example.reward_model.ground_truth = *truth;
+  if (const auto* ability = find(record, "ability")) example.ability = text_of(*ability, "ability");
+  if (const auto* extra = find(record, "extra_info"))
+    example.extra_info = of_type(*extra, extra->is_object(), "extra_info", "an object");
+  return example;
+}
+
+}  // namespace ferry::trainer

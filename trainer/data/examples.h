@@ -1,0 +1,51 @@
+// What a record must hold to be trained on, in verl's columns: a conversation for supervised
+// fine-tuning, a prompt with its ground truth for reinforcement learning. Whatever else a record
+// holds is left alone.
+#pragma once
+
+#include <string>
+
+#include "trainer/data/record_file.h"
+
+namespace ferry::trainer {
+
+// A list of {role, content, ...}, as chat templates take it: at least one; content is text, or null
+// beside tool_calls.
+using Messages = Record;
+
+// The names of the columns of conversations (verl: data.messages_key, data.prompt_key, ...).
+struct ConversationKeys {
+  std::string messages_key = "messages";
+  std::string prompt_key = "prompt";
+  std::string response_key = "response";
+  std::string tools_key = "tools";
+  bool operator==(const ConversationKeys&) const = default;
+};
+
+struct Conversation {
+  Messages messages{};
+  Record tools{};  // a list, or null
+};
+
+// Out of the column of messages if there is one; else out of a prompt (text: what the user says; or
+// messages) and the response to it (text: what the assistant says). Some message is the
+// assistant's: those are learned. Throws Error(kCorrupt) "<column>: ...".
+Conversation parse_conversation(const Record& record, const ConversationKeys& keys);
+
+struct RewardModel {
+  std::string style{};    // "rule", "model"
+  Record ground_truth{};  // of any type; null only where the style is not "rule"
+};
+
+struct PromptExample {
+  std::string data_source{};  // which reward function judges it
+  Messages prompt{};
+  std::string ability{};  // "" if there is none
+  RewardModel reward_model{};
+  Record extra_info{};  // an object, or null
+};
+
+// Throws Error(kCorrupt) "<column>: ...".
+PromptExample parse_prompt(const Record& record, const std::string& prompt_key = "prompt");
+
+}  // namespace ferry::trainer

@@ -1,0 +1,59 @@
+// What a run wrote down of itself, read back: its metrics, and the spans of a step.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/metrics/metric_log.h"
+#include "trainer/metrics/timeline.h"
+
+namespace ferry::trainer {
+
+inline constexpr const char* kMetricsFile = "metrics.jsonl";
+
+struct MetricHistory {
+  std::vector<StepMetrics> steps{};  // ascending; of a step that is there twice, the later line
+  std::int64_t num_unreadable = 0;   // lines that are no metrics: a run that was killed leaves one
+};
+
+// Of metrics.jsonl as open_jsonl_log() writes it, and as verl does (without "time", which is 0
+// then). null is NaN. Throws Error(kNotFound | kIo).
+MetricHistory read_metrics(const std::filesystem::path& path);
+
+struct MetricSummary {
+  std::string name{};
+  std::int64_t num_finite = 0;
+  std::int64_t num_not_finite = 0;
+  std::int64_t first_not_finite = 0;  // its step
+  // Of the finite ones; 0 where there are none.
+  double first = 0;
+  double last = 0;
+  double least = 0;
+  double mean = 0;
+  double most = 0;
+};
+
+// Of each metric, by name.
+std::vector<MetricSummary> summarize(const MetricHistory& history);
+
+// Of one file of a timeline. Lines that are no spans are passed over.
+std::vector<Span> read_spans(const std::filesystem::path& path,
+                             std::optional<std::int64_t> step = {});
+
+struct RunLog {
+  std::filesystem::path metrics_path{};
+  MetricHistory metrics{};
+  std::vector<std::filesystem::path> timeline_paths{};
+};
+
+// `run` is the folder of a run, or its file of metrics. Throws Error(kNotFound) where there are
+// none.
+RunLog read_run(const std::filesystem::path& run);
+
+// Of all ranks: of that step, or the last one that all of them wrote.
+std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step);
+
+}  // namespace ferry::trainer
