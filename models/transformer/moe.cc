@@ -1,6 +1,7 @@
 #include "models/transformer/moe.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
@@ -46,6 +47,46 @@ at::Tensor undo(const at::Tensor& order) {
   return back;
 }
 
+// Rows in another order. The gradient is looked up by the inverse, where that of an index_select
+// adds rows up, on a GPU in any order.
+class Permute : public torch::autograd::Function<Permute> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& rows,
+                            const at::Tensor& order,
+                            const at::Tensor& inverse) {
+    context->save_for_backward({inverse});
+    return rows.index_select(0, order);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0].index_select(0, context->get_saved_variables()[0]), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+// The row of a token for each of its choices, in the order of the experts; `inverse` says where
+// each choice went. The gradients of a token's rows are added in the order of its choices.
+class RowsOfChoices : public torch::autograd::Function<RowsOfChoices> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& x,
+                            const at::Tensor& order,
+                            const at::Tensor& inverse,
+                            std::int64_t topk) {
+    context->save_for_backward({inverse});
+    context->saved_data["topk"] = topk;
+    return x.index_select(0, at::div(order, topk, "trunc"));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto topk = context->saved_data["topk"].toInt();
+    const auto by_token = grads[0].index_select(0, context->get_saved_variables()[0]);
+    return {by_token.view({-1, topk, by_token.size(1)}).sum(1), at::Tensor(), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
 // Where a batch of routed rows goes, and how it comes back.
 class Dispatcher {
  public:
@@ -66,6 +107,7 @@ class Dispatcher {
     const auto blocks = to_counts(gathered.view({etp_.size(), -1}).sum(1));
     block_ = *std::ranges::max_element(blocks);
     order_ = experts_first(counts_, local_experts_, counts);
+    inverse_ = undo(order_);
     if (etp_.size() == 1) return;
     // Blocks are padded to one length while they are gathered.
     std::vector<at::Tensor> rows;
@@ -83,17 +125,18 @@ class Dispatcher {
       const auto padded = at::constant_pad_nd(arrived, {0, 0, 0, block_ - arrived_});
       arrived = gather_from_sequence_parallel_region(padded, etp_).index_select(0, unpadded_);
     }
-    return arrived.index_select(0, order_);
+    return Permute::apply(arrived, order_, inverse_);
   }
 
   // What this rank's experts made of them -> rows of this rank, by expert.
   at::Tensor combine(const at::Tensor& results) const {
     auto rows = results;
-    if (etp_.size() > 1 && bitwise_) rows = gather_from_tensor_model_parallel_region(rows, etp_, /*replicated=*/false);
-    rows = rows.index_select(0, undo(order_));
+    if (etp_.size() > 1 && bitwise_)
+      rows = gather_from_tensor_model_parallel_region(rows, etp_, /*replicated=*/false);
+    rows = Permute::apply(rows, inverse_, order_);
     if (etp_.size() > 1) {
-      const auto padded =
-          at::zeros({etp_.size() * block_, rows.size(1)}, rows.options()).index_copy(0, unpadded_, rows);
+      const auto padded = at::zeros({etp_.size() * block_, rows.size(1)}, rows.options())
+                              .index_copy(0, unpadded_, rows);
       const auto mine = bitwise_ ? padded.narrow(0, etp_.rank() * block_, block_)
                                  : reduce_scatter_to_sequence_parallel_region(padded, etp_);
       rows = mine.narrow(0, 0, arrived_);
@@ -118,7 +161,7 @@ class Dispatcher {
   std::int64_t arrived_ = 0;
   Counts counts_;  // of each (etp rank, source, local expert)
   std::int64_t block_ = 0;
-  at::Tensor order_, unpadded_;
+  at::Tensor order_, inverse_, unpadded_;
 };
 
 }  // namespace
@@ -203,14 +246,15 @@ at::Tensor MoELayer::route_and_compute(const at::Tensor& x) const {
   const auto routing = router_.forward(x);
   const auto choices = routing.experts.reshape({-1});
   const auto order = at::argsort(choices, /*stable=*/true, 0, /*descending=*/false);
+  const auto inverse = undo(order);
   const auto counts = at::bincount(choices, {}, setup_.config.num_moe_experts);
   const Dispatcher dispatcher(setup_, counts);
 
-  const auto rows = x.index_select(0, at::div(order, topk, "trunc"));
-  const auto results = dispatcher.combine(
-      experts_.forward(dispatcher.dispatch(rows), dispatcher.rows_per_expert()));
-  const auto weighted = results * routing.weights.reshape({-1}).index_select(0, order).unsqueeze(1);
-  return weighted.index_select(0, undo(order))
+  const auto rows = RowsOfChoices::apply(x, order, inverse, topk);
+  const auto results =
+      dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.rows_per_expert()));
+  const auto weights = Permute::apply(routing.weights.reshape({-1}), order, inverse);
+  return Permute::apply(results * weights.unsqueeze(1), inverse, order)
       .view({x.size(0), topk, -1})
       .sum(1)
       .to(x.scalar_type());
