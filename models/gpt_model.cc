@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -23,7 +24,10 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
       stage_(std::move(stage)),
       options_(options),
       embedding_stages_(models::embedding_stages(config_, mesh.shape().parallel())),
-      parameters_(parameter_layout(config_, mesh.shape(), mesh.coordinates(), stage_,
+      parameters_(parameter_layout(config_,
+                                   mesh.shape(),
+                                   mesh.coordinates(),
+                                   stage_,
                                    {.alignment = options.alignment, .dtype = options.dtype}),
                   mesh.world().device()),
       setup_{.config = config_,
@@ -31,13 +35,16 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
              .tensor_parallel = {.group = &mesh_.tp(),
                                  .sequence_parallel = options.sequence_parallel,
                                  .alignment = options.alignment},
-             .deterministic = options.deterministic_mode},
+             .deterministic = options.deterministic_mode,
+             .recompute = options.recompute},
       rotary_(config_, mesh.world().device()) {
   require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
               options.dtype == distckpt::DType::kBF16,
           ErrorKind::kUsage,
           "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
           short_name(options.dtype));
+  require(options.recompute.num_layers > 0, ErrorKind::kUsage,
+          "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();
   if (parameters_.has("embedding.word_embeddings.weight"))
     embedding_.emplace(setup_.tensor_parallel, parameters_, "embedding.word_embeddings");
@@ -67,11 +74,45 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
           "the first stage takes tokens, the others hidden states");
   ResidualStream stream{.sum = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden};
   if (observe && stage_.pre_process) observe("embedding", stream.sum);
-  for (const auto& layer : layers_) stream = layer.forward(std::move(stream), context);
+  stream = run_layers(std::move(stream), context);
   if (!stage_.post_process) return stream.total();
   const auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
   if (observe) observe("decoder.final_layernorm", x);
   return x;
+}
+
+ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& context) const {
+  const auto& options = options_.recompute;
+  const bool full = options.granularity == Recompute::Granularity::kFull && !context.observe;
+  const bool uniform = options.method == Recompute::Method::kUniform;
+  const auto num_layers = static_cast<std::size_t>(options.num_layers);
+  for (std::size_t i = 0; i < layers_.size();) {
+    if (full && (uniform || i < num_layers)) {
+      const auto count = uniform ? std::min(num_layers, layers_.size() - i) : 1;
+      stream = recompute_layers(i, count, stream, context);
+      i += count;
+    } else {
+      stream = layers_[i++].forward(std::move(stream), context);
+    }
+  }
+  return stream;
+}
+
+ResidualStream GPTModel::recompute_layers(std::size_t first,
+                                          std::size_t count,
+                                          const ResidualStream& stream,
+                                          const LayerContext& context) const {
+  const auto layers = [this, first, count, batch = context.batch,
+                       angles = context.angles](const std::vector<at::Tensor>& inputs) {
+    ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
+    const LayerContext again{.batch = batch, .angles = angles};
+    for (auto i = first; i < first + count; ++i) x = layers_[i].forward(std::move(x), again);
+    return std::vector{x.sum, x.pending};
+  };
+  std::vector<at::Tensor> inputs{stream.sum};
+  if (stream.pending.defined()) inputs.push_back(stream.pending);
+  const auto outputs = recompute(layers, inputs);
+  return {.sum = outputs[0], .pending = outputs[1]};
 }
 
 at::Tensor GPTModel::output(const at::Tensor& hidden) const {
@@ -117,8 +158,8 @@ at::Tensor GPTModel::all_logits(const at::Tensor& hidden, const SequencePartitio
 
 at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
                                  const SequencePartition& batch) const {
-  const auto local = options_.sequence_parallel ? mesh_.tp().all_gather(between_layers)
-                                                : between_layers;
+  const auto local =
+      options_.sequence_parallel ? mesh_.tp().all_gather(between_layers) : between_layers;
   return batch.in_pack_order(mesh_.cp().all_gather(local)).narrow(0, 0, batch.num_tokens());
 }
 

@@ -29,6 +29,7 @@ struct ModelOptions {
   // Whether gradients have the same bits at every run also in kFast, where attention's backward on a
   // GPU is up to three times as fast without.
   bool deterministic_mode = true;
+  Recompute recompute{};
 };
 
 class GPTModel {
@@ -85,6 +86,11 @@ class GPTModel {
 
  private:
   OutputHead head() const;
+  ResidualStream run_layers(ResidualStream stream, const LayerContext& context) const;
+  ResidualStream recompute_layers(std::size_t first,
+                                  std::size_t count,
+                                  const ResidualStream& stream,
+                                  const LayerContext& context) const;
 
   distckpt::TransformerConfig config_;
   const ParallelState& mesh_;

@@ -13,13 +13,15 @@
 namespace ferry::models {
 namespace {
 
-// transformers gives the norms inside of latent attention this one, whatever the configuration says.
+// transformers gives the norms inside of latent attention this one, whatever the configuration
+// says.
 constexpr double kLatentNormEpsilon = 1e-6;
 
 class CoreAttention {
  public:
   explicit CoreAttention(const ModelSetup& setup)
       : cp_(setup.mesh.cp()),
+        recomputed_(setup.recompute.selects(&Recompute::Modules::core_attn)),
         options_{.scale = softmax_scale(setup.config),
                  .window = setup.config.sliding_window,
                  .alignment = setup.alignment(),
@@ -30,17 +32,29 @@ class CoreAttention {
                      const at::Tensor& key,
                      const at::Tensor& value,
                      const SequencePartition& batch) const {
+    if (!recomputed_) return compute(query, key, value, batch);
+    const auto body = [this, batch](const std::vector<at::Tensor>& inputs) {
+      return std::vector{compute(inputs[0], inputs[1], inputs[2], batch)};
+    };
+    return recompute(body, {query, key, value})[0];
+  }
+
+ private:
+  at::Tensor compute(const at::Tensor& query,
+                     const at::Tensor& key,
+                     const at::Tensor& value,
+                     const SequencePartition& batch) const {
     return attention(query, everywhere(key, batch), everywhere(value, batch), batch.segments(),
                      options_)
         .flatten(1);
   }
 
- private:
   at::Tensor everywhere(const at::Tensor& mine, const SequencePartition& batch) const {
     return batch.in_pack_order(gather_from_sequence_parallel_region(mine, cp_));
   }
 
   const ProcessGroup& cp_;
+  bool recomputed_;
   AttentionOptions options_;
 };
 
@@ -73,7 +87,8 @@ class SelfAttention : public Attention {
     const QueriesOfGroup queries{.first = setup_.mesh.coordinates().tp % ranks_of_group() * mine,
                                  .count = mine};
     const bool normed_heads = q_norm_.defined();
-    auto [query, key, value] = split_qkv(grouped, queries, normed_heads ? nullptr : &context.angles);
+    auto [query, key, value] =
+        split_qkv(grouped, queries, normed_heads ? nullptr : &context.angles);
     if (normed_heads) {
       query = apply_rotary(rms_norm(query, q_norm_, config.layernorm_epsilon), context.angles);
       key = apply_rotary(rms_norm(key, k_norm_, config.layernorm_epsilon), context.angles);
@@ -87,9 +102,9 @@ class SelfAttention : public Attention {
     return std::max<std::int64_t>(1, setup_.mesh.shape().tp() / setup_.config.num_query_groups);
   }
 
-  // [tokens, rows/tp] -> [tokens, rows of the groups that this rank's queries belong to]. Where ranks
-  // are more than groups, the weights of a group are split over several, wherever the cuts fall: all
-  // rows come together, and each rank takes its group's (Megatron-Core attention.py).
+  // [tokens, rows/tp] -> [tokens, rows of the groups that this rank's queries belong to]. Where
+  // ranks are more than groups, the weights of a group are split over several, wherever the cuts
+  // fall: all rows come together, and each rank takes its group's (Megatron-Core attention.py).
   at::Tensor whole_groups(const at::Tensor& mixed) const {
     if (ranks_of_group() == 1) return mixed;
     const auto all = gather_from_tensor_model_parallel_region(mixed, setup_.mesh.tp(),
@@ -106,8 +121,8 @@ class SelfAttention : public Attention {
   RowParallelLinear proj_;
 };
 
-// Multi-latent attention, with its keys and values expanded. The projections down are whole on every
-// rank and applied to the tokens between the layers.
+// Multi-latent attention, with its keys and values expanded. The projections down are whole on
+// every rank and applied to the tokens between the layers.
 class MLASelfAttention : public Attention {
  public:
   MLASelfAttention(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
@@ -136,14 +151,12 @@ class MLASelfAttention : public Attention {
     const auto alignment = setup_.alignment();
     auto latent_query = normed;
     if (low_rank_queries_) {
-      latent_query =
-          rms_norm(linear(normed, q_down_, {}, alignment), q_norm_, kLatentNormEpsilon);
+      latent_query = rms_norm(linear(normed, q_down_, {}, alignment), q_norm_, kLatentNormEpsilon);
     }
     const auto query = q_.forward(parallel.enter(latent_query));
     const auto compressed = linear(normed, kv_down_, {}, alignment);
-    const auto latent =
-        rms_norm(compressed.narrow(1, 0, config.kv_lora_rank).contiguous(), kv_norm_,
-                 kLatentNormEpsilon);
+    const auto latent = rms_norm(compressed.narrow(1, 0, config.kv_lora_rank).contiguous(),
+                                 kv_norm_, kLatentNormEpsilon);
     const auto rotated = parallel.enter(
         compressed.narrow(1, config.kv_lora_rank, config.qk_pos_emb_head_dim).contiguous());
     const auto key_value = kv_up_.forward(parallel.enter(latent));
@@ -156,11 +169,10 @@ class MLASelfAttention : public Attention {
     const auto q_rotated = turn(q.narrow(2, config.qk_head_dim, config.qk_pos_emb_head_dim));
     const auto k_rotated =
         turn(rotated.unsqueeze(1)).expand({tokens, heads, config.qk_pos_emb_head_dim});
-    return proj_.forward(
-        core_.forward(at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2),
-                      at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
-                      kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(),
-                      context.batch));
+    return proj_.forward(core_.forward(
+        at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2),
+        at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
+        kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context.batch));
   }
 
  private:

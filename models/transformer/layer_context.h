@@ -10,6 +10,7 @@
 #include "models/kernels/rotary.h"
 #include "models/packed_sequences.h"
 #include "models/parallel_state.h"
+#include "models/recompute.h"
 #include "models/tensor_parallel/layers.h"
 
 namespace ferry::models {
@@ -24,6 +25,7 @@ struct ModelSetup {
   const ParallelState& mesh;
   TensorParallel tensor_parallel;  // of everything but the experts
   bool deterministic = true;       // gradients have the same bits at every run
+  Recompute recompute{};
 
   Alignment alignment() const { return tensor_parallel.alignment; }
 };

@@ -22,11 +22,10 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
   const auto best = std::get<1>(
       at::topk(group_scores, config.moe_router_group_topk, -1, /*largest=*/true, /*sorted=*/false));
   const auto mask = at::zeros_like(group_scores).scatter(1, best, 1);
-  const auto of_experts =
-      mask.unsqueeze(-1)
-          .expand({-1, config.moe_router_num_groups,
-                   config.num_moe_experts / config.moe_router_num_groups})
-          .reshape({-1, config.num_moe_experts});
+  const auto of_experts = mask.unsqueeze(-1)
+                              .expand({-1, config.moe_router_num_groups,
+                                       config.num_moe_experts / config.moe_router_num_groups})
+                              .reshape({-1, config.num_moe_experts});
   return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
 }
 
@@ -34,8 +33,8 @@ Routing TopKRouter::forward(const at::Tensor& x) const {
   const auto& config = setup_.config;
   const auto topk = config.moe_router_topk;
   const auto grouped = [&](const at::Tensor& scores) {
-    return scores.view({-1, config.moe_router_num_groups,
-                        config.num_moe_experts / config.moe_router_num_groups});
+    return scores.view(
+        {-1, config.moe_router_num_groups, config.num_moe_experts / config.moe_router_num_groups});
   };
   const bool groups = config.moe_router_num_groups > 1;
   Routing routing;
@@ -63,8 +62,7 @@ Routing TopKRouter::forward(const at::Tensor& x) const {
     const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
     choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
   }
-  routing.experts =
-      std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
+  routing.experts = std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
   const auto chosen = scores.gather(1, routing.experts);
   const auto normed = chosen / (chosen.sum(-1, /*keepdim=*/true) + 1e-20);
   routing.weights = normed * config.moe_router_topk_scaling_factor;

@@ -13,14 +13,22 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                    bool moe)
     : prefix_(prefix),
       epsilon_(setup.config.layernorm_epsilon),
+      feed_forward_recomputed_(
+          setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
       attention_(make_attention(setup, parameters, prefix)),
       feed_forward_(make_feed_forward(setup, parameters, prefix, moe)) {}
 
 ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
   const auto& observe = context.observe;
-  const auto attended = attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
+  const auto attended =
+      attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
   stream.pending = attended;
-  const auto fed = feed_forward_->forward(add_and_norm(stream, feed_forward_->norm(), epsilon_));
+  const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_);
+  const auto feed_forward = [network = feed_forward_](const std::vector<at::Tensor>& inputs) {
+    return std::vector{network->forward(inputs[0])};
+  };
+  const auto fed = feed_forward_recomputed_ ? recompute(feed_forward, {normed})[0]
+                                            : feed_forward_->forward(normed);
   stream.pending = fed;
   if (observe) {
     observe(prefix_ + "self_attention", attended);
@@ -39,7 +47,9 @@ MultiTokenPredictionLayer::MultiTokenPredictionLayer(const ModelSetup& setup,
       hnorm_(parameters.take(fmt::format("mtp.layers.{}.hnorm.weight", index),
                              setup.tensor_parallel.between_layers())),
       eh_proj_(setup.tensor_parallel, parameters, fmt::format("mtp.layers.{}.eh_proj", index)),
-      layer_(setup, parameters, fmt::format("mtp.layers.{}.transformer_layer.", index),
+      layer_(setup,
+             parameters,
+             fmt::format("mtp.layers.{}.transformer_layer.", index),
              setup.config.num_moe_experts > 0),
       final_norm_(parameters.take(fmt::format("mtp.layers.{}.final_layernorm.weight", index),
                                   setup.tensor_parallel.between_layers())) {}
@@ -49,8 +59,8 @@ at::Tensor MultiTokenPredictionLayer::forward(const at::Tensor& hidden,
                                               const LayerContext& context) const {
   const auto& parallel = setup_.tensor_parallel;
   const auto epsilon = setup_.config.layernorm_epsilon;
-  const auto both = at::cat(
-      {rms_norm(next_embedding, enorm_, epsilon), rms_norm(hidden, hnorm_, epsilon)}, -1);
+  const auto both =
+      at::cat({rms_norm(next_embedding, enorm_, epsilon), rms_norm(hidden, hnorm_, epsilon)}, -1);
   const auto projected = eh_proj_.forward(parallel.enter(both));
   const auto x = parallel.sequence_parallel
                      ? all_to_all_hidden_to_sequence(projected, *parallel.group)

@@ -26,8 +26,9 @@ class TransformerLayer {
  private:
   std::string prefix_;
   double epsilon_;
+  bool feed_forward_recomputed_;
   std::unique_ptr<Attention> attention_;
-  std::unique_ptr<FeedForward> feed_forward_;
+  std::shared_ptr<const FeedForward> feed_forward_;
 };
 
 // Multi-token prediction (DeepSeek-V3, section 2.2): from the hidden state of a token and the
