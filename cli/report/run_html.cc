@@ -41,6 +41,8 @@ const std::vector<Panel>& panels() {
         {"critic/grad_norm", "critic"}}},
       {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
        {{"perf/throughput", ""}}},
+      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
+       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
       {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
        {{"perf/time_per_step", ""}}},
       {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},

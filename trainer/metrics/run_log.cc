@@ -98,8 +98,11 @@ MetricHistory read_metrics(const fs::path& path) {
   std::map<std::int64_t, StepMetrics> steps;
   history.num_unreadable = for_each_line(path, "", [&](const json& line) {
     auto metrics = metrics_of(line);
-    if (metrics) steps.insert_or_assign(metrics->step, std::move(*metrics));
-    return metrics.has_value();
+    if (!metrics) return false;
+    auto& step = steps[metrics->step];
+    metrics->values.merge(step.values);  // what the line says stays, what it does not say is added
+    step = std::move(*metrics);
+    return true;
   });
   for (auto& [step, metrics] : steps) history.steps.push_back(std::move(metrics));
   return history;

@@ -15,7 +15,7 @@ namespace ferry::trainer {
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
 
 struct MetricHistory {
-  std::vector<StepMetrics> steps{};  // ascending; of a step that is there twice, the later line
+  std::vector<StepMetrics> steps{};  // ascending; lines of one step are put together, the later wins
   std::int64_t num_unreadable = 0;   // lines that are no metrics: a run that was killed leaves one
 };
 
