@@ -149,8 +149,9 @@ RunLog read_run(const fs::path& run) {
                 "name the folder of a run, or its file of metrics");
   }
   log.metrics = read_metrics(log.metrics_path);
-  for (const auto& entry :
-       fs::directory_iterator(is_folder ? run : fs::absolute(run).parent_path())) {
+  const auto folder = is_folder ? run : fs::absolute(run).parent_path();
+  if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
+  for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (name.starts_with("timeline") && name.ends_with(".jsonl"))
       log.timeline_paths.push_back(entry.path());
