@@ -98,7 +98,8 @@ svg .span.frame text { fill: var(--dim); }
 .numbers .same td { color: var(--dim); }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 7px; }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.93em; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+summary { cursor: pointer; }
 @media print { .scroll { max-height: none; } }
 )css";
 

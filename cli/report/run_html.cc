@@ -41,6 +41,8 @@ const std::vector<Panel>& panels() {
         {"critic/grad_norm", "critic"}}},
       {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
        {{"perf/throughput", ""}}},
+      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
+       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
       {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
        {{"perf/time_per_step", ""}}},
       {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
@@ -175,6 +177,13 @@ std::string numbers(const RunReport& report) {
   return html + "</tbody></table></div>\n";
 }
 
+std::string configuration(const RunReport& report) {
+  if (report.log.config.empty()) return {};
+  return fmt::format(
+      "<h2>Configuration</h2>\n<details><summary>{}</summary>\n<pre>{}</pre></details>\n",
+      trainer::kConfigFile, escape_xml(report.log.config));
+}
+
 }  // namespace
 
 std::string run_html(const RunReport& report) {
@@ -191,7 +200,8 @@ std::string run_html(const RunReport& report) {
     if (!series.empty()) charts += line_chart(panel.options, series);
   }
   if (!charts.empty()) html += "<h2>Curves</h2>\n<div class=\"charts\">\n" + charts + "</div>\n";
-  html += parts(report) + timeline(report) + other_charts(report, drawn) + numbers(report);
+  html += parts(report) + timeline(report) + other_charts(report, drawn) + numbers(report) +
+          configuration(report);
   return html_page(fmt::format("{}: a training run", report.log.metrics_path.string()), html);
 }
 

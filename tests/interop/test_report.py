@@ -100,6 +100,14 @@ def test_any_run_makes_a_page(work, data, steps):
     page_of(run)
 
 
+def test_the_configuration_of_the_run_is_shown(work):
+    run = write_run(work / "run", [(1, {})])
+    (run / "config.toml").write_text('[model]\npath = "a<b>&c"\n')
+    run_ok("report", run)
+    (text,) = every(page_of(run), "pre")
+    assert text.text == '[model]\npath = "a<b>&c"\n'
+
+
 def test_the_file_logger_of_verl_is_read(work):
     (work / "log.jsonl").write_text('{"step": 1, "data": {"actor/pg_loss": 0.5, "critic/score/mean": 0.25}}\n')
     run_ok("report", work / "log.jsonl")

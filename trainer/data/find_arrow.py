@@ -4,7 +4,10 @@
 """
 import importlib.util
 import pathlib
+import re
 import sys
+
+OLDEST = 24  # whose reader returns results
 
 if len(sys.argv) > 1:
     root = pathlib.Path(sys.argv[1]).resolve()
@@ -15,6 +18,9 @@ else:
     root = pathlib.Path(spec.origin).parent
 if not (root / "include" / "parquet" / "arrow" / "reader.h").exists():
     sys.exit(f"find_arrow: {root} holds no include/parquet")
+version = int(re.search(r"ARROW_VERSION_MAJOR (\d+)", (root / "include/arrow/util/config.h").read_text())[1])
+if version < OLDEST:
+    sys.exit(f"find_arrow: {root} is of pyarrow {version}: {OLDEST} or newer is needed")
 print(root)
 for name in ["libparquet.so", "libarrow.so"]:
     libraries = sorted(root.glob(name + ".*"))  # a wheel has them under the name with the version only

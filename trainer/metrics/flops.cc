@@ -57,8 +57,10 @@ double training_flops(const TransformerConfig& config, std::span<const std::int6
 }
 
 std::optional<double> peak_flops(std::string_view device) {
-  // The makers' data sheets, without sparsity. H200 stands before H20, which its name begins with.
-  constexpr std::array<std::pair<std::string_view, double>, 6> kPeaks{{{"H100", 989e12},
+  // The makers' data sheets, without sparsity. A name that begins with another stands before it.
+  constexpr std::array<std::pair<std::string_view, double>, 8> kPeaks{{{"GB200", 2500e12},
+                                                                       {"B200", 2250e12},
+                                                                       {"H100", 989e12},
                                                                        {"H200", 989e12},
                                                                        {"H800", 989e12},
                                                                        {"A100", 312e12},

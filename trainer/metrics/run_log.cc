@@ -98,8 +98,11 @@ MetricHistory read_metrics(const fs::path& path) {
   std::map<std::int64_t, StepMetrics> steps;
   history.num_unreadable = for_each_line(path, "", [&](const json& line) {
     auto metrics = metrics_of(line);
-    if (metrics) steps.insert_or_assign(metrics->step, std::move(*metrics));
-    return metrics.has_value();
+    if (!metrics) return false;
+    auto& step = steps[metrics->step];
+    metrics->values.merge(step.values);  // what the line says stays, what it does not say is added
+    step = std::move(*metrics);
+    return true;
   });
   for (auto& [step, metrics] : steps) history.steps.push_back(std::move(metrics));
   return history;
@@ -146,8 +149,9 @@ RunLog read_run(const fs::path& run) {
                 "name the folder of a run, or its file of metrics");
   }
   log.metrics = read_metrics(log.metrics_path);
-  for (const auto& entry :
-       fs::directory_iterator(is_folder ? run : fs::absolute(run).parent_path())) {
+  const auto folder = is_folder ? run : fs::absolute(run).parent_path();
+  if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
+  for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     if (name.starts_with("timeline") && name.ends_with(".jsonl"))
       log.timeline_paths.push_back(entry.path());

@@ -13,10 +13,13 @@
 namespace ferry::trainer {
 
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
+inline constexpr const char* kConfigFile =
+    "config.toml";  // what the run was told, if it wrote that down
 
 struct MetricHistory {
-  std::vector<StepMetrics> steps{};  // ascending; of a step that is there twice, the later line
-  std::int64_t num_unreadable = 0;   // lines that are no metrics: a run that was killed leaves one
+  std::vector<StepMetrics>
+      steps{};                      // ascending; lines of one step are put together, the later wins
+  std::int64_t num_unreadable = 0;  // lines that are no metrics: a run that was killed leaves one
 };
 
 // Of metrics.jsonl as open_jsonl_log() writes it, and as verl does (without "time", which is 0
@@ -46,6 +49,7 @@ std::vector<Span> read_spans(const std::filesystem::path& path,
 struct RunLog {
   std::filesystem::path metrics_path{};
   MetricHistory metrics{};
+  std::string config{};  // the text of kConfigFile; "" if there is none
   std::vector<std::filesystem::path> timeline_paths{};
 };
 

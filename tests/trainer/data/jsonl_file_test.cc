@@ -9,6 +9,7 @@
 #include "distckpt/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
+#include "tests/trainer/data/read_all.h"
 
 namespace ferry::trainer {
 namespace {
@@ -24,17 +25,6 @@ class JsonlFile : public testing::Test {
 
   support::TempDir dir_;
 };
-
-// Every record of a file, chunk after chunk, as its text.
-std::vector<std::string> read_all(const RecordFile& file) {
-  std::vector<std::string> records;
-  for (std::size_t i = 0; i < file.chunks().size(); ++i) {
-    const auto chunk = file.open(i);
-    for (std::int64_t row = 0; row < file.chunks()[i].num_records; ++row)
-      records.push_back(chunk->at(row).dump());
-  }
-  return records;
-}
 
 TEST_F(JsonlFile, TakesEachLineThatIsNotEmpty) {
   const std::vector<std::string> expected{R"({"a":1})", R"({"b":"ü"})", R"({"c":[1,2]})"};

@@ -17,6 +17,7 @@
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_dir.h"
+#include "tests/trainer/data/read_all.h"
 
 namespace ferry::trainer {
 namespace {
@@ -55,16 +56,6 @@ std::filesystem::path write_table(const std::filesystem::path& path, int rows, i
 std::string expected_row(int i) {
   return fmt::format(R"({{"text":"row {0}","numbers":{1}}})", i,
                      i % 3 == 2 ? "null" : fmt::format("[{},{}]", i, i + 1));
-}
-
-std::vector<std::string> read_all(const RecordFile& file) {
-  std::vector<std::string> records;
-  for (std::size_t i = 0; i < file.chunks().size(); ++i) {
-    const auto chunk = file.open(i);
-    for (std::int64_t row = 0; row < file.chunks()[i].num_records; ++row)
-      records.push_back(chunk->at(row).dump());
-  }
-  return records;
 }
 
 TEST(ParquetFile, HasAChunkForEachRowGroup) {

@@ -51,17 +51,19 @@ TEST(JsonlLog, ForgetsWhatARunThatGoesOnDoesAgain) {
 
 TEST(MetricHistory, ReadsTheFileLoggerOfVerlAndWhatAKilledRunLeft) {
   const support::TempDir dir;
-  distckpt::write_text(dir / "metrics.jsonl",
-                       "{\"step\": 2, \"data\": {\"train/loss\": 1.5, \"text\": \"x\"}}\n"
-                       "{\"step\": 1, \"data\": {\"train/loss\": null}}\n\n"
-                       "[]\n{\"data\": {}}\n{\"step\": 2, \"data\": {\"train/loss\": 1.25}}\n"
-                       "{\"step\": 3, \"data\": {\"tr");
+  distckpt::write_text(
+      dir / "metrics.jsonl",
+      "{\"step\": 2, \"data\": {\"train/loss\": 1.5, \"train/lr\": 2, \"text\": \"x\"}}\n"
+      "{\"step\": 1, \"data\": {\"train/loss\": null}}\n\n"
+      "[]\n{\"data\": {}}\n{\"step\": 2, \"data\": {\"train/loss\": 1.25, \"val/loss\": 3}}\n"
+      "{\"step\": 3, \"data\": {\"tr");
   const auto history = read_metrics(dir / "metrics.jsonl");
   EXPECT_EQ(history.num_unreadable, 3);
   ASSERT_EQ(history.steps.size(), 2U);
   EXPECT_EQ(history.steps[0].step, 1);
   EXPECT_TRUE(std::isnan(history.steps[0].values.at("train/loss")));
-  EXPECT_EQ(history.steps[1].values, (Metrics{{"train/loss", 1.25}}));
+  EXPECT_EQ(history.steps[1].values,
+            (Metrics{{"train/loss", 1.25}, {"train/lr", 2}, {"val/loss", 3}}));
 }
 
 TEST(RunLog, IsAFolderOrItsFile) {
