@@ -43,19 +43,12 @@ at::Tensor local_cotangent(const Flags& flags,
   std::vector<at::Tensor> all;
   for (std::size_t i = 0; i < flags.reference.sequences.size(); ++i)
     all.push_back(flags.reference.others.at(fmt::format("cotangent.{}", i)));
-  auto whole = at::cat(all);
   const auto& mesh = model.mesh();
-  const auto local = batch.tokens().size(0);
-  const auto padded = local * mesh.shape().cp();
+  const auto local = batch.local(at::cat(all));
   const auto vocab = mesh.shape().parallel().padded_vocab_size(model.config().vocab_size);
-  whole = at::constant_pad_nd(whole, {0, vocab - whole.size(1), 0, padded - whole.size(0)});
-  // The order of the pack -> this rank's: where each of its tokens lies.
-  const auto mine = at::arange(mesh.coordinates().cp * local, (mesh.coordinates().cp + 1) * local);
-  const auto all_rows = at::arange(padded, batch.tokens().options());
-  const auto place = batch.in_pack_order(all_rows.unsqueeze(1)).flatten().cpu();
-  const auto rows = at::argsort(place).index_select(0, mine);
   const auto columns = vocab / mesh.shape().tp();
-  return whole.index_select(0, rows).narrow(1, mesh.coordinates().tp * columns, columns);
+  return at::constant_pad_nd(local, {0, vocab - local.size(1)})
+      .narrow(1, mesh.coordinates().tp * columns, columns);
 }
 
 void run(const Flags& flags, models::World& world) {
