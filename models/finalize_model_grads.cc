@@ -5,6 +5,7 @@
 #include "models/world.h"
 
 namespace ferry::models {
+
 // The first of them sums, and sends the sum back.
 void sum_over_stages(const ProcessGroup& pp, at::Tensor& gradient, const std::vector<int>& stages) {
   if (pp.rank() != stages.front()) {

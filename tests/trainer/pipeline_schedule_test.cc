@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <tuple>
 
 #include "distckpt/error.h"
 #include "models/pipeline_forward.h"
@@ -50,8 +52,8 @@ TEST(PipelineOrder, Interleaves) {
   EXPECT_THROW(pipeline_order({.stages = 2, .chunks = 2, .micro_batches = 3}), Error);
 }
 
-// Runs the lists of all stages with messages in queues, and returns the most micro-batches that a
-// chunk had in flight; fails where stages wait for each other for ever or a message is another one.
+// Runs the lists of all stages with messages in queues. Fails where stages wait for each other for
+// ever, a message is another one, or a backward pass comes before its forward pass.
 void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batches, bool forward_only) {
   std::vector<std::vector<PipelineStep>> lists;
   for (std::size_t stage = 0; stage < stages; ++stage)
@@ -59,6 +61,7 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
   std::map<std::tuple<bool, std::size_t>, std::deque<std::pair<std::size_t, std::size_t>>> queues;  // (forward, from)
   std::vector<std::size_t> at(stages);
   std::vector<std::vector<std::size_t>> backward_of(stages * chunks);
+  std::set<std::pair<std::size_t, std::size_t>> in_flight;
   bool moved = true;
   while (moved) {
     moved = false;
@@ -70,14 +73,18 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
         const bool receives = step.forward ? place > 0 : place < last;
         if (receives) {
           auto& queue = queues[{step.forward, (step.forward ? stage + stages - 1 : stage + 1) % stages}];
-          // With one stage chunks hand over in place: any order will do.
           if (queue.empty()) break;
           ASSERT_EQ(queue.front(), std::pair(place, step.micro_batch)) << stage;
           queue.pop_front();
         }
         if (step.forward ? place < last : place > 0)
           queues[{step.forward, stage}].emplace_back(step.forward ? place + 1 : place - 1, step.micro_batch);
-        if (!step.forward) backward_of[place].push_back(step.micro_batch);
+        if (step.forward) {
+          ASSERT_TRUE(in_flight.emplace(place, step.micro_batch).second);
+        } else {
+          ASSERT_EQ(in_flight.erase({place, step.micro_batch}), 1U) << stage;
+          backward_of[place].push_back(step.micro_batch);
+        }
         ++at[stage];
         moved = true;
       }
