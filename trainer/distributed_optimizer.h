@@ -48,6 +48,7 @@ class DistributedOptimizer {
 
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
   void zero_grad() { ddp_.zero_grad(); }
+  const OptimizerConfig& config() const { return config_; }
   // After the backward passes of a batch. Called by all ranks of the mesh: sums gradients, clips
   // them, updates the parameters that the rank is to update, and gathers all.
   StepReport step(const ParamGroup& group);

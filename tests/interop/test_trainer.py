@@ -1,4 +1,5 @@
-"""The trainer beside its peers: rates and orders of passes are Megatron-Core's, Adam is torch's to the rounding of fp32."""
+"""The trainer beside its peers: rates and orders of passes are Megatron-Core's, Adam is torch's to the rounding of fp32, and a run
+that Megatron-Core saved goes through our optimizer and back to it bit for bit."""
 import itertools
 import json
 import os
@@ -7,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import FERRY, PEERS
+from support import DATA, FERRY, HERE, PEERS, iteration_folder
+from test_training_state import FIXTURES, describe, expected
 
 TOOL = Path(FERRY).parents[1] / "tests" / "trainer_tool"
 pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -108,3 +110,32 @@ def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
             param.copy_(ours["param"])
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key].copy_(ours[key])
+
+
+RESAVED = {  # fixture: (mesh of ours: tp, pp, ep, etp, dp; mesh of Megatron-Core)
+    "llama_optim_dp": ((2, 1, 1, 2, 2), dict(tp=1, pp=2, ep=1, etp=1)),
+    "qwen2_tied_optim_dp": ((1, 2, 1, 1, 2), dict(tp=2, pp=2, ep=1, etp=1)),
+    "mixtral_optim_dp": ((2, 1, 2, 1, 2), dict(tp=1, pp=2, ep=2, etp=1)),
+    "deepseek_v3_optim_dp": ((1, 3, 2, 1, 2), dict(tp=1, pp=1, ep=4, etp=1)),
+}
+
+
+@pytest.mark.parametrize("release", ["mc0161", "mc0192"])
+def test_megatron_core_resumes_from_our_optimizer(release, work):
+    """Masters and moments of Megatron's, in the shards of our ranks, saved from there: every digest is the old one, and Megatron
+    resumes with them."""
+    jobs = []
+    for fixture, (ours, theirs) in RESAVED.items():
+        if release == "mc0161" and fixture not in ("llama_optim_dp", "mixtral_optim_dp"):
+            continue
+        tool("resave", DATA / fixture, work / fixture, *ours, DATA / FIXTURES[fixture][0] / "hf")
+        assert describe(iteration_folder(work / fixture)) == expected(fixture), fixture
+        jobs.append(dict(ckpt=str(work / fixture), hf=str(DATA / FIXTURES[fixture][0] / "hf"), expect=str(DATA / fixture / "sha256.json"),
+                         vpad=256, **theirs))
+    (work / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run([sys.executable, HERE / "resume_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
+                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    assert (work / "report.json").exists(), done.stdout[-3000:]
+    report = json.loads((work / "report.json").read_text())
+    assert [r["bad"] for r in report] == [[]] * len(jobs)
+    assert all(set(r["step"]) == {1} and r["num_steps"] == 4 and r["iteration"] == 10 for r in report)

@@ -77,6 +77,14 @@ void WholeTensors::add(const models::ParameterSpec& spec, const at::Tensor& part
   }
 }
 
+void WholeTensors::add(const distckpt::LocalShard& shard) {
+  const std::lock_guard lock(mutex_);
+  auto& whole = tensors_[shard.tensor.key];
+  if (!whole.defined()) whole = at::zeros(sizes(shard.tensor.global_shape), at::kFloat);
+  part_of(whole, shard.tensor.box())
+      .copy_(at::from_blob(shard.data, sizes(shard.tensor.local_shape), sizes(shard.strides), at::kFloat));
+}
+
 std::string first_difference(const WholeTensors& got, const WholeTensors& expected, double tolerance) {
   if (got.all().size() != expected.all().size())
     return fmt::format("{} tensors, not {}", got.all().size(), expected.all().size());

@@ -2,6 +2,8 @@
 //   trainer_tool schedule STYLE WSD_STYLE WARMUP DECAY WSD_DECAY WD_STYLE WD_STEPS   rates of every step
 //   trainer_tool adam STEPS DECOUPLED             parameters, gradients and what Adam makes of them
 //   trainer_tool order STAGES STAGE CHUNKS MICRO_BATCHES FORWARD_ONLY
+//   trainer_tool resave FROM TO TP PP EP ETP DP HF   a training run, through the memory of a mesh; HF: config.json's
+//                                                    folder
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -10,10 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "converter/checkpoint.h"
 #include "distckpt/error.h"
+#include "models/pipeline_forward.h"
+#include "models/world.h"
 #include "trainer/kernels/adam.h"
 #include "trainer/optimizer_param_scheduler.h"
 #include "trainer/pipeline_order.h"
+#include "trainer/training_checkpoint.h"
 
 namespace ferry::trainer {
 namespace {
@@ -79,6 +85,32 @@ json order(const Arguments& a) {
   return steps;
 }
 
+// What DistributedOptimizer has after a load, saved anew.
+json resave(const Arguments& a) {
+  const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
+  const distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(2),
+                                          .pipeline_model_parallel_size = size(3),
+                                          .expert_model_parallel_size = size(4),
+                                          .expert_tensor_parallel_size = size(5),
+                                          .make_vocab_size_divisible_by = 256 / size(2)};
+  const auto origin = converter::open(a[0], {.hf_config = a[7]});
+  models::run_ranks(size(2) * size(3) * size(6), {}, [&](models::World& world) {
+    const models::ParallelState mesh(world, parallel, "mesh");
+    const auto chunks = models::make_stage(origin.map.config, mesh, {});
+    std::vector<models::GPTModel*> pointers;
+    for (const auto& chunk : chunks) pointers.push_back(chunk.get());
+    DistributedDataParallel ddp(pointers, {.bucket_size = 5000});
+    DistributedOptimizer optimizer(ddp, {});
+    // Megatron-Core tells groups of parameters apart by their rates: those of the fixtures.
+    OptimizerParamScheduler scheduler({.max_lr = 1e-2, .min_lr = 1e-4});
+    TrainingCheckpoint from(pointers, optimizer, scheduler, {.root = a[0], .hf_config = a[7], .threads = 1});
+    const auto resumed = from.load();
+    TrainingCheckpoint to(pointers, optimizer, scheduler, {.root = a[1], .origin = &origin, .threads = 1});
+    to.save(resumed.iteration, resumed.caller);
+  });
+  return {};
+}
+
 }  // namespace
 }  // namespace ferry::trainer
 
@@ -94,6 +126,8 @@ int main(int argc, char** argv) {
       result = trainer::adam(arguments);
     else if (what == "order" && arguments.size() == 5)
       result = trainer::order(arguments);
+    else if (what == "resave" && arguments.size() == 8)
+      result = trainer::resave(arguments);
     else
       return 2;
     std::printf("%s\n", result.dump().c_str());
