@@ -96,7 +96,11 @@ const ParameterSpec& DistributedDataParallel::spec(std::size_t buffer, const Buf
 }
 
 void DistributedDataParallel::zero_grad() {
-  for (auto& buffer : buffers_) buffer.grads().zero_();
+  for (auto& buffer : buffers_) {
+    require(buffer.grads().storage().nbytes() > 0, ErrorKind::kBug,
+            "gradients are wanted while they have no memory");
+    buffer.grads().zero_();
+  }
 }
 
 void DistributedDataParallel::expect_last_backward(std::size_t chunk) {

@@ -64,7 +64,19 @@ void DistributedOptimizer::reload_model_params() {
   }
 }
 
+std::vector<at::Tensor> DistributedOptimizer::own_state() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& shard : shards_) {
+    tensors.insert(tensors.end(), {shard.exp_avg, shard.exp_avg_sq});
+    if (!shard.master_is_param) tensors.push_back(shard.master);
+  }
+  return tensors;
+}
+
 StepReport DistributedOptimizer::step(const ParamGroup& group) {
+  for (const auto& shard : shards_)
+    require(shard.exp_avg.storage().nbytes() > 0 && shard.master.storage().nbytes() > 0,
+            ErrorKind::kBug, "the optimizer steps while its state is on the host");
   ddp_.finish_grad_sync();
   StepReport report{.loss_scale = loss_scale()};
   const auto squares = global_squared_sum();

@@ -56,6 +56,9 @@ class DistributedOptimizer {
   std::int64_t num_steps() const { return num_steps_; }      // that changed parameters
   std::int64_t num_skipped() const { return num_skipped_; }  // that did not
 
+  // Moments, and masters that are not the parameters themselves.
+  std::vector<at::Tensor> own_state() const;
+
   // Masters and moments as fully_reshardable checkpoints name them,
   // optimizer.state.{param,exp_avg,exp_avg_sq}.<key>: the boxes that make up this rank's shards.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;

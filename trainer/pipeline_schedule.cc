@@ -170,6 +170,11 @@ std::vector<Metrics> forward_backward(const Pipeline& pipeline,
                                       const ForwardBackwardOptions& options) {
   require(!pipeline.chunks.empty() && !batches.empty(), ErrorKind::kBug,
           "a pipeline needs a chunk and a micro-batch");
+  for (const auto* const chunk : pipeline.chunks) {
+    for (const auto& leaf : chunk->parameters().leaves())
+      require(leaf.value.storage().nbytes() > 0, ErrorKind::kBug,
+              "a model computes while its parameters are on the host");
+  }
   std::optional<at::NoGradGuard> no_grad;
   if (options.forward_only) no_grad.emplace();
   return Run(pipeline, batches, loss, options).run();
