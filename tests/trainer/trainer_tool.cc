@@ -4,8 +4,11 @@
 //   trainer_tool order STAGES STAGE CHUNKS MICRO_BATCHES FORWARD_ONLY
 //   trainer_tool resave FROM TO TP PP EP ETP DP HF   a training run, through the memory of a mesh; HF: config.json's
 //                                                    folder
+//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one rank of
+//       however many the environment says (torchrun's variables); the same for every mesh but for rounding
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -16,9 +19,13 @@
 #include "distckpt/error.h"
 #include "models/pipeline_forward.h"
 #include "models/world.h"
+#include "tests/support/tiny_training.h"
 #include "trainer/kernels/adam.h"
+#include "trainer/micro_batches.h"
+#include "trainer/offload.h"
 #include "trainer/optimizer_param_scheduler.h"
 #include "trainer/pipeline_order.h"
+#include "trainer/pipeline_schedule.h"
 #include "trainer/training_checkpoint.h"
 
 namespace ferry::trainer {
@@ -111,6 +118,61 @@ json resave(const Arguments& a) {
   return {};
 }
 
+json train(const Arguments& a) {
+  const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
+  distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(3),
+                                    .pipeline_model_parallel_size = size(4),
+                                    .expert_model_parallel_size = size(6),
+                                    .expert_tensor_parallel_size = 1};
+  if (size(5) > 1) parallel.virtual_pipeline_model_parallel_size = size(5);
+  auto world = models::World::from_environment({.device = at::Device(a[0])});
+  const models::ParallelState mesh(world, parallel, "mesh");
+  const auto config = support::tiny_config({.family = size(6) > 1 ? "qwen2_moe" : "llama", .num_layers = 8, .head_dim = 64,
+                                            .hidden = 256, .ffn = 512, .vocab = 1000, .experts = 8, .moe_ffn = 64, .shared_ffn = 64});
+  const auto chunks = models::make_stage(config, mesh, {.dtype = a[1] == "bf16" ? distckpt::DType::kBF16 : distckpt::DType::kF32,
+                                                        .sequence_parallel = size(3) > 1});
+  std::vector<models::GPTModel*> pointers;
+  for (const auto& chunk : chunks) {
+    support::fill_parameters(*chunk, 5);
+    for (const auto& parameter : chunk->parameters().all()) {
+      if (parameter.spec.shape.rank() > 1) parameter.value.mul_(0.1);
+    }
+    pointers.push_back(chunk.get());
+  }
+  DistributedDataParallel ddp(pointers, {.bucket_size = 100'000});
+  DistributedOptimizer optimizer(ddp, {});
+  const P2PCommunicator p2p(world, mesh, "p2p", chunks.size() > 1);
+  Offload offload(pointers, &ddp, &optimizer);
+  auto steps = json::array();
+  for (int step = 1; step <= number(a[2]); ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto all = support::random_sequences(std::vector<std::int64_t>(16, 128), config.vocab_size, 1 + static_cast<std::uint64_t>(step % 2));
+    const auto dp = static_cast<std::size_t>(mesh.shape().dp());
+    std::vector<at::Tensor> mine;
+    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += dp) mine.push_back(all[i]);
+    const auto batches = pack_micro_batches(mine, split_micro_batches(mine.size(), 2), mesh);
+    optimizer.zero_grad();
+    const auto metrics = forward_backward(
+        {pointers, &p2p, &ddp}, batches, [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+          const auto loss = support::token_loss(model, hidden, batches[i], 16 * 128);
+          return LossOutput{.loss = loss, .metrics = {{"loss", loss.detach()}}};
+        });
+    auto loss = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+    if (mesh.coordinates().tp == 0) {
+      for (const auto& metric : metrics) loss += metric.at("loss").to(at::kDouble);
+    }
+    const auto report = optimizer.step({.lr = 1e-3, .weight_decay = 0.1});
+    steps.push_back({{"loss", mesh.all().all_reduce(loss).item<double>()},
+                     {"grad_norm", report.grad_norm},
+                     {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
+    const OffloadFlags all_of_it{.param = true, .grad = true, .optimizer = true};
+    offload.to_host(all_of_it);
+    offload.to_device(all_of_it);
+  }
+  mesh.all().barrier();
+  return world.rank() == 0 ? steps : json();
+}
+
 }  // namespace
 }  // namespace ferry::trainer
 
@@ -128,6 +190,8 @@ int main(int argc, char** argv) {
       result = trainer::order(arguments);
     else if (what == "resave" && arguments.size() == 8)
       result = trainer::resave(arguments);
+    else if (what == "train" && arguments.size() == 7)
+      result = trainer::train(arguments);
     else
       return 2;
     std::printf("%s\n", result.dump().c_str());
