@@ -58,13 +58,14 @@ DistributedDataParallel::DistributedDataParallel(std::vector<GPTModel*> chunks,
       for (std::size_t leaf = leaves.size(); leaf-- > 0;) {
         const auto& spec = spec_of(parameters, leaf);
         if (leaves[leaf].value.requires_grad() && spec.expert == expert)
-          mine.push_back({.leaf = leaf, .size = leaves[leaf].value.numel(), .alone = is_embedding(spec)});
+          mine.push_back(
+              {.leaf = leaf, .size = leaves[leaf].value.numel(), .alone = is_embedding(spec)});
       }
       if (mine.empty()) continue;
       const auto& group = expert ? mesh().edp() : mesh().dp_cp();
       const auto dtype = leaves[mine.front().leaf].value.scalar_type();
-      buffers_.emplace_back(parameters, layout_buckets(mine, group.size(), config_.bucket_size), group,
-                            config_.grad_reduce_in_fp32 ? at::kFloat : dtype);
+      buffers_.emplace_back(parameters, layout_buckets(mine, group.size(), config_.bucket_size),
+                            group, config_.grad_reduce_in_fp32 ? at::kFloat : dtype);
       chunk_of_.push_back(chunk);
     }
   }
@@ -85,13 +86,14 @@ DistributedDataParallel::~DistributedDataParallel() {
   for (const auto& buffer : buffers_) {
     for (const auto& bucket : buffer.buckets()) {
       for (const auto& slot : bucket.slots())
-        torch::autograd::impl::set_post_acc_grad_hooks(buffer.parameters().leaves()[slot.leaf].value,
-                                                       nullptr);
+        torch::autograd::impl::set_post_acc_grad_hooks(
+            buffer.parameters().leaves()[slot.leaf].value, nullptr);
     }
   }
 }
 
-const ParameterSpec& DistributedDataParallel::spec(std::size_t buffer, const BufferSlot& slot) const {
+const ParameterSpec& DistributedDataParallel::spec(std::size_t buffer,
+                                                   const BufferSlot& slot) const {
   return spec_of(buffers_[buffer].parameters(), slot.leaf);
 }
 
@@ -133,7 +135,8 @@ void DistributedDataParallel::accumulate(std::size_t buffer,
 void DistributedDataParallel::finish_grad_sync() {
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
     auto& buckets = buffers_[i].buckets();
-    for (auto next = progress_[i].next; next < buckets.size(); ++next) buckets[next].start_grad_sync();
+    for (auto next = progress_[i].next; next < buckets.size(); ++next)
+      buckets[next].start_grad_sync();
     progress_[i] = {};
   }
   for (auto& buffer : buffers_) {

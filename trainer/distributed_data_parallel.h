@@ -21,15 +21,16 @@
 namespace ferry::trainer {
 
 struct DistributedDataParallelConfig {
-  bool grad_reduce_in_fp32 = true;         // else gradients accumulate in the dtype of parameters
-  bool overlap_grad_reduce = true;         // with the backward pass that completes them
-  std::int64_t bucket_size = 40'000'000;   // elements
+  bool grad_reduce_in_fp32 = true;        // else gradients accumulate in the dtype of parameters
+  bool overlap_grad_reduce = true;        // with the backward pass that completes them
+  std::int64_t bucket_size = 40'000'000;  // elements
 };
 
 class DistributedDataParallel {
  public:
   // `chunks`: of this rank, first to last. They outlive it; their parameters move into its buffers.
-  DistributedDataParallel(std::vector<models::GPTModel*> chunks, DistributedDataParallelConfig config);
+  DistributedDataParallel(std::vector<models::GPTModel*> chunks,
+                          DistributedDataParallelConfig config);
   ~DistributedDataParallel();
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;

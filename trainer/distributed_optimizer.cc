@@ -119,14 +119,16 @@ StepReport DistributedOptimizer::step(const ParamGroup& group) {
 // Of what is counted here, in stretches as long as they come; then of all ranks, in their order.
 double DistributedOptimizer::global_squared_sum() const {
   const auto device = ddp_.mesh().world().device();
-  std::vector<at::Tensor> sums{at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device))};
+  std::vector<at::Tensor> sums{
+      at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(device))};
   for (const auto& shard : shards_) {
     const auto& bucket = bucket_of(shard);
     std::int64_t begin = -1;
     std::int64_t end = 0;
     const auto close = [&] {
       if (begin >= 0)
-        sums.push_back(squared_sum(ddp_.buffers()[shard.buffer].grads().narrow(0, begin, end - begin)));
+        sums.push_back(
+            squared_sum(ddp_.buffers()[shard.buffer].grads().narrow(0, begin, end - begin)));
       begin = -1;
     };
     for (const auto& slot : bucket.slots()) {
@@ -186,9 +188,10 @@ std::vector<distckpt::LocalShard> DistributedOptimizer::sharded_state_dict() con
       const auto mine = intersect(slot, bucket.shard_begin(), bucket.shard_end());
       if (mine.size <= 0) continue;
       const auto add = [&](const char* kind, const at::Tensor& state) {
-        auto parts = shards_of_range(parameters, parameters.leaves()[slot.leaf],
-                                     mine.begin - slot.begin, fmt::format("optimizer.state.{}.", kind),
-                                     state.narrow(0, mine.begin - bucket.shard_begin(), mine.size));
+        auto parts =
+            shards_of_range(parameters, parameters.leaves()[slot.leaf], mine.begin - slot.begin,
+                            fmt::format("optimizer.state.{}.", kind),
+                            state.narrow(0, mine.begin - bucket.shard_begin(), mine.size));
         std::ranges::move(parts, std::back_inserter(shards));
       };
       add("param", shard.master);

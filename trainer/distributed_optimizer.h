@@ -32,10 +32,11 @@ struct OptimizerConfig {
 
 struct StepReport {
   bool update_successful = false;
-  double grad_norm = 0;       // of the whole model, before clipping, without the loss scale
-  std::string not_finite{};   // the first parameter, in the order of the model, without a finite gradient
-  std::int64_t skipped = 0;   // steps so far
-  double loss_scale = 1;      // that this step's gradients had
+  double grad_norm = 0;  // of the whole model, before clipping, without the loss scale
+  std::string
+      not_finite{};  // the first parameter, in the order of the model, without a finite gradient
+  std::int64_t skipped = 0;  // steps so far
+  double loss_scale = 1;     // that this step's gradients had
 };
 
 class DistributedOptimizer {

@@ -63,8 +63,7 @@ std::vector<Partition> balance_batch(Lengths seqlens, std::size_t dp) {
 }
 
 std::vector<std::vector<Partition>> rearrange_micro_batches(
-    const std::vector<std::vector<std::int64_t>>& seqlens,
-    const DynamicBatchOptions& options) {
+    const std::vector<std::vector<std::int64_t>>& seqlens, const DynamicBatchOptions& options) {
   const auto step = options.num_batches_divided_by;
   std::size_t fewest = 0;  // sequences of the poorest rank
   std::size_t num_micro_batches = 1;
@@ -77,13 +76,15 @@ std::vector<std::vector<Partition>> rearrange_micro_batches(
             options.max_token_len);
     const auto tokens = std::accumulate(mine.begin(), mine.end(), std::int64_t{0});
     const auto needed = (tokens + options.max_token_len - 1) / options.max_token_len;
-    num_micro_batches = std::max(num_micro_batches, std::min(static_cast<std::size_t>(needed), mine.size()));
+    num_micro_batches =
+        std::max(num_micro_batches, std::min(static_cast<std::size_t>(needed), mine.size()));
   }
   for (auto count = round_up(num_micro_batches, step);; count += step) {
     if (count > fewest) {
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("{} micro-batches are needed, and a rank has {} sequences", count, fewest),
-                  "a larger batch, or a larger budget of tokens");
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format("{} micro-batches are needed, and a rank has {} sequences", count, fewest),
+          "a larger batch, or a larger budget of tokens");
     }
     std::vector<std::vector<Partition>> ranks;
     bool fits = true;
@@ -99,7 +100,8 @@ std::vector<std::vector<Partition>> rearrange_micro_batches(
   }
 }
 
-std::vector<Partition> split_micro_batches(std::size_t num_sequences, std::size_t micro_batch_size) {
+std::vector<Partition> split_micro_batches(std::size_t num_sequences,
+                                           std::size_t micro_batch_size) {
   require(micro_batch_size > 0, ErrorKind::kUsage, "a micro-batch needs a sequence at least");
   std::vector<Partition> parts;
   for (std::size_t i = 0; i < num_sequences; ++i) {
@@ -109,7 +111,8 @@ std::vector<Partition> split_micro_batches(std::size_t num_sequences, std::size_
   return parts;
 }
 
-std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp, Lengths mine) {
+std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp,
+                                                      Lengths mine) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
   std::vector<std::vector<std::int64_t>> ranks;
   for (const auto& text : dp.all_gather_bytes(bytes)) {

@@ -32,8 +32,7 @@ struct DynamicBatchOptions {
 // small ones at both ends (verl rearrange_micro_batches). Throws Error(kUsage) for a sequence
 // longer than the budget, or a rank that has fewer sequences than micro-batches are needed.
 std::vector<std::vector<Partition>> rearrange_micro_batches(
-    const std::vector<std::vector<std::int64_t>>& seqlens,
-    const DynamicBatchOptions& options);
+    const std::vector<std::vector<std::int64_t>>& seqlens, const DynamicBatchOptions& options);
 
 // `micro_batch_size` sequences after the others; the last may have fewer.
 std::vector<Partition> split_micro_batches(std::size_t num_sequences, std::size_t micro_batch_size);

@@ -35,13 +35,14 @@ std::vector<at::Tensor> gradients_of(const DistributedDataParallel* ddp) {
 
 }  // namespace
 
-OffloadableMemory::OffloadableMemory(const std::vector<at::Tensor>& tensors, bool keep) : keep_(keep) {
+OffloadableMemory::OffloadableMemory(const std::vector<at::Tensor>& tensors, bool keep)
+    : keep_(keep) {
   for (const auto& tensor : tensors) {
     const auto& storage = tensor.storage();
-    const bool known = std::ranges::any_of(blocks_, [&](const Block& block) {
-      return block.storage.is_alias_of(storage);
-    });
-    if (!known && storage.nbytes() > 0) blocks_.push_back({.storage = storage, .size = storage.nbytes()});
+    const bool known = std::ranges::any_of(
+        blocks_, [&](const Block& block) { return block.storage.is_alias_of(storage); });
+    if (!known && storage.nbytes() > 0)
+      blocks_.push_back({.storage = storage, .size = storage.nbytes()});
   }
 }
 
@@ -51,7 +52,8 @@ void OffloadableMemory::to_host() {
   for (auto& block : blocks_) {
     auto* const storage = block.storage.unsafeGetStorageImpl();
     if (keep_) {
-      const auto pinned = at::TensorOptions().dtype(at::kByte).pinned_memory(block.storage.device().is_cuda());
+      const auto pinned =
+          at::TensorOptions().dtype(at::kByte).pinned_memory(block.storage.device().is_cuda());
       block.on_host = at::empty({static_cast<std::int64_t>(block.size)}, pinned);
       block.on_host.copy_(bytes_of(block.storage, block.size), /*non_blocking=*/true);
     }

@@ -1,7 +1,7 @@
 // Memory of a model that rests on the host while something else needs the device: parameters,
 // gradients, and the optimizer's state, each by itself (verl's param_offload, grad_offload,
-// optimizer_offload). Storages are emptied and filled again in place: every tensor that looks at one
-// stays what it was, to modules, buffers and sharded state dicts.
+// optimizer_offload). Storages are emptied and filled again in place: every tensor that looks at
+// one stays what it was, to modules, buffers and sharded state dicts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,8 +32,8 @@ class OffloadableMemory {
  private:
   struct Block {
     c10::Storage storage;
-    std::size_t size = 0;     // in bytes
-    at::Tensor on_host{};     // [size], while it rests
+    std::size_t size = 0;  // in bytes
+    at::Tensor on_host{};  // [size], while it rests
   };
 
   std::vector<Block> blocks_;

@@ -16,8 +16,8 @@ template <std::size_t N>
 void require_one_of(std::string_view value,
                     const std::array<std::string_view, N>& known,
                     std::string_view what) {
-  require(std::ranges::find(known, value) != known.end(), ErrorKind::kUsage,
-          "{} {} is none of {}", what, value, fmt::join(known, ", "));
+  require(std::ranges::find(known, value) != known.end(), ErrorKind::kUsage, "{} {} is none of {}",
+          what, value, fmt::join(known, ", "));
 }
 
 double ratio(std::int64_t part, std::int64_t whole) {
@@ -40,7 +40,8 @@ constexpr std::array<std::string_view, 3> kIncrStyles{"constant", "linear", "cos
 OptimizerParamScheduler::OptimizerParamScheduler(OptimizerParamSchedulerConfig config)
     : config_(std::move(config)) {
   auto& c = config_;
-  if (c.lr_decay_style == "inverse_square_root") c.lr_decay_style = "inverse-square-root";  // verl's
+  if (c.lr_decay_style == "inverse_square_root")
+    c.lr_decay_style = "inverse-square-root";  // verl's
   require_one_of(c.lr_decay_style, kDecayStyles, "lr_decay_style");
   require_one_of(c.lr_wsd_decay_style, kWsdStyles, "lr_wsd_decay_style");
   require_one_of(c.wd_incr_style, kIncrStyles, "wd_incr_style");
@@ -49,10 +50,10 @@ OptimizerParamScheduler::OptimizerParamScheduler(OptimizerParamSchedulerConfig c
   require(c.lr_warmup_steps >= 0 && c.lr_decay_steps > 0 && c.lr_warmup_steps < c.lr_decay_steps,
           ErrorKind::kUsage, "{} steps of warm-up and {} until the end of the decay",
           c.lr_warmup_steps, c.lr_decay_steps);
-  require(c.lr_decay_style != "WSD" ||
-              (c.wsd_decay_steps > 0 && c.wsd_decay_steps <= c.lr_decay_steps),
-          ErrorKind::kUsage, "WSD decays in the last {} of {} steps", c.wsd_decay_steps,
-          c.lr_decay_steps);
+  require(
+      c.lr_decay_style != "WSD" || (c.wsd_decay_steps > 0 && c.wsd_decay_steps <= c.lr_decay_steps),
+      ErrorKind::kUsage, "WSD decays in the last {} of {} steps", c.wsd_decay_steps,
+      c.lr_decay_steps);
   require(c.start_wd >= 0 && c.end_wd >= c.start_wd, ErrorKind::kUsage,
           "weight decay from {} to {}", c.start_wd, c.end_wd);
   require(c.wd_incr_style != "constant" || c.start_wd == c.end_wd, ErrorKind::kUsage,

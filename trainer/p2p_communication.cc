@@ -19,9 +19,11 @@ P2PCommunicator::P2PCommunicator(models::World& world,
   const auto make = [&](const char* kind, int from, int to) {
     const int a = stages[static_cast<std::size_t>(from)];
     const int b = stages[static_cast<std::size_t>(to)];
-    auto channel = std::make_unique<models::ProcessGroup>(
-        world, fmt::format("{}/{}/{}", name, kind, from), std::vector<int>{std::min(a, b), std::max(a, b)});
-    // NCCL connects at the first message, and waits for the other rank: here, where all come in turn.
+    auto channel =
+        std::make_unique<models::ProcessGroup>(world, fmt::format("{}/{}/{}", name, kind, from),
+                                               std::vector<int>{std::min(a, b), std::max(a, b)});
+    // NCCL connects at the first message, and waits for the other rank: here, where all come in
+    // turn.
     auto greeting = at::zeros({1}, at::TensorOptions().device(world.device()));
     (stage == from ? send(channel, greeting) : receive(channel, greeting)).wait();
     return channel;

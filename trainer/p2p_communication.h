@@ -1,6 +1,6 @@
 // What pipeline stages hand each other: activations to the next one, gradients to the one before.
-// Each direction of each kind between two stages has a communicator of its own, so that messages are
-// taken in the order they were sent in and none waits for one of another kind.
+// Each direction of each kind between two stages has a communicator of its own, so that messages
+// are taken in the order they were sent in and none waits for one of another kind.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,18 @@ class P2PCommunicator {
                   bool interleaved);
 
   // Of tensors that nobody touches before they were waited for.
-  models::Pending send_forward(const at::Tensor& activations) const { return send(forward_out_, activations); }
-  models::Pending recv_forward(const at::Tensor& activations) const { return receive(forward_in_, activations); }
-  models::Pending send_backward(const at::Tensor& gradient) const { return send(backward_out_, gradient); }
-  models::Pending recv_backward(const at::Tensor& gradient) const { return receive(backward_in_, gradient); }
+  models::Pending send_forward(const at::Tensor& activations) const {
+    return send(forward_out_, activations);
+  }
+  models::Pending recv_forward(const at::Tensor& activations) const {
+    return receive(forward_in_, activations);
+  }
+  models::Pending send_backward(const at::Tensor& gradient) const {
+    return send(backward_out_, gradient);
+  }
+  models::Pending recv_backward(const at::Tensor& gradient) const {
+    return receive(backward_in_, gradient);
+  }
 
  private:
   // Two ranks: the other one is 1 - rank().

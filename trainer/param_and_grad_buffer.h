@@ -1,7 +1,7 @@
 // The parameters of a model chunk that one group of ranks shares, in one piece of memory, and their
-// gradients in another (Megatron-Core distributed/param_and_grad_buffer.py). The pieces are cut into
-// buckets, each of which is summed over the group as a whole: every rank then has the sum of one part
-// of it, its shard, which it updates and gives to the others.
+// gradients in another (Megatron-Core distributed/param_and_grad_buffer.py). The pieces are cut
+// into buckets, each of which is summed over the group as a whole: every rank then has the sum of
+// one part of it, its shard, which it updates and gives to the others.
 //
 // Leaves lie in the reverse order of their modules, in which their gradients come; each begins at a
 // multiple of kBlock elements, and shards are cut there too.
@@ -52,7 +52,10 @@ BufferSlot intersect(const BufferSlot& slot, std::int64_t begin, std::int64_t en
 
 class Bucket {
  public:
-  Bucket(BucketLayout layout, const models::ProcessGroup& group, at::Tensor params, at::Tensor grads);
+  Bucket(BucketLayout layout,
+         const models::ProcessGroup& group,
+         at::Tensor params,
+         at::Tensor grads);
 
   const std::vector<BufferSlot>& slots() const { return layout_.slots; }
   const at::Tensor& grads() const { return grads_; }  // [elements, with padding]

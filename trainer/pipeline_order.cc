@@ -57,7 +57,8 @@ std::vector<PipelineStep> pipeline_order(const PipelineShape& shape) {
     step.chunk = shape.chunks - 1 - step.chunk;
   }
   const auto warmup = std::min(num_warmup(shape), forward.size());
-  std::vector<PipelineStep> steps(forward.begin(), forward.begin() + static_cast<std::ptrdiff_t>(warmup));
+  std::vector<PipelineStep> steps(forward.begin(),
+                                  forward.begin() + static_cast<std::ptrdiff_t>(warmup));
   for (auto i = warmup; i < forward.size(); ++i) {
     steps.push_back(forward[i]);
     steps.push_back(backward[i - warmup]);

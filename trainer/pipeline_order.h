@@ -1,7 +1,7 @@
 // In which order a pipeline stage runs the forward and backward passes of its chunks: the schedules
 // of Megatron-Core (pipeline_parallel/schedules.py) as lists. Sends never wait for receivers, and
-// messages of one kind between two stages are taken in the order they were sent in: then these lists
-// run to their end on all stages, and each chunk's backward passes come in the order of the
+// messages of one kind between two stages are taken in the order they were sent in: then these
+// lists run to their end on all stages, and each chunk's backward passes come in the order of the
 // micro-batches, so that sums of gradients are the same for every pipeline.
 #pragma once
 
@@ -26,10 +26,10 @@ struct PipelineShape {
   bool forward_only = false;
 };
 
-// One stage: one micro-batch after the other. Several: as few forward passes as keep all stages busy
-// first, then backward and forward in turn (1F1B); interleaved, as many micro-batches as there are
-// stages go through one chunk before the next. Throws Error(kUsage) where an interleaved pipeline has
-// a last group of fewer micro-batches than stages.
+// One stage: one micro-batch after the other. Several: as few forward passes as keep all stages
+// busy first, then backward and forward in turn (1F1B); interleaved, as many micro-batches as there
+// are stages go through one chunk before the next. Throws Error(kUsage) where an interleaved
+// pipeline has a last group of fewer micro-batches than stages.
 std::vector<PipelineStep> pipeline_order(const PipelineShape& shape);
 
 }  // namespace ferry::trainer

@@ -17,12 +17,12 @@ namespace {
 
 using models::Pending;
 
-// A micro-batch between its forward and its backward pass through a chunk. Of what was handed on only
-// the place in the graph is left.
+// A micro-batch between its forward and its backward pass through a chunk. Of what was handed on
+// only the place in the graph is left.
 struct Flight {
-  at::Tensor input{};                  // undefined on the first stage
-  torch::autograd::Edge output{};      // invalid where nothing is propagated
-  at::Tensor loss{};                   // of the last stage
+  at::Tensor input{};              // undefined on the first stage
+  torch::autograd::Edge output{};  // invalid where nothing is propagated
+  at::Tensor loss{};               // of the last stage
   Pending sent{};
 };
 
@@ -69,7 +69,9 @@ class Run {
   }
 
  private:
-  const models::GPTModel& model(const PipelineStep& step) const { return *pipeline_.chunks[step.chunk]; }
+  const models::GPTModel& model(const PipelineStep& step) const {
+    return *pipeline_.chunks[step.chunk];
+  }
 
   // The stage that a pass gets something from, or hands something to; -1: none.
   int source(const PipelineStep& step) const {
@@ -102,7 +104,8 @@ class Run {
   // To the next chunk, or back to the one before.
   Pending hand_over(const PipelineStep& step, const at::Tensor& tensor) {
     if (is_remote(target(step)))
-      return step.forward ? pipeline_.p2p->send_forward(tensor) : pipeline_.p2p->send_backward(tensor);
+      return step.forward ? pipeline_.p2p->send_forward(tensor)
+                          : pipeline_.p2p->send_backward(tensor);
     handed_[{step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch}] = tensor;
     return {};
   }

@@ -1,7 +1,7 @@
 // One batch forwards and backwards through all stages of a pipeline, micro-batch by micro-batch
-// (Megatron-Core forward_backward_func): a list of passes (pipeline_order.h), and what travels between
-// stages meanwhile. What a pass needs is on its way before the pass before it begins; what a stage has
-// sent it keeps until it has arrived, and no longer.
+// (Megatron-Core forward_backward_func): a list of passes (pipeline_order.h), and what travels
+// between stages meanwhile. What a pass needs is on its way before the pass before it begins; what
+// a stage has sent it keeps until it has arrived, and no longer.
 //
 // Losses are parts of the whole batch's, normalised by the caller's global count: gradients are
 // their sums, whatever the cut into micro-batches.
@@ -36,9 +36,9 @@ using LossFunction = std::function<LossOutput(
     const models::GPTModel& model, const at::Tensor& hidden, std::size_t micro_batch)>;
 
 struct Pipeline {
-  std::vector<models::GPTModel*> chunks{};   // of this rank's stage, first to last
-  const P2PCommunicator* p2p = nullptr;      // null: there is one stage
-  DistributedDataParallel* ddp = nullptr;    // null: gradients are left with the parameters
+  std::vector<models::GPTModel*> chunks{};  // of this rank's stage, first to last
+  const P2PCommunicator* p2p = nullptr;     // null: there is one stage
+  DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
 };
 
 struct ForwardBackwardOptions {

@@ -1,6 +1,6 @@
 // Sharing out sequences so that everybody has about the same work: the largest differencing method
-// of Karmarkar and Karp, with the order and the ties of verl (utils/seqlen_balancing.py), so that the
-// same lengths give the same parts as there.
+// of Karmarkar and Karp, with the order and the ties of verl (utils/seqlen_balancing.py), so that
+// the same lengths give the same parts as there.
 #pragma once
 
 #include <cstddef>

@@ -93,7 +93,8 @@ converter::SavedTraining TrainingCheckpoint::describe(const std::vector<std::str
     training.optimizers.emplace_back([this, expert](PickleWriter& pickle) {
       pickle.begin_dict().string("param_groups").begin_list();
       write_group(pickle, scheduler_, optimizer_, expert, 1.0);
-      if (!expert) write_group(pickle, scheduler_, optimizer_, expert, 0.0);  // experts have no vectors
+      if (!expert)
+        write_group(pickle, scheduler_, optimizer_, expert, 0.0);  // experts have no vectors
       pickle.end_list().end_dict();
     });
   };
@@ -158,10 +159,9 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
             ErrorKind::kLayout, "{}: holds no training run, only a model",
             checkpoint.location.folder.string());
     const auto memory = models::make_memory_sink(layout.layout);
-    (void)converter::load(checkpoint, layout, *memory,
-                          {.config = chunks_.front()->config(),
-                           .keep_padding = true,
-                           .threads = config_.threads});
+    (void)converter::load(
+        checkpoint, layout, *memory,
+        {.config = chunks_.front()->config(), .keep_padding = true, .threads = config_.threads});
     const auto common = distckpt::common_dict(*checkpoint.common);
     resumed.iteration = entry(common, "iteration", checkpoint).as_int();
     const auto groups = checkpoint.training->param_groups.front().at("param_groups");
@@ -171,9 +171,10 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
     if (!own) return;  // another program's
     state.num_skipped = own->at("num_skipped").as_int();
     if (own->find("loss_scale")) {
-      state.scaler = {.scale = own->at("loss_scale").as_float(),
-                      .growth_tracker = static_cast<int>(own->at("growth_tracker").as_int()),
-                      .hysteresis_tracker = static_cast<int>(own->at("hysteresis_tracker").as_int())};
+      state.scaler = {
+          .scale = own->at("loss_scale").as_float(),
+          .growth_tracker = static_cast<int>(own->at("growth_tracker").as_int()),
+          .hysteresis_tracker = static_cast<int>(own->at("hysteresis_tracker").as_int())};
     }
     for (const auto& [key, value] : own->at("shared").items())
       resumed.caller.shared.emplace(key.as_string(), value.as_string());

@@ -1,7 +1,7 @@
 // A training run on disk: weights, fp32 masters and moments as sharded tensors, the scheduler, the
 // steps and what the caller adds (a data cursor, RNG) in the common state of a Megatron-Core
-// checkpoint, which Megatron-Core loads, too. On the same mesh a run goes on bit for bit, on another
-// one with every tensor bit for bit.
+// checkpoint, which Megatron-Core loads, too. On the same mesh a run goes on bit for bit, on
+// another one with every tensor bit for bit.
 //
 // A save appears when all ranks have written, or not at all; then the tracker names it; then older
 // ones go that nobody wants to keep.
@@ -30,7 +30,7 @@ struct CheckpointConfig {
   const converter::Checkpoint* origin = nullptr;
   std::filesystem::path hf_config{};  // a folder with the config.json that a checkpoint of
                                       // Megatron-Core's lacks
-  int threads = 0;  // 0: one per core
+  int threads = 0;                    // 0: one per core
 };
 
 // What the caller has to go on from, as UTF-8 text.
@@ -58,8 +58,8 @@ class TrainingCheckpoint {
   // Throws Error(kUsage) for an iteration that is there already.
   converter::SaveReport save(std::int64_t iteration, const CallerState& caller);
 
-  // That iteration, or the one the tracker names. Throws Error(kNotFound | kLayout | kCorrupt); then
-  // the model is not to be used.
+  // That iteration, or the one the tracker names. Throws Error(kNotFound | kLayout | kCorrupt);
+  // then the model is not to be used.
   Resumed load(std::optional<std::int64_t> iteration = std::nullopt);
   // Whether there is one to go on from.
   bool has_latest() const;

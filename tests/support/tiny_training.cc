@@ -51,7 +51,8 @@ std::vector<at::Tensor> random_sequences(const std::vector<std::int64_t>& length
   const auto random = at::make_generator<at::CPUGeneratorImpl>(seed);
   std::vector<at::Tensor> sequences;
   for (const auto length : lengths)
-    sequences.push_back(at::randint(0, vocab, {length}, random, at::TensorOptions().dtype(at::kLong)));
+    sequences.push_back(
+        at::randint(0, vocab, {length}, random, at::TensorOptions().dtype(at::kLong)));
   return sequences;
 }
 
@@ -82,10 +83,13 @@ void WholeTensors::add(const distckpt::LocalShard& shard) {
   auto& whole = tensors_[shard.tensor.key];
   if (!whole.defined()) whole = at::zeros(sizes(shard.tensor.global_shape), at::kFloat);
   part_of(whole, shard.tensor.box())
-      .copy_(at::from_blob(shard.data, sizes(shard.tensor.local_shape), sizes(shard.strides), at::kFloat));
+      .copy_(at::from_blob(shard.data, sizes(shard.tensor.local_shape), sizes(shard.strides),
+                           at::kFloat));
 }
 
-std::string first_difference(const WholeTensors& got, const WholeTensors& expected, double tolerance) {
+std::string first_difference(const WholeTensors& got,
+                             const WholeTensors& expected,
+                             double tolerance) {
   if (got.all().size() != expected.all().size())
     return fmt::format("{} tensors, not {}", got.all().size(), expected.all().size());
   for (const auto& [key, tensor] : expected.all()) {

@@ -25,8 +25,8 @@ std::vector<at::Tensor> random_sequences(const std::vector<std::int64_t>& length
                                          std::int64_t vocab,
                                          std::uint64_t seed);
 
-// This rank's share of the sum over tokens of -log p(token at the same place) / normaliser, from the
-// last stage's hidden states; the same on tensor parallel ranks. Packs must need no padding.
+// This rank's share of the sum over tokens of -log p(token at the same place) / normaliser, from
+// the last stage's hidden states; the same on tensor parallel ranks. Packs must need no padding.
 at::Tensor token_loss(const models::GPTModel& model,
                       const at::Tensor& hidden,
                       const models::SequencePartition& batch,
@@ -46,6 +46,8 @@ class WholeTensors {
 
 // The first key whose tensors differ by more than `tolerance` times their largest value, and by how
 // much; empty if none does. With 0 every bit counts.
-std::string first_difference(const WholeTensors& got, const WholeTensors& expected, double tolerance);
+std::string first_difference(const WholeTensors& got,
+                             const WholeTensors& expected,
+                             double tolerance);
 
 }  // namespace ferry::support

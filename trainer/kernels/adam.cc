@@ -17,7 +17,7 @@ namespace ferry::trainer {
 namespace {
 
 constexpr std::int64_t kBlock = 64;
-constexpr std::int64_t kBlocksAtOnce = 512;     // of a thread
+constexpr std::int64_t kBlocksAtOnce = 512;   // of a thread
 constexpr std::int64_t kSumAtOnce = 1 << 16;  // elements of one partial sum
 
 AdamFactors factors_of(const AdamScalars& s) {
@@ -43,8 +43,9 @@ void update_block(const Grad* __restrict__ grad,
                   bool decays,
                   const AdamFactors& factors) {
   for (std::int64_t i = 0; i < kBlock; ++i) {
-    const auto now = adam_element({master[i], exp_avg[i], exp_avg_sq[i]}, static_cast<float>(grad[i]),
-                                  decays, factors, [](float x) { return std::sqrt(x); });
+    const auto now =
+        adam_element({master[i], exp_avg[i], exp_avg_sq[i]}, static_cast<float>(grad[i]), decays,
+                     factors, [](float x) { return std::sqrt(x); });
     master[i] = now.param;
     exp_avg[i] = now.exp_avg;
     exp_avg_sq[i] = now.exp_avg_sq;
@@ -101,7 +102,8 @@ void adam_update(const AdamTensors& t, const AdamScalars& scalars) {
   if (t.master.is_cuda()) return adam_update_cuda(t, factors);
   by_dtype(t.grad.scalar_type(), [&](auto* grad) {
     by_dtype(t.param.defined() ? t.param.scalar_type() : at::kFloat, [&](auto* param) {
-      update<std::remove_pointer_t<decltype(grad)>, std::remove_pointer_t<decltype(param)>>(t, factors);
+      update<std::remove_pointer_t<decltype(grad)>, std::remove_pointer_t<decltype(param)>>(
+          t, factors);
     });
   });
 }
@@ -114,22 +116,25 @@ at::Tensor squared_sum(const at::Tensor& x) {
   by_dtype(x.scalar_type(), [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
     const auto* const data = x.const_data_ptr<T>();
-    at::parallel_for(0, static_cast<std::int64_t>(partial.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (auto part = begin; part < end; ++part) {
-        std::array<double, 8> lanes{};
-        const auto add = [&](std::int64_t i, std::size_t lane) {
-          const auto value = static_cast<double>(static_cast<float>(data[i]));
-          lanes[lane] += value * value;
-        };
-        const auto stop = std::min(elements, (part + 1) * kSumAtOnce);
-        auto i = part * kSumAtOnce;
-        for (; i + 8 <= stop; i += 8) {
-          for (std::size_t lane = 0; lane < 8; ++lane) add(i + static_cast<std::int64_t>(lane), lane);
-        }
-        for (std::size_t lane = 0; i < stop; ++i, ++lane) add(i, lane);
-        for (const auto lane : lanes) partial[static_cast<std::size_t>(part)] += lane;
-      }
-    });
+    at::parallel_for(0, static_cast<std::int64_t>(partial.size()), 1,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (auto part = begin; part < end; ++part) {
+                         std::array<double, 8> lanes{};
+                         const auto add = [&](std::int64_t i, std::size_t lane) {
+                           const auto value = static_cast<double>(static_cast<float>(data[i]));
+                           lanes[lane] += value * value;
+                         };
+                         const auto stop = std::min(elements, (part + 1) * kSumAtOnce);
+                         auto i = part * kSumAtOnce;
+                         for (; i + 8 <= stop; i += 8) {
+                           for (std::size_t lane = 0; lane < 8; ++lane)
+                             add(i + static_cast<std::int64_t>(lane), lane);
+                         }
+                         for (std::size_t lane = 0; i < stop; ++i, ++lane) add(i, lane);
+                         for (const auto lane : lanes)
+                           partial[static_cast<std::size_t>(part)] += lane;
+                       }
+                     });
   });
   auto sum = at::zeros({1}, at::kDouble);
   for (const auto part : partial) *sum.mutable_data_ptr<double>() += part;

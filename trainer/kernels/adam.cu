@@ -7,7 +7,7 @@ namespace ferry::trainer::launch {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::int64_t kAtOnce = 4;            // elements of a thread
+constexpr std::int64_t kAtOnce = 4;           // elements of a thread
 constexpr std::int64_t kSumAtOnce = 1 << 16;  // of a block
 
 __device__ float widen(float x) {
@@ -46,9 +46,9 @@ __global__ void update(AdamPointers at, std::int64_t fours, AdamFactors factors)
     const bool decays = at.decays[i * kAtOnce / 64] != 0;
     Four<Param> param;
     for (int k = 0; k < kAtOnce; ++k) {
-      const auto now =
-          adam_element({master.value[k], exp_avg.value[k], exp_avg_sq.value[k]}, widen(grad.value[k]),
-                       decays, factors, [](float x) { return __fsqrt_rn(x); });
+      const auto now = adam_element({master.value[k], exp_avg.value[k], exp_avg_sq.value[k]},
+                                    widen(grad.value[k]), decays, factors,
+                                    [](float x) { return __fsqrt_rn(x); });
       master.value[k] = now.param;
       exp_avg.value[k] = now.exp_avg;
       exp_avg_sq.value[k] = now.exp_avg_sq;

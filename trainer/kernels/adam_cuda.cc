@@ -23,7 +23,8 @@ launch::AdamElementType type_of(const at::Tensor& x) {
     case at::kHalf:
       return launch::AdamElementType::kHalf;
     default:
-      throw Error(ErrorKind::kBug, fmt::format("Adam does not run on {}", at::toString(x.scalar_type())));
+      throw Error(ErrorKind::kBug,
+                  fmt::format("Adam does not run on {}", at::toString(x.scalar_type())));
   }
 }
 
@@ -42,13 +43,14 @@ void adam_update_cuda(const AdamTensors& t, const AdamFactors& factors) {
                                 .param = t.param.defined() ? t.param.mutable_data_ptr() : nullptr,
                                 .decays = t.decays.const_data_ptr<std::uint8_t>()};
   check(launch::adam(at, t.master.numel(), type_of(t.grad),
-                     t.param.defined() ? type_of(t.param) : launch::AdamElementType::kFloat, factors,
-                     stream()));
+                     t.param.defined() ? type_of(t.param) : launch::AdamElementType::kFloat,
+                     factors, stream()));
 }
 
 at::Tensor squared_sum_cuda(const at::Tensor& x) {
   const c10::cuda::CUDAGuard device(x.device());
-  auto partial = at::zeros({launch::squared_sum_partials(x.numel())}, x.options().dtype(at::kDouble));
+  auto partial =
+      at::zeros({launch::squared_sum_partials(x.numel())}, x.options().dtype(at::kDouble));
   if (x.numel() > 0)
     check(launch::squared_sum(x.const_data_ptr(), x.numel(), type_of(x),
                               partial.mutable_data_ptr<double>(), stream()));

@@ -25,11 +25,8 @@ struct AdamElement {
 };
 
 template <typename Root>  // float -> float, correctly rounded
-constexpr AdamElement adam_element(const AdamElement& old,
-                                   float raw_grad,
-                                   bool decays,
-                                   const AdamFactors& f,
-                                   const Root& root) {
+constexpr AdamElement adam_element(
+    const AdamElement& old, float raw_grad, bool decays, const AdamFactors& f, const Root& root) {
   const float scaled = raw_grad * f.grad_scale;
   const float grad = decays ? scaled + f.l2 * old.param : scaled;
   const float param = decays ? old.param * f.decay : old.param;

@@ -1,5 +1,5 @@
-// The kernels of adam.cu, by raw pointers, so that nvcc never sees LibTorch's headers. Each launches
-// on `stream` and returns the launch's error.
+// The kernels of adam.cu, by raw pointers, so that nvcc never sees LibTorch's headers. Each
+// launches on `stream` and returns the launch's error.
 #pragma once
 
 #include <cuda_runtime_api.h>
