@@ -35,6 +35,15 @@ std::vector<at::Tensor> gradients_of(const DistributedDataParallel* ddp) {
 
 }  // namespace
 
+at::Tensor copy_to_host(const c10::Storage& storage) {
+  const auto size = storage.nbytes();
+  const auto pinned =
+      at::TensorOptions().dtype(at::kByte).pinned_memory(storage.device().is_cuda());
+  auto copy = at::empty({static_cast<std::int64_t>(size)}, pinned);
+  copy.copy_(bytes_of(storage, size), /*non_blocking=*/true);
+  return copy;
+}
+
 OffloadableMemory::OffloadableMemory(const std::vector<at::Tensor>& tensors, bool keep)
     : keep_(keep) {
   for (const auto& tensor : tensors) {
@@ -51,12 +60,7 @@ void OffloadableMemory::to_host() {
   if (std::exchange(resting_, true)) return;
   for (auto& block : blocks_) {
     auto* const storage = block.storage.unsafeGetStorageImpl();
-    if (keep_) {
-      const auto pinned =
-          at::TensorOptions().dtype(at::kByte).pinned_memory(block.storage.device().is_cuda());
-      block.on_host = at::empty({static_cast<std::int64_t>(block.size)}, pinned);
-      block.on_host.copy_(bytes_of(block.storage, block.size), /*non_blocking=*/true);
-    }
+    if (keep_) block.on_host = copy_to_host(block.storage);
     storage->set_data_ptr_noswap(at::DataPtr(nullptr, block.storage.device()));
     storage->set_nbytes(0);
   }

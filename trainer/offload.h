@@ -15,6 +15,9 @@
 
 namespace ferry::trainer {
 
+// A storage's bytes [bytes], pinned where it is of a GPU; begun, in the order of the stream.
+at::Tensor copy_to_host(const c10::Storage& storage);
+
 // Storages that come and go together.
 class OffloadableMemory {
  public:

@@ -12,8 +12,10 @@
 #include "distckpt/mesh_layout.h"
 #include "distckpt/rank_group.h"
 #include "distckpt/torch_dist.h"
+#include "models/device.h"
 #include "models/device_box_io.h"
 #include "models/world.h"
+#include "trainer/host_snapshot.h"
 
 namespace ferry::trainer {
 namespace fs = std::filesystem;
@@ -27,11 +29,11 @@ constexpr const char* kOwnEntry = "ferry_training";
 // One group of parameters, as Megatron-Core tells them apart on loading (optimizer/__init__.py).
 void write_group(PickleWriter& pickle,
                  const OptimizerParamScheduler& scheduler,
-                 const DistributedOptimizer& optimizer,
+                 const OptimizerConfig& config,
+                 std::int64_t num_steps,
                  bool expert,
                  double wd_mult) {
   const auto now = scheduler.now();
-  const auto& config = optimizer.config();
   pickle.begin_dict();
   pickle.string("wd_mult").real(wd_mult).string("lr_mult").real(1.0);
   pickle.string("is_expert_parallel").boolean(expert).string("is_decoupled_lr").boolean(false);
@@ -42,7 +44,7 @@ void write_group(PickleWriter& pickle,
   pickle.string("betas").begin_tuple().real(config.adam_beta1).real(config.adam_beta2).end_tuple();
   pickle.string("eps").real(config.adam_eps);
   pickle.string("weight_decay").real(now.weight_decay * wd_mult);
-  pickle.string("step").integer(optimizer.num_steps());
+  pickle.string("step").integer(num_steps);
   pickle.end_dict();
 }
 
@@ -68,11 +70,13 @@ PickleValue entry(PickleValue dict, const char* key, const converter::Checkpoint
 
 }  // namespace
 
-TrainingCheckpoint::TrainingCheckpoint(std::vector<models::GPTModel*> chunks,
+TrainingCheckpoint::TrainingCheckpoint(models::World& world,
+                                       std::vector<models::GPTModel*> chunks,
                                        DistributedOptimizer& optimizer,
                                        OptimizerParamScheduler& scheduler,
                                        CheckpointConfig config)
-    : chunks_(std::move(chunks)),
+    : world_(world),
+      chunks_(std::move(chunks)),
       optimizer_(optimizer),
       scheduler_(scheduler),
       config_(std::move(config)) {}
@@ -86,23 +90,33 @@ std::vector<distckpt::LocalShard> TrainingCheckpoint::shards() const {
   return all;
 }
 
-converter::SavedTraining TrainingCheckpoint::describe(const std::vector<std::string>& of_ranks,
-                                                      const CallerState& caller) const {
+std::vector<at::Tensor> TrainingCheckpoint::tensors() const {
+  auto all = optimizer_.own_state();
+  for (const auto* const chunk : chunks_) {
+    for (const auto& leaf : chunk->parameters().leaves()) all.push_back(leaf.value);
+  }
+  return all;
+}
+
+// As everything is now, however long the writing takes.
+converter::SavedTraining TrainingCheckpoint::describe(const CallerState& caller) const {
+  const auto of_ranks = chunks_.front()->mesh().all().all_gather_bytes(caller.of_rank);
+  const auto state = optimizer_.state();
   converter::SavedTraining training;
   const auto add = [&](bool expert) {
-    training.optimizers.emplace_back([this, expert](PickleWriter& pickle) {
+    training.optimizers.emplace_back([expert, scheduler = scheduler_, config = optimizer_.config(),
+                                      state](PickleWriter& pickle) {
       pickle.begin_dict().string("param_groups").begin_list();
-      write_group(pickle, scheduler_, optimizer_, expert, 1.0);
-      if (!expert)
-        write_group(pickle, scheduler_, optimizer_, expert, 0.0);  // experts have no vectors
+      write_group(pickle, scheduler, config, state.num_steps, expert, 1.0);
+      if (!expert)  // experts have no vectors
+        write_group(pickle, scheduler, config, state.num_steps, expert, 0.0);
       pickle.end_list().end_dict();
     });
   };
   add(false);
   if (chunks_.front()->config().num_moe_experts > 0) add(true);
-  training.common = [this, of_ranks, caller](PickleWriter& pickle) {
-    write_scheduler(pickle, scheduler_);
-    const auto state = optimizer_.state();
+  training.common = [scheduler = scheduler_, state, of_ranks, caller](PickleWriter& pickle) {
+    write_scheduler(pickle, scheduler);
     pickle.string(kOwnEntry).begin_dict();
     pickle.string("num_skipped").integer(state.num_skipped);
     if (state.scaler) {
@@ -120,17 +134,19 @@ converter::SavedTraining TrainingCheckpoint::describe(const std::vector<std::str
   return training;
 }
 
-converter::SaveReport TrainingCheckpoint::save(std::int64_t iteration, const CallerState& caller) {
-  const auto& mesh = chunks_.front()->mesh();
-  const auto group = converter::rank_group(mesh.all());
-  const auto training = describe(group.gather(caller.of_rank), caller);
-  const auto layout = distckpt::gather_mesh_layout(group, shards());
+converter::SaveReport TrainingCheckpoint::write(const models::ProcessGroup& ranks,
+                                                std::int64_t iteration,
+                                                std::vector<distckpt::LocalShard> shards,
+                                                const converter::SavedTraining& training) const {
+  const auto group = converter::rank_group(ranks);
+  const auto layout = distckpt::gather_mesh_layout(group, std::move(shards));
   const auto memory = models::make_memory_source(layout.layout);
+  const auto& model = *chunks_.front();
   const auto report = converter::save(group, layout, *memory,
-                                      {.config = chunks_.front()->config(),
+                                      {.config = model.config(),
                                        .to = config_.root,
                                        .iteration = {iteration},
-                                       .parallel = mesh.shape().parallel(),
+                                       .parallel = model.mesh().shape().parallel(),
                                        .origin = config_.origin,
                                        .training = &training,
                                        .threads = config_.threads,
@@ -139,6 +155,30 @@ converter::SaveReport TrainingCheckpoint::save(std::int64_t iteration, const Cal
     if (group.rank == 0) remove_superseded();
   });
   return report;
+}
+
+converter::SaveReport TrainingCheckpoint::save(std::int64_t iteration, const CallerState& caller) {
+  (void)finish_save();
+  return write(chunks_.front()->mesh().all(), iteration, shards(), describe(caller));
+}
+
+void TrainingCheckpoint::save_in_background(std::int64_t iteration, const CallerState& caller) {
+  (void)finish_save();
+  if (!background_ranks_) {
+    background_ranks_ = std::make_unique<models::ProcessGroup>(
+        world_, config_.name + "/save", chunks_.front()->mesh().all().ranks());
+  }
+  background_ =
+      std::async(std::launch::async, [this, iteration, training = describe(caller),
+                                      copies = snapshot_on_host(tensors(), shards())]() mutable {
+        models::set_device(world_.device());
+        return write(*background_ranks_, iteration, std::move(copies), training);
+      });
+}
+
+std::optional<converter::SaveReport> TrainingCheckpoint::finish_save() {
+  if (!background_.valid()) return std::nullopt;
+  return background_.get();
 }
 
 bool TrainingCheckpoint::has_latest() const {

@@ -9,7 +9,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <future>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,6 +25,7 @@
 namespace ferry::trainer {
 
 struct CheckpointConfig {
+  std::string name = "model";    // tells the models of a run apart
   std::filesystem::path root{};  // of iterations; all ranks see it
   int keep_last = 0;             // so many of the latest; 0: all
   std::int64_t keep_every = 0;   // and iterations that are multiples of it; 0: none
@@ -50,13 +53,21 @@ struct Resumed {
 // Of one model; all outlive it. Every function is called by all ranks of the mesh.
 class TrainingCheckpoint {
  public:
-  TrainingCheckpoint(std::vector<models::GPTModel*> chunks,
+  TrainingCheckpoint(models::World& world,
+                     std::vector<models::GPTModel*> chunks,
                      DistributedOptimizer& optimizer,
                      OptimizerParamScheduler& scheduler,
                      CheckpointConfig config);
+  TrainingCheckpoint(const TrainingCheckpoint&) = delete;
+  TrainingCheckpoint& operator=(const TrainingCheckpoint&) = delete;
 
   // Throws Error(kUsage) for an iteration that is there already.
   converter::SaveReport save(std::int64_t iteration, const CallerState& caller);
+
+  // Copies everything to the host and returns; a thread writes it. First waits for the save before.
+  void save_in_background(std::int64_t iteration, const CallerState& caller);
+  // Waits for that save: its report, or what it threw. Nothing if none was begun since.
+  std::optional<converter::SaveReport> finish_save();
 
   // That iteration, or the one the tracker names. Throws Error(kNotFound | kLayout | kCorrupt);
   // then the model is not to be used.
@@ -66,14 +77,21 @@ class TrainingCheckpoint {
 
  private:
   std::vector<distckpt::LocalShard> shards() const;
-  converter::SavedTraining describe(const std::vector<std::string>& of_ranks,
-                                    const CallerState& caller) const;
+  std::vector<at::Tensor> tensors() const;  // that the shards lie in
+  converter::SavedTraining describe(const CallerState& caller) const;
+  converter::SaveReport write(const models::ProcessGroup& ranks,
+                              std::int64_t iteration,
+                              std::vector<distckpt::LocalShard> shards,
+                              const converter::SavedTraining& training) const;
   void remove_superseded() const;
 
+  models::World& world_;
   std::vector<models::GPTModel*> chunks_;
   DistributedOptimizer& optimizer_;
   OptimizerParamScheduler& scheduler_;
   CheckpointConfig config_;
+  std::unique_ptr<models::ProcessGroup> background_ranks_;  // that nobody else talks over
+  std::future<converter::SaveReport> background_;           // its end waits for the thread
 };
 
 // Those of `iterations` that may go.

@@ -110,9 +110,9 @@ json resave(const Arguments& a) {
     DistributedOptimizer optimizer(ddp, {});
     // Megatron-Core tells groups of parameters apart by their rates: those of the fixtures.
     OptimizerParamScheduler scheduler({.max_lr = 1e-2, .min_lr = 1e-4});
-    TrainingCheckpoint from(pointers, optimizer, scheduler, {.root = a[0], .hf_config = a[7], .threads = 1});
+    TrainingCheckpoint from(world, pointers, optimizer, scheduler, {.root = a[0], .hf_config = a[7], .threads = 1});
     const auto resumed = from.load();
-    TrainingCheckpoint to(pointers, optimizer, scheduler, {.root = a[1], .origin = &origin, .threads = 1});
+    TrainingCheckpoint to(world, pointers, optimizer, scheduler, {.root = a[1], .origin = &origin, .threads = 1});
     to.save(resumed.iteration, resumed.caller);
   });
   return {};

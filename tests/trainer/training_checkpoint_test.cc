@@ -39,8 +39,8 @@ const Mesh kEp2{"ep2_dp2", 4, {.expert_model_parallel_size = 2}};
 // A run on one rank of a mesh.
 class Trainer {
  public:
-  Trainer(const support::TinyModel& tiny, const Mesh& on, const fs::path& root, models::World& world, CheckpointConfig config = {})
-      : mesh_(world, with_vocab(on.parallel), "mesh"), config_(support::tiny_config(tiny)) {
+  Trainer(const support::TinyModel& tiny, const Mesh& on, const fs::path& root, models::World& world, CheckpointConfig config = {}, const std::string& name = "mesh")
+      : mesh_(world, with_vocab(on.parallel), name), config_(support::tiny_config(tiny)) {
     chunks_ = models::make_stage(config_, mesh_, {.dtype = distckpt::DType::kBF16});
     for (const auto& chunk : chunks_) {
       support::fill_parameters(*chunk, 4);
@@ -48,10 +48,10 @@ class Trainer {
     }
     ddp_ = std::make_unique<DistributedDataParallel>(pointers_, DistributedDataParallelConfig{.bucket_size = 700});
     optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, OptimizerConfig{.loss_scale = GradScalerConfig{.initial_loss_scale = 4, .loss_scale_window = 2}});
-    p2p_ = std::make_unique<P2PCommunicator>(world, mesh_, "p2p", chunks_.size() > 1);
+    p2p_ = std::make_unique<P2PCommunicator>(world, mesh_, name + "/p2p", chunks_.size() > 1);
     config.root = root;
     config.threads = 1;
-    checkpoint_ = std::make_unique<TrainingCheckpoint>(pointers_, *optimizer_, scheduler_, config);
+    checkpoint_ = std::make_unique<TrainingCheckpoint>(world, pointers_, *optimizer_, scheduler_, config);
   }
 
   TrainingCheckpoint& checkpoint() { return *checkpoint_; }
@@ -175,6 +175,35 @@ TEST(TrainingCheckpoint, IsACheckpointOfTheModel) {
   EXPECT_TRUE(report.tensors.empty()) << report.tensors.size();
   EXPECT_TRUE(report.unpaired.empty());
   EXPECT_GT(report.num_compared, 10);
+}
+
+std::string bytes_of(const fs::path& root) {
+  std::string all;
+  for (const auto& [name, content] : support::read_tree(root)) all += name + "\n" + content;
+  return all;
+}
+
+// A step later nothing in memory is what it was; what is on disk is.
+TEST(TrainingCheckpoint, IsWrittenInTheBackgroundAsItWas) {
+  for (const auto& mesh : {kTp2Dp2, kPp2}) {
+    const support::TempDir dir;
+    on_ranks(mesh, [&](models::World& world) {
+      Trainer run({.family = "llama", .num_layers = 4}, mesh, dir / "background", world);
+      Trainer other({.family = "llama", .num_layers = 4}, mesh, dir / "at_once", world, {.name = "other"}, "other");
+      EXPECT_FALSE(run.checkpoint().finish_save().has_value());
+      for (auto* const one : {&run, &other}) one->train(1, 1);
+      const CallerState caller{.shared = {{"cursor", "7"}}, .of_rank = "of a rank"};
+      run.checkpoint().save_in_background(1, caller);
+      run.train(2, 2);
+      EXPECT_GT(run.checkpoint().finish_save()->bytes, 0);
+      EXPECT_FALSE(run.checkpoint().finish_save().has_value());
+      other.checkpoint().save(1, caller);
+      run.checkpoint().save_in_background(1, caller);  // it is there already
+      EXPECT_THROW(run.checkpoint().finish_save(), Error);
+    });
+    EXPECT_EQ(bytes_of(dir / "background"), bytes_of(dir / "at_once"));
+    EXPECT_GT(bytes_of(dir / "background").size(), 10000U);
+  }
 }
 
 TEST(TrainingCheckpoint, KeepsTheLatestAndEverySoMany) {
