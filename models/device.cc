@@ -23,6 +23,12 @@ std::int64_t peak_memory(c10::Device device) {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 }
 
+void release_cached_memory(c10::Device device) {
+  if (!device.is_cuda()) return;
+  synchronize(device);
+  c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
 std::optional<std::int64_t> free_memory(c10::Device device) {
   if (!device.is_cuda()) return std::nullopt;
   set_device(device);

@@ -13,6 +13,9 @@ void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
 std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch
 
+// Gives what LibTorch keeps for later use back to the device, once its work is done.
+void release_cached_memory(c10::Device device);
+
 // Bytes that are free; nothing for the host, which knows no such number.
 std::optional<std::int64_t> free_memory(c10::Device device);
 

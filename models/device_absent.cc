@@ -12,6 +12,8 @@ std::int64_t peak_memory(c10::Device) {
   return 0;
 }
 
+void release_cached_memory(c10::Device) {}
+
 std::optional<std::int64_t> free_memory(c10::Device) {
   return std::nullopt;
 }

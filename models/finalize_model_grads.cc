@@ -5,13 +5,9 @@
 #include "models/world.h"
 
 namespace ferry::models {
-namespace {
 
-constexpr const char* kEmbedding = "embedding.word_embeddings.weight";
-
-// The first of the stages that hold it sums, in order, and sends the sum back.
-void sum_embedding(const GPTModel& model, at::Tensor& gradient, const std::vector<int>& stages) {
-  const auto& pp = model.mesh().pp();
+// The first of them sums, and sends the sum back.
+void sum_over_stages(const ProcessGroup& pp, at::Tensor& gradient, const std::vector<int>& stages) {
   if (pp.rank() != stages.front()) {
     pp.send(gradient, stages.front());
     pp.receive(gradient, stages.front());
@@ -26,8 +22,6 @@ void sum_embedding(const GPTModel& model, at::Tensor& gradient, const std::vecto
   gradient.copy_(sum);
   for (std::size_t i = 1; i < stages.size(); ++i) pp.send(gradient, stages[i]);
 }
-
-}  // namespace
 
 void finalize_model_grads(const std::vector<GPTModel*>& chunks) {
   for (auto* const model : chunks) {
@@ -46,8 +40,8 @@ void finalize_model_grads(const std::vector<GPTModel*>& chunks) {
   if (stages.size() < 2) return;
   for (auto* const model : chunks) {
     for (const auto& leaf : model->parameters().leaves()) {
-      if (model->parameters().all()[leaf.parameters[0]].spec.key == kEmbedding)
-        sum_embedding(*model, leaf.value.mutable_grad(), stages);
+      if (model->parameters().all()[leaf.parameters[0]].spec.key == kWordEmbeddings)
+        sum_over_stages(model->mesh().pp(), leaf.value.mutable_grad(), stages);
     }
   }
 }

@@ -56,16 +56,21 @@ std::size_t Parameters::find(const std::string& key) const {
   return found->second;
 }
 
+at::Tensor Parameters::part_of(const Leaf& leaf, std::size_t index) const {
+  const auto& spec = parameters_[leaf.parameters[index]].spec;
+  return leaf.value.dim() == spec.shape.rank()
+             ? leaf.value.detach()
+             : leaf.value.detach().select(0, static_cast<std::int64_t>(index));
+}
+
 void Parameters::add_leaf(at::Tensor value,
                           std::vector<std::size_t> parameters,
                           GradientOverTp gradient) {
+  const Leaf leaf{.value = value, .parameters = parameters, .gradient = gradient};
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     auto& parameter = parameters_[parameters[i]];
-    const auto index = static_cast<std::int64_t>(i);
-    leaf_of_[parameters[i]] = {leaves_.size(), index};
-    parameter.value = parameters.size() == 1 && value.dim() == parameter.spec.shape.rank()
-                          ? value.detach()
-                          : value.detach().select(0, index);
+    leaf_of_[parameters[i]] = {leaves_.size(), static_cast<std::int64_t>(i)};
+    parameter.value = part_of(leaf, i);
     const auto& spec = parameter.spec;
     if (spec.vocab < 0) continue;
     const auto padding = std::max<std::int64_t>(spec.boxes[0].offset[0], spec.vocab);
@@ -73,7 +78,16 @@ void Parameters::add_leaf(at::Tensor value,
     if (first < spec.shape[0]) parameter.value.narrow(0, first, spec.shape[0] - first).zero_();
   }
   value.requires_grad_(parameters_[parameters[0]].spec.trained);
-  leaves_.push_back({.value = std::move(value), .parameters = std::move(parameters), .gradient = gradient});
+  leaves_.push_back(leaf);
+}
+
+void Parameters::rebind(std::size_t leaf, const at::Tensor& memory) {
+  const auto& bound = leaves_.at(leaf);
+  const auto moved = memory.view(bound.value.sizes());
+  moved.copy_(bound.value.detach());
+  bound.value.set_data(moved);
+  for (std::size_t i = 0; i < bound.parameters.size(); ++i)
+    parameters_[bound.parameters[i]].value = part_of(bound, i);
 }
 
 at::Tensor Parameters::take(const std::string& key, GradientOverTp gradient) {

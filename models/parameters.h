@@ -50,6 +50,8 @@ class Parameters {
 
   const std::vector<Parameter>& all() const { return parameters_; }
   const std::vector<Leaf>& leaves() const { return leaves_; }
+  // Moves a leaf, its values too, into `memory` of as many elements; modules and all() follow.
+  void rebind(std::size_t leaf, const at::Tensor& memory);
   // The gradient of a parameter; undefined where there is none yet.
   at::Tensor gradient(std::size_t parameter) const;
 
@@ -63,6 +65,7 @@ class Parameters {
  private:
   std::size_t find(const std::string& key) const;
   void add_leaf(at::Tensor value, std::vector<std::size_t> parameters, GradientOverTp gradient);
+  at::Tensor part_of(const Leaf& leaf, std::size_t index) const;
 
   at::Device device_;
   std::vector<Parameter> parameters_;

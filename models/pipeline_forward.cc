@@ -8,13 +8,6 @@
 #include "models/world.h"
 
 namespace ferry::models {
-namespace {
-
-// The neighbours of a chunk: the pipeline goes round all stages once for each chunk.
-struct Neighbours {
-  int before = -1;  // stage; -1: none
-  int behind = -1;
-};
 
 Neighbours neighbours(const ParallelState& mesh, std::size_t chunk, std::size_t num_chunks) {
   const int stage = mesh.coordinates().pp;
@@ -32,8 +25,6 @@ at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch) {
                        .dtype(scalar_type(model.options().dtype))
                        .device(model.mesh().world().device()));
 }
-
-}  // namespace
 
 std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
                                                   const ParallelState& mesh,

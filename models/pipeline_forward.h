@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -16,6 +17,17 @@ namespace ferry::models {
 std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options);
+
+// The stages that a chunk of a stage gets its input from and hands its output to, -1 for none: the
+// pipeline goes round all stages once for each chunk.
+struct Neighbours {
+  int before = -1;
+  int behind = -1;
+};
+Neighbours neighbours(const ParallelState& mesh, std::size_t chunk, std::size_t num_chunks);
+
+// Memory for what a chunk is given of a batch: [local tokens, hidden].
+at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch);
 
 // What forward() of the last chunk gives on the last stage; undefined on the others. `received`, if
 // not null, gets what each chunk was given, and can be differentiated; undefined on the first.

@@ -1,6 +1,7 @@
 #include "models/process_group.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <gloo/transport/device.h>
 
@@ -90,7 +91,12 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
 
 // Who fails tells where it stood; who has not told so within a moment never came.
 void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {
-  const auto sequence = backends_->sequence++;
+  attempt(operation, backends_->sequence++, work);
+}
+
+void ProcessGroup::attempt(std::string_view operation,
+                           std::uint64_t sequence,
+                           const std::function<void()>& work) const {
   try {
     work();
   } catch (const std::exception& error) {
@@ -192,6 +198,68 @@ void ProcessGroup::send(const at::Tensor& tensor, int to) const {
 void ProcessGroup::receive(at::Tensor& tensor, int from) const {
   std::vector<at::Tensor> tensors{tensor};
   run("receive", [&] { backends_->device->recv(tensors, from, kTag)->wait(); });
+}
+
+// `operation` outlives the wait: it is a literal.
+template <typename Start>
+Pending ProcessGroup::begin(std::string_view operation, const Start& start) const {
+  const auto sequence = backends_->sequence++;
+  c10::intrusive_ptr<c10d::Work> work;
+  attempt(operation, sequence, [&] { work = start(); });
+  return {[this, operation, sequence, work] { attempt(operation, sequence, [&] { work->wait(); }); },
+          [work] { return work->isCompleted(); }};
+}
+
+Pending ProcessGroup::isend(const at::Tensor& tensor, int to) const {
+  std::vector<at::Tensor> tensors{tensor.contiguous()};
+  auto sent = begin("isend", [&] { return backends_->device->send(tensors, to, kTag); });
+  return {[sent, tensors]() mutable { sent.wait(); }, [sent] { return sent.done(); }};
+}
+
+Pending ProcessGroup::irecv(const at::Tensor& tensor, int from) const {
+  std::vector<at::Tensor> tensors{tensor};
+  auto received = begin("irecv", [&] { return backends_->device->recv(tensors, from, kTag); });
+  return {[received, tensors]() mutable { received.wait(); }, [received] { return received.done(); }};
+}
+
+at::Tensor ProcessGroup::my_part(const at::Tensor& whole) const {
+  require(whole.is_contiguous() && whole.size(0) % size() == 0, ErrorKind::kBug,
+          "{} rows over {} ranks", whole.size(0), size());
+  const auto rows = whole.size(0) / size();
+  return whole.narrow(0, rank_ * rows, rows);
+}
+
+Pending ProcessGroup::reduce_scatter_in_place(const at::Tensor& whole) const {
+  if (size() == 1) return {};
+  auto input = whole;
+  auto mine = my_part(whole);
+  if (whole.is_cuda()) {
+    return begin("reduce_scatter",
+                 [&] { return backends_->device->_reduce_scatter_base(mine, input); });
+  }
+  auto parts = at::empty_like(whole);
+  std::vector<std::int64_t> equal;
+  auto moved = begin("reduce_scatter", [&] {
+    return backends_->device->alltoall_base(parts, input, equal, equal);
+  });
+  return {[moved, mine, parts, input, ranks = size()]() mutable {
+            moved.wait();
+            auto shape = parts.sizes().vec();
+            shape[0] /= ranks;
+            shape.insert(shape.begin(), ranks);
+            mine.copy_(sum_ranks(parts.view(shape)));
+          },
+          [moved] { return moved.done(); }};
+}
+
+Pending ProcessGroup::all_gather_in_place(const at::Tensor& whole) const {
+  if (size() == 1) return {};
+  auto output = whole;
+  auto mine = whole.is_cuda() ? my_part(whole) : my_part(whole).clone();
+  auto gathered =
+      begin("all_gather", [&] { return backends_->device->_allgather_base(output, mine); });
+  return {[gathered, output, mine]() mutable { gathered.wait(); },
+          [gathered] { return gathered.done(); }};
 }
 
 void ProcessGroup::barrier() const {

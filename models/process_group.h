@@ -14,11 +14,32 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace ferry::models {
 
 class World;
+
+// A transfer under way, which keeps its tensors alive. On a GPU wait() lets the current stream wait,
+// not the caller.
+class Pending {
+ public:
+  Pending() = default;  // nothing is under way
+  Pending(std::function<void()> finish, std::function<bool()> done)
+      : finish_(std::move(finish)), done_(std::move(done)) {}
+
+  // Once; throws as the operation would.
+  void wait() {
+    if (const auto finish = std::exchange(finish_, nullptr)) finish();
+  }
+  // Whether a wait would be over at once. On the host nothing is done before it was waited for.
+  bool done() const { return !finish_ || done_(); }
+
+ private:
+  std::function<void()> finish_{};
+  std::function<bool()> done_{};
+};
 
 class ProcessGroup {
  public:
@@ -48,6 +69,16 @@ class ProcessGroup {
   at::Tensor broadcast(const at::Tensor& mine, int from) const;
   void send(const at::Tensor& tensor, int to) const;
   void receive(at::Tensor& tensor, int from) const;
+
+  // The same, begun: nobody may touch the tensors before they have been waited for. Two ranks have
+  // to begin what they send each other in one order.
+  Pending isend(const at::Tensor& tensor, int to) const;
+  Pending irecv(const at::Tensor& tensor, int from) const;
+  // Of a contiguous [size * n]: this rank's n become the sum of theirs, the others are worthless; or
+  // all become those of their ranks.
+  Pending reduce_scatter_in_place(const at::Tensor& whole) const;
+  Pending all_gather_in_place(const at::Tensor& whole) const;
+
   // Ranks that end together end their groups without breaking others' last collective.
   void barrier() const;
 
@@ -57,6 +88,12 @@ class ProcessGroup {
  private:
   struct Backends;
   void run(std::string_view operation, const std::function<void()>& work) const;
+  void attempt(std::string_view operation,
+               std::uint64_t sequence,
+               const std::function<void()>& work) const;
+  template <typename Start>
+  Pending begin(std::string_view operation, const Start& start) const;
+  at::Tensor my_part(const at::Tensor& whole) const;
 
   std::string name_ = "alone";
   std::vector<int> ranks_{0};

@@ -70,7 +70,7 @@ const std::map<std::string, std::set<std::string>> kAllowed{
     {"distckpt", {"distckpt"}},
     {"converter", {"converter", "distckpt"}},
     {"models", {"models", "distckpt"}},
-    {"trainer", {"trainer", "distckpt"}},
+    {"trainer", {"trainer", "models", "converter", "distckpt"}},
     {"cli", {"cli", "trainer", "converter", "distckpt"}},
     {"tests", {"tests", "trainer", "models", "converter", "distckpt"}},
     {"tests/distckpt", {"tests", "distckpt"}},

@@ -1,0 +1,203 @@
+// What the trainer computes, as JSON, for tests/interop/test_trainer.py to hold beside its peers:
+//   trainer_tool schedule STYLE WSD_STYLE WARMUP DECAY WSD_DECAY WD_STYLE WD_STEPS   rates of every step
+//   trainer_tool adam STEPS DECOUPLED             parameters, gradients and what Adam makes of them
+//   trainer_tool order STAGES STAGE CHUNKS MICRO_BATCHES FORWARD_ONLY
+//   trainer_tool resave FROM TO TP PP EP ETP DP HF   a training run, through the memory of a mesh; HF: config.json's
+//                                                    folder
+//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one rank of
+//       however many the environment says (torchrun's variables); the same for every mesh but for rounding
+#include <ATen/ATen.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "converter/checkpoint.h"
+#include "distckpt/error.h"
+#include "models/pipeline_forward.h"
+#include "models/world.h"
+#include "tests/support/tiny_training.h"
+#include "trainer/kernels/adam.h"
+#include "trainer/micro_batches.h"
+#include "trainer/offload.h"
+#include "trainer/optimizer_param_scheduler.h"
+#include "trainer/pipeline_order.h"
+#include "trainer/pipeline_schedule.h"
+#include "trainer/training_checkpoint.h"
+
+namespace ferry::trainer {
+namespace {
+
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+std::int64_t number(const std::string& text) {
+  return std::atoll(text.c_str());
+}
+
+json schedule(const Arguments& a) {
+  const bool rises = a[5] != "constant";
+  OptimizerParamScheduler scheduler({.init_lr = 1e-5,
+                                     .max_lr = 1e-3,
+                                     .min_lr = 1e-4,
+                                     .lr_warmup_steps = number(a[2]),
+                                     .lr_decay_steps = number(a[3]),
+                                     .lr_decay_style = a[0],
+                                     .wsd_decay_steps = number(a[4]),
+                                     .lr_wsd_decay_style = a[1],
+                                     .start_wd = 0.01,
+                                     .end_wd = rises ? 0.1 : 0.01,
+                                     .wd_incr_steps = number(a[6]),
+                                     .wd_incr_style = a[5]});
+  auto rates = json::array();
+  for (std::int64_t step = 0; step < number(a[3]) + 10; ++step) {
+    rates.push_back({scheduler.now().lr, scheduler.now().weight_decay});
+    scheduler.step(1);
+  }
+  return rates;
+}
+
+json values(const at::Tensor& x) {
+  return std::vector<float>(x.const_data_ptr<float>(), x.const_data_ptr<float>() + x.numel());
+}
+
+json adam(const Arguments& a) {
+  constexpr std::int64_t kElements = 256;
+  at::manual_seed(3);
+  const AdamTensors t{.grad = at::empty({kElements}),
+                      .master = at::randn({kElements}),
+                      .exp_avg = at::zeros({kElements}),
+                      .exp_avg_sq = at::zeros({kElements}),
+                      .decays = at::ones({kElements / 64}, at::kByte)};
+  json run{{"lr", 3e-3}, {"weight_decay", 0.1}, {"initial", values(t.master)}};
+  for (std::int64_t step = 1; step <= number(a[0]); ++step) {
+    t.grad.copy_(at::randn({kElements}) * std::vector<double>{1, 1e-4, 100}[static_cast<std::size_t>(step % 3)]);
+    adam_update(t, {.lr = 3e-3, .weight_decay = 0.1, .decoupled_weight_decay = a[1] == "1", .step = step});
+    run["steps"].push_back({{"grad", values(t.grad)},
+                            {"param", values(t.master)},
+                            {"exp_avg", values(t.exp_avg)},
+                            {"exp_avg_sq", values(t.exp_avg_sq)}});
+  }
+  return run;
+}
+
+json order(const Arguments& a) {
+  const auto size = [&](std::size_t i) { return static_cast<std::size_t>(number(a[i])); };
+  auto steps = json::array();
+  for (const auto& step : pipeline_order({size(0), size(1), size(2), size(3), a[4] == "1"}))
+    steps.push_back({step.forward, step.micro_batch, step.chunk});
+  return steps;
+}
+
+// What DistributedOptimizer has after a load, saved anew.
+json resave(const Arguments& a) {
+  const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
+  const distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(2),
+                                          .pipeline_model_parallel_size = size(3),
+                                          .expert_model_parallel_size = size(4),
+                                          .expert_tensor_parallel_size = size(5),
+                                          .make_vocab_size_divisible_by = 256 / size(2)};
+  const auto origin = converter::open(a[0], {.hf_config = a[7]});
+  models::run_ranks(size(2) * size(3) * size(6), {}, [&](models::World& world) {
+    const models::ParallelState mesh(world, parallel, "mesh");
+    const auto chunks = models::make_stage(origin.map.config, mesh, {});
+    std::vector<models::GPTModel*> pointers;
+    for (const auto& chunk : chunks) pointers.push_back(chunk.get());
+    DistributedDataParallel ddp(pointers, {.bucket_size = 5000});
+    DistributedOptimizer optimizer(ddp, {});
+    // Megatron-Core tells groups of parameters apart by their rates: those of the fixtures.
+    OptimizerParamScheduler scheduler({.max_lr = 1e-2, .min_lr = 1e-4});
+    TrainingCheckpoint from(world, pointers, optimizer, scheduler, {.root = a[0], .hf_config = a[7], .threads = 1});
+    const auto resumed = from.load();
+    TrainingCheckpoint to(world, pointers, optimizer, scheduler, {.root = a[1], .origin = &origin, .threads = 1});
+    to.save(resumed.iteration, resumed.caller);
+  });
+  return {};
+}
+
+json train(const Arguments& a) {
+  const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
+  distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(3),
+                                    .pipeline_model_parallel_size = size(4),
+                                    .expert_model_parallel_size = size(6),
+                                    .expert_tensor_parallel_size = 1};
+  if (size(5) > 1) parallel.virtual_pipeline_model_parallel_size = size(5);
+  auto world = models::World::from_environment({.device = at::Device(a[0])});
+  const models::ParallelState mesh(world, parallel, "mesh");
+  const auto config = support::tiny_config({.family = size(6) > 1 ? "qwen2_moe" : "llama", .num_layers = 8, .head_dim = 64,
+                                            .hidden = 256, .ffn = 512, .vocab = 1000, .experts = 8, .moe_ffn = 64, .shared_ffn = 64});
+  const auto chunks = models::make_stage(config, mesh, {.dtype = a[1] == "bf16" ? distckpt::DType::kBF16 : distckpt::DType::kF32,
+                                                        .sequence_parallel = size(3) > 1});
+  std::vector<models::GPTModel*> pointers;
+  for (const auto& chunk : chunks) {
+    support::fill_parameters(*chunk, 5);
+    for (const auto& parameter : chunk->parameters().all()) {
+      if (parameter.spec.shape.rank() > 1) parameter.value.mul_(0.1);
+    }
+    pointers.push_back(chunk.get());
+  }
+  DistributedDataParallel ddp(pointers, {.bucket_size = 100'000});
+  DistributedOptimizer optimizer(ddp, {});
+  const P2PCommunicator p2p(world, mesh, "p2p", chunks.size() > 1);
+  Offload offload(pointers, &ddp, &optimizer);
+  auto steps = json::array();
+  for (int step = 1; step <= number(a[2]); ++step) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto all = support::random_sequences(std::vector<std::int64_t>(16, 128), config.vocab_size, 1 + static_cast<std::uint64_t>(step % 2));
+    const auto dp = static_cast<std::size_t>(mesh.shape().dp());
+    std::vector<at::Tensor> mine;
+    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += dp) mine.push_back(all[i]);
+    const auto batches = pack_micro_batches(mine, split_micro_batches(mine.size(), 2), mesh);
+    optimizer.zero_grad();
+    const auto metrics = forward_backward(
+        {pointers, &p2p, &ddp}, batches, [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+          const auto loss = support::token_loss(model, hidden, batches[i], 16 * 128);
+          return LossOutput{.loss = loss, .metrics = {{"loss", loss.detach()}}};
+        });
+    auto loss = at::zeros({1}, at::TensorOptions().dtype(at::kDouble).device(world.device()));
+    if (mesh.coordinates().tp == 0) {
+      for (const auto& metric : metrics) loss += metric.at("loss").to(at::kDouble);
+    }
+    const auto report = optimizer.step({.lr = 1e-3, .weight_decay = 0.1});
+    steps.push_back({{"loss", mesh.all().all_reduce(loss).item<double>()},
+                     {"grad_norm", report.grad_norm},
+                     {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
+    const OffloadFlags all_of_it{.param = true, .grad = true, .optimizer = true};
+    offload.to_host(all_of_it);
+    offload.to_device(all_of_it);
+  }
+  mesh.all().barrier();
+  return world.rank() == 0 ? steps : json();
+}
+
+}  // namespace
+}  // namespace ferry::trainer
+
+int main(int argc, char** argv) {
+  using namespace ferry;
+  const std::string what = argc > 1 ? argv[1] : "";
+  const std::vector<std::string> arguments(argv + std::min(argc, 2), argv + argc);
+  try {
+    nlohmann::json result;
+    if (what == "schedule" && arguments.size() == 7)
+      result = trainer::schedule(arguments);
+    else if (what == "adam" && arguments.size() == 2)
+      result = trainer::adam(arguments);
+    else if (what == "order" && arguments.size() == 5)
+      result = trainer::order(arguments);
+    else if (what == "resave" && arguments.size() == 8)
+      result = trainer::resave(arguments);
+    else if (what == "train" && arguments.size() == 7)
+      result = trainer::train(arguments);
+    else
+      return 2;
+    std::printf("%s\n", result.dump().c_str());
+  } catch (const Error& error) {
+    std::fputs(error.report().c_str(), stderr);
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,56 @@
+// One batch forwards and backwards through all stages of a pipeline, micro-batch by micro-batch
+// (Megatron-Core forward_backward_func): a list of passes (pipeline_order.h), and what travels
+// between stages meanwhile. What a pass needs is on its way before the pass before it begins; what
+// a stage has sent it keeps until it has arrived, and no longer.
+//
+// Losses are parts of the whole batch's, normalised by the caller's global count: gradients are
+// their sums, whatever the cut into micro-batches.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "models/gpt_model.h"
+#include "models/packed_sequences.h"
+#include "trainer/distributed_data_parallel.h"
+#include "trainer/p2p_communication.h"
+
+namespace ferry::trainer {
+
+using Metrics = std::map<std::string, at::Tensor>;
+
+struct LossOutput {
+  at::Tensor loss{};  // a scalar, this rank's share, the same on tensor parallel ranks; undefined
+                      // where nothing is to be propagated
+  Metrics metrics{};
+};
+
+// On the last stage, of its normed hidden states [local tokens, hidden] of one micro-batch.
+using LossFunction = std::function<LossOutput(
+    const models::GPTModel& model, const at::Tensor& hidden, std::size_t micro_batch)>;
+
+struct Pipeline {
+  std::vector<models::GPTModel*> chunks{};  // of this rank's stage, first to last
+  const P2PCommunicator* p2p = nullptr;     // null: there is one stage
+  DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
+};
+
+struct ForwardBackwardOptions {
+  bool forward_only = false;  // for log-probabilities and values: no graph is made
+  double grad_scale = 1;      // of the loss: DistributedOptimizer::loss_scale()
+};
+
+// Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage
+// knows. Returns the metrics of each micro-batch on the last stage, elsewhere nothing.
+std::vector<Metrics> forward_backward(const Pipeline& pipeline,
+                                      std::span<const models::SequencePartition> batches,
+                                      const LossFunction& loss,
+                                      const ForwardBackwardOptions& options = {});
+
+}  // namespace ferry::trainer
