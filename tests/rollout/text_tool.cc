@@ -11,6 +11,10 @@
 //   "pad": id}
 //   {"op": "pieces", "pre_tokenizer": {...}, "texts": [...]}   {"pieces": [[...]]}
 //   {"op": "normalize", "normalizer": {...}, "texts": [...]}   {"texts": [...]}
+//   {"op": "render", "template": TEXT, "chats": [{"messages": [...], "tools": ...,
+//   "add_generation_prompt": b,
+//    "continue_final_message": b, "variables": {...}}]}         {"texts": [...]}; {"error": m} in
+//    place of a text
 //
 // An Error is answered by {"error": message}.
 #include <fmt/format.h>
@@ -24,6 +28,7 @@
 
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
+#include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer.h"
 
 namespace ferry {
@@ -105,11 +110,32 @@ ordered_json normalize(const ordered_json& request) {
   return {{"texts", found}};
 }
 
+ordered_json render(const ordered_json& request) {
+  const rollout::text::ChatTemplate chat_template(request.at("template").get<std::string>(),
+                                                  "template");
+  auto found = ordered_json::array();
+  for (const auto& chat : request.at("chats")) {
+    const rollout::text::ChatOptions options{
+        .add_generation_prompt = chat.value("add_generation_prompt", false),
+        .continue_final_message = chat.value("continue_final_message", false),
+        .tools = chat.value("tools", ordered_json()),
+        .documents = chat.value("documents", ordered_json()),
+        .variables = chat.value("variables", ordered_json::object())};
+    try {
+      found.push_back(chat_template.apply(chat.at("messages"), options));
+    } catch (const Error& error) {
+      found.push_back({{"error", error.what()}});
+    }
+  }
+  return {{"texts", found}};
+}
+
 ordered_json answer(const ordered_json& request) {
   static const std::map<std::string, ordered_json (*)(const ordered_json&)> kOperations{
       {"encode", encode}, {"encode_bytes", encode_bytes},
       {"decode", decode}, {"tokenizer", describe},
       {"pieces", pieces}, {"normalize", normalize},
+      {"render", render},
   };
   try {
     return kOperations.at(request.at("op").get<std::string>())(request);
