@@ -15,7 +15,7 @@ namespace {
 
 using Kind = Node::Kind;
 
-constexpr std::int64_t kMostSteps = 20'000'000;
+constexpr std::int64_t kMostSteps = 5'000'000;
 constexpr int kDeepest = 1500;  // calls of this program, which has a stack of 8 MiB
 
 // The variables of a template, a loop's round, a macro's call.

@@ -321,10 +321,6 @@ const std::map<std::string_view, Filter>& filters() {
        [](const Value& value, const Arguments&) {
          return less(value, std::int64_t{0}) ? negative(value) : value;
        }},
-      {"attr",
-       [](const Value& value, const Arguments& arguments) {
-         return attribute(value, Parameters("attr", arguments, {"name"}).string(0));
-       }},
       {"capitalize", as_method<kCapitalize>},
       {"count",
        [](const Value& v, const Arguments&) -> Value {
