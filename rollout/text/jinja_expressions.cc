@@ -196,9 +196,16 @@ NodePtr ExpressionParser::primary() {
       made->value = number;
       return made;
     }
-    case TokenKind::kFloat:
-      made->value = std::stod(take().text);
+    case TokenKind::kFloat: {
+      double number = 0;
+      const auto end = current.text.data() + current.text.size();
+      if (std::from_chars(current.text.data(), end, number).ec != std::errc()) {
+        fail_here(fmt::format("the number {} is too large or too small", current.text));
+      }
+      take();
+      made->value = number;
       return made;
+    }
     default:
       break;
   }
