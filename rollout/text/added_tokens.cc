@@ -57,6 +57,9 @@ AddedTokens::AddedTokens(const TokenizerFile& file,
                      .normalized = part.flag("normalized", true),
                      .special = part.flag("special", false)};
     require(!token.content.empty(), ErrorKind::kCorrupt, "{}: content is empty", part.where());
+    const auto index = static_cast<std::uint32_t>(tokens_.size());
+    require(by_content_.emplace(token.content, index).second, ErrorKind::kCorrupt,
+            "{}: \"{}\" is added twice", part.where(), token.content);
     token.id = model.id_of(token.content);
     if (token.id == kNoToken) token.id = next_id++;
     const auto id = part.count("id");
@@ -64,9 +67,6 @@ AddedTokens::AddedTokens(const TokenizerFile& file,
             "{}: \"{}\" has the id {}, by the vocabulary it is {}", part.where(), token.content, id,
             token.id);
     token.written = token.normalized ? normalizer.normalize(token.content) : token.content;
-    const auto index = static_cast<std::uint32_t>(tokens_.size());
-    require(by_content_.emplace(token.content, index).second, ErrorKind::kCorrupt,
-            "{}: \"{}\" is added twice", part.where(), token.content);
     by_id_.emplace(token.id, index);
     if (token.special) special_.emplace(token.content, true);
     require(!token.written.empty(), ErrorKind::kUsage,

@@ -79,7 +79,9 @@ Bpe::Bpe(TokenizerFile& file, bool byte_level) : source_(file.source), byte_leve
 }
 
 void Bpe::read_vocabulary(TokenizerFile& file) {
-  require(!file.vocab.empty(), ErrorKind::kCorrupt, "{}: model.vocab is missing or empty", source_);
+  require(file.has_vocab && !file.vocab.empty(), ErrorKind::kCorrupt,
+          "{}: model.vocab is missing, empty or no object", source_);
+  require(file.has_merges, ErrorKind::kCorrupt, "{}: model.merges is missing or no array", source_);
   size_ = file.vocab.size();
   std::size_t end = 0;
   for (const auto& [token, id] : file.vocab) end = std::max(end, static_cast<std::size_t>(id) + 1);
@@ -149,8 +151,9 @@ void Bpe::read_merges(const TokenizerFile& file) {
               rank, token);
       return id;
     };
+    const auto left_id = id_of_part(left), right_id = id_of_part(right);
     joined.assign(left).append(right);
-    merges_.set(id_of_part(left), id_of_part(right),
+    merges_.set(left_id, right_id,
                 {.rank = static_cast<std::uint32_t>(rank), .id = id_of_part(joined)});
     if (byte_level_) continue;
     char32_t last = 0;

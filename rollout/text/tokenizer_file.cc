@@ -1,6 +1,7 @@
 #include "rollout/text/tokenizer_file.h"
 
 #include <limits>
+#include <utility>
 
 #include "distckpt/error.h"
 #include "distckpt/json.h"
@@ -43,6 +44,7 @@ class Reader : public nlohmann::json_sax<json> {
   bool start_object(std::size_t) override {
     if (part_ != Part::kSettings) return wrong("an object", expected());
     if (here() == "model.vocab") {
+      require_first(file_.has_vocab);
       part_ = Part::kVocab;
       return true;
     }
@@ -67,6 +69,7 @@ class Reader : public nlohmann::json_sax<json> {
     }
     if (part_ != Part::kSettings) return wrong("an array", expected());
     if (here() == "model.merges") {
+      require_first(file_.has_merges);
       part_ = Part::kMerges;
       return true;
     }
@@ -93,6 +96,10 @@ class Reader : public nlohmann::json_sax<json> {
   std::string_view here() const {
     if (open_.size() != 2 || model_ != open_.back()) return "";
     return key_ == "vocab" ? "model.vocab" : key_ == "merges" ? "model.merges" : "";
+  }
+  void require_first(bool& seen) const {
+    require(!std::exchange(seen, true), ErrorKind::kCorrupt, "{}: the key \"{}\" occurs twice",
+            file_.source, key_);
   }
   std::string_view expected() const { return part_ == Part::kVocab ? "an id" : "two tokens"; }
   bool wrong(std::string_view got, std::string_view wanted) const {

@@ -19,6 +19,7 @@ struct TokenizerFile {
   nlohmann::json settings{};                             // without model.vocab and model.merges
   std::vector<std::pair<std::string, TokenId>> vocab{};  // in the order of the file
   std::vector<std::pair<std::string, std::string>> merges{};  // the best first
+  bool has_vocab = false, has_merges = false;                 // as an object, as an array
 };
 
 // Throws Error(kCorrupt) that names the source and what is wrong.
