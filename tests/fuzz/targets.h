@@ -22,11 +22,14 @@ void megatron_args(std::string_view input);  // the pickle of a common state
 void manifest(std::string_view input);       // a manifest
 void journal(std::string_view input);        // a journal
 void shard_store(std::string_view input);    // an archive's index
+void tokenizer(std::string_view input);      // a tokenizer.json
+void chat_template(std::string_view input);  // a chat template
 
 inline constexpr Target kTargets[] = {
     {"safetensors", safetensors}, {"pickle", pickle},       {"zip", zip},
     {"torch_dist", torch_dist},   {"hf_config", hf_config}, {"megatron_args", megatron_args},
     {"manifest", manifest},       {"journal", journal},     {"shard_store", shard_store},
+    {"tokenizer", tokenizer},     {"chat_template", chat_template},
 };
 inline constexpr std::span<const Target> targets() {
   return kTargets;
