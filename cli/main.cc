@@ -15,6 +15,7 @@ namespace ferry::cli {
 namespace {
 
 bool is_of_models(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "train") return true;
   return argc > 1 && std::string_view(argv[1]) == "verify" &&
          std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
            return argument == "--logits" || argument == "--numerics";

@@ -2,6 +2,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
 namespace ferry::models {
@@ -27,6 +28,14 @@ void release_cached_memory(c10::Device device) {
   if (!device.is_cuda()) return;
   synchronize(device);
   c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void start_cuda_profiler() {
+  cudaProfilerStart();
+}
+
+void stop_cuda_profiler() {
+  cudaProfilerStop();
 }
 
 std::optional<std::int64_t> free_memory(c10::Device device) {

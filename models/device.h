@@ -16,6 +16,10 @@ std::int64_t peak_memory(c10::Device device);  // bytes in use at most since the
 // Gives what LibTorch keeps for later use back to the device, once its work is done.
 void release_cached_memory(c10::Device device);
 
+// Begin and end what a profiler that runs this program records: nsys profile -c cudaProfilerApi.
+void start_cuda_profiler();
+void stop_cuda_profiler();
+
 // Bytes that are free; nothing for the host, which knows no such number.
 std::optional<std::int64_t> free_memory(c10::Device device);
 

@@ -14,6 +14,10 @@ std::int64_t peak_memory(c10::Device) {
 
 void release_cached_memory(c10::Device) {}
 
+void start_cuda_profiler() {}
+
+void stop_cuda_profiler() {}
+
 std::optional<std::int64_t> free_memory(c10::Device) {
   return std::nullopt;
 }

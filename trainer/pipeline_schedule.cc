@@ -52,7 +52,7 @@ class Run {
         backwards_left_(pipeline.chunks.size(), batches.size()),
         arrivals_(steps_.size()) {}
 
-  std::vector<Metrics> run() {
+  std::vector<LossMetrics> run() {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       begin_receive(i);
       if (i + 1 < steps_.size()) begin_receive(i + 1);
@@ -162,12 +162,12 @@ class Run {
   std::map<Place, Flight> flights_;
   std::map<Place, at::Tensor> handed_;  // between chunks of one stage
   std::vector<Pending> sending_;
-  std::vector<Metrics> metrics_;
+  std::vector<LossMetrics> metrics_;
 };
 
 }  // namespace
 
-std::vector<Metrics> forward_backward(const Pipeline& pipeline,
+std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
                                       std::span<const models::SequencePartition> batches,
                                       const LossFunction& loss,
                                       const ForwardBackwardOptions& options) {

@@ -23,12 +23,12 @@
 
 namespace ferry::trainer {
 
-using Metrics = std::map<std::string, at::Tensor>;
+using LossMetrics = std::map<std::string, at::Tensor>;
 
 struct LossOutput {
   at::Tensor loss{};  // a scalar, this rank's share, the same on tensor parallel ranks; undefined
                       // where nothing is to be propagated
-  Metrics metrics{};
+  LossMetrics metrics{};
 };
 
 // On the last stage, of its normed hidden states [local tokens, hidden] of one micro-batch.
@@ -48,7 +48,7 @@ struct ForwardBackwardOptions {
 
 // Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage
 // knows. Returns the metrics of each micro-batch on the last stage, elsewhere nothing.
-std::vector<Metrics> forward_backward(const Pipeline& pipeline,
+std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
                                       std::span<const models::SequencePartition> batches,
                                       const LossFunction& loss,
                                       const ForwardBackwardOptions& options = {});

@@ -13,6 +13,8 @@ namespace ferry::cli {
 
 // verify --logits, verify --numerics
 void add_verify_models(CLI::App& app);
+// train sft
+void add_train(CLI::App& app);
 
 // Options of a mesh that several subcommands have.
 struct MeshFlags {

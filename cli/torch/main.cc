@@ -3,6 +3,8 @@
 #include "cli/torch/commands.h"
 
 int main(int argc, char** argv) {
-  return ferry::cli::run_program(argc, argv,
-                                 [](CLI::App& app) { ferry::cli::add_verify_models(app); });
+  return ferry::cli::run_program(argc, argv, [](CLI::App& app) {
+    ferry::cli::add_verify_models(app);
+    ferry::cli::add_train(app);
+  });
 }

@@ -130,7 +130,7 @@ void list(ConfigTable& table, OptimConfig& c) {
             one_of({"linear", "cosine", "exponential", "minus_sqrt"}));
 }
 
-void list(ConfigTable& table, CheckpointConfig& c) {
+void list(ConfigTable& table, SftCheckpointConfig& c) {
   table.section("checkpoint", "Checkpoints, below trainer.default_local_dir");
   table.add("save_freq", c.save_freq, "steps from one to the next; -1: none", at_least(-1));
   table.add("keep_last", c.keep_last, "how many stay; not set: all", at_least(1));

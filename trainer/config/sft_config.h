@@ -82,7 +82,7 @@ struct OptimConfig {
   bool operator==(const OptimConfig&) const = default;
 };
 
-struct CheckpointConfig {
+struct SftCheckpointConfig {
   int save_freq = -1;
   std::optional<int> keep_last{};
   std::optional<int> keep_every{};
@@ -90,7 +90,7 @@ struct CheckpointConfig {
   bool save_hf = false;
   std::string resume_mode = "auto";
   std::string resume_from_path{};
-  bool operator==(const CheckpointConfig&) const = default;
+  bool operator==(const SftCheckpointConfig&) const = default;
 };
 
 struct TrainerConfig {
@@ -127,7 +127,7 @@ struct SftConfig {
   EngineConfig engine{};
   DataConfig data{};
   OptimConfig optim{};
-  CheckpointConfig checkpoint{};
+  SftCheckpointConfig checkpoint{};
   TrainerConfig trainer{};
   GlobalProfilerConfig global_profiler{};
   ProfilerConfig profiler{};

@@ -1,0 +1,347 @@
+#include "trainer/sft_trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "converter/alignment/model_files.h"
+#include "converter/convert.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "models/device.h"
+#include "models/pipeline_forward.h"
+#include "trainer/metrics/performance.h"
+#include "trainer/metrics/progress_line.h"
+#include "trainer/metrics/run_log.h"
+#include "trainer/micro_batches.h"
+#include "trainer/sft_options.h"
+
+namespace ferry::trainer {
+namespace {
+
+constexpr int kMostNotFinite = 10;  // steps in a row
+constexpr const char* kTimelineFolder = "timeline";
+
+std::filesystem::path tokenizer_folder(const SftConfig& config, const converter::Checkpoint& origin) {
+  if (!config.model.tokenizer_path.empty()) return config.model.tokenizer_path;
+  if (!config.model.hf_config_path.empty()) return config.model.hf_config_path;
+  return origin.hf ? origin.hf->folder : std::filesystem::path(config.model.path);
+}
+
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
+  return {names.begin(), names.end()};
+}
+
+// Numbers of each rank, summed in the order of the ranks.
+std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
+  std::vector<double> sums(mine.size(), 0.0);
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  for (const auto& part : group.all_gather_bytes(bytes)) {
+    std::vector<double> theirs(mine.size());
+    std::memcpy(theirs.data(), part.data(), part.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
+  }
+  return sums;
+}
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+struct SftTrainer::Batch {
+  std::vector<models::SequencePartition> parts{};  // micro-batches
+  std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
+  std::int64_t tokens = 0;                         // of this data parallel rank
+  std::int64_t learned = 0;                        // of all data parallel ranks
+  std::vector<std::int64_t> tokens_of_ranks{};
+};
+
+SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput output)
+    : config_(config),
+      world_(world),
+      output_(std::move(output)),
+      mesh_(world, config.engine.parallel, "actor"),
+      origin_(converter::open(config.model.path, {.hf_config = config.model.hf_config_path})),
+      encoder_(tokenizer_folder(config, origin_), encoder_options(config.data)),
+      stream_(paths(config.data.train_files), train_stream_options(config)),
+      total_steps_(total_training_steps(config, stream_.num_records())),
+      profiler_(config.global_profiler, config.profiler, world.rank()) {
+  require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
+          "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
+          config.data.global_batch_size, mesh_.shape().dp());
+  require(config.engine.dtype != "float16" || config.trainer.device == "cpu", ErrorKind::kUsage,
+          "engine.dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
+  load_model();
+  ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
+  optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer_config(config));
+  scheduler_ = std::make_unique<OptimizerParamScheduler>(scheduler_config(config.optim, total_steps_));
+  offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
+  checkpoint_ = std::make_unique<TrainingCheckpoint>(
+      world_, chunks_, *optimizer_, *scheduler_,
+      CheckpointConfig{.root = config.trainer.default_local_dir,
+                       .keep_last = config.checkpoint.keep_last.value_or(0),
+                       .keep_every = config.checkpoint.keep_every.value_or(0),
+                       .origin = &origin_,
+                       .hf_config = config.model.hf_config_path});
+  resume();
+  const std::filesystem::path folder = config.trainer.default_local_dir;
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), step_ + 1);
+  if (!is_rank_0()) return;
+  distckpt::write_text(folder / kConfigFile, to_toml(config));
+  const auto wanted = [&](const char* name) {
+    return std::ranges::find(config.trainer.logger, name) != config.trainer.logger.end();
+  };
+  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, step_ + 1));
+  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", step_ + 1));
+}
+
+SftTrainer::~SftTrainer() = default;
+
+void SftTrainer::load_model() {
+  owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
+  for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
+  if (mesh_.shape().pp() > 1)
+    p2p_.emplace(world_, mesh_, "actor", config_.engine.parallel.virtual_pipeline_model_parallel_size > 1);
+  const auto loaded = converter::load_model(owned_chunks_, origin_, {.round = true});
+  if (is_rank_0())
+    output_.say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, loaded.seconds));
+}
+
+void SftTrainer::resume() {
+  const auto& options = config_.checkpoint;
+  if (options.resume_mode == "disable") return;
+  auto* from = checkpoint_.get();
+  std::unique_ptr<TrainingCheckpoint> elsewhere;
+  if (options.resume_mode == "resume_path") {
+    elsewhere = std::make_unique<TrainingCheckpoint>(
+        world_, chunks_, *optimizer_, *scheduler_,
+        CheckpointConfig{.name = "resumed", .root = options.resume_from_path, .origin = &origin_});
+    from = elsewhere.get();
+  } else if (!from->has_latest()) {
+    return;
+  }
+  const auto resumed = from->load();
+  step_ = resumed.iteration;
+  stream_.restore(Record::parse(resumed.caller.shared.at("data")));
+  if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
+}
+
+SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
+  const auto dp = mesh_.shape().dp();
+  std::vector<at::Tensor> tokens;
+  std::vector<SftTensors> examples;
+  std::vector<std::int64_t> seqlens;
+  Batch batch;
+  for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
+    examples.push_back(tensors_of(encoder_.encode(conversation)));
+    tokens.push_back(examples.back().tokens);
+    seqlens.push_back(examples.back().tokens.size(0));
+    batch.tokens += seqlens.back();
+    batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
+  }
+  const auto all = gather_seqlens(mesh_.dp(), seqlens);
+  for (const auto& of_rank : all)
+    batch.tokens_of_ranks.push_back(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
+  const auto& parallel = config_.engine.parallel;
+  const bool interleaved = parallel.virtual_pipeline_model_parallel_size.value_or(1) > 1;
+  std::vector<Partition> parts;
+  if (config_.data.use_dynamic_bsz) {
+    const auto per_gpu = config_.data.max_token_len_per_gpu;
+    const auto budget = per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
+    parts = rearrange_micro_batches(
+        all, {.max_token_len = budget,
+              .num_batches_divided_by = interleaved ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+        .at(static_cast<std::size_t>(mesh_.coordinates().dp));
+  } else {
+    parts = split_micro_batches(seqlens.size(),
+                                static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
+  }
+  batch.parts = pack_micro_batches(tokens, parts, mesh_);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::vector<at::Tensor> labels;
+    std::vector<at::Tensor> weights;
+    for (const auto index : parts[i]) {
+      labels.push_back(examples[index].labels);
+      weights.push_back(examples[index].weights);
+    }
+    batch.labels.push_back(batch.parts[i].local(at::cat(labels)));
+    batch.weights.push_back(batch.parts[i].local(at::cat(weights)));
+  }
+  batch.learned = static_cast<std::int64_t>(
+      sum_over(mesh_.dp(), {static_cast<double>(batch.learned)}).front());
+  return batch;
+}
+
+SftTrainer::Sums SftTrainer::run_batch(const Batch& batch, bool forward_only) {
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(batch.learned, 1));
+  const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
+                                std::size_t i) -> LossOutput {
+    const auto result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale);
+    return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
+  };
+  const auto metrics = forward_backward(
+      {.chunks = chunks_, .p2p = p2p_ ? &*p2p_ : nullptr, .ddp = forward_only ? nullptr : ddp_.get()},
+      batch.parts, loss, {.forward_only = forward_only, .grad_scale = optimizer_->loss_scale()});
+  double mine = 0;
+  // Tensor parallel ranks have the same loss.
+  if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
+    for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
+  }
+  return {.loss = sum_over(mesh_.all(), {mine}).front(),
+          .learned = batch.learned,
+          .tokens = std::accumulate(batch.tokens_of_ranks.begin(), batch.tokens_of_ranks.end(), std::int64_t{0})};
+}
+
+Metrics SftTrainer::train_step() {
+  const Stopwatch whole;
+  const auto device = world_.device();
+  models::reset_peak_memory(device);
+  timeline_->begin_step(step_ + 1);
+  profiler_.begin_step(step_ + 1);
+  const auto task = [&](const char* name, const auto& body) {
+    const auto span = timeline_->span(name);
+    profiler_.begin_task(step_ + 1, name);
+    body();
+    profiler_.end_task();
+  };
+  Batch batch;
+  Sums sums;
+  StepReport update;
+  const auto rates = scheduler_->now();
+  task("load_data", [&] {
+    const auto keys = conversation_keys(config_.data);
+    batch = make_batch(stream_.next_batch(
+        config_.data.global_batch_size,
+        [&](const Record& record) { return parse_conversation(record, keys); }));
+  });
+  task("forward_backward", [&] {
+    optimizer_->zero_grad();
+    sums = run_batch(batch, false);
+  });
+  task("optimizer", [&] {
+    offload_->to_device({.optimizer = config_.engine.optimizer_offload});
+    update = optimizer_->step(rates);
+    offload_->to_host({.optimizer = config_.engine.optimizer_offload});
+    models::synchronize(device);
+  });
+  profiler_.end_step(step_ + 1);
+  scheduler_->step(1);
+  ++step_;
+  not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
+  if (!update.update_successful && is_rank_0()) {
+    output_.say(fmt::format("step {}: the gradient of {} is not finite; nothing was updated ({} so far)",
+                            step_, update.not_finite, update.skipped));
+  }
+  require(not_finite_ < kMostNotFinite || optimizer_->loss_scale() != 1, ErrorKind::kCorrupt,
+          "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
+  Metrics metrics = performance_metrics({.seconds = whole.seconds(),
+                                         .tokens = sums.tokens,
+                                         .num_gpus = world_.size(),
+                                         .max_memory_allocated = models::peak_memory(device),
+                                         .cpu_memory_used = host_memory_used(),
+                                         .timing = timeline_->end_step()});
+  metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
+  metrics["train/loss"] = sums.loss;
+  metrics["train/grad_norm"] = update.grad_norm;
+  metrics["train/lr"] = rates.lr;
+  metrics["train/global_tokens"] = static_cast<double>(sums.tokens);
+  metrics["train/skipped"] = static_cast<double>(update.skipped);
+  metrics["train/malformed_rows"] = static_cast<double>(stream_.malformed().count);
+  return metrics;
+}
+
+Metrics SftTrainer::validate() {
+  RecordStream records(paths(config_.data.val_files), val_stream_options(config_));
+  const auto keys = conversation_keys(config_.data);
+  const auto dp = mesh_.shape().dp();
+  double loss = 0;
+  double learned = 0;
+  offload_->to_host({.grad = config_.engine.grad_offload});
+  while (records.cursor().epoch == 0) {
+    auto conversations = records.next_batch(
+        config_.data.global_batch_size,
+        [&](const Record& record) { return parse_conversation(record, keys); });
+    // A last batch that data parallel ranks cannot share evenly loses what is left over.
+    conversations.resize(conversations.size() / static_cast<std::size_t>(dp) * static_cast<std::size_t>(dp));
+    if (conversations.empty()) continue;
+    const auto batch = make_batch(conversations);
+    const auto sums = run_batch(batch, true);
+    loss += sums.loss * static_cast<double>(sums.learned);
+    learned += static_cast<double>(sums.learned);
+  }
+  offload_->to_device({.grad = config_.engine.grad_offload});
+  return {{"val/loss", learned > 0 ? loss / learned : std::nan("")}};
+}
+
+void SftTrainer::finish_save() {
+  const auto saved = checkpoint_->finish_save();
+  if (saved && config_.checkpoint.save_hf) save_hf();
+}
+
+void SftTrainer::save() {
+  finish_save();
+  const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
+  offload_->to_device({.optimizer = config_.engine.optimizer_offload});
+  if (config_.checkpoint.async_save) {
+    checkpoint_->save_in_background(step_, caller);
+  } else {
+    checkpoint_->save(step_, caller);
+    if (config_.checkpoint.save_hf) save_hf();
+  }
+  offload_->to_host({.optimizer = config_.engine.optimizer_offload});
+  if (is_rank_0()) output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
+}
+
+// Of the latest checkpoint, by rank 0, beside it.
+void SftTrainer::save_hf() const {
+  if (is_rank_0()) {
+    const std::filesystem::path root = config_.trainer.default_local_dir;
+    converter::convert({.from = root,
+                        .to = root / "huggingface",
+                        .format = converter::Format::kHuggingFace,
+                        .hf_config = config_.model.hf_config_path,
+                        .overwrite = true});
+  }
+  mesh_.all().barrier();
+}
+
+void SftTrainer::report(const Metrics& metrics) {
+  if (!is_rank_0()) return;
+  const StepMetrics line{.step = step_, .time = wall_time(), .values = metrics};
+  for (const auto& log : logs_) log->write(line);
+}
+
+void SftTrainer::run() {
+  ProgressLine progress(total_steps_);
+  const bool console = std::ranges::find(config_.trainer.logger, "console") != config_.trainer.logger.end();
+  const auto every = [](std::int64_t step, int frequency) { return frequency > 0 && step % frequency == 0; };
+  if (config_.trainer.val_before_train && step_ == 0) report(validate());
+  offload_->to_host({.optimizer = config_.engine.optimizer_offload});
+  while (step_ < total_steps_) {
+    auto metrics = train_step();
+    const bool last = step_ == total_steps_;
+    if (every(step_, config_.trainer.test_freq) || (last && config_.trainer.test_freq > 0))
+      metrics.merge(validate());
+    report(metrics);
+    if (console && is_rank_0())
+      output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
+    if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0)) save();
+  }
+  finish_save();
+}
+
+}  // namespace ferry::trainer
