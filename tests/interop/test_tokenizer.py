@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from support import FERRY
 from tokenizer_families import DEEPSEEK_V2, DEEPSEEK_V3, GPT2, KIMI, LLAMA3, QWEN2, SCRIPTS, TEKKEN, families, files, random_texts
 
-CODE = files({".py", ".h", ".cpp"}, 700_000)
+CODE = files({".py", ".h", ".cpp"}, 400_000)
 TRAINING = CODE[: len(CODE) // 2] + [SCRIPTS] * 3
 
 
@@ -83,7 +83,7 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("family", families([]))
 def test_ids_and_texts_are_those_of_the_package(tool, trained, family):
     theirs, path = trained(family)
-    texts = CODE[len(CODE) // 2:][:12] + [SCRIPTS, *SCRIPTS.splitlines(), "", " ", "a", "\n", "<s>", "hello</s>", " <s> x"]
+    texts = CODE[len(CODE) // 2:][:8] + [SCRIPTS, *SCRIPTS.splitlines(), "", " ", "a", "\n", "<s>", "hello</s>", " <s> x"]
     texts += random_texts(400, seed=1)
     compare(tool, path, Tokenizer.from_file(str(path)), texts)
 
@@ -150,7 +150,7 @@ PRE_TOKENIZERS = {
 def test_pre_tokenizers_cut_alike(tool, name):
     theirs = PRE_TOKENIZERS[name]
     texts = [SCRIPTS, *SCRIPTS.splitlines(), *CODE[0:4], "abcbcdaabcc aabbc\n#x\n # y\n\n", "x\n", "\n", "aaaa aaa", *random_texts(300, seed=6)]
-    if name in ("words", "not_words", "categories", "scripts", "digits", "punctuation", "whitespace", "gpt2"):
+    if name in ("words", "not_words", "categories", "scripts", "digits", "punctuation", "whitespace"):
         texts += CHUNKS
     ours = tool(op="pieces", pre_tokenizer=json.loads(theirs.__getstate__()), texts=texts)["pieces"]
     assert first_difference(texts, ours, [[piece for piece, _ in theirs.pre_tokenize_str(t)] for t in texts]) is None
