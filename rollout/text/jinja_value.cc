@@ -183,6 +183,10 @@ void fail_template(const std::string& message) {
   throw Error(ErrorKind::kUsage, message);
 }
 
+Value::Value(List list) : data_(std::make_shared<List>(std::move(list))) {}
+Value::Value(Dict dict) : data_(std::make_shared<Dict>(std::move(dict))) {}
+Value::Value(Function function) : data_(std::make_shared<const Function>(std::move(function))) {}
+
 const Value* Dict::find(std::string_view key) const {
   const auto found = std::ranges::find(
       items, key, [](const auto& item) -> std::string_view { return item.first; });

@@ -22,28 +22,10 @@ struct Undefined {
 };
 struct None {};
 
-struct List {
-  std::vector<Value> items{};
-  bool is_tuple = false;
-};
-// In the order of insertion.
-struct Dict {
-  std::vector<std::pair<std::string, Value>> items{};
-  bool is_namespace = false;  // whose members templates may set
-
-  const Value* find(std::string_view key) const;
-  void set(std::string_view key, Value value);
-};
-
-struct Arguments {
-  std::vector<Value> positional{};
-  std::vector<std::pair<std::string, Value>> named{};
-};
-// A macro, a global function, or a method bound to its object.
-struct Function {
-  std::string name{};
-  std::function<Value(const Arguments&)> call{};
-};
+struct List;
+struct Dict;
+struct Arguments;
+struct Function;
 
 class Value {
  public:
@@ -57,10 +39,9 @@ class Value {
   Value(std::string text) : data_(std::move(text)) {}         // NOLINT(google-explicit-constructor)
   Value(std::string_view text) : data_(std::string(text)) {}  // NOLINT(google-explicit-constructor)
   Value(const char* text) : data_(std::string(text)) {}       // NOLINT(google-explicit-constructor)
-  Value(List list) : data_(std::make_shared<List>(std::move(list))) {}  // NOLINT
-  Value(Dict dict) : data_(std::make_shared<Dict>(std::move(dict))) {}  // NOLINT
-  Value(Function function)  // NOLINT(google-explicit-constructor)
-      : data_(std::make_shared<const Function>(std::move(function))) {}
+  Value(List list);                                           // NOLINT(google-explicit-constructor)
+  Value(Dict dict);                                           // NOLINT(google-explicit-constructor)
+  Value(Function function);                                   // NOLINT(google-explicit-constructor)
 
   static Value of_json(const nlohmann::ordered_json& json);
 
@@ -116,6 +97,29 @@ class Value {
                std::shared_ptr<Dict>,
                std::shared_ptr<const Function>>
       data_;
+};
+
+struct List {
+  std::vector<Value> items{};
+  bool is_tuple = false;
+};
+// In the order of insertion.
+struct Dict {
+  std::vector<std::pair<std::string, Value>> items{};
+  bool is_namespace = false;  // whose members templates may set
+
+  const Value* find(std::string_view key) const;
+  void set(std::string_view key, Value value);
+};
+
+struct Arguments {
+  std::vector<Value> positional{};
+  std::vector<std::pair<std::string, Value>> named{};
+};
+// A macro, a global function, or a method bound to its object.
+struct Function {
+  std::string name{};
+  std::function<Value(const Arguments&)> call{};
 };
 
 bool operator==(const Value& a, const Value& b);
