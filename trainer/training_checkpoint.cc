@@ -7,11 +7,15 @@
 
 #include "converter/alignment/model_files.h"
 #include "converter/load.h"
+#include "converter/megatron_args.h"
 #include "distckpt/error.h"
 #include "distckpt/filenames.h"
 #include "distckpt/mesh_layout.h"
+#include "distckpt/pickle_copy.h"
+#include "distckpt/pickle_writer.h"
 #include "distckpt/rank_group.h"
 #include "distckpt/torch_dist.h"
+#include "distckpt/torch_save.h"
 #include "models/device.h"
 #include "models/device_box_io.h"
 #include "models/world.h"
@@ -29,11 +33,11 @@ constexpr const char* kOwnEntry = "ferry_training";
 // One group of parameters, as Megatron-Core tells them apart on loading (optimizer/__init__.py).
 void write_group(PickleWriter& pickle,
                  const OptimizerParamScheduler& scheduler,
-                 const OptimizerConfig& config,
-                 std::int64_t num_steps,
+                 const DistributedOptimizer& optimizer,
                  bool expert,
                  double wd_mult) {
   const auto now = scheduler.now();
+  const auto& config = optimizer.config();
   pickle.begin_dict();
   pickle.string("wd_mult").real(wd_mult).string("lr_mult").real(1.0);
   pickle.string("is_expert_parallel").boolean(expert).string("is_decoupled_lr").boolean(false);
@@ -44,7 +48,7 @@ void write_group(PickleWriter& pickle,
   pickle.string("betas").begin_tuple().real(config.adam_beta1).real(config.adam_beta2).end_tuple();
   pickle.string("eps").real(config.adam_eps);
   pickle.string("weight_decay").real(now.weight_decay * wd_mult);
-  pickle.string("step").integer(num_steps);
+  pickle.string("step").integer(optimizer.num_steps());
   pickle.end_dict();
 }
 
@@ -98,46 +102,59 @@ std::vector<at::Tensor> TrainingCheckpoint::tensors() const {
   return all;
 }
 
-// As everything is now, however long the writing takes.
-converter::SavedTraining TrainingCheckpoint::describe(const CallerState& caller) const {
+std::shared_ptr<const distckpt::Pickle> TrainingCheckpoint::common_state(
+    const CallerState& caller) const {
   const auto of_ranks = chunks_.front()->mesh().all().all_gather_bytes(caller.of_rank);
-  const auto state = optimizer_.state();
-  converter::SavedTraining training;
-  const auto add = [&](bool expert) {
-    training.optimizers.emplace_back([expert, scheduler = scheduler_, config = optimizer_.config(),
-                                      state](PickleWriter& pickle) {
-      pickle.begin_dict().string("param_groups").begin_list();
-      write_group(pickle, scheduler, config, state.num_steps, expert, 1.0);
-      if (!expert)  // experts have no vectors
-        write_group(pickle, scheduler, config, state.num_steps, expert, 0.0);
-      pickle.end_list().end_dict();
-    });
-  };
-  add(false);
-  if (chunks_.front()->config().num_moe_experts > 0) add(true);
-  training.common = [scheduler = scheduler_, state, of_ranks, caller](PickleWriter& pickle) {
-    write_scheduler(pickle, scheduler);
-    pickle.string(kOwnEntry).begin_dict();
-    pickle.string("num_skipped").integer(state.num_skipped);
-    if (state.scaler) {
-      pickle.string("loss_scale").real(state.scaler->scale);
-      pickle.string("growth_tracker").integer(state.scaler->growth_tracker);
-      pickle.string("hysteresis_tracker").integer(state.scaler->hysteresis_tracker);
+  PickleWriter pickle;
+  pickle.begin_dict();
+  if (config_.origin != nullptr && config_.origin->common) {
+    if (const auto args = converter::find_args(distckpt::common_dict(*config_.origin->common))) {
+      pickle.string("args");
+      distckpt::write_value(pickle, *args);
     }
-    pickle.string("shared").begin_dict();
-    for (const auto& [key, value] : caller.shared) pickle.string(key).string(value);
-    pickle.end_dict();
-    pickle.string("of_ranks").begin_list();
-    for (const auto& text : of_ranks) pickle.string(text);
-    pickle.end_list().end_dict();
+  }
+  write_scheduler(pickle, scheduler_);
+  pickle.string("optimizer");
+  const auto write_optimizer = [&](bool expert) {
+    pickle.begin_dict().string("optimizer").begin_dict().string("param_groups").begin_list();
+    write_group(pickle, scheduler_, optimizer_, expert, 1.0);
+    if (!expert)
+      write_group(pickle, scheduler_, optimizer_, expert, 0.0);  // experts have no vectors
+    pickle.end_list().end_dict().end_dict();
   };
-  return training;
+  if (chunks_.front()->config().num_moe_experts == 0) {
+    write_optimizer(false);
+  } else {
+    pickle.begin_dict().integer(0);
+    write_optimizer(false);
+    pickle.integer(1);
+    write_optimizer(true);
+    pickle.end_dict();
+  }
+  const auto state = optimizer_.state();
+  pickle.string(kOwnEntry).begin_dict();
+  pickle.string("num_skipped").integer(state.num_skipped);
+  if (state.scaler) {
+    pickle.string("loss_scale").real(state.scaler->scale);
+    pickle.string("growth_tracker").integer(state.scaler->growth_tracker);
+    pickle.string("hysteresis_tracker").integer(state.scaler->hysteresis_tracker);
+  }
+  pickle.string("shared").begin_dict();
+  for (const auto& [key, value] : caller.shared) pickle.string(key).string(value);
+  pickle.end_dict();
+  pickle.string("of_ranks").begin_list();
+  for (const auto& text : of_ranks) pickle.string(text);
+  pickle.end_list().end_dict().end_dict();
+  return std::make_shared<const distckpt::Pickle>(distckpt::Pickle::parse(
+      pickle.finish(),
+      {.source = "the training run", .allowed_globals = distckpt::object_globals()}));
 }
 
-converter::SaveReport TrainingCheckpoint::write(const models::ProcessGroup& ranks,
-                                                std::int64_t iteration,
-                                                std::vector<distckpt::LocalShard> shards,
-                                                const converter::SavedTraining& training) const {
+converter::SaveReport TrainingCheckpoint::write(
+    const models::ProcessGroup& ranks,
+    std::int64_t iteration,
+    std::vector<distckpt::LocalShard> shards,
+    std::shared_ptr<const distckpt::Pickle> common) const {
   const auto group = converter::rank_group(ranks);
   const auto layout = distckpt::gather_mesh_layout(group, std::move(shards));
   const auto memory = models::make_memory_source(layout.layout);
@@ -148,7 +165,7 @@ converter::SaveReport TrainingCheckpoint::write(const models::ProcessGroup& rank
                                        .iteration = {iteration},
                                        .parallel = model.mesh().shape().parallel(),
                                        .origin = config_.origin,
-                                       .training = &training,
+                                       .common = std::move(common),
                                        .threads = config_.threads,
                                        .staging = models::staging_memory()});
   distckpt::run_together(group, [&] {
@@ -159,7 +176,7 @@ converter::SaveReport TrainingCheckpoint::write(const models::ProcessGroup& rank
 
 converter::SaveReport TrainingCheckpoint::save(std::int64_t iteration, const CallerState& caller) {
   (void)finish_save();
-  return write(chunks_.front()->mesh().all(), iteration, shards(), describe(caller));
+  return write(chunks_.front()->mesh().all(), iteration, shards(), common_state(caller));
 }
 
 void TrainingCheckpoint::save_in_background(std::int64_t iteration, const CallerState& caller) {
@@ -169,10 +186,10 @@ void TrainingCheckpoint::save_in_background(std::int64_t iteration, const Caller
         world_, config_.name + "/save", chunks_.front()->mesh().all().ranks());
   }
   background_ =
-      std::async(std::launch::async, [this, iteration, training = describe(caller),
+      std::async(std::launch::async, [this, iteration, common = common_state(caller),
                                       copies = snapshot_on_host(tensors(), shards())]() mutable {
         models::set_device(world_.device());
-        return write(*background_ranks_, iteration, std::move(copies), training);
+        return write(*background_ranks_, iteration, std::move(copies), std::move(common));
       });
 }
 

@@ -78,11 +78,11 @@ class TrainingCheckpoint {
  private:
   std::vector<distckpt::LocalShard> shards() const;
   std::vector<at::Tensor> tensors() const;  // that the shards lie in
-  converter::SavedTraining describe(const CallerState& caller) const;
+  std::shared_ptr<const distckpt::Pickle> common_state(const CallerState& caller) const;
   converter::SaveReport write(const models::ProcessGroup& ranks,
                               std::int64_t iteration,
                               std::vector<distckpt::LocalShard> shards,
-                              const converter::SavedTraining& training) const;
+                              std::shared_ptr<const distckpt::Pickle> common) const;
   void remove_superseded() const;
 
   models::World& world_;

@@ -274,6 +274,16 @@ TEST(DistributedOptimizer, GivesTheSameBitsWithAndWithoutOverlapAndInBuckets) {
   }
 }
 
+// Each of at most 4 sums rounds to 8 bits; a norm is over thousands of such errors.
+TEST(DistributedOptimizer, AccumulatesInTheDtypeOfTheModelIfAsked) {
+  Training training{.model = {.family = "llama"}, .steps = 1, .dtype = distckpt::DType::kBF16};
+  const auto wide = train(training, dense_meshes()[1]);
+  training.ddp.grad_reduce_in_fp32 = false;
+  const auto narrow = train(training, dense_meshes()[1]);
+  EXPECT_NE(narrow->norms[0], wide->norms[0]);
+  EXPECT_NEAR(narrow->norms[0], wide->norms[0], 0x1p-7 * wide->norms[0]);
+}
+
 TEST(DistributedOptimizer, SkipsAStepThatIsNotFiniteAndNamesWhere) {
   models::run_ranks(4, {.timeout = std::chrono::seconds(60)}, [](models::World& world) {
     const models::ParallelState mesh(world, {.pipeline_model_parallel_size = 2, .make_vocab_size_divisible_by = 2}, "mesh");
