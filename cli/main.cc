@@ -37,6 +37,7 @@ void add_commands(CLI::App& app) {
   add_diff(app);
   add_digest(app);
   add_report(app);
+  app.add_subcommand("train", "Train a model");  // listed here; what is called is ferry-torch
 }
 
 }  // namespace

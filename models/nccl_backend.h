@@ -3,9 +3,16 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "distckpt/error.h"
+
 namespace c10d {
 class Backend;
 class Store;
+class Work;
 }  // namespace c10d
 
 namespace ferry::models {
@@ -17,6 +24,12 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
                                             int rank,
                                             int size,
                                             const World& world);
+
+// A kernel that waits for a rank that has died never ends, and nobody can stop it: if this work is not
+// done in time, or breaks, the process prints what `failure` says of it and ends with status 2.
+void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
+                std::chrono::milliseconds timeout,
+                std::function<Error(const std::string& why)> failure);
 
 // Ends what make_nccl() made, once nobody waits for it: a process that just exits breaks its peers.
 void end_nccl(c10d::Backend& backend);

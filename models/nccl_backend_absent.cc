@@ -1,6 +1,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "distckpt/error.h"
 #include "models/nccl_backend.h"
 #include "models/world.h"
 
@@ -12,6 +12,10 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
                                             const World&) {
   throw Error(ErrorKind::kDevice, "this build has no NCCL", "configure with -Dcuda=enabled");
 }
+
+void watch_nccl(c10::intrusive_ptr<c10d::Work>,
+                std::chrono::milliseconds,
+                std::function<Error(const std::string&)>) {}
 
 void end_nccl(c10d::Backend&) {}
 

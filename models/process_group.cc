@@ -48,6 +48,46 @@ at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows) {
 
 }  // namespace
 
+namespace {
+
+// One operation that the ranks of a group meet in.
+struct Meeting {
+  c10::intrusive_ptr<c10d::Store> store{};  // of the group
+  std::string group{};
+  std::vector<int> ranks{};  // of the world
+  int rank = 0;              // in the group
+  std::chrono::milliseconds timeout{};
+  std::string operation{};
+  std::uint64_t sequence = 0;
+};
+
+// Who fails tells where it stood; who has not told so within a moment never came.
+Error failure_of(const Meeting& meeting, const std::string& why) {
+  const auto key = [&](std::size_t rank) {
+    return fmt::format("failed/{}/{}", meeting.sequence, rank);
+  };
+  std::vector<int> missing;
+  try {
+    meeting.store->set(key(static_cast<std::size_t>(meeting.rank)), std::vector<std::uint8_t>{1});
+    std::this_thread::sleep_for(
+        std::min<std::chrono::milliseconds>(std::chrono::seconds(2), meeting.timeout));
+    for (std::size_t rank = 0; rank < meeting.ranks.size(); ++rank) {
+      if (!meeting.store->check({key(rank)})) missing.push_back(meeting.ranks[rank]);
+    }
+  } catch (const std::exception&) {
+    missing.push_back(0);  // the store is rank 0's
+  }
+  const auto who = missing.empty() ? std::string("all ranks came, and the connection broke")
+                                   : fmt::format("missing: rank {}", fmt::join(missing, ", "));
+  return {ErrorKind::kIo,
+          fmt::format("group {} of ranks {}: {} number {} failed after {} s at most: {} ({})",
+                      meeting.group, fmt::join(meeting.ranks, ", "), meeting.operation,
+                      meeting.sequence, meeting.timeout.count() / 1000, who, why),
+          "a rank that is missing has died or hangs: see its own output"};
+}
+
+}  // namespace
+
 struct ProcessGroup::Backends {
   ~Backends() {
     if (!device || device == gloo) return;
@@ -57,10 +97,21 @@ struct ProcessGroup::Backends {
     }
   }
 
-  c10::intrusive_ptr<c10d::Store> store;
+  // Of work that this rank has joined: NCCL's is done later, by a kernel.
+  void watch(const c10::intrusive_ptr<c10d::Work>& work) const {
+    if (device == gloo) return;
+    watch_nccl(work, meeting.timeout,
+               [meeting = meeting](const std::string& why) { return failure_of(meeting, why); });
+  }
+  void wait(const c10::intrusive_ptr<c10d::Work>& work) const {
+    watch(work);
+    work->wait();
+  }
+
   c10::intrusive_ptr<c10d::Backend> gloo;    // on the host
   c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL
   std::atomic<std::uint64_t> sequence = 0;
+  Meeting meeting;  // the last one
 };
 
 ProcessGroup::ProcessGroup() = default;
@@ -77,19 +128,23 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
   if (size() == 1) return;
   backends_ = std::make_unique<Backends>();
   const auto prefix = fmt::format("{}/{}", name_, fmt::join(ranks_, "-"));
-  backends_->store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
+  backends_->meeting = {.store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store()),
+                        .group = name_,
+                        .ranks = ranks_,
+                        .rank = rank_,
+                        .timeout = world.timeout()};
   auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
   options->devices.push_back(gloo_device(world));
   run("creation", [&] {
     backends_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("gloo", backends_->store), rank_, size(), options);
+        c10::make_intrusive<c10d::PrefixStore>("gloo", backends_->meeting.store), rank_, size(),
+        options);
     backends_->device = world.device().is_cuda()
-                            ? make_nccl(backends_->store, rank_, size(), world)
+                            ? make_nccl(backends_->meeting.store, rank_, size(), world)
                             : backends_->gloo;
   });
 }
 
-// Who fails tells where it stood; who has not told so within a moment never came.
 void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {
   attempt(operation, backends_->sequence++, work);
 }
@@ -97,27 +152,13 @@ void ProcessGroup::run(std::string_view operation, const std::function<void()>& 
 void ProcessGroup::attempt(std::string_view operation,
                            std::uint64_t sequence,
                            const std::function<void()>& work) const {
+  auto& meeting = backends_->meeting;
+  meeting.operation = operation;
+  meeting.sequence = sequence;
   try {
     work();
   } catch (const std::exception& error) {
-    const auto key = [&](int rank) { return fmt::format("failed/{}/{}", sequence, rank); };
-    std::vector<int> missing;
-    try {
-      backends_->store->set(key(rank_), std::vector<std::uint8_t>{1});
-      std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(std::chrono::seconds(2), world_->timeout()));
-      for (int rank = 0; rank < size(); ++rank) {
-        if (!backends_->store->check({key(rank)})) missing.push_back(ranks_[static_cast<std::size_t>(rank)]);
-      }
-    } catch (const std::exception&) {
-      missing.push_back(0);  // the store is rank 0's
-    }
-    const auto who = missing.empty() ? std::string("all ranks came, and the connection broke")
-                                     : fmt::format("missing: rank {}", fmt::join(missing, ", "));
-    throw Error(ErrorKind::kIo,
-                fmt::format("group {} of ranks {}: {} number {} failed after {} s at most: {} ({})",
-                            name_, fmt::join(ranks_, ", "), operation, sequence,
-                            world_->timeout().count() / 1000, who, error.what()),
-                "a rank that is missing has died or hangs: see its own output");
+    throw failure_of(meeting, error.what());
   }
 }
 
@@ -125,7 +166,7 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& mine) const {
   if (size() == 1) return mine;
   auto whole = empty_rows(mine, mine.size(0) * size());
   auto part = mine.contiguous();
-  run("all_gather", [&] { backends_->device->_allgather_base(whole, part)->wait(); });
+  run("all_gather", [&] { backends_->wait(backends_->device->_allgather_base(whole, part)); });
   return whole;
 }
 
@@ -136,7 +177,8 @@ at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& whole) const {
   if (whole.is_cuda()) {
     auto input = whole.contiguous();
     auto mine = empty_rows(whole, whole.size(0) / size());
-    run("reduce_scatter", [&] { backends_->device->_reduce_scatter_base(mine, input)->wait(); });
+    run("reduce_scatter",
+        [&] { backends_->wait(backends_->device->_reduce_scatter_base(mine, input)); });
     return mine;
   }
   const auto parts = all_to_all(whole);
@@ -150,7 +192,7 @@ at::Tensor ProcessGroup::all_reduce(const at::Tensor& mine) const {
   if (size() == 1) return mine;
   if (mine.is_cuda()) {
     std::vector<at::Tensor> sum{mine.clone(at::MemoryFormat::Contiguous)};
-    run("all_reduce", [&] { backends_->device->allreduce(sum)->wait(); });
+    run("all_reduce", [&] { backends_->wait(backends_->device->allreduce(sum)); });
     return sum[0];
   }
   return sum_ranks(all_gather(mine.unsqueeze(0)));
@@ -161,7 +203,7 @@ at::Tensor ProcessGroup::all_reduce_max(const at::Tensor& mine) const {
   std::vector<at::Tensor> greatest{mine.clone(at::MemoryFormat::Contiguous)};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::MAX;
-  run("all_reduce_max", [&] { backends_->device->allreduce(greatest, options)->wait(); });
+  run("all_reduce_max", [&] { backends_->wait(backends_->device->allreduce(greatest, options)); });
   return greatest[0];
 }
 
@@ -169,15 +211,15 @@ at::Tensor ProcessGroup::all_to_all(const at::Tensor& mine,
                                     const std::vector<std::int64_t>& send_rows,
                                     const std::vector<std::int64_t>& receive_rows) const {
   if (size() == 1) return mine;
-  const auto rows = receive_rows.empty()
-                        ? mine.size(0)
-                        : std::accumulate(receive_rows.begin(), receive_rows.end(), std::int64_t{0});
+  const auto rows = receive_rows.empty() ? mine.size(0)
+                                         : std::accumulate(receive_rows.begin(), receive_rows.end(),
+                                                           std::int64_t{0});
   auto received = empty_rows(mine, rows);
   auto sent = mine.contiguous();
   auto send = send_rows;
   auto receive = receive_rows;
   run("all_to_all",
-      [&] { backends_->device->alltoall_base(received, sent, receive, send)->wait(); });
+      [&] { backends_->wait(backends_->device->alltoall_base(received, sent, receive, send)); });
   return received;
 }
 
@@ -186,18 +228,18 @@ at::Tensor ProcessGroup::broadcast(const at::Tensor& mine, int from) const {
   std::vector<at::Tensor> tensors{rank_ == from ? mine.contiguous() : at::empty_like(mine)};
   c10d::BroadcastOptions options;
   options.rootRank = from;
-  run("broadcast", [&] { backends_->device->broadcast(tensors, options)->wait(); });
+  run("broadcast", [&] { backends_->wait(backends_->device->broadcast(tensors, options)); });
   return tensors[0];
 }
 
 void ProcessGroup::send(const at::Tensor& tensor, int to) const {
   std::vector<at::Tensor> tensors{tensor.contiguous()};
-  run("send", [&] { backends_->device->send(tensors, to, kTag)->wait(); });
+  run("send", [&] { backends_->wait(backends_->device->send(tensors, to, kTag)); });
 }
 
 void ProcessGroup::receive(at::Tensor& tensor, int from) const {
   std::vector<at::Tensor> tensors{tensor};
-  run("receive", [&] { backends_->device->recv(tensors, from, kTag)->wait(); });
+  run("receive", [&] { backends_->wait(backends_->device->recv(tensors, from, kTag)); });
 }
 
 // `operation` outlives the wait: it is a literal.
@@ -205,9 +247,13 @@ template <typename Start>
 Pending ProcessGroup::begin(std::string_view operation, const Start& start) const {
   const auto sequence = backends_->sequence++;
   c10::intrusive_ptr<c10d::Work> work;
-  attempt(operation, sequence, [&] { work = start(); });
-  return {[this, operation, sequence, work] { attempt(operation, sequence, [&] { work->wait(); }); },
-          [work] { return work->isCompleted(); }};
+  attempt(operation, sequence, [&] {
+    work = start();
+    backends_->watch(work);
+  });
+  return {
+      [this, operation, sequence, work] { attempt(operation, sequence, [&] { work->wait(); }); },
+      [work] { return work->isCompleted(); }};
 }
 
 Pending ProcessGroup::isend(const at::Tensor& tensor, int to) const {
@@ -219,7 +265,8 @@ Pending ProcessGroup::isend(const at::Tensor& tensor, int to) const {
 Pending ProcessGroup::irecv(const at::Tensor& tensor, int from) const {
   std::vector<at::Tensor> tensors{tensor};
   auto received = begin("irecv", [&] { return backends_->device->recv(tensors, from, kTag); });
-  return {[received, tensors]() mutable { received.wait(); }, [received] { return received.done(); }};
+  return {[received, tensors]() mutable { received.wait(); },
+          [received] { return received.done(); }};
 }
 
 at::Tensor ProcessGroup::my_part(const at::Tensor& whole) const {
@@ -239,9 +286,8 @@ Pending ProcessGroup::reduce_scatter_in_place(const at::Tensor& whole) const {
   }
   auto parts = at::empty_like(whole);
   std::vector<std::int64_t> equal;
-  auto moved = begin("reduce_scatter", [&] {
-    return backends_->device->alltoall_base(parts, input, equal, equal);
-  });
+  auto moved = begin("reduce_scatter",
+                     [&] { return backends_->device->alltoall_base(parts, input, equal, equal); });
   return {[moved, mine, parts, input, ranks = size()]() mutable {
             moved.wait();
             auto shape = parts.sizes().vec();

@@ -67,7 +67,8 @@ SftExample SftEncoder::encode_plain(const Conversation& conversation) const {
   const auto& messages = conversation.messages;
   require(messages.size() == 2 && messages[0].at("role") == "user" && is_assistant(messages[1]) &&
               messages[0].at("content").is_string() && messages[1].at("content").is_string(),
-          ErrorKind::kCorrupt, "messages: without a chat template they are a prompt and a response");
+          ErrorKind::kCorrupt,
+          "messages: without a chat template they are a prompt and a response");
   SftExample example;
   for (const auto id : tokenizer_->encode(messages[0].at("content").get<std::string>()))
     example.tokens.push_back(id);

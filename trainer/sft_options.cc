@@ -18,11 +18,12 @@ models::Recompute recompute_of(const EngineConfig& config) {
     recompute.num_layers = config.recompute_num_layers.value_or(1);
   } else if (config.recompute_granularity == "selective") {
     const auto& names = config.recompute_modules;
-    const auto has = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+    const auto has = [&](const char* name) {
+      return std::ranges::find(names, name) != names.end();
+    };
     recompute.granularity = Granularity::kSelective;
-    recompute.modules = {.core_attn = names.empty() || has("core_attn"),
-                         .mlp = has("mlp"),
-                         .moe = has("moe")};
+    recompute.modules = {
+        .core_attn = names.empty() || has("core_attn"), .mlp = has("mlp"), .moe = has("moe")};
   }
   return recompute;
 }
@@ -31,14 +32,16 @@ StreamOptions stream_options(const SftConfig& config, bool training) {
   return {.order = {.shuffle = training && config.data.shuffle,
                     .seed = static_cast<std::uint64_t>(config.trainer.seed),
                     .shuffle_buffer_bytes = config.data.shuffle_buffer_bytes},
-          .on_malformed = config.data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
+          .on_malformed =
+              config.data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
           .drop_last = training};
 }
 
 }  // namespace
 
 models::World::Options world_options(const SftConfig& config) {
-  return {.device = config.trainer.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
+  return {.device =
+              config.trainer.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
 }
 
 models::ModelOptions model_options(const EngineConfig& config) {
@@ -61,7 +64,8 @@ OptimizerConfig optimizer_config(const SftConfig& config) {
   return optimizer;
 }
 
-OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config, std::int64_t total_steps) {
+OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
+                                               std::int64_t total_steps) {
   const auto warmup = config.lr_warmup_steps.value_or(static_cast<std::int64_t>(
       std::floor(config.lr_warmup_steps_ratio * static_cast<double>(total_steps))));
   return {.init_lr = config.lr_warmup_init,

@@ -28,7 +28,8 @@ namespace {
 constexpr int kMostNotFinite = 10;  // steps in a row
 constexpr const char* kTimelineFolder = "timeline";
 
-std::filesystem::path tokenizer_folder(const SftConfig& config, const converter::Checkpoint& origin) {
+std::filesystem::path tokenizer_folder(const SftConfig& config,
+                                       const converter::Checkpoint& origin) {
   if (!config.model.tokenizer_path.empty()) return config.model.tokenizer_path;
   if (!config.model.hf_config_path.empty()) return config.model.hf_config_path;
   return origin.hf ? origin.hf->folder : std::filesystem::path(config.model.path);
@@ -41,7 +42,8 @@ std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) 
 // Numbers of each rank, summed in the order of the ranks.
 std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
   std::vector<double> sums(mine.size(), 0.0);
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()),
+                               mine.size() * sizeof(double));
   for (const auto& part : group.all_gather_bytes(bytes)) {
     std::vector<double> theirs(mine.size());
     std::memcpy(theirs.data(), part.data(), part.size());
@@ -88,7 +90,8 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   load_model();
   ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
   optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer_config(config));
-  scheduler_ = std::make_unique<OptimizerParamScheduler>(scheduler_config(config.optim, total_steps_));
+  scheduler_ =
+      std::make_unique<OptimizerParamScheduler>(scheduler_config(config.optim, total_steps_));
   offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
   checkpoint_ = std::make_unique<TrainingCheckpoint>(
       world_, chunks_, *optimizer_, *scheduler_,
@@ -115,7 +118,8 @@ void SftTrainer::load_model() {
   owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
   if (mesh_.shape().pp() > 1)
-    p2p_.emplace(world_, mesh_, "actor", config_.engine.parallel.virtual_pipeline_model_parallel_size > 1);
+    p2p_.emplace(world_, mesh_, "actor",
+                 config_.engine.parallel.virtual_pipeline_model_parallel_size > 1);
   const auto loaded = converter::load_model(owned_chunks_, origin_, {.round = true});
   if (is_rank_0())
     output_.say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, loaded.seconds));
@@ -155,17 +159,20 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   }
   const auto all = gather_seqlens(mesh_.dp(), seqlens);
   for (const auto& of_rank : all)
-    batch.tokens_of_ranks.push_back(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
+    batch.tokens_of_ranks.push_back(
+        std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
   const auto& parallel = config_.engine.parallel;
   const bool interleaved = parallel.virtual_pipeline_model_parallel_size.value_or(1) > 1;
   std::vector<Partition> parts;
   if (config_.data.use_dynamic_bsz) {
     const auto per_gpu = config_.data.max_token_len_per_gpu;
-    const auto budget = per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
+    const auto budget =
+        per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
     parts = rearrange_micro_batches(
-        all, {.max_token_len = budget,
-              .num_batches_divided_by = interleaved ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
-        .at(static_cast<std::size_t>(mesh_.coordinates().dp));
+                all, {.max_token_len = budget,
+                      .num_batches_divided_by =
+                          interleaved ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+                .at(static_cast<std::size_t>(mesh_.coordinates().dp));
   } else {
     parts = split_micro_batches(seqlens.size(),
                                 static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
@@ -181,8 +188,8 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     batch.labels.push_back(batch.parts[i].local(at::cat(labels)));
     batch.weights.push_back(batch.parts[i].local(at::cat(weights)));
   }
-  batch.learned = static_cast<std::int64_t>(
-      sum_over(mesh_.dp(), {static_cast<double>(batch.learned)}).front());
+  batch.learned =
+      static_cast<std::int64_t>(sum_over(mesh_.dp(), {static_cast<double>(batch.learned)}).front());
   return batch;
 }
 
@@ -194,7 +201,9 @@ SftTrainer::Sums SftTrainer::run_batch(const Batch& batch, bool forward_only) {
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
   const auto metrics = forward_backward(
-      {.chunks = chunks_, .p2p = p2p_ ? &*p2p_ : nullptr, .ddp = forward_only ? nullptr : ddp_.get()},
+      {.chunks = chunks_,
+       .p2p = p2p_ ? &*p2p_ : nullptr,
+       .ddp = forward_only ? nullptr : ddp_.get()},
       batch.parts, loss, {.forward_only = forward_only, .grad_scale = optimizer_->loss_scale()});
   double mine = 0;
   // Tensor parallel ranks have the same loss.
@@ -203,7 +212,8 @@ SftTrainer::Sums SftTrainer::run_batch(const Batch& batch, bool forward_only) {
   }
   return {.loss = sum_over(mesh_.all(), {mine}).front(),
           .learned = batch.learned,
-          .tokens = std::accumulate(batch.tokens_of_ranks.begin(), batch.tokens_of_ranks.end(), std::int64_t{0})};
+          .tokens = std::accumulate(batch.tokens_of_ranks.begin(), batch.tokens_of_ranks.end(),
+                                    std::int64_t{0})};
 }
 
 Metrics SftTrainer::train_step() {
@@ -224,9 +234,10 @@ Metrics SftTrainer::train_step() {
   const auto rates = scheduler_->now();
   task("load_data", [&] {
     const auto keys = conversation_keys(config_.data);
-    batch = make_batch(stream_.next_batch(
-        config_.data.global_batch_size,
-        [&](const Record& record) { return parse_conversation(record, keys); }));
+    batch =
+        make_batch(stream_.next_batch(config_.data.global_batch_size, [&](const Record& record) {
+          return parse_conversation(record, keys);
+        }));
   });
   task("forward_backward", [&] {
     optimizer_->zero_grad();
@@ -243,8 +254,9 @@ Metrics SftTrainer::train_step() {
   ++step_;
   not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
   if (!update.update_successful && is_rank_0()) {
-    output_.say(fmt::format("step {}: the gradient of {} is not finite; nothing was updated ({} so far)",
-                            step_, update.not_finite, update.skipped));
+    output_.say(
+        fmt::format("step {}: the gradient of {} is not finite; nothing was updated ({} so far)",
+                    step_, update.not_finite, update.skipped));
   }
   require(not_finite_ < kMostNotFinite || optimizer_->loss_scale() != 1, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
@@ -272,11 +284,12 @@ Metrics SftTrainer::validate() {
   double learned = 0;
   offload_->to_host({.grad = config_.engine.grad_offload});
   while (records.cursor().epoch == 0) {
-    auto conversations = records.next_batch(
-        config_.data.global_batch_size,
-        [&](const Record& record) { return parse_conversation(record, keys); });
+    auto conversations =
+        records.next_batch(config_.data.global_batch_size,
+                           [&](const Record& record) { return parse_conversation(record, keys); });
     // A last batch that data parallel ranks cannot share evenly loses what is left over.
-    conversations.resize(conversations.size() / static_cast<std::size_t>(dp) * static_cast<std::size_t>(dp));
+    conversations.resize(conversations.size() / static_cast<std::size_t>(dp) *
+                         static_cast<std::size_t>(dp));
     if (conversations.empty()) continue;
     const auto batch = make_batch(conversations);
     const auto sums = run_batch(batch, true);
@@ -303,7 +316,8 @@ void SftTrainer::save() {
     if (config_.checkpoint.save_hf) save_hf();
   }
   offload_->to_host({.optimizer = config_.engine.optimizer_offload});
-  if (is_rank_0()) output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
+  if (is_rank_0())
+    output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
 
 // Of the latest checkpoint, by rank 0, beside it.
@@ -327,8 +341,11 @@ void SftTrainer::report(const Metrics& metrics) {
 
 void SftTrainer::run() {
   ProgressLine progress(total_steps_);
-  const bool console = std::ranges::find(config_.trainer.logger, "console") != config_.trainer.logger.end();
-  const auto every = [](std::int64_t step, int frequency) { return frequency > 0 && step % frequency == 0; };
+  const bool console =
+      std::ranges::find(config_.trainer.logger, "console") != config_.trainer.logger.end();
+  const auto every = [](std::int64_t step, int frequency) {
+    return frequency > 0 && step % frequency == 0;
+  };
   if (config_.trainer.val_before_train && step_ == 0) report(validate());
   offload_->to_host({.optimizer = config_.engine.optimizer_offload});
   while (step_ < total_steps_) {
@@ -339,7 +356,8 @@ void SftTrainer::run() {
     report(metrics);
     if (console && is_rank_0())
       output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
-    if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0)) save();
+    if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))
+      save();
   }
   finish_save();
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <memory>
@@ -51,9 +50,11 @@ void add_train(CLI::App& app) {
       "sft", "Supervised fine-tuning on conversations, from a checkpoint of any format");
   sft->add_option("--config", flags->config, "The run: a TOML file, docs/training_config.md");
   sft->add_option("overrides", flags->overrides, "Settings that replace the file's: optim.lr=1e-5");
-  sft->add_flag("--print-config", flags->print_config,
-                "Print every setting with its value and meaning, and stop; without --config the defaults");
-  sft->add_flag("--quiet", flags->quiet, "Say nothing of the steps");
+  sft->add_flag(
+      "--print-config", flags->print_config,
+      "Print every setting with its value and meaning, and stop; without --config the defaults");
+  sft->add_flag("-q,--quiet", flags->quiet, "Say nothing of the steps");
+  sft->footer("Exit status: 0 trained to the last step, 2 trouble.");
   sft->callback([flags] { train_sft(*flags); });
 }
 

@@ -144,7 +144,7 @@ def test_the_loss_curve_is_that_of_an_independent_trainer(ranks, more, world, th
         ours = losses(tmp_path)
     else:
         ours = train(world, tmp_path, ranks, **more)
-    assert len(ours) == STEPS and theirs[-1] < 0.8 * theirs[0]
+    assert len(ours) == STEPS and theirs[-1] < 0.9 * theirs[0]
     # fp32 all the way; errors grow from step to step.
     assert ours == pytest.approx(theirs, rel=2e-4)
 
@@ -175,14 +175,14 @@ def test_what_was_trained_comes_out_as_hugging_face_files(world, tmp_path):
     after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
     assert not torch.equal(before.model.embed_tokens.weight, after.model.embed_tokens.weight)
     assert (tmp_path / "config.toml").exists()
-    run_ok("report", tmp_path, "--html", tmp_path / "run.html")
+    run_ok("report", tmp_path, "--output", tmp_path / "run.html")
 
 
 def test_contradictions_and_typos_are_refused(world, tmp_path):
     done = ferry("train", "sft", *settings(world, tmp_path), "optim.lrr=1")
     assert done.returncode == 2 and "optim.lr" in done.stderr
     done = ferry("train", "sft", *settings(world, tmp_path, **{"engine.tensor_model_parallel_size": 2}))
-    assert done.returncode == 2 and "1 ranks" in done.stderr.replace("rank ", "ranks ") or "world" in done.stderr
+    assert done.returncode == 2 and "tp 2" in done.stderr.lower() or "tensor" in done.stderr, done.stderr
     done = ferry("train", "sft", "--print-config", *settings(world, tmp_path))
     assert done.returncode == 0 and "[optim]" in done.stdout
 
