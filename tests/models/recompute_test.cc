@@ -33,6 +33,9 @@ struct Result {
 // Of rank 0.
 Result run(const std::filesystem::path& folder, int tp, int cp, const Recompute& recompute) {
   Result result;
+  at::manual_seed(3);
+  const auto sequences =
+      pack({at::randint(200, {24}, at::kLong), at::randint(200, {40}, at::kLong)});
   run_ranks(tp * cp, {}, [&](World& world) {
     const ParallelState mesh(world, {.tensor_model_parallel_size = tp, .context_parallel_size = cp}, "test");
     const auto chunks =
@@ -40,9 +43,7 @@ Result run(const std::filesystem::path& folder, int tp, int cp, const Recompute&
                    {.alignment = Alignment::kBitwise, .sequence_parallel = tp > 1, .recompute = recompute});
     auto& model = *chunks.front();
     support::naive_load(model, folder);
-    at::manual_seed(3);
-    const SequencePartition batch(
-        pack({at::randint(200, {24}, at::kLong), at::randint(200, {40}, at::kLong)}), mesh);
+    const SequencePartition batch(sequences, mesh);
     const auto hidden = model.forward(batch);
     hidden.to(at::kFloat).square().sum().backward();
     finalize_model_grads({&model});
