@@ -10,6 +10,7 @@
 
 #include "distckpt/error.h"
 #include "models/pipeline_forward.h"
+#include "models/world.h"
 #include "trainer/pipeline_order.h"
 
 namespace ferry::trainer {
@@ -49,13 +50,14 @@ class Run {
                                .chunks = pipeline.chunks.size(),
                                .micro_batches = batches.size(),
                                .forward_only = options.forward_only})),
+        asks_early_(!mesh_.world().device().is_cuda()),
         backwards_left_(pipeline.chunks.size(), batches.size()),
         arrivals_(steps_.size()) {}
 
   std::vector<LossMetrics> run() {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       begin_receive(i);
-      if (i + 1 < steps_.size()) begin_receive(i + 1);
+      if (asks_early_ && i + 1 < steps_.size()) begin_receive(i + 1);
       auto received = finish_receive(i);
       if (steps_[i].forward)
         forward(steps_[i], std::move(received));
@@ -157,6 +159,9 @@ class Run {
   const LossFunction& loss_;
   const ForwardBackwardOptions& options_;
   std::vector<PipelineStep> steps_;
+  // On a GPU a receive is a kernel that runs until its message comes. Loading the code of another
+  // kernel (CUDA's lazy loading) waits for it: the message must not depend on what comes after.
+  bool asks_early_;
   std::vector<std::size_t> backwards_left_;  // of each chunk
   std::vector<Arrival> arrivals_;            // of each step
   std::map<Place, Flight> flights_;
@@ -168,9 +173,9 @@ class Run {
 }  // namespace
 
 std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
-                                      std::span<const models::SequencePartition> batches,
-                                      const LossFunction& loss,
-                                      const ForwardBackwardOptions& options) {
+                                          std::span<const models::SequencePartition> batches,
+                                          const LossFunction& loss,
+                                          const ForwardBackwardOptions& options) {
   require(!pipeline.chunks.empty() && !batches.empty(), ErrorKind::kBug,
           "a pipeline needs a chunk and a micro-batch");
   for (const auto* const chunk : pipeline.chunks) {
@@ -178,6 +183,11 @@ std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
       require(leaf.value.storage().nbytes() > 0, ErrorKind::kBug,
               "a model computes while its parameters are on the host");
   }
+  require(pipeline.chunks.size() == 1 || pipeline.p2p == nullptr ||
+              !pipeline.chunks.front()->mesh().world().device().is_cuda(),
+          ErrorKind::kUsage,
+          "interleaved stages run on the host alone: on GPUs their messages were seen to wait for "
+          "each other");
   std::optional<at::NoGradGuard> no_grad;
   if (options.forward_only) no_grad.emplace();
   return Run(pipeline, batches, loss, options).run();

@@ -41,7 +41,8 @@ StreamOptions stream_options(const SftConfig& config, bool training) {
 
 models::World::Options world_options(const SftConfig& config) {
   return {.device =
-              config.trainer.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU)};
+              config.trainer.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
+          .timeout = std::chrono::seconds(config.trainer.nccl_timeout)};
 }
 
 models::ModelOptions model_options(const EngineConfig& config) {

@@ -150,6 +150,9 @@ at::Tensor attention_cuda(const at::Tensor& query,
                           GpuAttention kernel) {
   require(query.scalar_type() == at::kBFloat16, ErrorKind::kLayout,
           "attention on a GPU takes bf16");
+  require(query.size(2) % 8 == 0 && value.size(2) % 8 == 0, ErrorKind::kLayout,
+          "attention on a GPU takes heads of a multiple of 8 channels, not of {} and {}",
+          query.size(2), value.size(2));
   require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
           "cuDNN's attention has no window");
   const auto segments = with_queries(all_segments);

@@ -59,9 +59,10 @@ class Trainer {
   std::unique_ptr<DistributedOptimizer> optimizer;
 };
 
-void expect_rests_and_goes_on(const models::World::Options& options, distckpt::DType dtype) {
+void expect_rests_and_goes_on(const models::World::Options& options,
+                              distckpt::DType dtype,
+                              const support::TinyModel& tiny) {
   models::World world(options);
-  const support::TinyModel tiny{.family = "qwen2_moe", .experts = 8};
   WholeTensors straight;
   {
     Trainer run(world, dtype, tiny);
@@ -107,7 +108,7 @@ void expect_rests_and_goes_on(const models::World::Options& options, distckpt::D
 }
 
 TEST(Offload, FreesEachPartByItselfAndTrainingGoesOnBitForBit) {
-  for (const auto dtype : {distckpt::DType::kBF16, distckpt::DType::kF32}) expect_rests_and_goes_on({}, dtype);
+  for (const auto dtype : {distckpt::DType::kBF16, distckpt::DType::kF32}) expect_rests_and_goes_on({}, dtype, {.family = "qwen2_moe", .experts = 8});
 }
 
 TEST(Offload, WorksForAModelThatIsNotTrained) {
@@ -133,7 +134,9 @@ TEST(OffloadCuda, FreesTheDevicesMemory) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   const at::Device device(at::kCUDA, 0);
   models::set_device(device);
-  expect_rests_and_goes_on({.device = device}, distckpt::DType::kBF16);
+  // The kernels of a GPU want heads of 8 channels, and grouped products rows of 16 bytes.
+  expect_rests_and_goes_on({.device = device}, distckpt::DType::kBF16,
+                           {.family = "qwen2_moe", .head_dim = 8, .hidden = 32, .ffn = 48, .experts = 8});
   const auto tensor = at::randn({1 << 26}, at::TensorOptions().device(device));
   const auto before = tensor.cpu();
   OffloadableMemory memory({tensor, tensor.narrow(0, 5, 10)}, /*keep=*/true);

@@ -148,6 +148,8 @@ void list(ConfigTable& table, TrainerConfig& c) {
   table.section("trainer", "The run");
   table.add("default_local_dir", c.default_local_dir, "its folder: checkpoints, metrics, timeline");
   table.add("device", c.device, "one GPU for each rank, or the host", one_of({"cuda", "cpu"}));
+  table.add("nccl_timeout", c.nccl_timeout,
+            "seconds after which ranks that wait for another give up", at_least(1));
   table.add("total_training_steps", c.total_training_steps,
             "steps of the run; not set: those of total_epochs", at_least(1));
   table.add("total_epochs", c.total_epochs, "times that every record is met", at_least(1));

@@ -96,6 +96,7 @@ struct SftCheckpointConfig {
 struct TrainerConfig {
   std::string default_local_dir = "checkpoints";
   std::string device = "cuda";
+  int nccl_timeout = 600;
   std::optional<std::int64_t> total_training_steps{};  // default: those of total_epochs
   int total_epochs = 1;
   std::int64_t seed = 42;
