@@ -58,15 +58,14 @@ void list(ConfigTable& table, EngineConfig& c) {
             "what the backward pass computes again: whole layers, or parts of them",
             one_of({"full", "selective"}));
   table.add("recompute_modules", c.recompute_modules, "of selective: the parts; empty: core_attn",
-            one_of({"core_attn", "layernorm", "mlp", "moe", "moe_act"}));
+            one_of({"core_attn", "mlp", "moe"}));
   table.add("recompute_method", c.recompute_method,
             "of full: every group of layers, or the first ones of each stage",
             one_of({"uniform", "block"}));
   table.add("recompute_num_layers", c.recompute_num_layers,
             "of full: layers per group, or first layers of each stage", at_least(1));
-  table.add("param_offload", c.param_offload, "parameters lie on the host while nobody needs them");
-  table.add("grad_offload", c.grad_offload, "so do gradients");
-  table.add("optimizer_offload", c.optimizer_offload, "so does the state of the optimizer");
+  table.add("grad_offload", c.grad_offload, "gradients lie on the host while the run validates");
+  table.add("optimizer_offload", c.optimizer_offload, "the state of the optimizer lies on the host but while it updates");
 }
 
 void list(ConfigTable& table, DataConfig& c) {

@@ -29,7 +29,6 @@ struct EngineConfig {
   std::vector<std::string> recompute_modules{};
   std::optional<std::string> recompute_method{};
   std::optional<int> recompute_num_layers{};
-  bool param_offload = false;
   bool grad_offload = false;
   bool optimizer_offload = false;
   bool operator==(const EngineConfig&) const = default;
