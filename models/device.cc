@@ -5,10 +5,22 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
+#include "distckpt/error.h"
+
 namespace ferry::models {
 
 void set_device(c10::Device device) {
-  if (device.is_cuda()) c10::cuda::set_device(device.index());
+  if (!device.is_cuda()) return;
+  int count = 0;
+  const auto status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || device.index() >= count) {
+    throw Error(ErrorKind::kDevice,
+                status == cudaSuccess
+                    ? fmt::format("GPU {} is asked for, and there are {}", device.index(), count)
+                    : fmt::format("there is no GPU: {}", cudaGetErrorString(status)),
+                "run on the host: --device cpu, or trainer.device=cpu");
+  }
+  c10::cuda::set_device(device.index());
 }
 
 void synchronize(c10::Device device) {

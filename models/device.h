@@ -8,7 +8,8 @@
 
 namespace ferry::models {
 
-void set_device(c10::Device device);  // what kernels of this thread run on
+// What kernels of this thread run on. Throws Error(kDevice) if there is none such.
+void set_device(c10::Device device);
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
 std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch

@@ -183,6 +183,10 @@ def test_contradictions_and_typos_are_refused(world, tmp_path):
     assert done.returncode == 2 and "optim.lr" in done.stderr
     done = ferry("train", "sft", *settings(world, tmp_path, **{"engine.tensor_model_parallel_size": 2}))
     assert done.returncode == 2 and "tp 2" in done.stderr.lower() or "tensor" in done.stderr, done.stderr
+    import torch
+    if not torch.cuda.is_available():
+        done = ferry("train", "sft", *settings(world, tmp_path, **{"trainer.device": "cuda"}))
+        assert done.returncode == 2 and "trainer.device=cpu" in done.stderr
     done = ferry("train", "sft", "--print-config", *settings(world, tmp_path))
     assert done.returncode == 0 and "[optim]" in done.stdout
 
