@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -52,24 +51,17 @@ std::vector<double> sum_over(const models::ProcessGroup& group, const std::vecto
   return sums;
 }
 
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
 }  // namespace
 
 struct SftTrainer::Batch {
   std::vector<models::SequencePartition> parts{};  // micro-batches
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
-  std::int64_t tokens = 0;                         // of this data parallel rank
   std::int64_t learned = 0;                        // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
+
+  std::int64_t tokens() const {
+    return std::accumulate(tokens_of_ranks.begin(), tokens_of_ranks.end(), std::int64_t{0});
+  }
 };
 
 SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput output)
@@ -117,9 +109,7 @@ SftTrainer::~SftTrainer() = default;
 void SftTrainer::load_model() {
   owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
-  if (mesh_.shape().pp() > 1)
-    p2p_.emplace(world_, mesh_, "actor",
-                 config_.engine.parallel.virtual_pipeline_model_parallel_size > 1);
+  if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, "actor", is_interleaved());
   const auto loaded = converter::load_model(owned_chunks_, origin_, {.round = true});
   if (is_rank_0())
     output_.say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, loaded.seconds));
@@ -144,6 +134,12 @@ void SftTrainer::resume() {
   if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
 }
 
+std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {
+  const auto keys = conversation_keys(config_.data);
+  return records.next_batch(config_.data.global_batch_size,
+                            [&](const Record& record) { return parse_conversation(record, keys); });
+}
+
 SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
   const auto dp = mesh_.shape().dp();
   std::vector<at::Tensor> tokens;
@@ -154,15 +150,12 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     examples.push_back(tensors_of(encoder_.encode(conversation)));
     tokens.push_back(examples.back().tokens);
     seqlens.push_back(examples.back().tokens.size(0));
-    batch.tokens += seqlens.back();
     batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
   }
   const auto all = gather_seqlens(mesh_.dp(), seqlens);
   for (const auto& of_rank : all)
     batch.tokens_of_ranks.push_back(
         std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
-  const auto& parallel = config_.engine.parallel;
-  const bool interleaved = parallel.virtual_pipeline_model_parallel_size.value_or(1) > 1;
   std::vector<Partition> parts;
   if (config_.data.use_dynamic_bsz) {
     const auto per_gpu = config_.data.max_token_len_per_gpu;
@@ -171,7 +164,7 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     parts = rearrange_micro_batches(
                 all, {.max_token_len = budget,
                       .num_batches_divided_by =
-                          interleaved ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+                          is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
                 .at(static_cast<std::size_t>(mesh_.coordinates().dp));
   } else {
     parts = split_micro_batches(seqlens.size(),
@@ -193,7 +186,7 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   return batch;
 }
 
-SftTrainer::Sums SftTrainer::run_batch(const Batch& batch, bool forward_only) {
+double SftTrainer::run_batch(const Batch& batch, bool forward_only) {
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(batch.learned, 1));
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) -> LossOutput {
@@ -210,14 +203,11 @@ SftTrainer::Sums SftTrainer::run_batch(const Batch& batch, bool forward_only) {
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
     for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
   }
-  return {.loss = sum_over(mesh_.all(), {mine}).front(),
-          .learned = batch.learned,
-          .tokens = std::accumulate(batch.tokens_of_ranks.begin(), batch.tokens_of_ranks.end(),
-                                    std::int64_t{0})};
+  return sum_over(mesh_.all(), {mine}).front();
 }
 
 Metrics SftTrainer::train_step() {
-  const Stopwatch whole;
+  const auto started = wall_time();
   const auto device = world_.device();
   models::reset_peak_memory(device);
   timeline_->begin_step(step_ + 1);
@@ -229,19 +219,13 @@ Metrics SftTrainer::train_step() {
     profiler_.end_task();
   };
   Batch batch;
-  Sums sums;
+  double loss = 0;
   StepReport update;
   const auto rates = scheduler_->now();
-  task("load_data", [&] {
-    const auto keys = conversation_keys(config_.data);
-    batch =
-        make_batch(stream_.next_batch(config_.data.global_batch_size, [&](const Record& record) {
-          return parse_conversation(record, keys);
-        }));
-  });
+  task("load_data", [&] { batch = make_batch(next_conversations(stream_)); });
   task("forward_backward", [&] {
     optimizer_->zero_grad();
-    sums = run_batch(batch, false);
+    loss = run_batch(batch, false);
   });
   task("optimizer", [&] {
     offload_->to_device({.optimizer = config_.engine.optimizer_offload});
@@ -260,17 +244,17 @@ Metrics SftTrainer::train_step() {
   }
   require(not_finite_ < kMostNotFinite || optimizer_->loss_scale() != 1, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
-  Metrics metrics = performance_metrics({.seconds = whole.seconds(),
-                                         .tokens = sums.tokens,
+  Metrics metrics = performance_metrics({.seconds = wall_time() - started,
+                                         .tokens = batch.tokens(),
                                          .num_gpus = world_.size(),
                                          .max_memory_allocated = models::peak_memory(device),
                                          .cpu_memory_used = host_memory_used(),
                                          .timing = timeline_->end_step()});
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
-  metrics["train/loss"] = sums.loss;
+  metrics["train/loss"] = loss;
   metrics["train/grad_norm"] = update.grad_norm;
   metrics["train/lr"] = rates.lr;
-  metrics["train/global_tokens"] = static_cast<double>(sums.tokens);
+  metrics["train/global_tokens"] = static_cast<double>(batch.tokens());
   metrics["train/skipped"] = static_cast<double>(update.skipped);
   metrics["train/malformed_rows"] = static_cast<double>(stream_.malformed().count);
   return metrics;
@@ -278,23 +262,20 @@ Metrics SftTrainer::train_step() {
 
 Metrics SftTrainer::validate() {
   RecordStream records(paths(config_.data.val_files), val_stream_options(config_));
-  const auto keys = conversation_keys(config_.data);
   const auto dp = mesh_.shape().dp();
   double loss = 0;
   double learned = 0;
   offload_->to_host({.grad = config_.engine.grad_offload});
   while (records.cursor().epoch == 0) {
-    auto conversations =
-        records.next_batch(config_.data.global_batch_size,
-                           [&](const Record& record) { return parse_conversation(record, keys); });
+    auto conversations = next_conversations(records);
     // A last batch that data parallel ranks cannot share evenly loses what is left over.
     conversations.resize(conversations.size() / static_cast<std::size_t>(dp) *
                          static_cast<std::size_t>(dp));
     if (conversations.empty()) continue;
     const auto batch = make_batch(conversations);
-    const auto sums = run_batch(batch, true);
-    loss += sums.loss * static_cast<double>(sums.learned);
-    learned += static_cast<double>(sums.learned);
+    const auto weight = static_cast<double>(batch.learned);
+    loss += weight * run_batch(batch, true);
+    learned += weight;
   }
   offload_->to_device({.grad = config_.engine.grad_offload});
   return {{"val/loss", learned > 0 ? loss / learned : std::nan("")}};

@@ -55,22 +55,19 @@ class SftTrainer {
 
  private:
   struct Batch;  // what this rank runs of a batch
-  struct Sums {
-    double loss = 0;  // of learned tokens
-    std::int64_t learned = 0;
-    std::int64_t tokens = 0;
-  };
-
   void load_model();
   void resume();
+  std::vector<Conversation> next_conversations(RecordStream& records) const;
   Batch make_batch(const std::vector<Conversation>& conversations) const;
-  Sums run_batch(const Batch& batch, bool forward_only);
+  // The mean loss of the global batch's learned tokens.
+  double run_batch(const Batch& batch, bool forward_only);
   Metrics train_step();
   Metrics validate();
   void save();
   void save_hf() const;
   void finish_save();
   void report(const Metrics& metrics);
+  bool is_interleaved() const { return chunks_.size() > 1; }
   bool is_rank_0() const { return world_.rank() == 0; }
 
   SftConfig config_;

@@ -129,6 +129,8 @@ MESHES = [pytest.param(1, {}, id="alone"),
           pytest.param(2, {"engine.tensor_model_parallel_size": 2}, id="tp2"),
           pytest.param(2, {"engine.pipeline_model_parallel_size": 2, "engine.virtual_pipeline_model_parallel_size": 2,
                            "data.max_token_len_per_gpu": 48, "data.max_length": 48}, id="pp2 vpp2"),
+          pytest.param(2, {"engine.pipeline_model_parallel_size": 2, "engine.pipeline_model_parallel_layout": "Et|t|t|tL",
+                           "data.max_token_len_per_gpu": 48, "data.max_length": 48}, id="pp2, interleaved by a layout"),
           pytest.param(2, {"engine.context_parallel_size": 2}, id="cp2"),
           pytest.param(4, {"engine.tensor_model_parallel_size": 2, "engine.optimizer_offload": True}, id="tp2 dp2")]
 
