@@ -283,7 +283,7 @@ Metrics SftTrainer::validate() {
 
 void SftTrainer::finish_save() {
   const auto saved = checkpoint_->finish_save();
-  if (saved && config_.checkpoint.save_hf) save_hf();
+  if (saved) save_hf(saved->folder);
 }
 
 void SftTrainer::save() {
@@ -293,20 +293,19 @@ void SftTrainer::save() {
   if (config_.checkpoint.async_save) {
     checkpoint_->save_in_background(step_, caller);
   } else {
-    checkpoint_->save(step_, caller);
-    if (config_.checkpoint.save_hf) save_hf();
+    save_hf(checkpoint_->save(step_, caller).folder);
   }
   offload_->to_host({.optimizer = config_.engine.optimizer_offload});
   if (is_rank_0())
     output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
 
-// Of the latest checkpoint, by rank 0, beside it.
-void SftTrainer::save_hf() const {
+// By rank 0, beside the iterations. A folder named "huggingface" would make a run of verl's of it.
+void SftTrainer::save_hf(const std::filesystem::path& iteration) const {
+  if (!config_.checkpoint.save_hf) return;
   if (is_rank_0()) {
-    const std::filesystem::path root = config_.trainer.default_local_dir;
-    converter::convert({.from = root,
-                        .to = root / "huggingface",
+    converter::convert({.from = iteration,
+                        .to = iteration.parent_path() / "hf_model",
                         .format = converter::Format::kHuggingFace,
                         .hf_config = config_.model.hf_config_path,
                         .overwrite = true});

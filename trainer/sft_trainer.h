@@ -64,7 +64,7 @@ class SftTrainer {
   Metrics train_step();
   Metrics validate();
   void save();
-  void save_hf() const;
+  void save_hf(const std::filesystem::path& iteration) const;
   void finish_save();
   void report(const Metrics& metrics);
   bool is_interleaved() const { return chunks_.size() > 1; }

@@ -168,14 +168,21 @@ def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
     run_ok("verify", run, tmp_path / "whole")
 
 
-def test_what_was_trained_comes_out_as_hugging_face_files(world, tmp_path):
+@pytest.mark.parametrize("background", [False, True])
+def test_each_checkpoint_comes_out_as_hugging_face_files(background, world, tmp_path):
     import torch
     import transformers
-    train(world, tmp_path, **{"checkpoint.save_freq": STEPS, "checkpoint.save_hf": True})
-    run_ok("verify", tmp_path, tmp_path / "huggingface")
+    saving = {"checkpoint.save_freq": 2, "checkpoint.save_hf": True, "checkpoint.keep_last": 1, "checkpoint.async_save": background,
+              "data.val_files": [str(world / "train.jsonl")], "trainer.test_freq": 3, "engine.grad_offload": True}
+    train(world, tmp_path, **saving, **{"trainer.total_training_steps": STEPS - 2})
+    train(world, tmp_path, **saving)
+    assert [folder.name for folder in tmp_path.glob("iter_*")] == [f"iter_{STEPS:07}"]
+    run_ok("verify", tmp_path, tmp_path / "hf_model")
     before = transformers.AutoModelForCausalLM.from_pretrained(world / "model")
-    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "huggingface")
+    after = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf_model")
     assert not torch.equal(before.model.embed_tokens.weight, after.model.embed_tokens.weight)
+    validated = [json.loads(line)["data"].get("val/loss") for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert validated[2] > validated[-1] > 0
     assert (tmp_path / "config.toml").exists()
     run_ok("report", tmp_path, "--output", tmp_path / "run.html")
 
