@@ -256,17 +256,28 @@ Pending ProcessGroup::begin(std::string_view operation, const Start& start) cons
       [work] { return work->isCompleted(); }};
 }
 
-Pending ProcessGroup::isend(const at::Tensor& tensor, int to) const {
-  std::vector<at::Tensor> tensors{tensor.contiguous()};
-  auto sent = begin("isend", [&] { return backends_->device->send(tensors, to, kTag); });
-  return {[sent, tensors]() mutable { sent.wait(); }, [sent] { return sent.done(); }};
-}
-
-Pending ProcessGroup::irecv(const at::Tensor& tensor, int from) const {
-  std::vector<at::Tensor> tensors{tensor};
-  auto received = begin("irecv", [&] { return backends_->device->recv(tensors, from, kTag); });
-  return {[received, tensors]() mutable { received.wait(); },
-          [received] { return received.done(); }};
+Pending ProcessGroup::batch_isend_irecv(const std::vector<P2POp>& messages) const {
+  auto& device = *backends_->device;
+  const auto start_one = [&](const P2POp& message) {
+    std::vector<at::Tensor> tensors{message.tensor};
+    return message.sends ? device.send(tensors, message.peer, kTag)
+                         : device.recv(tensors, message.peer, kTag);
+  };
+  if (backends_->device != backends_->gloo) {
+    auto batch = begin("batch_isend_irecv", [&] {
+      device.startCoalescing();
+      for (const auto& message : messages) start_one(message);
+      return device.endCoalescing();
+    });
+    return {[batch, messages]() mutable { batch.wait(); }, [batch] { return batch.done(); }};
+  }
+  std::vector<Pending> begun;
+  for (const auto& message : messages)
+    begun.push_back(begin(message.sends ? "isend" : "irecv", [&] { return start_one(message); }));
+  return {[begun, messages]() mutable {
+            for (auto& one : begun) one.wait();
+          },
+          [] { return false; }};
 }
 
 at::Tensor ProcessGroup::my_part(const at::Tensor& whole) const {

@@ -21,8 +21,8 @@ namespace ferry::models {
 
 class World;
 
-// A transfer under way, which keeps its tensors alive. On a GPU wait() lets the current stream wait,
-// not the caller.
+// A transfer under way, which keeps its tensors alive. On a GPU wait() lets the current stream
+// wait, not the caller.
 class Pending {
  public:
   Pending() = default;  // nothing is under way
@@ -41,11 +41,18 @@ class Pending {
   std::function<bool()> done_{};
 };
 
+// A message of batch_isend_irecv().
+struct P2POp {
+  bool sends = true;    // else receives
+  at::Tensor tensor{};  // contiguous
+  int peer = 0;         // in the group
+};
+
 class ProcessGroup {
  public:
   ProcessGroup();  // of this rank alone
-  // Called by every rank of `ranks` (of the world, ascending), with the same name, in the same order
-  // as other groups. Throws Error(kIo) if they do not come together.
+  // Called by every rank of `ranks` (of the world, ascending), with the same name, in the same
+  // order as other groups. Throws Error(kIo) if they do not come together.
   ProcessGroup(World& world, std::string name, std::vector<int> ranks);
   ~ProcessGroup();
   ProcessGroup(ProcessGroup&&) noexcept;
@@ -70,12 +77,13 @@ class ProcessGroup {
   void send(const at::Tensor& tensor, int to) const;
   void receive(at::Tensor& tensor, int from) const;
 
-  // The same, begun: nobody may touch the tensors before they have been waited for. Two ranks have
-  // to begin what they send each other in one order.
-  Pending isend(const at::Tensor& tensor, int to) const;
-  Pending irecv(const at::Tensor& tensor, int from) const;
-  // Of a contiguous [size * n]: this rank's n become the sum of theirs, the others are worthless; or
-  // all become those of their ranks.
+  // The same, begun: nobody may touch the tensors before they have been waited for.
+  //
+  // Messages that are under way together: none waits for another. Both ranks of a message name it
+  // in one batch, all messages between two ranks in one order.
+  Pending batch_isend_irecv(const std::vector<P2POp>& messages) const;
+  // Of a contiguous [size * n]: this rank's n become the sum of theirs, the others are worthless;
+  // or all become those of their ranks.
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;
   Pending all_gather_in_place(const at::Tensor& whole) const;
 

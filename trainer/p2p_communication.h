@@ -1,12 +1,11 @@
 // What pipeline stages hand each other: activations to the next one, gradients to the one before.
-// Each direction of each kind between two stages has a communicator of its own, so that messages
-// are taken in the order they were sent in and none waits for one of another kind.
+// Two stages have one communicator, and begin at the same place of the schedule what goes to and
+// fro between them (Megatron-Core p2p_communication.py, batch_p2p_comm).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "models/parallel_state.h"
 #include "models/process_group.h"
@@ -22,27 +21,18 @@ class P2PCommunicator {
                   const std::string& name,
                   bool interleaved);
 
-  // Of tensors that nobody touches before they were waited for.
-  models::Pending send_forward(const at::Tensor& activations) const {
-    return send(forward_out_, activations);
-  }
-  models::Pending recv_forward(const at::Tensor& activations) const {
-    return receive(forward_in_, activations);
-  }
-  models::Pending send_backward(const at::Tensor& gradient) const {
-    return send(backward_out_, gradient);
-  }
-  models::Pending recv_backward(const at::Tensor& gradient) const {
-    return receive(backward_in_, gradient);
-  }
+  // Begins these messages, whose `peer` is a stage next to this one; called by both stages of each.
+  // Of tensors that nobody touches before they were waited for: a wait for each of those stages.
+  std::vector<std::pair<int, models::Pending>> exchange(
+      const std::vector<models::P2POp>& messages) const;
 
  private:
-  // Two ranks: the other one is 1 - rank().
-  using Channel = std::unique_ptr<models::ProcessGroup>;
-  static models::Pending send(const Channel& channel, const at::Tensor& tensor);
-  static models::Pending receive(const Channel& channel, const at::Tensor& tensor);
-
-  Channel forward_in_, forward_out_, backward_in_, backward_out_;
+  struct Neighbour {
+    int stage = 0;
+    models::ProcessGroup channel;  // of two ranks
+  };
+  // All stages come to their channels in one order, so that none waits in a circle.
+  std::vector<Neighbour> neighbours_;
 };
 
 }  // namespace ferry::trainer

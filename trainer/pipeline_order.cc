@@ -1,6 +1,8 @@
 #include "trainer/pipeline_order.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
 
 #include "distckpt/error.h"
 
@@ -41,6 +43,76 @@ std::vector<PipelineStep> without_pipelining(const std::vector<PipelineStep>& fo
   return steps;
 }
 
+// Where a pass takes place along the whole pipeline, which goes round all stages once a chunk.
+std::size_t place_of(const PipelineShape& shape, std::size_t stage, const PipelineStep& step) {
+  return step.chunk * shape.stages + stage;
+}
+
+// All stages of a pipeline at once.
+class Clockwork {
+ public:
+  explicit Clockwork(const PipelineShape& shape)
+      : shape_(shape), last_(shape.stages * shape.chunks - 1), next_(shape.stages) {
+    auto of_stage = shape;
+    for (of_stage.stage = 0; of_stage.stage < shape.stages; ++of_stage.stage)
+      orders_.push_back(pipeline_order(of_stage));
+  }
+
+  bool done() const {
+    for (std::size_t stage = 0; stage < shape_.stages; ++stage) {
+      if (next_[stage] < orders_[stage].size()) return false;
+    }
+    return true;
+  }
+
+  // One round: the pass of each stage, and what travels behind them.
+  std::vector<std::optional<PipelineStep>> run(std::vector<PipelineTransfer>& transfers) {
+    std::vector<std::optional<PipelineStep>> steps(shape_.stages);
+    for (std::size_t stage = 0; stage < shape_.stages; ++stage) {
+      if (next_[stage] == orders_[stage].size()) continue;
+      const auto& step = orders_[stage][next_[stage]];
+      if (!can_run(stage, step)) continue;
+      steps[stage] = step;
+      ++next_[stage];
+    }
+    for (std::size_t stage = 0; stage < shape_.stages; ++stage) {
+      if (steps[stage]) hand_over(stage, *steps[stage], transfers);
+    }
+    return steps;
+  }
+
+ private:
+  using Input = std::tuple<bool, std::size_t, std::size_t>;  // forward, place, micro-batch
+
+  bool can_run(std::size_t stage, const PipelineStep& step) const {
+    const auto place = place_of(shape_, stage, step);
+    const bool begins = place == (step.forward ? 0 : last_);
+    return begins || arrived_.contains({step.forward, place, step.micro_batch});
+  }
+
+  void hand_over(std::size_t stage,
+                 const PipelineStep& step,
+                 std::vector<PipelineTransfer>& transfers) {
+    const auto place = place_of(shape_, stage, step);
+    if (place == (step.forward ? last_ : 0)) return;
+    const auto target = step.forward ? place + 1 : place - 1;
+    arrived_.emplace(step.forward, target, step.micro_batch);
+    const auto to = target % shape_.stages;
+    if (to == stage) return;
+    transfers.push_back({.forward = step.forward,
+                         .chunk = target / shape_.stages,
+                         .micro_batch = step.micro_batch,
+                         .from = stage,
+                         .to = to});
+  }
+
+  PipelineShape shape_;
+  std::size_t last_;
+  std::vector<std::vector<PipelineStep>> orders_;
+  std::vector<std::size_t> next_;
+  std::set<Input> arrived_;
+};
+
 }  // namespace
 
 std::vector<PipelineStep> pipeline_order(const PipelineShape& shape) {
@@ -65,6 +137,23 @@ std::vector<PipelineStep> pipeline_order(const PipelineShape& shape) {
   }
   for (auto i = forward.size() - warmup; i < backward.size(); ++i) steps.push_back(backward[i]);
   return steps;
+}
+
+std::vector<PipelineRound> pipeline_rounds(const PipelineShape& shape) {
+  std::vector<PipelineRound> rounds;
+  Clockwork clockwork(shape);
+  for (std::size_t number = 0; !clockwork.done(); ++number) {
+    std::vector<PipelineTransfer> transfers;
+    const auto steps = clockwork.run(transfers);
+    require(std::ranges::any_of(steps, [](const auto& step) { return step.has_value(); }),
+            ErrorKind::kBug, "the stages of a pipeline wait for each other");
+    std::erase_if(transfers, [&](const PipelineTransfer& transfer) {
+      return transfer.from != shape.stage && transfer.to != shape.stage;
+    });
+    if (steps[shape.stage] || !transfers.empty())
+      rounds.push_back({.number = number, .step = steps[shape.stage], .transfers = transfers});
+  }
+  return rounds;
 }
 
 }  // namespace ferry::trainer

@@ -1,11 +1,16 @@
-// In which order a pipeline stage runs the forward and backward passes of its chunks: the schedules
-// of Megatron-Core (pipeline_parallel/schedules.py) as lists. Sends never wait for receivers, and
-// messages of one kind between two stages are taken in the order they were sent in: then these
-// lists run to their end on all stages, and each chunk's backward passes come in the order of the
-// micro-batches, so that sums of gradients are the same for every pipeline.
+// In which order a pipeline stage runs the forward and backward passes of its chunks, the schedules
+// of Megatron-Core (pipeline_parallel/schedules.py) as lists, and when what they make travels. Each
+// chunk's backward passes come in the order of the micro-batches, so that sums of gradients are the
+// same for every pipeline.
+//
+// A message is under way between two stages only in the round in which it is made, of which both
+// know: no stage that waits for the messages of a round waits for what comes after it. NCCL asks
+// for that, whose sends, too, are kernels that run until the other side has come, while allocations
+// and the loading of code wait for kernels that run.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 namespace ferry::trainer {
@@ -31,5 +36,27 @@ struct PipelineShape {
 // are stages go through one chunk before the next. Throws Error(kUsage) where an interleaved
 // pipeline has a last group of fewer micro-batches than stages.
 std::vector<PipelineStep> pipeline_order(const PipelineShape& shape);
+
+// What a pass made, on its way to the stage that has the next chunk, or the chunk before.
+struct PipelineTransfer {
+  bool forward = true;    // activations, else gradients
+  std::size_t chunk = 0;  // of `to`, that takes it
+  std::size_t micro_batch = 0;
+  std::size_t from = 0;  // stages, not the same
+  std::size_t to = 0;
+
+  bool operator==(const PipelineTransfer&) const = default;
+};
+
+struct PipelineRound {
+  std::size_t number = 0;  // the same on all stages
+  std::optional<PipelineStep> step{};
+  // Behind the step, of this stage and its neighbours, in one order on all stages.
+  std::vector<PipelineTransfer> transfers{};
+};
+
+// pipeline_order() with its messages: in each round every stage runs its next pass, if what it
+// takes has come by then.
+std::vector<PipelineRound> pipeline_rounds(const PipelineShape& shape);
 
 }  // namespace ferry::trainer

@@ -5,12 +5,12 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "distckpt/error.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
 #include "trainer/pipeline_order.h"
 
 namespace ferry::trainer {
@@ -24,12 +24,14 @@ struct Flight {
   at::Tensor input{};              // undefined on the first stage
   torch::autograd::Edge output{};  // invalid where nothing is propagated
   at::Tensor loss{};               // of the last stage
-  Pending sent{};
 };
+
+// Messages that are waited for together, once.
+using Exchange = std::shared_ptr<Pending>;
 
 struct Arrival {
   at::Tensor tensor{};
-  Pending pending{};
+  Exchange exchange{};  // null: it was handed over on this stage
 };
 
 using Place = std::pair<std::size_t, std::size_t>;  // chunk, micro-batch
@@ -45,35 +47,30 @@ class Run {
         batches_(batches),
         loss_(loss),
         options_(options),
-        steps_(pipeline_order({.stages = static_cast<std::size_t>(mesh_.shape().pp()),
-                               .stage = static_cast<std::size_t>(mesh_.coordinates().pp),
-                               .chunks = pipeline.chunks.size(),
-                               .micro_batches = batches.size(),
-                               .forward_only = options.forward_only})),
-        asks_early_(!mesh_.world().device().is_cuda()),
-        backwards_left_(pipeline.chunks.size(), batches.size()),
-        arrivals_(steps_.size()) {}
+        rounds_(pipeline_rounds({.stages = static_cast<std::size_t>(mesh_.shape().pp()),
+                                 .stage = static_cast<std::size_t>(mesh_.coordinates().pp),
+                                 .chunks = pipeline.chunks.size(),
+                                 .micro_batches = batches.size(),
+                                 .forward_only = options.forward_only})),
+        backwards_left_(pipeline.chunks.size(), batches.size()) {}
 
   std::vector<LossMetrics> run() {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      begin_receive(i);
-      if (asks_early_ && i + 1 < steps_.size()) begin_receive(i + 1);
-      auto received = finish_receive(i);
-      if (steps_[i].forward)
-        forward(steps_[i], std::move(received));
-      else
-        backward(steps_[i], received);
-      forget_what_arrived();
+    for (const auto& round : rounds_) {
+      if (round.step) {
+        if (round.step->forward)
+          forward(*round.step, take(*round.step));
+        else
+          backward(*round.step, take(*round.step));
+      }
+      exchange(round.transfers);
+      std::erase_if(under_way_, [](const Exchange& one) { return one->done(); });
     }
-    for (auto& [place, flight] : flights_) flight.sent.wait();
-    for (auto& pending : sending_) pending.wait();
+    for (const auto& one : under_way_) one->wait();
     return std::move(metrics_);
   }
 
  private:
-  const models::GPTModel& model(const PipelineStep& step) const {
-    return *pipeline_.chunks[step.chunk];
-  }
+  const models::GPTModel& model(std::size_t chunk) const { return *pipeline_.chunks[chunk]; }
 
   // The stage that a pass gets something from, or hands something to; -1: none.
   int source(const PipelineStep& step) const {
@@ -84,57 +81,75 @@ class Run {
     const auto around = models::neighbours(mesh_, step.chunk, pipeline_.chunks.size());
     return step.forward ? around.behind : around.before;
   }
-  bool is_remote(int stage) const { return stage >= 0 && stage != mesh_.coordinates().pp; }
 
-  void begin_receive(std::size_t i) {
-    const auto& step = steps_[i];
-    auto& arrival = arrivals_[i];
-    if (!is_remote(source(step)) || arrival.tensor.defined()) return;
-    arrival.tensor = models::empty_hidden(model(step), batches_[step.micro_batch]);
-    arrival.pending = step.forward ? pipeline_.p2p->recv_forward(arrival.tensor)
-                                   : pipeline_.p2p->recv_backward(arrival.tensor);
+  std::map<Place, Arrival>& arrivals(bool forward) { return forward ? activations_ : gradients_; }
+
+  // What a pass takes; undefined where the pipeline begins.
+  at::Tensor take(const PipelineStep& step) {
+    if (source(step) < 0) return {};
+    const auto arrival =
+        std::move(arrivals(step.forward).extract({step.chunk, step.micro_batch}).mapped());
+    if (arrival.exchange) arrival.exchange->wait();
+    return arrival.tensor;
   }
 
-  at::Tensor finish_receive(std::size_t i) {
-    const auto& step = steps_[i];
-    if (source(step) >= 0 && !is_remote(source(step)))
-      return std::exchange(handed_[{step.chunk, step.micro_batch}], at::Tensor());
-    arrivals_[i].pending.wait();
-    return std::exchange(arrivals_[i].tensor, at::Tensor());
+  // To the next chunk, or back to the one before: at once, or with the round's messages.
+  void hand_over(const PipelineStep& step, const at::Tensor& tensor) {
+    if (target(step) == mesh_.coordinates().pp)
+      arrivals(step.forward)[{step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch}] = {
+          .tensor = tensor};
+    else
+      leaving_ = tensor;
   }
 
-  // To the next chunk, or back to the one before.
-  Pending hand_over(const PipelineStep& step, const at::Tensor& tensor) {
-    if (is_remote(target(step)))
-      return step.forward ? pipeline_.p2p->send_forward(tensor)
-                          : pipeline_.p2p->send_backward(tensor);
-    handed_[{step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch}] = tensor;
-    return {};
+  void exchange(const std::vector<PipelineTransfer>& transfers) {
+    const auto me = static_cast<std::size_t>(mesh_.coordinates().pp);
+    std::vector<models::P2POp> messages;
+    std::vector<Arrival*> received;
+    for (const auto& transfer : transfers) {
+      if (transfer.from == me) {
+        messages.push_back({.sends = true,
+                            .tensor = std::exchange(leaving_, at::Tensor()),
+                            .peer = static_cast<int>(transfer.to)});
+        continue;
+      }
+      auto& arrival = arrivals(transfer.forward)[{transfer.chunk, transfer.micro_batch}];
+      arrival.tensor = models::empty_hidden(model(transfer.chunk), batches_[transfer.micro_batch]);
+      messages.push_back(
+          {.sends = false, .tensor = arrival.tensor, .peer = static_cast<int>(transfer.from)});
+      received.push_back(&arrival);
+    }
+    if (messages.empty()) return;
+    for (auto& [stage, pending] : pipeline_.p2p->exchange(messages)) {
+      const auto one = std::make_shared<Pending>(std::move(pending));
+      under_way_.push_back(one);
+      for (std::size_t i = 0, taken = 0; i < messages.size(); ++i) {
+        if (messages[i].sends) continue;
+        if (messages[i].peer == stage) received[taken]->exchange = one;
+        ++taken;
+      }
+    }
   }
 
   void forward(const PipelineStep& step, at::Tensor input) {
     Flight flight{.input = std::move(input)};
     if (flight.input.defined() && !options_.forward_only) flight.input.requires_grad_();
-    auto output = model(step).forward(batches_[step.micro_batch], flight.input);
+    auto output = model(step.chunk).forward(batches_[step.micro_batch], flight.input);
     if (target(step) < 0) {
-      auto result = loss_(model(step), output, step.micro_batch);
+      auto result = loss_(model(step.chunk), output, step.micro_batch);
       if (metrics_.size() <= step.micro_batch) metrics_.resize(step.micro_batch + 1);
       metrics_[step.micro_batch] = std::move(result.metrics);
       output = flight.loss = std::move(result.loss);
     } else {
-      flight.sent = hand_over(step, output.detach());
+      hand_over(step, output.detach());
     }
-    if (options_.forward_only) {
-      sending_.push_back(std::move(flight.sent));
-      return;
-    }
+    if (options_.forward_only) return;
     if (output.defined()) flight.output = torch::autograd::impl::gradient_edge(output);
     flights_[{step.chunk, step.micro_batch}] = std::move(flight);
   }
 
   void backward(const PipelineStep& step, at::Tensor gradient) {
-    auto flight = std::move(flights_.extract({step.chunk, step.micro_batch}).mapped());
-    flight.sent.wait();  // it has come back since
+    const auto flight = std::move(flights_.extract({step.chunk, step.micro_batch}).mapped());
     if (--backwards_left_[step.chunk] == 0 && pipeline_.ddp != nullptr)
       pipeline_.ddp->expect_last_backward(step.chunk);
     if (flight.loss.defined()) gradient = at::full_like(flight.loss, options_.grad_scale);
@@ -143,14 +158,7 @@ class Run {
     torch::autograd::Engine::get_default_engine().execute(
         {flight.output}, {gradient}, /*keep_graph=*/false, /*create_graph=*/false,
         /*accumulate_grad=*/true);
-    if (target(step) >= 0) sending_.push_back(hand_over(step, flight.input.grad()));
-  }
-
-  void forget_what_arrived() {
-    std::erase_if(sending_, [](const Pending& pending) { return pending.done(); });
-    for (auto& [place, flight] : flights_) {
-      if (flight.sent.done()) flight.sent = {};
-    }
+    if (target(step) >= 0) hand_over(step, flight.input.grad());
   }
 
   const Pipeline& pipeline_;
@@ -158,15 +166,12 @@ class Run {
   std::span<const models::SequencePartition> batches_;
   const LossFunction& loss_;
   const ForwardBackwardOptions& options_;
-  std::vector<PipelineStep> steps_;
-  // On a GPU a receive is a kernel that runs until its message comes. Loading the code of another
-  // kernel (CUDA's lazy loading) waits for it: the message must not depend on what comes after.
-  bool asks_early_;
-  std::vector<std::size_t> backwards_left_;  // of each chunk
-  std::vector<Arrival> arrivals_;            // of each step
+  std::vector<PipelineRound> rounds_;
+  std::vector<std::size_t> backwards_left_;           // of each chunk
+  std::map<Place, Arrival> activations_, gradients_;  // that no pass has taken yet
+  at::Tensor leaving_;  // what the round's pass made for another stage
   std::map<Place, Flight> flights_;
-  std::map<Place, at::Tensor> handed_;  // between chunks of one stage
-  std::vector<Pending> sending_;
+  std::vector<Exchange> under_way_;
   std::vector<LossMetrics> metrics_;
 };
 
@@ -183,11 +188,6 @@ std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
       require(leaf.value.storage().nbytes() > 0, ErrorKind::kBug,
               "a model computes while its parameters are on the host");
   }
-  require(pipeline.chunks.size() == 1 || pipeline.p2p == nullptr ||
-              !pipeline.chunks.front()->mesh().world().device().is_cuda(),
-          ErrorKind::kUsage,
-          "interleaved stages run on the host alone: on GPUs their messages were seen to wait for "
-          "each other");
   std::optional<at::NoGradGuard> no_grad;
   if (options.forward_only) no_grad.emplace();
   return Run(pipeline, batches, loss, options).run();

@@ -1,7 +1,7 @@
 // One batch forwards and backwards through all stages of a pipeline, micro-batch by micro-batch
-// (Megatron-Core forward_backward_func): a list of passes (pipeline_order.h), and what travels
-// between stages meanwhile. On the host what a pass needs is on its way before the pass before it
-// begins; what a stage has sent it keeps until it has arrived, and no longer.
+// (Megatron-Core forward_backward_func): rounds of passes and of what travels between stages
+// (pipeline_order.h). What a stage receives it waits for when it needs it; what it has sent it
+// keeps until it has arrived, and no longer.
 //
 // Losses are parts of the whole batch's, normalised by the caller's global count: gradients are
 // their sums, whatever the cut into micro-batches.
@@ -47,10 +47,10 @@ struct ForwardBackwardOptions {
 };
 
 // Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage
-// knows. Throws Error(kUsage) for interleaved stages on GPUs. Returns the metrics of each micro-batch on the last stage, elsewhere nothing.
+// knows. Returns the metrics of each micro-batch on the last stage, elsewhere nothing.
 std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
-                                      std::span<const models::SequencePartition> batches,
-                                      const LossFunction& loss,
-                                      const ForwardBackwardOptions& options = {});
+                                          std::span<const models::SequencePartition> batches,
+                                          const LossFunction& loss,
+                                          const ForwardBackwardOptions& options = {});
 
 }  // namespace ferry::trainer

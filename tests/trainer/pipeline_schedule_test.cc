@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -52,48 +51,100 @@ TEST(PipelineOrder, Interleaves) {
   EXPECT_THROW(pipeline_order({.stages = 2, .chunks = 2, .micro_batches = 3}), Error);
 }
 
-// Runs the lists of all stages with messages in queues. Fails where stages wait for each other for
-// ever, a message is another one, or a backward pass comes before its forward pass.
+// Runs the rounds of all stages where every message blocks both sides until it is over, as kernels that
+// wait for each other may. Fails where stages wait for each other for ever, a pass lacks what it takes or
+// comes before its forward pass, or a message comes twice.
 void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batches, bool forward_only) {
-  std::vector<std::vector<PipelineStep>> lists;
-  for (std::size_t stage = 0; stage < stages; ++stage)
-    lists.push_back(pipeline_order({stages, stage, chunks, micro_batches, forward_only}));
-  std::map<std::tuple<bool, std::size_t>, std::deque<std::pair<std::size_t, std::size_t>>> queues;  // (forward, from)
+  std::vector<std::vector<PipelineRound>> rounds;
+  std::vector<std::vector<PipelineStep>> passes(stages);
+  for (std::size_t stage = 0; stage < stages; ++stage) {
+    const PipelineShape shape{stages, stage, chunks, micro_batches, forward_only};
+    rounds.push_back(pipeline_rounds(shape));
+    for (const auto& round : rounds.back()) {
+      if (round.step) passes[stage].push_back(*round.step);
+    }
+    ASSERT_EQ(passes[stage], pipeline_order(shape));
+  }
+  const auto last = stages * chunks - 1;
+  std::vector<std::set<std::tuple<bool, std::size_t, std::size_t>>> inbox(stages);  // forward, chunk, micro-batch
   std::vector<std::size_t> at(stages);
+  std::vector<bool> computed(stages);  // this round's pass
   std::vector<std::vector<std::size_t>> backward_of(stages * chunks);
   std::set<std::pair<std::size_t, std::size_t>> in_flight;
-  bool moved = true;
-  while (moved) {
+  const auto compute = [&](std::size_t stage, const PipelineStep& step) {
+    const auto place = step.chunk * stages + stage;
+    if (step.forward ? place > 0 : place < last) {
+      ASSERT_EQ(inbox[stage].erase({step.forward, step.chunk, step.micro_batch}), 1U) << stage;
+    }
+    if (stages == 1 && (step.forward ? place < last : place > 0))
+      inbox[stage].emplace(step.forward, step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch);
+    if (step.forward) {
+      ASSERT_TRUE(in_flight.emplace(place, step.micro_batch).second);
+    } else {
+      ASSERT_EQ(in_flight.erase({place, step.micro_batch}), 1U) << stage;
+      backward_of[place].push_back(step.micro_batch);
+    }
+  };
+  for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t stage = 0; stage < stages; ++stage) {
-      while (at[stage] < lists[stage].size()) {
-        const auto& step = lists[stage][at[stage]];
-        const auto place = step.chunk * stages + stage;  // along the whole pipeline
-        const auto last = stages * chunks - 1;
-        const bool receives = step.forward ? place > 0 : place < last;
-        if (receives) {
-          auto& queue = queues[{step.forward, (step.forward ? stage + stages - 1 : stage + 1) % stages}];
-          if (queue.empty()) break;
-          ASSERT_EQ(queue.front(), std::pair(place, step.micro_batch)) << stage;
-          queue.pop_front();
-        }
-        if (step.forward ? place < last : place > 0)
-          queues[{step.forward, stage}].emplace_back(step.forward ? place + 1 : place - 1, step.micro_batch);
-        if (step.forward) {
-          ASSERT_TRUE(in_flight.emplace(place, step.micro_batch).second);
-        } else {
-          ASSERT_EQ(in_flight.erase({place, step.micro_batch}), 1U) << stage;
-          backward_of[place].push_back(step.micro_batch);
-        }
-        ++at[stage];
-        moved = true;
+      if (at[stage] == rounds[stage].size()) continue;
+      const auto& round = rounds[stage][at[stage]];
+      if (round.step && !computed[stage]) {
+        compute(stage, *round.step);
+        if (::testing::Test::HasFatalFailure()) return;
       }
+      computed[stage] = true;
+      bool all_met = true;
+      for (const auto& transfer : round.transfers) {
+        const auto other = transfer.from == stage ? transfer.to : transfer.from;
+        const bool met = at[other] < rounds[other].size() && rounds[other][at[other]].number == round.number && computed[other];
+        const bool passed = at[other] == rounds[other].size() || rounds[other][at[other]].number > round.number;
+        all_met = all_met && (met || passed);
+      }
+      if (!all_met) continue;
+      for (const auto& transfer : round.transfers) {
+        const bool arrives = transfer.to != stage || inbox[stage].emplace(transfer.forward, transfer.chunk, transfer.micro_batch).second;
+        ASSERT_TRUE(arrives);
+      }
+      ++at[stage];
+      computed[stage] = false;
+      moved = true;
     }
   }
-  for (std::size_t stage = 0; stage < stages; ++stage) EXPECT_EQ(at[stage], lists[stage].size()) << stage;
+  for (std::size_t stage = 0; stage < stages; ++stage) EXPECT_EQ(at[stage], rounds[stage].size()) << stage;
   for (const auto& order : backward_of) {
     EXPECT_EQ(order.size(), forward_only ? 0 : micro_batches);
     EXPECT_TRUE(std::ranges::is_sorted(order));
+  }
+}
+
+TEST(PipelineOrder, NamesEachMessageOnBothSidesInOneOrder) {
+  for (const std::size_t stages : {2, 3, 4}) {
+    for (const std::size_t chunks : {1, 2}) {
+      std::vector<std::map<std::size_t, std::vector<PipelineTransfer>>> of_round(stages);
+      for (std::size_t stage = 0; stage < stages; ++stage) {
+        for (const auto& round : pipeline_rounds({stages, stage, chunks, 2 * stages}))
+          of_round[stage][round.number] = round.transfers;
+      }
+      std::size_t messages = 0;
+      for (std::size_t a = 0; a < stages; ++a) {
+        for (std::size_t b = 0; b < stages; ++b) {
+          if (a == b) continue;
+          for (const auto& [number, transfers] : of_round[a]) {
+            const auto between = [&](std::size_t stage) {
+              auto these = of_round[stage][number];
+              std::erase_if(these, [&](const PipelineTransfer& t) { return !(t.from == a && t.to == b) && !(t.from == b && t.to == a); });
+              return these;
+            };
+            EXPECT_EQ(between(a), between(b));
+            messages += between(a).size();
+          }
+        }
+      }
+      // Two of each micro-batch between neighbouring places, each counted from both sides.
+      EXPECT_EQ(messages, 2 * 2 * 2 * stages * (stages * chunks - 1));
+    }
   }
 }
 
