@@ -1,0 +1,33 @@
+// What a draw needs to know of each row, in plain numbers that go to a GPU as they are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "rollout/kernels/draw_row.h"
+
+namespace ferry::rollout {
+
+struct Draws {
+  std::vector<DrawRow> plain{};   // all tokens take part, with the model's logits
+  std::vector<DrawRow> shaped{};  // penalties, forbidden tokens, or a part of the vocabulary
+  std::vector<LogitChange> changes{};
+};
+
+// Writes tokens [rows] int64, and of shaped rows processed_logprobs [rows] fp32. logits [rows, >=
+// vocab_size], bf16 or fp32, contiguous.
+void draw_on_host(const at::Tensor& logits,
+                  std::int64_t vocab_size,
+                  const Draws& draws,
+                  at::Tensor& tokens,
+                  at::Tensor& processed_logprobs);
+// The same tokens and the same bytes. Waits for nothing.
+void draw_on_gpu(const at::Tensor& logits,
+                 std::int64_t vocab_size,
+                 const Draws& draws,
+                 at::Tensor& tokens,
+                 at::Tensor& processed_logprobs);
+
+}  // namespace ferry::rollout

@@ -1,0 +1,36 @@
+// The kernels of draw.cu, by raw pointers, so that nvcc never sees LibTorch's headers. They launch
+// on `stream` and return the launch's error.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "rollout/kernels/draw_row.h"
+
+namespace ferry::rollout::launch {
+
+struct DrawTensors {
+  const void* logits = nullptr;  // [rows, row_stride]
+  bool is_float = false;         // else bf16
+  std::int64_t row_stride = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t* tokens = nullptr;       // [rows]
+  float* processed_logprobs = nullptr;  // [rows], of shaped rows
+};
+
+// best: [count], zeros.
+cudaError_t draw_plain(const DrawTensors& tensors,
+                       const DrawRow* rows,
+                       std::int64_t count,
+                       std::uint64_t* best,
+                       cudaStream_t stream);
+// z: [count, vocab_size], for the kernel's own use.
+cudaError_t draw_shaped(const DrawTensors& tensors,
+                        const DrawRow* rows,
+                        std::int64_t count,
+                        const LogitChange* changes,
+                        float* z,
+                        cudaStream_t stream);
+
+}  // namespace ferry::rollout::launch

@@ -1,0 +1,42 @@
+// A row's draw, as host and GPU read it.
+#pragma once
+
+#include <cstdint>
+
+#include "rollout/kernels/draw_formula.h"
+
+namespace ferry::rollout {
+
+struct DrawRow {
+  std::uint64_t seed = 0;
+  std::uint64_t request = 0;
+  std::int64_t position = 0;
+  double top_p = 1;
+  double min_p = 0;
+  std::int32_t row = 0;    // of the logits
+  std::int32_t top_k = 0;  // 0: all
+  float inverse_temperature = 1;
+  std::int32_t greedy = 0;
+  Penalties penalties{};
+  std::int32_t num_changes = 0;
+  std::int64_t first_change = 0;
+
+  constexpr float noise_of(std::int64_t token) const {
+    const auto quad = static_cast<std::uint32_t>(token / 4);
+    return gumbel_noise(philox(draw_counter(request, position, quad), seed).at[token % 4]);
+  }
+};
+
+// A token whose logit is another than the model's.
+struct LogitChange {
+  static constexpr std::int32_t kForbidden = -1;
+
+  std::int32_t token = 0;
+  std::int32_t count = 0;  // of times in the answer, 0: in the prompt alone; or kForbidden
+
+  constexpr float operator()(float logit, const Penalties& penalties) const {
+    return count == kForbidden ? kMinusInfinity : penalized(logit, penalties, count);
+  }
+};
+
+}  // namespace ferry::rollout

@@ -1,0 +1,148 @@
+#include "rollout/sampler.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "models/kernels/log_probs.h"
+#include "rollout/kernels/draw.h"
+
+namespace ferry::rollout {
+namespace {
+
+bool is_shaped(const SamplingRow& row) {
+  return row.params->truncates() || row.params->penalizes() || !row.forbidden.empty();
+}
+
+// The tokens whose logits change, each once, by id.
+void add_changes(const SamplingRow& row, std::int64_t vocab_size, std::vector<LogitChange>& all) {
+  std::unordered_map<std::int64_t, std::int32_t> counts;
+  if (row.params->penalizes()) {
+    for (const auto token : row.prompt) counts.try_emplace(token, 0);
+    for (const auto token : row.output) ++counts[token];
+  }
+  for (const auto token : row.forbidden) counts[token] = LogitChange::kForbidden;
+  const auto first = static_cast<std::ptrdiff_t>(all.size());
+  for (const auto& [token, count] : counts)
+    if (token >= 0 && token < vocab_size)
+      all.push_back({.token = static_cast<std::int32_t>(token), .count = count});
+  std::sort(all.begin() + first, all.end(),
+            [](const auto& a, const auto& b) { return a.token < b.token; });
+}
+
+DrawRow draw_row(const SamplingRow& row, std::int64_t index, std::int64_t vocab_size) {
+  const auto& params = *row.params;
+  const bool greedy = params.greedy();
+  const bool some = !greedy && params.top_k > 0 && params.top_k < vocab_size;
+  return {.seed = row.seed,
+          .request = row.request,
+          .position = row.position,
+          .top_p = greedy ? 1 : params.top_p,
+          .min_p = greedy ? 0 : params.min_p,
+          .row = static_cast<std::int32_t>(index),
+          .top_k = some ? static_cast<std::int32_t>(params.top_k) : 0,
+          .inverse_temperature = greedy ? 1.0F : 1.0F / static_cast<float>(params.temperature),
+          .greedy = greedy ? 1 : 0,
+          .penalties = {.repetition = static_cast<float>(params.repetition_penalty),
+                        .presence = static_cast<float>(params.presence_penalty),
+                        .frequency = static_cast<float>(params.frequency_penalty)}};
+}
+
+Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size) {
+  Draws draws;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    auto draw = draw_row(rows[i], static_cast<std::int64_t>(i), vocab_size);
+    if (!is_shaped(rows[i])) {
+      draws.plain.push_back(draw);
+      continue;
+    }
+    draw.first_change = static_cast<std::int64_t>(draws.changes.size());
+    add_changes(rows[i], vocab_size, draws.changes);
+    draw.num_changes = static_cast<std::int32_t>(static_cast<std::int64_t>(draws.changes.size()) -
+                                                 draw.first_change);
+    draws.shaped.push_back(draw);
+  }
+  return draws;
+}
+
+// Of the rows that are the model's at their temperature.
+void plain_log_probs(const at::Tensor& logits,
+                     std::int64_t vocab_size,
+                     std::span<const SamplingRow> rows,
+                     SampledTokens& sampled) {
+  std::map<double, std::vector<std::int64_t>> of_temperature;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (!is_shaped(rows[i]))
+      of_temperature[rows[i].params->greedy() ? 1 : rows[i].params->temperature].push_back(
+          static_cast<std::int64_t>(i));
+  const models::VocabularyRange range{.first = 0, .count = vocab_size};
+  for (const auto& [temperature, indices] : of_temperature) {
+    const bool all = indices.size() == rows.size();
+    const auto index = all ? at::Tensor() : at::tensor(indices).to(logits.device(), true);
+    const auto of = [&](const at::Tensor& x) { return all ? x : x.index_select(0, index); };
+    const auto log_probs = temperature == 1
+                               ? of(sampled.logprobs)
+                               : models::log_probs_of(models::row_statistics(
+                                     of(logits), of(sampled.tokens), range, temperature));
+    if (all) {
+      sampled.processed_logprobs = log_probs;
+    } else {
+      sampled.processed_logprobs.index_copy_(0, index, log_probs);
+    }
+  }
+}
+
+// The largest logits of each row, by the order of rank_key: all keys differ, so topk has no choice.
+void top_log_probs(const at::Tensor& logits,
+                   std::int64_t vocab_size,
+                   std::int64_t count,
+                   const at::Tensor& statistics,
+                   SampledTokens& sampled) {
+  const auto wide = logits.narrow(1, 0, vocab_size).to(at::kFloat);
+  const auto usable = at::where(wide.isnan(), kMinusInfinity, wide + 0.0F);
+  const auto bits = usable.view(at::kInt);
+  const auto order = at::where(bits < 0, bits.bitwise_xor(0x7FFFFFFF), bits).to(at::kLong);
+  const auto keys = order * (std::int64_t{1} << 32) - at::arange(vocab_size, order.options());
+  sampled.top_tokens = std::get<1>(keys.topk(std::min(count, vocab_size), 1));
+  sampled.top_logprobs =
+      (wide.gather(1, sampled.top_tokens) - statistics[models::kMaximum].unsqueeze(1)) -
+      statistics[models::kLogSum].unsqueeze(1);
+}
+
+}  // namespace
+
+SampledTokens sample(const at::Tensor& logits,
+                     std::int64_t vocab_size,
+                     std::span<const SamplingRow> rows) {
+  require(logits.dim() == 2 && logits.size(0) == static_cast<std::int64_t>(rows.size()) &&
+              logits.is_contiguous() && vocab_size > 0 && vocab_size <= logits.size(1) &&
+              (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16),
+          ErrorKind::kBug, "sampler: logits [{}, {}] of {} rows and {} tokens", logits.size(0),
+          logits.size(-1), rows.size(), vocab_size);
+  require(vocab_size <= kMostTokens, ErrorKind::kUsage,
+          "sampler: a vocabulary of {} tokens, the most are {}", vocab_size, kMostTokens);
+  const auto fp32 = logits.options().dtype(at::kFloat);
+  SampledTokens sampled{.tokens = at::empty({logits.size(0)}, fp32.dtype(at::kLong)),
+                        .logprobs = {},
+                        .processed_logprobs = at::empty({logits.size(0)}, fp32)};
+  if (rows.empty()) {
+    sampled.logprobs = sampled.processed_logprobs;
+    return sampled;
+  }
+  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws_of(rows, vocab_size),
+                                                  sampled.tokens, sampled.processed_logprobs);
+  const auto statistics = models::row_statistics(
+      logits, sampled.tokens, {.first = 0, .count = vocab_size}, /*temperature=*/1);
+  sampled.logprobs = models::log_probs_of(statistics);
+  plain_log_probs(logits, vocab_size, rows, sampled);
+  std::int64_t most = 0;
+  for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
+  if (most > 0) top_log_probs(logits, vocab_size, most, statistics, sampled);
+  return sampled;
+}
+
+}  // namespace ferry::rollout
