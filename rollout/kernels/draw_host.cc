@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -45,21 +46,23 @@ class Row {
     maximum_ = *std::max_element(z_.begin(), z_.end());
   }
 
-  // min_p, top_k, top_p.
+  // min_p, top_k, top_p: what is not kept gets -inf, and so is not drawn.
   void truncate() {
-    least_mass_ = least_mass(draw_.min_p);
-    std::vector<Candidate> kept;
-    for (std::size_t i = 0; i < z_.size(); ++i) {
-      const Candidate candidate{.key = key(i), .mass = mass(i)};
-      if (candidate.mass >= least_mass_) kept.push_back(candidate);
-    }
+    std::vector<std::uint64_t> kept;  // keys
+    const auto least = least_mass(draw_.min_p);
+    for (std::size_t i = 0; i < z_.size(); ++i)
+      if (least == 0 || mass(z_[i]) >= least)
+        kept.push_back(rank_key(z_[i], static_cast<std::int64_t>(i)));
     if (draw_.top_k > 0 && static_cast<std::size_t>(draw_.top_k) < kept.size()) {
       const auto last = kept.begin() + draw_.top_k - 1;
-      std::nth_element(kept.begin(), last, kept.end(), larger);
-      cutoff_ = last->key >> 32 << 32;
-      std::erase_if(kept, [&](const Candidate& token) { return token.key < cutoff_; });
+      std::nth_element(kept.begin(), last, kept.end(), std::greater<>());
+      keep_from(*last >> 32 << 32, kept);
     }
-    if (draw_.top_p < 1) cutoff_ = last_within(kept, mass_limit(draw_.top_p, sum(kept)));
+    if (draw_.top_p < 1) keep_from(last_within(kept, mass_limit(draw_.top_p, sum(kept))), kept);
+    total_ = sum(kept);
+    if (kept.size() == z_.size()) return;
+    std::ranges::fill(z_, kMinusInfinity);
+    for (const auto key : kept) z_[static_cast<std::size_t>(token_of_key(key))] = logit_of_key(key);
   }
 
   std::int64_t draw() const {
@@ -75,7 +78,7 @@ class Row {
       for (auto i = first; i < end; ++i) {
         const float sum =
             z_[static_cast<std::size_t>(i)] + noise[static_cast<std::size_t>(i - first)];
-        if ((token >= 0 && sum <= best) || !is_kept(static_cast<std::size_t>(i))) continue;
+        if (token >= 0 && sum <= best) continue;
         best = sum;
         token = i;
       }
@@ -83,54 +86,45 @@ class Row {
     return token;
   }
 
+  // After truncate().
   float log_prob(std::int64_t token) const {
-    std::uint64_t total = 0;
-    for (std::size_t i = 0; i < z_.size(); ++i) total += is_kept(i) ? mass(i) : 0;
-    return processed_log_prob(below_maximum(z_[static_cast<std::size_t>(token)], maximum_), total);
+    return processed_log_prob(below_maximum(z_[static_cast<std::size_t>(token)], maximum_), total_);
   }
 
  private:
-  struct Candidate {
-    std::uint64_t key = 0;
-    std::uint64_t mass = 0;
-  };
-
-  static bool larger(const Candidate& a, const Candidate& b) { return a.key > b.key; }
-  static std::uint64_t sum(std::span<const Candidate> tokens) {
-    std::uint64_t total = 0;
-    for (const auto& token : tokens) total += token.mass;
-    return total;
+  static void keep_from(std::uint64_t least, std::vector<std::uint64_t>& keys) {
+    std::erase_if(keys, [&](std::uint64_t key) { return key < least; });
   }
 
   // The smallest key before which there is less mass than the limit, by halves.
-  static std::uint64_t last_within(std::span<Candidate> tokens, std::uint64_t limit) {
+  std::uint64_t last_within(std::span<std::uint64_t> keys, std::uint64_t limit) const {
     std::uint64_t before = 0;
-    while (tokens.size() > 1) {
-      const auto half = tokens.size() / 2;
-      std::nth_element(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(half),
-                       tokens.end(), larger);
-      const auto upper = sum(tokens.first(half));
+    while (keys.size() > 1) {
+      const auto half = keys.size() / 2;
+      std::nth_element(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(half), keys.end(),
+                       std::greater<>());
+      const auto upper = sum(keys.first(half));
       if (before + upper >= limit) {
-        tokens = tokens.first(half);
+        keys = keys.first(half);
       } else {
         before += upper;
-        tokens = tokens.subspan(half);
+        keys = keys.subspan(half);
       }
     }
-    return tokens[0].key;
+    return keys[0];
   }
 
-  std::uint64_t key(std::size_t i) const { return rank_key(z_[i], static_cast<std::int64_t>(i)); }
-  std::uint64_t mass(std::size_t i) const { return mass_of(below_maximum(z_[i], maximum_)); }
-  bool is_kept(std::size_t i) const {
-    return (cutoff_ == 0 || key(i) >= cutoff_) && (least_mass_ == 0 || mass(i) >= least_mass_);
+  std::uint64_t mass(float z) const { return mass_of(below_maximum(z, maximum_)); }
+  std::uint64_t sum(std::span<const std::uint64_t> keys) const {
+    std::uint64_t total = 0;
+    for (const auto key : keys) total += mass(logit_of_key(key));
+    return total;
   }
 
   const DrawRow& draw_;
   std::vector<float>& z_;  // [vocab_size]
   float maximum_ = kMinusInfinity;
-  std::uint64_t least_mass_ = 0;
-  std::uint64_t cutoff_ = 0;
+  std::uint64_t total_ = 0;  // mass of what is kept
 };
 
 template <typename T>
