@@ -122,6 +122,10 @@ constexpr std::uint32_t order_of(float logit) {
 constexpr std::uint64_t rank_key(float logit, std::int64_t token) {
   return std::uint64_t{order_of(logit)} << 32 | ~static_cast<std::uint32_t>(token);
 }
+constexpr float logit_of_key(std::uint64_t key) {
+  const auto order = static_cast<std::uint32_t>(key >> 32);
+  return std::bit_cast<float>(order & 0x80000000U ? order & 0x7FFFFFFFU : ~order);
+}
 constexpr std::int64_t token_of_key(std::uint64_t key) {
   return static_cast<std::int64_t>(~static_cast<std::uint32_t>(key));
 }

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.decoders import DecodeStream
 
 from support import FERRY
 from tokenizer_families import DEEPSEEK_V2, DEEPSEEK_V3, GPT2, KIMI, LLAMA3, QWEN2, SCRIPTS, TEKKEN, families, files, random_texts
@@ -182,3 +183,68 @@ def test_what_is_not_supported_is_named(tool, trained, work):
         "type": "Split", "pattern": {"Regex": r"x(?<=a)b"}, "behavior": "Isolated", "invert": False}).replace("byte 3", "byte 4")
     assert "this property at byte 3 is not supported" in error(pre_tokenizer={
         "type": "Split", "pattern": {"Regex": r"\p{Klingon}"}, "behavior": "Isolated", "invert": False})
+
+
+def streamed(theirs, prompt, ids):
+    stream = DecodeStream(ids=prompt, skip_special_tokens=True)
+    return [stream.step(theirs, i) or "" for i in ids]
+
+
+@pytest.mark.parametrize("family", families([]))
+def test_streamed_text_is_that_of_the_packages_stream(tool, trained, family):
+    """Behind a prompt; where a character is cut, the package's stream waits for ever, and ours ends with what decode makes of it."""
+    theirs, path = trained(family)
+    generator = random.Random(7)
+    texts = [t for t in random_texts(150, seed=8) + SCRIPTS.splitlines() if t]
+    cases = []
+    for text in texts:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        cut = generator.randrange(1, max(2, len(ids)))
+        if "\ufffd" not in theirs.decode(ids[:cut]) and ids[cut:]:
+            cases.append({"prompt": ids[:cut], "ids": ids[cut:]})
+    assert len(cases) > 20
+    for case, ours in zip(cases, tool(op="detokenize", tokenizer=str(path), cases=cases)["cases"], strict=True):
+        assert ours["stop"] is None
+        mine, expected = "".join(ours["parts"]), "".join(streamed(theirs, case["prompt"], case["ids"]))
+        assert mine.startswith(expected), case
+        whole, before = theirs.decode(case["prompt"] + case["ids"]), theirs.decode(case["prompt"])
+        if whole.startswith(before):
+            assert mine == whole[len(before):], case
+        assert not any("\ufffd" in part for part in ours["parts"]) or "\ufffd" in whole
+
+
+def held_back(text, stops):
+    """The longest end of the text that may become a stop string."""
+    return max((n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2"])
+def test_stop_strings_end_the_text_before_them(tool, trained, family):
+    theirs, path = trained(family)
+    generator = random.Random(9)
+    cases = []
+    for text in [t for t in random_texts(300, seed=10) if len(t) > 12]:
+        ids = theirs.encode("x" + text, add_special_tokens=False).ids
+        begin = generator.randrange(len(text) - 8)
+        stops = [text[begin:begin + generator.randrange(1, 8)], generator.choice(["\n\n", "zzz", text[5:7]]), text[begin + 1:begin + 3]]
+        cases.append({"prompt": ids[:1], "ids": ids[1:], "stop": [s for s in stops if s], "min_tokens": generator.choice([0, 0, 3])})
+    stopped = 0
+    plain = tool(op="detokenize", tokenizer=str(path), cases=[{"prompt": c["prompt"], "ids": c["ids"]} for c in cases])["cases"]
+    for case, without, ours in zip(cases, plain, tool(op="detokenize", tokenizer=str(path), cases=cases)["cases"], strict=True):
+        pending, expected, stop = "", [], None
+        for count, part in enumerate(without["parts"], 1):
+            pending += part
+            found = [(pending.find(s), i) for i, s in enumerate(case["stop"]) if s in pending]
+            last = count == len(without["parts"])
+            if found and min(count, len(case["ids"])) > case["min_tokens"]:
+                at, index = min(found)
+                stop = case["stop"][index]
+                expected.append(pending[:at])
+                break
+            hold = 0 if last else held_back(pending, case["stop"])
+            expected.append(pending[:len(pending) - hold])
+            pending = pending[len(pending) - hold:]
+        assert ours["stop"] == stop, case
+        assert ours["parts"][:len(expected)] == expected and not any(ours["parts"][len(expected):]), case
+        stopped += stop is not None
+    assert stopped > len(cases) / 2

@@ -72,6 +72,7 @@ TEST(DrawFormula, KeysOrderByLogitThenById) {
   EXPECT_GT(rank_key(1, 3), rank_key(1, 4));
   EXPECT_EQ(rank_key(usable(-0.0F), 3), rank_key(0, 3));
   EXPECT_EQ(usable(NAN), kMinusInfinity);
+  for (const auto value : values) EXPECT_EQ(logit_of_key(rank_key(value, 5)), value);
   EXPECT_EQ(token_of_key(rank_key(-2, 151935)), 151935);
 }
 

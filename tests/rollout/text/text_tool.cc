@@ -7,6 +7,9 @@
 //   UTF-8
 //   {"op": "decode", "tokenizer": FILE, "ids": [[...]]}  {"texts": [...], "kept": [...],
 //   "streamed": [[...]]}
+//   {"op": "detokenize", "tokenizer": FILE, "cases": [{"prompt": [ids], "ids": [ids], "stop":
+//   [...], "min_tokens": n, "skip_special_tokens": b}]}       {"cases": [{"parts": [...], "stop": s
+//   or null}]}, parts: of each token until the stop string, then the rest
 //   {"op": "tokenizer", "folder": DIR}                   {"vocab_size": n, "bos": id, "eos": id,
 //   "pad": id}
 //   {"op": "pieces", "pre_tokenizer": {...}, "texts": [...]}   {"pieces": [[...]]}
@@ -29,6 +32,7 @@
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "rollout/text/chat_template.h"
+#include "rollout/text/incremental_detokenizer.h"
 #include "rollout/text/tokenizer.h"
 
 namespace ferry {
@@ -36,6 +40,7 @@ namespace {
 
 using nlohmann::ordered_json;
 using rollout::text::DecodeStream;
+using rollout::text::IncrementalDetokenizer;
 using rollout::text::TokenId;
 using rollout::text::Tokenizer;
 
@@ -76,6 +81,24 @@ ordered_json decode(const ordered_json& request) {
     streamed.push_back(parts);
   }
   return {{"texts", texts}, {"kept", kept}, {"streamed", streamed}};
+}
+
+ordered_json detokenize(const ordered_json& request) {
+  auto cases = ordered_json::array();
+  for (const auto& one : request.at("cases")) {
+    IncrementalDetokenizer detokenizer(
+        tokenizer_of(request), one.at("prompt").get<std::vector<TokenId>>(),
+        {.stop = one.value("stop", std::vector<std::string>()),
+         .min_tokens = one.value("min_tokens", 0),
+         .skip_special_tokens = one.value("skip_special_tokens", true)});
+    std::vector<std::string> parts;
+    for (const TokenId id : one.at("ids"))
+      if (!detokenizer.stop_reason()) parts.push_back(detokenizer.update(id));
+    parts.push_back(detokenizer.finish());
+    const auto& stop = detokenizer.stop_reason();
+    cases.push_back({{"parts", parts}, {"stop", stop ? ordered_json(*stop) : ordered_json()}});
+  }
+  return {{"cases", cases}};
 }
 
 ordered_json describe(const ordered_json& request) {
@@ -132,10 +155,10 @@ ordered_json render(const ordered_json& request) {
 
 ordered_json answer(const ordered_json& request) {
   static const std::map<std::string, ordered_json (*)(const ordered_json&)> kOperations{
-      {"encode", encode}, {"encode_bytes", encode_bytes},
-      {"decode", decode}, {"tokenizer", describe},
-      {"pieces", pieces}, {"normalize", normalize},
-      {"render", render},
+      {"encode", encode},       {"encode_bytes", encode_bytes},
+      {"decode", decode},       {"detokenize", detokenize},
+      {"tokenizer", describe},  {"pieces", pieces},
+      {"normalize", normalize}, {"render", render},
   };
   try {
     return kOperations.at(request.at("op").get<std::string>())(request);
