@@ -31,7 +31,7 @@ std::vector<std::int64_t> integers(const at::Tensor& x) {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() &&
-         at::equal(a.cpu().contiguous().view(at::kByte), b.cpu().contiguous().view(at::kByte));
+         at::equal(a.cpu().flatten().view(at::kByte), b.cpu().flatten().view(at::kByte));
 }
 
 // `count` draws from one row of logits, at different positions.
