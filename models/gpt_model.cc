@@ -49,7 +49,7 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
   if (parameters_.has("embedding.word_embeddings.weight"))
     embedding_.emplace(setup_.tensor_parallel, parameters_, "embedding.word_embeddings");
   for (const auto layer : stage_.layers) {
-    layers_.emplace_back(setup_, parameters_, fmt::format("decoder.layers.{}.", layer),
+    layers_.emplace_back(setup_, parameters_, fmt::format("decoder.layers.{}.", layer), layer,
                          config_.is_moe_layer(layer));
   }
   for (const auto layer : stage_.mtp) predictions_.emplace_back(setup_, parameters_, layer);
@@ -67,7 +67,7 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const at::Tensor& hidden,
                              const Observer& observe) const {
   const LayerContext context{
-      .batch = batch,
+      .batch = &batch,
       .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype)),
       .observe = observe};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
@@ -81,9 +81,23 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
   return x;
 }
 
+at::Tensor GPTModel::forward(const at::Tensor& tokens,
+                             const at::Tensor& positions,
+                             InferenceContext& inference) const {
+  require(stage_.pre_process && stage_.post_process && !options_.sequence_parallel &&
+              mesh_.shape().cp() == 1,
+          ErrorKind::kUsage,
+          "generation takes whole models: no pipeline, no context or sequence parallelism");
+  const LayerContext context{.angles = rotary_.angles(positions, scalar_type(options_.dtype)),
+                             .inference = &inference};
+  auto stream = run_layers({.sum = embedding_->forward(tokens)}, context);
+  return add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
+}
+
 ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& context) const {
   const auto& options = options_.recompute;
-  const bool full = options.granularity == Recompute::Granularity::kFull && !context.observe;
+  const bool full = options.granularity == Recompute::Granularity::kFull && !context.observe &&
+                    context.inference == nullptr;
   const bool uniform = options.method == Recompute::Method::kUniform;
   const auto num_layers = static_cast<std::size_t>(options.num_layers);
   for (std::size_t i = 0; i < layers_.size();) {
@@ -102,10 +116,10 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           std::size_t count,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
-  const auto layers = [this, first, count, batch = context.batch,
+  const auto layers = [this, first, count, batch = *context.batch,
                        angles = context.angles](const std::vector<at::Tensor>& inputs) {
     ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
-    const LayerContext again{.batch = batch, .angles = angles};
+    const LayerContext again{.batch = &batch, .angles = angles};
     for (auto i = first; i < first + count; ++i) x = layers_[i].forward(std::move(x), again);
     return std::vector{x.sum, x.pending};
   };
@@ -145,12 +159,15 @@ CrossEntropy GPTModel::cross_entropy(const at::Tensor& hidden,
   return linear_cross_entropy(setup_.tensor_parallel.enter(hidden), labels, token_weights, head());
 }
 
+at::Tensor GPTModel::whole_output(const at::Tensor& hidden) const {
+  const auto mine = output(hidden);
+  if (config_.head != Head::kLanguageModel) return mine;
+  return gather_from_tensor_model_parallel_region(mine, mesh_.tp());
+}
+
 at::Tensor GPTModel::all_logits(const at::Tensor& hidden, const SequencePartition& batch) const {
-  auto logits = output(hidden);
-  if (config_.head == Head::kLanguageModel) {
-    logits = gather_from_tensor_model_parallel_region(logits, mesh_.tp())
-                 .narrow(1, 0, config_.vocab_size);
-  }
+  auto logits = whole_output(hidden);
+  if (config_.head == Head::kLanguageModel) logits = logits.narrow(1, 0, config_.vocab_size);
   return batch
       .in_pack_order(gather_from_sequence_parallel_region(logits, mesh_.cp(), /*replicated=*/true))
       .narrow(0, 0, batch.num_tokens());
@@ -166,7 +183,7 @@ at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
 std::vector<at::Tensor> GPTModel::predict(const at::Tensor& hidden,
                                           const SequencePartition& batch) const {
   const LayerContext context{
-      .batch = batch, .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype))};
+      .batch = &batch, .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype))};
   std::vector<at::Tensor> predicted;
   auto x = hidden;
   for (std::size_t i = 0; i < predictions_.size(); ++i) {

@@ -49,9 +49,19 @@ class GPTModel {
                      const at::Tensor& hidden = {},
                      const Observer& observe = {}) const;
 
+  // One step of generation: tokens and positions [rows], int64 on the device, of the sequences that
+  // `inference` knows -> the normed hidden states [rows, hidden]. Reads nothing back to the host in
+  // models without experts. Throws Error(kUsage) unless this is a whole model, and without context
+  // or sequence parallelism.
+  at::Tensor forward(const at::Tensor& tokens,
+                     const at::Tensor& positions,
+                     InferenceContext& inference) const;
+
   // Of the last stage's hidden states: logits of this rank's part of the padded vocabulary [local,
   // vocab/tp], or of a classification head all of [local, num_labels].
   at::Tensor output(const at::Tensor& hidden) const;
+  // The same of the whole padded vocabulary, [local, padded], on every tensor parallel rank.
+  at::Tensor whole_output(const at::Tensor& hidden) const;
   // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the tokens
   // that come next. The logits are never held whole. Results are [local], the same on all tensor
   // parallel ranks. Throws Error(kUsage) if the head is not a language model's.

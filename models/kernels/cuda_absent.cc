@@ -2,6 +2,7 @@
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/gemm.h"
 #include "models/kernels/log_probs_cuda.h"
+#include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
@@ -26,6 +27,12 @@ std::vector<GemmChoice> gemm_choices() {
 }
 std::vector<std::pair<std::string, std::string>> gemm_environment() {
   return {};
+}
+bool paged_attention_cuda_supports(const at::Tensor&, const PagedKeys&, const AttentionOptions&) {
+  return false;
+}
+at::Tensor paged_attention_cuda(const at::Tensor&, const PagedKeys&, const AttentionOptions&) {
+  absent();
 }
 bool rms_norm_cuda_supports(std::int64_t) {
   return false;

@@ -19,8 +19,9 @@ constexpr double kLatentNormEpsilon = 1e-6;
 
 class CoreAttention {
  public:
-  explicit CoreAttention(const ModelSetup& setup)
+  CoreAttention(const ModelSetup& setup, std::int64_t layer)
       : cp_(setup.mesh.cp()),
+        layer_(layer),
         recomputed_(setup.recompute.selects(&Recompute::Modules::core_attn)),
         options_{.scale = softmax_scale(setup.config),
                  .window = setup.config.sliding_window,
@@ -31,9 +32,11 @@ class CoreAttention {
   at::Tensor forward(const at::Tensor& query,
                      const at::Tensor& key,
                      const at::Tensor& value,
-                     const SequencePartition& batch) const {
-    if (!recomputed_) return compute(query, key, value, batch);
-    const auto body = [this, batch](const std::vector<at::Tensor>& inputs) {
+                     const LayerContext& context) const {
+    if (context.inference != nullptr)
+      return context.inference->attend(layer_, query, key, value, options_).flatten(1);
+    if (!recomputed_) return compute(query, key, value, *context.batch);
+    const auto body = [this, batch = *context.batch](const std::vector<at::Tensor>& inputs) {
       return std::vector{compute(inputs[0], inputs[1], inputs[2], batch)};
     };
     return recompute(body, {query, key, value})[0];
@@ -54,15 +57,19 @@ class CoreAttention {
   }
 
   const ProcessGroup& cp_;
+  std::int64_t layer_;
   bool recomputed_;
   AttentionOptions options_;
 };
 
 class SelfAttention : public Attention {
  public:
-  SelfAttention(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
+  SelfAttention(const ModelSetup& setup,
+                Parameters& parameters,
+                const std::string& prefix,
+                std::int64_t layer)
       : setup_(setup),
-        core_(setup),
+        core_(setup, layer),
         norm_(parameters.take(prefix + "self_attention.linear_qkv.layer_norm_weight",
                               setup.tensor_parallel.between_layers())),
         qkv_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_qkv"),
@@ -93,7 +100,7 @@ class SelfAttention : public Attention {
       query = apply_rotary(rms_norm(query, q_norm_, config.layernorm_epsilon), context.angles);
       key = apply_rotary(rms_norm(key, k_norm_, config.layernorm_epsilon), context.angles);
     }
-    return proj_.forward(core_.forward(query, key, value, context.batch));
+    return proj_.forward(core_.forward(query, key, value, context));
   }
 
  private:
@@ -125,8 +132,11 @@ class SelfAttention : public Attention {
 // every rank and applied to the tokens between the layers.
 class MLASelfAttention : public Attention {
  public:
-  MLASelfAttention(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
-      : setup_(setup), core_(setup) {
+  MLASelfAttention(const ModelSetup& setup,
+                   Parameters& parameters,
+                   const std::string& prefix,
+                   std::int64_t layer)
+      : setup_(setup), core_(setup, layer) {
     const auto between = setup.tensor_parallel.between_layers();
     const auto base = prefix + "self_attention.";
     norm_ = parameters.take(prefix + "input_layernorm.weight", between);
@@ -172,7 +182,7 @@ class MLASelfAttention : public Attention {
     return proj_.forward(core_.forward(
         at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2),
         at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
-        kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context.batch));
+        kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context));
   }
 
  private:
@@ -188,10 +198,22 @@ class MLASelfAttention : public Attention {
 
 std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           Parameters& parameters,
-                                          const std::string& prefix) {
+                                          const std::string& prefix,
+                                          std::int64_t layer) {
   if (setup.config.multi_latent_attention)
-    return std::make_unique<MLASelfAttention>(setup, parameters, prefix);
-  return std::make_unique<SelfAttention>(setup, parameters, prefix);
+    return std::make_unique<MLASelfAttention>(setup, parameters, prefix, layer);
+  return std::make_unique<SelfAttention>(setup, parameters, prefix, layer);
+}
+
+KeyValueShape key_value_shape(const distckpt::TransformerConfig& config, std::int64_t tp) {
+  if (config.multi_latent_attention) {
+    return {.groups = config.num_attention_heads / tp,
+            .dim = config.qk_head_dim + config.qk_pos_emb_head_dim,
+            .value_dim = config.v_head_dim};
+  }
+  return {.groups = std::max<std::int64_t>(1, config.num_query_groups / tp),
+          .dim = config.kv_channels,
+          .value_dim = config.kv_channels};
 }
 
 }  // namespace ferry::models

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,9 +22,19 @@ class Attention {
   virtual at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const = 0;
 };
 
-// `prefix`: "decoder.layers.3.".
+// `prefix`: "decoder.layers.3.". `layer`: 3, by which generation finds its keys and values.
 std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           Parameters& parameters,
-                                          const std::string& prefix);
+                                          const std::string& prefix,
+                                          std::int64_t layer);
+
+// What a tensor parallel rank keeps of a token in one layer: keys [groups, dim], values [groups,
+// value_dim].
+struct KeyValueShape {
+  std::int64_t groups = 0;
+  std::int64_t dim = 0;
+  std::int64_t value_dim = 0;
+};
+KeyValueShape key_value_shape(const distckpt::TransformerConfig& config, std::int64_t tp);
 
 }  // namespace ferry::models

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "distckpt/transformer_config.h"
+#include "models/inference_context.h"
 #include "models/kernels/rotary.h"
 #include "models/packed_sequences.h"
 #include "models/parallel_state.h"
@@ -31,9 +32,10 @@ struct ModelSetup {
 };
 
 struct LayerContext {
-  const SequencePartition& batch;
+  const SequencePartition* batch = nullptr;  // null in generation
   RotaryAngles angles{};
-  Observer observe{};  // may be empty
+  Observer observe{};                     // may be empty
+  InferenceContext* inference = nullptr;  // of generation
 };
 
 }  // namespace ferry::models

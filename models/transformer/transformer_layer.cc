@@ -10,12 +10,13 @@ namespace ferry::models {
 TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                    Parameters& parameters,
                                    const std::string& prefix,
+                                   std::int64_t layer,
                                    bool moe)
     : prefix_(prefix),
       epsilon_(setup.config.layernorm_epsilon),
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
-      attention_(make_attention(setup, parameters, prefix)),
+      attention_(make_attention(setup, parameters, prefix, layer)),
       feed_forward_(make_feed_forward(setup, parameters, prefix, moe)) {}
 
 ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
@@ -50,6 +51,7 @@ MultiTokenPredictionLayer::MultiTokenPredictionLayer(const ModelSetup& setup,
       layer_(setup,
              parameters,
              fmt::format("mtp.layers.{}.transformer_layer.", index),
+             setup.config.num_layers + index,
              setup.config.num_moe_experts > 0),
       final_norm_(parameters.take(fmt::format("mtp.layers.{}.final_layernorm.weight", index),
                                   setup.tensor_parallel.between_layers())) {}

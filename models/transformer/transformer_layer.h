@@ -14,10 +14,11 @@ namespace ferry::models {
 
 class TransformerLayer {
  public:
-  // `prefix`: "decoder.layers.3.".
+  // `prefix`: "decoder.layers.3.", `layer`: 3.
   TransformerLayer(const ModelSetup& setup,
                    Parameters& parameters,
                    const std::string& prefix,
+                   std::int64_t layer,
                    bool moe);
 
   // Of [tokens, hidden], as it is between the layers.

@@ -1,0 +1,146 @@
+#include "rollout/block_manager.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "distckpt/error.h"
+
+namespace ferry::rollout {
+namespace {
+
+PrefixHash hash_of(const PrefixHash& before, std::span<const std::int64_t> tokens) {
+  const auto of_tokens = XXH3_128bits_withSeed(tokens.data(), tokens.size_bytes(), before.low);
+  const std::uint64_t chain[] = {before.high, before.low, of_tokens.high64, of_tokens.low64};
+  const auto all = XXH3_128bits(chain, sizeof chain);
+  return {.low = all.low64, .high = all.high64};
+}
+
+}  // namespace
+
+BlockManager::BlockManager(std::int64_t num_blocks,
+                           std::int64_t block_size,
+                           bool enable_prefix_caching)
+    : block_size_(block_size), enable_prefix_caching_(enable_prefix_caching) {
+  require(num_blocks > 0 && num_blocks < std::numeric_limits<std::int32_t>::max() && block_size > 0,
+          ErrorKind::kUsage, "a cache of {} blocks of {} tokens", num_blocks, block_size);
+  blocks_.resize(static_cast<std::size_t>(num_blocks));
+  for (std::int32_t id = 0; id < static_cast<std::int32_t>(num_blocks); ++id) push_free(id);
+}
+
+void BlockManager::take_cached_prefix(Sequence& sequence) {
+  require(sequence.block_table.empty(), ErrorKind::kBug, "{}: has blocks already",
+          sequence.request_id);
+  sequence.num_computed_tokens = 0;
+  if (enable_prefix_caching_) {
+    PrefixHash hash;
+    for (std::int64_t i = 0; i < (sequence.size() - 1) / block_size_; ++i) {
+      const auto tokens = tokens_of(sequence, i);
+      hash = hash_of(hash, tokens);
+      const auto id = find(hash, tokens);
+      if (id < 0) break;
+      refer_to(id);
+      sequence.block_table.push_back(id);
+    }
+  }
+  sequence.num_hashed_blocks = static_cast<std::int64_t>(sequence.block_table.size());
+  sequence.num_computed_tokens = sequence.num_hashed_blocks * block_size_;
+  sequence.num_cached_tokens = sequence.num_computed_tokens;
+}
+
+bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
+  const auto missing = blocks_of(tokens) - static_cast<std::int64_t>(sequence.block_table.size());
+  if (missing > num_free_) return false;
+  for (std::int64_t i = 0; i < missing; ++i) sequence.block_table.push_back(take_free());
+  if (enable_prefix_caching_) remember_full_blocks(sequence, std::min(tokens, sequence.size()));
+  return true;
+}
+
+// The last blocks are the first to be taken for something else: a beginning is worth more.
+void BlockManager::deallocate(Sequence& sequence) {
+  for (auto id = sequence.block_table.rbegin(); id != sequence.block_table.rend(); ++id) {
+    auto& one = block(*id);
+    require(one.ref_count > 0, ErrorKind::kBug, "block {} is given back twice", *id);
+    if (--one.ref_count == 0) push_free(*id);
+  }
+  sequence.block_table.clear();
+  sequence.num_hashed_blocks = 0;
+  sequence.num_computed_tokens = 0;
+}
+
+void BlockManager::reset_prefix_cache() {
+  for (std::size_t id = 0; id < blocks_.size(); ++id)
+    forget(blocks_[id], static_cast<std::int32_t>(id));
+}
+
+std::span<const std::int64_t> BlockManager::tokens_of(const Sequence& sequence,
+                                                      std::int64_t index) const {
+  return std::span(sequence.token_ids)
+      .subspan(static_cast<std::size_t>(index * block_size_),
+               static_cast<std::size_t>(block_size_));
+}
+
+// The tokens are compared as well: no accident of a hash can give a sequence another one's keys.
+std::int32_t BlockManager::find(const PrefixHash& hash,
+                                std::span<const std::int64_t> tokens) const {
+  const auto found = cached_.find(hash);
+  if (found == cached_.end()) return -1;
+  const auto& known = blocks_[static_cast<std::size_t>(found->second)].token_ids;
+  return std::ranges::equal(known, tokens) ? found->second : -1;
+}
+
+void BlockManager::remember_full_blocks(Sequence& sequence, std::int64_t tokens) {
+  auto& hashed = sequence.num_hashed_blocks;
+  if (hashed == tokens / block_size_) return;
+  PrefixHash hash;
+  if (hashed > 0) hash = block(sequence.block_table[static_cast<std::size_t>(hashed - 1)]).hash;
+  for (; hashed < tokens / block_size_; ++hashed) {
+    const auto id = sequence.block_table[static_cast<std::size_t>(hashed)];
+    auto& one = block(id);
+    const auto ids = tokens_of(sequence, hashed);
+    hash = hash_of(hash, ids);
+    one.hash = hash;
+    // Of several blocks of one content the first is found.
+    if (cached_.try_emplace(hash, id).second) one.token_ids.assign(ids.begin(), ids.end());
+  }
+}
+
+void BlockManager::refer_to(std::int32_t id) {
+  if (block(id).ref_count++ == 0) unlink_free(id);
+}
+
+std::int32_t BlockManager::take_free() {
+  const auto id = first_free_;
+  unlink_free(id);
+  auto& one = block(id);
+  forget(one, id);
+  one.ref_count = 1;
+  return id;
+}
+
+void BlockManager::push_free(std::int32_t id) {
+  auto& one = block(id);
+  one.previous = last_free_;
+  one.next = -1;
+  (last_free_ < 0 ? first_free_ : block(last_free_).next) = id;
+  last_free_ = id;
+  ++num_free_;
+}
+
+void BlockManager::unlink_free(std::int32_t id) {
+  auto& one = block(id);
+  (one.previous < 0 ? first_free_ : block(one.previous).next) = one.next;
+  (one.next < 0 ? last_free_ : block(one.next).previous) = one.previous;
+  --num_free_;
+}
+
+void BlockManager::forget(Block& block, std::int32_t id) {
+  if (block.token_ids.empty()) return;
+  const auto found = cached_.find(block.hash);
+  if (found != cached_.end() && found->second == id) cached_.erase(found);
+  block.token_ids.clear();
+}
+
+}  // namespace ferry::rollout

@@ -1,0 +1,47 @@
+// The memory of keys and values: blocks of tokens, in every layer the same numbers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/gpt_model.h"
+
+namespace ferry::rollout {
+
+class KVCache {
+ public:
+  static constexpr std::int64_t kBlockSize = 64;  // tokens: as many as flash reads at a time
+
+  // Of all layers of a model, on this rank.
+  static std::int64_t bytes_per_block(const models::GPTModel& model);
+
+  // One block more than `num_blocks` is kept, for rows that nobody reads.
+  KVCache(const models::GPTModel& model, std::int64_t num_blocks);
+
+  std::int64_t num_blocks() const { return num_blocks_; }
+  const at::Tensor& key(std::int64_t layer) const {
+    return at(keys_, layer);
+  }  // [blocks, block_size, groups, dim]
+  const at::Tensor& value(std::int64_t layer) const {
+    return at(values_, layer);
+  }  // [blocks, block_size, groups, value_dim]
+
+  // slots [rows], int64: block * block_size + offset; -1: nowhere. key [rows, groups, dim], value
+  // [rows, groups, value_dim].
+  void store(std::int64_t layer,
+             const at::Tensor& slots,
+             const at::Tensor& key,
+             const at::Tensor& value);
+
+ private:
+  static const at::Tensor& at(const std::vector<at::Tensor>& of_layers, std::int64_t layer) {
+    return of_layers[static_cast<std::size_t>(layer)];
+  }
+
+  std::int64_t num_blocks_;
+  std::vector<at::Tensor> keys_, values_;  // of each layer
+};
+
+}  // namespace ferry::rollout

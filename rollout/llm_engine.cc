@@ -1,0 +1,203 @@
+#include "rollout/llm_engine.h"
+
+#define XXH_INLINE_ALL
+#include <ATen/ops/scalar_tensor.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/device.h"
+#include "models/world.h"
+
+namespace ferry::rollout {
+
+using models::GPTModel;
+
+namespace {
+
+EngineOptions completed(EngineOptions options, const GPTModel& model) {
+  const auto known = model.config().max_position_embeddings;
+  if (options.max_model_len == 0) options.max_model_len = known;
+  require(options.max_model_len > 0 && options.max_model_len <= known, ErrorKind::kUsage,
+          "max_model_len is {}: the model knows {} positions", options.max_model_len, known);
+  require(
+      options.enable_chunked_prefill || options.max_num_batched_tokens >= options.max_model_len,
+      ErrorKind::kUsage,
+      "without chunked prefill max_num_batched_tokens ({}) has to be at least max_model_len ({})",
+      options.max_num_batched_tokens, options.max_model_len);
+  return options;
+}
+
+// Of all ranks the same: what the poorest has room for.
+std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
+  if (options.num_blocks > 0) return options.num_blocks;
+  const auto& mesh = model.mesh();
+  const auto free = models::free_memory(mesh.world().device());
+  const auto bytes =
+      free ? static_cast<std::int64_t>(static_cast<double>(*free) * options.gpu_memory_utilization)
+           : options.kv_cache_bytes;
+  const auto mine = bytes / KVCache::bytes_per_block(model);
+  const auto least =
+      -mesh.tp()
+           .all_reduce_max(at::scalar_tensor(-mine, at::kLong).to(mesh.world().device()))
+           .item<std::int64_t>();
+  const auto useful = options.max_num_seqs *
+                      ((options.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize);
+  require(least > 0, ErrorKind::kDevice,
+          "no room for a KV cache: a block of {} tokens takes {} KiB, and there are {} KiB",
+          KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10, bytes >> 10);
+  return std::min(least, useful);
+}
+
+// A request with a seed of its own draws the same tokens whatever it is called.
+std::uint64_t random_stream(std::string_view request_id, std::int64_t index) {
+  return XXH3_64bits_withSeed(request_id.data(), request_id.size(),
+                              static_cast<std::uint64_t>(index));
+}
+
+}  // namespace
+
+LLMEngine::LLMEngine(const GPTModel& model, EngineOptions options)
+    : model_(model),
+      options_(completed(std::move(options), model)),
+      cache_(model, blocks_for(options_, model)),
+      blocks_(cache_.num_blocks(), KVCache::kBlockSize, options_.enable_prefix_caching),
+      scheduler_({.max_num_seqs = options_.max_num_seqs,
+                  .max_num_batched_tokens = options_.max_num_batched_tokens,
+                  .enable_chunked_prefill = options_.enable_chunked_prefill},
+                 blocks_),
+      runner_(model,
+              {.max_num_seqs = options_.max_num_seqs,
+               .max_num_batched_tokens = options_.max_num_batched_tokens,
+               .max_model_len = options_.max_model_len}) {}
+
+void LLMEngine::add_request(const std::string& request_id,
+                            std::vector<std::int64_t> prompt_token_ids,
+                            SamplingParams params) {
+  require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
+          request_id);
+  try {
+    check(prompt_token_ids, params);
+  } catch (const Error& error) {
+    refused_.push_back({.request_id = request_id, .finished = true, .error = error});
+    return;
+  }
+  Request request{.number = num_requests_++};
+  auto ending = params.ignore_eos ? std::vector<std::int64_t>() : options_.eos_token_ids;
+  ending.insert(ending.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
+  const auto ending_tokens = std::make_shared<const std::vector<std::int64_t>>(std::move(ending));
+  const auto shared = std::make_shared<const SamplingParams>(std::move(params));
+  for (std::int64_t i = 0; i < shared->n; ++i) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request_id = request_id;
+    sequence->index = i;
+    sequence->seed = shared->seed.value_or(options_.seed);
+    sequence->random_stream = random_stream(shared->seed ? "" : request_id, i);
+    sequence->params = shared;
+    sequence->ending_tokens = ending_tokens;
+    sequence->token_ids = prompt_token_ids;
+    sequence->num_prompt_tokens = sequence->size();
+    scheduler_.add(*sequence);
+    request.samples.push_back(std::move(sequence));
+  }
+  requests_.emplace(request_id, std::move(request));
+}
+
+void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const {
+  params.verify();
+  const auto tokens = static_cast<std::int64_t>(prompt.size());
+  const auto vocab = model_.config().vocab_size;
+  require(tokens > 0, ErrorKind::kUsage, "the prompt is empty");
+  require(tokens < options_.max_model_len, ErrorKind::kUsage,
+          "the prompt has {} tokens: with one more it is longer than max_model_len, {}", tokens,
+          options_.max_model_len);
+  for (std::size_t i = 0; i < prompt.size(); ++i) {
+    require(prompt[i] >= 0 && prompt[i] < vocab, ErrorKind::kUsage,
+            "token {} of the prompt is {}: the vocabulary has {}", i, prompt[i], vocab);
+  }
+  // The last token's keys are never computed.
+  const auto most = std::min(tokens + params.max_tokens, options_.max_model_len) - 1;
+  require(blocks_.blocks_of(most) <= blocks_.num_blocks(), ErrorKind::kUsage,
+          "a prompt of {} tokens and {} more can never fit the KV cache, of {} tokens", tokens,
+          params.max_tokens, blocks_.num_blocks() * blocks_.block_size());
+}
+
+bool LLMEngine::abort(const std::string& request_id) {
+  const auto found = requests_.find(request_id);
+  if (found == requests_.end()) return false;
+  for (const auto& sequence : found->second.samples) {
+    if (sequence->status != SequenceStatus::kFinished) scheduler_.remove(*sequence);
+  }
+  requests_.erase(found);
+  return true;
+}
+
+std::vector<RequestOutput> LLMEngine::step() {
+  auto outputs = std::exchange(refused_, {});
+  if (scheduler_.has_unfinished()) compute(outputs);
+  return outputs;
+}
+
+void LLMEngine::compute(std::vector<RequestOutput>& outputs) {
+  const auto scheduled = scheduler_.schedule();
+  std::vector<DrawnToken> drawn;
+  try {
+    drawn = runner_.run(scheduled, cache_);
+  } catch (...) {  // blocks that were promised have not been written
+    scheduler_.preempt_all();
+    blocks_.reset_prefix_cache();
+    throw;
+  }
+  ++totals_.steps;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    totals_.prompt_tokens += std::clamp<std::int64_t>(
+        sequence->num_prompt_tokens - sequence->num_computed_tokens, 0, num_new_tokens);
+    sequence->num_computed_tokens += num_new_tokens;
+  }
+  std::map<std::uint64_t, RequestOutput> of_requests;
+  for (auto& [sequence, token] : drawn) {
+    sequence->token_ids.push_back(token.token_id);
+    ++totals_.output_tokens;
+    sequence->finish_reason = finish_reason(*sequence);
+    auto& output = of_requests[requests_.at(sequence->request_id).number];
+    output.request_id = sequence->request_id;
+    auto& sample = output.outputs.emplace_back(
+        CompletionOutput{.index = sequence->index, .finish_reason = sequence->finish_reason});
+    if (sequence->finish_reason == FinishReason::kStop) sample.stop_reason = token.token_id;
+    if (sequence->finish_reason != FinishReason::kNone) scheduler_.remove(*sequence);
+    sample.tokens.push_back(std::move(token));
+  }
+  for (auto& [number, output] : of_requests) {
+    const auto found = requests_.find(output.request_id);
+    output.finished = std::ranges::all_of(found->second.samples, [](const auto& sample) {
+      return sample->status == SequenceStatus::kFinished;
+    });
+    if (output.finished) requests_.erase(found);
+    outputs.push_back(std::move(output));
+  }
+}
+
+// Of a sequence that has just got a token.
+FinishReason LLMEngine::finish_reason(const Sequence& sequence) const {
+  const auto& ending = *sequence.ending_tokens;
+  if (sequence.num_output_tokens() >= sequence.params->min_tokens &&
+      std::ranges::find(ending, sequence.token_ids.back()) != ending.end())
+    return FinishReason::kStop;
+  const bool full = sequence.num_output_tokens() >= sequence.params->max_tokens ||
+                    sequence.size() >= options_.max_model_len;
+  return full ? FinishReason::kLength : FinishReason::kNone;
+}
+
+EngineStats LLMEngine::stats() const {
+  auto now = totals_;
+  now.num_blocks = blocks_.num_blocks();
+  now.num_free_blocks = blocks_.num_free_blocks();
+  now.num_waiting = scheduler_.num_waiting();
+  now.num_running = scheduler_.num_running();
+  now.num_preemptions = scheduler_.num_preemptions();
+  return now;
+}
+
+}  // namespace ferry::rollout

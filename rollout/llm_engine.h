@@ -1,0 +1,94 @@
+// The engine: requests in, tokens out, a step at a time (nano-vllm's and vLLM's LLMEngine).
+// Requests may come and go between any two steps; what a token's log-probability is does not depend
+// on them.
+//
+// The ranks of a tensor parallel group each have an engine, are given the same requests in the same
+// order and take the same steps. Not safe for calls from several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/gpt_model.h"
+#include "rollout/block_manager.h"
+#include "rollout/kv_cache.h"
+#include "rollout/model_runner.h"
+#include "rollout/request_output.h"
+#include "rollout/sampling_params.h"
+#include "rollout/scheduler.h"
+
+namespace ferry::rollout {
+
+struct EngineOptions {
+  std::int64_t max_num_seqs = 256;             // in one step
+  std::int64_t max_num_batched_tokens = 8192;  // in one step
+  std::int64_t max_model_len = 0;  // tokens of a sequence, at most. 0: as many as the model knows
+  std::int64_t num_blocks = 0;     // of the KV cache. 0: what there is memory for
+  double gpu_memory_utilization = 0.9;                  // share of the memory that is free on a GPU
+  std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  std::vector<std::int64_t> eos_token_ids{};
+  std::uint64_t seed = 0;  // of requests without one
+};
+
+struct EngineStats {
+  std::int64_t num_blocks = 0;
+  std::int64_t num_free_blocks = 0;
+  std::int64_t num_waiting = 0;  // sequences
+  std::int64_t num_running = 0;
+  std::int64_t num_preemptions = 0;
+  std::int64_t prompt_tokens = 0;  // computed, again after a preemption
+  std::int64_t cached_tokens = 0;  // found in the prefix cache
+  std::int64_t output_tokens = 0;
+  std::int64_t steps = 0;
+};
+
+class LLMEngine {
+ public:
+  // The model outlives the engine. Throws Error(kUsage) if the options do not fit it,
+  // Error(kDevice) if there is no memory for a cache.
+  LLMEngine(const models::GPTModel& model, EngineOptions options);
+
+  // What is wrong with a request comes back with the next step as its answer. Throws Error(kUsage)
+  // if the id is in use.
+  void add_request(const std::string& request_id,
+                   std::vector<std::int64_t> prompt_token_ids,
+                   SamplingParams params);
+  // Ends a request: nothing more comes of it. Returns false if it is not known, or over.
+  bool abort(const std::string& request_id);
+  bool has_unfinished() const { return !requests_.empty() || !refused_.empty(); }
+
+  // Computes one step and returns what it brought, by request in the order they were added.
+  std::vector<RequestOutput> step();
+
+  EngineStats stats() const;
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  struct Request {
+    std::uint64_t number = 0;  // in the order they were added
+    std::vector<std::unique_ptr<Sequence>> samples{};
+  };
+
+  void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
+  FinishReason finish_reason(const Sequence& sequence) const;
+  void compute(std::vector<RequestOutput>& outputs);
+
+  const models::GPTModel& model_;
+  EngineOptions options_;
+  KVCache cache_;
+  BlockManager blocks_;
+  Scheduler scheduler_;
+  ModelRunner runner_;
+  std::map<std::string, Request> requests_;
+  std::vector<RequestOutput> refused_;
+  std::uint64_t num_requests_ = 0;
+  EngineStats totals_;
+};
+
+}  // namespace ferry::rollout

@@ -1,0 +1,162 @@
+#include "rollout/model_runner.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "distckpt/error.h"
+#include "models/world.h"
+#include "rollout/sampler.h"
+
+namespace ferry::rollout {
+namespace {
+
+template <typename T>
+std::vector<T> to_host(const at::Tensor& tensor) {
+  const auto host = tensor.to(at::kCPU).contiguous();
+  const auto* const begin = host.const_data_ptr<T>();
+  return {begin, begin + host.numel()};
+}
+
+void add_top(std::vector<DrawnToken>& drawn, const SampledTokens& sampled) {
+  const auto tokens = to_host<std::int64_t>(sampled.top_tokens);
+  const auto logprobs = to_host<float>(sampled.top_logprobs);
+  const auto widest = static_cast<std::size_t>(sampled.top_tokens.size(1));
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    const auto count = static_cast<std::size_t>(drawn[i].sequence->params->logprobs.value_or(0));
+    for (std::size_t j = i * widest; j < i * widest + std::min(count, widest); ++j)
+      drawn[i].token.top.push_back({.token_id = tokens[j], .logprob = logprobs[j]});
+  }
+}
+
+}  // namespace
+
+ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
+    : model_(model), rows_multiple_(model.mesh().shape().tp()) {
+  require(model.config().head == distckpt::Head::kLanguageModel, ErrorKind::kUsage,
+          "generation needs a language model's head");
+  const auto rows = limits.max_num_batched_tokens + rows_multiple_;
+  const auto blocks = (limits.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
+  tokens_ = make_buffer({rows}, at::kLong);
+  positions_ = make_buffer({rows}, at::kLong);
+  slots_ = make_buffer({rows}, at::kLong);
+  lengths_ = make_buffer({limits.max_num_seqs}, at::kInt);
+  block_tables_ = make_buffer({limits.max_num_seqs, blocks}, at::kInt);
+  last_rows_ = make_buffer({limits.max_num_seqs}, at::kLong);
+}
+
+ModelRunner::Buffer ModelRunner::make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const {
+  const auto device = model_.mesh().world().device();
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (!device.is_cuda()) {
+    const auto both = at::zeros(shape, options);
+    return {.host = both, .device = both};
+  }
+  return {.host = at::zeros(shape, options.pinned_memory(true)),
+          .device = at::zeros(shape, options.device(device))};
+}
+
+at::Tensor ModelRunner::Buffer::upload(std::int64_t rows) const {
+  auto part = device.narrow(0, 0, rows);
+  if (!device.is_same(host)) part.copy_(host.narrow(0, 0, rows), /*non_blocking=*/true);
+  return part;
+}
+
+std::vector<DrawnToken> ModelRunner::run(std::span<const ScheduledSequence> scheduled,
+                                         KVCache& cache) {
+  const at::NoGradGuard no_grad;
+  const auto rows = fill_rows(scheduled);
+  const auto step = make_step(scheduled, rows);
+  PagedContext context(cache, step);
+  const auto hidden = model_.forward(tokens_.upload(rows), positions_.upload(rows), context);
+  return draw(scheduled, hidden);
+}
+
+// Returns how many: tensor parallel ranks share them out in equal parts where there are experts.
+std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
+  auto* const tokens = tokens_.host.mutable_data_ptr<std::int64_t>();
+  auto* const positions = positions_.host.mutable_data_ptr<std::int64_t>();
+  auto* const slots = slots_.host.mutable_data_ptr<std::int64_t>();
+  auto* lengths = lengths_.host.mutable_data_ptr<std::int32_t>();
+  auto* table = block_tables_.host.mutable_data_ptr<std::int32_t>();
+  std::int64_t row = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    const auto begin = sequence->num_computed_tokens;
+    for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
+      const auto block =
+          sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];
+      tokens[row] = sequence->token_ids[static_cast<std::size_t>(position)];
+      positions[row] = position;
+      slots[row] = block * KVCache::kBlockSize + position % KVCache::kBlockSize;
+    }
+    *lengths++ = static_cast<std::int32_t>(begin + num_new_tokens);
+    std::ranges::copy(sequence->block_table, table);
+    table += block_tables_.host.size(1);
+  }
+  for (; row % rows_multiple_ != 0; ++row) {
+    tokens[row] = 0;
+    positions[row] = 0;
+    slots[row] = -1;
+  }
+  return row;
+}
+
+PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
+                                 std::int64_t rows) const {
+  const auto count = static_cast<std::int64_t>(scheduled.size());
+  std::size_t widest = 0;
+  PagedStep step{.slots = slots_.upload(rows), .lengths = lengths_.upload(count)};
+  const auto tables = block_tables_.upload(count);
+  std::int64_t row = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto& [sequence, num_new_tokens] = scheduled[static_cast<std::size_t>(i)];
+    step.chunks.push_back({.row_begin = row,
+                           .num_rows = num_new_tokens,
+                           .num_keys = sequence->num_computed_tokens + num_new_tokens,
+                           .blocks = tables.select(0, i)});
+    row += num_new_tokens;
+    if (num_new_tokens > 1) continue;
+    ++step.num_decodes;
+    widest = std::max(widest, sequence->block_table.size());
+  }
+  step.lengths = step.lengths.narrow(0, 0, step.num_decodes);
+  step.block_tables =
+      tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
+  return step;
+}
+
+std::vector<DrawnToken> ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
+                                          const at::Tensor& hidden) {
+  std::vector<DrawnToken> drawn;
+  std::vector<SamplingRow> sampling;
+  auto* const last = last_rows_.host.mutable_data_ptr<std::int64_t>();
+  std::int64_t row = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    row += num_new_tokens;
+    if (sequence->num_computed_tokens + num_new_tokens < sequence->size()) continue;
+    last[drawn.size()] = row - 1;
+    drawn.push_back({.sequence = sequence});
+    sampling.push_back({.params = sequence->params.get(),
+                        .seed = sequence->seed,
+                        .request = sequence->random_stream,
+                        .position = sequence->size(),
+                        .prompt = sequence->prompt(),
+                        .output = sequence->output(),
+                        .forbidden = sequence->forbidden()});
+  }
+  if (drawn.empty()) return drawn;
+  const auto rows = last_rows_.upload(static_cast<std::int64_t>(drawn.size()));
+  const auto logits = model_.whole_output(hidden.index_select(0, rows)).contiguous();
+  const auto sampled = sample(logits, model_.config().vocab_size, sampling);
+  const auto tokens = to_host<std::int64_t>(sampled.tokens);
+  const auto logprobs = to_host<float>(sampled.logprobs);
+  const auto processed = to_host<float>(sampled.processed_logprobs);
+  for (std::size_t i = 0; i < drawn.size(); ++i)
+    drawn[i].token = {
+        .token_id = tokens[i], .logprob = logprobs[i], .processed_logprob = processed[i]};
+  if (sampled.top_tokens.defined()) add_top(drawn, sampled);
+  return drawn;
+}
+
+}  // namespace ferry::rollout

@@ -1,0 +1,61 @@
+// One step on the device: the rows of all scheduled sequences through the model, and a token for
+// each that is computed to its end. Numbers go up in buffers that never move, so that a step can be
+// captured in a CUDA graph; tokens and their log-probabilities come down.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/gpt_model.h"
+#include "rollout/kv_cache.h"
+#include "rollout/paged_context.h"
+#include "rollout/request_output.h"
+#include "rollout/scheduler.h"
+
+namespace ferry::rollout {
+
+struct RunnerLimits {
+  std::int64_t max_num_seqs = 0;
+  std::int64_t max_num_batched_tokens = 0;
+  std::int64_t max_model_len = 0;
+};
+
+struct DrawnToken {
+  Sequence* sequence = nullptr;
+  TokenOutput token{};
+};
+
+class ModelRunner {
+ public:
+  // The model outlives this. Throws Error(kUsage) if it has no language model's head.
+  ModelRunner(const models::GPTModel& model, RunnerLimits limits);
+
+  // Every tensor parallel rank with the same sequences, as Scheduler::schedule() orders them.
+  std::vector<DrawnToken> run(std::span<const ScheduledSequence> scheduled, KVCache& cache);
+
+ private:
+  // Numbers that the host writes and the device reads.
+  struct Buffer {
+    at::Tensor host{}, device{};
+    // Its first `rows`, uploaded.
+    at::Tensor upload(std::int64_t rows) const;
+  };
+  Buffer make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const;
+
+  std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled);
+  PagedStep make_step(std::span<const ScheduledSequence> scheduled, std::int64_t rows) const;
+  std::vector<DrawnToken> draw(std::span<const ScheduledSequence> scheduled,
+                               const at::Tensor& hidden);
+
+  const models::GPTModel& model_;
+  std::int64_t rows_multiple_;
+  Buffer tokens_, positions_, slots_;  // [rows], int64
+  Buffer lengths_;                     // [sequences], int32
+  Buffer block_tables_;                // [sequences, max_blocks], int32
+  Buffer last_rows_;                   // [sequences], int64
+};
+
+}  // namespace ferry::rollout
