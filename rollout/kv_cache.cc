@@ -3,6 +3,7 @@
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/zeros.h>
 
+#include "models/kernels/paged_attention.h"
 #include "models/transformer/attention.h"
 #include "models/world.h"
 
@@ -36,13 +37,19 @@ KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks) : num_blocks_(n
   }
 }
 
-// Slot -1 is the last one of all, in the block that belongs to nobody.
+// On the host slot -1 is the last one of all, in the block that belongs to nobody.
 void KVCache::store(std::int64_t layer,
                     const at::Tensor& slots,
                     const at::Tensor& key,
                     const at::Tensor& value) {
-  this->key(layer).flatten(0, 1).index_put_({slots}, key);
-  this->value(layer).flatten(0, 1).index_put_({slots}, value);
+  const auto put = [&](const at::Tensor& rows, const at::Tensor& cache) {
+    if (rows.is_cuda())
+      models::store_in_slots_cuda(rows, slots, cache);
+    else
+      cache.flatten(0, 1).index_put_({slots}, rows);
+  };
+  put(key, this->key(layer));
+  put(value, this->value(layer));
 }
 
 }  // namespace ferry::rollout

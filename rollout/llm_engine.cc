@@ -71,7 +71,8 @@ LLMEngine::LLMEngine(const GPTModel& model, EngineOptions options)
       runner_(model,
               {.max_num_seqs = options_.max_num_seqs,
                .max_num_batched_tokens = options_.max_num_batched_tokens,
-               .max_model_len = options_.max_model_len}) {}
+               .max_model_len = options_.max_model_len,
+               .enforce_eager = options_.enforce_eager}) {}
 
 void LLMEngine::add_request(const std::string& request_id,
                             std::vector<std::int64_t> prompt_token_ids,

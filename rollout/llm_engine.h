@@ -32,6 +32,7 @@ struct EngineOptions {
   std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
+  bool enforce_eager = false;  // no CUDA graphs
   std::vector<std::int64_t> eos_token_ids{};
   std::uint64_t seed = 0;  // of requests without one
 };

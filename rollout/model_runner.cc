@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "distckpt/error.h"
+#include "models/kernels/paged_attention.h"
+#include "models/transformer/attention.h"
 #include "models/world.h"
 #include "rollout/sampler.h"
 
@@ -30,19 +32,32 @@ void add_top(std::vector<DrawnToken>& drawn, const SampledTokens& sampled) {
   }
 }
 
+// Whether a step of decoding asks the host for nothing: routers of experts count their tokens
+// there, and collectives are watched from there.
+bool can_capture(const models::GPTModel& model) {
+  const auto shape = models::key_value_shape(model.config(), model.mesh().shape().tp());
+  return !model.config().num_moe_experts && model.mesh().shape().tp() == 1 &&
+         models::paged_attention_cuda_supports(model.mesh().world().device(),
+                                               models::scalar_type(model.options().dtype),
+                                               shape.dim, shape.value_dim);
+}
+
 }  // namespace
 
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
-    : model_(model), rows_multiple_(model.mesh().shape().tp()) {
+    : model_(model),
+      rows_multiple_(model.mesh().shape().tp()),
+      captures_graphs_(!limits.enforce_eager && can_capture(model)) {
   require(model.config().head == distckpt::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
-  const auto rows = limits.max_num_batched_tokens + rows_multiple_;
+  const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs) + rows_multiple_;
+  const auto rows = std::max(limits.max_num_batched_tokens + rows_multiple_, sequences);
   const auto blocks = (limits.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
   tokens_ = make_buffer({rows}, at::kLong);
   positions_ = make_buffer({rows}, at::kLong);
   slots_ = make_buffer({rows}, at::kLong);
-  lengths_ = make_buffer({limits.max_num_seqs}, at::kInt);
-  block_tables_ = make_buffer({limits.max_num_seqs, blocks}, at::kInt);
+  lengths_ = make_buffer({sequences}, at::kInt);
+  block_tables_ = make_buffer({sequences, blocks}, at::kInt);
   last_rows_ = make_buffer({limits.max_num_seqs}, at::kLong);
 }
 
@@ -66,15 +81,47 @@ at::Tensor ModelRunner::Buffer::upload(std::int64_t rows) const {
 std::vector<DrawnToken> ModelRunner::run(std::span<const ScheduledSequence> scheduled,
                                          KVCache& cache) {
   const at::NoGradGuard no_grad;
-  const auto rows = fill_rows(scheduled);
-  const auto step = make_step(scheduled, rows);
-  PagedContext context(cache, step);
-  const auto hidden = model_.forward(tokens_.upload(rows), positions_.upload(rows), context);
-  return draw(scheduled, hidden);
+  return draw(scheduled, forward(scheduled, cache));
 }
 
-// Returns how many: tensor parallel ranks share them out in equal parts where there are experts.
-std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
+void ModelRunner::forget_graphs() {
+  graphs_.reset();
+}
+
+// [rows, hidden], those that fill the step up behind the others.
+at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled, KVCache& cache) {
+  const bool all_decode = std::ranges::all_of(
+      scheduled, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
+  if (captures_graphs_ && all_decode) {
+    const auto count = static_cast<std::int64_t>(scheduled.size());
+    const auto rows = fill_rows(scheduled, DecodeGraphs::bucket_of(count));
+    for (const auto* const buffer : {&tokens_, &positions_, &slots_, &lengths_, &block_tables_})
+      (void)buffer->upload(rows);
+    if (!graphs_) {
+      graphs_.emplace([this, &cache](std::int64_t bucket) { return decode(bucket, cache); });
+    }
+    return graphs_->replay(rows);
+  }
+  // Tensor parallel ranks share out rows in equal parts where there are experts.
+  const auto rows = fill_rows(scheduled, rows_multiple_);
+  const auto step = make_step(scheduled, rows);
+  PagedContext context(cache, step);
+  return model_.forward(tokens_.upload(rows), positions_.upload(rows), context);
+}
+
+at::Tensor ModelRunner::decode(std::int64_t rows, KVCache& cache) const {
+  const auto first = [rows](const Buffer& buffer) { return buffer.device.narrow(0, 0, rows); };
+  const PagedStep step{.slots = first(slots_),
+                       .block_tables = first(block_tables_),
+                       .lengths = first(lengths_),
+                       .num_decodes = rows};
+  PagedContext context(cache, step);
+  return model_.forward(first(tokens_), first(positions_), context);
+}
+
+// Returns how many, up to a multiple.
+std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled,
+                                    std::int64_t multiple) {
   auto* const tokens = tokens_.host.mutable_data_ptr<std::int64_t>();
   auto* const positions = positions_.host.mutable_data_ptr<std::int64_t>();
   auto* const slots = slots_.host.mutable_data_ptr<std::int64_t>();
@@ -94,10 +141,11 @@ std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled
     std::ranges::copy(sequence->block_table, table);
     table += block_tables_.host.size(1);
   }
-  for (; row % rows_multiple_ != 0; ++row) {
+  for (; row % multiple != 0; ++row) {
     tokens[row] = 0;
     positions[row] = 0;
     slots[row] = -1;
+    *lengths++ = 0;
   }
   return row;
 }

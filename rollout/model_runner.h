@@ -1,15 +1,18 @@
 // One step on the device: the rows of all scheduled sequences through the model, and a token for
 // each that is computed to its end. Numbers go up in buffers that never move, so that a step can be
-// captured in a CUDA graph; tokens and their log-probabilities come down.
+// captured in a CUDA graph: those in which every sequence decodes are, of dense models on one GPU.
+// Tokens and their log-probabilities come down.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "models/gpt_model.h"
+#include "rollout/decode_graphs.h"
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
 #include "rollout/request_output.h"
@@ -21,6 +24,7 @@ struct RunnerLimits {
   std::int64_t max_num_seqs = 0;
   std::int64_t max_num_batched_tokens = 0;
   std::int64_t max_model_len = 0;
+  bool enforce_eager = false;  // no CUDA graphs
 };
 
 struct DrawnToken {
@@ -35,6 +39,8 @@ class ModelRunner {
 
   // Every tensor parallel rank with the same sequences, as Scheduler::schedule() orders them.
   std::vector<DrawnToken> run(std::span<const ScheduledSequence> scheduled, KVCache& cache);
+  // The cache or the weights have moved.
+  void forget_graphs();
 
  private:
   // Numbers that the host writes and the device reads.
@@ -45,7 +51,10 @@ class ModelRunner {
   };
   Buffer make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const;
 
-  std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled);
+  std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled, std::int64_t multiple);
+  at::Tensor forward(std::span<const ScheduledSequence> scheduled, KVCache& cache);
+  // Every one of the first `rows` rows decodes: out of the buffers, as uploaded.
+  at::Tensor decode(std::int64_t rows, KVCache& cache) const;
   PagedStep make_step(std::span<const ScheduledSequence> scheduled, std::int64_t rows) const;
   std::vector<DrawnToken> draw(std::span<const ScheduledSequence> scheduled,
                                const at::Tensor& hidden);
@@ -56,6 +65,8 @@ class ModelRunner {
   Buffer lengths_;                     // [sequences], int32
   Buffer block_tables_;                // [sequences, max_blocks], int32
   Buffer last_rows_;                   // [sequences], int64
+  bool captures_graphs_;
+  std::optional<DecodeGraphs> graphs_;  // of one cache
 };
 
 }  // namespace ferry::rollout

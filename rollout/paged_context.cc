@@ -31,7 +31,8 @@ at::Tensor PagedContext::attend(std::int64_t layer,
                                 .block_tables = step_.block_tables,
                                 .lengths = step_.lengths};
   const auto decodes = step_.num_decodes;
-  if (decodes == 0 || !models::paged_attention_cuda_supports(query, paged, options))
+  if (decodes == 0 || !models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
+                                                             query.size(2), value.size(2)))
     return attend_chunks(layer, query, key, value, options, 0);
   const auto decoded = models::paged_attention_cuda(query.narrow(0, 0, decodes), paged, options);
   if (decodes == query.size(0)) return decoded;

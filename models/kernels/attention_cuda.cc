@@ -177,23 +177,4 @@ at::Tensor attention_cuda(const at::Tensor& query,
   return at_their_places(rows, segments, query.size(0));
 }
 
-at::Tensor decode_attention_cuda(const at::Tensor& query, const DecodeKeys& keys, double scale) {
-  const auto sequences = query.size(0);
-  const auto groups = keys.key.size(1);
-  const auto heads_of_group = query.size(1) / groups;
-  const auto dim = query.size(2);
-  const auto as_rows = query.view({sequences, groups, heads_of_group, dim})
-                           .transpose(1, 2)
-                           .reshape({sequences * heads_of_group, groups, dim});
-  const auto row_begin =
-      at::arange(sequences + 1, query.options().dtype(at::kInt)) * heads_of_group;
-  const auto rows = std::get<0>(at::_flash_attention_forward(
-      as_rows, keys.key, keys.value, row_begin, keys.begin, std::max(heads_of_group, kFewestRows),
-      keys.longest, /*dropout_p=*/0.0, /*is_causal=*/false, /*return_debug_mask=*/false, scale,
-      std::nullopt, std::nullopt, keys.lengths));
-  return rows.view({sequences, heads_of_group, groups, dim})
-      .transpose(1, 2)
-      .reshape({sequences, query.size(1), dim});
-}
-
 }  // namespace ferry::models

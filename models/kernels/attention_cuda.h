@@ -29,17 +29,4 @@ at::Tensor attention_cuda(const at::Tensor& query,
                           const AttentionOptions& options,
                           GpuAttention kernel);
 
-// One row for each of many sequences, by flash: the heads that share a group of keys are laid out
-// as rows, so keys are read once and every row has the bits of the causal prefill. Only for
-// inference.
-struct DecodeKeys {
-  at::Tensor key{};      // [slots, groups, dim]
-  at::Tensor value{};    // [slots, groups, dim]
-  at::Tensor begin{};    // [sequences + 1], int32 on the GPU: where each one's slots begin; the end
-  at::Tensor lengths{};  // [sequences], int32 on the GPU: slots that hold keys
-  std::int64_t longest = 0;  // at least the largest of `lengths`
-};
-// query [sequences, heads, dim] -> like query.
-at::Tensor decode_attention_cuda(const at::Tensor& query, const DecodeKeys& keys, double scale);
-
 }  // namespace ferry::models

@@ -28,10 +28,13 @@ std::vector<GemmChoice> gemm_choices() {
 std::vector<std::pair<std::string, std::string>> gemm_environment() {
   return {};
 }
-bool paged_attention_cuda_supports(const at::Tensor&, const PagedKeys&, const AttentionOptions&) {
+bool paged_attention_cuda_supports(at::Device, at::ScalarType, std::int64_t, std::int64_t) {
   return false;
 }
 at::Tensor paged_attention_cuda(const at::Tensor&, const PagedKeys&, const AttentionOptions&) {
+  absent();
+}
+void store_in_slots_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   absent();
 }
 bool rms_norm_cuda_supports(std::int64_t) {
@@ -82,9 +85,6 @@ at::Tensor attention_cuda(const at::Tensor&,
                           const std::vector<AttentionSegment>&,
                           const AttentionOptions&,
                           GpuAttention) {
-  absent();
-}
-at::Tensor decode_attention_cuda(const at::Tensor&, const DecodeKeys&, double) {
   absent();
 }
 

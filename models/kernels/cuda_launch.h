@@ -109,4 +109,31 @@ cudaError_t logits_to_gradient(void* logits,
                                Element element,
                                cudaStream_t stream);
 
+// Of models/kernels/paged_attention.h, for bf16 heads of 64 or 128 channels in blocks of 64 keys.
+struct PagedAttentionShape {
+  int sequences = 0;
+  int heads = 0;
+  int groups = 0;
+  int dim = 0;
+  int max_blocks = 0;  // columns of the block tables
+  int window = 0;      // keys that a row sees at most, its own among them; 0: all
+  float scale = 1;
+};
+cudaError_t paged_attention(const void* query,
+                            const void* key,
+                            const void* value,
+                            const std::int32_t* block_tables,
+                            const std::int32_t* lengths,
+                            void* result,
+                            PagedAttentionShape shape,
+                            cudaStream_t stream);
+
+// Rows [num_rows, units of 16 bytes] into the slots of a cache; a slot below 0 takes nothing.
+cudaError_t store_in_slots(const void* rows,
+                           const std::int64_t* slots,
+                           void* cache,
+                           std::int64_t num_rows,
+                           std::int64_t units,
+                           cudaStream_t stream);
+
 }  // namespace ferry::models::launch

@@ -15,15 +15,21 @@ struct PagedKeys {
   at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
 };
 
-// Whether paged_attention_cuda() has a kernel for these heads.
-bool paged_attention_cuda_supports(const at::Tensor& query,
-                                   const PagedKeys& keys,
-                                   const AttentionOptions& options);
+// Whether there is a kernel for such heads: 64 or 128 channels in bf16 on a GPU.
+bool paged_attention_cuda_supports(at::Device device,
+                                   at::ScalarType dtype,
+                                   std::int64_t dim,
+                                   std::int64_t value_dim);
 
-// query [sequences, heads, dim], one row of each -> [sequences, heads, value_dim]. Reads nothing
+// query [sequences, heads, dim], one row of each -> [sequences, heads, dim]; zeros of a sequence of
+// length 0. Blocks are of 64 keys, the last dimension of block_tables is contiguous. Reads nothing
 // back to the host. Only for inference.
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options);
+
+// rows [rows, groups, dim] into the places slots [rows], int64, of cache [blocks, block_size,
+// groups, dim], counted over its blocks; -1: nowhere.
+void store_in_slots_cuda(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& cache);
 
 }  // namespace ferry::models

@@ -1,35 +1,68 @@
-#include <ATen/ATen.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
-#include "models/kernels/attention_cuda.h"
+#include "distckpt/error.h"
+#include "models/kernels/cuda_launch.h"
 #include "models/kernels/paged_attention.h"
 
 namespace ferry::models {
+namespace {
 
-bool paged_attention_cuda_supports(const at::Tensor& query,
-                                   const PagedKeys& keys,
-                                   const AttentionOptions& options) {
-  return query.is_cuda() && query.scalar_type() == at::kBFloat16 && !options.window &&
-         gpu_attention_of(query.size(-1), keys.value.size(-1)) == GpuAttention::kFlash;
+constexpr std::int64_t kBlockSize = 64;  // that the kernel knows
+
+void check(cudaError_t status) {
+  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
 }
 
-// Flash reads contiguous keys: every sequence's blocks are copied side by side, as many as the
-// widest table has.
+cudaStream_t stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+
+}  // namespace
+
+bool paged_attention_cuda_supports(at::Device device,
+                                   at::ScalarType dtype,
+                                   std::int64_t dim,
+                                   std::int64_t value_dim) {
+  return device.is_cuda() && dtype == at::kBFloat16 && (dim == 64 || dim == 128) &&
+         value_dim == dim;
+}
+
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options) {
-  const auto sequences = query.size(0);
-  const auto longest = keys.block_tables.size(1) * keys.key.size(1);
-  const auto blocks = keys.block_tables.flatten();
-  const auto side_by_side = [&](const at::Tensor& cache) {
-    return cache.index_select(0, blocks).flatten(0, 1);
-  };
-  return decode_attention_cuda(query,
-                               {.key = side_by_side(keys.key),
-                                .value = side_by_side(keys.value),
-                                .begin = at::arange(sequences + 1, blocks.options()) * longest,
-                                .lengths = keys.lengths,
-                                .longest = longest},
-                               options.scale);
+  require(paged_attention_cuda_supports(query.device(), query.scalar_type(), query.size(2),
+                                        keys.value.size(3)) &&
+              query.is_contiguous() && keys.key.is_contiguous() && keys.value.is_contiguous() &&
+              keys.key.size(1) == kBlockSize && keys.block_tables.stride(1) == 1,
+          ErrorKind::kBug, "attention to keys in blocks of another form than its kernel knows");
+  const c10::cuda::CUDAGuard device(query.device());
+  auto result = at::empty_like(query);
+  check(launch::paged_attention(
+      query.const_data_ptr(), keys.key.const_data_ptr(), keys.value.const_data_ptr(),
+      keys.block_tables.const_data_ptr<std::int32_t>(), keys.lengths.const_data_ptr<std::int32_t>(),
+      result.mutable_data_ptr(),
+      {.sequences = static_cast<int>(query.size(0)),
+       .heads = static_cast<int>(query.size(1)),
+       .groups = static_cast<int>(keys.key.size(2)),
+       .dim = static_cast<int>(query.size(2)),
+       .max_blocks = static_cast<int>(keys.block_tables.stride(0)),
+       .window = static_cast<int>(options.window.value_or(0)),
+       .scale = static_cast<float>(options.scale)},
+      stream()));
+  return result;
+}
+
+void store_in_slots_cuda(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& cache) {
+  constexpr std::int64_t kUnit = 16;
+  const c10::cuda::CUDAGuard device(rows.device());
+  const auto from = rows.contiguous();
+  const auto bytes = from[0].numel() * static_cast<std::int64_t>(from.element_size());
+  require(bytes % kUnit == 0 && cache.is_contiguous(), ErrorKind::kBug,
+          "a row of the cache has {} bytes: it takes multiples of {}", bytes, kUnit);
+  check(launch::store_in_slots(from.const_data_ptr(), slots.const_data_ptr<std::int64_t>(),
+                               cache.mutable_data_ptr(), from.size(0), bytes / kUnit, stream()));
 }
 
 }  // namespace ferry::models

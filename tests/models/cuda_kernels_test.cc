@@ -12,6 +12,7 @@
 #include "models/kernels/gemm.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/log_probs.h"
+#include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
@@ -388,22 +389,47 @@ TEST_F(CudaKernels, CudnnsAttentionIsThatOfHuggingFacesSdpa) {
   }
 }
 
+// Lengths at both sides of what a block of the cache, and of flash's keys, has.
 TEST_F(CudaKernels, DecodedRowsAreThoseOfThePrefill) {
-  const std::int64_t heads = 12, groups = 2, dim = 128, length = 500;
-  const auto query = random({length, heads, dim});
-  const auto key = random({length, groups, dim});
-  const auto value = random({length, groups, dim});
-  const auto whole = attention_cuda(query, key, value, {{0, length, 0, length}}, {.scale = 0.08},
-                                    GpuAttention::kFlash);
-  const auto ints = at::TensorOptions().dtype(at::kInt).device(at::kCUDA);
-  const auto positions = at::tensor({3, 64, 130, 499}, at::kLong).cuda();
-  const DecodeKeys keys{.key = key.repeat({4, 1, 1}),
-                        .value = value.repeat({4, 1, 1}),
-                        .begin = at::arange(5, ints) * length,
-                        .lengths = (positions + 1).to(at::kInt),
-                        .longest = length};
-  EXPECT_TRUE(same_bytes(decode_attention_cuda(query.index_select(0, positions), keys, 0.08),
-                         whole.index_select(0, positions)));
+  const std::vector<std::int64_t> lengths{1, 2, 63, 64, 65, 128, 129, 300, 1000, 2049};
+  const auto sequences = static_cast<std::int64_t>(lengths.size());
+  constexpr std::int64_t kBlockSize = 64;
+  constexpr std::int64_t kMaxBlocks = 40;
+  const auto ints = at::TensorOptions().dtype(at::kInt);
+  for (const auto& [heads, groups, dim, value_dim] :
+       {Heads{12, 2, 128, 128}, Heads{32, 8, 128, 128}, Heads{40, 2, 128, 128}, Heads{14, 2, 64, 64}})
+    for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100)}) {
+      const AttentionOptions options{.scale = 0.08, .window = window};
+      const auto query = random({sequences, heads, dim});
+      PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
+                     .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
+      const auto tables =
+          at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
+      keys.block_tables = tables.cuda();
+      keys.lengths = at::tensor(lengths, ints).cuda();
+      const auto got = paged_attention_cuda(query, keys, options);
+      for (std::int64_t i = 0; i < sequences; ++i) {
+        const auto length = lengths[static_cast<std::size_t>(i)];
+        const auto all = [&](const at::Tensor& cache) {
+          return cache.index_select(0, keys.block_tables[i]).flatten(0, 1).narrow(0, 0, length);
+        };
+        auto rows = random({length, heads, dim});
+        rows[length - 1].copy_(query[i]);
+        const auto whole = attention_cuda(rows, all(keys.key), all(keys.value),
+                                          {{0, length, 0, length}}, options, GpuAttention::kFlash);
+        EXPECT_TRUE(same_bytes(got[i], whole[length - 1])) << dim << " " << groups << " " << length;
+      }
+    }
+}
+
+TEST_F(CudaKernels, RowsGoIntoTheirSlotsOrNowhere) {
+  const auto rows = random({5, 2, 64});
+  const auto slots = at::tensor({7, -1, 130, 0, 191}, at::kLong).cuda();
+  auto cache = at::zeros({3, 64, 2, 64}, rows.options());
+  store_in_slots_cuda(rows, slots, cache);
+  auto expected = at::zeros({3 * 64, 2, 64}, rows.options());
+  for (const std::int64_t i : {0, 2, 3, 4}) expected[slots[i].item<std::int64_t>()].copy_(rows[i]);
+  EXPECT_TRUE(same_bytes(cache.flatten(0, 1), expected));
 }
 
 TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {

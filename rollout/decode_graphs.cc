@@ -1,0 +1,65 @@
+#include "rollout/decode_graphs.h"
+
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <bit>
+#include <map>
+#include <utility>
+
+namespace ferry::rollout {
+namespace {
+
+// Small batches are rounded up to powers of two, others to whole steps.
+constexpr std::int64_t kStep = 16;
+
+}  // namespace
+
+struct DecodeGraphs::Graphs {
+  struct Captured {
+    at::cuda::CUDAGraph graph{};
+    at::Tensor result{};
+  };
+
+  // One pool for all: of two graphs only one runs at a time.
+  at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
+  std::map<std::int64_t, Captured> of_rows;
+};
+
+DecodeGraphs::DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward)
+    : forward_(std::move(forward)), graphs_(std::make_unique<Graphs>()) {}
+
+DecodeGraphs::~DecodeGraphs() = default;
+
+std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
+  if (rows < kStep)
+    return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
+  return (rows + kStep - 1) / kStep * kStep;
+}
+
+at::Tensor DecodeGraphs::replay(std::int64_t rows) {
+  const auto found = graphs_->of_rows.find(rows);
+  if (found != graphs_->of_rows.end()) {
+    found->second.graph.replay();
+    return found->second.result;
+  }
+  const auto result = forward_(rows);  // kernels are loaded and chosen
+  const auto compute = c10::cuda::getCurrentCUDAStream();
+  const auto side = c10::cuda::getStreamFromPool();
+  compute.synchronize();
+  auto& captured = graphs_->of_rows[rows];
+  {
+    const c10::cuda::CUDAStreamGuard guard(side);
+    captured.graph.capture_begin(graphs_->pool);
+    captured.result = forward_(rows);
+    captured.graph.capture_end();
+  }
+  return result;
+}
+
+void DecodeGraphs::reset() {
+  graphs_ = std::make_unique<Graphs>();
+}
+
+}  // namespace ferry::rollout

@@ -1,0 +1,25 @@
+// Without CUDA.
+#include <utility>
+
+#include "distckpt/error.h"
+#include "rollout/decode_graphs.h"
+
+namespace ferry::rollout {
+
+struct DecodeGraphs::Graphs {};
+
+DecodeGraphs::DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward)
+    : forward_(std::move(forward)) {}
+DecodeGraphs::~DecodeGraphs() = default;
+
+std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
+  return rows;
+}
+
+at::Tensor DecodeGraphs::replay(std::int64_t) {
+  throw Error(ErrorKind::kBug, "built without CUDA: there are no graphs");
+}
+
+void DecodeGraphs::reset() {}
+
+}  // namespace ferry::rollout
