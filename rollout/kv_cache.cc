@@ -42,14 +42,12 @@ void KVCache::store(std::int64_t layer,
                     const at::Tensor& slots,
                     const at::Tensor& key,
                     const at::Tensor& value) {
-  const auto put = [&](const at::Tensor& rows, const at::Tensor& cache) {
-    if (rows.is_cuda())
-      models::store_in_slots_cuda(rows, slots, cache);
-    else
-      cache.flatten(0, 1).index_put_({slots}, rows);
-  };
-  put(key, this->key(layer));
-  put(value, this->value(layer));
+  if (key.is_cuda()) {
+    models::store_in_slots_cuda(key, value, slots, this->key(layer), this->value(layer));
+    return;
+  }
+  this->key(layer).flatten(0, 1).index_put_({slots}, key);
+  this->value(layer).flatten(0, 1).index_put_({slots}, value);
 }
 
 }  // namespace ferry::rollout

@@ -1,6 +1,7 @@
 #include "distckpt/error.h"
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/gemm.h"
+#include "models/kernels/gemv_cuda.h"
 #include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm_cuda.h"
@@ -28,13 +29,20 @@ std::vector<GemmChoice> gemm_choices() {
 std::vector<std::pair<std::string, std::string>> gemm_environment() {
   return {};
 }
+bool gemv_cuda_supports(const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+at::Tensor gemv_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  absent();
+}
 bool paged_attention_cuda_supports(at::Device, at::ScalarType, std::int64_t, std::int64_t) {
   return false;
 }
 at::Tensor paged_attention_cuda(const at::Tensor&, const PagedKeys&, const AttentionOptions&) {
   absent();
 }
-void store_in_slots_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+void store_in_slots_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   absent();
 }
 bool rms_norm_cuda_supports(std::int64_t) {
@@ -43,11 +51,8 @@ bool rms_norm_cuda_supports(std::int64_t) {
 RmsNormResult rms_norm_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
   absent();
 }
-std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,
-                                                         const at::Tensor&,
-                                                         const at::Tensor&,
-                                                         const at::Tensor&,
-                                                         const at::Tensor&) {
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   absent();
 }
 at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
@@ -55,6 +60,15 @@ at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, 
 }
 void rotary_backward_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, at::Tensor&) {
+  absent();
+}
+QueryAndKey rotary_split_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  absent();
+}
+void rotary_split_backward_cuda(const QueryAndKey&,
+                                const at::Tensor&,
+                                const at::Tensor&,
+                                at::Tensor&) {
   absent();
 }
 at::Tensor swiglu_cuda(const at::Tensor&) {

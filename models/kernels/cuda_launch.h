@@ -20,6 +20,19 @@ cudaError_t serial_gemm(const float* x,
                         std::int64_t k,
                         cudaStream_t stream);
 
+// y[m, n] = sum over k of x[m, k] w[n, k] + bias[n], of at most 4 rows x; bf16, sums in fp32.
+struct GemvShape {
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;  // a multiple of 8
+};
+cudaError_t gemv(const void* x,
+                 const void* weight,
+                 const void* bias,  // or null
+                 void* y,
+                 GemvShape shape,
+                 cudaStream_t stream);
+
 struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128
@@ -59,12 +72,14 @@ struct RotaryShape {
   std::int64_t head_stride = 0;  // of the heads of a group
   bool interleaved = false;  // channels 2i and 2i + 1 of x turn together, and come out as halves
 };
-// cos and sin are [tokens, dim]. The transpose, of gradients, has x and y change places: x is
-// contiguous, y lies as the shape says.
-cudaError_t rotary(const void* x,
+// `strided`, which lies as the shape says, into `heads` [tokens, heads, dim]; or, where there are
+// `keys`, the last head of each group into keys [tokens, groups, dim] and the others into `heads`.
+// cos and sin are [tokens, dim]. The transpose, of gradients, goes the other way.
+cudaError_t rotary(void* strided,
                    const void* cos,
                    const void* sin,
-                   void* y,
+                   void* heads,
+                   void* keys,  // or null
                    RotaryShape shape,
                    bool transpose,
                    Element element,
@@ -128,12 +143,20 @@ cudaError_t paged_attention(const void* query,
                             PagedAttentionShape shape,
                             cudaStream_t stream);
 
-// Rows [num_rows, units of 16 bytes] into the slots of a cache; a slot below 0 takes nothing.
-cudaError_t store_in_slots(const void* rows,
+// Rows of keys and of values into the slots of their caches; a slot below 0 takes nothing. Sizes in
+// units of 16 bytes.
+struct SlotRows {
+  const void* rows = nullptr;
+  void* cache = nullptr;
+  std::int64_t units = 0;         // of a row, and of a slot
+  std::int64_t stride = 0;        // from row to row
+  std::int64_t group_units = 0;   // of a row's group, contiguous
+  std::int64_t group_stride = 0;  // from group to group
+};
+cudaError_t store_in_slots(SlotRows key,
+                           SlotRows value,
                            const std::int64_t* slots,
-                           void* cache,
                            std::int64_t num_rows,
-                           std::int64_t units,
                            cudaStream_t stream);
 
 }  // namespace ferry::models::launch

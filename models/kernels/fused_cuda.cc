@@ -110,19 +110,34 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_
   return {grad_x, partial.sum(0).to(weight.scalar_type())};
 }
 
+namespace {
+
+// `x` is only read unless `transpose`; `keys` may be undefined.
+void turn(const at::Tensor& x,
+          const at::Tensor& cos,
+          const at::Tensor& sin,
+          const at::Tensor& heads,
+          const at::Tensor& keys,
+          bool interleaved,
+          bool transpose) {
+  if (x.numel() == 0) return;
+  const c10::cuda::CUDAGuard device(x.device());
+  check(launch::rotary(const_cast<void*>(x.const_data_ptr()), cos.contiguous().const_data_ptr(),
+                       sin.contiguous().const_data_ptr(), const_cast<void*>(heads.const_data_ptr()),
+                       keys.defined() ? const_cast<void*>(keys.const_data_ptr()) : nullptr,
+                       rotary_shape(x, interleaved), transpose, element_of(x), stream()));
+}
+
+}  // namespace
+
 at::Tensor rotary_cuda(const at::Tensor& x,
                        const at::Tensor& cos,
                        const at::Tensor& sin,
                        bool interleaved) {
-  const auto element = element_of(x);
-  const c10::cuda::CUDAGuard device(x.device());
   const auto in = x.stride(-1) == 1 ? x : x.contiguous();
   const auto shape = rotary_shape(in, interleaved);
   auto y = at::empty({shape.tokens, shape.heads, shape.dim}, x.options());
-  if (x.numel() == 0) return y;
-  check(launch::rotary(in.const_data_ptr(), cos.contiguous().const_data_ptr(),
-                       sin.contiguous().const_data_ptr(), y.mutable_data_ptr(), shape, false,
-                       element, stream()));
+  turn(in, cos, sin, y, {}, interleaved, /*transpose=*/false);
   return y;
 }
 
@@ -131,15 +146,32 @@ void rotary_backward_cuda(const at::Tensor& grad_y,
                           const at::Tensor& sin,
                           bool interleaved,
                           at::Tensor& grad_x) {
-  const auto element = element_of(grad_y);
-  const c10::cuda::CUDAGuard device(grad_y.device());
   require(grad_x.stride(-1) == 1 && grad_x.scalar_type() == grad_y.scalar_type() &&
               grad_x.numel() == grad_y.numel(),
           ErrorKind::kBug, "rotary: the gradient is of another shape or type");
-  if (grad_y.numel() == 0) return;
-  check(launch::rotary(grad_y.contiguous().const_data_ptr(), cos.contiguous().const_data_ptr(),
-                       sin.contiguous().const_data_ptr(), grad_x.mutable_data_ptr(),
-                       rotary_shape(grad_x, interleaved), true, element, stream()));
+  turn(grad_x, cos, sin, grad_y.contiguous(), {}, interleaved, /*transpose=*/true);
+}
+
+QueryAndKey rotary_split_cuda(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  require(x.dim() == 4 && x.stride(-1) == 1, ErrorKind::kBug,
+          "rotary: heads lie in groups, channel by channel");
+  const auto queries = x.size(1) * (x.size(2) - 1);
+  QueryAndKey apart{.query = at::empty({x.size(0), queries, x.size(3)}, x.options()),
+                    .key = at::empty({x.size(0), x.size(1), x.size(3)}, x.options())};
+  turn(x, cos, sin, apart.query, apart.key, /*interleaved=*/false, /*transpose=*/false);
+  return apart;
+}
+
+void rotary_split_backward_cuda(const QueryAndKey& grads,
+                                const at::Tensor& cos,
+                                const at::Tensor& sin,
+                                at::Tensor& grad_x) {
+  require(grad_x.dim() == 4 && grad_x.stride(-1) == 1 &&
+              grad_x.numel() == grads.query.numel() + grads.key.numel() &&
+              grad_x.scalar_type() == grads.query.scalar_type(),
+          ErrorKind::kBug, "rotary: the gradient is of another shape or type");
+  turn(grad_x, cos, sin, grads.query.contiguous(), grads.key.contiguous(),
+       /*interleaved=*/false, /*transpose=*/true);
 }
 
 at::Tensor swiglu_cuda(const at::Tensor& gate_up) {

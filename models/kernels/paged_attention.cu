@@ -339,16 +339,23 @@ cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t
   return launch_kernel<kDim, kKeys, 2>(arguments, grid, stream);
 }
 
-__global__ void store_in_slots_kernel(const uint4* rows,
+__global__ void store_in_slots_kernel(SlotRows key,
+                                      SlotRows value,
                                       const std::int64_t* slots,
-                                      uint4* cache,
-                                      std::int64_t num_rows,
-                                      std::int64_t units) {
+                                      std::int64_t num_rows) {
+  const std::int64_t units = key.units + value.units;
   const std::int64_t work = num_rows * units;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < work;
        i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
-    const std::int64_t slot = slots[i / units];
-    if (slot >= 0) cache[slot * units + i % units] = rows[i];
+    const std::int64_t row = i / units;
+    const std::int64_t slot = slots[row];
+    if (slot < 0) continue;
+    const bool of_key = i % units < key.units;
+    const auto& rows = of_key ? key : value;
+    const std::int64_t at = of_key ? i % units : i % units - key.units;
+    const auto* const from = static_cast<const uint4*>(rows.rows);
+    static_cast<uint4*>(rows.cache)[slot * rows.units + at] =
+        from[row * rows.stride + at / rows.group_units * rows.group_stride + at % rows.group_units];
   }
 }
 
@@ -378,16 +385,15 @@ cudaError_t paged_attention(const void* query,
                          : launch_paged_attention<128, 64>(arguments, stream);
 }
 
-cudaError_t store_in_slots(const void* rows,
+cudaError_t store_in_slots(SlotRows key,
+                           SlotRows value,
                            const std::int64_t* slots,
-                           void* cache,
                            std::int64_t num_rows,
-                           std::int64_t units,
                            cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   constexpr int kThreadsOfCopy = 256;
-  store_in_slots_kernel<<<blocks_of(num_rows * units, kThreadsOfCopy), kThreadsOfCopy, 0, stream>>>(
-      static_cast<const uint4*>(rows), slots, static_cast<uint4*>(cache), num_rows, units);
+  store_in_slots_kernel<<<blocks_of(num_rows * (key.units + value.units), kThreadsOfCopy),
+                          kThreadsOfCopy, 0, stream>>>(key, value, slots, num_rows);
   return cudaGetLastError();
 }
 

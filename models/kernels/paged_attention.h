@@ -28,8 +28,13 @@ at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options);
 
-// rows [rows, groups, dim] into the places slots [rows], int64, of cache [blocks, block_size,
-// groups, dim], counted over its blocks; -1: nowhere.
-void store_in_slots_cuda(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& cache);
+// key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of dim, into
+// the places slots [rows], int64, of the caches [blocks, block_size, groups, ..], counted over
+// their blocks; -1: nowhere.
+void store_in_slots_cuda(const at::Tensor& key,
+                         const at::Tensor& value,
+                         const at::Tensor& slots,
+                         const at::Tensor& key_cache,
+                         const at::Tensor& value_cache);
 
 }  // namespace ferry::models

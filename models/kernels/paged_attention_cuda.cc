@@ -54,15 +54,32 @@ at::Tensor paged_attention_cuda(const at::Tensor& query,
   return result;
 }
 
-void store_in_slots_cuda(const at::Tensor& rows, const at::Tensor& slots, const at::Tensor& cache) {
+void store_in_slots_cuda(const at::Tensor& key,
+                         const at::Tensor& value,
+                         const at::Tensor& slots,
+                         const at::Tensor& key_cache,
+                         const at::Tensor& value_cache) {
   constexpr std::int64_t kUnit = 16;
-  const c10::cuda::CUDAGuard device(rows.device());
-  const auto from = rows.contiguous();
-  const auto bytes = from[0].numel() * static_cast<std::int64_t>(from.element_size());
-  require(bytes % kUnit == 0 && cache.is_contiguous(), ErrorKind::kBug,
-          "a row of the cache has {} bytes: it takes multiples of {}", bytes, kUnit);
-  check(launch::store_in_slots(from.const_data_ptr(), slots.const_data_ptr<std::int64_t>(),
-                               cache.mutable_data_ptr(), from.size(0), bytes / kUnit, stream()));
+  const c10::cuda::CUDAGuard device(key.device());
+  const auto rows_of = [&](const at::Tensor& rows, const at::Tensor& cache) {
+    const auto units = [&](std::int64_t elements) {
+      const auto bytes = elements * static_cast<std::int64_t>(rows.element_size());
+      require(bytes % kUnit == 0, ErrorKind::kBug,
+              "groups of the cache have {} bytes: no multiple of {}", bytes, kUnit);
+      return bytes / kUnit;
+    };
+    require(rows.dim() == 3 && rows.stride(2) == 1 && cache.is_contiguous() &&
+                reinterpret_cast<std::uintptr_t>(rows.const_data_ptr()) % kUnit == 0,
+            ErrorKind::kBug, "rows of a cache lie aligned, channel by channel");
+    return launch::SlotRows{.rows = rows.const_data_ptr(),
+                            .cache = cache.mutable_data_ptr(),
+                            .units = units(rows.size(1) * rows.size(2)),
+                            .stride = units(rows.stride(0)),
+                            .group_units = units(rows.size(2)),
+                            .group_stride = units(rows.stride(1))};
+  };
+  check(launch::store_in_slots(rows_of(key, key_cache), rows_of(value, value_cache),
+                               slots.const_data_ptr<std::int64_t>(), key.size(0), stream()));
 }
 
 }  // namespace ferry::models

@@ -10,6 +10,9 @@ constexpr int kLanes = 32;
 constexpr int kVector = 4;
 constexpr int kWarps = 16;
 constexpr std::int64_t kManyChannels = 8192;
+constexpr std::int64_t kFewRows = 132 * 8;
+constexpr std::int64_t kFewestChannelsOfFew = 512;
+constexpr int kThreadsOfFew = 256;
 constexpr std::int64_t kRowsOfPartial = 64;
 
 __device__ float add_lanes(float value) {
@@ -119,6 +122,56 @@ __global__ void norm_by_warps(
   if (lane == 0) inverse_rms[row] = root;
   __syncwarp();  // the sum has been written
   scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
+}
+
+// A block for each of few rows, which would wait for memory once for every step of a warp: all
+// threads fetch, one warp sums, in its order.
+template <typename T>
+__global__ void norm_few(
+    Row<T> rows, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
+  __shared__ alignas(16) T copy[kManyChannels];
+  __shared__ float shared_root;
+  constexpr int kMost = kManyChannels / (kThreadsOfFew * kVector);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto in = rows.at(static_cast<std::int64_t>(blockIdx.x) * shape.channels);
+  Vector<T, kVector> mine[kMost];
+  Vector<T, kVector> by[kMost];
+  const auto for_each = [&](const auto& body) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int c = (i * kThreadsOfFew + thread) * kVector;
+      if (c < shape.channels) body(i, c);
+    }
+  };
+  for_each([&](int i, int c) {
+    mine[i] = load<kVector>(in.x + c);
+    by[i] = load<kVector>(weight + c);
+    if (in.delta == nullptr) return;
+    const auto delta = load<kVector>(in.delta + c);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      mine[i].at[j] = narrow<T>(__fadd_rn(widen(mine[i].at[j]), widen(delta.at[j])));
+  });
+  for_each([&](int i, int c) {
+    store(copy + c, mine[i]);
+    if (in.delta != nullptr) store(in.sum + c, mine[i]);
+  });
+  __syncthreads();
+  if (thread < kLanes) {
+    const float sum = add_lanes(sum_of_squares(Row<T>{.x = copy}, shape.channels, thread, kLanes));
+    if (thread == 0) inverse_rms[blockIdx.x] = shared_root = inverse_root(sum, shape);
+  }
+  __syncthreads();
+  const float root = shared_root;
+  for_each([&](int i, int c) {
+    Vector<T, kVector> out;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const T rounded_once = narrow<T>(__fmul_rn(widen(mine[i].at[j]), root));
+      out.at[j] = narrow<T>(__fmul_rn(widen(by[i].at[j]), widen(rounded_once)));
+    }
+    store(y + static_cast<std::int64_t>(blockIdx.x) * shape.channels + c, out);
+  });
 }
 
 // A block of kWarps for each row.
@@ -233,6 +286,11 @@ cudaError_t rms_norm(const void* x,
     if (shape.channels >= kManyChannels) {
       norm_by_blocks<<<static_cast<unsigned>(shape.rows), dim3(kLanes, kWarps), 0, stream>>>(
           in, w, out, inverse_rms, shape);
+    } else if (shape.rows <= kFewRows && shape.channels >= kFewestChannelsOfFew &&
+               shape.channels % kVector == 0 && is_aligned<T, kVector>(in.x) &&
+               is_aligned<T, kVector>(in.delta) && is_aligned<T, kVector>(w)) {
+      norm_few<<<static_cast<unsigned>(shape.rows), kThreadsOfFew, 0, stream>>>(in, w, out,
+                                                                                inverse_rms, shape);
     } else {
       constexpr int kRows = 4;
       norm_by_warps<<<static_cast<unsigned>((shape.rows + kRows - 1) / kRows), dim3(kLanes, kRows),

@@ -5,11 +5,31 @@ namespace {
 
 constexpr std::int64_t kThreads = 256;
 
+// Heads one behind another; or those of queries, and apart from them the last of each group, a key.
+template <typename T>
+struct Heads {
+  T* queries;
+  T* keys;  // or null: all are queries
+
+  __device__ T* at(std::int64_t token, std::uint32_t head, RotaryShape shape) const {
+    if (keys == nullptr) return queries + (token * shape.heads + head) * shape.dim;
+    const auto of_group = static_cast<std::uint32_t>(shape.heads_of_group);
+    const std::int64_t group = token * (shape.heads / of_group) + head / of_group;
+    const auto place = head % of_group;
+    if (place == of_group - 1) return keys + group * shape.dim;
+    return queries + (group * (of_group - 1) + place) * shape.dim;
+  }
+};
+
 // Hugging Face's apply_rotary_pos_emb: q * cos + rotate_half(q) * sin, three roundings. N pairs of
-// channels at once.
+// channels at once. Out of `strided` into `heads`, or, transposed, the other way.
 template <int N, typename T>
-__global__ void turn(
-    const T* x, const T* cos, const T* sin, T* y, RotaryShape shape, bool transpose) {
+__global__ void turn(T* strided_heads,
+                     const T* cos,
+                     const T* sin,
+                     Heads<T> heads_apart,
+                     RotaryShape shape,
+                     bool transpose) {
   const std::int64_t half = shape.dim / 2;
   const auto of_head = static_cast<std::uint32_t>(half / N);
   const auto heads = static_cast<std::uint32_t>(shape.heads);
@@ -24,14 +44,14 @@ __global__ void turn(
                                  head % of_group * shape.head_stride;
     const std::int64_t strided_low = strided + (shape.interleaved ? 2 * i : i);
     const std::int64_t strided_high = strided + (shape.interleaved ? 2 * i + 1 : i + half);
-    const std::int64_t low = (token * shape.heads + head) * shape.dim + i;
-    const std::int64_t high = low + half;
+    T* const low = heads_apart.at(token, head, shape) + i;
+    T* const high = low + half;
     const auto cos_low = load<N>(cos + token * shape.dim + i);
     const auto cos_high = load<N>(cos + token * shape.dim + i + half);
     const auto sin_low = load<N>(sin + token * shape.dim + i);
     const auto sin_high = load<N>(sin + token * shape.dim + i + half);
-    const auto a = load<N>(x + (transpose ? low : strided_low));
-    const auto b = load<N>(x + (transpose ? high : strided_high));
+    const auto a = load<N>(transpose ? low : strided_heads + strided_low);
+    const auto b = load<N>(transpose ? high : strided_heads + strided_high);
     // One way b goes into the low half with minus sin_low, the other way with sin_high.
     Vector<T, N> y_low;
     Vector<T, N> y_high;
@@ -48,17 +68,18 @@ __global__ void turn(
       y_high.at[j] =
           narrow<T>(__fadd_rn(rounded<T>(__fmul_rn(v, widen(cos_high.at[j]))), rounded<T>(u_high)));
     }
-    store(y + (transpose ? strided_low : low), y_low);
-    store(y + (transpose ? strided_high : high), y_high);
+    store(transpose ? strided_heads + strided_low : low, y_low);
+    store(transpose ? strided_heads + strided_high : high, y_high);
   }
 }
 
 }  // namespace
 
-cudaError_t rotary(const void* x,
+cudaError_t rotary(void* strided,
                    const void* cos,
                    const void* sin,
-                   void* y,
+                   void* heads,
+                   void* keys,
                    RotaryShape shape,
                    bool transpose,
                    Element element,
@@ -67,10 +88,10 @@ cudaError_t rotary(const void* x,
   return by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
     constexpr int kWide = 16 / sizeof(T);
-    const auto* in = static_cast<const T*>(x);
+    auto* const in = static_cast<T*>(strided);
     const auto* cosines = static_cast<const T*>(cos);
     const auto* sines = static_cast<const T*>(sin);
-    auto* out = static_cast<T*>(y);
+    const Heads<T> out{static_cast<T*>(heads), static_cast<T*>(keys)};
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const auto work = shape.tokens * shape.heads * (shape.dim / 2) / kWidth;
@@ -80,8 +101,9 @@ cudaError_t rotary(const void* x,
     const bool together = !shape.interleaved && shape.dim / 2 % kWide == 0 &&
                           shape.token_stride % kWide == 0 && shape.group_stride % kWide == 0 &&
                           shape.head_stride % kWide == 0;
-    if (together && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out) &&
-        is_aligned<T, kWide>(cosines) && is_aligned<T, kWide>(sines))
+    if (together && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out.queries) &&
+        is_aligned<T, kWide>(out.keys) && is_aligned<T, kWide>(cosines) &&
+        is_aligned<T, kWide>(sines))
       launch(std::integral_constant<int, kWide>{});
     else
       launch(std::integral_constant<int, 1>{});

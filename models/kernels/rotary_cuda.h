@@ -21,4 +21,15 @@ void rotary_backward_cuda(const at::Tensor& grad_y,
                           bool interleaved,
                           at::Tensor& grad_x);
 
+// Of x [tokens, groups, queries and one key, dim] -> query [tokens, groups * queries, dim] and key
+// [tokens, groups, dim], as rotary_cuda() of each; and the way back.
+struct QueryAndKey {
+  at::Tensor query{}, key{};
+};
+QueryAndKey rotary_split_cuda(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+void rotary_split_backward_cuda(const QueryAndKey& grads,
+                                const at::Tensor& cos,
+                                const at::Tensor& sin,
+                                at::Tensor& grad_x);
+
 }  // namespace ferry::models

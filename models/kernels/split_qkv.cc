@@ -1,5 +1,6 @@
 #include "models/kernels/split_qkv.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -20,6 +21,13 @@ Parts parts_of(const at::Tensor& mixed, QueriesOfGroup queries) {
           mixed.select(2, all + 1)};
 }
 
+bool is_all(QueriesOfGroup queries, const at::Tensor& mixed) {
+  return queries.count == mixed.size(2) - 2;
+}
+at::Tensor queries_and_key(const at::Tensor& mixed) {
+  return mixed.narrow(2, 0, mixed.size(2) - 1);
+}
+
 at::Tensor as_heads(const at::Tensor& queries) {
   return queries.reshape({queries.size(0), queries.size(1) * queries.size(2), queries.size(3)});
 }
@@ -38,6 +46,10 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
     const auto [queries, key, value] = parts_of(mixed, wanted);
     const auto own = [](const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); };
     if (!cos) return {as_heads(own(queries)), own(key), own(value)};
+    if (is_all(wanted, mixed)) {
+      const auto apart = rotary_split_cuda(queries_and_key(mixed), *cos, *sin);
+      return {apart.query, apart.key, own(value)};
+    }
     return {rotary_cuda(queries, *cos, *sin, false), rotary_cuda(key, *cos, *sin, false),
             own(value)};
   }
@@ -50,7 +62,10 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
     auto grad = at::empty(context->saved_data["shape"].toIntVector(), grads[0].options());
     if (wanted.count < grad.size(2) - 2) grad.zero_();
     auto [queries, key, value] = parts_of(grad, wanted);
-    if (saved[0].defined()) {
+    if (saved[0].defined() && is_all(wanted, grad)) {
+      auto both = queries_and_key(grad);
+      rotary_split_backward_cuda({.query = grads[0], .key = grads[1]}, saved[0], saved[1], both);
+    } else if (saved[0].defined()) {
       rotary_backward_cuda(grads[0], saved[0], saved[1], false, queries);
       rotary_backward_cuda(grads[1], saved[0], saved[1], false, key);
     } else {
@@ -67,7 +82,12 @@ class FusedSplit : public torch::autograd::Function<FusedSplit> {
 QueryKeyValue split_qkv(const at::Tensor& mixed,
                         QueriesOfGroup queries,
                         const RotaryAngles* angles) {
-  if (mixed.is_cuda() && (angles == nullptr || angles->style == RotaryStyle::kHalves)) {
+  const bool turns = angles != nullptr && angles->style == RotaryStyle::kHalves;
+  if (mixed.is_cuda() && turns && !at::GradMode::is_enabled() && is_all(queries, mixed)) {
+    const auto apart = rotary_split_cuda(queries_and_key(mixed), angles->cos, angles->sin);
+    return {.query = apart.query, .key = apart.key, .value = parts_of(mixed, queries).value};
+  }
+  if (mixed.is_cuda() && (angles == nullptr || turns)) {
     const auto cos = angles == nullptr ? std::nullopt : std::optional(angles->cos);
     const auto sin = angles == nullptr ? std::nullopt : std::optional(angles->sin);
     const auto parts = FusedSplit::apply(mixed, queries, cos, sin);

@@ -19,7 +19,7 @@ struct QueriesOfGroup {
 struct QueryKeyValue {
   at::Tensor query{};  // [tokens, groups * count, dim]
   at::Tensor key{};    // [tokens, groups, dim]
-  at::Tensor value{};  // [tokens, groups, dim]
+  at::Tensor value{};  // [tokens, groups, dim]; a view of `mixed` where no gradient is wanted
 };
 
 // mixed [tokens, groups, queries of a group + 2, dim]: queries, key, value of each group. Queries

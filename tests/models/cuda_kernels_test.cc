@@ -12,40 +12,15 @@
 #include "models/kernels/gemm.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/log_probs.h"
-#include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/split_qkv.h"
 #include "models/kernels/swiglu_cuda.h"
+#include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
 namespace {
-
-class CudaKernels : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-    at::manual_seed(1);
-  }
-  static at::Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kBFloat16) {
-    return at::randn(shape, at::TensorOptions().device(at::kCUDA)).to(dtype);
-  }
-};
-
-at::Tensor bytes(const at::Tensor& x) {
-  return x.contiguous().view(at::kByte);
-}
-
-testing::AssertionResult same_bytes(const at::Tensor& got, const at::Tensor& expected) {
-  if (got.sizes() != expected.sizes() || got.scalar_type() != expected.scalar_type())
-    return testing::AssertionFailure() << "other shape or type";
-  if (at::equal(bytes(got), bytes(expected))) return testing::AssertionSuccess();
-  const auto differ = got.ne(expected);
-  return testing::AssertionFailure()
-         << differ.sum().item<std::int64_t>() << " of " << got.numel() << " differ, by at most "
-         << (got - expected).abs().max().item<float>();
-}
 
 TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
@@ -61,6 +36,8 @@ TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
         EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 3, rows), {}, weight, 1e-6).y,
                                expected.narrow(0, 3, rows)))
             << channels << ", rows " << rows;
+      const auto many = rms_norm_cuda(x.repeat({4, 1}), {}, weight, 1e-6).y;  // of another kernel
+      EXPECT_TRUE(same_bytes(many, expected.repeat({4, 1}))) << channels;
     }
 }
 
@@ -87,7 +64,9 @@ TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
 TEST_F(CudaKernels, AddingAndNormingInOnePassIsAddingThenNorming) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const std::int64_t channels : {64, 96, 1536, 8192}) {
-      const auto leaf = [&](at::IntArrayRef shape) { return random(shape, dtype).requires_grad_(); };
+      const auto leaf = [&](at::IntArrayRef shape) {
+        return random(shape, dtype).requires_grad_();
+      };
       const auto x = leaf({70, channels});
       const auto delta = leaf({70, channels});
       const auto weight = leaf({channels});
@@ -157,8 +136,9 @@ TEST_F(CudaKernels, SwigluHasTheBytesOfHuggingFacesFormula) {
 }
 
 TEST_F(CudaKernels, LogProbsHaveTheBytesOfLogSoftmaxWhereItsRowsDoNotDependOnTheirPlace) {
-  const auto vocabulary_and_padding = {std::pair{128256, 0}, {151936, 0}, {32000, 64}, {102400, 128},
-                                       {12292, 4},   {163840, 0}, {129280, 0}, {50000, 3}};
+  const auto vocabulary_and_padding = {std::pair{128256, 0}, {151936, 0}, {32000, 64},
+                                       {102400, 128},        {12292, 4},  {163840, 0},
+                                       {129280, 0},          {50000, 3}};
   for (const auto& [vocabulary, padding] : vocabulary_and_padding) {
     const std::int64_t rows = 40;
     const auto logits = random({rows, vocabulary + padding}) * 8;
@@ -168,10 +148,9 @@ TEST_F(CudaKernels, LogProbsHaveTheBytesOfLogSoftmaxWhereItsRowsDoNotDependOnThe
     for (const double temperature : {1.0, 0.7}) {
       const auto statistics = row_statistics(logits, labels, range, temperature);
       const auto wide = logits.narrow(1, 0, vocabulary).to(at::kFloat);
-      const auto expected =
-          at::log_softmax(temperature == 1 ? wide : wide / temperature, -1);
-      EXPECT_TRUE(same_bytes(log_probs_of(statistics),
-                             expected.gather(1, labels.unsqueeze(1)).squeeze(1)))
+      const auto expected = at::log_softmax(temperature == 1 ? wide : wide / temperature, -1);
+      EXPECT_TRUE(
+          same_bytes(log_probs_of(statistics), expected.gather(1, labels.unsqueeze(1)).squeeze(1)))
           << vocabulary << ", temperature " << temperature;
       const auto exact = at::log_softmax(wide.to(at::kDouble) / temperature, -1);
       const auto entropy = -(exact.exp() * exact).sum(-1);
@@ -232,7 +211,8 @@ TEST_F(CudaKernels, SplitOfQueriesKeysAndValuesIsThatOfItsParts) {
       sum.backward();
       return mixed.grad();
     };
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(parts[i].detach(), expected[i].detach()));
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_TRUE(same_bytes(parts[i].detach(), expected[i].detach()));
     EXPECT_TRUE(same_bytes(gradient(parts), gradient(expected)));
   }
 }
@@ -389,49 +369,6 @@ TEST_F(CudaKernels, CudnnsAttentionIsThatOfHuggingFacesSdpa) {
   }
 }
 
-// Lengths at both sides of what a block of the cache, and of flash's keys, has.
-TEST_F(CudaKernels, DecodedRowsAreThoseOfThePrefill) {
-  const std::vector<std::int64_t> lengths{1, 2, 63, 64, 65, 128, 129, 300, 1000, 2049};
-  const auto sequences = static_cast<std::int64_t>(lengths.size());
-  constexpr std::int64_t kBlockSize = 64;
-  constexpr std::int64_t kMaxBlocks = 40;
-  const auto ints = at::TensorOptions().dtype(at::kInt);
-  for (const auto& [heads, groups, dim, value_dim] :
-       {Heads{12, 2, 128, 128}, Heads{32, 8, 128, 128}, Heads{40, 2, 128, 128}, Heads{14, 2, 64, 64}})
-    for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100)}) {
-      const AttentionOptions options{.scale = 0.08, .window = window};
-      const auto query = random({sequences, heads, dim});
-      PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
-                     .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
-      const auto tables =
-          at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
-      keys.block_tables = tables.cuda();
-      keys.lengths = at::tensor(lengths, ints).cuda();
-      const auto got = paged_attention_cuda(query, keys, options);
-      for (std::int64_t i = 0; i < sequences; ++i) {
-        const auto length = lengths[static_cast<std::size_t>(i)];
-        const auto all = [&](const at::Tensor& cache) {
-          return cache.index_select(0, keys.block_tables[i]).flatten(0, 1).narrow(0, 0, length);
-        };
-        auto rows = random({length, heads, dim});
-        rows[length - 1].copy_(query[i]);
-        const auto whole = attention_cuda(rows, all(keys.key), all(keys.value),
-                                          {{0, length, 0, length}}, options, GpuAttention::kFlash);
-        EXPECT_TRUE(same_bytes(got[i], whole[length - 1])) << dim << " " << groups << " " << length;
-      }
-    }
-}
-
-TEST_F(CudaKernels, RowsGoIntoTheirSlotsOrNowhere) {
-  const auto rows = random({5, 2, 64});
-  const auto slots = at::tensor({7, -1, 130, 0, 191}, at::kLong).cuda();
-  auto cache = at::zeros({3, 64, 2, 64}, rows.options());
-  store_in_slots_cuda(rows, slots, cache);
-  auto expected = at::zeros({3 * 64, 2, 64}, rows.options());
-  for (const std::int64_t i : {0, 2, 3, 4}) expected[slots[i].item<std::int64_t>()].copy_(rows[i]);
-  EXPECT_TRUE(same_bytes(cache.flatten(0, 1), expected));
-}
-
 TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
   for (const auto& [heads, groups, dim, value_dim] :
        {Heads{12, 2, 128, 128}, Heads{16, 16, 192, 128}})
@@ -450,7 +387,8 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
             const auto q = query.clone().requires_grad_();
             const auto k = key.clone().requires_grad_();
             const auto v = value.clone().requires_grad_();
-            attention_cuda(q, k, v, segments, options, gpu_attention_of(dim, value_dim)).backward(grad);
+            attention_cuda(q, k, v, segments, options, gpu_attention_of(dim, value_dim))
+                .backward(grad);
             return std::vector<at::Tensor>{q.grad(), k.grad(), v.grad()};
           };
           const auto first = run();
@@ -460,10 +398,13 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
           if (deterministic || alignment == Alignment::kBitwise) {
             for (int again = 0; again < 10; ++again) {
               const auto other = run();
-              for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(other[i], first[i])) << name;
+              for (std::size_t i = 0; i < 3; ++i)
+                EXPECT_TRUE(same_bytes(other[i], first[i])) << name;
             }
           }
-          const auto exact = [&](const at::Tensor& x) { return x.to(at::kDouble).requires_grad_(); };
+          const auto exact = [&](const at::Tensor& x) {
+            return x.to(at::kDouble).requires_grad_();
+          };
           const auto q = exact(query);
           const auto k = exact(key);
           const auto v = exact(value);
@@ -475,7 +416,8 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
                   .transpose(0, 1);
             };
             const auto mask = at::ones({length, length}, query.options().dtype(at::kBool)).triu(1);
-            const auto scores = (at::matmul(of(q), of(k).transpose(1, 2)) * 0.08).masked_fill(mask, -INFINITY);
+            const auto scores =
+                (at::matmul(of(q), of(k).transpose(1, 2)) * 0.08).masked_fill(mask, -INFINITY);
             parts.push_back(at::matmul(at::softmax(scores, -1), of(v)).transpose(0, 1));
           }
           at::cat(parts).backward(grad.to(at::kDouble));

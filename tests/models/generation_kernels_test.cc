@@ -1,0 +1,90 @@
+// The kernels that generation alone calls.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "models/kernels/attention_cuda.h"
+#include "models/kernels/gemv_cuda.h"
+#include "models/kernels/paged_attention.h"
+#include "tests/models/cuda_fixture.h"
+
+namespace ferry::models {
+namespace {
+
+using GenerationKernels = CudaKernels;
+
+struct Heads {
+  std::int64_t heads, groups, dim;
+};
+
+TEST_F(GenerationKernels, ProductsOfFewRowsAreNearThoseOfDoubles) {
+  for (const auto& [n, k] :
+       {std::pair<std::int64_t, std::int64_t>{7, 64}, {1536, 1536}, {511, 8960}})
+    for (const std::int64_t rows : {1, 2, 3, 4}) {
+      const auto x = random({rows, k});
+      const auto weight = random({n, k});
+      const auto bias = random({n});
+      const auto expected =
+          at::linear(x.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
+      const auto got = gemv_cuda(x, weight, bias);
+      // Half a unit of bf16's last place, and fp32's sums.
+      const auto bound = expected.abs() / 256 + 1e-3;
+      EXPECT_TRUE((got.to(at::kDouble) - expected).abs().le(bound).all().item<bool>())
+          << n << " " << rows;
+      EXPECT_TRUE(same_bytes(gemv_cuda(x.narrow(0, rows - 1, 1), weight, bias)[0], got[rows - 1]));
+    }
+}
+
+// Lengths at both sides of what a block of the cache, and of flash's keys, has.
+TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
+  const std::vector<std::int64_t> lengths{1, 2, 63, 64, 65, 128, 129, 300, 1000, 2049};
+  const auto sequences = static_cast<std::int64_t>(lengths.size());
+  constexpr std::int64_t kBlockSize = 64;
+  constexpr std::int64_t kMaxBlocks = 40;
+  const auto ints = at::TensorOptions().dtype(at::kInt);
+  for (const auto& [heads, groups, dim] :
+       {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128}, Heads{14, 2, 64}})
+    for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100)}) {
+      const AttentionOptions options{
+          .scale = 0.08, .window = window, .alignment = Alignment::kBitwise};
+      const auto query = random({sequences, heads, dim});
+      PagedKeys keys{.key = random({sequences * kMaxBlocks, kBlockSize, groups, dim}),
+                     .value = random({sequences * kMaxBlocks, kBlockSize, groups, dim})};
+      const auto tables =
+          at::randperm(sequences * kMaxBlocks, ints).view({sequences, kMaxBlocks}).contiguous();
+      keys.block_tables = tables.cuda();
+      keys.lengths = at::tensor(lengths, ints).cuda();
+      const auto got = paged_attention_cuda(query, keys, options);
+      for (std::int64_t i = 0; i < sequences; ++i) {
+        const auto length = lengths[static_cast<std::size_t>(i)];
+        const auto all = [&](const at::Tensor& cache) {
+          return cache.index_select(0, keys.block_tables[i]).flatten(0, 1).narrow(0, 0, length);
+        };
+        auto rows = random({length, heads, dim});
+        rows[length - 1].copy_(query[i]);
+        const auto whole = attention_cuda(rows, all(keys.key), all(keys.value),
+                                          {{0, length, 0, length}}, options, GpuAttention::kFlash);
+        EXPECT_TRUE(same_bytes(got[i], whole[length - 1])) << dim << " " << groups << " " << length;
+      }
+    }
+}
+
+TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {
+  const auto key = random({5, 2, 64});
+  const auto value = random({5, 2, 3, 128}).select(2, 1);  // not contiguous
+  const auto slots = at::tensor({7, -1, 130, 0, 191}, at::kLong).cuda();
+  auto key_cache = at::zeros({3, 64, 2, 64}, key.options());
+  auto value_cache = at::zeros({3, 64, 2, 128}, key.options());
+  store_in_slots_cuda(key, value, slots, key_cache, value_cache);
+  for (const auto& [rows, cache] : {std::pair(key, key_cache), std::pair(value, value_cache)}) {
+    auto expected = at::zeros_like(cache).flatten(0, 1);
+    for (const std::int64_t i : {0, 2, 3, 4})
+      expected[slots[i].item<std::int64_t>()].copy_(rows[i]);
+    EXPECT_TRUE(same_bytes(cache.flatten(0, 1), expected));
+  }
+}
+
+}  // namespace
+}  // namespace ferry::models
