@@ -135,9 +135,24 @@ bool LLMEngine::abort(const std::string& request_id) {
   return true;
 }
 
+// With data parallel ranks, whose requests are others.
+bool LLMEngine::shares_experts() const {
+  const auto& mesh = model_.mesh();
+  return model_.config().num_moe_experts > 0 &&
+         mesh.ep().size() * mesh.etp().size() > mesh.tp().size();
+}
+
+bool LLMEngine::has_unfinished() const {
+  const bool mine = !requests_.empty() || !refused_.empty();
+  if (!shares_experts()) return mine;
+  const auto& mesh = model_.mesh();
+  const auto flag = at::scalar_tensor(mine ? 1 : 0, at::kLong).to(mesh.world().device());
+  return mesh.all().all_reduce_max(flag).item<std::int64_t>() != 0;
+}
+
 std::vector<RequestOutput> LLMEngine::step() {
   auto outputs = std::exchange(refused_, {});
-  if (scheduler_.has_unfinished()) compute(outputs);
+  if (scheduler_.has_unfinished() || shares_experts()) compute(outputs);
   return outputs;
 }
 
@@ -153,6 +168,8 @@ void LLMEngine::compute(std::vector<RequestOutput>& outputs) {
   }
   ++totals_.steps;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
+    if (sequence->num_computed_tokens == sequence->num_cached_tokens)
+      totals_.cached_tokens += sequence->num_cached_tokens;
     totals_.prompt_tokens += std::clamp<std::int64_t>(
         sequence->num_prompt_tokens - sequence->num_computed_tokens, 0, num_new_tokens);
     sequence->num_computed_tokens += num_new_tokens;

@@ -62,7 +62,9 @@ class LLMEngine {
                    SamplingParams params);
   // Ends a request: nothing more comes of it. Returns false if it is not known, or over.
   bool abort(const std::string& request_id);
-  bool has_unfinished() const { return !requests_.empty() || !refused_.empty(); }
+  // Where data parallel ranks share out experts, of any of them: all ask, then all step or none
+  // does.
+  bool has_unfinished() const;
 
   // Computes one step and returns what it brought, by request in the order they were added.
   std::vector<RequestOutput> step();
@@ -77,6 +79,7 @@ class LLMEngine {
   };
 
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
+  bool shares_experts() const;
   FinishReason finish_reason(const Sequence& sequence) const;
   void compute(std::vector<RequestOutput>& outputs);
 

@@ -141,7 +141,7 @@ std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled
     std::ranges::copy(sequence->block_table, table);
     table += block_tables_.host.size(1);
   }
-  for (; row % multiple != 0; ++row) {
+  for (; row == 0 || row % multiple != 0; ++row) {
     tokens[row] = 0;
     positions[row] = 0;
     slots[row] = -1;

@@ -38,6 +38,7 @@ class ModelRunner {
   ModelRunner(const models::GPTModel& model, RunnerLimits limits);
 
   // Every tensor parallel rank with the same sequences, as Scheduler::schedule() orders them.
+  // Without any, a rank still computes with those that share its experts.
   std::vector<DrawnToken> run(std::span<const ScheduledSequence> scheduled, KVCache& cache);
   // The cache or the weights have moved.
   void forget_graphs();

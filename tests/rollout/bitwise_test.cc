@@ -1,0 +1,117 @@
+// Whatever load the engine has, the log-probabilities that it reports have the bytes of the
+// trainer's forward of the finished sequences: random arrivals, chunks of prompts, preemption,
+// shared beginnings, several samples of a prompt; on one rank and on several, of all kinds of
+// models.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "models/world.h"
+#include "tests/support/engine_load.h"
+#include "tests/support/tiny_training.h"
+
+namespace ferry::rollout {
+namespace {
+
+using distckpt::DType;
+using models::Alignment;
+using models::GPTModel;
+
+struct Case {
+  const char* name;
+  support::TinyModel model{};
+  distckpt::ParallelConfig parallel{};
+  int ranks = 1;
+  std::optional<std::int64_t> window{};
+  DType dtype = DType::kBF16;
+};
+
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << one.name;
+}
+
+class BitwiseRollout : public testing::TestWithParam<Case> {
+ protected:
+  // Of tiny tensors a second thread takes longer to wake than to compute.
+  static void SetUpTestSuite() { at::set_num_threads(1); }
+};
+
+GPTModel make_model(const distckpt::TransformerConfig& config,
+                    const models::ParallelState& mesh,
+                    DType dtype) {
+  return GPTModel(config, mesh, models::stage_chunks(config, mesh.shape().parallel(), 0)[0],
+                  {.alignment = Alignment::kBitwise, .dtype = dtype});
+}
+
+TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
+  const auto& param = GetParam();
+  auto config = support::tiny_config(param.model);
+  config.max_position_embeddings = 512;
+  config.sliding_window = param.window;
+  models::run_ranks(param.ranks, {}, [&](models::World& world) {
+    at::set_num_threads(1);
+    const models::ParallelState mesh(world, param.parallel, "rollout");
+    auto model = make_model(config, mesh, param.dtype);
+    support::fill_parameters(model, 1);
+    // The trainer's mesh is another one.
+    models::World alone({});
+    const models::ParallelState whole(alone, {.make_vocab_size_divisible_by = 8}, "trainer");
+    auto trainer = make_model(config, whole, param.dtype);
+    support::fill_parameters(trainer, 1);
+    const auto expect_equal = [&](const EngineOptions& options, const support::Load& load) {
+      LLMEngine engine(model, options);
+      const auto samples = support::run_load(engine, config.vocab_size, load);
+      EXPECT_EQ(support::count_unequal(trainer, samples, 1), 0);
+      EXPECT_EQ(support::count_unequal(trainer, samples, 5), 0);
+      EXPECT_EQ(engine.stats().num_free_blocks, engine.stats().num_blocks);
+      return engine.stats();
+    };
+    // Data parallel ranks have requests of their own.
+    const auto seed = static_cast<std::uint64_t>(mesh.coordinates().dp);
+    const auto few_blocks =
+        expect_equal({.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = 8},
+                     {.tokens = 400 / param.ranks, .seed = 1 + seed});
+    EXPECT_GT(few_blocks.num_preemptions, 0);
+    EXPECT_GT(few_blocks.cached_tokens, 0);
+    expect_equal({.max_num_seqs = 32,
+                  .max_num_batched_tokens = 500,
+                  .num_blocks = 200,
+                  .enable_prefix_caching = false},
+                 {.tokens = 400 / param.ranks, .arrivals = 20, .seed = 3 + seed});
+    expect_equal({.max_num_seqs = 1,
+                  .max_num_batched_tokens = 512,
+                  .num_blocks = 8,
+                  .enable_chunked_prefill = false},
+                 {.tokens = 60, .longest_output = 20, .seed = 5 + seed});
+  });
+}
+
+support::TinyModel tiny(const char* family) {
+  return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
+}
+
+distckpt::ParallelConfig parallel(int tp, int ep = 1) {
+  return {.tensor_model_parallel_size = tp,
+          .expert_model_parallel_size = ep,
+          .expert_tensor_parallel_size = 1,
+          .make_vocab_size_divisible_by = 8};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models,
+    BitwiseRollout,
+    testing::Values(Case{"llama", tiny("llama")},
+                    Case{"llama_tp2", tiny("llama"), parallel(2), 2},
+                    Case{"llama_windowed", tiny("llama"), {}, 1, 70},
+                    Case{"qwen2_tp2", tiny("qwen2"), parallel(2), 2},
+                    Case{"qwen3", tiny("qwen3")},
+                    Case{"qwen3_fp32", tiny("qwen3"), {}, 1, {}, DType::kF32},
+                    Case{"qwen3_moe_tp2_ep2", tiny("qwen3_moe"), parallel(2, 2), 2},
+                    Case{"qwen3_moe_dp2_ep2", tiny("qwen3_moe"), parallel(1, 2), 2},
+                    Case{"deepseek_v3", tiny("deepseek_v3")},
+                    Case{"deepseek_v3_tp2_ep2", tiny("deepseek_v3"), parallel(2, 2), 2}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+}  // namespace
+}  // namespace ferry::rollout
