@@ -54,7 +54,8 @@ bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
   const auto missing = blocks_of(tokens) - static_cast<std::int64_t>(sequence.block_table.size());
   if (missing > num_free_) return false;
   for (std::int64_t i = 0; i < missing; ++i) sequence.block_table.push_back(take_free());
-  if (enable_prefix_caching_) remember_full_blocks(sequence, std::min(tokens, sequence.size()));
+  const auto known = sequence.size() - (sequence.has_unknown() ? 1 : 0);
+  if (enable_prefix_caching_) remember_full_blocks(sequence, std::min(tokens, known));
   return true;
 }
 

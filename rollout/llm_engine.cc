@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -82,7 +83,7 @@ void LLMEngine::add_request(const std::string& request_id,
   try {
     check(prompt_token_ids, params);
   } catch (const Error& error) {
-    refused_.push_back({.request_id = request_id, .finished = true, .error = error});
+    ready_.push_back({.request_id = request_id, .finished = true, .error = error});
     return;
   }
   Request request{.number = num_requests_++};
@@ -126,12 +127,19 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
 }
 
 bool LLMEngine::abort(const std::string& request_id) {
+  if (in_flight_) {
+    auto outputs = collect(*std::exchange(in_flight_, std::nullopt), nullptr);
+    std::ranges::move(outputs, std::back_inserter(ready_));
+  }
   const auto found = requests_.find(request_id);
   if (found == requests_.end()) return false;
   for (const auto& sequence : found->second.samples) {
     if (sequence->status != SequenceStatus::kFinished) scheduler_.remove(*sequence);
   }
   requests_.erase(found);
+  std::erase_if(ready_, [&](const RequestOutput& output) {
+    return output.request_id == request_id && !output.error;
+  });
   return true;
 }
 
@@ -143,7 +151,7 @@ bool LLMEngine::shares_experts() const {
 }
 
 bool LLMEngine::has_unfinished() const {
-  const bool mine = !requests_.empty() || !refused_.empty();
+  const bool mine = !requests_.empty() || !ready_.empty();
   if (!shares_experts()) return mine;
   const auto& mesh = model_.mesh();
   const auto flag = at::scalar_tensor(mine ? 1 : 0, at::kLong).to(mesh.world().device());
@@ -151,16 +159,33 @@ bool LLMEngine::has_unfinished() const {
 }
 
 std::vector<RequestOutput> LLMEngine::step() {
-  auto outputs = std::exchange(refused_, {});
-  if (scheduler_.has_unfinished() || shares_experts()) compute(outputs);
+  auto outputs = std::exchange(ready_, {});
+  if (!in_flight_) in_flight_ = launch(nullptr);
+  if (!in_flight_) return outputs;
+  std::optional<StepInFlight> next;
+  if (launches_ahead()) next = launch(&*in_flight_);
+  auto brought = collect(*std::exchange(in_flight_, std::nullopt), next ? &*next : nullptr);
+  in_flight_ = std::move(next);
+  std::ranges::move(brought, std::back_inserter(outputs));
   return outputs;
 }
 
-void LLMEngine::compute(std::vector<RequestOutput>& outputs) {
+// On the host there is nothing to hide, and ranks that share experts agree before each step.
+bool LLMEngine::launches_ahead() const {
+  return model_.mesh().world().device().is_cuda() && !shares_experts() &&
+         std::ranges::none_of(requests_, [](const auto& request) {
+           return request.second.samples.front()->params->penalizes();
+         });
+}
+
+// Nothing if there is nothing to do.
+std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
+  if (!scheduler_.has_unfinished() && !shares_experts()) return std::nullopt;
   const auto scheduled = scheduler_.schedule();
-  std::vector<DrawnToken> drawn;
+  if (scheduled.empty() && !shares_experts()) return std::nullopt;
+  StepInFlight step;
   try {
-    drawn = runner_.run(scheduled, cache_);
+    step = runner_.launch(scheduled, cache_, before);
   } catch (...) {  // blocks that were promised have not been written
     scheduler_.preempt_all();
     blocks_.reset_prefix_cache();
@@ -174,19 +199,31 @@ void LLMEngine::compute(std::vector<RequestOutput>& outputs) {
         sequence->num_prompt_tokens - sequence->num_computed_tokens, 0, num_new_tokens);
     sequence->num_computed_tokens += num_new_tokens;
   }
-  std::map<std::uint64_t, RequestOutput> of_requests;
-  for (auto& [sequence, token] : drawn) {
-    sequence->token_ids.push_back(token.token_id);
-    ++totals_.output_tokens;
-    sequence->finish_reason = finish_reason(*sequence);
-    auto& output = of_requests[requests_.at(sequence->request_id).number];
-    output.request_id = sequence->request_id;
-    auto& sample = output.outputs.emplace_back(
-        CompletionOutput{.index = sequence->index, .finish_reason = sequence->finish_reason});
-    if (sequence->finish_reason == FinishReason::kStop) sample.stop_reason = token.token_id;
-    if (sequence->finish_reason != FinishReason::kNone) scheduler_.remove(*sequence);
-    sample.tokens.push_back(std::move(token));
+  for (std::size_t i = 0; i < step.drawn.size(); ++i) {
+    auto& sequence = *step.drawn[i].sequence;
+    sequence.token_ids.push_back(Sequence::kUnknown);
+    sequence.drawn_at = static_cast<std::int64_t>(i);
+    sequence.is_complete = is_last(sequence, sequence.size());
   }
+  return step;
+}
+
+// `next`: the step that was launched behind it.
+std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* next) {
+  ModelRunner::collect(step);
+  std::map<std::uint64_t, RequestOutput> of_requests;
+  for (auto& drawn : step.drawn) {
+    if (drawn.sequence == nullptr) continue;
+    const auto& sequence = *drawn.sequence;
+    const auto reason = take(drawn, next);
+    auto& output = of_requests[requests_.at(sequence.request_id).number];
+    output.request_id = sequence.request_id;
+    auto& sample = output.outputs.emplace_back(
+        CompletionOutput{.index = sequence.index, .finish_reason = reason});
+    if (reason == FinishReason::kStop) sample.stop_reason = drawn.token.token_id;
+    sample.tokens.push_back(std::move(drawn.token));
+  }
+  std::vector<RequestOutput> outputs;
   for (auto& [number, output] : of_requests) {
     const auto found = requests_.find(output.request_id);
     output.finished = std::ranges::all_of(found->second.samples, [](const auto& sample) {
@@ -195,17 +232,34 @@ void LLMEngine::compute(std::vector<RequestOutput>& outputs) {
     if (output.finished) requests_.erase(found);
     outputs.push_back(std::move(output));
   }
+  return outputs;
 }
 
-// Of a sequence that has just got a token.
-FinishReason LLMEngine::finish_reason(const Sequence& sequence) const {
+// The token becomes known. If it is the last one, what the next step computes behind it is dropped.
+FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
+  auto& sequence = *drawn.sequence;
+  const auto num_tokens = drawn.position + 1;
+  sequence.token_ids[static_cast<std::size_t>(drawn.position)] = drawn.token.token_id;
+  ++totals_.output_tokens;
   const auto& ending = *sequence.ending_tokens;
-  if (sequence.num_output_tokens() >= sequence.params->min_tokens &&
-      std::ranges::find(ending, sequence.token_ids.back()) != ending.end())
-    return FinishReason::kStop;
-  const bool full = sequence.num_output_tokens() >= sequence.params->max_tokens ||
-                    sequence.size() >= options_.max_model_len;
-  return full ? FinishReason::kLength : FinishReason::kNone;
+  if (num_tokens - sequence.num_prompt_tokens >= sequence.params->min_tokens &&
+      std::ranges::find(ending, drawn.token.token_id) != ending.end())
+    sequence.finish_reason = FinishReason::kStop;
+  else if (is_last(sequence, num_tokens))
+    sequence.finish_reason = FinishReason::kLength;
+  if (sequence.finish_reason == FinishReason::kNone) return FinishReason::kNone;
+  if (sequence.size() > num_tokens) {
+    next->drawn[static_cast<std::size_t>(sequence.drawn_at)].sequence = nullptr;
+    sequence.token_ids.resize(static_cast<std::size_t>(num_tokens));
+  }
+  scheduler_.remove(sequence);
+  return sequence.finish_reason;
+}
+
+// Whether a sequence of so many tokens ends whatever its last one is.
+bool LLMEngine::is_last(const Sequence& sequence, std::int64_t num_tokens) const {
+  return num_tokens - sequence.num_prompt_tokens >= sequence.params->max_tokens ||
+         num_tokens >= options_.max_model_len;
 }
 
 EngineStats LLMEngine::stats() const {

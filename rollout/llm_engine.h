@@ -66,7 +66,9 @@ class LLMEngine {
   // does.
   bool has_unfinished() const;
 
-  // Computes one step and returns what it brought, by request in the order they were added.
+  // Returns what one step brought, by request in the order they were added. On a GPU the next step
+  // has been launched by then, unless draws depend on the tokens of this one (penalties); a request
+  // that is added now takes part in the one after it.
   std::vector<RequestOutput> step();
 
   EngineStats stats() const;
@@ -80,8 +82,11 @@ class LLMEngine {
 
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
   bool shares_experts() const;
-  FinishReason finish_reason(const Sequence& sequence) const;
-  void compute(std::vector<RequestOutput>& outputs);
+  bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;
+  bool launches_ahead() const;
+  std::optional<StepInFlight> launch(const StepInFlight* before);
+  std::vector<RequestOutput> collect(StepInFlight step, StepInFlight* next);
+  FinishReason take(const DrawnToken& drawn, StepInFlight* next);
 
   const models::GPTModel& model_;
   EngineOptions options_;
@@ -90,7 +95,8 @@ class LLMEngine {
   Scheduler scheduler_;
   ModelRunner runner_;
   std::map<std::string, Request> requests_;
-  std::vector<RequestOutput> refused_;
+  std::optional<StepInFlight> in_flight_;
+  std::vector<RequestOutput> ready_;  // for the next step() to return
   std::uint64_t num_requests_ = 0;
   EngineStats totals_;
 };

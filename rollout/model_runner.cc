@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -9,27 +10,28 @@
 #include "models/kernels/paged_attention.h"
 #include "models/transformer/attention.h"
 #include "models/world.h"
-#include "rollout/sampler.h"
 
 namespace ferry::rollout {
 namespace {
 
-template <typename T>
-std::vector<T> to_host(const at::Tensor& tensor) {
-  const auto host = tensor.to(at::kCPU).contiguous();
-  const auto* const begin = host.const_data_ptr<T>();
-  return {begin, begin + host.numel()};
-}
-
 void add_top(std::vector<DrawnToken>& drawn, const SampledTokens& sampled) {
-  const auto tokens = to_host<std::int64_t>(sampled.top_tokens);
-  const auto logprobs = to_host<float>(sampled.top_logprobs);
+  const auto* const tokens = sampled.top_tokens.const_data_ptr<std::int64_t>();
+  const auto* const logprobs = sampled.top_logprobs.const_data_ptr<float>();
   const auto widest = static_cast<std::size_t>(sampled.top_tokens.size(1));
   for (std::size_t i = 0; i < drawn.size(); ++i) {
+    if (drawn[i].sequence == nullptr) continue;
     const auto count = static_cast<std::size_t>(drawn[i].sequence->params->logprobs.value_or(0));
     for (std::size_t j = i * widest; j < i * widest + std::min(count, widest); ++j)
       drawn[i].token.top.push_back({.token_id = tokens[j], .logprob = logprobs[j]});
   }
+}
+
+// On the host, once the device has come so far.
+at::Tensor begin_download(const at::Tensor& x) {
+  if (!x.defined() || !x.is_cuda()) return x.defined() ? x.contiguous() : x;
+  auto host = at::empty(x.sizes(), x.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(x, /*non_blocking=*/true);
+  return host;
 }
 
 // Whether a step of decoding asks the host for nothing: routers of experts count their tokens
@@ -59,6 +61,7 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
   lengths_ = make_buffer({sequences}, at::kInt);
   block_tables_ = make_buffer({sequences, blocks}, at::kInt);
   last_rows_ = make_buffer({limits.max_num_seqs}, at::kLong);
+  unknown_ = make_buffer({2, limits.max_num_seqs}, at::kLong);
 }
 
 ModelRunner::Buffer ModelRunner::make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const {
@@ -66,22 +69,38 @@ ModelRunner::Buffer ModelRunner::make_buffer(at::IntArrayRef shape, at::ScalarTy
   const auto options = at::TensorOptions().dtype(dtype);
   if (!device.is_cuda()) {
     const auto both = at::zeros(shape, options);
-    return {.host = both, .device = both};
+    return {.hosts = {both, both}, .device = both};
   }
-  return {.host = at::zeros(shape, options.pinned_memory(true)),
-          .device = at::zeros(shape, options.device(device))};
+  const auto host = [&] { return at::zeros(shape, options.pinned_memory(true)); };
+  return {.hosts = {host(), host()}, .device = at::zeros(shape, options.device(device))};
 }
 
 at::Tensor ModelRunner::Buffer::upload(std::int64_t rows) const {
   auto part = device.narrow(0, 0, rows);
-  if (!device.is_same(host)) part.copy_(host.narrow(0, 0, rows), /*non_blocking=*/true);
+  if (device.is_cuda()) part.copy_(hosts[side].narrow(0, 0, rows), /*non_blocking=*/true);
   return part;
 }
 
-std::vector<DrawnToken> ModelRunner::run(std::span<const ScheduledSequence> scheduled,
-                                         KVCache& cache) {
+StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
+                                 KVCache& cache,
+                                 const StepInFlight* before) {
   const at::NoGradGuard no_grad;
-  return draw(scheduled, forward(scheduled, cache));
+  for (auto* const buffer :
+       {&tokens_, &positions_, &slots_, &lengths_, &block_tables_, &last_rows_, &unknown_})
+    buffer->side = 1 - buffer->side;
+  return draw(scheduled, forward(scheduled, cache, before));
+}
+
+void ModelRunner::collect(StepInFlight& step) {
+  if (step.drawn.empty()) return;
+  if (step.done) step.done->synchronize();
+  const auto* const tokens = step.results.tokens.const_data_ptr<std::int64_t>();
+  const auto* const logprobs = step.results.logprobs.const_data_ptr<float>();
+  const auto* const processed = step.results.processed_logprobs.const_data_ptr<float>();
+  for (std::size_t i = 0; i < step.drawn.size(); ++i)
+    step.drawn[i].token = {
+        .token_id = tokens[i], .logprob = logprobs[i], .processed_logprob = processed[i]};
+  if (step.results.top_tokens.defined()) add_top(step.drawn, step.results);
 }
 
 void ModelRunner::forget_graphs() {
@@ -89,7 +108,9 @@ void ModelRunner::forget_graphs() {
 }
 
 // [rows, hidden], those that fill the step up behind the others.
-at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled, KVCache& cache) {
+at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
+                                KVCache& cache,
+                                const StepInFlight* before) {
   const bool all_decode = std::ranges::all_of(
       scheduled, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
   if (captures_graphs_ && all_decode) {
@@ -97,6 +118,7 @@ at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled, KV
     const auto rows = fill_rows(scheduled, DecodeGraphs::bucket_of(count));
     for (const auto* const buffer : {&tokens_, &positions_, &slots_, &lengths_, &block_tables_})
       (void)buffer->upload(rows);
+    fill_in_unknown(scheduled, before);
     if (!graphs_) {
       graphs_.emplace([this, &cache](std::int64_t bucket) { return decode(bucket, cache); });
     }
@@ -106,7 +128,30 @@ at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled, KV
   const auto rows = fill_rows(scheduled, rows_multiple_);
   const auto step = make_step(scheduled, rows);
   PagedContext context(cache, step);
-  return model_.forward(tokens_.upload(rows), positions_.upload(rows), context);
+  const auto tokens = tokens_.upload(rows);
+  fill_in_unknown(scheduled, before);
+  return model_.forward(tokens, positions_.upload(rows), context);
+}
+
+// Tokens that are under way, out of the step that draws them.
+void ModelRunner::fill_in_unknown(std::span<const ScheduledSequence> scheduled,
+                                  const StepInFlight* before) {
+  auto* const rows = unknown_.data<std::int64_t>();
+  auto* const from = rows + unknown_.device.size(1);
+  std::int64_t count = 0;
+  std::int64_t row = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    row += num_new_tokens;
+    if (!sequence->has_unknown() ||
+        sequence->num_computed_tokens + num_new_tokens < sequence->size())
+      continue;
+    rows[count] = row - 1;
+    from[count++] = sequence->drawn_at;
+  }
+  if (count == 0) return;
+  require(before != nullptr, ErrorKind::kBug, "a token of no step is not known");
+  const auto both = unknown_.upload(2).narrow(1, 0, count);
+  tokens_.device.index_copy_(0, both[0], before->tokens.index_select(0, both[1]));
 }
 
 at::Tensor ModelRunner::decode(std::int64_t rows, KVCache& cache) const {
@@ -122,11 +167,11 @@ at::Tensor ModelRunner::decode(std::int64_t rows, KVCache& cache) const {
 // Returns how many, up to a multiple.
 std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled,
                                     std::int64_t multiple) {
-  auto* const tokens = tokens_.host.mutable_data_ptr<std::int64_t>();
-  auto* const positions = positions_.host.mutable_data_ptr<std::int64_t>();
-  auto* const slots = slots_.host.mutable_data_ptr<std::int64_t>();
-  auto* lengths = lengths_.host.mutable_data_ptr<std::int32_t>();
-  auto* table = block_tables_.host.mutable_data_ptr<std::int32_t>();
+  auto* const tokens = tokens_.data<std::int64_t>();
+  auto* const positions = positions_.data<std::int64_t>();
+  auto* const slots = slots_.data<std::int64_t>();
+  auto* lengths = lengths_.data<std::int32_t>();
+  auto* table = block_tables_.data<std::int32_t>();
   std::int64_t row = 0;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     const auto begin = sequence->num_computed_tokens;
@@ -139,7 +184,7 @@ std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled
     }
     *lengths++ = static_cast<std::int32_t>(begin + num_new_tokens);
     std::ranges::copy(sequence->block_table, table);
-    table += block_tables_.host.size(1);
+    table += block_tables_.device.size(1);
   }
   for (; row == 0 || row % multiple != 0; ++row) {
     tokens[row] = 0;
@@ -174,17 +219,17 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
   return step;
 }
 
-std::vector<DrawnToken> ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
-                                          const at::Tensor& hidden) {
-  std::vector<DrawnToken> drawn;
+StepInFlight ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
+                               const at::Tensor& hidden) {
+  StepInFlight step;
   std::vector<SamplingRow> sampling;
-  auto* const last = last_rows_.host.mutable_data_ptr<std::int64_t>();
+  auto* const last = last_rows_.data<std::int64_t>();
   std::int64_t row = 0;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     row += num_new_tokens;
     if (sequence->num_computed_tokens + num_new_tokens < sequence->size()) continue;
-    last[drawn.size()] = row - 1;
-    drawn.push_back({.sequence = sequence});
+    last[step.drawn.size()] = row - 1;
+    step.drawn.push_back({.sequence = sequence, .position = sequence->size()});
     sampling.push_back({.params = sequence->params.get(),
                         .seed = sequence->seed,
                         .request = sequence->random_stream,
@@ -193,18 +238,22 @@ std::vector<DrawnToken> ModelRunner::draw(std::span<const ScheduledSequence> sch
                         .output = sequence->output(),
                         .forbidden = sequence->forbidden()});
   }
-  if (drawn.empty()) return drawn;
-  const auto rows = last_rows_.upload(static_cast<std::int64_t>(drawn.size()));
+  if (step.drawn.empty()) return step;
+  const auto rows = last_rows_.upload(static_cast<std::int64_t>(step.drawn.size()));
   const auto logits = model_.whole_output(hidden.index_select(0, rows)).contiguous();
   const auto sampled = sample(logits, model_.config().vocab_size, sampling);
-  const auto tokens = to_host<std::int64_t>(sampled.tokens);
-  const auto logprobs = to_host<float>(sampled.logprobs);
-  const auto processed = to_host<float>(sampled.processed_logprobs);
-  for (std::size_t i = 0; i < drawn.size(); ++i)
-    drawn[i].token = {
-        .token_id = tokens[i], .logprob = logprobs[i], .processed_logprob = processed[i]};
-  if (sampled.top_tokens.defined()) add_top(drawn, sampled);
-  return drawn;
+  step.tokens = sampled.tokens;
+  step.results = {.tokens = begin_download(sampled.tokens),
+                  .logprobs = begin_download(sampled.logprobs),
+                  .processed_logprobs = begin_download(sampled.processed_logprobs),
+                  .top_tokens = begin_download(sampled.top_tokens),
+                  .top_logprobs = begin_download(sampled.top_logprobs)};
+  if (logits.is_cuda()) {
+    step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);
+    step.done->record(
+        c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(logits.device()));
+  }
+  return step;
 }
 
 }  // namespace ferry::rollout

@@ -1,12 +1,16 @@
 // One step on the device: the rows of all scheduled sequences through the model, and a token for
 // each that is computed to its end. Numbers go up in buffers that never move, so that a step can be
 // captured in a CUDA graph: those in which every sequence decodes are, of dense models on one GPU.
-// Tokens and their log-probabilities come down.
+// Tokens and their log-probabilities come down when they are asked for: meanwhile the next step may
+// be launched, whose rows take the tokens of this one on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,6 +20,7 @@
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
 #include "rollout/request_output.h"
+#include "rollout/sampler.h"
 #include "rollout/scheduler.h"
 
 namespace ferry::rollout {
@@ -28,8 +33,17 @@ struct RunnerLimits {
 };
 
 struct DrawnToken {
-  Sequence* sequence = nullptr;
+  Sequence* sequence = nullptr;  // null: it has ended meanwhile
+  std::int64_t position = 0;     // of the token, in the sequence
   TokenOutput token{};
+};
+
+// A step that the device computes.
+struct StepInFlight {
+  std::vector<DrawnToken> drawn{};  // whose tokens come with collect()
+  at::Tensor tokens{};              // [drawn], on the device
+  SampledTokens results{};          // on the host, as soon as `done` has happened
+  std::shared_ptr<c10::Event> done{};
 };
 
 class ModelRunner {
@@ -38,27 +52,41 @@ class ModelRunner {
   ModelRunner(const models::GPTModel& model, RunnerLimits limits);
 
   // Every tensor parallel rank with the same sequences, as Scheduler::schedule() orders them.
-  // Without any, a rank still computes with those that share its experts.
-  std::vector<DrawnToken> run(std::span<const ScheduledSequence> scheduled, KVCache& cache);
+  // Without any, a rank still computes with those that share its experts. Tokens that are unknown
+  // are those of `before`; at most that one step is under way besides.
+  StepInFlight launch(std::span<const ScheduledSequence> scheduled,
+                      KVCache& cache,
+                      const StepInFlight* before);
+  // Waits for the step, and fills in what it drew.
+  static void collect(StepInFlight& step);
   // The cache or the weights have moved.
   void forget_graphs();
 
  private:
-  // Numbers that the host writes and the device reads.
+  // Numbers that the host writes and the device reads. Of two sides on the host one is written
+  // while the other may still be on its way.
   struct Buffer {
-    at::Tensor host{}, device{};
+    std::array<at::Tensor, 2> hosts{};
+    at::Tensor device{};
+    std::size_t side = 0;
+    template <typename T>
+    T* data() const {
+      return hosts[side].mutable_data_ptr<T>();
+    }
     // Its first `rows`, uploaded.
     at::Tensor upload(std::int64_t rows) const;
   };
   Buffer make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const;
 
   std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled, std::int64_t multiple);
-  at::Tensor forward(std::span<const ScheduledSequence> scheduled, KVCache& cache);
+  at::Tensor forward(std::span<const ScheduledSequence> scheduled,
+                     KVCache& cache,
+                     const StepInFlight* before);
   // Every one of the first `rows` rows decodes: out of the buffers, as uploaded.
   at::Tensor decode(std::int64_t rows, KVCache& cache) const;
   PagedStep make_step(std::span<const ScheduledSequence> scheduled, std::int64_t rows) const;
-  std::vector<DrawnToken> draw(std::span<const ScheduledSequence> scheduled,
-                               const at::Tensor& hidden);
+  void fill_in_unknown(std::span<const ScheduledSequence> scheduled, const StepInFlight* before);
+  StepInFlight draw(std::span<const ScheduledSequence> scheduled, const at::Tensor& hidden);
 
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
@@ -66,6 +94,7 @@ class ModelRunner {
   Buffer lengths_;                     // [sequences], int32
   Buffer block_tables_;                // [sequences, max_blocks], int32
   Buffer last_rows_;                   // [sequences], int64
+  Buffer unknown_;                     // [2, sequences], int64: rows, and where `before` draws them
   bool captures_graphs_;
   std::optional<DecodeGraphs> graphs_;  // of one cache
 };

@@ -41,6 +41,7 @@ bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int6
   const auto preemptions = num_preemptions_;
   for (std::size_t i = 0; i < running_.size() && budget > 0; ++i) {
     auto& sequence = *running_[i];
+    if (sequence.is_complete) continue;
     const auto tokens = std::min(sequence.size() - sequence.num_computed_tokens, budget);
     while (i < running_.size() &&
            !blocks_.allocate(sequence, sequence.num_computed_tokens + tokens))
@@ -56,6 +57,7 @@ bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int6
 void Scheduler::schedule_waiting(std::vector<ScheduledSequence>& step, std::int64_t& budget) {
   while (!waiting_.empty() && budget > 0 && num_running() < options_.max_num_seqs) {
     auto& sequence = *waiting_.front();
+    if (sequence.is_complete) return;  // it goes as soon as its last token is known
     blocks_.take_cached_prefix(sequence);
     const auto remaining = sequence.size() - sequence.num_computed_tokens;
     const auto tokens = std::min(remaining, budget);

@@ -35,7 +35,7 @@ class Scheduler {
   // Takes a sequence out, finished or not, and gives its blocks back.
   void remove(Sequence& sequence);
   // Those with one new token first, the others behind them; each has its blocks. Empty only if
-  // there is nothing to do.
+  // there is nothing to do but to wait for tokens that are under way.
   std::vector<ScheduledSequence> schedule();
   // Everything that runs waits again, in its order, and is computed anew.
   void preempt_all();

@@ -31,6 +31,9 @@ struct Sequence {
   std::shared_ptr<const SamplingParams> params{};
   std::shared_ptr<const std::vector<std::int64_t>> ending_tokens{};  // EOS and stop_token_ids
 
+  // A token that a step under way draws: the host does not know it yet.
+  static constexpr std::int64_t kUnknown = -1;
+
   std::vector<std::int64_t> token_ids{};  // the prompt, then what was drawn
   std::int64_t num_prompt_tokens = 0;
 
@@ -43,8 +46,11 @@ struct Sequence {
   std::vector<std::int32_t> block_table{};  // the blocks, in order
   std::int64_t num_hashed_blocks = 0;       // of block_table, known to the prefix cache
   std::int64_t num_preemptions = 0;
+  std::int64_t drawn_at = -1;  // where the step under way draws for it
+  bool is_complete = false;    // its last token is drawn, or under way
 
   std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
+  bool has_unknown() const { return token_ids.back() == kUnknown; }
   std::int64_t num_output_tokens() const { return size() - num_prompt_tokens; }
   std::span<const std::int64_t> prompt() const {
     return std::span(token_ids).first(static_cast<std::size_t>(num_prompt_tokens));
