@@ -37,12 +37,15 @@ KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks) : num_blocks_(n
   }
 }
 
-// On the host slot -1 is the last one of all, in the block that belongs to nobody.
+// Where indices are put, slot -1 is the last one of all, in the block that belongs to nobody.
 void KVCache::store(std::int64_t layer,
                     const at::Tensor& slots,
                     const at::Tensor& key,
                     const at::Tensor& value) {
-  if (key.is_cuda()) {
+  const auto is_in_units = [](const at::Tensor& x) {
+    return x.size(2) * x.element_size() % 16 == 0;
+  };
+  if (key.is_cuda() && is_in_units(key) && is_in_units(value)) {
     models::store_in_slots_cuda(key, value, slots, this->key(layer), this->value(layer));
     return;
   }

@@ -59,6 +59,35 @@ inline unsigned blocks_of(std::int64_t work, std::int64_t threads) {
       std::clamp<std::int64_t>((work + threads - 1) / threads, 1, kMostBlocks));
 }
 
+// Kernels that begin while the one before them ends (programmatic dependent launch): all that they
+// do before wait_for_inputs() touches nothing that a kernel of the stream writes. A kernel that
+// calls release_dependents() lets such a one begin beside it.
+__device__ inline void wait_for_inputs() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ inline void release_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_dependent(void (*kernel)(Parameters...),
+                             dim3 blocks,
+                             dim3 threads,
+                             std::size_t shared_bytes,
+                             cudaStream_t stream,
+                             Arguments... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // Calls `launch` with a null pointer of the element's type.
 template <typename Launch>
 cudaError_t by_element(Element element, const Launch& launch) {

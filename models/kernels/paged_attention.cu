@@ -131,6 +131,8 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim, kKeys, kStages>*>(memory);
 
+  release_dependents();
+  wait_for_inputs();
   const auto& shape = a.shape;
   const int sequence = static_cast<int>(blockIdx.y);
   const int heads_of_group = shape.heads / shape.groups;
@@ -321,8 +323,7 @@ cudaError_t launch_kernel(const PagedArguments& arguments, dim3 grid, cudaStream
   const auto error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  kernel<<<grid, kThreads, kBytes, stream>>>(arguments);
-  return cudaGetLastError();
+  return launch_dependent(kernel, grid, kThreads, kBytes, stream, arguments);
 }
 
 // Few thread blocks have a multiprocessor to themselves, and hide the memory's latency alone.
@@ -343,6 +344,8 @@ __global__ void store_in_slots_kernel(SlotRows key,
                                       SlotRows value,
                                       const std::int64_t* slots,
                                       std::int64_t num_rows) {
+  release_dependents();
+  wait_for_inputs();
   const std::int64_t units = key.units + value.units;
   const std::int64_t work = num_rows * units;
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < work;
@@ -392,9 +395,9 @@ cudaError_t store_in_slots(SlotRows key,
                            cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   constexpr int kThreadsOfCopy = 256;
-  store_in_slots_kernel<<<blocks_of(num_rows * (key.units + value.units), kThreadsOfCopy),
-                          kThreadsOfCopy, 0, stream>>>(key, value, slots, num_rows);
-  return cudaGetLastError();
+  return launch_dependent(store_in_slots_kernel,
+                          blocks_of(num_rows * (key.units + value.units), kThreadsOfCopy),
+                          kThreadsOfCopy, 0, stream, key, value, slots, num_rows);
 }
 
 }  // namespace ferry::models::launch

@@ -131,6 +131,7 @@ __global__ void norm_few(
     Row<T> rows, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {
   __shared__ alignas(16) T copy[kManyChannels];
   __shared__ float shared_root;
+  release_dependents();
   constexpr int kMost = kManyChannels / (kThreadsOfFew * kVector);
   const int thread = static_cast<int>(threadIdx.x);
   const auto in = rows.at(static_cast<std::int64_t>(blockIdx.x) * shape.channels);
@@ -143,9 +144,10 @@ __global__ void norm_few(
       if (c < shape.channels) body(i, c);
     }
   };
+  for_each([&](int i, int c) { by[i] = load<kVector>(weight + c); });
+  wait_for_inputs();
   for_each([&](int i, int c) {
     mine[i] = load<kVector>(in.x + c);
-    by[i] = load<kVector>(weight + c);
     if (in.delta == nullptr) return;
     const auto delta = load<kVector>(in.delta + c);
 #pragma unroll
@@ -289,8 +291,8 @@ cudaError_t rms_norm(const void* x,
     } else if (shape.rows <= kFewRows && shape.channels >= kFewestChannelsOfFew &&
                shape.channels % kVector == 0 && is_aligned<T, kVector>(in.x) &&
                is_aligned<T, kVector>(in.delta) && is_aligned<T, kVector>(w)) {
-      norm_few<<<static_cast<unsigned>(shape.rows), kThreadsOfFew, 0, stream>>>(in, w, out,
-                                                                                inverse_rms, shape);
+      (void)launch_dependent(norm_few<T>, static_cast<unsigned>(shape.rows), kThreadsOfFew, 0,
+                             stream, in, w, out, inverse_rms, shape);
     } else {
       constexpr int kRows = 4;
       norm_by_warps<<<static_cast<unsigned>((shape.rows + kRows - 1) / kRows), dim3(kLanes, kRows),

@@ -30,6 +30,8 @@ __global__ void turn(T* strided_heads,
                      Heads<T> heads_apart,
                      RotaryShape shape,
                      bool transpose) {
+  release_dependents();
+  wait_for_inputs();
   const std::int64_t half = shape.dim / 2;
   const auto of_head = static_cast<std::uint32_t>(half / N);
   const auto heads = static_cast<std::uint32_t>(shape.heads);
@@ -95,8 +97,8 @@ cudaError_t rotary(void* strided,
     const auto launch = [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const auto work = shape.tokens * shape.heads * (shape.dim / 2) / kWidth;
-      turn<kWidth><<<blocks_of(work, kThreads), kThreads, 0, stream>>>(in, cosines, sines, out,
-                                                                       shape, transpose);
+      (void)launch_dependent(turn<kWidth, T>, blocks_of(work, kThreads), kThreads, 0, stream, in,
+                             cosines, sines, out, shape, transpose);
     };
     const bool together = !shape.interleaved && shape.dim / 2 % kWide == 0 &&
                           shape.token_stride % kWide == 0 && shape.group_stride % kWide == 0 &&

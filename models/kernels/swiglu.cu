@@ -30,6 +30,8 @@ __device__ float silu(float x) {  // as ATen's silu_kernel
 
 template <int N, typename T>
 __global__ void gate(const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn) {
+  release_dependents();
+  wait_for_inputs();
   for_each_place<N>(rows, ffn, [&](Place place) {
     const auto gates = load<N>(gate_up + place.gate);
     const auto ups = load<N>(gate_up + place.gate + ffn);
@@ -88,8 +90,8 @@ cudaError_t swiglu(const void* gate_up,
     const auto* in = static_cast<const T*>(gate_up);
     auto* out = static_cast<T*>(y);
     by_width(in, out, ffn, [&](auto width) {
-      gate<width.value><<<blocks_of(rows * ffn / width.value, kThreads), kThreads, 0, stream>>>(
-          in, out, rows, ffn);
+      (void)launch_dependent(gate<width.value, T>, blocks_of(rows * ffn / width.value, kThreads),
+                             kThreads, 0, stream, in, out, rows, ffn);
     });
   });
 }
