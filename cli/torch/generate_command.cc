@@ -45,7 +45,7 @@ std::string read_standard_input() {
 // The same on every rank: a launcher gives standard input to the first.
 std::vector<Prompt> read_prompts(const Flags& flags, const RolloutModel& model) {
   std::optional<rollout::text::ChatTemplate> chat;
-  if (flags.chat) chat = model.chat_template();
+  if (flags.chat) chat.emplace(model.chat_template());
   PromptReader reader({.tokenizer = model.tokenizer(),
                        .chat_template = chat ? &*chat : nullptr,
                        .system = flags.system,
@@ -171,20 +171,15 @@ std::int64_t most_host_memory() {
   return std::int64_t{usage.ru_maxrss} * 1024;
 }
 
-void say_totals(const Totals& totals,
-                std::size_t num_prompts,
-                std::int64_t cache_bytes,
-                at::Device device) {
+void say_totals(const Totals& totals, std::int64_t cache_bytes, at::Device device) {
   const auto say = [](const char* what, const std::string& text) {
     fmt::print(stderr, "{:<10} {}\n", what, text);
   };
   say("generated",
-      fmt::format("{} tokens for {} prompts of {} computed tokens in {}: {:.1f} tokens/s{}",
-                  format_count(totals.output_tokens),
-                  format_count(static_cast<std::int64_t>(num_prompts)),
-                  format_count(totals.prompt_tokens), format_seconds(totals.seconds),
-                  static_cast<double>(totals.output_tokens) / std::max(totals.seconds, 1e-9),
-                  totals.cancelled ? ", then cancelled" : ""));
+      fmt::format("{} tokens in {}: {:.1f} tokens/s; {} tokens of prompts{}",
+                  format_count(totals.output_tokens), format_seconds(totals.seconds),
+                  static_cast<double>(totals.output_tokens) / totals.seconds,
+                  format_count(totals.prompt_tokens), totals.cancelled ? "; cancelled" : ""));
   auto first = totals.first_tokens;
   if (!first.empty()) {
     std::ranges::sort(first);
@@ -253,9 +248,9 @@ bool generate_on_rank(const Flags& flags, models::World& world) {
     }
     totals = sums;
   }
-  if (is_first && !flags.quiet)
-    say_totals(totals, prompts.size(), generation.cache_bytes(), world.device());
-  if (totals.cancelled && is_first) fmt::print(stderr, "error: cancelled\n");
+  if (is_first && !flags.quiet) say_totals(totals, generation.cache_bytes(), world.device());
+  if (totals.cancelled && is_first)
+    fmt::print(stderr, "error: cancelled: answers that were not finished say \"abort\"\n");
   return printer.num_refused() == 0 && !totals.cancelled;
 }
 

@@ -107,17 +107,23 @@ std::vector<std::int64_t> parse_ids(std::string_view text) {
 
 }  // namespace
 
-// Makes the next prompt. An Error in `fill` becomes the prompt's own.
+// Makes the next prompt; without an id of its own it is called by its number. An Error in `fill`
+// becomes the prompt's own.
 template <typename Fill>
 void PromptReader::add(Fill&& fill) {
-  Prompt prompt{.id = std::to_string(prompts_.size()), .params = options_.params};
+  Prompt prompt{.params = options_.params};
   try {
     fill(prompt);
-    require(ids_.insert(prompt.id).second, ErrorKind::kUsage, "id: another prompt is {} already",
+    require(!ids_.contains(prompt.id), ErrorKind::kUsage, "id: another prompt is {} already",
             prompt.id);
   } catch (const Error& error) {
     prompt.error = error;
   }
+  if (prompt.id.empty()) {
+    prompt.id = std::to_string(prompts_.size());
+    while (ids_.contains(prompt.id)) prompt.id += '_';
+  }
+  ids_.insert(prompt.id);
   prompts_.push_back(std::move(prompt));
 }
 

@@ -86,9 +86,9 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
                      "Size of the KV cache on the host: 512MiB. Default: 4GiB");
   command.add_option("--num-blocks", engine.num_blocks,
                      "Size of the KV cache, in blocks of 64 tokens, on host or GPU");
-  command.add_flag("!--no-enable-prefix-caching", engine.enable_prefix_caching,
+  command.add_flag("--no-enable-prefix-caching", flags.no_enable_prefix_caching,
                    "Compute each prompt anew, though others begin alike");
-  command.add_flag("!--no-enable-chunked-prefill", engine.enable_chunked_prefill,
+  command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,
                    "Compute each prompt in one step");
 }
 
@@ -140,6 +140,8 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
       {.alignment = alignment_of(flags.mesh),
        .dtype = flags.dtype == "fp32" ? distckpt::DType::kF32 : distckpt::DType::kBF16});
   seconds_to_load_ = converter::load_model(chunks_, checkpoint_, {.round = true}).seconds;
+  engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
+  engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
   engine_options_.eos_token_ids = eos_token_ids(files_, tokenizer_.get());
   if (!flags.kv_cache_memory.empty())
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");

@@ -28,6 +28,8 @@ struct RolloutFlags {
   int data_parallel_size = 1;
   rollout::EngineOptions engine{};
   std::string kv_cache_memory{};
+  bool no_enable_prefix_caching = false;
+  bool no_enable_chunked_prefill = false;
 };
 void add_rollout(CLI::App& command, RolloutFlags& flags);
 void add_sampling(CLI::App& command, rollout::SamplingParams& params);
