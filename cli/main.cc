@@ -15,8 +15,9 @@ namespace ferry::cli {
 namespace {
 
 bool is_of_models(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "train") return true;
-  return argc > 1 && std::string_view(argv[1]) == "verify" &&
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "generate" || command == "train") return true;
+  return command == "verify" &&
          std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
            return argument == "--logits" || argument == "--numerics";
          });
@@ -37,7 +38,9 @@ void add_commands(CLI::App& app) {
   add_diff(app);
   add_digest(app);
   add_report(app);
-  app.add_subcommand("train", "Train a model");  // listed here; what is called is ferry-torch
+  // Listed here; what is called is ferry-torch.
+  app.add_subcommand("generate", "Generate text with a checkpoint's model");
+  app.add_subcommand("train", "Train a model");
 }
 
 }  // namespace

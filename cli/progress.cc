@@ -16,10 +16,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-volatile std::sig_atomic_t stop_requested = 0;
+volatile std::sig_atomic_t stop_signals = 0;
 
 void request_stop(int) {
-  stop_requested = 1;
+  stop_signals = 1;
 }
 
 // One stage at a time: its start, and when something was last printed.
@@ -84,16 +84,24 @@ class Meter {
 
 }  // namespace
 
-converter::ProgressFunction make_progress(bool quiet) {
+void catch_stop_signals() {
   struct sigaction action {};
   action.sa_handler = request_stop;
-  action.sa_flags = SA_RESETHAND;  // a second signal ends the program at once
+  action.sa_flags = SA_RESETHAND;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+}
+
+bool stop_requested() {
+  return stop_signals != 0;
+}
+
+converter::ProgressFunction make_progress(bool quiet) {
+  catch_stop_signals();
   auto meter = quiet ? nullptr : std::make_shared<Meter>(isatty(STDERR_FILENO) == 1);
   return [meter](const converter::Progress& progress) {
     if (meter) meter->show(progress);
-    return stop_requested == 0;
+    return !stop_requested();
   };
 }
 

@@ -143,6 +143,20 @@ bool LLMEngine::abort(const std::string& request_id) {
   return true;
 }
 
+bool LLMEngine::abort(const std::string& request_id, std::int64_t index) {
+  const auto found = requests_.find(request_id);
+  if (found == requests_.end()) return false;
+  const auto& samples = found->second.samples;
+  const auto is_over = [](const auto& sample) {
+    return sample->status == SequenceStatus::kFinished;
+  };
+  const auto& sample = samples.at(static_cast<std::size_t>(index));
+  if (is_over(sample)) return false;
+  scheduler_.remove(*sample);
+  if (std::ranges::all_of(samples, is_over)) requests_.erase(found);
+  return true;
+}
+
 // With data parallel ranks, whose requests are others.
 bool LLMEngine::shares_experts() const {
   const auto& mesh = model_.mesh();

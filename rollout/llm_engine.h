@@ -62,6 +62,8 @@ class LLMEngine {
                    SamplingParams params);
   // Ends a request: nothing more comes of it. Returns false if it is not known, or over.
   bool abort(const std::string& request_id);
+  // Ends one of its samples: the others go on.
+  bool abort(const std::string& request_id, std::int64_t index);
   // Where data parallel ranks share out experts, of any of them: all ask, then all step or none
   // does.
   bool has_unfinished() const;

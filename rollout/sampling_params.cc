@@ -11,6 +11,8 @@ namespace {
 // Below, logits times 1/temperature leave fp32's range long before a draw would differ from greedy.
 constexpr double kLeastTemperature = 0.01;
 
+constexpr std::int64_t kMostSamples = 16384;  // of a prompt, as vLLM has it
+
 template <typename Value>
 void check(bool ok, const char* field, const Value& value, const char* expected) {
   require(ok, ErrorKind::kUsage, "{}: {} is not {}", field, value, expected);
@@ -23,7 +25,7 @@ void check_penalty(const char* field, double value) {
 }  // namespace
 
 void SamplingParams::verify() const {
-  check(n >= 1, "n", n, "1 or more");
+  check(n >= 1 && n <= kMostSamples, "n", n, "in [1, 16384]");
   check(temperature == 0 || (temperature >= kLeastTemperature && std::isfinite(temperature)),
         "temperature", temperature, "0 (greedy), nor a number from 0.01 on");
   check(top_k >= -1, "top_k", top_k, "-1 or 0 (all tokens), nor 1 or more");

@@ -10,7 +10,7 @@
 namespace ferry::rollout {
 
 struct SamplingParams {
-  std::int64_t n = 1;                   // answers to one prompt
+  std::int64_t n = 1;                   // [1, 16384], answers to one prompt
   double temperature = 1;               // 0: greedy, the token of the largest logit
   std::int64_t top_k = 0;               // 0 or -1: all tokens
   double top_p = 1;                     // (0, 1]

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 
 #include "models/alignment.h"
@@ -15,6 +16,7 @@ namespace ferry::cli {
 void add_verify_models(CLI::App& app);
 // train sft
 void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
 
 // Options of a mesh that several subcommands have.
 struct MeshFlags {
@@ -26,7 +28,13 @@ struct MeshFlags {
   int timeout_seconds = 600;
 };
 void add_mesh(CLI::App& command, MeshFlags& flags);
+void add_tensor_parallel_mesh(CLI::App& command, MeshFlags& flags);  // the tensor parallel axis alone
 models::Alignment alignment_of(const MeshFlags& flags);
 models::World::Options world_options(const MeshFlags& flags);
+
+// Runs `body` as every rank: those that a launcher started, or threads of this process.
+void run_mesh(const MeshFlags& flags,
+              int data_parallel_size,
+              const std::function<void(models::World&)>& body);
 
 }  // namespace ferry::cli

@@ -1,15 +1,30 @@
+#include <numeric>
+
 #include "cli/torch/commands.h"
 #include "distckpt/error.h"
 
 namespace ferry::cli {
 
+namespace {
+
+void add_size(CLI::App& command, const char* names, int& value, const char* what) {
+  command.add_option(names, value, what)->check(CLI::Range(1, 1 << 16));
+}
+
+// Ranks of the smallest mesh of these sizes.
+int fewest_ranks(const distckpt::ParallelConfig& parallel) {
+  return std::lcm(parallel.tensor_model_parallel_size * parallel.context_parallel_size,
+                  parallel.expert_tensor_parallel() * parallel.expert_model_parallel_size) *
+         parallel.pipeline_model_parallel_size;
+}
+
+}  // namespace
+
 void add_mesh(CLI::App& command, MeshFlags& flags) {
   auto& parallel = flags.parallel;
   const auto size = [&](const char* names, int& value, const char* what) {
-    command.add_option(names, value, what)->check(CLI::Range(1, 1 << 16));
+    add_size(command, names, value, what);
   };
-  size("--tp,--tensor-model-parallel-size", parallel.tensor_model_parallel_size,
-       "Ranks that share each layer");
   size("--pp,--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size,
        "Stages of layers");
   size("--cp,--context-parallel-size", parallel.context_parallel_size,
@@ -22,15 +37,23 @@ void add_mesh(CLI::App& command, MeshFlags& flags) {
                      "Layers per stage, as Megatron-Core writes it: Et*3|(tt|)*2,L");
   command.add_flag("--sp,--sequence-parallel", flags.sequence_parallel,
                    "Tensor parallel ranks share the tokens between layers");
-  command.add_option("--alignment", flags.alignment,
-                     "bitwise: one function of weights and tokens, on any mesh; fast: Megatron's way")
+  add_tensor_parallel_mesh(command, flags);
+}
+
+void add_tensor_parallel_mesh(CLI::App& command, MeshFlags& flags) {
+  add_size(command, "--tp,--tensor-model-parallel-size", flags.parallel.tensor_model_parallel_size,
+           "Ranks that share each layer");
+  command
+      .add_option("--alignment", flags.alignment,
+                  "bitwise: one function of weights and tokens, on any mesh; fast: Megatron's way")
       ->check(CLI::IsMember({"bitwise", "fast"}))
       ->capture_default_str();
   command.add_option("--device", flags.device, "cpu, or cuda: one GPU for each rank")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command.add_option("--timeout", flags.timeout_seconds,
-                     "Seconds after which ranks that wait for another give up")
+  command
+      .add_option("--timeout", flags.timeout_seconds,
+                  "Seconds after which ranks that wait for another give up")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
 }
@@ -42,6 +65,17 @@ models::Alignment alignment_of(const MeshFlags& flags) {
 models::World::Options world_options(const MeshFlags& flags) {
   return {.device = flags.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
           .timeout = std::chrono::seconds(flags.timeout_seconds)};
+}
+
+void run_mesh(const MeshFlags& flags,
+              int data_parallel_size,
+              const std::function<void(models::World&)>& body) {
+  const auto ranks = fewest_ranks(flags.parallel) * data_parallel_size;
+  auto world = models::World::from_environment(world_options(flags));
+  if (world.size() > 1 || ranks == 1) return body(world);
+  require(flags.device == "cpu", ErrorKind::kUsage,
+          "the mesh has {} ranks, and this is one process", ranks);
+  models::run_ranks(ranks, world_options(flags), body);
 }
 
 }  // namespace ferry::cli

@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -39,28 +38,11 @@ struct Flags {
   bool quiet = false;
 };
 
-// Ranks of the smallest mesh of these sizes.
-int fewest_ranks(const distckpt::ParallelConfig& parallel) {
-  return std::lcm(parallel.tensor_model_parallel_size * parallel.context_parallel_size,
-                  parallel.expert_tensor_parallel() * parallel.expert_model_parallel_size) *
-         parallel.pipeline_model_parallel_size;
-}
-
 distckpt::DType dtype_of(const Flags& flags, const converter::Reference& reference) {
   if (flags.dtype == "fp32") return distckpt::DType::kF32;
   if (flags.dtype == "bf16") return distckpt::DType::kBF16;
   return reference.sequences[0].logits.scalar_type() == at::kFloat ? distckpt::DType::kF32
                                                                    : distckpt::DType::kBF16;
-}
-
-// Runs `body` as every rank: those that a launcher started, or threads of this process.
-void run_mesh(const Flags& flags, const std::function<void(models::World&)>& body) {
-  const auto ranks = fewest_ranks(flags.mesh.parallel);
-  auto world = models::World::from_environment(world_options(flags.mesh));
-  if (world.size() > 1 || ranks == 1) return body(world);
-  require(flags.mesh.device == "cpu", ErrorKind::kUsage,
-          "the mesh has {} ranks, and this is one process", ranks);
-  models::run_ranks(ranks, world_options(flags.mesh), body);
 }
 
 models::NumericsCertificate certify(const Flags& flags,
@@ -131,7 +113,7 @@ void verify_logits(Flags& flags) {
       alignment_of(flags.mesh) == models::Alignment::kBitwise)
     certify(flags, checkpoint.map.config, at::kFloat).require_passed();
   bool equal = true;
-  run_mesh(flags, [&](models::World& world) {
+  run_mesh(flags.mesh, 1, [&](models::World& world) {
     const models::ParallelState mesh(world, parallel, "verify");
     const auto chunks = models::make_stage(checkpoint.map.config, mesh,
                                            {.alignment = alignment_of(flags.mesh),

@@ -99,19 +99,22 @@ ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 
 std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder,
                                                       bool with_tools) {
-  const auto file = folder / "chat_template.jinja", config_file = folder / "tokenizer_config.json";
+  return from_files(ModelFiles(folder), with_tools);
+}
+
+std::optional<ChatTemplate> ChatTemplate::from_files(const ModelFiles& files, bool with_tools) {
+  const std::string name = "chat_template.jinja", config_name = "tokenizer_config.json";
+  const auto config_source = files.where(config_name);
   auto config = ordered_json::object();
-  if (std::filesystem::exists(config_file)) {
-    config = distckpt::parse_ordered_json(distckpt::read_text(config_file), config_file.string());
-    require(config.is_object(), ErrorKind::kCorrupt, "{}: not a JSON object", config_file.string());
+  if (const auto json = files.read(config_name)) {
+    config = distckpt::parse_ordered_json(*json, config_source);
+    require(config.is_object(), ErrorKind::kCorrupt, "{}: not a JSON object", config_source);
   }
-  auto source = file.string();
-  std::optional<std::string> text;
-  if (std::filesystem::exists(file)) {
-    text = distckpt::read_text(file);
-  } else {
-    source = config_file.string() + ": chat_template";
-    text = template_of(config, with_tools, config_file.string());
+  auto source = files.where(name);
+  auto text = files.read(name);
+  if (!text) {
+    source = config_source + ": chat_template";
+    text = template_of(config, with_tools, config_source);
   }
   if (!text) return std::nullopt;
   ChatTemplate found(*text, source);

@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "rollout/text/model_files.h"
+
 namespace ferry::rollout::text {
 
 namespace jinja {
@@ -33,9 +35,10 @@ class ChatTemplate {
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
 
-  // DIR/chat_template.jinja, or the template in DIR/tokenizer_config.json: the one named "tool_use"
-  // where there are several, such a one among them and `with_tools`; else the "default" one. The
-  // special tokens of the configuration are known to it. Nothing: the folder has no template.
+  // chat_template.jinja, or the template in tokenizer_config.json: the one named "tool_use" where
+  // there are several, such a one among them and `with_tools`; else the "default" one. The special
+  // tokens of the configuration are known to it. Nothing: there is no template.
+  static std::optional<ChatTemplate> from_files(const ModelFiles& files, bool with_tools = false);
   static std::optional<ChatTemplate> from_folder(const std::filesystem::path& folder,
                                                  bool with_tools = false);
 

@@ -78,14 +78,18 @@ Tokenizer::Tokenizer(TokenizerFile file, std::string_view source)
 
 Tokenizer::~Tokenizer() = default;
 
-std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::filesystem::path& folder) {
-  const auto path = folder / "tokenizer.json";
-  auto tokenizer = std::make_unique<Tokenizer>(distckpt::read_text(path), path.string());
-  const auto config = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) {
-    tokenizer->read_config(distckpt::read_text(config), config.string());
-  }
+std::unique_ptr<Tokenizer> Tokenizer::from_files(const ModelFiles& files) {
+  const std::string name = "tokenizer.json", config_name = "tokenizer_config.json";
+  const auto json = files.read(name);
+  require(json.has_value(), ErrorKind::kNotFound, "{}: there is no such file", files.where(name));
+  auto tokenizer = std::make_unique<Tokenizer>(*json, files.where(name));
+  if (const auto config = files.read(config_name))
+    tokenizer->read_config(*config, files.where(config_name));
   return tokenizer;
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::filesystem::path& folder) {
+  return from_files(ModelFiles(folder));
 }
 
 void Tokenizer::read_config(std::string_view text, std::string_view source) {

@@ -14,6 +14,7 @@
 #include "rollout/text/added_tokens.h"
 #include "rollout/text/bpe.h"
 #include "rollout/text/decoder.h"
+#include "rollout/text/model_files.h"
 #include "rollout/text/normalizer.h"
 #include "rollout/text/post_processor.h"
 #include "rollout/text/pre_tokenizer.h"
@@ -36,8 +37,9 @@ class Tokenizer {
   // `json` is the text of a tokenizer.json. Throws Error that names `source` and what is wrong.
   Tokenizer(std::string_view json, std::string_view source);
   ~Tokenizer();
-  // Reads DIR/tokenizer.json, and from DIR/tokenizer_config.json, where there is one, which tokens
-  // begin, end and pad.
+  // Reads tokenizer.json, and from tokenizer_config.json, where there is one, which tokens begin,
+  // end and pad. Throws Error(kNotFound) if there is no tokenizer.
+  static std::unique_ptr<Tokenizer> from_files(const ModelFiles& files);
   static std::unique_ptr<Tokenizer> from_folder(const std::filesystem::path& folder);
 
   // What is no UTF-8 in `text` counts as U+FFFD, as Python's errors="replace" has it.

@@ -36,6 +36,7 @@ TEST(SamplingParams, TheDefaultsAndTheEdgesAreFine) {
 TEST(SamplingParams, WhatIsOutOfRangeIsNamed) {
   const std::pair<const char*, std::function<void(SamplingParams&)>> cases[] = {
       {"n:", [](auto& p) { p.n = 0; }},
+      {"n:", [](auto& p) { p.n = 20000; }},
       {"temperature:", [](auto& p) { p.temperature = -1; }},
       {"temperature:", [](auto& p) { p.temperature = 1e-4; }},
       {"temperature:", [](auto& p) { p.temperature = NAN; }},

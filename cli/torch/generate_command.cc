@@ -1,0 +1,295 @@
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/report/text.h"
+#include "cli/torch/answers.h"
+#include "cli/torch/commands.h"
+#include "cli/torch/prompts.h"
+#include "cli/torch/rollout_flags.h"
+#include "distckpt/error.h"
+#include "models/device.h"
+
+namespace ferry::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::ordered_json;
+
+struct Flags {
+  RolloutFlags rollout{};
+  rollout::SamplingParams sampling{.max_tokens = 256};
+  std::vector<std::string> prompts{};
+  std::vector<std::string> prompt_ids{};
+  std::string input{};
+  std::string system{};
+  bool chat = false;
+  bool json = false;
+  bool quiet = false;
+};
+
+std::string read_standard_input() {
+  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+}
+
+// The same on every rank: a launcher gives standard input to the first.
+std::vector<Prompt> read_prompts(const Flags& flags, const RolloutModel& model) {
+  std::optional<rollout::text::ChatTemplate> chat;
+  if (flags.chat) chat.emplace(model.chat_template());
+  PromptReader reader({.tokenizer = model.tokenizer(),
+                       .chat_template = chat ? &*chat : nullptr,
+                       .system = flags.system,
+                       .params = flags.sampling});
+  for (const auto& text : flags.prompts) reader.add_text(text);
+  for (const auto& ids : flags.prompt_ids) reader.add_ids(ids);
+  const bool nothing = flags.prompts.empty() && flags.prompt_ids.empty() && flags.input.empty();
+  if (nothing || flags.input == "-") {
+    const auto& all = model.mesh().all();
+    const auto text = all.all_gather_bytes(all.rank() == 0 ? read_standard_input() : "").front();
+    if (nothing) {
+      reader.add_text(text);
+    } else {
+      reader.add_lines(text, "standard input");
+    }
+  } else if (!flags.input.empty()) {
+    reader.add_file(flags.input);
+  }
+  return reader.take();
+}
+
+// What the ranks of a tensor parallel group do together, they stop together: they ask each other
+// now and then.
+class Cancellation {
+ public:
+  explicit Cancellation(const models::ProcessGroup& tp) : tp_(tp) {}
+
+  bool requested() {
+    constexpr std::int64_t kStepsBetween = 16;
+    if (tp_.size() == 1) return stop_requested();
+    if (num_asked_++ % kStepsBetween != 0) return false;
+    return std::ranges::any_of(tp_.all_gather_bytes(stop_requested() ? "stop" : ""),
+                               [](const auto& answer) { return !answer.empty(); });
+  }
+
+ private:
+  const models::ProcessGroup& tp_;
+  std::int64_t num_asked_ = 0;
+};
+
+struct Totals {
+  std::int64_t output_tokens = 0;
+  std::int64_t prompt_tokens = 0;
+  std::vector<double> first_tokens{};  // seconds
+  double seconds = 0;
+  bool cancelled = false;
+};
+
+// This rank's share of the prompts: those whose number, by data parallel ranks, leaves its own.
+class Generation {
+ public:
+  Generation(const Flags& flags, const RolloutModel& model, const std::vector<Prompt>& prompts)
+      : flags_(flags),
+        model_(model),
+        prompts_(prompts),
+        engine_(model.model(), model.engine_options()),
+        processor_(engine_, model.tokenizer()) {}
+
+  // `take`: of the prompt's number and its answer, as soon as it is complete.
+  template <typename Take>
+  Totals run(const rollout::OutputProcessor::OnText& on_text, Take&& take) {
+    const auto begin = Clock::now();
+    Totals totals;
+    const auto all = [&](const std::vector<rollout::Answer>& answers) {
+      for (const auto& answer : answers) {
+        const auto number = numbers_.at(answer.request_id);
+        count(answer, totals);
+        take(number, answer_json(prompts_[static_cast<std::size_t>(number)], answer,
+                                 model_.tokenizer() != nullptr));
+      }
+    };
+    add_requests(take);
+    Cancellation cancellation(model_.mesh().tp());
+    while (processor_.has_unfinished() && !totals.cancelled) {
+      all(processor_.step(on_text));
+      totals.cancelled = processor_.has_unfinished() && cancellation.requested();
+    }
+    all(processor_.abort_all(on_text));
+    const auto stats = engine_.stats();
+    totals.prompt_tokens = stats.prompt_tokens;
+    totals.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    return totals;
+  }
+
+  std::int64_t cache_bytes() const {
+    return engine_.stats().num_blocks * rollout::KVCache::bytes_per_block(model_.model());
+  }
+
+ private:
+  template <typename Take>
+  void add_requests(Take&& take) {
+    const auto& mesh = model_.mesh();
+    for (auto i = mesh.coordinates().dp; i < static_cast<int>(prompts_.size());
+         i += mesh.shape().dp()) {
+      const auto& prompt = prompts_[static_cast<std::size_t>(i)];
+      if (prompt.error) {
+        take(i, answer_json(prompt, {.request_id = prompt.id, .error = prompt.error}, true));
+        continue;
+      }
+      numbers_[prompt.id] = i;
+      processor_.add_request(prompt.id, prompt.token_ids, prompt.params);
+    }
+  }
+
+  static void count(const rollout::Answer& answer, Totals& totals) {
+    for (const auto& completion : answer.completions)
+      totals.output_tokens += static_cast<std::int64_t>(completion.tokens.size());
+    if (answer.seconds_to_first_token > 0)
+      totals.first_tokens.push_back(answer.seconds_to_first_token);
+  }
+
+  const Flags& flags_;
+  const RolloutModel& model_;
+  const std::vector<Prompt>& prompts_;
+  rollout::LLMEngine engine_;
+  rollout::OutputProcessor processor_;
+  std::map<std::string, std::int64_t> numbers_;  // of prompts, by id
+};
+
+std::int64_t most_host_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return std::int64_t{usage.ru_maxrss} * 1024;
+}
+
+void say_totals(const Totals& totals, std::int64_t cache_bytes, at::Device device) {
+  const auto say = [](const char* what, const std::string& text) {
+    fmt::print(stderr, "{:<10} {}\n", what, text);
+  };
+  say("generated",
+      fmt::format("{} tokens in {}: {:.1f} tokens/s; {} tokens of prompts{}",
+                  format_count(totals.output_tokens), format_seconds(totals.seconds),
+                  static_cast<double>(totals.output_tokens) / totals.seconds,
+                  format_count(totals.prompt_tokens), totals.cancelled ? "; cancelled" : ""));
+  auto first = totals.first_tokens;
+  if (!first.empty()) {
+    std::ranges::sort(first);
+    say("first", first.size() == 1
+                     ? fmt::format("token after {:.1f} ms", 1e3 * first[0])
+                     : fmt::format("tokens after {:.1f} ms (median), {:.1f} ms (last)",
+                                   1e3 * first[first.size() / 2], 1e3 * first.back()));
+  }
+  auto memory = fmt::format("{} of KV cache, {} in this process", format_bytes(cache_bytes),
+                            format_bytes(most_host_memory()));
+  if (device.is_cuda())
+    memory += fmt::format(", {} on the GPU", format_bytes(models::peak_memory(device)));
+  say("memory", memory);
+}
+
+// Data parallel ranks hand their answers to the first, which prints them. -> whether each prompt
+// has one.
+bool generate_on_rank(const Flags& flags, models::World& world) {
+  const RolloutModel model(world, flags.rollout);
+  const auto prompts = read_prompts(flags, model);
+  Generation generation(flags, model, prompts);
+  const bool is_first = world.rank() == 0;
+  if (is_first && !flags.quiet)
+    fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
+               format_seconds(model.seconds_to_load()));
+  const auto& mesh = model.mesh();
+  const bool alone = mesh.shape().dp() == 1;
+  const bool streams = is_first && alone && !flags.json && prompts.size() == 1 &&
+                       prompts[0].params.n == 1 && model.tokenizer() != nullptr &&
+                       !prompts[0].error;
+  AnswerPrinter printer(flags.json);
+  auto mine = ordered_json::array();  // [number, answer], for the first rank
+  rollout::OutputProcessor::OnText on_text;
+  if (streams)
+    on_text = [](const auto&, auto, std::string_view text) {
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    };
+  auto totals = generation.run(on_text, [&](std::int64_t number, ordered_json answer) {
+    if (!alone) {
+      mine.push_back({number, std::move(answer)});
+    } else if (streams && !answer.contains("error")) {
+      fmt::print("\n");
+    } else if (is_first) {
+      printer.add(number, std::move(answer));
+    }
+  });
+  if (!alone) {
+    const ordered_json report{{"answers", std::move(mine)},
+                              {"output_tokens", totals.output_tokens},
+                              {"prompt_tokens", totals.prompt_tokens},
+                              {"first_tokens", totals.first_tokens},
+                              {"cancelled", totals.cancelled}};
+    const auto text = report.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    Totals sums{.seconds = totals.seconds};
+    for (const auto& bytes : mesh.dp().all_gather_bytes(text)) {
+      auto theirs = ordered_json::parse(bytes);
+      sums.output_tokens += theirs["output_tokens"].get<std::int64_t>();
+      sums.prompt_tokens += theirs["prompt_tokens"].get<std::int64_t>();
+      sums.cancelled = sums.cancelled || theirs["cancelled"].get<bool>();
+      for (const double seconds : theirs["first_tokens"]) sums.first_tokens.push_back(seconds);
+      if (is_first)
+        for (auto& [number, answer] :
+             theirs["answers"].get<std::vector<std::pair<std::int64_t, ordered_json>>>())
+          printer.add(number, std::move(answer));
+    }
+    totals = sums;
+  }
+  if (is_first && !flags.quiet) say_totals(totals, generation.cache_bytes(), world.device());
+  if (totals.cancelled && is_first)
+    fmt::print(stderr, "error: cancelled: answers that were not finished say \"abort\"\n");
+  return printer.num_refused() == 0 && !totals.cancelled;
+}
+
+void generate(const Flags& flags) {
+  flags.sampling.verify();
+  require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
+          "--system: is a message of a chat, and --chat was not asked for");
+  catch_stop_signals();
+  bool all_answered = true;
+  run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size, [&](models::World& world) {
+    const bool answered = generate_on_rank(flags, world);
+    if (world.rank() == 0) all_answered = answered;
+  });
+  if (!all_answered) throw CLI::RuntimeError(kTrouble);
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  const auto flags = std::make_shared<Flags>();
+  auto* const command = app.add_subcommand("generate", "Generate text with a checkpoint's model");
+  add_rollout(*command, flags->rollout);
+  command->add_option("prompts", flags->prompts,
+                      "Texts to go on from. Default: what standard input says");
+  command
+      ->add_option("--prompt-ids", flags->prompt_ids,
+                   "A prompt in token ids: 1,2,3; repeatable. No tokenizer is needed")
+      ->allow_extra_args(false);
+  command->add_option("--input", flags->input,
+                      "Prompts in a .jsonl or .parquet file; - for JSON lines on standard input");
+  command->add_flag("--chat", flags->chat, "Prompts are what a user says: apply the chat template");
+  command->add_option("--system", flags->system, "With --chat: the system's message");
+  add_sampling(*command, flags->sampling);
+  command->add_flag("--json", flags->json, "Print a line of JSON for each prompt on stdout");
+  command->add_flag("-q,--quiet", flags->quiet, "Say nothing of speed and memory");
+  command->footer(
+      "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "
+      "threads.\nExit status: 0 each prompt has its answer, 2 trouble: the others are answered.");
+  command->callback([flags] { generate(*flags); });
+}
+
+}  // namespace ferry::cli

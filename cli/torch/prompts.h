@@ -1,0 +1,66 @@
+// The prompts of `ferry generate`: arguments, standard input, files of records. What is wrong with
+// one is its own trouble.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "rollout/sampling_params.h"
+#include "rollout/text/chat_template.h"
+#include "rollout/text/tokenizer.h"
+#include "trainer/data/record_file.h"
+
+namespace ferry::cli {
+
+struct Prompt {
+  std::string id{};
+  std::optional<std::string> text{};  // what the tokens were made of
+  std::vector<std::int64_t> token_ids{};
+  rollout::SamplingParams params{};
+  std::optional<Error> error{};
+};
+
+struct PromptOptions {
+  const rollout::text::Tokenizer* tokenizer = nullptr;         // or null: ids alone
+  const rollout::text::ChatTemplate* chat_template = nullptr;  // texts are what a user says
+  std::string system{};                                        // message before them
+  rollout::SamplingParams params{};
+};
+
+class PromptReader {
+ public:
+  explicit PromptReader(PromptOptions options) : options_(std::move(options)) {}
+
+  void add_text(const std::string& text);
+  void add_ids(const std::string& ids);  // "1,2,3"
+  // {"prompt": text or messages} or {"messages": [...]} or {"prompt_token_ids": [...]}, perhaps
+  // with "id", "tools" and "sampling_params": {"temperature": 0.5, ...}. Whatever else it holds is
+  // left alone.
+  void add_record(const trainer::Record& record);
+  // Each record of a .jsonl or .parquet file. Throws Error if there is no reading it.
+  void add_file(const std::string& path);
+  void add_lines(const std::string& jsonl, const std::string& source);
+
+  // In the order they were added.
+  std::vector<Prompt> take() { return std::move(prompts_); }
+
+ private:
+  template <typename Fill>
+  void add(Fill&& fill);
+  void fill_from_text(Prompt& prompt, const std::string& text) const;
+  void fill_from_messages(Prompt& prompt,
+                          const trainer::Record& messages,
+                          const trainer::Record& tools) const;
+  void fill_from_record(Prompt& prompt, const trainer::Record& record) const;
+  void tokenize(Prompt& prompt, bool add_special_tokens) const;
+
+  PromptOptions options_;
+  std::vector<Prompt> prompts_;
+  std::set<std::string> ids_;
+};
+
+}  // namespace ferry::cli

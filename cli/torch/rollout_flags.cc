@@ -1,0 +1,157 @@
+#include "cli/torch/rollout_flags.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cli/commands.h"
+#include "converter/alignment/model_files.h"
+#include "distckpt/error.h"
+#include "distckpt/json.h"
+#include "models/pipeline_forward.h"
+
+namespace ferry::cli {
+namespace {
+
+using rollout::text::ModelFiles;
+using rollout::text::Tokenizer;
+
+ModelFiles model_files(const RolloutFlags& flags, const converter::Checkpoint& checkpoint) {
+  if (!flags.tokenizer.empty()) return ModelFiles(std::filesystem::path(flags.tokenizer));
+  if (!checkpoint.hf) return ModelFiles([](const auto&) { return std::nullopt; }, flags.checkpoint);
+  const auto read = [form = *checkpoint.hf](const std::string& name) -> std::optional<std::string> {
+    if (std::ranges::find(form.carried, name) == form.carried.end()) return std::nullopt;
+    return form.text(name);
+  };
+  return ModelFiles(read, flags.checkpoint);
+}
+
+std::unique_ptr<Tokenizer> find_tokenizer(const RolloutFlags& flags, const ModelFiles& files) {
+  const bool is_there = files.read("tokenizer.json").has_value();
+  require(is_there || flags.tokenizer.empty(), ErrorKind::kNotFound,
+          "--tokenizer {}: there is no tokenizer.json", flags.tokenizer);
+  return is_there ? Tokenizer::from_files(files) : nullptr;
+}
+
+// generation_config.json's and config.json's eos_token_id, one or a list, and the tokenizer's.
+std::vector<std::int64_t> eos_token_ids(const ModelFiles& files, const Tokenizer* tokenizer) {
+  std::vector<std::int64_t> ids;
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const auto text = files.read(name);
+    if (!text) continue;
+    const auto config = distckpt::parse_json(*text, files.where(name));
+    if (!config.is_object() || !config.contains("eos_token_id")) continue;
+    const auto& value = config["eos_token_id"];
+    for (const auto& id : value.is_array() ? value : nlohmann::json::array({value}))
+      if (id.is_number_integer()) ids.push_back(id.get<std::int64_t>());
+    if (!ids.empty()) break;
+  }
+  if (tokenizer != nullptr && tokenizer->eos_token_id()) ids.push_back(*tokenizer->eos_token_id());
+  std::ranges::sort(ids);
+  ids.erase(std::ranges::unique(ids).begin(), ids.end());
+  return ids;
+}
+
+}  // namespace
+
+void add_rollout(CLI::App& command, RolloutFlags& flags) {
+  command.add_option("checkpoint", flags.checkpoint, "A checkpoint, in any format")->required();
+  add_iteration(command, "--iteration", flags.iteration,
+                "Which iteration of a Megatron checkpoint");
+  add_hf_config(command, flags.hf_config);
+  command.add_option("--tokenizer", flags.tokenizer,
+                     "A folder with tokenizer.json. Default: the checkpoint's");
+  command.add_option("--dtype", flags.dtype, "What the model computes in: bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}))
+      ->capture_default_str();
+  add_tensor_parallel_mesh(command, flags.mesh);
+  command
+      .add_option("--dp,--data-parallel-size", flags.data_parallel_size,
+                  "Engines that share the prompts. Default: as many as the ranks allow")
+      ->check(CLI::Range(1, 1 << 16));
+  auto& engine = flags.engine;
+  command.add_option("--max-model-len", engine.max_model_len,
+                     "Tokens of a sequence, at most. Default: as many as the model knows");
+  command.add_option("--max-num-seqs", engine.max_num_seqs, "Sequences in one step, at most")
+      ->capture_default_str();
+  command
+      .add_option("--max-num-batched-tokens", engine.max_num_batched_tokens,
+                  "Tokens in one step, at most")
+      ->capture_default_str();
+  command
+      .add_option("--gpu-memory-utilization", engine.gpu_memory_utilization,
+                  "Share of a GPU's memory, free after the weights, that the KV cache takes")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                     "Size of the KV cache on the host: 512MiB. Default: 4GiB");
+  command.add_option("--num-blocks", engine.num_blocks,
+                     "Size of the KV cache, in blocks of 64 tokens, on host or GPU");
+  command.add_flag("--no-enable-prefix-caching", flags.no_enable_prefix_caching,
+                   "Compute each prompt anew, though others begin alike");
+  command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,
+                   "Compute each prompt in one step");
+}
+
+void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
+  const auto number = [&](const char* name, auto& value, const char* what) {
+    command.add_option(name, value, what)->capture_default_str()->group("Sampling");
+  };
+  const auto optional = [&](const char* name, auto& value, const char* what) {
+    return command.add_option(name, value, what)->group("Sampling");
+  };
+  number("--n", params.n, "Answers to each prompt");
+  number("--temperature", params.temperature, "0: greedy, the likeliest token");
+  number("--top-k", params.top_k, "Draw from the k likeliest tokens; 0 or -1: from all");
+  number("--top-p", params.top_p, "Draw from the likeliest tokens that make up this probability");
+  number("--min-p", params.min_p, "Draw from tokens of this share of the largest probability");
+  number("--repetition-penalty", params.repetition_penalty,
+         "Above 1: against tokens of prompt and answer");
+  number("--presence-penalty", params.presence_penalty, "Above 0: against tokens of the answer");
+  number("--frequency-penalty", params.frequency_penalty,
+         "Above 0: against tokens of the answer, for each time");
+  optional("--seed", params.seed,
+           "The same draws for each prompt and run. Default: draws of each prompt's id");
+  optional("--stop", params.stop, "A string that ends an answer, before it; repeatable")
+      ->allow_extra_args(false);
+  optional("--stop-token-ids", params.stop_token_ids, "Tokens that end an answer: 1,2")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_flag("--ignore-eos", params.ignore_eos, "Go on behind the end of text")
+      ->group("Sampling");
+  number("--max-tokens", params.max_tokens, "Tokens of an answer, at most");
+  number("--min-tokens", params.min_tokens, "Tokens of an answer before it may end");
+  optional("--logprobs", params.logprobs,
+           "With --json: also the log-probabilities of so many of the likeliest tokens");
+}
+
+RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
+    : checkpoint_(converter::open(
+          flags.checkpoint,
+          {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config})),
+      mesh_(world, flags.mesh.parallel, "rollout"),
+      files_(model_files(flags, checkpoint_)),
+      tokenizer_(find_tokenizer(flags, files_)),
+      engine_options_(flags.engine) {
+  require(flags.data_parallel_size == 1 || flags.data_parallel_size == mesh_.shape().dp(),
+          ErrorKind::kUsage, "--dp {}: {} ranks in groups of {} are {} engines",
+          flags.data_parallel_size, world.size(), mesh_.shape().tp(), mesh_.shape().dp());
+  chunks_ = models::make_stage(
+      checkpoint_.map.config, mesh_,
+      {.alignment = alignment_of(flags.mesh),
+       .dtype = flags.dtype == "fp32" ? distckpt::DType::kF32 : distckpt::DType::kBF16});
+  seconds_to_load_ = converter::load_model(chunks_, checkpoint_, {.round = true}).seconds;
+  engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
+  engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
+  engine_options_.eos_token_ids = eos_token_ids(files_, tokenizer_.get());
+  if (!flags.kv_cache_memory.empty())
+    engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
+}
+
+rollout::text::ChatTemplate RolloutModel::chat_template() const {
+  auto found = rollout::text::ChatTemplate::from_files(files_);
+  require(found.has_value(), ErrorKind::kNotFound, "{}: there is no chat template",
+          files_.source());
+  return std::move(*found);
+}
+
+}  // namespace ferry::cli

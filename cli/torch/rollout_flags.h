@@ -1,0 +1,60 @@
+// What the subcommands that generate have in common: the options of a model, its engine and its
+// sampling, and the model itself, loaded from a checkpoint of any format.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/torch/commands.h"
+#include "converter/checkpoint.h"
+#include "models/gpt_model.h"
+#include "models/parallel_state.h"
+#include "rollout/llm_engine.h"
+#include "rollout/text/chat_template.h"
+#include "rollout/text/tokenizer.h"
+
+namespace ferry::cli {
+
+struct RolloutFlags {
+  std::string checkpoint{};
+  std::string iteration{};
+  std::string hf_config{};
+  std::string tokenizer{};  // a folder; empty: the checkpoint's own
+  std::string dtype = "bf16";
+  MeshFlags mesh{};
+  int data_parallel_size = 1;
+  rollout::EngineOptions engine{};
+  std::string kv_cache_memory{};
+  bool no_enable_prefix_caching = false;
+  bool no_enable_chunked_prefill = false;
+};
+void add_rollout(CLI::App& command, RolloutFlags& flags);
+void add_sampling(CLI::App& command, rollout::SamplingParams& params);
+
+class RolloutModel {
+ public:
+  // Called by all ranks. Throws Error for what of the flags does not fit the checkpoint.
+  RolloutModel(models::World& world, const RolloutFlags& flags);
+
+  const models::GPTModel& model() const { return *chunks_.front(); }
+  const models::ParallelState& mesh() const { return mesh_; }
+  const rollout::EngineOptions& engine_options() const { return engine_options_; }
+  const rollout::text::Tokenizer* tokenizer() const { return tokenizer_.get(); }  // or null
+  // Throws Error(kNotFound) if the checkpoint has no chat template.
+  rollout::text::ChatTemplate chat_template() const;
+  double seconds_to_load() const { return seconds_to_load_; }
+
+ private:
+  converter::Checkpoint checkpoint_;
+  models::ParallelState mesh_;
+  std::vector<std::unique_ptr<models::GPTModel>> chunks_;
+  rollout::text::ModelFiles files_;
+  std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
+  rollout::EngineOptions engine_options_;
+  double seconds_to_load_ = 0;
+};
+
+}  // namespace ferry::cli

@@ -1,0 +1,127 @@
+#include "rollout/output_processor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distckpt/error.h"
+
+namespace ferry::rollout {
+
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone:
+      return "";
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kAbort:
+      return "abort";
+    case FinishReason::kError:
+      return "error";
+  }
+  return "";
+}
+
+void OutputProcessor::add_request(const std::string& request_id,
+                                  std::vector<std::int64_t> prompt_token_ids,
+                                  SamplingParams params) {
+  require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
+          request_id);
+  try {
+    params.verify();
+    require(tokenizer_ != nullptr || params.stop.empty(), ErrorKind::kUsage,
+            "stop: strings need a tokenizer, and there is none; stop_token_ids do not");
+  } catch (const Error& error) {
+    refused_.push_back({.request_id = request_id, .error = error});
+    return;
+  }
+  Request request{
+      .answer = {.request_id = request_id}, .number = num_requests_++, .added = Clock::now()};
+  request.answer.completions.resize(static_cast<std::size_t>(params.n));
+  if (tokenizer_ != nullptr) {
+    const std::vector<text::TokenId> prompt(prompt_token_ids.begin(), prompt_token_ids.end());
+    for (std::int64_t i = 0; i < params.n; ++i)
+      request.texts.emplace_back(
+          *tokenizer_, prompt,
+          text::DetokenizerOptions{.stop = params.stop, .min_tokens = params.min_tokens});
+  }
+  engine_.add_request(request_id, std::move(prompt_token_ids), std::move(params));
+  requests_.emplace(request_id, std::move(request));
+}
+
+std::vector<Answer> OutputProcessor::step(const OnText& on_text) {
+  auto answers = std::exchange(refused_, {});
+  for (auto& output : engine_.step()) {
+    const auto found = requests_.find(output.request_id);
+    auto& request = found->second;
+    for (auto& sample : output.outputs) take(request, sample, on_text);
+    if (output.error) {
+      request.answer.completions.clear();
+      request.answer.error = output.error;
+    }
+    if (request.num_finished < request.answer.completions.size()) continue;
+    answers.push_back(std::move(request.answer));
+    requests_.erase(found);
+  }
+  return answers;
+}
+
+std::vector<Answer> OutputProcessor::abort_all(const OnText& on_text) {
+  auto answers = std::exchange(refused_, {});
+  std::vector<Request*> in_order;
+  for (auto& [id, request] : requests_) in_order.push_back(&request);
+  std::ranges::sort(in_order, {}, &Request::number);
+  for (auto* request : in_order) {
+    engine_.abort(request->answer.request_id);
+    for (std::size_t i = 0; i < request->answer.completions.size(); ++i)
+      if (request->answer.completions[i].finish_reason == FinishReason::kNone)
+        finish(*request, i, FinishReason::kAbort, on_text);
+    answers.push_back(std::move(request->answer));
+  }
+  requests_.clear();
+  return answers;
+}
+
+void OutputProcessor::take(Request& request, CompletionOutput& output, const OnText& on_text) {
+  if (request.answer.seconds_to_first_token == 0)
+    request.answer.seconds_to_first_token =
+        std::chrono::duration<double>(Clock::now() - request.added).count();
+  const auto index = static_cast<std::size_t>(output.index);
+  auto& completion = request.answer.completions[index];
+  for (auto& token : output.tokens) {
+    const bool is_stop_token = output.stop_reason && &token == &output.tokens.back();
+    if (!request.texts.empty() && !is_stop_token)
+      give(request, index, request.texts[index].update(static_cast<text::TokenId>(token.token_id)),
+           on_text);
+    completion.tokens.push_back(std::move(token));
+    if (request.texts.empty() || !request.texts[index].stop_reason()) continue;
+    completion.stop_string = request.texts[index].stop_reason();
+    if (output.finish_reason == FinishReason::kNone)
+      engine_.abort(request.answer.request_id, output.index);
+    return finish(request, index, FinishReason::kStop, on_text);
+  }
+  completion.stop_token = output.stop_reason;
+  if (output.finish_reason != FinishReason::kNone)
+    finish(request, index, output.finish_reason, on_text);
+}
+
+void OutputProcessor::finish(Request& request,
+                             std::size_t index,
+                             FinishReason reason,
+                             const OnText& on_text) {
+  if (!request.texts.empty()) give(request, index, request.texts[index].finish(), on_text);
+  request.answer.completions[index].finish_reason = reason;
+  ++request.num_finished;
+}
+
+void OutputProcessor::give(Request& request,
+                           std::size_t index,
+                           const std::string& text,
+                           const OnText& on_text) {
+  if (text.empty()) return;
+  request.answer.completions[index].text += text;
+  if (on_text) on_text(request.answer.request_id, static_cast<std::int64_t>(index), text);
+}
+
+}  // namespace ferry::rollout
