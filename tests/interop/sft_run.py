@@ -39,14 +39,15 @@ def write_tokenizer(folder):
     fast.save_pretrained(folder)
 
 
-def write_model(folder, **changes):
-    """A Llama of 4 layers, or another shape of it, in fp32."""
+def write_model(folder, family="Llama", **changes):
+    """4 layers, or another shape, in fp32."""
     import torch
     import transformers
     torch.manual_seed(1)
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
                  vocab_size=304, max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=0, dtype="float32")
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape | changes)).save_pretrained(folder)
+    config = getattr(transformers, f"{family}Config")(**shape | changes)
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
     write_tokenizer(folder)
 
 
