@@ -107,8 +107,9 @@ void add_training(const SaveOptions& options,
   auto& optimizer = training.optimizer;
   optimizer.kinds = optimizer_kinds(model.layout);
   if (!optimizer.kinds.empty()) {
-    require(model.common != nullptr, ErrorKind::kUsage,
-            "the state of an optimizer is saved with the common state of its run, and there is none");
+    require(
+        model.common != nullptr, ErrorKind::kUsage,
+        "the state of an optimizer is saved with the common state of its run, and there is none");
     const auto state = distckpt::common_dict(*model.common).find("optimizer");
     if (state) training.param_groups = param_groups_of_common(*state);
     if (training.param_groups.empty() && !options.common && options.origin->training)
@@ -149,6 +150,16 @@ void decode(std::string_view bytes, std::vector<distckpt::StoredObject>& objects
   }
 }
 
+std::int64_t bytes_to_write(const distckpt::CopyPlan& plan) {
+  std::int64_t bytes = 0;
+  for (const auto& planned : plan.tensors) {
+    for (const auto& cover : planned.targets) {
+      for (const auto& piece : cover) bytes += piece.box.volume() * size_of(piece.dtype);
+    }
+  }
+  return bytes;
+}
+
 class Saving {
  public:
   Saving(const distckpt::RankGroup& group,
@@ -170,7 +181,7 @@ class Saving {
     });
     const auto objects = group_.gather(encode(options_.objects));
     run_together(group_, [&] { plan(objects); });
-    run_together(group_, [&] { write(); });
+    run_together(group_, [&] { with_context([&] { return needs(); }, [&] { write(); }); });
     run_together(group_, [&] {
       if (group_.rank == 0) target_->close_folder();
     });
@@ -237,6 +248,15 @@ class Saving {
         wait_reporting(distckpt::Executor(how).submit(plan_, memory_, &sink), "saving", progress_)
             .bytes;
     target_->close_files();
+  }
+
+  // For errors: whether the disk is full.
+  std::string needs() const {
+    std::error_code unknown;
+    const auto space = fs::space(distckpt::work_folder(folder_), unknown);
+    return fmt::format("writing {} as rank {}: {} bytes are needed for tensors, {} are free there",
+                       folder_.string(), group_.rank, bytes_to_write(plan_),
+                       unknown ? "an unknown number" : std::to_string(space.available));
   }
 
   distckpt::ExecutorOptions executor_options() const {

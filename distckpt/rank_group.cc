@@ -21,6 +21,10 @@ void run_together(const RankGroup& group, const std::function<void()>& body) {
   std::exception_ptr failure;
   try {
     body();
+  } catch (const Error& error) {
+    failure = std::current_exception();
+    said = fmt::format("-{}", error.what());
+    for (const auto& frame : error.context()) said += "; while " + frame;
   } catch (const std::exception& error) {
     failure = std::current_exception();
     said = fmt::format("-{}", error.what());

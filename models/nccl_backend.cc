@@ -1,11 +1,13 @@
 #include "models/nccl_backend.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -17,24 +19,32 @@ namespace ferry::models {
 namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(50);
+constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
+// What fails everywhere at once is told by those who wait for it, not from here.
+constexpr auto kGrace = std::chrono::seconds(5);
 
 class Watch {
  public:
   Watch() : thread_([this] { look(); }) {}
 
   void add(c10::intrusive_ptr<c10d::Work> work,
-           std::chrono::milliseconds timeout,
+           std::shared_ptr<const WatchedRun> run,
            std::function<Error(const std::string&)> failure) {
+    const auto deadline = Clock::now() + run->timeout;
     const std::lock_guard lock(mutex_);
     entries_.push_back({.work = std::move(work),
-                        .deadline = std::chrono::steady_clock::now() + timeout,
+                        .run = std::move(run),
+                        .deadline = deadline,
                         .failure = std::move(failure)});
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Entry {
     c10::intrusive_ptr<c10d::Work> work{};
-    std::chrono::steady_clock::time_point deadline{};
+    std::shared_ptr<const WatchedRun> run{};
+    Clock::time_point deadline{};
     std::function<Error(const std::string&)> failure{};
   };
 
@@ -46,9 +56,20 @@ class Watch {
         under_way.swap(entries_);
       }
       std::erase_if(under_way, [](Entry& entry) { return is_done(entry); });
+      if (!under_way.empty()) ask_others(under_way);
       const std::lock_guard lock(mutex_);
       entries_.splice(entries_.begin(), under_way);
     }
+  }
+
+  // Work that waits for a rank that has failed is not waited for until its own time is over.
+  void ask_others(std::list<Entry>& under_way) {
+    const auto now = Clock::now();
+    if (now < asked_ + kAskOthers) return;
+    asked_ = now;
+    if (!failed_ && under_way.front().run->has_failed()) failed_ = now;
+    if (!failed_) return;
+    for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kGrace);
   }
 
   // Does not return if it never will be.
@@ -57,19 +78,22 @@ class Watch {
     try {
       if (entry.work->isCompleted() && !entry.work->exception()) return true;
       if (const auto error = entry.work->exception()) std::rethrow_exception(error);
-      if (std::chrono::steady_clock::now() < entry.deadline) return false;
+      if (Clock::now() < entry.deadline) return false;
       why = "it is not done";
     } catch (const std::exception& error) {
       why = error.what();
     }
-    const auto report = entry.failure(why).report();
-    std::fputs(report.c_str(), stderr);
+    const auto error = entry.failure(why);
+    std::fputs(error.report().c_str(), stderr);
     std::fflush(stderr);
+    entry.run->last_words(error);
     std::_Exit(2);
   }
 
   std::mutex mutex_;
   std::list<Entry> entries_;
+  Clock::time_point asked_{};
+  std::optional<Clock::time_point> failed_{};  // when this rank learnt that another one has
   std::thread thread_;
 };
 
@@ -77,10 +101,10 @@ class Watch {
 
 // Lives as long as the process: there is no moment at which nothing may hang.
 void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
-                std::chrono::milliseconds timeout,
+                std::shared_ptr<const WatchedRun> run,
                 std::function<Error(const std::string& why)> failure) {
   static auto& watch = *std::make_unique<Watch>().release();
-  watch.add(std::move(work), timeout, std::move(failure));
+  watch.add(std::move(work), std::move(run), std::move(failure));
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,

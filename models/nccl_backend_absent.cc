@@ -14,7 +14,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store
 }
 
 void watch_nccl(c10::intrusive_ptr<c10d::Work>,
-                std::chrono::milliseconds,
+                std::shared_ptr<const WatchedRun>,
                 std::function<Error(const std::string&)>) {}
 
 void end_nccl(c10d::Backend&) {}

@@ -10,12 +10,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
 #include "distckpt/error.h"
+#include "models/failure_board.h"
 #include "models/nccl_backend.h"
 #include "models/world.h"
 
@@ -52,7 +52,8 @@ namespace {
 
 // One operation that the ranks of a group meet in.
 struct Meeting {
-  c10::intrusive_ptr<c10d::Store> store{};  // of the group
+  c10::intrusive_ptr<c10d::Store> board{};  // of the world
+  std::string id{};                         // of the group, among all of the world
   std::string group{};
   std::vector<int> ranks{};  // of the world
   int rank = 0;              // in the group
@@ -61,24 +62,12 @@ struct Meeting {
   std::uint64_t sequence = 0;
 };
 
-// Who fails tells where it stood; who has not told so within a moment never came.
 Error failure_of(const Meeting& meeting, const std::string& why) {
-  const auto key = [&](std::size_t rank) {
-    return fmt::format("failed/{}/{}", meeting.sequence, rank);
-  };
-  std::vector<int> missing;
-  try {
-    meeting.store->set(key(static_cast<std::size_t>(meeting.rank)), std::vector<std::uint8_t>{1});
-    std::this_thread::sleep_for(
-        std::min<std::chrono::milliseconds>(std::chrono::seconds(2), meeting.timeout));
-    for (std::size_t rank = 0; rank < meeting.ranks.size(); ++rank) {
-      if (!meeting.store->check({key(rank)})) missing.push_back(meeting.ranks[rank]);
-    }
-  } catch (const std::exception&) {
-    missing.push_back(0);  // the store is rank 0's
-  }
+  const auto missing = missing_ranks(
+      meeting.board, fmt::format("{}/{}", meeting.id, meeting.sequence), meeting.ranks,
+      meeting.ranks[static_cast<std::size_t>(meeting.rank)]);
   const auto who = missing.empty() ? std::string("all ranks came, and the connection broke")
-                                   : fmt::format("missing: rank {}", fmt::join(missing, ", "));
+                                   : fmt::format("missing: {}", fmt::join(missing, ", "));
   return {ErrorKind::kIo,
           fmt::format("group {} of ranks {}: {} number {} failed after {} s at most: {} ({})",
                       meeting.group, fmt::join(meeting.ranks, ", "), meeting.operation,
@@ -100,7 +89,7 @@ struct ProcessGroup::Backends {
   // Of work that this rank has joined: NCCL's is done later, by a kernel.
   void watch(const c10::intrusive_ptr<c10d::Work>& work) const {
     if (device == gloo) return;
-    watch_nccl(work, meeting.timeout,
+    watch_nccl(work, run,
                [meeting = meeting](const std::string& why) { return failure_of(meeting, why); });
   }
   void wait(const c10::intrusive_ptr<c10d::Work>& work) const {
@@ -112,6 +101,7 @@ struct ProcessGroup::Backends {
   c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL
   std::atomic<std::uint64_t> sequence = 0;
   Meeting meeting;  // the last one
+  std::shared_ptr<const WatchedRun> run;
 };
 
 ProcessGroup::ProcessGroup() = default;
@@ -128,19 +118,29 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
   if (size() == 1) return;
   backends_ = std::make_unique<Backends>();
   const auto prefix = fmt::format("{}/{}", name_, fmt::join(ranks_, "-"));
-  backends_->meeting = {.store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store()),
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
+  backends_->meeting = {.board = world.store(),
+                        .id = prefix,
                         .group = name_,
                         .ranks = ranks_,
                         .rank = rank_,
                         .timeout = world.timeout()};
+  backends_->run = std::make_shared<const WatchedRun>(WatchedRun{
+      .timeout = world.timeout(),
+      .has_failed = [board = world.store()] { return any_failure(board); },
+      .last_words =
+          [&world](const Error& error) {
+            announce_failure(world, error.what());
+            wait_for_failures(world);
+          }});
   auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
   options->devices.push_back(gloo_device(world));
   run("creation", [&] {
     backends_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("gloo", backends_->meeting.store), rank_, size(),
+        c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank_, size(),
         options);
     backends_->device = world.device().is_cuda()
-                            ? make_nccl(backends_->meeting.store, rank_, size(), world)
+                            ? make_nccl(store, rank_, size(), world)
                             : backends_->gloo;
   });
 }
@@ -157,6 +157,8 @@ void ProcessGroup::attempt(std::string_view operation,
   meeting.sequence = sequence;
   try {
     work();
+  } catch (const c10::Error& error) {
+    throw failure_of(meeting, error.what_without_backtrace());
   } catch (const std::exception& error) {
     throw failure_of(meeting, error.what());
   }

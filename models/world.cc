@@ -17,6 +17,7 @@
 #include "distckpt/error.h"
 #include "distckpt/rendezvous.h"
 #include "models/device.h"
+#include "models/failure_board.h"
 
 namespace ferry::models {
 namespace {
@@ -110,6 +111,7 @@ World World::from_environment(Options options) {
                 c10::make_intrusive<c10d::PrefixStore>(
                     fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
     world.local_ = is_loopback(address.host);
+    world.presence_ = stay_present(world.store_, world.rank_);
     return world;
   } catch (const std::exception& error) {
     throw Error(ErrorKind::kIo,

@@ -48,6 +48,7 @@ class World {
   int size_ = 1;
   bool local_ = true;
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<void> presence_;  // among ranks of other processes
 };
 
 // Runs `body` as each of `size` ranks, threads of this process over Gloo. Throws what was thrown

@@ -127,19 +127,12 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
 }
 
 bool LLMEngine::abort(const std::string& request_id) {
-  if (in_flight_) {
-    auto outputs = collect(*std::exchange(in_flight_, std::nullopt), nullptr);
-    std::ranges::move(outputs, std::back_inserter(ready_));
-  }
   const auto found = requests_.find(request_id);
   if (found == requests_.end()) return false;
   for (const auto& sequence : found->second.samples) {
-    if (sequence->status != SequenceStatus::kFinished) scheduler_.remove(*sequence);
+    if (sequence->status != SequenceStatus::kFinished) drop(*sequence);
   }
   requests_.erase(found);
-  std::erase_if(ready_, [&](const RequestOutput& output) {
-    return output.request_id == request_id && !output.error;
-  });
   return true;
 }
 
@@ -152,9 +145,19 @@ bool LLMEngine::abort(const std::string& request_id, std::int64_t index) {
   };
   const auto& sample = samples.at(static_cast<std::size_t>(index));
   if (is_over(sample)) return false;
-  scheduler_.remove(*sample);
+  drop(*sample);
   if (std::ranges::all_of(samples, is_over)) requests_.erase(found);
   return true;
+}
+
+// What is under way for it comes to nothing.
+void LLMEngine::drop(Sequence& sequence) {
+  if (in_flight_) {
+    for (auto& drawn : in_flight_->drawn) {
+      if (drawn.sequence == &sequence) drawn.sequence = nullptr;
+    }
+  }
+  scheduler_.remove(sequence);
 }
 
 // With data parallel ranks, whose requests are others.

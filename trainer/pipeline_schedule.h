@@ -44,6 +44,7 @@ struct Pipeline {
 struct ForwardBackwardOptions {
   bool forward_only = false;  // for log-probabilities and values: no graph is made
   double grad_scale = 1;      // of the loss: DistributedOptimizer::loss_scale()
+  models::Observer observe{};  // of every forward pass; may be empty
 };
 
 // Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage

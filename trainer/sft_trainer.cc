@@ -15,10 +15,12 @@
 #include "distckpt/file_io.h"
 #include "models/device.h"
 #include "models/pipeline_forward.h"
+#include "trainer/finite_outputs.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/micro_batches.h"
+#include "trainer/sft_memory.h"
 #include "trainer/sft_options.h"
 
 namespace ferry::trainer {
@@ -58,6 +60,7 @@ struct SftTrainer::Batch {
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
   std::int64_t learned = 0;                        // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
+  BatchShape shape{};
 
   std::int64_t tokens() const {
     return std::accumulate(tokens_of_ranks.begin(), tokens_of_ranks.end(), std::int64_t{0});
@@ -70,6 +73,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       output_(std::move(output)),
       mesh_(world, config.engine.parallel, "actor"),
       origin_(converter::open(config.model.path, {.hf_config = config.model.hf_config_path})),
+      memory_(model_memory(origin_.map.config, mesh_, model_options(config.engine))),
       encoder_(tokenizer_folder(config, origin_), encoder_options(config.data)),
       stream_(paths(config.data.train_files), train_stream_options(config)),
       total_steps_(total_training_steps(config, stream_.num_records())),
@@ -80,8 +84,13 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   require(config.engine.dtype != "float16" || config.trainer.device == "cpu", ErrorKind::kUsage,
           "engine.dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
   load_model();
-  ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
-  optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer_config(config));
+  allocate_model("the gradients", memory_.gradients, memory_.parameters, [&] {
+    ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
+  });
+  allocate_model(
+      "masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
+        optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer_config(config));
+      });
   scheduler_ =
       std::make_unique<OptimizerParamScheduler>(scheduler_config(config.optim, total_steps_));
   offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
@@ -106,8 +115,18 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
 
 SftTrainer::~SftTrainer() = default;
 
+void SftTrainer::allocate_model(const char* name,
+                                std::int64_t bytes,
+                                std::int64_t held,
+                                const std::function<void()>& body) const {
+  allocating(
+      world_.device(), [&] { return model_buffer(name, bytes, held, memory_, mesh_); }, body);
+}
+
 void SftTrainer::load_model() {
-  owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
+  allocate_model("the parameters", memory_.parameters, 0, [&] {
+    owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
+  });
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
   if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, "actor", is_interleaved());
   const auto loaded = converter::load_model(owned_chunks_, origin_, {.round = true});
@@ -171,9 +190,11 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
                                 static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
   }
   batch.parts = pack_micro_batches(tokens, parts, mesh_);
+  batch.shape.num_micro_batches = parts.size();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
     std::vector<at::Tensor> weights;
+    batch.shape.add(batch.parts[i].tokens().size(0), seqlens, parts[i], mesh_.shape().cp());
     for (const auto index : parts[i]) {
       labels.push_back(examples[index].labels);
       weights.push_back(examples[index].weights);
@@ -186,24 +207,52 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
   return batch;
 }
 
-double SftTrainer::run_batch(const Batch& batch, bool forward_only) {
+double SftTrainer::run_batch(const Batch& batch,
+                             bool forward_only,
+                             const models::Observer& observe) {
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(batch.learned, 1));
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) -> LossOutput {
-    const auto result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale);
+    models::CrossEntropy result;
+    const auto tokens = batch.labels[i].size(0);
+    allocating(
+        world_.device(), [&] { return logits_buffer(model, tokens); },
+        [&] { result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale); });
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
-  const auto metrics = forward_backward(
-      {.chunks = chunks_,
-       .p2p = p2p_ ? &*p2p_ : nullptr,
-       .ddp = forward_only ? nullptr : ddp_.get()},
-      batch.parts, loss, {.forward_only = forward_only, .grad_scale = optimizer_->loss_scale()});
+  std::vector<LossMetrics> metrics;
+  allocating(
+      world_.device(), [&] { return activations_buffer(config_, chunks_, batch.shape, memory_); },
+      [&] {
+        metrics = forward_backward({.chunks = chunks_,
+                                    .p2p = p2p_ ? &*p2p_ : nullptr,
+                                    .ddp = forward_only ? nullptr : ddp_.get()},
+                                   batch.parts, loss,
+                                   {.forward_only = forward_only,
+                                    .grad_scale = optimizer_->loss_scale(),
+                                    .observe = observe});
+      });
   double mine = 0;
   // Tensor parallel ranks have the same loss.
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
     for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
   }
-  return sum_over(mesh_.all(), {mine}).front();
+  const auto sums = sum_over(mesh_.all(), {mine, checkpoint_->save_has_ended() ? 1.0 : 0.0});
+  save_has_ended_ = sums[1] > 0;
+  return sums[0];
+}
+
+// The parameters are as they were: where the loss already is not finite, once more forward shows
+// where that began.
+void SftTrainer::say_not_finite(const Batch& batch, double loss, const StepReport& update) {
+  FiniteOutputs outputs;
+  if (!std::isfinite(loss)) (void)run_batch(batch, true, outputs.observer());
+  const auto module = outputs.first(mesh_.all());
+  if (!is_rank_0()) return;
+  const auto what = module.empty() ? fmt::format("the gradient of {}", update.not_finite)
+                                   : fmt::format("the output of {}, and so the loss,", module);
+  output_.say(fmt::format("step {}: {} is not finite; nothing was updated ({} so far)", step_, what,
+                          update.skipped));
 }
 
 Metrics SftTrainer::train_step() {
@@ -228,8 +277,11 @@ Metrics SftTrainer::train_step() {
     loss = run_batch(batch, false);
   });
   task("optimizer", [&] {
-    offload_->to_device({.optimizer = config_.engine.optimizer_offload});
-    update = optimizer_->step(rates);
+    allocate_model("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients,
+                   [&] {
+                     offload_->to_device({.optimizer = config_.engine.optimizer_offload});
+                     update = optimizer_->step(rates);
+                   });
     offload_->to_host({.optimizer = config_.engine.optimizer_offload});
     models::synchronize(device);
   });
@@ -237,11 +289,7 @@ Metrics SftTrainer::train_step() {
   scheduler_->step(1);
   ++step_;
   not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
-  if (!update.update_successful && is_rank_0()) {
-    output_.say(
-        fmt::format("step {}: the gradient of {} is not finite; nothing was updated ({} so far)",
-                    step_, update.not_finite, update.skipped));
-  }
+  if (!update.update_successful) say_not_finite(batch, loss, update);
   require(not_finite_ < kMostNotFinite || optimizer_->loss_scale() != 1, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
   Metrics metrics = performance_metrics({.seconds = wall_time() - started,
@@ -291,7 +339,9 @@ void SftTrainer::save() {
   const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
   offload_->to_device({.optimizer = config_.engine.optimizer_offload});
   if (config_.checkpoint.async_save) {
-    checkpoint_->save_in_background(step_, caller);
+    allocating(
+        c10::kCPU, [&] { return snapshot_buffer(memory_.parameters + memory_.optimizer); },
+        [&] { checkpoint_->save_in_background(step_, caller); });
   } else {
     save_hf(checkpoint_->save(step_, caller).folder);
   }
@@ -334,6 +384,7 @@ void SftTrainer::run() {
     if (every(step_, config_.trainer.test_freq) || (last && config_.trainer.test_freq > 0))
       metrics.merge(validate());
     report(metrics);
+    if (save_has_ended_) finish_save();  // tells of a save that failed without waiting for the next
     if (console && is_rank_0())
       output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
     if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))

@@ -25,6 +25,7 @@
 #include "trainer/distributed_optimizer.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/timeline.h"
+#include "trainer/memory_needs.h"
 #include "trainer/offload.h"
 #include "trainer/optimizer_param_scheduler.h"
 #include "trainer/p2p_communication.h"
@@ -56,11 +57,16 @@ class SftTrainer {
  private:
   struct Batch;  // what this rank runs of a batch
   void load_model();
+  void allocate_model(const char* name,
+                      std::int64_t bytes,
+                      std::int64_t held,
+                      const std::function<void()>& body) const;
   void resume();
   std::vector<Conversation> next_conversations(RecordStream& records) const;
   Batch make_batch(const std::vector<Conversation>& conversations) const;
   // The mean loss of the global batch's learned tokens.
-  double run_batch(const Batch& batch, bool forward_only);
+  double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
+  void say_not_finite(const Batch& batch, double loss, const StepReport& update);
   Metrics train_step();
   Metrics validate();
   void save();
@@ -75,6 +81,7 @@ class SftTrainer {
   SftOutput output_;
   models::ParallelState mesh_;
   converter::Checkpoint origin_;
+  ModelMemory memory_;
   SftEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;
@@ -87,7 +94,8 @@ class SftTrainer {
   std::unique_ptr<TrainingCheckpoint> checkpoint_;
   std::unique_ptr<Offload> offload_;
   std::int64_t step_ = 0;
-  int not_finite_ = 0;  // steps in a row
+  int not_finite_ = 0;           // steps in a row
+  bool save_has_ended_ = false;  // in the background, on some rank
   std::unique_ptr<Timeline> timeline_;
   StepProfiler profiler_;
   std::vector<std::unique_ptr<MetricLog>> logs_;

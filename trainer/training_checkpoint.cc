@@ -1,6 +1,7 @@
 #include "trainer/training_checkpoint.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <system_error>
 #include <utility>
@@ -196,6 +197,11 @@ void TrainingCheckpoint::save_in_background(std::int64_t iteration, const Caller
 std::optional<converter::SaveReport> TrainingCheckpoint::finish_save() {
   if (!background_.valid()) return std::nullopt;
   return background_.get();
+}
+
+bool TrainingCheckpoint::save_has_ended() const {
+  return background_.valid() &&
+         background_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 bool TrainingCheckpoint::has_latest() const {

@@ -68,6 +68,8 @@ class TrainingCheckpoint {
   void save_in_background(std::int64_t iteration, const CallerState& caller);
   // Waits for that save: its report, or what it threw. Nothing if none was begun since.
   std::optional<converter::SaveReport> finish_save();
+  // Whether that save has ended, well or not, and nobody has finished it: of this rank alone.
+  bool save_has_ended() const;
 
   // That iteration, or the one the tracker names. Throws Error(kNotFound | kLayout | kCorrupt);
   // then the model is not to be used.

@@ -1,12 +1,17 @@
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
 #include "cli/torch/commands.h"
 #include "distckpt/error.h"
+#include "models/failure_board.h"
 #include "models/world.h"
 #include "trainer/config/sft_config.h"
 #include "trainer/sft_options.h"
@@ -22,6 +27,29 @@ struct Flags {
   bool quiet = false;
 };
 
+// What ends one rank ends the run. It says so, and so do the others, before a launcher ends them
+// all.
+[[noreturn]] void end_rank(const models::World& world, Error error) {
+  error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
+  fmt::print(stderr, "{}", error.report());
+  models::announce_failure(world, error.what());
+  models::wait_for_failures(world);
+  throw CLI::RuntimeError(kTrouble);
+}
+
+void run_rank(const models::World& world, const std::function<void()>& body) {
+  if (world.size() == 1) return body();
+  try {
+    body();
+  } catch (const Error& error) {
+    end_rank(world, error);
+  } catch (const c10::Error& error) {  // what() has a backtrace
+    end_rank(world, Error(ErrorKind::kBug, error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    end_rank(world, Error(ErrorKind::kBug, error.what()));
+  }
+}
+
 void train_sft(const Flags& flags) {
   if (flags.print_config && flags.config.empty() && flags.overrides.empty()) {
     fmt::print("{}", trainer::to_toml(trainer::SftConfig{}));
@@ -36,8 +64,10 @@ void train_sft(const Flags& flags) {
   const auto say = [&](const std::string& line) {
     if (!flags.quiet) fmt::print(stderr, "{}\n", line);
   };
-  trainer::SftTrainer trainer(config, world, {.say = say});
-  trainer.run();
+  run_rank(world, [&] {
+    trainer::SftTrainer trainer(config, world, {.say = say});
+    trainer.run();
+  });
 }
 
 }  // namespace

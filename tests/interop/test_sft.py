@@ -1,90 +1,36 @@
 """`ferry train sft` beside an independent trainer: transformers with torch's AdamW, the same conversations in the same order."""
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from support import FERRY, ferry, run_ok
+from sft_run import BATCH, RATE, STEPS, TORCH_PROGRAM, conversations, finish, losses, settings, start_ranks, train, write_model, write_rows
+from support import ferry, run_ok
 
-TORCH_PROGRAM = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
-
-TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
-BATCH, STEPS, RATE = 4, 6, 5e-3
-WORDS = "one two three four five six seven eight nine ten".split()
-
-
-def conversations():
-    """Counting on: what follows is a function of what was said, so there is something to learn."""
-    rows = []
-    for i in range(BATCH * STEPS):
-        turns = []
-        for turn in range(1 + i % 2):
-            begin = (3 * i + turn) % 7
-            said = " ".join(WORDS[begin:begin + 2 + i % 3])
-            turns += [{"role": "user", "content": said}, {"role": "assistant", "content": WORDS[(begin + 2 + i % 3) % 10]}]
-        rows.append({"messages": turns})
-    return rows
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A small model with its tokenizer, and the conversations."""
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     folder = tmp_path_factory.mktemp("sft")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|end|>", "<|user|>", "<|assistant|>"]
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 10, trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
-    fast.chat_template = TEMPLATE
-    model = folder / "model"
-    fast.save_pretrained(model)
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-                                      head_dim=8, vocab_size=304, max_position_embeddings=128, tie_word_embeddings=False,
-                                      bos_token_id=None, eos_token_id=0, dtype="float32")
-    transformers.LlamaForCausalLM(config).save_pretrained(model)
-    data = folder / "train.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in conversations()))
+    write_model(folder / "model")
+    write_rows(folder / "train.jsonl", conversations())
     return folder
 
 
-def settings(world, run, **more):
-    values = {"model.path": str(world / "model"), "data.train_files": [str(world / "train.jsonl")], "data.shuffle": False,
-              "data.global_batch_size": BATCH, "data.max_length": 96, "data.max_token_len_per_gpu": 96, "optim.lr": RATE,
-              "optim.weight_decay": 0.1, "engine.dtype": "float32", "engine.make_vocab_size_divisible_by": 8,
-              "trainer.device": "cpu", "trainer.default_local_dir": str(run)} | more
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
-
-
-def train(world, run, ranks=1, **more):
-    arguments = ["train", "sft", *settings(world, run, **more)]
-    if ranks == 1:
-        run_ok(*arguments)
-    else:
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", f"--nproc-per-node={ranks}",
-                               FERRY, *arguments], capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stderr[-3000:]
-    return losses(run)
-
-
-def losses(run):
-    return [line["data"]["train/loss"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
-
-
 @pytest.fixture(scope="module")
-def theirs(world):
-    """The losses of transformers and torch.optim.AdamW: each step the mean over the learned tokens of four conversations."""
+def experts(tmp_path_factory):
+    """The same with experts."""
+    folder = tmp_path_factory.mktemp("sft_experts")
+    write_model(folder / "model", family="Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    write_rows(folder / "train.jsonl", conversations())
+    return folder
+
+
+def transformers_losses(world):
+    """Of transformers and torch.optim.AdamW: each step the mean over the learned tokens of four conversations."""
     import torch
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(world / "model")
@@ -118,37 +64,55 @@ def theirs(world):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         result.append(total)
+    assert result[-1] < 0.9 * result[0]
     return result
 
 
-MESHES = [pytest.param(1, {}, id="alone"),
-          pytest.param(1, {"data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 1, "data.max_token_len_per_gpu": None}, id="micro batches of one"),
-          pytest.param(1, {"engine.alignment": "bitwise", "engine.recompute_granularity": "full", "engine.recompute_method": "uniform",
-                           "engine.recompute_num_layers": 1}, id="bitwise, recomputed"),
-          pytest.param(2, {}, id="dp2"),
-          pytest.param(2, {"engine.tensor_model_parallel_size": 2}, id="tp2"),
-          pytest.param(2, {"engine.pipeline_model_parallel_size": 2, "engine.virtual_pipeline_model_parallel_size": 2,
-                           "data.max_token_len_per_gpu": 48, "data.max_length": 48}, id="pp2 vpp2"),
-          pytest.param(2, {"engine.pipeline_model_parallel_size": 2, "engine.pipeline_model_parallel_layout": "Et|t|t|tL",
-                           "data.max_token_len_per_gpu": 48, "data.max_length": 48}, id="pp2, interleaved by a layout"),
-          pytest.param(2, {"engine.context_parallel_size": 2}, id="cp2"),
-          pytest.param(4, {"engine.tensor_model_parallel_size": 2, "engine.optimizer_offload": True}, id="tp2 dp2")]
+@pytest.fixture(scope="module")
+def theirs(world):
+    return transformers_losses(world)
 
 
-@pytest.mark.parametrize("ranks, more", MESHES)
-def test_the_loss_curve_is_that_of_an_independent_trainer(ranks, more, world, theirs, tmp_path):
-    more = {key: value for key, value in more.items() if value is not None}
-    arguments = settings(world, tmp_path, **more)
-    if more.get("data.use_dynamic_bsz") is False:
-        arguments = [a for a in arguments if not a.startswith("data.max_token_len_per_gpu")]
-    if ranks == 1:
-        run_ok("train", "sft", *arguments)
-        ours = losses(tmp_path)
-    else:
-        ours = train(world, tmp_path, ranks, **more)
-    assert len(ours) == STEPS and theirs[-1] < 0.9 * theirs[0]
+@pytest.fixture(scope="module")
+def theirs_with_experts(experts):
+    return transformers_losses(experts)
+
+
+TP, PP, CP, VPP = (f"engine.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "virtual_pipeline_model"))
+SHORT = {"data.max_token_len_per_gpu": 48, "data.max_length": 48}  # more micro-batches than stages
+MESHES = {  # name: (processes, settings)
+    "alone": (1, {}),
+    "micro batches of one": (1, {"data.use_dynamic_bsz": False, "data.micro_batch_size_per_gpu": 1, "data.max_token_len_per_gpu": None}),
+    "bitwise, recomputed": (1, {"engine.alignment": "bitwise", "engine.recompute_granularity": "full", "engine.recompute_method": "uniform",
+                                "engine.recompute_num_layers": 1}),
+    "dp2": (2, {}),
+    "tp2": (2, {TP: 2}),
+    "pp2 vpp2": (2, {PP: 2, VPP: 2, **SHORT}),
+    "pp2, interleaved by a layout": (2, {PP: 2, "engine.pipeline_model_parallel_layout": "Et|t|t|tL", **SHORT}),
+    "cp2": (2, {CP: 2}),
+    "tp2 dp2": (4, {TP: 2, "engine.optimizer_offload": True}),
+    "tp2 pp2 dp2": (8, {TP: 2, PP: 2, "data.max_token_len_per_gpu": 96}),
+}
+EP, ETP = "engine.expert_model_parallel_size", "engine.expert_tensor_parallel_size"
+MESHES_OF_EXPERTS = {"alone": (1, {}), "ep2 of dp2": (2, {EP: 2}), "tp2 pp2 ep2": (8, {TP: 2, PP: 2, EP: 2, ETP: 1})}
+
+
+def assert_losses(ours, theirs):
+    assert len(ours) == STEPS
     # fp32 all the way; errors grow from step to step.
     assert ours == pytest.approx(theirs, rel=2e-4)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_loss_curve_is_that_of_an_independent_trainer(mesh, world, theirs, tmp_path):
+    processes, more = MESHES[mesh]
+    assert_losses(train(world, tmp_path, processes, **more), theirs)
+
+
+@pytest.mark.parametrize("mesh", MESHES_OF_EXPERTS)
+def test_the_loss_curve_of_experts_too(mesh, experts, theirs_with_experts, tmp_path):
+    processes, more = MESHES_OF_EXPERTS[mesh]
+    assert_losses(train(experts, tmp_path, processes, **more), theirs_with_experts)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -156,13 +120,13 @@ def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
     saving = {"checkpoint.save_freq": 2, "checkpoint.async_save": background, "engine.dtype": "bfloat16"}
     whole = train(world, tmp_path / "whole", **saving)
     run = tmp_path / "cut"
-    process = subprocess.Popen([FERRY, "train", "sft", *settings(world, run, **saving)], stderr=subprocess.DEVNULL)
+    process = start_ranks(1, settings(world, run, **saving))[0]
     tracker = run / "latest_checkpointed_iteration.txt"
     deadline = time.monotonic() + 60
     while not tracker.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    finish([process])
     assert tracker.exists()
     assert train(world, run, **saving) == whole
     run_ok("verify", run, tmp_path / "whole")

@@ -1,5 +1,5 @@
-"""The trainer beside its peers: rates and orders of passes are Megatron-Core's, Adam is torch's to the rounding of fp32, and a run
-that Megatron-Core saved goes through our optimizer and back to it bit for bit."""
+"""The trainer beside its peers: rates and orders of passes are Megatron-Core's, Adam is torch's to the rounding of fp32. (A run that
+Megatron-Core saved goes through our optimizer and back to it in test_training_state.py; whole runs are in test_sft.py.)"""
 import itertools
 import json
 import os
@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import DATA, FERRY, HERE, PEERS, iteration_folder
-from test_training_state import FIXTURES, describe, expected
+from support import FERRY, PEERS
 
 TOOL = Path(FERRY).parents[1] / "tests" / "trainer_tool"
 pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -22,15 +21,7 @@ def tool(*arguments):
     return json.loads(run.stdout)
 
 
-def ask_megatron(release, program, question):
-    """What a program prints that has `question` and can import a release of megatron-core."""
-    run = subprocess.run([sys.executable, "-c", program, json.dumps(question)], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(PEERS / release)})
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-RATES = """
+MEGATRON = """
 import json, sys
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 class Optimizer:
@@ -42,25 +33,7 @@ def rates(style, wsd_style, warmup, decay, wsd_decay, wd_style, wd_steps):
     for _ in range(decay + 10):
         yield Optimizer.param_groups[0]["lr"], Optimizer.param_groups[0]["weight_decay"]
         scheduler.step(1)
-print(json.dumps([list(rates(*case)) for case in json.loads(sys.argv[1])]))
-"""
-CASES = [(style, wsd, warmup, 60, 20, wd, 40)
-         for style, wsd in [("constant", "linear"), ("linear", "linear"), ("cosine", "linear"), ("inverse-square-root", "linear"),
-                            ("WSD", "linear"), ("WSD", "cosine"), ("WSD", "exponential"), ("WSD", "minus_sqrt")]
-         for warmup, wd in [(0, "constant"), (7, "linear"), (7, "cosine")]]
 
-
-@pytest.mark.parametrize("release", ["mc0161", "mc0192"])
-def test_rates_are_megatrons(release):
-    for case, theirs in zip(CASES, ask_megatron(release, RATES, CASES)):
-        ours = tool("schedule", *case)
-        assert len(ours) == 70
-        for step, (a, b) in enumerate(zip(ours, theirs)):
-            assert a == pytest.approx(b, rel=1e-15, abs=0), (case, step)
-
-
-ORDERS = """
-import json, sys
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
 def order(stages, stage, chunks, micro_batches, forward_only):
     # The loops of forward_backward_pipelining_with(out)_interleaving over Megatron's table.
@@ -75,16 +48,37 @@ def order(stages, stage, chunks, micro_batches, forward_only):
     for k in range(len(table) - warmup):
         steps += [forward[warmup + k], backward[k]]
     return steps + ([] if forward_only else backward[len(table) - warmup:])
-print(json.dumps([order(*case) for case in json.loads(sys.argv[1])]))
+
+question = json.loads(sys.argv[1])
+print(json.dumps({"rates": [list(rates(*case)) for case in question["rates"]], "orders": [order(*case) for case in question["orders"]]}))
 """
+CASES = [(style, wsd, warmup, 60, 20, wd, 40)
+         for style, wsd in [("constant", "linear"), ("linear", "linear"), ("cosine", "linear"), ("inverse-square-root", "linear"),
+                            ("WSD", "linear"), ("WSD", "cosine"), ("WSD", "exponential"), ("WSD", "minus_sqrt")]
+         for warmup, wd in [(0, "constant"), (7, "linear"), (7, "cosine")]]
+
+
+ORDERS = [(stages, stage, chunks, micro_batches, forward_only)
+          for stages, chunks, micro_batches, forward_only in itertools.product((2, 4), (1, 2, 3), (4, 8), (0, 1)) for stage in range(stages)]
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return {"rates": tool("schedules", json.dumps(CASES)), "orders": tool("orders", json.dumps(ORDERS))}
 
 
 @pytest.mark.parametrize("release", ["mc0161", "mc0192"])
-def test_orders_of_passes_are_megatrons(release):
-    cases = [(stages, stage, chunks, micro_batches, forward_only)
-             for stages, chunks, micro_batches, forward_only in itertools.product((2, 4), (1, 2, 3), (4, 8), (0, 1)) for stage in range(stages)]
-    for case, theirs in zip(cases, ask_megatron(release, ORDERS, cases)):
-        assert tool("order", *case) == theirs, case
+def test_rates_and_orders_of_passes_are_megatrons(release, ours):
+    run = subprocess.run([sys.executable, "-c", MEGATRON, json.dumps({"rates": CASES, "orders": ORDERS})], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(PEERS / release)})
+    assert run.returncode == 0, run.stderr[-2000:]
+    theirs = json.loads(run.stdout.splitlines()[-1])
+    for case, mine, rates in zip(CASES, ours["rates"], theirs["rates"], strict=True):
+        assert len(mine) == 70
+        for step, (a, b) in enumerate(zip(mine, rates)):
+            assert a == pytest.approx(b, rel=1e-15, abs=0), (case, step)
+    for case, mine, order in zip(ORDERS, ours["orders"], theirs["orders"], strict=True):
+        assert mine == order, case
 
 
 @pytest.mark.parametrize("decoupled", [0, 1])
@@ -113,40 +107,6 @@ def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
                 state[key].copy_(ours[key])
 
 
-RESAVED = {  # fixture: (mesh of ours: tp, pp, ep, etp, dp; mesh of Megatron-Core)
-    "llama_optim_dp": ((2, 1, 1, 2, 2), dict(tp=1, pp=2, ep=1, etp=1)),
-    "qwen2_tied_optim_dp": ((1, 2, 1, 1, 2), dict(tp=2, pp=2, ep=1, etp=1)),
-    "mixtral_optim_dp": ((2, 1, 2, 1, 2), dict(tp=1, pp=2, ep=2, etp=1)),
-    "deepseek_v3_optim_dp": ((1, 3, 2, 1, 2), dict(tp=1, pp=1, ep=4, etp=1)),
-}
-
-
-@pytest.mark.parametrize("release", ["mc0161", "mc0192"])
-def test_megatron_core_resumes_from_our_optimizer(release, work):
-    """Masters and moments of Megatron's, in the shards of our ranks, saved from there: every digest is the old one, and Megatron
-    resumes with them."""
-    jobs = []
-    for fixture, (ours, theirs) in RESAVED.items():
-        if release == "mc0161" and fixture != "mixtral_optim_dp":
-            continue
-        tool("resave", DATA / fixture, work / fixture, *ours, DATA / FIXTURES[fixture][0] / "hf")
-        assert describe(iteration_folder(work / fixture)) == expected(fixture), fixture
-        jobs.append(dict(ckpt=str(work / fixture), hf=str(DATA / FIXTURES[fixture][0] / "hf"), expect=str(DATA / fixture / "sha256.json"),
-                         vpad=256, **theirs))
-    (work / "jobs.json").write_text(json.dumps(jobs))
-    done = subprocess.run([sys.executable, HERE / "resume_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
-                           "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
-    assert (work / "report.json").exists(), done.stdout[-3000:]
-    report = json.loads((work / "report.json").read_text())
-    assert [r["bad"] for r in report] == [[]] * len(jobs)
-    assert all(set(r["step"]) == {1} and r["num_steps"] == 4 and r["iteration"] == 10 for r in report)
-
-
-MESHES = {  # tp, pp, vpp, ep of a world of so many processes
-    "alone": (1, (1, 1, 1, 1)), "dp2": (2, (1, 1, 1, 1)), "pp2_vpp2": (2, (1, 2, 2, 1)), "tp2_pp2": (4, (2, 2, 1, 1)),
-}
-
-
 def train(processes, mesh, device="cpu", dtype="fp32", steps=3):
     """What rank 0 of a run of processes, as torchrun starts them, prints."""
     with socket.socket() as free:
@@ -161,12 +121,10 @@ def train(processes, mesh, device="cpu", dtype="fp32", steps=3):
 
 
 def test_processes_train_as_one_does():
-    """Over Gloo here; by hand over NCCL: train(2, (1, 2, 2, 1), "cuda", "bf16")."""
-    alone = train(*MESHES["alone"])
+    """Over Gloo here; by hand over NCCL: train(4, (2, 2, 1, 1), "cuda", "bf16")."""
+    alone = train(1, (1, 1, 1, 1))
     assert alone[2]["loss"] < alone[0]["loss"] and all(step["grad_norm"] > 0 for step in alone)  # both batches come again
-    for name, (processes, mesh) in MESHES.items():
-        steps = train(processes, mesh)
-        for ours, theirs in zip(steps, alone):
-            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5) and ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4), name
-    again = train(processes, mesh)
-    assert [(step["loss"], step["grad_norm"]) for step in again] == [(step["loss"], step["grad_norm"]) for step in steps], name
+    steps, again = (train(4, (2, 2, 1, 1)) for _ in range(2))
+    for ours, theirs in zip(steps, alone):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5) and ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+    assert [(step["loss"], step["grad_norm"]) for step in again] == [(step["loss"], step["grad_norm"]) for step in steps]

@@ -1,7 +1,7 @@
-// What the trainer computes, as JSON, for tests/interop/test_trainer.py to hold beside its peers:
-//   trainer_tool schedule STYLE WSD_STYLE WARMUP DECAY WSD_DECAY WD_STYLE WD_STEPS   rates of every step
+// What the trainer computes, as JSON, for tests/interop (test_trainer.py, test_training_state.py) to hold beside its peers:
+//   trainer_tool schedules [[STYLE, WSD_STYLE, WARMUP, DECAY, WSD_DECAY, WD_STYLE, WD_STEPS], ...]   rates of every step of each
 //   trainer_tool adam STEPS DECOUPLED             parameters, gradients and what Adam makes of them
-//   trainer_tool order STAGES STAGE CHUNKS MICRO_BATCHES FORWARD_ONLY
+//   trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES, FORWARD_ONLY], ...]   passes of each
 //   trainer_tool resave FROM TO TP PP EP ETP DP HF   a training run, through the memory of a mesh; HF: config.json's
 //                                                    folder
 //   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one rank of
@@ -38,22 +38,22 @@ std::int64_t number(const std::string& text) {
   return std::atoll(text.c_str());
 }
 
-json schedule(const Arguments& a) {
-  const bool rises = a[5] != "constant";
+json schedule(const json& a) {
+  const std::string wd_incr_style = a[5];
   OptimizerParamScheduler scheduler({.init_lr = 1e-5,
                                      .max_lr = 1e-3,
                                      .min_lr = 1e-4,
-                                     .lr_warmup_steps = number(a[2]),
-                                     .lr_decay_steps = number(a[3]),
+                                     .lr_warmup_steps = a[2],
+                                     .lr_decay_steps = a[3],
                                      .lr_decay_style = a[0],
-                                     .wsd_decay_steps = number(a[4]),
+                                     .wsd_decay_steps = a[4],
                                      .lr_wsd_decay_style = a[1],
                                      .start_wd = 0.01,
-                                     .end_wd = rises ? 0.1 : 0.01,
-                                     .wd_incr_steps = number(a[6]),
-                                     .wd_incr_style = a[5]});
+                                     .end_wd = wd_incr_style == "constant" ? 0.01 : 0.1,
+                                     .wd_incr_steps = a[6],
+                                     .wd_incr_style = wd_incr_style});
   auto rates = json::array();
-  for (std::int64_t step = 0; step < number(a[3]) + 10; ++step) {
+  for (std::int64_t step = 0; step < a[3].get<std::int64_t>() + 10; ++step) {
     rates.push_back({scheduler.now().lr, scheduler.now().weight_decay});
     scheduler.step(1);
   }
@@ -84,12 +84,21 @@ json adam(const Arguments& a) {
   return run;
 }
 
-json order(const Arguments& a) {
-  const auto size = [&](std::size_t i) { return static_cast<std::size_t>(number(a[i])); };
+json order(const json& a) {
   auto steps = json::array();
-  for (const auto& step : pipeline_order({size(0), size(1), size(2), size(3), a[4] == "1"}))
+  for (const auto& step : pipeline_order({.stages = a[0],
+                                          .stage = a[1],
+                                          .chunks = a[2],
+                                          .micro_batches = a[3],
+                                          .forward_only = a[4] == 1}))
     steps.push_back({step.forward, step.micro_batch, step.chunk});
   return steps;
+}
+
+json of_each(const std::string& cases, json (*compute)(const json&)) {
+  auto results = json::array();
+  for (const auto& one : json::parse(cases)) results.push_back(compute(one));
+  return results;
 }
 
 // What DistributedOptimizer has after a load, saved anew.
@@ -182,12 +191,12 @@ int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + std::min(argc, 2), argv + argc);
   try {
     nlohmann::json result;
-    if (what == "schedule" && arguments.size() == 7)
-      result = trainer::schedule(arguments);
+    if (what == "schedules" && arguments.size() == 1)
+      result = trainer::of_each(arguments[0], trainer::schedule);
     else if (what == "adam" && arguments.size() == 2)
       result = trainer::adam(arguments);
-    else if (what == "order" && arguments.size() == 5)
-      result = trainer::order(arguments);
+    else if (what == "orders" && arguments.size() == 1)
+      result = trainer::of_each(arguments[0], trainer::order);
     else if (what == "resave" && arguments.size() == 8)
       result = trainer::resave(arguments);
     else if (what == "train" && arguments.size() == 7)

@@ -1,0 +1,130 @@
+#include "models/failure_board.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
+
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+using Store = c10::intrusive_ptr<c10d::Store>;
+using std::chrono::milliseconds;
+
+constexpr const char* kAnyRank = "failure/any";
+constexpr const char* kQuestion = "failure/who-is-alive";
+constexpr auto kMoment = milliseconds(2000);  // in which ranks that fail together have all done so
+constexpr auto kPatience = milliseconds(4000);  // with ranks that fail later
+constexpr auto kPoll = milliseconds(50);
+constexpr auto kPresencePoll = milliseconds(500);
+
+std::string announcement_of(int rank) {
+  return fmt::format("failure/{}", rank);
+}
+std::string alive_mark(int rank) {
+  return fmt::format("failure/alive/{}", rank);
+}
+
+std::vector<std::uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// Runs `body`, which talks to the store, on a thread that is left behind if the store does not
+// answer. False then, and where the store is gone. `body` holds all it refers to.
+bool within(milliseconds limit, std::function<void()> body) {
+  const auto done = std::make_shared<std::promise<bool>>();
+  auto result = done->get_future();
+  std::thread([body = std::move(body), done] {
+    try {
+      body();
+      done->set_value(true);
+    } catch (const std::exception&) {
+      done->set_value(false);
+    }
+  }).detach();
+  return result.wait_for(limit) == std::future_status::ready && result.get();
+}
+
+}  // namespace
+
+void announce_failure(const World& world, const std::string& why) {
+  if (!world.store()) return;
+  within(kMoment, [store = world.store(), rank = world.rank(), why] {
+    store->set(announcement_of(rank), bytes_of(why));
+    store->set(kAnyRank, bytes_of(why));
+  });
+}
+
+void wait_for_failures(const World& world) {
+  if (!world.store()) return;
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world.size(); ++rank) keys.push_back(announcement_of(rank));
+  // The store goes with its owner: rank 0 leaves last, when the others have seen what it saw.
+  const auto patience = kPatience + (world.rank() == 0 ? kMoment : milliseconds(0));
+  within(patience, [store = world.store(), keys = std::move(keys), patience] {
+    const auto until = std::chrono::steady_clock::now() + patience;
+    while (!store->check(keys) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(kPoll);
+  });
+  if (world.rank() == 0) std::this_thread::sleep_for(4 * kPoll);
+}
+
+bool any_failure(const Store& store) {
+  const auto found = std::make_shared<bool>(false);
+  return !within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) || *found;
+}
+
+std::shared_ptr<void> stay_present(const Store& store, int rank) {
+  const auto here = std::make_shared<std::atomic<bool>>(true);
+  std::thread([store, rank, here] {
+    try {
+      while (*here && !store->check({kQuestion})) std::this_thread::sleep_for(kPresencePoll);
+      if (*here) store->set(alive_mark(rank), bytes_of("1"));
+    } catch (const std::exception&) {  // the store has gone, and nobody asks
+    }
+  }).detach();  // it may wait for a store that does not answer
+  return {nullptr, [here](void*) { *here = false; }};
+}
+
+std::vector<std::string> missing_ranks(const Store& store,
+                                       const std::string& meeting,
+                                       const std::vector<int>& ranks,
+                                       int rank) {
+  struct Found {
+    std::vector<std::string> silent{}, speaking{}, alive{};
+  };
+  const auto found = std::make_shared<Found>();
+  const auto mark_of = [meeting](int of) { return fmt::format("failure/{}/{}", meeting, of); };
+  const bool answered = within(2 * kMoment, [=] {
+    store->set(kQuestion, bytes_of("1"));
+    store->set(mark_of(rank), bytes_of("1"));
+    std::this_thread::sleep_for(kMoment);
+    for (const int other : ranks) {
+      if (store->check({mark_of(other)})) continue;
+      const auto name = fmt::format("rank {}", other);
+      if (store->check({announcement_of(other)})) {
+        const auto said = store->get(announcement_of(other));
+        found->speaking.push_back(
+            fmt::format("{}, which failed: {}", name, std::string(said.begin(), said.end())));
+      } else {
+        (store->check({alive_mark(other)}) ? found->alive : found->silent).push_back(name);
+      }
+    }
+  });
+  if (!answered) return {"rank 0"};
+  auto missing = std::move(found->silent);
+  missing.insert(missing.end(), found->speaking.begin(), found->speaking.end());
+  return missing.empty() ? found->alive : missing;
+}
+
+}  // namespace ferry::models

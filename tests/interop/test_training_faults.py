@@ -1,0 +1,176 @@
+"""`ferry train sft` when something breaks: every rank ends with status 2, rank 0 says why, the last checkpoint is whole, and the run goes on
+from it by itself."""
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sft_run import BATCH, FERRY, STEPS, TORCH_PROGRAM, WORDS, conversations, finish, losses, settings, start_ranks, train, write_model, write_rows
+from support import run_ok
+
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+SAVING = {"checkpoint.save_freq": 1, "engine.dtype": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    write_model(folder / "model")
+    write_rows(folder / "train.jsonl", conversations())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(world):
+    """The losses of the run that nothing happens to."""
+    return train(world, world / "whole", 2, **SAVING)
+
+
+def wait_for(condition, process, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert condition()
+
+
+def latest(run):
+    return int((run / "latest_checkpointed_iteration.txt").read_text())
+
+
+def assert_whole(run, working=()):
+    """The checkpoint that the tracker names can be read, and nothing is half there; but a rank 0 that was killed leaves what it worked on."""
+    run_ok("digest", run)
+    folders = {path.name for path in run.iterdir() if path.is_dir()} - {"tensorboard", "timeline"} - set(working)
+    assert folders == {f"iter_{step:07}" for step in range(1, latest(run) + 1)}
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk(background, world, whole, work):
+    """A file system of two and a half checkpoints."""
+    size = sum(path.stat().st_size for path in (world / "whole/iter_0000001").iterdir())
+    disk = work / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={5 * size // 2}", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        arguments = settings(world, disk / "run", **SAVING, **{"checkpoint.async_save": background})
+        done = finish(start_ranks(2, arguments))
+        assert [status for status, _ in done] == [2, 2], done
+        said = done[0][1]
+        assert str(disk) in said and ".distcp" in said and "byte" in said and "No space left on device" in said, said
+        assert "are needed" in said and "free" in said, said
+        assert latest(disk / "run") == 2
+        assert_whole(disk / "run")
+        subprocess.run(["mount", "-o", f"remount,size={20 * size}", disk], check=True)
+        assert train(world, disk / "run", 2, **SAVING) == whole
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("what, lost", [(signal.SIGKILL, 3), (signal.SIGSTOP, 0)], ids=["killed", "hangs"])
+def test_a_rank_that_is_killed_or_hangs(what, lost, world, work):
+    """Of four, two in the mesh's every direction."""
+    arguments = settings(world, work / "run", **SAVING, **{"engine.tensor_model_parallel_size": 2, "trainer.nccl_timeout": 3,
+                                                          "trainer.total_training_steps": 10000})
+    ranks = start_ranks(4, arguments)
+    try:
+        wait_for((work / "run/latest_checkpointed_iteration.txt").exists, ranks[0])
+        ranks[lost].send_signal(what)
+        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert {status for status, _ in done.values()} == {2}, done
+    first = done[min(done)][1]
+    assert f"missing: rank {lost} " in first, done  # and no other
+    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+    last = latest(work / "run")
+    assert_whole(work / "run", [f".iter_{step:07}.ferry" for step in (last, last + 1)])
+
+
+def memory_limit(mebibytes):
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
+
+
+def peak_address_space(arguments):
+    """MiB of a run, sampled."""
+    process = start_ranks(1, arguments)[0]
+    sizes = []
+    while process.poll() is None:
+        try:
+            with open(f"/proc/{process.pid}/statm") as statm:
+                sizes.append(int(statm.read().split()[0]) * resource.getpagesize() >> 20)
+        except (OSError, IndexError):
+            break
+        time.sleep(0.002)
+    assert finish([process])[0][0] == 0
+    return max(sizes)
+
+
+def test_a_rank_out_of_memory(work):
+    """With less and less address space: each buffer in turn does not fit. What is said to fit fits, and the other rank repeats it."""
+    write_model(work / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=2, head_dim=64, vocab_size=16384,
+                max_position_embeddings=4096)
+    question = {"role": "user", "content": " ".join(WORDS * 40)}
+    write_rows(work / "train.jsonl", [{"messages": [question, {"role": "assistant", "content": "one"}]}] * BATCH)
+    more = {"data.max_length": 2048, "data.max_token_len_per_gpu": 2048, "trainer.total_training_steps": 1, "trainer.logger": []}
+    arguments = settings(work, work / "run", **more)
+    peak = peak_address_space(arguments)
+    said, fits = {}, {}
+    for limit in range(peak - 100, 0, -120):
+        shutil.rmtree(work / "run", ignore_errors=True)
+        status, text = finish(start_ranks(1, arguments, {0: memory_limit(limit)}))[0]
+        if status == 127 or "error:" not in text:  # not even the libraries fit
+            break
+        assert status == 2 and "out of memory for " in text, (limit, text)
+        buffer = text.partition("out of memory for ")[2].partition(" ")[2].split(",")[0].split(" of ")[0]
+        said.setdefault(buffer, text)
+        if "what would fit: data.max_token_len_per_gpu=" in text:
+            fits.setdefault(limit, text.partition("what would fit: ")[2].partition(";")[0].split())
+    assert {"activations", "logits"} < set(said) and set(said) & {"parameters", "gradients", "masters and moments"}, said
+    limit, overrides = max(fits.items())
+    shutil.rmtree(work / "run", ignore_errors=True)
+    done = finish(start_ranks(1, arguments + overrides, {0: memory_limit(limit)}))
+    assert done[0][0] == 0, (limit, overrides, done)
+    done = finish(start_ranks(2, arguments, {1: memory_limit(peak - 300)}))
+    assert [status for status, _ in done] == [2, 2] and "rank 1, which failed: out of memory for " in done[0][1], done
+
+
+def test_torchrun_restarts_it(world, whole, work):
+    """One rank kills itself after a checkpoint, once. torchrun starts all again, and nobody sees it in the losses."""
+    run = work / "run"
+    script = (f'"$@" & child=$!; if [ "$RANK/$TORCHELASTIC_RESTART_COUNT" = 1/0 ]; then '
+              f'until [ -e {run}/iter_0000002 ]; do sleep 0.01; done; kill -9 $child; fi; wait $child')
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node=2",
+                           "--max-restarts=1", "bash", "-c", script, "ferry", TORCH_PROGRAM, "train", "sft", *settings(world, run, **SAVING)],
+                          capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed    after step" in done.stderr
+    assert losses(run) == whole
+    run_ok("verify", run, world / "whole")
+
+
+def test_weights_that_are_not_finite_are_named(world, work):
+    """The first module whose output is not finite; after ten such steps the run ends."""
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(world / "model", work / "model")
+    tensors = load_file(work / "model/model.safetensors")
+    tensors["model.layers.2.mlp.down_proj.weight"][3, 5] = float("inf")
+    save_file(tensors, work / "model/model.safetensors", {"format": "pt"})
+    shutil.copy(world / "train.jsonl", work)
+    for parallel in ({}, {"engine.pipeline_model_parallel_size": 2}):
+        shutil.rmtree(work / "run", ignore_errors=True)
+        done = finish(start_ranks(max(1, len(parallel) * 2), settings(work, work / "run", **parallel, **{"trainer.total_epochs": 3})))
+        assert {status for status, _ in done} == {2}, done
+        assert "step 1: the output of decoder.layers.2.mlp, and so the loss, is not finite; nothing was updated (1 so far)" in done[0][1], done
+        assert "no finite gradient in 10 steps in a row" in done[0][1], done
+    steps = [json.loads(line)["data"] for line in (work / "run/metrics.jsonl").read_text().splitlines()]
+    assert [step["train/skipped"] for step in steps] == list(range(1, 10))

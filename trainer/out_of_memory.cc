@@ -1,0 +1,109 @@
+#include "trainer/out_of_memory.h"
+
+#include <c10/util/Exception.h>
+#include <malloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <optional>
+
+#include "distckpt/error.h"
+#include "models/device.h"
+
+namespace ferry::trainer {
+namespace {
+
+// The machine's, by the kernel's estimate.
+std::int64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    long long kib = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %lld kB", &kib) == 1) return kib << 10;
+  }
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+std::int64_t below_address_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return std::numeric_limits<std::int64_t>::max();
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  // What was given back to the heap is still this process's.
+  const auto on_heap = static_cast<std::int64_t>(::mallinfo2().fordblks);
+  return static_cast<std::int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE) + on_heap;
+}
+
+// LibTorch's host allocator, cuBLAS and CUDA itself throw a c10::Error like any other.
+bool is_out_of_memory(const c10::Error& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
+  const std::string what = error.what_without_backtrace();
+  return std::ranges::any_of(
+      std::initializer_list<const char*>{"can't allocate memory", "out of memory", "ALLOC_FAILED"},
+      [&](const char* text) { return what.find(text) != std::string::npos; });
+}
+
+// The sentence of LibTorch's that says how much was asked for: "Tried to allocate 2.00 GiB".
+std::string asked_for(const std::string& what) {
+  const auto begin = what.find("ried to allocate");
+  if (begin == std::string::npos) return "no memory was left";
+  return "t" + what.substr(begin, what.find_first_of("\n", begin) - begin);
+}
+
+// On its way to whoever knows what would fit.
+struct NoRoom {
+  std::string name{};
+  std::string said{};
+};
+
+[[noreturn]] void fail(c10::Device device, const Buffer& buffer, const NoRoom& cause) {
+  if (!buffer.what_fits) throw cause;
+  models::release_cached_memory(device);
+  const auto free = room(device);
+  throw Error(ErrorKind::kDevice,
+              fmt::format("out of memory for {}: {} ({} are free of {} without it)", cause.name,
+                          cause.said, in_words(free), device.is_cuda() ? "the GPU" : "the host"),
+              buffer.what_fits(free));
+}
+
+}  // namespace
+
+std::int64_t room(c10::Device device) {
+  const auto free = models::free_memory(device);
+  return std::max<std::int64_t>(0,
+                                free ? *free : std::min(available_memory(), below_address_limit()));
+}
+
+std::string in_words(std::int64_t bytes) {
+  constexpr double kMiB = 1 << 20;
+  const auto mib = static_cast<double>(bytes) / kMiB;
+  if (mib >= 1024) return fmt::format("{:.1f} GiB", mib / 1024);
+  return mib >= 10 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.1f} MiB", mib);
+}
+
+void allocating(c10::Device device,
+                const std::function<Buffer()>& describe,
+                const std::function<void()>& body) {
+  std::optional<NoRoom> cause;
+  std::string said;
+  try {
+    return body();
+  } catch (const NoRoom& inner) {
+    cause = inner;
+  } catch (const c10::Error& error) {
+    if (!is_out_of_memory(error)) throw;
+    said = asked_for(error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    said = "the host has no more";
+  }
+  // What the exception held is free by now.
+  const auto buffer = describe();
+  fail(device, buffer, cause ? *cause : NoRoom{.name = buffer.name, .said = said});
+}
+
+}  // namespace ferry::trainer
