@@ -1,9 +1,9 @@
 #include "models/kernels/cuda_element.cuh"
 
 // Each weight is read once, by whole lines, as much of it at a time as hides the memory's latency.
-// A thread block has rows of the weight for itself, as many as all others, and its warps share them
-// out in pieces of a row, whose sums are added in their order: so all multiprocessors have the same
-// to read. What is read first does not wait for the kernel before.
+// A thread block has rows of the weight for itself, as many as all others; a warp takes a row, or,
+// where rows are few, a part of one, of which the sums are added in order. What is read first does
+// not wait for the kernel before.
 namespace ferry::models::launch {
 namespace {
 
@@ -12,12 +12,11 @@ using Bf16 = __nv_bfloat16;
 constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
-constexpr int kVector = 8;   // of 16 bytes
-constexpr int kVectors = 2;  // of a lane in a piece
-constexpr int kPiece = kVectors * kLanes * kVector;
-constexpr int kAhead = 3;  // pieces of a warp that are on their way
+constexpr int kVector = 8;               // of 16 bytes
+constexpr int kStep = kLanes * kVector;  // of a row, that a warp reads at once
+constexpr int kAhead = 6;                // steps of a warp that are on their way
 constexpr int kBlocks = 3 * 132;
-constexpr std::int64_t kMostSums = 8192;  // of a block, in shared memory
+constexpr int kMostRows = 1024;  // of a block
 
 // Read once: not kept in the first cache.
 __device__ Vector<Bf16, kVector> stream(const Bf16* x) {
@@ -25,69 +24,91 @@ __device__ Vector<Bf16, kVector> stream(const Bf16* x) {
   return reinterpret_cast<const Vector<Bf16, kVector>&>(raw);
 }
 
+// The steps of a warp: items of its block, each a part of a row, one step after another.
+struct Cursor {
+  int item;
+  int column;
+  int end;  // of the part
+  const Bf16* row;
+
+  __device__ void begin(const Bf16* weight, int k, int parts, int first_item) {
+    item = first_item;
+    enter(weight, k, parts);
+  }
+  __device__ void enter(const Bf16* weight, int k, int parts) {
+    const int steps = (k + kStep - 1) / kStep;
+    const int part = item % parts;
+    column = steps * part / parts * kStep;
+    end = min(steps * (part + 1) / parts * kStep, k);
+    row = weight + static_cast<std::int64_t>(item / parts) * k;
+  }
+  // Returns whether that was the end of an item.
+  __device__ bool next(const Bf16* weight, int k, int parts) {
+    column += kStep;
+    if (column < end) return false;
+    item += kWarps;
+    enter(weight, k, parts);
+    return true;
+  }
+};
+
 template <int kM>
 __global__ __launch_bounds__(kThreads, 3) void multiply(const Bf16* __restrict__ x,
                                                         const Bf16* __restrict__ weight,
                                                         const Bf16* __restrict__ bias,
                                                         Bf16* __restrict__ y,
                                                         GemvShape shape,
-                                                        int rows_of_block) {
-  extern __shared__ float sums[];  // [units, kM]
+                                                        int rows_of_block,
+                                                        int parts) {
+  extern __shared__ float sums[];  // [items, kM]
   release_dependents();
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * rows_of_block;
   const int rows =
       static_cast<int>(min(static_cast<std::int64_t>(rows_of_block), shape.n - first_row));
-  const int pieces = static_cast<int>((shape.k + kPiece - 1) / kPiece);
-  const int units = rows * pieces;
-  const auto* const mine = weight + first_row * shape.k;
+  const int items = rows * parts;
   const int k = static_cast<int>(shape.k);
+  const auto* const mine = weight + first_row * shape.k;
 
-  struct Piece {
-    Vector<Bf16, kVector> at[kVectors];
-  };
-  Piece ahead[kAhead];
-  const auto column_of = [&](int unit, int vector) {
-    return unit % pieces * kPiece + (vector * kLanes + lane) * kVector;
-  };
-  const auto fetch = [&](int unit, Piece& piece) {
-    if (unit >= units) return;
-    const auto* const row = mine + static_cast<std::int64_t>(unit / pieces) * shape.k;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int c = column_of(unit, v);
-      if (c < k) piece.at[v] = stream(row + c);
-    }
+  Vector<Bf16, kVector> ahead[kAhead];
+  Cursor read{};
+  read.begin(mine, k, parts, warp);
+  const auto fetch = [&](Vector<Bf16, kVector>& to) {
+    const int c = read.column + lane * kVector;
+    if (read.item < items && c < k) to = stream(read.row + c);
+    read.next(mine, k, parts);
   };
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(warp + i * kWarps, ahead[i]);
+  for (int i = 0; i < kAhead; ++i) fetch(ahead[i]);
   wait_for_inputs();
 
-  for (int base = warp; base < units; base += kAhead * kWarps) {
+  Cursor use{};
+  use.begin(mine, k, parts, warp);
+  float sum[kM] = {};
+  while (use.item < items) {
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int unit = base + i * kWarps;
-      if (unit >= units) break;
-      float sum[kM] = {};
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-        const int c = column_of(unit, v);
-        if (c >= k) continue;
+      if (use.item >= items) break;
+      const int c = use.column + lane * kVector;
+      if (c < k) {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           const auto in = load<kVector>(x + m * shape.k + c);
 #pragma unroll
           for (int j = 0; j < kVector; ++j)
-            sum[m] = fmaf(widen(in.at[j]), widen(ahead[i].at[v].at[j]), sum[m]);
+            sum[m] = fmaf(widen(in.at[j]), widen(ahead[i].at[j]), sum[m]);
         }
       }
-      fetch(unit + kAhead * kWarps, ahead[i]);
+      fetch(ahead[i]);
+      const int item = use.item;
+      if (!use.next(mine, k, parts)) continue;
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
         for (int distance = kLanes / 2; distance > 0; distance /= 2)
           sum[m] += __shfl_xor_sync(0xffffffffu, sum[m], distance);
-        if (lane == 0) sums[unit * kM + m] = sum[m];
+        if (lane == 0) sums[item * kM + m] = sum[m];
+        sum[m] = 0;
       }
     }
   }
@@ -95,10 +116,10 @@ __global__ __launch_bounds__(kThreads, 3) void multiply(const Bf16* __restrict__
   for (int i = static_cast<int>(threadIdx.x); i < rows * kM; i += kThreads) {
     const int row = i / kM;
     const int m = i % kM;
-    float sum = 0;
-    for (int piece = 0; piece < pieces; ++piece) sum += sums[(row * pieces + piece) * kM + m];
-    if (bias != nullptr) sum += widen(bias[first_row + row]);
-    y[m * shape.n + first_row + row] = narrow<Bf16>(sum);
+    float total = 0;
+    for (int part = 0; part < parts; ++part) total += sums[(row * parts + part) * kM + m];
+    if (bias != nullptr) total += widen(bias[first_row + row]);
+    y[m * shape.n + first_row + row] = narrow<Bf16>(total);
   }
 }
 
@@ -110,17 +131,18 @@ cudaError_t gemv(const void* x,
                  void* y,
                  GemvShape shape,
                  cudaStream_t stream) {
-  const std::int64_t pieces = (shape.k + kPiece - 1) / kPiece;
-  if (shape.m < 1 || shape.m > 4 || pieces * shape.m > kMostSums) return cudaErrorInvalidValue;
-  const std::int64_t rows =
-      std::min((shape.n + kBlocks - 1) / kBlocks, kMostSums / (pieces * shape.m));
+  if (shape.m < 1 || shape.m > 4) return cudaErrorInvalidValue;
+  const auto rows = std::min<std::int64_t>((shape.n + kBlocks - 1) / kBlocks, kMostRows);
+  const auto steps = static_cast<int>((shape.k + kStep - 1) / kStep);
+  const int parts =
+      rows >= 2 * kWarps ? 1 : std::min<int>(steps, 2 * kWarps / static_cast<int>(rows));
   const auto run = [&](auto m) {
     constexpr int kM = decltype(m)::value;
     return launch_dependent(multiply<kM>, static_cast<unsigned>((shape.n + rows - 1) / rows),
-                            kThreads, static_cast<std::size_t>(rows * pieces * kM) * sizeof(float),
+                            kThreads, static_cast<std::size_t>(rows * parts * kM) * sizeof(float),
                             stream, static_cast<const Bf16*>(x), static_cast<const Bf16*>(weight),
                             static_cast<const Bf16*>(bias), static_cast<Bf16*>(y), shape,
-                            static_cast<int>(rows));
+                            static_cast<int>(rows), parts);
   };
   switch (shape.m) {
     case 1:
