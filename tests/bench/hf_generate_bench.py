@@ -34,7 +34,7 @@ def main():
         return model.generate(ids, generation_config=config).shape[1] * flags.batch - ids.numel()
 
     best, tokens = 1e30, 0
-    with torch.inference_mode():
+    with torch.no_grad():
         for _ in range(2):
             synchronize()
             start = time.perf_counter()

@@ -10,10 +10,13 @@ import os
 from pathlib import Path
 
 SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn, vocabulary, tied
+    "qwen2.5-0.5b": ("qwen2", 896, 24, 14, 2, 64, 4864, 151936, True),
     "qwen2.5-1.5b": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, True),
     "llama-3.2-1b": ("llama", 2048, 16, 32, 8, 64, 8192, 128256, True),
     "llama-3-8b": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False),
     "llama-3-70b": ("llama", 8192, 80, 64, 8, 128, 28672, 128256, False),
+    "qwen3-0.6b": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True),
+    "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False),
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
     "qwen3-30b-a3b-4": ("qwen3_moe", 2048, 4, 32, 4, 128, 768, 151936, False),  # its first four
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
@@ -43,11 +46,12 @@ def tensors(shape):
         if family == "qwen3_moe":
             yield p + "mlp.gate.weight", [QWEN3_EXPERTS, hidden]
             yield from gated_mlps([f"{p}mlp.experts.{e}." for e in range(QWEN3_EXPERTS)], hidden, ffn)
-            yield p + "self_attn.q_norm.weight", [dim]
-            yield p + "self_attn.k_norm.weight", [dim]
         else:
             yield from gated_mlps([p + "mlp."], hidden, ffn)
         yield p + "post_attention_layernorm.weight", [hidden]
+        if family.startswith("qwen3"):
+            yield p + "self_attn.q_norm.weight", [dim]
+            yield p + "self_attn.k_norm.weight", [dim]
         for name, rows in (("k", groups * dim), ("q", heads * dim), ("v", groups * dim)):
             if family == "qwen2":
                 yield f"{p}self_attn.{name}_proj.bias", [rows]
