@@ -23,9 +23,9 @@ std::string_view to_string(FinishReason reason) {
   return "";
 }
 
-void OutputProcessor::add_request(const std::string& request_id,
-                                  std::vector<std::int64_t> prompt_token_ids,
-                                  SamplingParams params) {
+std::optional<Answer> OutputProcessor::add_request(const std::string& request_id,
+                                                   std::vector<std::int64_t> prompt_token_ids,
+                                                   SamplingParams params) {
   require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
           request_id);
   try {
@@ -33,8 +33,7 @@ void OutputProcessor::add_request(const std::string& request_id,
     require(tokenizer_ != nullptr || params.stop.empty(), ErrorKind::kUsage,
             "stop: strings need a tokenizer, and there is none; stop_token_ids do not");
   } catch (const Error& error) {
-    refused_.push_back({.request_id = request_id, .error = error});
-    return;
+    return Answer{.request_id = request_id, .error = error};
   }
   Request request{
       .answer = {.request_id = request_id}, .number = num_requests_++, .added = Clock::now()};
@@ -48,10 +47,11 @@ void OutputProcessor::add_request(const std::string& request_id,
   }
   engine_.add_request(request_id, std::move(prompt_token_ids), std::move(params));
   requests_.emplace(request_id, std::move(request));
+  return std::nullopt;
 }
 
 std::vector<Answer> OutputProcessor::step(const OnText& on_text) {
-  auto answers = std::exchange(refused_, {});
+  std::vector<Answer> answers;
   for (auto& output : engine_.step()) {
     const auto found = requests_.find(output.request_id);
     auto& request = found->second;
@@ -68,7 +68,7 @@ std::vector<Answer> OutputProcessor::step(const OnText& on_text) {
 }
 
 std::vector<Answer> OutputProcessor::abort_all(const OnText& on_text) {
-  auto answers = std::exchange(refused_, {});
+  std::vector<Answer> answers;
   std::vector<Request*> in_order;
   for (auto& [id, request] : requests_) in_order.push_back(&request);
   std::ranges::sort(in_order, {}, &Request::number);

@@ -46,11 +46,11 @@ class OutputProcessor {
   OutputProcessor(LLMEngine& engine, const text::Tokenizer* tokenizer)
       : engine_(engine), tokenizer_(tokenizer) {}
 
-  // What is wrong with a request comes back as its answer.
-  void add_request(const std::string& request_id,
-                   std::vector<std::int64_t> prompt_token_ids,
-                   SamplingParams params);
-  bool has_unfinished() const { return !requests_.empty() || !refused_.empty(); }
+  // What is wrong with a request is its answer: returned at once, or by a step.
+  std::optional<Answer> add_request(const std::string& request_id,
+                                    std::vector<std::int64_t> prompt_token_ids,
+                                    SamplingParams params);
+  bool has_unfinished() const { return engine_.has_unfinished(); }  // of ranks as LLMEngine's
 
   // A step of the engine. Returns the answers that are complete with it.
   std::vector<Answer> step(const OnText& on_text = {});
@@ -77,7 +77,6 @@ class OutputProcessor {
   LLMEngine& engine_;
   const text::Tokenizer* tokenizer_;
   std::map<std::string, Request> requests_;
-  std::vector<Answer> refused_;
   std::uint64_t num_requests_ = 0;
 };
 

@@ -17,6 +17,8 @@ void add_verify_models(CLI::App& app);
 // train sft
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
+// bench rollout
+void add_bench(CLI::App& app);
 
 // Options of a mesh that several subcommands have.
 struct MeshFlags {
@@ -28,7 +30,8 @@ struct MeshFlags {
   int timeout_seconds = 600;
 };
 void add_mesh(CLI::App& command, MeshFlags& flags);
-void add_tensor_parallel_mesh(CLI::App& command, MeshFlags& flags);  // the tensor parallel axis alone
+void add_rollout_mesh(CLI::App& command, MeshFlags& flags);  // tensor and expert parallel alone
+distckpt::ParallelConfig parallel_of(const MeshFlags& flags);
 models::Alignment alignment_of(const MeshFlags& flags);
 models::World::Options world_options(const MeshFlags& flags);
 

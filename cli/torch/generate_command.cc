@@ -67,22 +67,22 @@ std::vector<Prompt> read_prompts(const Flags& flags, const RolloutModel& model) 
   return reader.take();
 }
 
-// What the ranks of a tensor parallel group do together, they stop together: they ask each other
-// now and then.
+// Ranks that step together stop together: they ask each other now and then.
 class Cancellation {
  public:
-  explicit Cancellation(const models::ProcessGroup& tp) : tp_(tp) {}
+  explicit Cancellation(const models::ParallelState& mesh)
+      : group_(mesh.shape().ep() > 1 ? mesh.all() : mesh.tp()) {}
 
   bool requested() {
     constexpr std::int64_t kStepsBetween = 16;
-    if (tp_.size() == 1) return stop_requested();
+    if (group_.size() == 1) return stop_requested();
     if (num_asked_++ % kStepsBetween != 0) return false;
-    return std::ranges::any_of(tp_.all_gather_bytes(stop_requested() ? "stop" : ""),
+    return std::ranges::any_of(group_.all_gather_bytes(stop_requested() ? "stop" : ""),
                                [](const auto& answer) { return !answer.empty(); });
   }
 
  private:
-  const models::ProcessGroup& tp_;
+  const models::ProcessGroup& group_;
   std::int64_t num_asked_ = 0;
 };
 
@@ -118,12 +118,15 @@ class Generation {
       }
     };
     add_requests(take);
-    Cancellation cancellation(model_.mesh().tp());
-    while (processor_.has_unfinished() && !totals.cancelled) {
+    Cancellation cancellation(model_.mesh());
+    bool stop = false;
+    while (!stop && processor_.has_unfinished()) {
       all(processor_.step(on_text));
-      totals.cancelled = processor_.has_unfinished() && cancellation.requested();
+      stop = cancellation.requested();
     }
-    all(processor_.abort_all(on_text));
+    const auto aborted = processor_.abort_all(on_text);
+    totals.cancelled = !aborted.empty();
+    all(aborted);
     const auto stats = engine_.stats();
     totals.prompt_tokens = stats.prompt_tokens;
     totals.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -146,7 +149,8 @@ class Generation {
         continue;
       }
       numbers_[prompt.id] = i;
-      processor_.add_request(prompt.id, prompt.token_ids, prompt.params);
+      const auto refused = processor_.add_request(prompt.id, prompt.token_ids, prompt.params);
+      if (refused) take(i, answer_json(prompt, *refused, /*has_text=*/true));
     }
   }
 

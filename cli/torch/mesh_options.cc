@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <numeric>
 
 #include "cli/torch/commands.h"
@@ -29,20 +30,20 @@ void add_mesh(CLI::App& command, MeshFlags& flags) {
        "Stages of layers");
   size("--cp,--context-parallel-size", parallel.context_parallel_size,
        "Ranks that share each sequence");
-  size("--ep,--expert-model-parallel-size", parallel.expert_model_parallel_size,
-       "Ranks that share the experts");
-  size("--etp,--expert-tensor-parallel-size", flags.expert_tensor_parallel_size,
-       "Ranks that share each expert. Default: as --tp");
   command.add_option("--pipeline-model-parallel-layout", parallel.pipeline_model_parallel_layout,
                      "Layers per stage, as Megatron-Core writes it: Et*3|(tt|)*2,L");
   command.add_flag("--sp,--sequence-parallel", flags.sequence_parallel,
                    "Tensor parallel ranks share the tokens between layers");
-  add_tensor_parallel_mesh(command, flags);
+  add_rollout_mesh(command, flags);
 }
 
-void add_tensor_parallel_mesh(CLI::App& command, MeshFlags& flags) {
+void add_rollout_mesh(CLI::App& command, MeshFlags& flags) {
   add_size(command, "--tp,--tensor-model-parallel-size", flags.parallel.tensor_model_parallel_size,
            "Ranks that share each layer");
+  add_size(command, "--ep,--expert-model-parallel-size", flags.parallel.expert_model_parallel_size,
+           "Ranks that share the experts");
+  add_size(command, "--etp,--expert-tensor-parallel-size", flags.expert_tensor_parallel_size,
+           "Ranks that share each expert. Default: as --tp");
   command
       .add_option("--alignment", flags.alignment,
                   "bitwise: one function of weights and tokens, on any mesh; fast: Megatron's way")
@@ -58,6 +59,13 @@ void add_tensor_parallel_mesh(CLI::App& command, MeshFlags& flags) {
       ->capture_default_str();
 }
 
+distckpt::ParallelConfig parallel_of(const MeshFlags& flags) {
+  auto parallel = flags.parallel;
+  if (flags.expert_tensor_parallel_size > 0)
+    parallel.expert_tensor_parallel_size = flags.expert_tensor_parallel_size;
+  return parallel;
+}
+
 models::Alignment alignment_of(const MeshFlags& flags) {
   return flags.alignment == "fast" ? models::Alignment::kFast : models::Alignment::kBitwise;
 }
@@ -70,7 +78,10 @@ models::World::Options world_options(const MeshFlags& flags) {
 void run_mesh(const MeshFlags& flags,
               int data_parallel_size,
               const std::function<void(models::World&)>& body) {
-  const auto ranks = fewest_ranks(flags.parallel) * data_parallel_size;
+  const auto parallel = parallel_of(flags);
+  const auto stages = parallel.context_parallel_size * parallel.pipeline_model_parallel_size;
+  const auto ranks = std::lcm(fewest_ranks(parallel), parallel.tensor_model_parallel_size * stages *
+                                                          std::max(data_parallel_size, 1));
   auto world = models::World::from_environment(world_options(flags));
   if (world.size() > 1 || ranks == 1) return body(world);
   require(flags.device == "cpu", ErrorKind::kUsage,

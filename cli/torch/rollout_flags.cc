@@ -1,11 +1,18 @@
 #include "cli/torch/rollout_flags.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "cli/commands.h"
 #include "converter/alignment/model_files.h"
+#include "converter/hf_config.h"
 #include "distckpt/error.h"
+#include "distckpt/file_io.h"
 #include "distckpt/json.h"
 #include "models/pipeline_forward.h"
 
@@ -15,10 +22,21 @@ namespace {
 using rollout::text::ModelFiles;
 using rollout::text::Tokenizer;
 
-ModelFiles model_files(const RolloutFlags& flags, const converter::Checkpoint& checkpoint) {
-  if (!flags.tokenizer.empty()) return ModelFiles(std::filesystem::path(flags.tokenizer));
-  if (!checkpoint.hf) return ModelFiles([](const auto&) { return std::nullopt; }, flags.checkpoint);
-  const auto read = [form = *checkpoint.hf](const std::string& name) -> std::optional<std::string> {
+std::optional<converter::Checkpoint> open_checkpoint(const RolloutFlags& flags) {
+  if (flags.load_format == "dummy") return std::nullopt;
+  return converter::open(flags.checkpoint, {.iteration = parse_iteration_flag(flags.iteration),
+                                            .hf_config = flags.hf_config});
+}
+
+ModelFiles model_files(const RolloutFlags& flags,
+                       const std::optional<converter::Checkpoint>& checkpoint) {
+  using std::filesystem::path;
+  if (!flags.tokenizer.empty()) return ModelFiles(path(flags.tokenizer));
+  if (!checkpoint) return ModelFiles(path(flags.checkpoint));
+  if (!checkpoint->hf)
+    return ModelFiles([](const auto&) { return std::nullopt; }, flags.checkpoint);
+  const auto read = [form =
+                         *checkpoint->hf](const std::string& name) -> std::optional<std::string> {
     if (std::ranges::find(form.carried, name) == form.carried.end()) return std::nullopt;
     return form.text(name);
   };
@@ -60,10 +78,15 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
   add_hf_config(command, flags.hf_config);
   command.add_option("--tokenizer", flags.tokenizer,
                      "A folder with tokenizer.json. Default: the checkpoint's");
+  command
+      .add_option("--load-format", flags.load_format,
+                  "dummy: random weights of the model that CHECKPOINT/config.json describes")
+      ->check(CLI::IsMember({"auto", "dummy"}))
+      ->capture_default_str();
   command.add_option("--dtype", flags.dtype, "What the model computes in: bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}))
       ->capture_default_str();
-  add_tensor_parallel_mesh(command, flags.mesh);
+  add_rollout_mesh(command, flags.mesh);
   command
       .add_option("--dp,--data-parallel-size", flags.data_parallel_size,
                   "Engines that share the prompts. Default: as many as the ranks allow")
@@ -90,14 +113,12 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
                    "Compute each prompt anew, though others begin alike");
   command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,
                    "Compute each prompt in one step");
+  command.add_flag("--enforce-eager", engine.enforce_eager, "No CUDA graphs");
 }
 
-void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
+void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params) {
   const auto number = [&](const char* name, auto& value, const char* what) {
     command.add_option(name, value, what)->capture_default_str()->group("Sampling");
-  };
-  const auto optional = [&](const char* name, auto& value, const char* what) {
-    return command.add_option(name, value, what)->group("Sampling");
   };
   number("--n", params.n, "Answers to each prompt");
   number("--temperature", params.temperature, "0: greedy, the likeliest token");
@@ -109,37 +130,70 @@ void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
   number("--presence-penalty", params.presence_penalty, "Above 0: against tokens of the answer");
   number("--frequency-penalty", params.frequency_penalty,
          "Above 0: against tokens of the answer, for each time");
-  optional("--seed", params.seed,
-           "The same draws for each prompt and run. Default: draws of each prompt's id");
-  optional("--stop", params.stop, "A string that ends an answer, before it; repeatable")
+}
+
+void add_sampling(CLI::App& command, rollout::SamplingParams& params) {
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    return command.add_option(name, value, what)->group("Sampling");
+  };
+  add_sampling_shape(command, params);
+  add("--seed", params.seed,
+      "The same draws for each prompt and run. Default: draws of each prompt's id");
+  add("--stop", params.stop, "A string that ends an answer, before it; repeatable")
       ->allow_extra_args(false);
-  optional("--stop-token-ids", params.stop_token_ids, "Tokens that end an answer: 1,2")
+  add("--stop-token-ids", params.stop_token_ids, "Tokens that end an answer: 1,2")
       ->delimiter(',')
       ->allow_extra_args(false);
   command.add_flag("--ignore-eos", params.ignore_eos, "Go on behind the end of text")
       ->group("Sampling");
-  number("--max-tokens", params.max_tokens, "Tokens of an answer, at most");
-  number("--min-tokens", params.min_tokens, "Tokens of an answer before it may end");
-  optional("--logprobs", params.logprobs,
-           "With --json: also the log-probabilities of so many of the likeliest tokens");
+  add("--max-tokens", params.max_tokens, "Tokens of an answer, at most")->capture_default_str();
+  add("--min-tokens", params.min_tokens, "Tokens of an answer before it may end")
+      ->capture_default_str();
+  add("--logprobs", params.logprobs,
+      "With --json: also the log-probabilities of so many of the likeliest tokens");
+}
+
+void fill_with_dummies(const models::GPTModel& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : model.parameters().all()) {
+    const auto& spec = parameter.spec;
+    auto value = parameter.value;
+    if (spec.global_shape.rank() < 2) {
+      value.fill_(spec.key.ends_with("bias") ? 0 : 1);
+      continue;
+    }
+    // Ranks that hold the same part of a tensor hold the same values.
+    auto seed = std::hash<std::string>{}(spec.key);
+    if (!spec.boxes.empty())
+      seed +=
+          std::hash<std::string>{}(fmt::format("{}", fmt::join(spec.boxes.front().offset, ",")));
+    at::manual_seed(seed);
+    value.normal_(0, 0.02);
+  }
 }
 
 RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
-    : checkpoint_(converter::open(
-          flags.checkpoint,
-          {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config})),
-      mesh_(world, flags.mesh.parallel, "rollout"),
+    : checkpoint_(open_checkpoint(flags)),
+      mesh_(world, parallel_of(flags.mesh), "rollout"),
       files_(model_files(flags, checkpoint_)),
       tokenizer_(find_tokenizer(flags, files_)),
       engine_options_(flags.engine) {
-  require(flags.data_parallel_size == 1 || flags.data_parallel_size == mesh_.shape().dp(),
+  require(flags.data_parallel_size == 0 || flags.data_parallel_size == mesh_.shape().dp(),
           ErrorKind::kUsage, "--dp {}: {} ranks in groups of {} are {} engines",
           flags.data_parallel_size, world.size(), mesh_.shape().tp(), mesh_.shape().dp());
+  const auto config_file = std::filesystem::path(flags.checkpoint) / "config.json";
+  const auto config = checkpoint_ ? checkpoint_->map.config
+                                  : converter::parse_hf_config(distckpt::read_text(config_file),
+                                                               config_file.string());
   chunks_ = models::make_stage(
-      checkpoint_.map.config, mesh_,
+      config, mesh_,
       {.alignment = alignment_of(flags.mesh),
        .dtype = flags.dtype == "fp32" ? distckpt::DType::kF32 : distckpt::DType::kBF16});
-  seconds_to_load_ = converter::load_model(chunks_, checkpoint_, {.round = true}).seconds;
+  if (checkpoint_) {
+    seconds_to_load_ = converter::load_model(chunks_, *checkpoint_, {.round = true}).seconds;
+  } else {
+    fill_with_dummies(model());
+  }
   engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
   engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
   engine_options_.eos_token_ids = eos_token_ids(files_, tokenizer_.get());

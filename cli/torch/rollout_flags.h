@@ -23,9 +23,10 @@ struct RolloutFlags {
   std::string iteration{};
   std::string hf_config{};
   std::string tokenizer{};  // a folder; empty: the checkpoint's own
+  std::string load_format = "auto";
   std::string dtype = "bf16";
   MeshFlags mesh{};
-  int data_parallel_size = 1;
+  int data_parallel_size = 0;  // 0: as many as the ranks allow
   rollout::EngineOptions engine{};
   std::string kv_cache_memory{};
   bool no_enable_prefix_caching = false;
@@ -33,6 +34,11 @@ struct RolloutFlags {
 };
 void add_rollout(CLI::App& command, RolloutFlags& flags);
 void add_sampling(CLI::App& command, rollout::SamplingParams& params);
+// How tokens are drawn alone, not when an answer ends.
+void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params);
+
+// Of a model that is measured, not used: weights that depend on nothing but the model.
+void fill_with_dummies(const models::GPTModel& model);
 
 class RolloutModel {
  public:
@@ -48,7 +54,7 @@ class RolloutModel {
   double seconds_to_load() const { return seconds_to_load_; }
 
  private:
-  converter::Checkpoint checkpoint_;
+  std::optional<converter::Checkpoint> checkpoint_;  // nothing with dummy weights
   models::ParallelState mesh_;
   std::vector<std::unique_ptr<models::GPTModel>> chunks_;
   rollout::text::ModelFiles files_;

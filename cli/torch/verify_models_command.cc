@@ -92,10 +92,8 @@ void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks, 
     fmt::print(stderr, "note       NaN or Inf among the weights of {}\n", named);
 }
 
-void verify_logits(Flags& flags) {
-  auto& parallel = flags.mesh.parallel;
-  if (flags.mesh.expert_tensor_parallel_size > 0)
-    parallel.expert_tensor_parallel_size = flags.mesh.expert_tensor_parallel_size;
+void verify_logits(const Flags& flags) {
+  const auto parallel = parallel_of(flags.mesh);
   require(!flags.checkpoint.empty(), ErrorKind::kUsage, "--logits names no checkpoint");
   if (flags.reference.empty()) {
     throw Error(ErrorKind::kUsage, "there is no --reference to compare with",

@@ -37,7 +37,8 @@ std::string output_of_ferry(const std::string& arguments) {
 }
 
 // The subcommands of the program of models, and how docs/cli.md calls them.
-const std::map<std::string, std::string> kOfModels{{"generate", "generate"}, {"train", "train sft"}};
+const std::map<std::string, std::string> kOfModels{
+    {"bench", "bench rollout"}, {"generate", "generate"}, {"train", "train sft"}};
 
 // The sections of docs/cli.md by heading: "ferry", "ferry convert".
 std::map<std::string, std::string> read_sections() {
