@@ -35,6 +35,7 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
+  models::release_cached_memory(mesh.world().device());
   const auto free = models::free_memory(mesh.world().device());
   const auto bytes =
       free ? static_cast<std::int64_t>(static_cast<double>(*free) * options.gpu_memory_utilization)

@@ -1,7 +1,6 @@
 #include "distckpt/error.h"
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/gemm.h"
-#include "models/kernels/gemv_cuda.h"
 #include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm_cuda.h"
@@ -28,12 +27,6 @@ std::vector<GemmChoice> gemm_choices() {
 }
 std::vector<std::pair<std::string, std::string>> gemm_environment() {
   return {};
-}
-bool gemv_cuda_supports(const at::Tensor&, const at::Tensor&) {
-  return false;
-}
-at::Tensor gemv_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-  absent();
 }
 bool paged_attention_cuda_supports(at::Device, at::ScalarType, std::int64_t, std::int64_t) {
   return false;

@@ -20,19 +20,6 @@ cudaError_t serial_gemm(const float* x,
                         std::int64_t k,
                         cudaStream_t stream);
 
-// y[m, n] = sum over k of x[m, k] w[n, k] + bias[n], of at most 4 rows x; bf16, sums in fp32.
-struct GemvShape {
-  std::int64_t m = 0;
-  std::int64_t n = 0;
-  std::int64_t k = 0;  // a multiple of 8
-};
-cudaError_t gemv(const void* x,
-                 const void* weight,
-                 const void* bias,  // or null
-                 void* y,
-                 GemvShape shape,
-                 cudaStream_t stream);
-
 struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128

@@ -1,6 +1,5 @@
 #include "models/kernels/linear.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -9,7 +8,6 @@
 #include <optional>
 
 #include "models/kernels/gemm.h"
-#include "models/kernels/gemv_cuda.h"
 
 namespace ferry::models {
 namespace {
@@ -54,8 +52,6 @@ at::Tensor linear(const at::Tensor& x,
   if (alignment == Alignment::kBitwise && x.is_cuda())
     return RowInvariantProduct::apply(x, weight, optional_bias);
   const auto rows = x.size(0);
-  if (!at::GradMode::is_enabled() && gemv_cuda_supports(x, weight))
-    return gemv_cuda(x, weight, bias);
   if (alignment == Alignment::kFast || rows >= kFewestRows || rows == 0)
     return at::linear(x, weight, optional_bias);
   const auto padded = at::constant_pad_nd(x, {0, 0, 0, kFewestRows - rows});

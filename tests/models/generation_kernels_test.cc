@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "models/kernels/attention_cuda.h"
-#include "models/kernels/gemv_cuda.h"
 #include "models/kernels/paged_attention.h"
 #include "tests/models/cuda_fixture.h"
 
@@ -18,24 +17,6 @@ using GenerationKernels = CudaKernels;
 struct Heads {
   std::int64_t heads, groups, dim;
 };
-
-TEST_F(GenerationKernels, ProductsOfFewRowsAreNearThoseOfDoubles) {
-  for (const auto& [n, k] :
-       {std::pair<std::int64_t, std::int64_t>{7, 64}, {1536, 1536}, {511, 8960}})
-    for (const std::int64_t rows : {1, 2, 3, 4}) {
-      const auto x = random({rows, k});
-      const auto weight = random({n, k});
-      const auto bias = random({n});
-      const auto expected =
-          at::linear(x.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
-      const auto got = gemv_cuda(x, weight, bias);
-      // Half a unit of bf16's last place, and fp32's sums.
-      const auto bound = expected.abs() / 256 + 1e-3;
-      EXPECT_TRUE((got.to(at::kDouble) - expected).abs().le(bound).all().item<bool>())
-          << n << " " << rows;
-      EXPECT_TRUE(same_bytes(gemv_cuda(x.narrow(0, rows - 1, 1), weight, bias)[0], got[rows - 1]));
-    }
-}
 
 // Lengths at both sides of what a block of the cache, and of flash's keys, has.
 TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
