@@ -40,8 +40,12 @@ at::Tensor copy_to_host(const c10::Storage& storage) {
   const auto pinned =
       at::TensorOptions().dtype(at::kByte).pinned_memory(storage.device().is_cuda());
   auto copy = at::empty({static_cast<std::int64_t>(size)}, pinned);
-  copy.copy_(bytes_of(storage, size), /*non_blocking=*/true);
+  copy_to_host(storage, copy);
   return copy;
+}
+
+void copy_to_host(const c10::Storage& storage, const at::Tensor& copy) {
+  copy.copy_(bytes_of(storage, storage.nbytes()), /*non_blocking=*/true);
 }
 
 OffloadableMemory::OffloadableMemory(const std::vector<at::Tensor>& tensors, bool keep)

@@ -17,6 +17,7 @@ namespace ferry::trainer {
 
 // A storage's bytes [bytes], pinned where it is of a GPU; begun, in the order of the stream.
 at::Tensor copy_to_host(const c10::Storage& storage);
+void copy_to_host(const c10::Storage& storage, const at::Tensor& copy);  // into that
 
 // Storages that come and go together.
 class OffloadableMemory {

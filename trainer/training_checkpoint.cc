@@ -20,7 +20,6 @@
 #include "models/device.h"
 #include "models/device_box_io.h"
 #include "models/world.h"
-#include "trainer/host_snapshot.h"
 
 namespace ferry::trainer {
 namespace fs = std::filesystem;
@@ -188,7 +187,7 @@ void TrainingCheckpoint::save_in_background(std::int64_t iteration, const Caller
   }
   background_ =
       std::async(std::launch::async, [this, iteration, common = common_state(caller),
-                                      copies = snapshot_on_host(tensors(), shards())]() mutable {
+                                      copies = snapshot_.take(tensors(), shards())]() mutable {
         models::set_device(world_.device());
         return write(*background_ranks_, iteration, std::move(copies), std::move(common));
       });

@@ -20,6 +20,7 @@
 #include "converter/save.h"
 #include "models/gpt_model.h"
 #include "trainer/distributed_optimizer.h"
+#include "trainer/host_snapshot.h"
 #include "trainer/optimizer_param_scheduler.h"
 
 namespace ferry::trainer {
@@ -93,6 +94,7 @@ class TrainingCheckpoint {
   OptimizerParamScheduler& scheduler_;
   CheckpointConfig config_;
   std::unique_ptr<models::ProcessGroup> background_ranks_;  // that nobody else talks over
+  HostSnapshot snapshot_;
   std::future<converter::SaveReport> background_;           // its end waits for the thread
 };
 
