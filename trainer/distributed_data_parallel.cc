@@ -1,7 +1,6 @@
 #include "trainer/distributed_data_parallel.h"
 
 #include <ATen/ops/cat.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -9,19 +8,26 @@
 
 #include "distckpt/error.h"
 #include "models/finalize_model_grads.h"
+#include "models/main_grad.h"
 
 namespace ferry::trainer {
 
 using models::GPTModel;
 using models::ParameterSpec;
 
-// After autograd has accumulated a leaf's gradient of one backward pass.
-class DistributedDataParallel::Hook : public torch::autograd::PostAccumulateGradHook {
+// After autograd has accumulated a leaf's gradient of one backward pass, or a product has added it.
+class DistributedDataParallel::Hook : public models::MainGradHook {
  public:
   Hook(DistributedDataParallel& owner, std::size_t buffer, std::size_t bucket, BufferSlot slot)
       : owner_(owner), buffer_(buffer), bucket_(bucket), slot_(slot) {}
 
-  void operator()(const at::Tensor&) override { owner_.accumulate(buffer_, bucket_, slot_); }
+  void operator()(const at::Tensor& leaf) override {
+    main_grad().add_(leaf.grad());
+    leaf.mutable_grad() = at::Tensor();
+    accumulated();
+  }
+  at::Tensor main_grad() const override { return owner_.buffers_[buffer_].main_grad(slot_); }
+  void accumulated() override { owner_.accumulated(buffer_, bucket_); }
 
  private:
   DistributedDataParallel& owner_;
@@ -115,12 +121,7 @@ void DistributedDataParallel::expect_last_backward(std::size_t chunk) {
   }
 }
 
-void DistributedDataParallel::accumulate(std::size_t buffer,
-                                         std::size_t bucket,
-                                         const BufferSlot& slot) {
-  const auto& leaf = buffers_[buffer].parameters().leaves()[slot.leaf].value;
-  buffers_[buffer].main_grad(slot).add_(leaf.grad());
-  leaf.mutable_grad() = at::Tensor();
+void DistributedDataParallel::accumulated(std::size_t buffer, std::size_t bucket) {
   auto& progress = progress_[buffer];
   if (!progress.last_backward) return;
   --progress.missing[bucket];

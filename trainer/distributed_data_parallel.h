@@ -59,7 +59,7 @@ class DistributedDataParallel {
   class Hook;
   struct Progress;  // of a chunk's buckets in its last backward pass
 
-  void accumulate(std::size_t buffer, std::size_t bucket, const BufferSlot& slot);
+  void accumulated(std::size_t buffer, std::size_t bucket);
   void sum_over_tensor_parallel_ranks();
   void sum_embeddings();
 

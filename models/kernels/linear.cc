@@ -1,5 +1,7 @@
 #include "models/kernels/linear.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -8,6 +10,7 @@
 #include <optional>
 
 #include "models/kernels/gemm.h"
+#include "models/main_grad.h"
 
 namespace ferry::models {
 namespace {
@@ -16,16 +19,36 @@ namespace {
 constexpr std::int64_t kFewestRows = 16;
 constexpr std::int64_t kFewestColumns = 16;
 
-// Forward by gemm_nt; the gradients as at::linear's.
-class RowInvariantProduct : public torch::autograd::Function<RowInvariantProduct> {
+// Whether products on a GPU can add to it in fp32.
+bool adds_to_main_grad(const at::Tensor& weight) {
+  if (!weight.is_cuda() || weight.scalar_type() == at::kFloat) return false;
+  const auto* const hook = main_grad_hook(weight);
+  return hook != nullptr && hook->main_grad().scalar_type() == at::kFloat;
+}
+
+// Undefined if it has been added where the trainer sums it.
+at::Tensor gradient_of_weight(const at::Tensor& grad,
+                              const at::Tensor& x,
+                              const at::Tensor& weight) {
+  if (!adds_to_main_grad(weight)) return at::matmul(grad.t(), x);
+  auto* const hook = main_grad_hook(weight);
+  auto sum = hook->main_grad();
+  at::addmm_out(sum, sum, grad.t(), x, at::kFloat);
+  hook->accumulated();
+  return {};
+}
+
+// Forward by gemm_nt in kBitwise; the gradients as at::linear's.
+class Product : public torch::autograd::Function<Product> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& x,
                             const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+                            const std::optional<at::Tensor>& bias,
+                            bool bitwise) {
     context->save_for_backward({x, weight});
     context->saved_data["has_bias"] = bias.has_value();
-    return gemm_nt(x, weight, bias.value_or(at::Tensor()));
+    return bitwise ? gemm_nt(x, weight, bias.value_or(at::Tensor())) : at::linear(x, weight, bias);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& grads) {
@@ -35,10 +58,10 @@ class RowInvariantProduct : public torch::autograd::Function<RowInvariantProduct
     at::Tensor grad_weight;
     at::Tensor grad_bias;
     if (context->needs_input_grad(0)) grad_x = at::matmul(grad, saved[1]);
-    if (context->needs_input_grad(1)) grad_weight = at::matmul(grad.t(), saved[0]);
+    if (context->needs_input_grad(1)) grad_weight = gradient_of_weight(grad, saved[0], saved[1]);
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
       grad_bias = grad.sum(0);
-    return {grad_x, grad_weight, grad_bias};
+    return {grad_x, grad_weight, grad_bias, at::Tensor()};
   }
 };
 
@@ -49,8 +72,9 @@ at::Tensor linear(const at::Tensor& x,
                   const at::Tensor& bias,
                   Alignment alignment) {
   const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  if (alignment == Alignment::kBitwise && x.is_cuda())
-    return RowInvariantProduct::apply(x, weight, optional_bias);
+  const bool bitwise_on_gpu = alignment == Alignment::kBitwise && x.is_cuda();
+  if (bitwise_on_gpu || (at::GradMode::is_enabled() && adds_to_main_grad(weight)))
+    return Product::apply(x, weight, optional_bias, bitwise_on_gpu);
   const auto rows = x.size(0);
   if (alignment == Alignment::kFast || rows >= kFewestRows || rows == 0)
     return at::linear(x, weight, optional_bias);

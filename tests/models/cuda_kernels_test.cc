@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/split_qkv.h"
 #include "models/kernels/swiglu_cuda.h"
+#include "models/main_grad.h"
 #include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
@@ -366,6 +368,38 @@ TEST_F(CudaKernels, CudnnsAttentionIsThatOfHuggingFacesSdpa) {
     const auto got =
         attention_cuda(query, key, value, {{0, 300, 0, 300}}, {.scale = 0.1}, GpuAttention::kCudnn);
     EXPECT_TRUE(same_bytes(got, expected)) << dim;
+  }
+}
+
+class Sum : public MainGradHook {
+ public:
+  explicit Sum(at::Tensor& memory, int& times) : memory_(memory), times_(times) {}
+  void operator()(const at::Tensor&) override { ADD_FAILURE() << "autograd got the gradient"; }
+  at::Tensor main_grad() const override { return memory_; }
+  void accumulated() override { ++times_; }
+
+ private:
+  at::Tensor& memory_;
+  int& times_;
+};
+
+TEST_F(CudaKernels, ProductsAddTheirWeightsGradientsInFp32) {
+  for (const auto alignment : {Alignment::kBitwise, Alignment::kFast}) {
+    auto weight = random({256, 192}).requires_grad_();
+    auto sum = at::zeros({256, 192}, weight.options().dtype(at::kFloat).requires_grad(false));
+    auto expected = at::zeros_like(sum).to(at::kDouble);
+    int times = 0;
+    torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<Sum>(sum, times));
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+      const auto x = random({500, 192}).requires_grad_();
+      const auto grad = random({500, 256});
+      linear(x, weight, {}, alignment).backward(grad);
+      expected += at::matmul(grad.t().to(at::kDouble), x.detach().to(at::kDouble));
+      EXPECT_TRUE(same_bytes(x.grad(), at::matmul(grad, weight.detach())));
+    }
+    EXPECT_EQ(times, 3);
+    EXPECT_FALSE(weight.grad().defined());
+    EXPECT_LT((sum.to(at::kDouble) - expected).abs().max().item<double>(), 1e-3);
   }
 }
 
