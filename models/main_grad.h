@@ -9,12 +9,11 @@
 
 namespace ferry::models {
 
-// Set as a leaf's post-accumulate hook (torch::autograd::impl::set_post_acc_grad_hooks).
+// Set as a leaf's post-accumulate hook (torch::autograd::impl::set_post_acc_grad_hooks): autograd
+// calls it after each backward pass, with a leaf whose grad() is undefined if a product has added it.
 class MainGradHook : public torch::autograd::PostAccumulateGradHook {
  public:
   virtual at::Tensor main_grad() const = 0;  // of the leaf's shape
-  // A backward pass has added its gradient there.
-  virtual void accumulated() = 0;
 };
 
 // Null if the leaf has none.

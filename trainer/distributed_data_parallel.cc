@@ -15,19 +15,18 @@ namespace ferry::trainer {
 using models::GPTModel;
 using models::ParameterSpec;
 
-// After autograd has accumulated a leaf's gradient of one backward pass, or a product has added it.
+// After a leaf has got its gradient of one backward pass.
 class DistributedDataParallel::Hook : public models::MainGradHook {
  public:
   Hook(DistributedDataParallel& owner, std::size_t buffer, std::size_t bucket, BufferSlot slot)
       : owner_(owner), buffer_(buffer), bucket_(bucket), slot_(slot) {}
 
   void operator()(const at::Tensor& leaf) override {
-    main_grad().add_(leaf.grad());
+    if (leaf.grad().defined()) main_grad().add_(leaf.grad());
     leaf.mutable_grad() = at::Tensor();
-    accumulated();
+    owner_.accumulated(buffer_, bucket_);
   }
   at::Tensor main_grad() const override { return owner_.buffers_[buffer_].main_grad(slot_); }
-  void accumulated() override { owner_.accumulated(buffer_, bucket_); }
 
  private:
   DistributedDataParallel& owner_;

@@ -31,10 +31,8 @@ at::Tensor gradient_of_weight(const at::Tensor& grad,
                               const at::Tensor& x,
                               const at::Tensor& weight) {
   if (!adds_to_main_grad(weight)) return at::matmul(grad.t(), x);
-  auto* const hook = main_grad_hook(weight);
-  auto sum = hook->main_grad();
+  auto sum = main_grad_hook(weight)->main_grad();
   at::addmm_out(sum, sum, grad.t(), x, at::kFloat);
-  hook->accumulated();
   return {};
 }
 
