@@ -12,8 +12,7 @@
 namespace ferry::models {
 namespace {
 
-// Smaller products of the host have bits of their own.
-constexpr std::int64_t kFewestRows = 16;
+// Of fewer columns too.
 constexpr std::int64_t kFewestColumns = 16;
 
 // Forward by gemm_nt; the gradients as at::linear's.
@@ -52,9 +51,9 @@ at::Tensor linear(const at::Tensor& x,
   if (alignment == Alignment::kBitwise && x.is_cuda())
     return RowInvariantProduct::apply(x, weight, optional_bias);
   const auto rows = x.size(0);
-  if (alignment == Alignment::kFast || rows >= kFewestRows || rows == 0)
+  if (alignment == Alignment::kFast || rows >= kHostProductRows || rows == 0)
     return at::linear(x, weight, optional_bias);
-  const auto padded = at::constant_pad_nd(x, {0, 0, 0, kFewestRows - rows});
+  const auto padded = at::constant_pad_nd(x, {0, 0, 0, kHostProductRows - rows});
   return at::linear(padded, weight, optional_bias).narrow(0, 0, rows);
 }
 
