@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "models/kernels/gemm.h"
+#include "models/kernels/host_product.h"
 
 namespace ferry::models {
 namespace {
@@ -51,6 +52,9 @@ at::Tensor linear(const at::Tensor& x,
   if (alignment == Alignment::kBitwise && x.is_cuda())
     return RowInvariantProduct::apply(x, weight, optional_bias);
   const auto rows = x.size(0);
+  if (!at::GradMode::is_enabled()) {
+    if (auto y = host_product(x, weight, bias); y.defined()) return y;
+  }
   if (alignment == Alignment::kFast || rows >= kHostProductRows || rows == 0)
     return at::linear(x, weight, optional_bias);
   const auto padded = at::constant_pad_nd(x, {0, 0, 0, kHostProductRows - rows});

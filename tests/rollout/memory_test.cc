@@ -31,14 +31,18 @@ support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
 }
 
+distckpt::TransformerConfig config_of(const char* family) {
+  auto config = support::tiny_config(tiny(family));
+  config.max_position_embeddings = 512;
+  return config;
+}
+
 class Memory : public testing::Test {
  protected:
   // Of tiny tensors a second thread takes longer to wake than to compute.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 
-  Memory() { config_.max_position_embeddings = 512; }
-
-  distckpt::TransformerConfig config_ = support::tiny_config(tiny("qwen2"));
+  distckpt::TransformerConfig config_ = config_of("qwen2");
   models::World world_{{}};
   models::ParallelState mesh_{world_, {}, "test"};
   GPTModel model_{config_, mesh_, models::stage_chunks(config_, {}, 0)[0], {}};
@@ -122,8 +126,7 @@ TEST_F(Memory, NothingOfOldWeightsIsUsedWithNewOnes) {
 TEST(Latents, AreKeptInPlaceOfKeysAndValues) {
   at::set_num_threads(1);
   for (const char* const family : {"deepseek_v2", "deepseek_v3"}) {
-    auto config = support::tiny_config(tiny(family));
-    config.max_position_embeddings = 512;
+    const auto config = config_of(family);
     for (const int tp : {1, 2}) {
       SCOPED_TRACE(family + std::to_string(tp));
       models::run_ranks(tp, {}, [&](models::World& world) {
@@ -138,7 +141,7 @@ TEST(Latents, AreKeptInPlaceOfKeysAndValues) {
         support::fill_parameters(model, 1);
         EXPECT_EQ(KVCache::bytes_per_block(model),
                   config.num_layers * 64 * (config.kv_lora_rank + config.qk_pos_emb_head_dim) * 4);
-        LLMEngine engine(model, {.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = 9});
+        LLMEngine engine(model, {.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = 5});
         const auto samples = run_load(engine, config.vocab_size, {.tokens = 150, .seed = 3});
         EXPECT_GT(engine.stats().num_preemptions, 0);
         EXPECT_LT(support::largest_difference(model, samples), 2e-4);
