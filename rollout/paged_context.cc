@@ -6,6 +6,7 @@
 #include <span>
 
 #include "models/kernels/paged_attention.h"
+#include "models/kernels/paged_attention_host.h"
 
 namespace ferry::rollout {
 
@@ -34,6 +35,11 @@ at::Tensor PagedContext::attend(std::int64_t layer,
   const bool has_kernel = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
                                                                 query.size(2), value.size(2));
   const auto decodes = step_.num_decodes;
+  if (decodes > 0 && !has_kernel) {
+    const auto decoded = models::paged_attention_host(
+        query.narrow(0, 0, decodes), paged(cache_.key(layer), cache_.value(layer)), options);
+    if (decoded.defined()) return with_chunks(decoded, query.size(0), chunks);
+  }
   if (decodes == 0 || (!has_kernel && options.alignment == models::Alignment::kBitwise))
     return chunks(0);
   const auto kernel =

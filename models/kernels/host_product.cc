@@ -3,112 +3,22 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in the header of GCC 12: PR 105593
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <tuple>
 
+#include "models/kernels/host_chains.h"
+
 namespace ferry::models {
 namespace {
 
-#define FERRY_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-
-using Half = std::uint16_t;  // the bits of a bf16
-
-constexpr std::int64_t kColumns = 16;  // of a panel: rows of the weight
-constexpr std::int64_t kTileRows = 8;  // of x, whose sums are kept in registers
-constexpr std::int64_t kLongestBlock = 1024;
-constexpr std::int64_t kPairs = kLongestBlock / 2;
-
-// Pairs of neighbours along K of 16 rows of the weight: [pairs][16].
-struct Panel {
-  __m512i of[kPairs];
-};
-
-// Transposes 16 x 16 words.
-FERRY_AVX512_BF16 inline void transpose(__m512i* rows) {
-  __m512i a[16];
-  for (int i = 0; i < 8; ++i) {
-    a[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-    a[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-  }
-  __m512i b[16];
-  for (int i = 0; i < 4; ++i) {
-    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const auto low0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
-    const auto low1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
-    const auto high0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
-    const auto high1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
-    rows[i] = _mm512_shuffle_i32x4(low0, low1, 0x88);
-    rows[i + 8] = _mm512_shuffle_i32x4(low0, low1, 0xdd);
-    rows[i + 4] = _mm512_shuffle_i32x4(high0, high1, 0x88);
-    rows[i + 12] = _mm512_shuffle_i32x4(high0, high1, 0xdd);
-  }
-}
-
-// `count` channels, an even number, of `columns` rows of the weight that lie `stride` apart; zeros
-// fill it up to whole vectors.
-FERRY_AVX512_BF16 void pack(const Half* weight,
-                            std::int64_t stride,
-                            std::int64_t columns,
-                            std::int64_t count,
-                            Panel& panel) {
-  for (std::int64_t k = 0; k < count; k += 32) {
-    const auto mask = static_cast<__mmask32>(
-        count - k >= 32 ? ~0U : (1U << static_cast<unsigned>(count - k)) - 1U);
-    __m512i rows[kColumns];
-    for (std::int64_t j = 0; j < kColumns; ++j) {
-      rows[j] = j < columns ? _mm512_maskz_loadu_epi16(mask, weight + j * stride + k)
-                            : _mm512_setzero_si512();
-    }
-    transpose(rows);
-    std::copy_n(rows, kColumns, panel.of + k / 2);
-  }
-}
-
-// sums[i] += the product of a block of row i and the panel. Meanwhile what is packed next, 16 rows
-// that begin at `next` and lie `stride` apart, comes out of memory.
-template <int Rows>
-FERRY_AVX512_BF16 void multiply(const Half* x,
-                                std::int64_t stride,
-                                const Panel& panel,
-                                std::int64_t pairs,
-                                const Half* next,
-                                bool first,
-                                __m512* sums) {
-  __m512 chains[Rows];
-  for (auto& chain : chains) chain = _mm512_setzero_ps();
-  for (std::int64_t p = 0; p < pairs; ++p) {
-    if (next != nullptr) {
-      const auto* const line = next + (p % kColumns) * stride + p / kColumns * 32;
-      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
-    }
-    const auto weights = (__m512bh)panel.of[p];
-    for (int i = 0; i < Rows; ++i) {
-      int pair = 0;
-      std::memcpy(&pair, x + i * stride + 2 * p, sizeof pair);
-      chains[i] = _mm512_dpbf16_ps(chains[i], weights, (__m512bh)_mm512_set1_epi32(pair));
-    }
-  }
-  for (int i = 0; i < Rows; ++i) sums[i] = first ? chains[i] : _mm512_add_ps(sums[i], chains[i]);
-}
-
-using Multiply =
-    void (*)(const Half*, std::int64_t, const Panel&, std::int64_t, const Half*, bool, __m512*);
-constexpr Multiply kMultiply[kTileRows]{multiply<1>, multiply<2>, multiply<3>, multiply<4>,
-                                        multiply<5>, multiply<6>, multiply<7>, multiply<8>};
+using host::Half;
+using host::kColumns;
+using host::kLongestBlock;
+using host::kTileRows;
+using host::Panel;
 
 struct Product {
   const Half* x = nullptr;       // [rows, k]
@@ -129,13 +39,13 @@ FERRY_AVX512_BF16 void multiply_panel(const Product& product, std::int64_t colum
   for (std::int64_t begin = 0; begin < product.k; begin += product.block) {
     const auto count = std::min(product.block, product.k - begin);
     const auto* const weight = product.weight + column * product.k + begin;
-    pack(weight, product.k, columns, count, panel);
+    host::pack(weight, product.k, columns, count, panel);
     const auto* const next =
         column + 2 * kColumns <= product.n ? weight + kColumns * product.k : nullptr;
     for (std::int64_t row = 0; row < product.rows; row += kTileRows) {
       const auto tile = std::min(kTileRows, product.rows - row);
-      kMultiply[tile - 1](product.x + row * product.k + begin, product.k, panel, count / 2,
-                          row == 0 ? next : nullptr, begin == 0, sums + row);
+      host::kMultiply[tile - 1](product.x + row * product.k + begin, product.k, panel, count / 2,
+                                row == 0 ? next : nullptr, begin == 0, sums + row);
     }
   }
   const auto mask = static_cast<__mmask16>((1U << static_cast<unsigned>(columns)) - 1U);
@@ -232,16 +142,10 @@ class Blocks {
   std::map<std::tuple<std::int64_t, std::int64_t, bool, int>, std::optional<std::int64_t>> known_;
 };
 
-bool has_instructions() {
-  static const bool has = __builtin_cpu_supports("avx512bf16") &&
-                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  return has;
-}
-
 }  // namespace
 
 at::Tensor host_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool fits = has_instructions() && x.device().is_cpu() && x.dim() == 2 &&
+  const bool fits = host::has_avx512_bf16() && x.device().is_cpu() && x.dim() == 2 &&
                     x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16 &&
                     weight.is_contiguous() && x.size(0) > 0 && x.size(0) <= kMostHostProductRows &&
                     x.size(1) % 2 == 0 && (!bias.defined() || bias.scalar_type() == at::kBFloat16);
