@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "models/kernels/attention.h"
+#include "models/kernels/latent_attention.h"
 
 namespace ferry::models {
 
@@ -23,6 +24,15 @@ class InferenceContext {
                             const at::Tensor& key,
                             const at::Tensor& value,
                             const AttentionOptions& options) = 0;
+
+  // The same of multi-latent attention that keeps a token's latent and the rotated part of its key,
+  // `latents` [rows, rank + rotated]. query [rows, heads, key_dim + rotated] -> [rows, heads,
+  // value_dim].
+  virtual at::Tensor attend_latents(std::int64_t layer,
+                                    const at::Tensor& query,
+                                    const at::Tensor& latents,
+                                    const LatentUpProjection& up,
+                                    const AttentionOptions& options) = 0;
 };
 
 }  // namespace ferry::models

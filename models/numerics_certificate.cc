@@ -2,10 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +19,7 @@
 #include "models/kernels/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/rms_norm_cuda.h"
+#include "models/numerics_digest.h"
 
 namespace ferry::models {
 namespace {
@@ -234,14 +233,9 @@ class Examiner {
 };
 
 std::vector<std::pair<std::string, std::string>> environment(const NumericsOptions& options) {
-  std::vector<std::pair<std::string, std::string>> facts{
-      {"LibTorch", TORCH_VERSION},
-      {"dtype", c10::toString(options.dtype)},
-      {"host instructions", at::get_cpu_capability()},
-      {"host threads", fmt::format("{}", at::get_num_threads())}};
-  if (!options.device.is_cuda()) return facts;
-  for (auto& fact : gemm_environment()) facts.push_back(std::move(fact));
-  facts.emplace_back("cuDNN", fmt::format("{}", at::detail::getCUDAHooks().versionRuntimeCuDNN()));
+  auto facts = numerics_environment(options.device);
+  facts.emplace_back("dtype", c10::toString(options.dtype));
+  facts.emplace_back("host threads", fmt::format("{}", at::get_num_threads()));
   return facts;
 }
 

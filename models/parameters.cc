@@ -17,9 +17,8 @@ at::IntArrayRef sizes(const distckpt::Shape& shape) {
   return {shape.begin(), shape.end()};
 }
 
-at::Tensor unfilled(std::vector<std::int64_t> shape, at::ScalarType dtype, at::Device device) {
-  return at::full(shape, std::numeric_limits<double>::quiet_NaN(),
-                  at::TensorOptions().dtype(dtype).device(device));
+at::Tensor empty_of(std::vector<std::int64_t> shape, at::ScalarType dtype, at::Device device) {
+  return at::empty(shape, at::TensorOptions().dtype(dtype).device(device));
 }
 
 }  // namespace
@@ -71,14 +70,42 @@ void Parameters::add_leaf(at::Tensor value,
     auto& parameter = parameters_[parameters[i]];
     leaf_of_[parameters[i]] = {leaves_.size(), static_cast<std::int64_t>(i)};
     parameter.value = part_of(leaf, i);
-    const auto& spec = parameter.spec;
+  }
+  mark_unloaded(leaf);
+  value.requires_grad_(parameters_[parameters[0]].spec.trained);
+  leaves_.push_back(leaf);
+}
+
+void Parameters::mark_unloaded(const Leaf& leaf) const {
+  leaf.value.detach().fill_(std::numeric_limits<double>::quiet_NaN());
+  for (const auto index : leaf.parameters) {
+    const auto& [spec, value] = parameters_[index];
     if (spec.vocab < 0) continue;
     const auto padding = std::max<std::int64_t>(spec.boxes[0].offset[0], spec.vocab);
     const auto first = padding - spec.boxes[0].offset[0];
-    if (first < spec.shape[0]) parameter.value.narrow(0, first, spec.shape[0] - first).zero_();
+    if (first < spec.shape[0]) value.narrow(0, first, spec.shape[0] - first).zero_();
   }
-  value.requires_grad_(parameters_[parameters[0]].spec.trained);
-  leaves_.push_back(leaf);
+}
+
+// Tensors keep their storage, which loses its memory: whatever views there are see the new one.
+void Parameters::release() {
+  for (const auto& leaf : leaves_) {
+    const auto& storage = leaf.value.storage();
+    if (storage.nbytes() == 0) continue;  // that of another leaf
+    released_.emplace_back(storage, storage.nbytes());
+    auto* const memory = storage.unsafeGetStorageImpl();
+    memory->set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
+    memory->set_nbytes(0);
+  }
+}
+
+void Parameters::restore() {
+  for (const auto& [storage, bytes] : std::exchange(released_, {})) {
+    auto* const memory = storage.unsafeGetStorageImpl();
+    memory->set_data_ptr_noswap(memory->allocator()->allocate(bytes));
+    memory->set_nbytes(bytes);
+  }
+  for (const auto& leaf : leaves_) mark_unloaded(leaf);
 }
 
 void Parameters::rebind(std::size_t leaf, const at::Tensor& memory) {
@@ -93,7 +120,7 @@ void Parameters::rebind(std::size_t leaf, const at::Tensor& memory) {
 at::Tensor Parameters::take(const std::string& key, GradientOverTp gradient) {
   const auto index = find(key);
   const auto& spec = parameters_[index].spec;
-  add_leaf(unfilled(sizes(spec.shape).vec(), scalar_type(spec.dtype), device_), {index},
+  add_leaf(empty_of(sizes(spec.shape).vec(), scalar_type(spec.dtype), device_), {index},
            gradient);
   return leaves_.back().value;
 }
@@ -108,7 +135,7 @@ at::Tensor Parameters::take_stacked(const std::vector<std::string>& keys) {
   const auto& spec = parameters_[indices.at(0)].spec;
   auto shape = sizes(spec.shape).vec();
   shape.insert(shape.begin(), static_cast<std::int64_t>(keys.size()));
-  add_leaf(unfilled(shape, scalar_type(spec.dtype), device_), std::move(indices),
+  add_leaf(empty_of(shape, scalar_type(spec.dtype), device_), std::move(indices),
            GradientOverTp::kWhole);
   return leaves_.back().value;
 }

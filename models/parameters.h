@@ -52,6 +52,11 @@ class Parameters {
   const std::vector<Leaf>& leaves() const { return leaves_; }
   // Moves a leaf, its values too, into `memory` of as many elements; modules and all() follow.
   void rebind(std::size_t leaf, const at::Tensor& memory);
+  // Gives the memory of all values back to the device. Nothing may compute with them before restore(),
+  // after which they are as if nothing had been loaded. Whoever holds their addresses asks anew.
+  void release();
+  void restore();
+  bool released() const { return !released_.empty(); }
   // The gradient of a parameter; undefined where there is none yet.
   at::Tensor gradient(std::size_t parameter) const;
 
@@ -66,12 +71,14 @@ class Parameters {
   std::size_t find(const std::string& key) const;
   void add_leaf(at::Tensor value, std::vector<std::size_t> parameters, GradientOverTp gradient);
   at::Tensor part_of(const Leaf& leaf, std::size_t index) const;
+  void mark_unloaded(const Leaf& leaf) const;
 
   at::Device device_;
   std::vector<Parameter> parameters_;
   std::vector<Leaf> leaves_;
   std::vector<std::pair<std::size_t, std::int64_t>> leaf_of_;  // of each parameter: leaf, index in it
   std::unordered_map<std::string, std::size_t> index_;
+  std::vector<std::pair<c10::Storage, std::size_t>> released_;  // and its bytes
 };
 
 at::ScalarType scalar_type(distckpt::DType dtype);

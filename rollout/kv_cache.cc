@@ -3,6 +3,7 @@
 #include <ATen/ops/index_put.h>
 #include <ATen/ops/zeros.h>
 
+#include "distckpt/error.h"
 #include "models/kernels/paged_attention.h"
 #include "models/transformer/attention.h"
 #include "models/world.h"
@@ -14,7 +15,8 @@ using models::GPTModel;
 namespace {
 
 models::KeyValueShape shape_of(const GPTModel& model) {
-  return models::key_value_shape(model.config(), model.mesh().shape().tp());
+  return models::key_value_shape(model.config(), model.mesh().shape().tp(),
+                                 model.options().alignment);
 }
 
 }  // namespace
@@ -25,15 +27,35 @@ std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
          size_of(model.options().dtype);
 }
 
-KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks) : num_blocks_(num_blocks) {
-  const auto shape = shape_of(model);
+KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks)
+    : model_(model), num_blocks_(num_blocks) {
+  allocate();
+}
+
+void KVCache::release() {
+  keys_.clear();
+  values_.clear();
+}
+
+void KVCache::allocate() {
+  const auto shape = shape_of(model_);
   const auto options = at::TensorOptions()
-                           .dtype(models::scalar_type(model.options().dtype))
-                           .device(model.mesh().world().device());
-  for (std::int64_t layer = 0; layer < model.config().num_layers; ++layer) {
-    keys_.push_back(at::zeros({num_blocks + 1, kBlockSize, shape.groups, shape.dim}, options));
-    values_.push_back(
-        at::zeros({num_blocks + 1, kBlockSize, shape.groups, shape.value_dim}, options));
+                           .dtype(models::scalar_type(model_.options().dtype))
+                           .device(model_.mesh().world().device());
+  const auto make = [&](std::int64_t channels) {
+    return at::zeros({num_blocks_ + 1, kBlockSize, shape.groups, channels}, options);
+  };
+  try {
+    for (std::int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+      keys_.push_back(make(shape.dim));
+      values_.push_back(make(shape.value_dim));
+    }
+  } catch (const c10::Error&) {
+    release();
+    throw Error(ErrorKind::kDevice,
+                fmt::format("no memory for a KV cache of {} blocks, {} MiB", num_blocks_,
+                            num_blocks_ * bytes_per_block(model_) >> 20),
+                "a smaller share of the GPU's memory, or fewer blocks");
   }
 }
 
@@ -45,12 +67,12 @@ void KVCache::store(std::int64_t layer,
   const auto is_in_units = [](const at::Tensor& x) {
     return x.size(2) * x.element_size() % 16 == 0;
   };
-  if (key.is_cuda() && is_in_units(key) && is_in_units(value)) {
+  if (value.defined() && key.is_cuda() && is_in_units(key) && is_in_units(value)) {
     models::store_in_slots_cuda(key, value, slots, this->key(layer), this->value(layer));
     return;
   }
   this->key(layer).flatten(0, 1).index_put_({slots}, key);
-  this->value(layer).flatten(0, 1).index_put_({slots}, value);
+  if (value.defined()) this->value(layer).flatten(0, 1).index_put_({slots}, value);
 }
 
 }  // namespace ferry::rollout

@@ -17,8 +17,13 @@ class KVCache {
   // Of all layers of a model, on this rank.
   static std::int64_t bytes_per_block(const models::GPTModel& model);
 
-  // One block more than `num_blocks` is kept, for rows that nobody reads.
+  // One block more than `num_blocks` is kept, for rows that nobody reads. The model outlives this.
+  // Throws Error(kDevice) if there is no memory.
   KVCache(const models::GPTModel& model, std::int64_t num_blocks);
+
+  // Gives the memory back, and takes as much again: what was in it is gone.
+  void release();
+  void allocate();
 
   std::int64_t num_blocks() const { return num_blocks_; }
   const at::Tensor& key(std::int64_t layer) const {
@@ -33,13 +38,14 @@ class KVCache {
   void store(std::int64_t layer,
              const at::Tensor& slots,
              const at::Tensor& key,
-             const at::Tensor& value);
+             const at::Tensor& value);  // undefined where none is kept
 
  private:
   static const at::Tensor& at(const std::vector<at::Tensor>& of_layers, std::int64_t layer) {
     return of_layers[static_cast<std::size_t>(layer)];
   }
 
+  const models::GPTModel& model_;
   std::int64_t num_blocks_;
   std::vector<at::Tensor> keys_, values_;  // of each layer
 };

@@ -61,7 +61,7 @@ std::uint64_t random_stream(std::string_view request_id, std::int64_t index) {
 
 }  // namespace
 
-LLMEngine::LLMEngine(const GPTModel& model, EngineOptions options)
+LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
     : model_(model),
       options_(completed(std::move(options), model)),
       cache_(model, blocks_for(options_, model)),
@@ -127,6 +127,13 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
           params.max_tokens, blocks_.num_blocks() * blocks_.block_size());
 }
 
+// No step is under way any more.
+void LLMEngine::drain() {
+  if (!in_flight_) return;
+  auto outputs = collect(*std::exchange(in_flight_, std::nullopt), nullptr);
+  std::ranges::move(outputs, std::back_inserter(ready_));
+}
+
 bool LLMEngine::abort(const std::string& request_id) {
   const auto found = requests_.find(request_id);
   if (found == requests_.end()) return false;
@@ -138,6 +145,7 @@ bool LLMEngine::abort(const std::string& request_id) {
 }
 
 bool LLMEngine::abort(const std::string& request_id, std::int64_t index) {
+  drain();
   const auto found = requests_.find(request_id);
   if (found == requests_.end()) return false;
   const auto& samples = found->second.samples;
@@ -177,6 +185,8 @@ bool LLMEngine::has_unfinished() const {
 }
 
 std::vector<RequestOutput> LLMEngine::step() {
+  require(!asleep_, ErrorKind::kUsage,
+          "the engine sleeps: wake_up() comes before the next step");
   auto outputs = std::exchange(ready_, {});
   if (!in_flight_) in_flight_ = launch(nullptr);
   if (!in_flight_) return outputs;
@@ -278,6 +288,30 @@ FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
 bool LLMEngine::is_last(const Sequence& sequence, std::int64_t num_tokens) const {
   return num_tokens - sequence.num_prompt_tokens >= sequence.params->max_tokens ||
          num_tokens >= options_.max_model_len;
+}
+
+void LLMEngine::reset_prefix_cache() {
+  drain();
+  scheduler_.preempt_all();
+  blocks_.reset_prefix_cache();
+}
+
+void LLMEngine::sleep(int level) {
+  require(level == 1 || level == 2, ErrorKind::kUsage,
+          "sleep level {}: 1 gives back the KV cache, 2 the weights as well", level);
+  reset_prefix_cache();
+  runner_.forget_graphs();
+  cache_.release();
+  if (level == 2 && !model_.parameters().released()) model_.parameters().release();
+  models::release_cached_memory(model_.mesh().world().device());
+  asleep_ = true;
+}
+
+void LLMEngine::wake_up() {
+  if (!asleep_) return;
+  if (model_.parameters().released()) model_.parameters().restore();
+  cache_.allocate();
+  asleep_ = false;
 }
 
 EngineStats LLMEngine::stats() const {

@@ -53,7 +53,7 @@ class LLMEngine {
  public:
   // The model outlives the engine. Throws Error(kUsage) if the options do not fit it,
   // Error(kDevice) if there is no memory for a cache.
-  LLMEngine(const models::GPTModel& model, EngineOptions options);
+  LLMEngine(models::GPTModel& model, EngineOptions options);
 
   // What is wrong with a request comes back with the next step as its answer. Throws Error(kUsage)
   // if the id is in use.
@@ -73,6 +73,19 @@ class LLMEngine {
   // that is added now takes part in the one after it.
   std::vector<RequestOutput> step();
 
+  // Call it when weights have been replaced in place: nothing that was computed with the old ones
+  // is used again. Requests under way go on with the new ones, after their prompts and what was
+  // drawn so far have been computed anew. Tensor parallel ranks do so between the same steps.
+  void reset_prefix_cache();
+  // Gives the memory of the KV cache back to the device (level 1), and that of the weights (2).
+  // Requests under way wait, as after reset_prefix_cache(). Throws Error(kUsage) for another level.
+  void sleep(int level = 1);
+  // Takes the memory again; after level 2 weights have to be loaded into place before the next
+  // step, through sharded_state_dict() asked for anew. Throws Error(kDevice) if there is not
+  // enough.
+  void wake_up();
+  bool is_sleeping() const { return asleep_; }
+
   EngineStats stats() const;
   const EngineOptions& options() const { return options_; }
 
@@ -87,11 +100,12 @@ class LLMEngine {
   bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;
   void drop(Sequence& sequence);
   bool launches_ahead() const;
+  void drain();
   std::optional<StepInFlight> launch(const StepInFlight* before);
   std::vector<RequestOutput> collect(StepInFlight step, StepInFlight* next);
   FinishReason take(const DrawnToken& drawn, StepInFlight* next);
 
-  const models::GPTModel& model_;
+  models::GPTModel& model_;
   EngineOptions options_;
   KVCache cache_;
   BlockManager blocks_;
@@ -102,6 +116,7 @@ class LLMEngine {
   std::vector<RequestOutput> ready_;  // for the next step() to return
   std::uint64_t num_requests_ = 0;
   EngineStats totals_;
+  bool asleep_ = false;
 };
 
 }  // namespace ferry::rollout

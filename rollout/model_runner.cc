@@ -37,7 +37,8 @@ at::Tensor begin_download(const at::Tensor& x) {
 // Whether a step of decoding asks the host for nothing: routers of experts count their tokens
 // there, and collectives are watched from there.
 bool can_capture(const models::GPTModel& model) {
-  const auto shape = models::key_value_shape(model.config(), model.mesh().shape().tp());
+  const auto shape = models::key_value_shape(
+      model.config(), model.mesh().shape().tp(), model.options().alignment);
   return !model.config().num_moe_experts && model.mesh().shape().tp() == 1 &&
          models::paged_attention_cuda_supports(model.mesh().world().device(),
                                                models::scalar_type(model.options().dtype),

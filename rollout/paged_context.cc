@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <span>
 
 #include "models/kernels/paged_attention.h"
+#include "models/kernels/paged_attention_host.h"
 
 namespace ferry::rollout {
 
@@ -20,23 +22,77 @@ at::Tensor gather(const at::Tensor& cache, const at::Tensor& blocks, std::int64_
 
 }  // namespace
 
+// Decoded rows have a kernel of their own, where there is one that keeps their bits.
 at::Tensor PagedContext::attend(std::int64_t layer,
                                 const at::Tensor& query,
                                 const at::Tensor& key,
                                 const at::Tensor& value,
                                 const models::AttentionOptions& options) {
   cache_.store(layer, step_.slots, key, value);
-  const models::PagedKeys paged{.key = cache_.key(layer),
-                                .value = cache_.value(layer),
-                                .block_tables = step_.block_tables,
-                                .lengths = step_.lengths};
+  const auto chunks = [&](std::size_t first) {
+    return attend_chunks(layer, query, key, value, options, first);
+  };
+  const bool has_kernel = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
+                                                                query.size(2), value.size(2));
   const auto decodes = step_.num_decodes;
-  if (decodes == 0 || !models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
-                                                             query.size(2), value.size(2)))
-    return attend_chunks(layer, query, key, value, options, 0);
-  const auto decoded = models::paged_attention_cuda(query.narrow(0, 0, decodes), paged, options);
-  if (decodes == query.size(0)) return decoded;
-  auto all = attend_chunks(layer, query, key, value, options, static_cast<std::size_t>(decodes));
+  if (decodes > 0 && !has_kernel) {
+    const auto decoded = models::paged_attention_host(
+        query.narrow(0, 0, decodes), paged(cache_.key(layer), cache_.value(layer)), options);
+    if (decoded.defined()) return with_chunks(decoded, query.size(0), chunks);
+  }
+  if (decodes == 0 || (!has_kernel && options.alignment == models::Alignment::kBitwise))
+    return chunks(0);
+  const auto kernel =
+      has_kernel ? models::paged_attention_cuda : models::paged_attention_by_products;
+  return with_chunks(
+      kernel(query.narrow(0, 0, decodes), paged(cache_.key(layer), cache_.value(layer)), options),
+      query.size(0), chunks);
+}
+
+// Decoded rows see latents, with the projections up absorbed; chunks of prompts see keys and values
+// that are expanded for them, which is less work for many rows.
+at::Tensor PagedContext::attend_latents(std::int64_t layer,
+                                        const at::Tensor& query,
+                                        const at::Tensor& latents,
+                                        const models::LatentUpProjection& up,
+                                        const models::AttentionOptions& options) {
+  cache_.store(layer, step_.slots, latents.unsqueeze(1), {});
+  const auto& cache = cache_.key(layer);
+  const auto chunks = [&](std::size_t first) {
+    std::vector<AttentionSegment> segments;
+    std::vector<at::Tensor> seen;
+    std::int64_t key_begin = 0;
+    for (const auto& chunk : std::span(step_.chunks).subspan(first)) {
+      segments.push_back({chunk.row_begin, chunk.num_rows, key_begin, chunk.num_keys});
+      key_begin += chunk.num_keys;
+      seen.push_back(gather(cache, chunk.blocks, chunk.num_keys).squeeze(1));
+    }
+    const auto keys = models::expand_latents(at::cat(seen), up);
+    return models::attention(query, keys.key, keys.value, segments, options);
+  };
+  const auto decodes = step_.num_decodes;
+  if (decodes == 0) return chunks(0);
+  const auto attended =
+      models::paged_attention_by_products(models::absorb_query(query.narrow(0, 0, decodes), up),
+                                          paged(cache, cache.narrow(3, 0, up.rank())), options);
+  return with_chunks(models::project_values(attended, up), query.size(0), chunks);
+}
+
+models::PagedKeys PagedContext::paged(const at::Tensor& key, const at::Tensor& value) const {
+  return {.key = key, .value = value, .block_tables = step_.block_tables, .lengths = step_.lengths};
+}
+
+// The rows that were decoded, and behind them what `chunks` makes of the others.
+at::Tensor PagedContext::with_chunks(
+    const at::Tensor& decoded,
+    std::int64_t rows,
+    const std::function<at::Tensor(std::size_t first)>& chunks) const {
+  const auto decodes = step_.num_decodes;
+  if (decodes == rows) return decoded;
+  if (static_cast<std::size_t>(decodes) == step_.chunks.size()) {  // rows that nobody reads
+    return at::constant_pad_nd(decoded, {0, 0, 0, 0, 0, rows - decodes});
+  }
+  auto all = chunks(static_cast<std::size_t>(decodes));
   all.narrow(0, 0, decodes).copy_(decoded);
   return all;
 }

@@ -5,9 +5,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "models/inference_context.h"
+#include "models/kernels/paged_attention.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::rollout {
@@ -42,6 +44,11 @@ class PagedContext : public models::InferenceContext {
                     const at::Tensor& key,
                     const at::Tensor& value,
                     const models::AttentionOptions& options) override;
+  at::Tensor attend_latents(std::int64_t layer,
+                            const at::Tensor& query,
+                            const at::Tensor& latents,
+                            const models::LatentUpProjection& up,
+                            const models::AttentionOptions& options) override;
 
  private:
   at::Tensor attend_chunks(std::int64_t layer,
@@ -50,6 +57,10 @@ class PagedContext : public models::InferenceContext {
                            const at::Tensor& value,
                            const models::AttentionOptions& options,
                            std::size_t first) const;
+  at::Tensor with_chunks(const at::Tensor& decoded,
+                         std::int64_t rows,
+                         const std::function<at::Tensor(std::size_t first)>& chunks) const;
+  models::PagedKeys paged(const at::Tensor& key, const at::Tensor& value) const;
 
   KVCache& cache_;
   const PagedStep& step_;

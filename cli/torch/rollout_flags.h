@@ -45,7 +45,7 @@ class RolloutModel {
   // Called by all ranks. Throws Error for what of the flags does not fit the checkpoint.
   RolloutModel(models::World& world, const RolloutFlags& flags);
 
-  const models::GPTModel& model() const { return *chunks_.front(); }
+  models::GPTModel& model() const { return *chunks_.front(); }
   const models::ParallelState& mesh() const { return mesh_; }
   const rollout::EngineOptions& engine_options() const { return engine_options_; }
   const rollout::text::Tokenizer* tokenizer() const { return tokenizer_.get(); }  // or null

@@ -11,10 +11,10 @@
 namespace ferry::models {
 namespace {
 
-// Lengths that the host's matrix products treat alike: products of 16 rows, sums of 16 terms in
-// bf16; in fp32 MKL sums in panels of 192, and from two whole ones on the length does not matter.
-constexpr std::int64_t kRows = 16;
-constexpr std::int64_t kFewestFloatKeys = 384;
+// oneDNN adds up the terms of a sum in blocks of 1024, but in two of 512 where there are as many or
+// fewer: then zeros are added until there are more.
+constexpr std::int64_t kShortBlock = 512;
+constexpr std::int64_t kBlock = 1024;
 // Of one head alone the smallest products have bits of their own.
 constexpr std::int64_t kFewestHeads = 2;
 
@@ -50,9 +50,11 @@ at::Tensor eager(const at::Tensor& query,
                  const AttentionOptions& options) {
   const auto heads = query.size(1);
   const bool bitwise = options.alignment == Alignment::kBitwise;
-  const auto rows = bitwise ? round_up(segment.num_queries, kRows) : segment.num_queries;
-  auto keys = bitwise ? round_up(segment.num_keys, kRows) : segment.num_keys;
-  if (bitwise && query.scalar_type() == at::kFloat) keys = std::max(keys, kFewestFloatKeys);
+  const auto rows =
+      bitwise ? round_up(segment.num_queries, kHostAttentionRows) : segment.num_queries;
+  auto keys = bitwise ? round_up(segment.num_keys, kHostAttentionRows) : segment.num_keys;
+  if (bitwise && query.scalar_type() == at::kFloat) keys = std::max(keys, kHostFloatKeys);
+  if (bitwise && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
   const auto repeats = bitwise && heads < kFewestHeads ? kFewestHeads : 1;
   const auto lay_out = [&](const at::Tensor& x, std::int64_t begin, std::int64_t size,
                            std::int64_t length) {

@@ -16,6 +16,12 @@
 
 namespace ferry::models {
 
+// What the host's kernels are given in kBitwise: lengths that its matrix products treat alike.
+// Products of 16 rows, sums of 16 terms in bf16; in fp32 MKL sums in panels of 192, and from two
+// whole ones on the length does not matter.
+inline constexpr std::int64_t kHostAttentionRows = 16;
+inline constexpr std::int64_t kHostFloatKeys = 384;
+
 struct AttentionSegment {
   std::int64_t query_begin = 0;
   std::int64_t num_queries = 0;

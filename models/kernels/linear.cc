@@ -10,13 +10,13 @@
 #include <optional>
 
 #include "models/kernels/gemm.h"
+#include "models/kernels/host_product.h"
 #include "models/main_grad.h"
 
 namespace ferry::models {
 namespace {
 
-// Smaller products of the host have bits of their own.
-constexpr std::int64_t kFewestRows = 16;
+// Of fewer columns too.
 constexpr std::int64_t kFewestColumns = 16;
 
 // Whether products on a GPU can add to it in fp32.
@@ -74,9 +74,12 @@ at::Tensor linear(const at::Tensor& x,
   if (bitwise_on_gpu || (at::GradMode::is_enabled() && adds_to_main_grad(weight)))
     return Product::apply(x, weight, optional_bias, bitwise_on_gpu);
   const auto rows = x.size(0);
-  if (alignment == Alignment::kFast || rows >= kFewestRows || rows == 0)
+  if (!at::GradMode::is_enabled()) {
+    if (auto y = host_product(x, weight, bias); y.defined()) return y;
+  }
+  if (alignment == Alignment::kFast || rows >= kHostProductRows || rows == 0)
     return at::linear(x, weight, optional_bias);
-  const auto padded = at::constant_pad_nd(x, {0, 0, 0, kFewestRows - rows});
+  const auto padded = at::constant_pad_nd(x, {0, 0, 0, kHostProductRows - rows});
   return at::linear(padded, weight, optional_bias).narrow(0, 0, rows);
 }
 

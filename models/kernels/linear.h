@@ -7,9 +7,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
 #include "models/alignment.h"
 
 namespace ferry::models {
+
+// Smaller products of the host have bits of their own.
+inline constexpr std::int64_t kHostProductRows = 16;
 
 // x [rows, in], weight [out, in], bias [out] or undefined -> [rows, out]. Differentiable.
 at::Tensor linear(const at::Tensor& x,

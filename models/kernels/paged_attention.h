@@ -10,7 +10,7 @@ namespace ferry::models {
 
 struct PagedKeys {
   at::Tensor key{};           // [blocks, block_size, groups, dim]
-  at::Tensor value{};         // [blocks, block_size, groups, value_dim]
+  at::Tensor value{};         // [blocks, block_size, groups, value_dim]; may be a view of the keys
   at::Tensor block_tables{};  // [sequences, max_blocks], int32: the blocks of each, in order
   at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
 };
@@ -27,6 +27,12 @@ bool paged_attention_cuda_supports(at::Device device,
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options);
+
+// The same for heads of any size, on any device, by products over all sequences at once, each as
+// long as the widest block table: a row's bits depend on it. For kFast.
+at::Tensor paged_attention_by_products(const at::Tensor& query,
+                                       const PagedKeys& keys,
+                                       const AttentionOptions& options);
 
 // key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of dim, into
 // the places slots [rows], int64, of the caches [blocks, block_size, groups, ..], counted over

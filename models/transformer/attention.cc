@@ -29,6 +29,14 @@ class CoreAttention {
                  .deterministic = setup.deterministic} {}
 
   // [local, heads, ..] -> [local, heads * value_dim]
+  // The same of latents, in generation: [rows, heads, ..], [rows, rank + rotated].
+  at::Tensor forward_latents(const at::Tensor& query,
+                             const at::Tensor& latents,
+                             const LatentUpProjection& up,
+                             const LayerContext& context) const {
+    return context.inference->attend_latents(layer_, query, latents, up, options_).flatten(1);
+  }
+
   at::Tensor forward(const at::Tensor& query,
                      const at::Tensor& key,
                      const at::Tensor& value,
@@ -169,18 +177,26 @@ class MLASelfAttention : public Attention {
                                  kv_norm_, kLatentNormEpsilon);
     const auto rotated = parallel.enter(
         compressed.narrow(1, config.kv_lora_rank, config.qk_pos_emb_head_dim).contiguous());
-    const auto key_value = kv_up_.forward(parallel.enter(latent));
 
     const auto tokens = query.size(0);
     const auto heads = config.num_attention_heads / setup_.mesh.shape().tp();
-    const auto q = query.view({tokens, heads, config.qk_head_dim + config.qk_pos_emb_head_dim});
-    const auto kv = key_value.view({tokens, heads, config.qk_head_dim + config.v_head_dim});
     const auto turn = [&](const at::Tensor& t) { return apply_rotary(t, context.angles); };
+    const auto q = query.view({tokens, heads, config.qk_head_dim + config.qk_pos_emb_head_dim});
     const auto q_rotated = turn(q.narrow(2, config.qk_head_dim, config.qk_pos_emb_head_dim));
-    const auto k_rotated =
-        turn(rotated.unsqueeze(1)).expand({tokens, heads, config.qk_pos_emb_head_dim});
+    const auto whole_query = at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2);
+    const auto turned = turn(rotated.unsqueeze(1));  // [tokens, 1, channels]
+    if (context.inference != nullptr && alignment == Alignment::kFast) {
+      const LatentUpProjection up{
+          .weight = kv_up_.weight().view({heads, -1, config.kv_lora_rank}),
+          .key_dim = config.qk_head_dim};
+      return proj_.forward(core_.forward_latents(
+          whole_query, at::cat({latent, turned.squeeze(1)}, 1), up, context));
+    }
+    const auto key_value = kv_up_.forward(parallel.enter(latent));
+    const auto kv = key_value.view({tokens, heads, config.qk_head_dim + config.v_head_dim});
+    const auto k_rotated = turned.expand({tokens, heads, config.qk_pos_emb_head_dim});
     return proj_.forward(core_.forward(
-        at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2),
+        whole_query,
         at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
         kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context));
   }
@@ -205,7 +221,11 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
   return std::make_unique<SelfAttention>(setup, parameters, prefix, layer);
 }
 
-KeyValueShape key_value_shape(const distckpt::TransformerConfig& config, std::int64_t tp) {
+KeyValueShape key_value_shape(const distckpt::TransformerConfig& config,
+                              std::int64_t tp,
+                              Alignment alignment) {
+  if (config.multi_latent_attention && alignment == Alignment::kFast)
+    return {.groups = 1, .dim = config.kv_lora_rank + config.qk_pos_emb_head_dim, .value_dim = 0};
   if (config.multi_latent_attention) {
     return {.groups = config.num_attention_heads / tp,
             .dim = config.qk_head_dim + config.qk_pos_emb_head_dim,

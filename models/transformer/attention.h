@@ -29,12 +29,15 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           std::int64_t layer);
 
 // What a tensor parallel rank keeps of a token in one layer: keys [groups, dim], values [groups,
-// value_dim].
+// value_dim]; of multi-latent attention in kFast its latent and the rotated part of the key, as one
+// key without a value.
 struct KeyValueShape {
   std::int64_t groups = 0;
   std::int64_t dim = 0;
   std::int64_t value_dim = 0;
 };
-KeyValueShape key_value_shape(const distckpt::TransformerConfig& config, std::int64_t tp);
+KeyValueShape key_value_shape(const distckpt::TransformerConfig& config,
+                              std::int64_t tp,
+                              Alignment alignment);
 
 }  // namespace ferry::models

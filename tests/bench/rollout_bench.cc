@@ -136,7 +136,7 @@ void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::Wo
   const auto chunks = models::make_stage(checkpoint.map.config, mesh,
                                          {.alignment = mode == "bitwise" ? Alignment::kBitwise : Alignment::kFast});
   converter::load_model(chunks, checkpoint, {.round = true});
-  const auto& model = *chunks.front();
+  auto& model = *chunks.front();
   rollout::LLMEngine engine(model, {.max_num_seqs = flags.max_num_seqs,
                                     .max_num_batched_tokens = flags.max_num_batched_tokens,
                                     .max_model_len = flags.input.back() + flags.output.back() + 1,

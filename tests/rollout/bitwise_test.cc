@@ -87,6 +87,36 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
   });
 }
 
+// Sums over keys are cut into blocks: where a sequence is in the middle of one must not matter.
+TEST(LongContexts, LogprobsAreTheTrainers) {
+  at::set_num_threads(1);
+  auto config = support::tiny_config({.family = "qwen2",
+                                      .num_layers = 1,
+                                      .heads_per_group = 7,
+                                      .head_dim = 64,
+                                      .hidden = 128,
+                                      .ffn = 96});
+  config.max_position_embeddings = 2048;
+  for (const auto dtype : {DType::kBF16, DType::kF32}) {
+    models::World world({});
+    const models::ParallelState mesh(world, {}, "test");
+    auto model = make_model(config, mesh, dtype);
+    support::fill_parameters(model, 1);
+    LLMEngine engine(model, {.max_num_seqs = 4, .max_num_batched_tokens = 300, .num_blocks = 60});
+    const auto samples = support::run_load(
+        engine, config.vocab_size,
+        {.tokens = 20, .longest_prompt = 1100, .longest_output = 15, .system_prompts = 1});
+    EXPECT_EQ(support::count_unequal(model, samples, 1), 0);
+    // Of sequences that go on, behind others.
+    auto longer = samples;
+    for (auto& sample : longer) {
+      const auto more = support::random_prompt(200, config.vocab_size, 7);
+      sample.output.insert(sample.output.end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(support::count_unequal(model, longer, 3), 0);
+  }
+}
+
 support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
 }

@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cmath>
 #include <map>
 #include <random>
 
@@ -121,31 +122,52 @@ std::vector<Sample> run_load(rollout::LLMEngine& engine, std::int64_t vocab, con
   return Loader(engine, vocab, load).run();
 }
 
-std::int64_t count_unequal(const models::GPTModel& trainer,
-                           const std::vector<Sample>& samples,
-                           std::size_t packed) {
+namespace {
+
+// Shows each drawn token's log-probability, and the trainer's.
+template <typename Compare>
+void compare(const models::GPTModel& trainer,
+             const std::vector<Sample>& samples,
+             std::size_t packed,
+             const Compare& compare_one) {
   const at::NoGradGuard no_grad;
-  std::int64_t unequal = 0;
   for (std::size_t first = 0; first < samples.size(); first += packed) {
-    const auto batch_of =
-        std::span(samples).subspan(first, std::min(packed, samples.size() - first));
+    const auto some = std::span(samples).subspan(first, std::min(packed, samples.size() - first));
     std::vector<at::Tensor> sequences;
-    for (const auto& sample : batch_of) sequences.push_back(at::tensor(sample.tokens(), at::kLong));
+    for (const auto& sample : some) sequences.push_back(at::tensor(sample.tokens(), at::kLong));
     const auto pack = models::pack(sequences);
     const models::SequencePartition batch(pack, trainer.mesh());
     const auto log_probs =
         trainer.log_probs(trainer.forward(batch), batch.tokens_behind(1)).log_probs.cpu();
     const auto* const theirs = log_probs.const_data_ptr<float>();
-    for (std::size_t i = 0; i < batch_of.size(); ++i) {
-      const auto& sample = batch_of[i];
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const auto& sample = some[i];
       // The row of a token is the one before it.
       const auto* const row =
           theirs + pack.cu_seqlens[i] + static_cast<std::int64_t>(sample.prompt.size()) - 1;
       for (std::size_t j = 0; j < sample.logprobs.size(); ++j)
-        unequal += std::memcmp(&sample.logprobs[j], row + j, sizeof(float)) != 0 ? 1 : 0;
+        compare_one(sample.logprobs[j], row[j]);
     }
   }
+}
+
+}  // namespace
+
+std::int64_t count_unequal(const models::GPTModel& trainer,
+                           const std::vector<Sample>& samples,
+                           std::size_t packed) {
+  std::int64_t unequal = 0;
+  compare(trainer, samples, packed, [&](float ours, float theirs) {
+    unequal += std::bit_cast<std::uint32_t>(ours) != std::bit_cast<std::uint32_t>(theirs) ? 1 : 0;
+  });
   return unequal;
+}
+
+float largest_difference(const models::GPTModel& trainer, const std::vector<Sample>& samples) {
+  float largest = 0;
+  compare(trainer, samples, 1,
+          [&](float ours, float theirs) { largest = std::max(largest, std::abs(ours - theirs)); });
+  return largest;
 }
 
 }  // namespace ferry::support

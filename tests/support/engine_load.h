@@ -45,5 +45,7 @@ std::vector<Sample> run_load(rollout::LLMEngine& engine, std::int64_t vocab, con
 std::int64_t count_unequal(const models::GPTModel& trainer,
                            const std::vector<Sample>& samples,
                            std::size_t packed);
+// The largest distance between the two, each alone.
+float largest_difference(const models::GPTModel& trainer, const std::vector<Sample>& samples);
 
 }  // namespace ferry::support

@@ -1,0 +1,113 @@
+// Sums of products of bf16 pairs on the host, in the order of oneDNN's kernels: what
+// host_product.cc and paged_attention_host.cc are made of. Only for machines with AVX512_BF16.
+#pragma once
+
+// Of the intrinsics of GCC 12 (PR 105593), which it reports where they are inlined.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#define FERRY_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+namespace ferry::models::host {
+
+using Half = std::uint16_t;  // the bits of a bf16
+
+inline bool has_avx512_bf16() {
+  static const bool has = __builtin_cpu_supports("avx512bf16") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return has;
+}
+
+inline constexpr std::int64_t kColumns = 16;  // of a panel: rows of the weight
+inline constexpr std::int64_t kTileRows = 8;  // of x, whose sums are kept in registers
+inline constexpr std::int64_t kLongestBlock = 1024;
+inline constexpr std::int64_t kPairs = kLongestBlock / 2;
+
+// Pairs of neighbours along K of 16 rows of the weight: [pairs][16].
+struct Panel {
+  __m512i of[kPairs];
+};
+
+// Transposes 16 x 16 words.
+FERRY_AVX512_BF16 inline void transpose(__m512i* rows) {
+  __m512i a[16];
+  for (int i = 0; i < 8; ++i) {
+    a[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+    a[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+  }
+  __m512i b[16];
+  for (int i = 0; i < 4; ++i) {
+    b[4 * i] = _mm512_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm512_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm512_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm512_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const auto low0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0x88);
+    const auto low1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0x88);
+    const auto high0 = _mm512_shuffle_i32x4(b[i], b[i + 4], 0xdd);
+    const auto high1 = _mm512_shuffle_i32x4(b[i + 8], b[i + 12], 0xdd);
+    rows[i] = _mm512_shuffle_i32x4(low0, low1, 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(low0, low1, 0xdd);
+    rows[i + 4] = _mm512_shuffle_i32x4(high0, high1, 0x88);
+    rows[i + 12] = _mm512_shuffle_i32x4(high0, high1, 0xdd);
+  }
+}
+
+// `count` channels, an even number, of `columns` rows of the weight that lie `stride` apart; zeros
+// fill it up to whole vectors.
+FERRY_AVX512_BF16 inline void pack(const Half* weight,
+                                   std::int64_t stride,
+                                   std::int64_t columns,
+                                   std::int64_t count,
+                                   Panel& panel) {
+  for (std::int64_t k = 0; k < count; k += 32) {
+    const auto mask = static_cast<__mmask32>(
+        count - k >= 32 ? ~0U : (1U << static_cast<unsigned>(count - k)) - 1U);
+    __m512i rows[kColumns];
+    for (std::int64_t j = 0; j < kColumns; ++j) {
+      rows[j] = j < columns ? _mm512_maskz_loadu_epi16(mask, weight + j * stride + k)
+                            : _mm512_setzero_si512();
+    }
+    transpose(rows);
+    std::copy_n(rows, kColumns, panel.of + k / 2);
+  }
+}
+
+// sums[i] += the product of a block of row i and the panel. Meanwhile what is packed next, 16 rows
+// that begin at `next` and lie `stride` apart, comes out of memory.
+template <int Rows>
+FERRY_AVX512_BF16 inline void multiply(const Half* x,
+                                       std::int64_t stride,
+                                       const Panel& panel,
+                                       std::int64_t pairs,
+                                       const Half* next,
+                                       bool first,
+                                       __m512* sums) {
+  __m512 chains[Rows];
+  for (auto& chain : chains) chain = _mm512_setzero_ps();
+  for (std::int64_t p = 0; p < pairs; ++p) {
+    if (next != nullptr) {
+      const auto* const line = next + (p % kColumns) * stride + p / kColumns * 32;
+      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T1);
+    }
+    const auto weights = (__m512bh)panel.of[p];
+    for (int i = 0; i < Rows; ++i) {
+      int pair = 0;
+      std::memcpy(&pair, x + i * stride + 2 * p, sizeof pair);
+      chains[i] = _mm512_dpbf16_ps(chains[i], weights, (__m512bh)_mm512_set1_epi32(pair));
+    }
+  }
+  for (int i = 0; i < Rows; ++i) sums[i] = first ? chains[i] : _mm512_add_ps(sums[i], chains[i]);
+}
+
+using Multiply =
+    void (*)(const Half*, std::int64_t, const Panel&, std::int64_t, const Half*, bool, __m512*);
+inline constexpr Multiply kMultiply[kTileRows]{multiply<1>, multiply<2>, multiply<3>, multiply<4>,
+                                               multiply<5>, multiply<6>, multiply<7>, multiply<8>};
+
+}  // namespace ferry::models::host

@@ -1,0 +1,154 @@
+// Memory that is given back and taken again, weights that change in place, and a cache of latents.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "distckpt/error.h"
+#include "models/world.h"
+#include "tests/support/engine_load.h"
+#include "tests/support/expect.h"
+#include "tests/support/tiny_training.h"
+
+namespace ferry::rollout {
+namespace {
+
+using models::Alignment;
+using models::GPTModel;
+using support::run_load;
+
+// Resident bytes of this process.
+std::int64_t resident() {
+  std::ifstream file("/proc/self/statm");
+  std::int64_t pages = 0;
+  file >> pages >> pages;
+  return pages * 4096;
+}
+
+support::TinyModel tiny(const char* family) {
+  return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
+}
+
+distckpt::TransformerConfig config_of(const char* family) {
+  auto config = support::tiny_config(tiny(family));
+  config.max_position_embeddings = 512;
+  return config;
+}
+
+class Memory : public testing::Test {
+ protected:
+  // Of tiny tensors a second thread takes longer to wake than to compute.
+  static void SetUpTestSuite() { at::set_num_threads(1); }
+
+  distckpt::TransformerConfig config_ = config_of("qwen2");
+  models::World world_{{}};
+  models::ParallelState mesh_{world_, {}, "test"};
+  GPTModel model_{config_, mesh_, models::stage_chunks(config_, {}, 0)[0], {}};
+  const support::Load load_{.tokens = 100, .seed = 2};
+};
+
+std::vector<std::vector<std::int64_t>> tokens_of(const std::vector<support::Sample>& samples) {
+  std::vector<std::vector<std::int64_t>> tokens;
+  for (const auto& sample : samples) tokens.push_back(sample.output);
+  return tokens;
+}
+
+TEST_F(Memory, AThousandSleepsLeakNothingAndChangeNothing) {
+  support::fill_parameters(model_, 1);
+  LLMEngine engine(model_, {.num_blocks = 500});
+  const auto expected = tokens_of(run_load(engine, config_.vocab_size, load_));
+  const auto awake = resident();
+  std::int64_t early = 0;
+  for (int cycle = 1; cycle <= 1000; ++cycle) {
+    engine.sleep(1 + cycle % 2);
+    ASSERT_TRUE(engine.is_sleeping());
+    if (cycle == 1) {
+      EXPECT_LT(resident(), awake - 400 * KVCache::bytes_per_block(model_));
+      EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"sleeps"}, [&] { engine.step(); }));
+    }
+    engine.wake_up();
+    if (cycle == 100) early = resident();
+  }
+  EXPECT_LT(resident(), early + (std::int64_t{2} << 20));
+  EXPECT_FALSE(model_.parameters().not_finite().empty());  // until they are loaded
+  support::fill_parameters(model_, 1);
+  EXPECT_EQ(tokens_of(run_load(engine, config_.vocab_size, load_)), expected);
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"level 3"}, [&] { engine.sleep(3); }));
+}
+
+TEST_F(Memory, ARequestGoesOnAfterASleep) {
+  support::fill_parameters(model_, 1);
+  const auto run = [&](bool sleeps) {
+    LLMEngine engine(model_, {.num_blocks = 50});
+    engine.add_request("a", support::random_prompt(100, config_.vocab_size, 1),
+                       {.seed = 1, .max_tokens = 20});
+    std::vector<std::int64_t> tokens;
+    for (int step = 0; engine.has_unfinished(); ++step) {
+      if (sleeps && step == 7) {
+        engine.sleep();
+        engine.wake_up();
+      }
+      for (const auto& output : engine.step())
+        for (const auto& part : output.outputs)
+          for (const auto& token : part.tokens) tokens.push_back(token.token_id);
+    }
+    return tokens;
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
+TEST_F(Memory, NothingOfOldWeightsIsUsedWithNewOnes) {
+  const auto prompt = support::random_prompt(200, config_.vocab_size, 1);
+  const auto generate = [&](LLMEngine& engine) {
+    engine.add_request("a", prompt, {.temperature = 0, .max_tokens = 10});
+    std::vector<float> logprobs;
+    while (engine.has_unfinished())
+      for (const auto& output : engine.step())
+        for (const auto& part : output.outputs)
+          for (const auto& token : part.tokens) logprobs.push_back(token.logprob);
+    return logprobs;
+  };
+  support::fill_parameters(model_, 1);
+  LLMEngine engine(model_, {.num_blocks = 50});
+  const auto old = generate(engine);
+  support::fill_parameters(model_, 2);
+  engine.reset_prefix_cache();
+  LLMEngine fresh(model_, {.num_blocks = 50});
+  const auto expected = generate(fresh);
+  EXPECT_NE(expected, old);
+  EXPECT_EQ(generate(engine), expected);
+}
+
+// In kFast a token's latent is all that is kept, and decoding computes over latents: the results
+// are those of expanded keys but for roundings, which fp32 keeps small.
+TEST(Latents, AreKeptInPlaceOfKeysAndValues) {
+  at::set_num_threads(1);
+  for (const char* const family : {"deepseek_v2", "deepseek_v3"}) {
+    const auto config = config_of(family);
+    for (const int tp : {1, 2}) {
+      SCOPED_TRACE(family + std::to_string(tp));
+      models::run_ranks(tp, {}, [&](models::World& world) {
+        at::set_num_threads(1);
+        const models::ParallelState mesh(world,
+                                         {.tensor_model_parallel_size = tp,
+                                          .expert_tensor_parallel_size = 1,
+                                          .make_vocab_size_divisible_by = 8},
+                                         "test");
+        GPTModel model(config, mesh, models::stage_chunks(config, mesh.shape().parallel(), 0)[0],
+                       {.alignment = Alignment::kFast, .dtype = distckpt::DType::kF32});
+        support::fill_parameters(model, 1);
+        EXPECT_EQ(KVCache::bytes_per_block(model),
+                  config.num_layers * 64 * (config.kv_lora_rank + config.qk_pos_emb_head_dim) * 4);
+        LLMEngine engine(model, {.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = 5});
+        const auto samples = run_load(engine, config.vocab_size, {.tokens = 150, .seed = 3});
+        EXPECT_GT(engine.stats().num_preemptions, 0);
+        EXPECT_LT(support::largest_difference(model, samples), 2e-4);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::rollout
