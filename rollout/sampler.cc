@@ -69,6 +69,12 @@ Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size) {
   return draws;
 }
 
+// The host goes on while they are copied.
+at::Tensor upload(const std::vector<std::int64_t>& values, at::Device device) {
+  const auto host = at::tensor(values);
+  return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
 // Of the rows that are the model's at their temperature.
 void plain_log_probs(const at::Tensor& logits,
                      std::int64_t vocab_size,
@@ -82,7 +88,7 @@ void plain_log_probs(const at::Tensor& logits,
   const models::VocabularyRange range{.first = 0, .count = vocab_size};
   for (const auto& [temperature, indices] : of_temperature) {
     const bool all = indices.size() == rows.size();
-    const auto index = all ? at::Tensor() : at::tensor(indices).to(logits.device(), true);
+    const auto index = all ? at::Tensor() : upload(indices, logits.device());
     const auto of = [&](const at::Tensor& x) { return all ? x : x.index_select(0, index); };
     const auto log_probs = temperature == 1
                                ? of(sampled.logprobs)

@@ -97,9 +97,8 @@ struct Totals {
 // This rank's share of the prompts: those whose number, by data parallel ranks, leaves its own.
 class Generation {
  public:
-  Generation(const Flags& flags, const RolloutModel& model, const std::vector<Prompt>& prompts)
-      : flags_(flags),
-        model_(model),
+  Generation(const RolloutModel& model, const std::vector<Prompt>& prompts)
+      : model_(model),
         prompts_(prompts),
         engine_(model.model(), model.engine_options()),
         processor_(engine_, model.tokenizer()) {}
@@ -161,7 +160,6 @@ class Generation {
       totals.first_tokens.push_back(answer.seconds_to_first_token);
   }
 
-  const Flags& flags_;
   const RolloutModel& model_;
   const std::vector<Prompt>& prompts_;
   rollout::LLMEngine engine_;
@@ -199,12 +197,37 @@ void say_totals(const Totals& totals, std::int64_t cache_bytes, at::Device devic
   say("memory", memory);
 }
 
-// Data parallel ranks hand their answers to the first, which prints them. -> whether each prompt
-// has one.
+// Prints the answers [[number, answer], ...] of all data parallel ranks, on the first. -> their
+// totals.
+Totals gather(const models::ProcessGroup& dp,
+              const Totals& mine,
+              ordered_json answers,
+              AnswerPrinter& printer) {
+  const ordered_json report{{"answers", std::move(answers)},
+                            {"output_tokens", mine.output_tokens},
+                            {"prompt_tokens", mine.prompt_tokens},
+                            {"first_tokens", mine.first_tokens},
+                            {"cancelled", mine.cancelled}};
+  Totals sums{.seconds = mine.seconds};
+  for (const auto& bytes :
+       dp.all_gather_bytes(report.dump(-1, ' ', false, ordered_json::error_handler_t::replace))) {
+    const auto theirs = ordered_json::parse(bytes);
+    sums.output_tokens += theirs["output_tokens"].get<std::int64_t>();
+    sums.prompt_tokens += theirs["prompt_tokens"].get<std::int64_t>();
+    sums.cancelled = sums.cancelled || theirs["cancelled"].get<bool>();
+    for (const double seconds : theirs["first_tokens"]) sums.first_tokens.push_back(seconds);
+    if (dp.rank() != 0) continue;
+    for (const auto& answer : theirs["answers"])
+      printer.add(answer[0].get<std::int64_t>(), answer[1]);
+  }
+  return sums;
+}
+
+// -> on the first rank, whether each prompt has its answer.
 bool generate_on_rank(const Flags& flags, models::World& world) {
   const RolloutModel model(world, flags.rollout);
   const auto prompts = read_prompts(flags, model);
-  Generation generation(flags, model, prompts);
+  Generation generation(model, prompts);
   const bool is_first = world.rank() == 0;
   if (is_first && !flags.quiet)
     fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
@@ -231,27 +254,8 @@ bool generate_on_rank(const Flags& flags, models::World& world) {
       printer.add(number, std::move(answer));
     }
   });
-  if (!alone) {
-    const ordered_json report{{"answers", std::move(mine)},
-                              {"output_tokens", totals.output_tokens},
-                              {"prompt_tokens", totals.prompt_tokens},
-                              {"first_tokens", totals.first_tokens},
-                              {"cancelled", totals.cancelled}};
-    const auto text = report.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-    Totals sums{.seconds = totals.seconds};
-    for (const auto& bytes : mesh.dp().all_gather_bytes(text)) {
-      auto theirs = ordered_json::parse(bytes);
-      sums.output_tokens += theirs["output_tokens"].get<std::int64_t>();
-      sums.prompt_tokens += theirs["prompt_tokens"].get<std::int64_t>();
-      sums.cancelled = sums.cancelled || theirs["cancelled"].get<bool>();
-      for (const double seconds : theirs["first_tokens"]) sums.first_tokens.push_back(seconds);
-      if (is_first)
-        for (auto& [number, answer] :
-             theirs["answers"].get<std::vector<std::pair<std::int64_t, ordered_json>>>())
-          printer.add(number, std::move(answer));
-    }
-    totals = sums;
-  }
+  if (!alone && mesh.coordinates().tp == 0)
+    totals = gather(mesh.dp(), totals, std::move(mine), printer);
   if (is_first && !flags.quiet) say_totals(totals, generation.cache_bytes(), world.device());
   if (totals.cancelled && is_first)
     fmt::print(stderr, "error: cancelled: answers that were not finished say \"abort\"\n");
