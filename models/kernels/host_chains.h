@@ -58,23 +58,32 @@ FERRY_AVX512_BF16 inline void transpose(__m512i* rows) {
   }
 }
 
-// `count` channels, an even number, of `columns` rows of the weight that lie `stride` apart; zeros
-// fill it up to whole vectors.
+// 32 channels, or `count` if that is fewer, of `columns` rows of the weight that lie `stride`
+// apart, as pairs; zeros fill them up.
+FERRY_AVX512_BF16 inline void load_pairs(const Half* weight,
+                                         std::int64_t stride,
+                                         std::int64_t columns,
+                                         std::int64_t count,
+                                         __m512i* pairs) {
+  const auto mask =
+      static_cast<__mmask32>(count >= 32 ? ~0U : (1U << static_cast<unsigned>(count)) - 1U);
+  for (std::int64_t j = 0; j < kColumns; ++j) {
+    pairs[j] =
+        j < columns ? _mm512_maskz_loadu_epi16(mask, weight + j * stride) : _mm512_setzero_si512();
+  }
+  transpose(pairs);
+}
+
+// `count` channels, an even number.
 FERRY_AVX512_BF16 inline void pack(const Half* weight,
                                    std::int64_t stride,
                                    std::int64_t columns,
                                    std::int64_t count,
                                    Panel& panel) {
   for (std::int64_t k = 0; k < count; k += 32) {
-    const auto mask = static_cast<__mmask32>(
-        count - k >= 32 ? ~0U : (1U << static_cast<unsigned>(count - k)) - 1U);
-    __m512i rows[kColumns];
-    for (std::int64_t j = 0; j < kColumns; ++j) {
-      rows[j] = j < columns ? _mm512_maskz_loadu_epi16(mask, weight + j * stride + k)
-                            : _mm512_setzero_si512();
-    }
-    transpose(rows);
-    std::copy_n(rows, kColumns, panel.of + k / 2);
+    __m512i pairs[kColumns];
+    load_pairs(weight + k, stride, columns, count - k, pairs);
+    std::copy_n(pairs, kColumns, panel.of + k / 2);
   }
 }
 
@@ -105,9 +114,44 @@ FERRY_AVX512_BF16 inline void multiply(const Half* x,
   for (int i = 0; i < Rows; ++i) sums[i] = first ? chains[i] : _mm512_add_ps(sums[i], chains[i]);
 }
 
+// The same of a few rows of x, past which the weight goes as it is loaded.
+template <int Rows>
+FERRY_AVX512_BF16 inline void multiply_unpacked(const Half* x,
+                                                std::int64_t stride,
+                                                const Half* weight,
+                                                std::int64_t columns,
+                                                std::int64_t count,
+                                                const Half* next,
+                                                bool first,
+                                                __m512* sums) {
+  __m512 chains[Rows];
+  for (auto& chain : chains) chain = _mm512_setzero_ps();
+  for (std::int64_t k = 0; k < count; k += 32) {
+    __m512i pairs[kColumns];
+    load_pairs(weight + k, stride, columns, count - k, pairs);
+    const auto num_pairs = std::min(kColumns, (count - k) / 2);
+    for (std::int64_t p = 0; p < num_pairs; ++p) {
+      if (next != nullptr)
+        _mm_prefetch(reinterpret_cast<const char*>(next + p * stride + k), _MM_HINT_T1);
+      for (int i = 0; i < Rows; ++i) {
+        int pair = 0;
+        std::memcpy(&pair, x + i * stride + k + 2 * p, sizeof pair);
+        chains[i] =
+            _mm512_dpbf16_ps(chains[i], (__m512bh)pairs[p], (__m512bh)_mm512_set1_epi32(pair));
+      }
+    }
+  }
+  for (int i = 0; i < Rows; ++i) sums[i] = first ? chains[i] : _mm512_add_ps(sums[i], chains[i]);
+}
+
 using Multiply =
     void (*)(const Half*, std::int64_t, const Panel&, std::int64_t, const Half*, bool, __m512*);
 inline constexpr Multiply kMultiply[kTileRows]{multiply<1>, multiply<2>, multiply<3>, multiply<4>,
                                                multiply<5>, multiply<6>, multiply<7>, multiply<8>};
+using MultiplyUnpacked = void (*)(
+    const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, const Half*, bool, __m512*);
+inline constexpr std::int64_t kMostUnpackedRows = 4;
+inline constexpr MultiplyUnpacked kMultiplyUnpacked[kMostUnpackedRows]{
+    multiply_unpacked<1>, multiply_unpacked<2>, multiply_unpacked<3>, multiply_unpacked<4>};
 
 }  // namespace ferry::models::host

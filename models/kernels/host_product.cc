@@ -39,9 +39,14 @@ FERRY_AVX512_BF16 void multiply_panel(const Product& product, std::int64_t colum
   for (std::int64_t begin = 0; begin < product.k; begin += product.block) {
     const auto count = std::min(product.block, product.k - begin);
     const auto* const weight = product.weight + column * product.k + begin;
-    host::pack(weight, product.k, columns, count, panel);
     const auto* const next =
         column + 2 * kColumns <= product.n ? weight + kColumns * product.k : nullptr;
+    if (product.rows <= host::kMostUnpackedRows) {
+      host::kMultiplyUnpacked[product.rows - 1](product.x + begin, product.k, weight, columns,
+                                                count, next, begin == 0, sums);
+      continue;
+    }
+    host::pack(weight, product.k, columns, count, panel);
     for (std::int64_t row = 0; row < product.rows; row += kTileRows) {
       const auto tile = std::min(kTileRows, product.rows - row);
       host::kMultiply[tile - 1](product.x + row * product.k + begin, product.k, panel, count / 2,
