@@ -1,0 +1,198 @@
+#include "models/resharder.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "models/pipeline_forward.h"
+#include "models/world.h"
+#include "tests/support/random_boxes.h"
+#include "tests/support/tiny_training.h"
+
+namespace ferry::models {
+namespace {
+
+using distckpt::Box;
+using distckpt::DType;
+using distckpt::LocalShard;
+using distckpt::ShardedTensor;
+using support::Random;
+
+// Which boxes of some tensors each rank has; every tensor in boxes of its own, with replicas.
+using Mesh = std::vector<std::vector<ShardedTensor>>;
+
+struct Whole {
+  std::string key{};
+  DType dtype = DType::kF32;
+  distckpt::Shape shape{};
+};
+
+Mesh random_mesh(Random& random, const std::vector<Whole>& tensors, int world, const std::vector<int>& ranks) {
+  Mesh mesh(static_cast<std::size_t>(world));
+  for (const auto& whole : tensors) {
+    for (const auto& box : support::random_tiling(random, whole.shape, 5)) {
+      auto order = ranks;
+      random.shuffle(order);
+      const auto holders = random.chance(40) ? random.between(1, static_cast<std::int64_t>(ranks.size())) : 1;
+      for (int replica = 0; replica < holders; ++replica) {
+        mesh[static_cast<std::size_t>(order[static_cast<std::size_t>(replica)])].push_back(
+            {.key = whole.key,
+             .dtype = whole.dtype,
+             .local_shape = box.size,
+             .global_shape = whole.shape,
+             .global_offset = box.offset,
+             .replica_id = {replica}});
+      }
+    }
+  }
+  return mesh;
+}
+
+at::Tensor part_of(const at::Tensor& whole, const Box& box) {
+  auto part = whole;
+  for (int d = 0; d < box.rank(); ++d) part = part.narrow(d, box.offset[d], box.size[d]);
+  return part;
+}
+
+// Shards of a rank in memory that is transposed where it can be, and that memory.
+struct Memory {
+  std::vector<LocalShard> shards{};
+  std::vector<at::Tensor> values{};
+};
+Memory memory_of(const std::vector<ShardedTensor>& tensors) {
+  Memory memory;
+  for (const auto& tensor : tensors) {
+    const auto& size = tensor.local_shape;
+    std::vector<std::int64_t> sizes(size.begin(), size.end());
+    std::ranges::reverse(sizes);
+    std::vector<std::int64_t> back(sizes.size());
+    for (std::size_t d = 0; d < back.size(); ++d) back[d] = static_cast<std::int64_t>(back.size() - 1 - d);
+    auto value = at::full(sizes, -1, scalar_type(tensor.dtype)).permute(back);
+    memory.shards.push_back({.tensor = tensor,
+                             .data = static_cast<std::byte*>(value.data_ptr()),
+                             .strides = distckpt::Dims(std::span<const std::int64_t>(value.strides().data(), value.strides().size()))});
+    memory.values.push_back(value);
+  }
+  return memory;
+}
+
+struct Ranks {
+  const char* name;
+  std::vector<int> source, target;
+};
+
+TEST(Resharder, MovesWhatEachRankLacksBetweenAnyTwoMeshes) {
+  constexpr int kWorld = 4;
+  std::atomic<std::int64_t> most_rounds = 0;
+  for (const auto& ranks : {Ranks{"same", {0, 1, 2, 3}, {0, 1, 2, 3}}, Ranks{"disjoint", {0, 1}, {2, 3}},
+                            Ranks{"overlapping", {0, 1, 2}, {1, 2, 3}}}) {
+    for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+      SCOPED_TRACE(fmt::format("{} {}", ranks.name, seed));
+      Random random(seed);
+      std::vector<Whole> tensors;
+      std::vector<at::Tensor> values;
+      for (int i = 0; i < 6; ++i) {
+        const auto shape = support::random_shape(random, static_cast<int>(random.between(1, 3)), 1, 40);
+        tensors.push_back({fmt::format("tensor {}", i), random.chance(50) ? DType::kBF16 : DType::kF32, shape});
+        values.push_back(at::arange(shape.product(), at::kFloat).remainder(251).view(at::IntArrayRef(&*shape.begin(), static_cast<std::size_t>(shape.rank()))).to(scalar_type(tensors.back().dtype)));
+      }
+      const auto sources = random_mesh(random, tensors, kWorld, ranks.source);
+      const auto targets = random_mesh(random, tensors, kWorld, ranks.target);
+      run_ranks(kWorld, {}, [&](World& world) {
+        const auto me = static_cast<std::size_t>(world.rank());
+        auto source = memory_of(sources[me]);
+        auto target = memory_of(targets[me]);
+        const auto value_of = [&](const ShardedTensor& tensor) {
+          const auto i = std::ranges::find(tensors, tensor.key, &Whole::key) - tensors.begin();
+          return part_of(values[static_cast<std::size_t>(i)], tensor.box());
+        };
+        for (std::size_t i = 0; i < source.values.size(); ++i) source.values[i].copy_(value_of(sources[me][i]));
+        Resharder resharder(world, "reshard", source.shards, target.shards, {.bucket_bytes = 1});
+        for (int round = 0; round < 2; ++round) {
+          for (auto& value : target.values) value.fill_(-1);
+          const auto report = resharder.run_and_verify();
+          for (std::size_t i = 0; i < target.values.size(); ++i)
+            EXPECT_TRUE(at::equal(target.values[i], value_of(targets[me][i]))) << targets[me][i].key;
+          EXPECT_TRUE(!sources[me].empty() || report.bytes_sent == 0);
+          EXPECT_TRUE(!targets[me].empty() || report.bytes_received == 0);
+          most_rounds = std::max(most_rounds.load(), report.rounds);
+        }
+      });
+    }
+  }
+  EXPECT_GT(most_rounds, 3);
+}
+
+TEST(Resharder, RefusesSidesThatDoNotFit) {
+  const auto tensor = [](std::string key, std::int64_t rows, DType dtype = DType::kF32) {
+    return ShardedTensor{.key = std::move(key), .dtype = dtype, .local_shape = {rows}, .global_shape = {rows}, .global_offset = {0}, .replica_id = {0}};
+  };
+  using distckpt::plan_between_ranks;
+  EXPECT_THROW(plan_between_ranks({{tensor("a", 4)}}, {{tensor("b", 4)}}), Error);
+  EXPECT_THROW(plan_between_ranks({{tensor("a", 4)}}, {{tensor("a", 4), tensor("b", 4)}}), Error);
+  EXPECT_THROW(plan_between_ranks({{tensor("a", 4)}}, {{tensor("a", 4, DType::kBF16)}}), Error);
+  // Padding is dropped, or filled with zeros.
+  const auto longer = plan_between_ranks({{tensor("a", 4)}}, {{tensor("a", 6)}});
+  ASSERT_EQ(longer.fills.size(), 1U);
+  EXPECT_EQ(longer.fills[0].box, (Box{{4}, {2}}));
+  const auto shorter = plan_between_ranks({{tensor("a", 6)}}, {{tensor("a", 4)}});
+  ASSERT_EQ(shorter.copies.size(), 1U);
+  EXPECT_EQ(shorter.copies[0].box, (Box{{0}, {4}}));
+}
+
+std::vector<LocalShard> shards_of(const std::vector<std::unique_ptr<GPTModel>>& chunks) {
+  std::vector<LocalShard> all;
+  for (const auto& chunk : chunks) {
+    auto shards = chunk->sharded_state_dict();
+    all.insert(all.end(), shards.begin(), shards.end());
+  }
+  return all;
+}
+
+struct Meshes {
+  const char* family;
+  distckpt::ParallelConfig source, target;
+  Alignment target_alignment = Alignment::kFast;
+};
+
+TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
+  using Parallel = distckpt::ParallelConfig;
+  const std::vector<Meshes> all{
+      {"llama", Parallel{.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}, Parallel{.tensor_model_parallel_size = 4}},
+      {"qwen2", Parallel{.pipeline_model_parallel_size = 4}, Parallel{.tensor_model_parallel_size = 2}, Alignment::kBitwise},
+      {"qwen3_moe", Parallel{.pipeline_model_parallel_size = 2, .expert_model_parallel_size = 2, .expert_tensor_parallel_size = 1}, Parallel{.tensor_model_parallel_size = 4, .expert_model_parallel_size = 1, .expert_tensor_parallel_size = 4}},
+  };
+  for (const auto& one : all) {
+    SCOPED_TRACE(one.family);
+    const auto config = support::tiny_config({.family = one.family, .num_layers = 4, .experts = 8});
+    run_ranks(4, {}, [&](World& world) {
+      auto source_parallel = one.source;
+      auto target_parallel = one.target;
+      source_parallel.make_vocab_size_divisible_by = target_parallel.make_vocab_size_divisible_by = 2;
+      const ParallelState training(world, source_parallel, "training");
+      const ParallelState rollout(world, target_parallel, "rollout");
+      const auto trained = make_stage(config, training, {});
+      for (const auto& chunk : trained) support::fill_parameters(*chunk, 3);
+      const auto served = make_stage(config, rollout, {.alignment = one.target_alignment});
+      const auto expected = make_stage(config, rollout, {.alignment = one.target_alignment});
+      for (const auto& chunk : expected) support::fill_parameters(*chunk, 3);
+      Resharder resharder(world, "reshard", shards_of(trained), shards_of(served));
+      resharder.run_and_verify();
+      for (std::size_t chunk = 0; chunk < served.size(); ++chunk) {
+        const auto& got = served[chunk]->parameters().all();
+        const auto& wanted = expected[chunk]->parameters().all();
+        ASSERT_EQ(got.size(), wanted.size());
+        for (std::size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(at::equal(got[i].value, wanted[i].value)) << got[i].spec.key;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ferry::models
