@@ -11,25 +11,16 @@
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "models/gpt_model.h"
 #include "models/packed_sequences.h"
 #include "trainer/distributed_data_parallel.h"
+#include "trainer/loss_output.h"
 #include "trainer/p2p_communication.h"
 
 namespace ferry::trainer {
-
-using LossMetrics = std::map<std::string, at::Tensor>;
-
-struct LossOutput {
-  at::Tensor loss{};  // a scalar, this rank's share, the same on tensor parallel ranks; undefined
-                      // where nothing is to be propagated
-  LossMetrics metrics{};
-};
 
 // On the last stage, of its normed hidden states [local tokens, hidden] of one micro-batch.
 using LossFunction = std::function<LossOutput(

@@ -1,0 +1,39 @@
+// How the losses of tokens become one number (verl trainer/ppo/core_algos.py agg_loss). What the sum
+// is divided by is counted over the whole mini-batch and handed in, so that parts add up: the loss
+// does not depend on the cut into micro-batches, nor on the number of ranks (verl's dp_size is 1:
+// here gradients are summed).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace ferry::trainer {
+
+enum class LossAggMode : std::uint8_t {
+  kTokenMean,            // sum of tokens / batch_num_tokens
+  kTokenSum,             // sum of tokens
+  kSeqMeanTokenSum,      // sum of tokens / global_batch_size (Dr. GRPO, arXiv:2503.20783)
+  kSeqMeanTokenMean,     // sum of the means of sequences / global_batch_size (GRPO's paper)
+  kSeqMeanTokenSumNorm,  // sum of tokens / global_batch_size / loss_scale_factor
+};
+
+// "token-mean", ... Throws Error(kUsage).
+LossAggMode loss_agg_mode(std::string_view name);
+
+// Of the mini-batch, on all ranks together; a mode reads what it divides by.
+struct GlobalBatchInfo {
+  std::int64_t batch_num_tokens = 0;   // ones of the response masks
+  std::int64_t global_batch_size = 0;  // sequences
+  double loss_scale_factor = 0;        // a length of responses that does not change: the longest
+};
+
+// loss_mat [sequences, response], fp32; loss_mask the same, bool or int64. Differentiable. Throws
+// Error(kUsage) if a count that the mode needs is not there.
+at::Tensor agg_loss(const at::Tensor& loss_mat,
+                    const at::Tensor& loss_mask,
+                    LossAggMode mode,
+                    const GlobalBatchInfo& info);
+
+}  // namespace ferry::trainer
