@@ -157,6 +157,20 @@ at::Tensor Resharder::packed(const at::Tensor& bytes, const Part& part) const {
       .view(like.sizes());
 }
 
+void Resharder::set_memory(std::vector<LocalShard> source, std::vector<LocalShard> target) {
+  const auto replace = [](std::vector<LocalShard>& mine, std::vector<LocalShard>&& other) {
+    require(mine.size() == other.size(), ErrorKind::kBug, "other shards than were planned");
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      require(mine[i].tensor.key == other[i].tensor.key &&
+                  mine[i].tensor.box() == other[i].tensor.box(),
+              ErrorKind::kBug, "{}: not the shard that was planned", other[i].tensor.key);
+    }
+    mine = std::move(other);
+  };
+  replace(source_, std::move(source));
+  replace(target_, std::move(target));
+}
+
 ReshardReport Resharder::run() {
   return move(nullptr);
 }

@@ -35,13 +35,17 @@ struct ReshardReport {
 class Resharder {
  public:
   // Called by all ranks of the world, which outlives it, with what each holds and what it wants,
-  // either perhaps nothing; the memory of these shards stays where it is. Plans once. Throws
+  // either perhaps nothing; their memory is not touched before run(). Plans once. Throws
   // Error(kLayout) on every rank if the two sides do not fit each other.
   Resharder(World& world,
             const std::string& name,
             std::vector<distckpt::LocalShard> source,
             std::vector<distckpt::LocalShard> target,
             ReshardOptions options = {});
+
+  // The same shards in other memory.
+  void set_memory(std::vector<distckpt::LocalShard> source,
+                  std::vector<distckpt::LocalShard> target);
 
   // Called by all ranks. On a GPU what was enqueued on the current stream comes first, and what is
   // enqueued later finds the new bytes.

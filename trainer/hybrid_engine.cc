@@ -1,0 +1,68 @@
+#include "trainer/hybrid_engine.h"
+
+#include <iterator>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/numerics_digest.h"
+
+namespace ferry::trainer {
+
+using distckpt::LocalShard;
+using models::GPTModel;
+
+HybridEngine::HybridEngine(models::World& world,
+                           const std::string& name,
+                           std::vector<GPTModel*> actor,
+                           Offload* actor_offload,
+                           RolloutWorker rollout,
+                           HybridEngineOptions options)
+    : actor_(std::move(actor)),
+      offload_(actor_offload),
+      rollout_(rollout),
+      options_(options),
+      resharder_(world, name, actor_shards(), rollout_shards(), options.reshard) {
+  require((rollout_.model == nullptr) == (rollout_.engine == nullptr), ErrorKind::kBug,
+          "a rollout is a model and its engine");
+  if (!actor_.empty() && rollout_.model != nullptr)
+    models::require_same_numerics(models::numerics_policy(*actor_.front()),
+                                  models::numerics_policy(*rollout_.model));
+  train_mode();
+}
+
+std::vector<LocalShard> HybridEngine::actor_shards() const {
+  std::vector<LocalShard> all;
+  for (const auto* const chunk : actor_) {
+    auto shards = chunk->sharded_state_dict();
+    all.insert(all.end(), std::make_move_iterator(shards.begin()),
+               std::make_move_iterator(shards.end()));
+  }
+  return all;
+}
+
+std::vector<LocalShard> HybridEngine::rollout_shards() const {
+  return rollout_.model == nullptr ? std::vector<LocalShard>()
+                                   : rollout_.model->sharded_state_dict();
+}
+
+models::ReshardReport HybridEngine::rollout_mode() {
+  require(!rolling_, ErrorKind::kBug, "the rollout has the weights already");
+  if (offload_ != nullptr)
+    offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
+  if (rollout_.engine != nullptr) rollout_.engine->wake_up();
+  resharder_.set_memory(actor_shards(), rollout_shards());
+  const auto report = options_.verify ? resharder_.run_and_verify() : resharder_.run();
+  if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
+  if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});
+  rolling_ = true;
+  return report;
+}
+
+void HybridEngine::train_mode() {
+  require(rolling_, ErrorKind::kBug, "the actor has the device already");
+  if (rollout_.engine != nullptr) rollout_.engine->sleep(options_.sleep_level);
+  if (offload_ != nullptr) offload_->to_device(options_.offload);
+  rolling_ = false;
+}
+
+}  // namespace ferry::trainer
