@@ -1,0 +1,161 @@
+#include "trainer/rewards/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "distckpt/error.h"
+
+extern char** environ;
+
+namespace ferry::trainer {
+namespace {
+
+constexpr std::size_t kLongestLine = std::size_t{16} << 20;
+
+struct Pipe {
+  distckpt::Descriptor read{};
+  distckpt::Descriptor write{};
+};
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  require(pipe2(ends.data(), O_CLOEXEC) == 0, ErrorKind::kIo, "pipe: {}", std::strerror(errno));
+  return {distckpt::Descriptor(ends[0]), distckpt::Descriptor(ends[1])};
+}
+
+void set_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+// In a thread that writes: a program that does not read any more is an error, not a signal.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~WithoutSigpipe() {
+    const timespec now{};
+    if (!was_pending_) sigtimedwait(&pipe_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t pipe_{};
+  sigset_t before_{};
+  bool was_pending_ = false;
+};
+
+std::string describe(int status) {
+  return WIFSIGNALED(status) ? fmt::format("signal {}", WTERMSIG(status))
+                             : fmt::format("exit status {}", WEXITSTATUS(status));
+}
+
+// Waits for the end of the process, but no longer than that.
+std::optional<int> wait_for(pid_t pid, std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (int status = 0;;) {
+    if (waitpid(pid, &status, WNOHANG) == pid) return status;
+    if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+}  // namespace
+
+ChildProcess::ChildProcess(const std::string& command) {
+  auto input = make_pipe(), output = make_pipe();
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, input.read.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none, pipe_only;
+  sigemptyset(&none);
+  sigemptyset(&pipe_only);
+  sigaddset(&pipe_only, SIGPIPE);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &pipe_only);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  std::string shell = "sh", flag = "-c", text = command;
+  std::array<char*, 4> arguments{shell.data(), flag.data(), text.data(), nullptr};
+  const int error = posix_spawn(&pid_, "/bin/sh", &actions, &attributes, arguments.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  require(error == 0, ErrorKind::kIo, "{}: cannot be started: {}", command, std::strerror(error));
+  input_ = std::move(input.write);
+  output_ = std::move(output.read);
+  set_nonblocking(input_.get());
+  set_nonblocking(output_.get());
+}
+
+ChildProcess::~ChildProcess() {
+  input_ = {};
+  const bool gone = pid_ < 0 || wait_for(pid_, std::chrono::seconds(1));
+  if (pid_ > 0) kill(-pid_, SIGKILL);  // what it has started, too
+  if (!gone) waitpid(pid_, nullptr, 0);
+}
+
+std::optional<std::string> ChildProcess::exchange(std::string_view& unsent,
+                                                  std::chrono::milliseconds limit) {
+  if (auto line = take_line()) return line;
+  if (ended_) return std::nullopt;
+  std::array<pollfd, 2> fds{{{output_.get(), POLLIN, 0}, {input_.get(), POLLOUT, 0}}};
+  const auto count = unsent.empty() ? 1U : 2U;
+  if (poll(fds.data(), count, static_cast<int>(limit.count())) <= 0) return std::nullopt;
+  if (count == 2 && fds[1].revents != 0) send(unsent);
+  if (fds[0].revents != 0) receive();
+  return take_line();
+}
+
+std::optional<std::string> ChildProcess::take_line() {
+  const auto end = received_.find('\n');
+  if (end == std::string::npos) return std::nullopt;
+  auto line = received_.substr(0, end);
+  received_.erase(0, end + 1);
+  return line;
+}
+
+void ChildProcess::send(std::string_view& unsent) {
+  const WithoutSigpipe guard;
+  const auto sent = write(input_.get(), unsent.data(), unsent.size());
+  if (sent > 0)
+    unsent.remove_prefix(static_cast<std::size_t>(sent));
+  else if (sent < 0 && errno != EAGAIN && errno != EINTR)
+    unsent = {};  // nobody reads: the end of the output says the rest
+}
+
+void ChildProcess::receive() {
+  std::array<char, 65536> bytes{};
+  const auto count = read(output_.get(), bytes.data(), bytes.size());
+  if (count > 0) {
+    received_.append(bytes.data(), static_cast<std::size_t>(count));
+    require(received_.size() <= kLongestLine || received_.find('\n') != std::string::npos,
+            ErrorKind::kCorrupt, "a line of more than {} bytes", kLongestLine);
+  } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+    const auto status = wait_for(pid_, std::chrono::seconds(1));
+    if (status) {
+      kill(-pid_, SIGKILL);
+      pid_ = -1;
+    }
+    ended_ = status ? describe(*status) : "closed its output";
+  }
+}
+
+}  // namespace ferry::trainer

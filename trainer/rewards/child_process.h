@@ -1,0 +1,44 @@
+// A program that is spoken to by lines: its standard input and output are ours, its standard error
+// is ours, too. It lives in a process group of its own, which ends with this object.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "distckpt/file_io.h"
+
+namespace ferry::trainer {
+
+class ChildProcess {
+ public:
+  // `command` is for /bin/sh. Throws Error(kIo).
+  explicit ChildProcess(const std::string& command);
+  // Closes the input and gives the program a second to end by itself.
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // Sends what it takes of `unsent`, which loses that, and receives what there is, for at most so
+  // long. Returns a whole line without its end, an empty one too; nothing if none came.
+  std::optional<std::string> exchange(std::string_view& unsent, std::chrono::milliseconds limit);
+
+  // Whether its output has ended: "exit status 1", "signal 9", "closed its output".
+  const std::optional<std::string>& ended() const { return ended_; }
+
+ private:
+  std::optional<std::string> take_line();
+  void send(std::string_view& unsent);
+  void receive();
+
+  pid_t pid_ = -1;
+  distckpt::Descriptor input_;   // the program's
+  distckpt::Descriptor output_;
+  std::string received_;
+  std::optional<std::string> ended_;
+};
+
+}  // namespace ferry::trainer
