@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
@@ -72,6 +73,11 @@ int run_program(int argc,
     return trouble(Error(ErrorKind::kIo, "out of memory"));
   } catch (const std::filesystem::filesystem_error& error) {
     return trouble(Error(ErrorKind::kIo, error.what()));
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again)
+      return trouble(Error(ErrorKind::kBug, error.what()));
+    return trouble(
+        Error(ErrorKind::kIo, "no thread could be started: out of memory, or of threads"));
   } catch (const std::exception& error) {
     return trouble(Error(ErrorKind::kBug, error.what()));
   }

@@ -11,6 +11,7 @@
 #include <limits>
 #include <new>
 #include <optional>
+#include <system_error>
 
 #include "distckpt/error.h"
 #include "models/device.h"
@@ -100,6 +101,9 @@ void allocating(c10::Device device,
     said = asked_for(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     said = "the host has no more";
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) throw;
+    said = "no thread could be started for want of it";
   }
   // What the exception held is free by now.
   const auto buffer = describe();

@@ -130,6 +130,8 @@ def test_a_rank_out_of_memory(work):
         status, text = finish(start_ranks(1, arguments, {0: memory_limit(limit)}))[0]
         if status == 127 or "error:" not in text:  # not even the libraries fit
             break
+        if "no thread could be started: out of memory" in text:  # a reader's, before anything of the run is there
+            continue
         assert status == 2 and "out of memory for " in text, (limit, text)
         buffer = text.partition("out of memory for ")[2].partition(" ")[2].split(",")[0].split(" of ")[0]
         said.setdefault(buffer, text)
