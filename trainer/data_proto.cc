@@ -75,9 +75,10 @@ at::Tensor tensor_of(const json& entry, const Reader& reader, std::size_t begin)
                                entry.at("nbytes").get<std::uint64_t>());
   double elements = 1;
   for (const auto size : shape) elements *= static_cast<double>(size);
-  require(elements * static_cast<double>(c10::elementSize(type)) == static_cast<double>(bytes.size()),
-          ErrorKind::kCorrupt, "batch: a tensor of shape {} has {} bytes", entry.at("shape").dump(),
-          bytes.size());
+  require(
+      elements * static_cast<double>(c10::elementSize(type)) == static_cast<double>(bytes.size()),
+      ErrorKind::kCorrupt, "batch: a tensor of shape {} has {} bytes", entry.at("shape").dump(),
+      bytes.size());
   auto tensor = at::empty(shape, at::TensorOptions(type));
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
@@ -283,9 +284,8 @@ DataProto DataProto::concat(std::span<const DataProto> parts) {
 
 // Magic, size of the description, the description in CBOR; then each tensor at a multiple of 64.
 std::vector<std::byte> DataProto::to_bytes() const {
-  json description{{"tensors", json::array()},
-                   {"columns", non_tensor_batch_},
-                   {"meta_info", meta_info}};
+  json description{
+      {"tensors", json::array()}, {"columns", non_tensor_batch_}, {"meta_info", meta_info}};
   std::size_t end = 0;
   for (const auto& [key, tensor] : batch_) {
     const auto offset = aligned(end);

@@ -25,7 +25,8 @@ DataProto numbered(std::int64_t rows) {
   std::vector<json> uid, mixed;
   for (std::int64_t i = 0; i < rows; ++i) {
     uid.push_back("uid-" + std::to_string(i));
-    mixed.push_back(i % 2 == 0 ? json{{"index", i}, {"x", 0.1 * static_cast<double>(i)}} : json(nullptr));
+    mixed.push_back(i % 2 == 0 ? json{{"index", i}, {"x", 0.1 * static_cast<double>(i)}}
+                               : json(nullptr));
   }
   return DataProto({{"id", number},
                     {"half", number.unsqueeze(1).expand({rows, 3}).to(at::kBFloat16)},
@@ -169,23 +170,29 @@ TEST(DataProto, BalancedChunksHaveAboutTheSameWork) {
 TEST(DataProto, RefusesWhatDoesNotFitTogether) {
   auto data = numbered(4);
   const auto usage = ErrorKind::kUsage;
-  EXPECT_TRUE(fails(usage, {"batch: x has 5 rows, expected 4"}, [&] { data.set("x", at::zeros({5})); }));
+  EXPECT_TRUE(
+      fails(usage, {"batch: x has 5 rows, expected 4"}, [&] { data.set("x", at::zeros({5})); }));
   EXPECT_TRUE(fails(usage, {"batch: x has no rows"}, [&] { data.set("x", at::zeros({})); }));
   EXPECT_TRUE(fails(usage, {"batch: uid is no tensor"}, [&] { data.set("uid", at::zeros({4})); }));
   EXPECT_TRUE(fails(usage, {"batch: no tensor x"}, [&] { data.tensor("x"); }));
   EXPECT_TRUE(fails(usage, {"batch: 4 rows do not make 3 equal chunks"}, [&] { data.chunk(3); }));
   EXPECT_TRUE(fails(usage, {"batch: no row 4 of 4"}, [&] { data.select_idxs(Rows{4}); }));
   EXPECT_TRUE(fails(usage, {"is no permutation of 4"}, [&] { data.reorder(Rows{0, 1, 2, 2}); }));
-  EXPECT_TRUE(fails(usage, {"batch: 0 rows cannot be padded"}, [&] { pad_dataproto_to_divisor(DataProto(), 2); }));
+  EXPECT_TRUE(fails(usage, {"batch: 0 rows cannot be padded"},
+                    [&] { pad_dataproto_to_divisor(DataProto(), 2); }));
   auto other = data;
   other.set("id", at::arange(4) + 1);
   EXPECT_TRUE(fails(usage, {"batch: id differs on both sides"}, [&] { data.union_with(other); }));
   auto hot = data;
   hot.meta_info["temperature"] = 1;
   EXPECT_TRUE(fails(usage, {"meta_info temperature"}, [&] { data.union_with(hot); }));
-  EXPECT_TRUE(fails(usage, {"meta_info temperature"}, [&] { DataProto::concat(std::vector{data, hot}); }));
+  EXPECT_TRUE(fails(usage, {"meta_info temperature"}, [&] {
+    DataProto::concat(std::vector{data, hot});
+  }));
   const std::vector<std::string> id{"id"};
-  EXPECT_TRUE(fails(usage, {"different columns"}, [&] { DataProto::concat(std::vector{data, data.select(id)}); }));
+  EXPECT_TRUE(fails(usage, {"different columns"}, [&] {
+    DataProto::concat(std::vector{data, data.select(id)});
+  }));
 }
 
 }  // namespace

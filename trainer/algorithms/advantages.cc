@@ -49,9 +49,8 @@ struct GroupStatistics {
 };
 
 GroupStatistics statistics(const at::Tensor& scores, const std::vector<at::Tensor>& groups) {
-  GroupStatistics result{.mean = at::zeros_like(scores),
-                         .std = at::ones_like(scores),
-                         .size = at::ones_like(scores)};
+  GroupStatistics result{
+      .mean = at::zeros_like(scores), .std = at::ones_like(scores), .size = at::ones_like(scores)};
   for (const auto& group : groups) {
     if (group.numel() == 1) continue;
     const auto of_group = scores.index_select(0, group);
@@ -74,8 +73,7 @@ Advantages gae(const AdvantageInputs& in, const AdvantageOptions& options) {
   std::vector<at::Tensor> reversed;
   for (auto t = length; t-- > 0;) {
     const auto value = in.values.select(1, t), here = mask.select(1, t);
-    const auto delta =
-        in.token_level_rewards.select(1, t) + options.gamma * next_value - value;
+    const auto delta = in.token_level_rewards.select(1, t) + options.gamma * next_value - value;
     const auto advantage = delta + options.gamma * options.lam * next_advantage;
     // Tokens that were not generated pass on what they are given.
     next_value = value * here + (1 - here) * next_value;
@@ -116,8 +114,7 @@ at::Tensor opo_baseline(const at::Tensor& scores,
   for (const auto& group : groups) {
     if (group.numel() == 1) continue;
     const auto length = lengths.index_select(0, group);
-    baseline.index_fill_(0, group,
-                         (length * scores.index_select(0, group)).sum() / length.sum());
+    baseline.index_fill_(0, group, (length * scores.index_select(0, group)).sum() / length.sum());
   }
   return baseline;
 }

@@ -24,7 +24,8 @@ enum class AdvantageEstimator : std::uint8_t {
   kRemax,  // rewards to go - reward of the greedy answer (Z. Li et al., arXiv:2310.10505)
   kOpo,    // R - sum of length R / sum of lengths (Y. Hao et al., arXiv:2505.23585)
   kGpg,    // sequences / sequences whose R is not 0 x (R - mean) (X. Chu et al., arXiv:2504.02546)
-  // The best sample gets (R - second best R) / (std + eps), the others 0 (C. Walder and D. Karkhanis,
+  // The best sample gets (R - second best R) / (std + eps), the others 0 (C. Walder and D.
+  // Karkhanis,
   // arXiv:2505.15201).
   kGrpoPassk,
 };

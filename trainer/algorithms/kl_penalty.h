@@ -59,7 +59,7 @@ class KlController {
 
 struct PenalizedRewards {
   at::Tensor token_level_rewards{};  // [sequences, response]
-  Metrics metrics{};  // actor/reward_kl_penalty, actor/reward_kl_penalty_coeff
+  Metrics metrics{};                 // actor/reward_kl_penalty, actor/reward_kl_penalty_coeff
 };
 
 // Rewards = scores - value() x divergence; then the controller learns the mean divergence of a

@@ -26,7 +26,9 @@ constexpr std::array<Named<LossMode>, 8> kModes{{
 // One micro-batch of one loss; a method a mode.
 class PolicyLoss {
  public:
-  PolicyLoss(const PolicyLossInputs& in, const PolicyLossConfig& config, const GlobalBatchInfo& info)
+  PolicyLoss(const PolicyLossInputs& in,
+             const PolicyLossConfig& config,
+             const GlobalBatchInfo& info)
       : in_(in), config_(config), info_(info), difference_(in.log_prob - in.old_log_prob) {}
 
   LossOutput vanilla() const {
@@ -68,8 +70,8 @@ class PolicyLoss {
     const auto kept = cov_tokens().logical_not();
     const auto r = difference_.exp();
     const auto losses = at::maximum(-in_.advantages * r, -in_.advantages * clip(r)) * kept;
-    return output(aggregate(losses),
-                  {{"actor/pg_clipfrac", mean(kept.logical_not())}, {"actor/ppo_kl", mean(-difference_)}});
+    return output(aggregate(losses), {{"actor/pg_clipfrac", mean(kept.logical_not())},
+                                      {"actor/ppo_kl", mean(-difference_)}});
   }
 
   LossOutput kl_cov() const {
@@ -166,8 +168,7 @@ at::Tensor draw_clip_cov(const PolicyLossInputs& in,
   const auto wanted = std::max<std::int64_t>(
       static_cast<std::int64_t>(config.clip_cov_ratio * in.response_mask.sum().item<double>()), 1);
   const auto order = at::randperm(candidates.size(0), generator, at::TensorOptions(at::kLong));
-  const auto drawn =
-      candidates.index_select(0, order.slice(0, 0, wanted).to(candidates.device()));
+  const auto drawn = candidates.index_select(0, order.slice(0, 0, wanted).to(candidates.device()));
   return at::zeros_like(mask).index_put_({drawn.select(1, 0), drawn.select(1, 1)},
                                          at::ones({}, mask.options()));
 }
@@ -179,8 +180,7 @@ at::Tensor take_kl_cov(const PolicyLossInputs& in, const PolicyLossConfig& confi
   if (places.numel() == 0) return taken;
   const auto advantages = in.advantages.reshape(-1).index_select(0, places);
   const auto log_probs = in.log_prob.reshape(-1).index_select(0, places);
-  const auto covariance =
-      (advantages - advantages.mean()) * (log_probs - log_probs.mean());
+  const auto covariance = (advantages - advantages.mean()) * (log_probs - log_probs.mean());
   const auto wanted = std::max<std::int64_t>(
       static_cast<std::int64_t>(static_cast<double>(places.numel()) * config.kl_cov_ratio), 1);
   const auto largest = std::get<1>(covariance.topk(wanted));
@@ -190,7 +190,9 @@ at::Tensor take_kl_cov(const PolicyLossInputs& in, const PolicyLossConfig& confi
 
 }  // namespace
 
-LossMode loss_mode(std::string_view name) { return find_named("loss_mode", name, kModes); }
+LossMode loss_mode(std::string_view name) {
+  return find_named("loss_mode", name, kModes);
+}
 
 LossOutput compute_policy_loss(const PolicyLossInputs& inputs,
                                const PolicyLossConfig& config,

@@ -53,8 +53,8 @@ struct PolicyLossConfig {  // actor.*, actor.policy_loss.*
   LossAggMode loss_agg_mode = LossAggMode::kTokenMean;
   double clip_ratio_low = 0.2;
   double clip_ratio_high = 0.2;
-  double clip_ratio_c = 3;       // vanilla; above 1
-  double tau_pos = 1;            // sapo
+  double clip_ratio_c = 3;  // vanilla; above 1
+  double tau_pos = 1;       // sapo
   double tau_neg = 1.05;
   double clip_cov_ratio = 2e-4;  // clip_cov: of the tokens, drawn from those whose covariance is
   double clip_cov_lb = 1;        // above this

@@ -35,8 +35,7 @@ LossOutput value_loss(const CriticLossInputs& inputs,
   const auto near = at::maximum(at::minimum(vpreds, values + config.cliprange_value),
                                 values - config.cliprange_value);
   const auto plain = (vpreds - returns).pow(2), clipped = (near - returns).pow(2);
-  const auto loss =
-      0.5 * agg_loss(at::maximum(plain, clipped), mask, config.loss_agg_mode, info);
+  const auto loss = 0.5 * agg_loss(at::maximum(plain, clipped), mask, config.loss_agg_mode, info);
   const auto mean = [&](const at::Tensor& tokens) {
     return agg_loss(tokens.detach(), mask, LossAggMode::kTokenMean, info);
   };

@@ -36,8 +36,8 @@ struct CriticLossConfig {  // critic.*
 };
 
 struct CriticLossInputs {
-  at::Tensor vpreds{};         // of the critic as it is now
-  at::Tensor values{};         // as it was when advantages were computed
+  at::Tensor vpreds{};  // of the critic as it is now
+  at::Tensor values{};  // as it was when advantages were computed
   at::Tensor returns{};
   at::Tensor response_mask{};  // int64 or bool
 };

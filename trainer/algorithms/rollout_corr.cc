@@ -43,9 +43,9 @@ double positive(std::string_view text, std::string_view subject) {
   double value = 0;
   text = trimmed(text);
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  require(error == std::errc() && end == text.data() + text.size() && value > 0 &&
-              std::isfinite(value),
-          ErrorKind::kUsage, "{}: \"{}\" is no positive number", subject, text);
+  require(
+      error == std::errc() && end == text.data() + text.size() && value > 0 && std::isfinite(value),
+      ErrorKind::kUsage, "{}: \"{}\" is no positive number", subject, text);
   return value;
 }
 

@@ -12,9 +12,13 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double number(const at::Tensor& scalar) { return scalar.item<double>(); }
+double number(const at::Tensor& scalar) {
+  return scalar.item<double>();
+}
 
-double fraction(const at::Tensor& which) { return number(which.to(at::kFloat).mean()); }
+double fraction(const at::Tensor& which) {
+  return number(which.to(at::kFloat).mean());
+}
 
 double fraction(const at::Tensor& which, const at::Tensor& mask) {
   return number(masked_mean(which.to(at::kFloat), mask));
@@ -45,7 +49,7 @@ double unbiased_deviation(const at::Tensor& values) {
 Metrics compute_offpolicy_metrics(const at::Tensor& old_log_prob,
                                   const at::Tensor& rollout_log_prob,
                                   const at::Tensor& response_mask) {
-  const auto training = masked_mean(old_log_prob, response_mask, -1);    // [sequences]
+  const auto training = masked_mean(old_log_prob, response_mask, -1);  // [sequences]
   const auto rollout = masked_mean(rollout_log_prob, response_mask, -1);
   const auto difference = rollout - training;
   const auto log_ratio = old_log_prob - rollout_log_prob;
@@ -62,7 +66,8 @@ Metrics compute_offpolicy_metrics(const at::Tensor& old_log_prob,
       {"log_ppl_diff_max", number(difference.max())},
       {"log_ppl_diff_min", number(difference.min())},
       {"ppl_ratio", number(difference.exp().mean())},
-      {"chi2_token", number(masked_mean(log_ratio.clamp(-20, 20).exp().square(), response_mask) - 1.0)},
+      {"chi2_token",
+       number(masked_mean(log_ratio.clamp(-20, 20).exp().square(), response_mask) - 1.0)},
       {"chi2_seq", number((2.0 * of_sequence).exp().mean() - 1.0)},
   };
 }
@@ -122,8 +127,8 @@ Metrics compute_rs_metrics(const RejectionStatistic& rs, const at::Tensor& respo
   put("fraction_high",
       of_sequences ? sequences_high : fraction(rs.of_tokens > rs.upper, response_mask));
   put("fraction_low", of_sequences ? sequences_low : low([&](double bound) {
-    return fraction(rs.of_tokens < bound, response_mask);
-  }));
+        return fraction(rs.of_tokens < bound, response_mask);
+      }));
   put("seq_mean", number(valid.mean()));
   put("seq_std", unbiased_deviation(valid));
   put("seq_max", number(valid.max()));

@@ -12,7 +12,8 @@
 
 namespace ferry::trainer {
 
-// How far the policies are apart: kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, chi2_token, ...
+// How far the policies are apart: kl, k3_kl, training_ppl, rollout_ppl, log_ppl_diff, chi2_token,
+// ...
 Metrics compute_offpolicy_metrics(const at::Tensor& old_log_prob,
                                   const at::Tensor& rollout_log_prob,
                                   const at::Tensor& response_mask);
@@ -30,8 +31,8 @@ struct ImportanceWeights {
 Metrics compute_is_metrics(const ImportanceWeights& is, const at::Tensor& response_mask);
 
 struct RejectionStatistic {
-  std::string option{};     // "seq_mean_k1"
-  at::Tensor of_tokens{};   // of its sequence, where it is one of sequences
+  std::string option{};      // "seq_mean_k1"
+  at::Tensor of_tokens{};    // of its sequence, where it is one of sequences
   at::Tensor of_sequence{};  // [sequences]; undefined where it is one of tokens
   double upper = 0;          // of k1: logarithms
   std::optional<double> lower{};

@@ -32,7 +32,9 @@ Pipe make_pipe() {
   return {distckpt::Descriptor(ends[0]), distckpt::Descriptor(ends[1])};
 }
 
-void set_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+void set_nonblocking(int fd) {
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
 
 // In a thread that writes: a program that does not read any more is an error, not a signal.
 class WithoutSigpipe {

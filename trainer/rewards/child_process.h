@@ -35,7 +35,7 @@ class ChildProcess {
   void receive();
 
   pid_t pid_ = -1;
-  distckpt::Descriptor input_;   // the program's
+  distckpt::Descriptor input_;  // the program's
   distckpt::Descriptor output_;
   std::string received_;
   std::optional<std::string> ended_;

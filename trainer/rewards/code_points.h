@@ -22,7 +22,9 @@ View strip(View text);
 View last(View text, std::size_t count);  // text[-count:]
 bool is_space(char32_t c);                // str.isspace(), and \s of re
 bool is_digit(char32_t c);                // str.isdigit()
-inline bool is_ascii_digit(char32_t c) { return c >= U'0' && c <= U'9'; }
+inline bool is_ascii_digit(char32_t c) {
+  return c >= U'0' && c <= U'9';
+}
 
 // From `begin` to the brace that closes the first one behind it; empty if none does.
 View balanced_braces(View text, std::size_t begin);

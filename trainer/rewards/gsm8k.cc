@@ -11,7 +11,9 @@ using namespace code_points;
 
 constexpr std::size_t kSolutionClipChars = 300;
 
-bool is_part(char32_t c) { return is_ascii_digit(c) || c == U'.' || c == U','; }
+bool is_part(char32_t c) {
+  return is_ascii_digit(c) || c == U'.' || c == U',';
+}
 
 // \-?[0-9\.\,]+ at `at`; empty if it is not there.
 View number_at(View text, std::size_t at) {

@@ -28,17 +28,20 @@ constexpr std::array<std::pair<View, View>, 10> kSubstitutions{{
 }};
 
 constexpr std::array<View, 41> kRemovedExpressions{
-    U"square",        U"ways",          U"integers",   U"dollars",  U"mph",      U"inches",
-    U"hours",         U"km",            U"units",      U"\\ldots",  U"sue",      U"points",
-    U"feet",          U"minutes",       U"digits",     U"cents",    U"degrees",  U"cm",
-    U"gm",            U"pounds",        U"meters",     U"meals",    U"edges",    U"students",
-    U"childrentickets", U"multiples",   U"\\text{s}",  U"\\text{.}", U"\\text{\ns}", U"\\text{}^2",
-    U"\\text{}^3",    U"\\text{\n}",    U"\\text{}",   U"\\mathrm{th}", U"^\\circ", U"^{\\circ}",
-    U"\\;",           U",\\!",          U"{,}",        U"\"",
+    U"square",     U"ways",       U"integers",  U"dollars",      U"mph",
+    U"inches",     U"hours",      U"km",        U"units",        U"\\ldots",
+    U"sue",        U"points",     U"feet",      U"minutes",      U"digits",
+    U"cents",      U"degrees",    U"cm",        U"gm",           U"pounds",
+    U"meters",     U"meals",      U"edges",     U"students",     U"childrentickets",
+    U"multiples",  U"\\text{s}",  U"\\text{.}", U"\\text{\ns}",  U"\\text{}^2",
+    U"\\text{}^3", U"\\text{\n}", U"\\text{}",  U"\\mathrm{th}", U"^\\circ",
+    U"^{\\circ}",  U"\\;",        U",\\!",      U"{,}",          U"\"",
     U"\\dots",
 };
 
-std::size_t line_end(View text, std::size_t at) { return std::min(text.find(U'\n', at), text.size()); }
+std::size_t line_end(View text, std::size_t at) {
+  return std::min(text.find(U'\n', at), text.size());
+}
 
 // (.*?)(\$)(.*?)(\$)(.*) -> $\3$: of each line with two dollars what is between the first two.
 Text keep_between_dollars(View text) {
@@ -76,8 +79,8 @@ Text put_braces(View text, View command, std::size_t count) {
   Text result;
   for (std::size_t at = 0; at < text.size();) {
     const auto first = at + command.size();
-    if (text.substr(at).starts_with(command) && first + count <= text.size() && text[first] != U'{' &&
-        (count == 1 || text[first + 1] != U'\n')) {
+    if (text.substr(at).starts_with(command) && first + count <= text.size() &&
+        text[first] != U'{' && (count == 1 || text[first + 1] != U'\n')) {
       result += command;
       for (std::size_t i = 0; i < count; ++i) result += U"{" + Text(1, text[first + i]) + U"}";
       at = first + count;
@@ -93,7 +96,8 @@ Text normalize_final_answer(View answer) {
   for (const auto& [from, to] : kSubstitutions) text = replace(text, from, to);
   for (const auto expression : kRemovedExpressions) text = replace(text, expression, U"");
   text = keep_between_dollars(text);
-  for (const View opening : {U"\\text{", U"\\textbf{", U"\\overline{"}) text = unwrap(text, opening, false);
+  for (const View opening : {U"\\text{", U"\\textbf{", U"\\overline{"})
+    text = unwrap(text, opening, false);
   text = unwrap(text, U"\\boxed{", true);
   text = put_braces(text, U"frac", 2);
   text = put_braces(text, U"sqrt", 1);
@@ -109,7 +113,8 @@ bool answer_at(View text, std::size_t at) {
   if (at + kWord.size() > text.size()) return false;
   for (std::size_t i = 0; i < kWord.size(); ++i) {
     const auto c = text[at + i];
-    const bool same = c == kWord[i] || c == kWord[i] - U'a' + U'A' || (kWord[i] == U's' && c == U'ſ');
+    const bool same =
+        c == kWord[i] || c == kWord[i] - U'a' + U'A' || (kWord[i] == U's' && c == U'ſ');
     if (!same) return false;
   }
   return true;
@@ -160,7 +165,8 @@ Score compute_score(std::string_view solution_str, std::string_view ground_truth
   const auto solution = last(decoded, 300);
   const auto pred = normalize_final_answer(last_answer(solution).value_or(kInvalid));
   if (pred == kInvalid) {
-    if (const auto boxed = last_boxed(last(solution, 100))) return score_of(*boxed == truth, *boxed);
+    if (const auto boxed = last_boxed(last(solution, 100)))
+      return score_of(*boxed == truth, *boxed);
   }
   return score_of(pred == normalize_final_answer(truth), pred);
 }

@@ -9,7 +9,7 @@
 namespace ferry::trainer::math_dapo {
 
 struct Score {
-  double score = -1;   // 1 or -1
+  double score = -1;  // 1 or -1
   bool acc = false;
   std::string pred{};  // "[INVALID]" where there is no answer
 };

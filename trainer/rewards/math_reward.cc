@@ -27,7 +27,8 @@ std::optional<Text> last_boxed_only_string(View text) {
 std::optional<Text> remove_boxed(View text) {
   constexpr View kSpaced = U"\\boxed ", kBrace = U"\\boxed{";
   if (text.find(kSpaced) != text.npos)
-    return text.starts_with(kSpaced) ? std::optional<Text>(text.substr(kSpaced.size())) : std::nullopt;
+    return text.starts_with(kSpaced) ? std::optional<Text>(text.substr(kSpaced.size()))
+                                     : std::nullopt;
   if (!text.starts_with(kBrace) || !text.ends_with(U'}')) return std::nullopt;
   return Text(text.substr(kBrace.size(), text.size() - kBrace.size() - 1));
 }
@@ -59,7 +60,8 @@ bool is_plain_integer(View text) {
   constexpr std::size_t kLongest = 4300;  // digits that int() reads
   if (text == U"0") return true;
   if (text.starts_with(U'-')) text.remove_prefix(1);
-  return !text.empty() && text.size() <= kLongest && text[0] != U'0' && std::ranges::all_of(text, is_ascii_digit);
+  return !text.empty() && text.size() <= kLongest && text[0] != U'0' &&
+         std::ranges::all_of(text, is_ascii_digit);
 }
 
 // 1/2 -> \frac{1}{2}

@@ -15,21 +15,24 @@ using nlohmann::json;
 
 std::string shown(const std::string& line) {
   constexpr std::size_t kMost = 200;
-  return rollout::text::replace_invalid_utf8(line.substr(0, kMost)) + (line.size() > kMost ? "..." : "");
+  return rollout::text::replace_invalid_utf8(line.substr(0, kMost)) +
+         (line.size() > kMost ? "..." : "");
 }
 
 // What the line is not, if it is no answer.
 void refuse(bool wrong, const std::string& line, std::string_view why) {
   if (wrong)
-    throw Error(ErrorKind::kCorrupt, fmt::format("{}: {}", why, shown(line)),
-                "each line of standard output is {\"id\": ..., \"score\": ...}; print anything else to "
-                "standard error");
+    throw Error(
+        ErrorKind::kCorrupt, fmt::format("{}: {}", why, shown(line)),
+        "each line of standard output is {\"id\": ..., \"score\": ...}; print anything else to "
+        "standard error");
 }
 
 RewardScore score_of(const json& answer, const std::string& line) {
   refuse(answer.contains("error"), line, "the program reports an error");
-  refuse(!answer.contains("score") || !(answer["score"].is_number() || answer["score"].is_boolean()),
-         line, "no number is the score");
+  refuse(
+      !answer.contains("score") || !(answer["score"].is_number() || answer["score"].is_boolean()),
+      line, "no number is the score");
   const auto number = [](const json& value) {
     return value.is_boolean() ? (value.get<bool>() ? 1.0 : 0.0) : value.get<double>();
   };
@@ -84,7 +87,8 @@ std::string RewardCommand::converse(std::string_view questions,
     const auto limit = has_answered_ ? options_.timeout : options_.start_timeout;
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(heard + limit - Clock::now());
-    if (left.count() <= 0) return fmt::format("said nothing for {} s", static_cast<double>(limit.count()) / 1000);
+    if (left.count() <= 0)
+      return fmt::format("said nothing for {} s", static_cast<double>(limit.count()) / 1000);
     const auto line = process_->exchange(questions, left);
     if (!line) {
       if (process_->ended()) return fmt::format("ended ({})", *process_->ended());

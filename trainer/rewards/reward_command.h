@@ -1,7 +1,8 @@
 // Rewards from a program of the user's, started once, that reads a question and writes an answer on
 // each line, in JSON (docs/rewards.md):
 //
-//   {"id": 7, "data_source": "...", "solution_str": "...", "ground_truth": ..., "extra_info": {...}}
+//   {"id": 7, "data_source": "...", "solution_str": "...", "ground_truth": ..., "extra_info":
+//   {...}}
 //   {"id": 7, "score": 0.5, ...}
 //
 // Answers may come in any order. Every question is answered, or it is an error: nothing is scored
@@ -24,8 +25,8 @@ class ChildProcess;
 
 struct RewardCommandOptions {
   std::string command{};  // for /bin/sh
-  // A program that says nothing for so long, while it is asked, hangs. The first answer of a program
-  // that has just been started may take longer.
+  // A program that says nothing for so long, while it is asked, hangs. The first answer of a
+  // program that has just been started may take longer.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
   // A program that hangs or ends is started again and asked what it left unanswered, so many times
@@ -46,8 +47,9 @@ class RewardCommand {
   explicit RewardCommand(RewardCommandOptions options);
   ~RewardCommand();
 
-  // Of each request, in their order. Throws Error(kIo) if the program goes on hanging or ending, and
-  // Error(kCorrupt) for an answer that is none; it is ended then, and a next call starts it again.
+  // Of each request, in their order. Throws Error(kIo) if the program goes on hanging or ending,
+  // and Error(kCorrupt) for an answer that is none; it is ended then, and a next call starts it
+  // again.
   std::vector<RewardScore> compute_score(std::span<const RewardRequest> requests);
 
   std::int64_t num_restarts() const { return num_restarts_; }  // so far

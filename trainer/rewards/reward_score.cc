@@ -12,8 +12,8 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr std::array<std::string_view, 3> kMath{"lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval",
-                                                "HuggingFaceH4/MATH-500"};
+constexpr std::array<std::string_view, 3> kMath{
+    "lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"};
 constexpr std::array<std::string_view, 3> kMathDapo{"math_dapo", "math", "math_dapo_reasoning"};
 
 }  // namespace

@@ -1,6 +1,6 @@
 // What tests/interop/test_core_algos.py asks: a question in JSON on each line of standard input,
-// {"answer": ...} or {"error": ...} on each line of standard output. Tensors are nested lists; {"op": ...} names
-// the function, "config" its options under verl's names.
+// {"answer": ...} or {"error": ...} on each line of standard output. Tensors are nested lists;
+// {"op": ...} names the function, "config" its options under verl's names.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
@@ -54,7 +54,9 @@ void set(const json& config, const char* name, T& field) {
   if (config.contains(name)) field = config.at(name).get<T>();
 }
 
-at::Tensor mask(const json& q) { return tensor(q, "response_mask", at::kLong); }
+at::Tensor mask(const json& q) {
+  return tensor(q, "response_mask", at::kLong);
+}
 
 GlobalBatchInfo info(const json& q) {
   GlobalBatchInfo result;
@@ -162,10 +164,9 @@ json reward_kl(const json& q) {
                            .horizon = control.at("horizon")});
   auto steps = json::array();
   for (int step = 0; step < q.at("steps"); ++step) {
-    const auto [rewards, metrics] =
-        apply_kl_penalty(tensor(q, "token_level_scores"), tensor(q, "old_log_probs"),
-                         tensor(q, "ref_log_prob"), mask(q),
-                         parse_kl_penalty(q.at("kl_penalty").get<std::string>()), controller);
+    const auto [rewards, metrics] = apply_kl_penalty(
+        tensor(q, "token_level_scores"), tensor(q, "old_log_probs"), tensor(q, "ref_log_prob"),
+        mask(q), parse_kl_penalty(q.at("kl_penalty").get<std::string>()), controller);
     steps.push_back({{"token_level_rewards", to_json(rewards)}, {"metrics", metrics}});
   }
   return {{"steps", steps}, {"value", controller.value()}};
@@ -220,7 +221,9 @@ json answer(const json& q) {
 int main() {
   for (std::string line; std::getline(std::cin, line);) {
     try {
-      fmt::print("{}\n", nlohmann::json{{"answer", ferry::trainer::answer(nlohmann::json::parse(line))}}.dump());
+      fmt::print(
+          "{}\n",
+          nlohmann::json{{"answer", ferry::trainer::answer(nlohmann::json::parse(line))}}.dump());
     } catch (const ferry::Error& error) {
       fmt::print("{}\n", nlohmann::json{{"error", error.what()}}.dump());
     }

@@ -29,7 +29,9 @@ void expect_error(Body&& body, ErrorKind kind, std::string_view fragment) {
 
 constexpr std::int64_t kSequences = 12, kLength = 9;
 
-at::Tensor random(double scale) { return scale * at::randn({kSequences, kLength}); }
+at::Tensor random(double scale) {
+  return scale * at::randn({kSequences, kLength});
+}
 
 // Lengths differ; one sequence is cut out whole.
 at::Tensor some_mask() {
@@ -77,8 +79,7 @@ Sum in_parts(ActorLossInputs in, const ActorLossConfig& config, std::int64_t siz
                              .loss_scale_factor = kLength};
   Sum sum{.loss = at::zeros({})};
   for (std::int64_t i = 0; i < kSequences; i += size) {
-    const auto part =
-        ppo_loss(part_of(in, i, std::min(i + size, kSequences)), config, info);
+    const auto part = ppo_loss(part_of(in, i, std::min(i + size, kSequences)), config, info);
     part.loss.backward();
     sum.loss += part.loss.detach();
     for (const auto& [name, value] : part.metrics) {
@@ -118,7 +119,8 @@ TEST_P(CutIntoMicroBatches, ChangesNeitherLossNorMetricsNorGradient) {
     expect_near(parts.loss, whole.loss, "loss");
     expect_near(parts.gradient, whole.gradient, "gradient");
     ASSERT_EQ(parts.metrics.size(), whole.metrics.size());
-    for (const auto& [name, value] : whole.metrics) expect_near(parts.metrics.at(name), value, name);
+    for (const auto& [name, value] : whole.metrics)
+      expect_near(parts.metrics.at(name), value, name);
   }
 }
 
@@ -126,8 +128,12 @@ INSTANTIATE_TEST_SUITE_P(
     OfAllLosses,
     CutIntoMicroBatches,
     testing::Combine(
-        testing::Values("vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "geo_mean", "sapo", "gpg"),
-        testing::Values("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean",
+        testing::Values(
+            "vanilla", "gspo", "cispo", "clip_cov", "kl_cov", "geo_mean", "sapo", "gpg"),
+        testing::Values("token-mean",
+                        "token-sum",
+                        "seq-mean-token-sum",
+                        "seq-mean-token-mean",
                         "seq-mean-token-sum-norm")),
     [](const auto& parameter) {
       auto name = std::get<0>(parameter.param) + "_" + std::get<1>(parameter.param);
@@ -181,8 +187,11 @@ TEST(Masked, ValuesThatTheMaskLacksMayBeAnything) {
   EXPECT_EQ(masked_sum(values, mask).item<double>(), 4);
   EXPECT_EQ(masked_mean(values, mask).item<double>(), 2);
   EXPECT_EQ(masked_mean(values, at::zeros_like(mask)).item<double>(), 0);
-  expect_error([&] { masked_var(values, at::tensor({1, 0, 0})); }, ErrorKind::kUsage,
-               "whitening: a variance needs 2 tokens, there are 1");
+  expect_error(
+      [&] {
+        masked_var(values, at::tensor({1, 0, 0}));
+      },
+      ErrorKind::kUsage, "whitening: a variance needs 2 tokens, there are 1");
 }
 
 TEST(Names, ThatDoNotExistAreToldWithThoseThatDo) {
@@ -228,8 +237,9 @@ TEST(RolloutCorrection, RefusesThresholdsThatMeanNothing) {
                "rollout_is: word is none of token, sequence");
   expect_error([&] { correct({.rollout_is = "token", .rollout_is_threshold = "5_0.5"}); },
                ErrorKind::kUsage, "rollout_is_threshold: 5 is above 0.5");
-  expect_error([&] { correct({.rollout_rs = "token_k1"}); }, ErrorKind::kUsage,
-               "rollout_rs_threshold: 0 thresholds for 1 options of rollout_rs, expected 1 or as many");
+  expect_error(
+      [&] { correct({.rollout_rs = "token_k1"}); }, ErrorKind::kUsage,
+      "rollout_rs_threshold: 0 thresholds for 1 options of rollout_rs, expected 1 or as many");
   expect_error([&] { correct({.rollout_rs = "seq_max_k1", .rollout_rs_threshold = "2"}); },
                ErrorKind::kUsage, "rollout_rs: seq_max_k1 is none of");
   expect_error([&] { correct({.rollout_rs = "token_k2", .rollout_rs_threshold = "1_2"}); },

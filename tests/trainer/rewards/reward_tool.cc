@@ -1,8 +1,10 @@
 // What tests/interop/test_rewards.py asks: a question in JSON on each line of standard input, its
 // answer on each line of standard output.
-//   reward_tool rules                    {"data_source", "solution_str", "ground_truth"}: the score;
+//   reward_tool rules                    {"data_source", "solution_str", "ground_truth"}: the
+//   score;
 //                                        with "method" that of gsm8k, with "pattern" that of a form
-//   reward_tool command PROGRAM SECONDS  lists of requests to the program, which may say nothing for
+//   reward_tool command PROGRAM SECONDS  lists of requests to the program, which may say nothing
+//   for
 //                                        so long: lists of scores
 #include <fmt/format.h>
 
@@ -39,11 +41,11 @@ json rule(const json& q) {
     return FormatReward(q.at("pattern").get<std::string>()).compute_score(solution);
   const std::string truth = q.at("ground_truth");
   if (q.contains("method"))
-    return gsm8k::compute_score(solution, truth,
-                                {.method = q.at("method") == "strict" ? gsm8k::Method::kStrict
-                                                                      : gsm8k::Method::kFlexible,
-                                 .format_score = 0.25,
-                                 .score = 2});
+    return gsm8k::compute_score(
+        solution, truth,
+        {.method = q.at("method") == "strict" ? gsm8k::Method::kStrict : gsm8k::Method::kFlexible,
+         .format_score = 0.25,
+         .score = 2});
   return to_json(default_compute_score(q.at("data_source").get<std::string>(), solution, truth));
 }
 
