@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -15,7 +14,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +23,7 @@
 #include "models/device.h"
 #include "models/pipeline_forward.h"
 #include "models/world.h"
+#include "tests/bench/chrome_trace.h"
 
 namespace ferry {
 namespace {
@@ -69,18 +68,6 @@ double multiply_adds(const distckpt::TransformerConfig& config,
     sum += static_cast<double>(length) * (weights + attention);
   }
   return sum;
-}
-
-void write_trace(const std::function<void()>& body, at::Device device, const std::string& file) {
-  namespace profiler = torch::autograd::profiler;
-  const std::set<torch::profiler::impl::ActivityType> activities{
-      torch::profiler::impl::ActivityType::CPU, torch::profiler::impl::ActivityType::CUDA};
-  const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-  profiler::prepareProfiler(config, activities);
-  profiler::enableProfiler(config, activities);
-  body();
-  models::synchronize(device);
-  profiler::disableProfiler()->save(file);
 }
 
 using Chunks = std::vector<std::unique_ptr<models::GPTModel>>;

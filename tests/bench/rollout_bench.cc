@@ -5,14 +5,12 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +21,7 @@
 #include "models/pipeline_forward.h"
 #include "models/world.h"
 #include "rollout/llm_engine.h"
+#include "tests/bench/chrome_trace.h"
 
 namespace ferry {
 namespace {
@@ -159,17 +158,10 @@ void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::Wo
     }
   }
   if (!flags.trace.empty()) {
-    namespace profiler = torch::autograd::profiler;
-    const profiler::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
-    const std::set<torch::profiler::impl::ActivityType> activities{torch::profiler::impl::ActivityType::CPU,
-                                                                   torch::profiler::impl::ActivityType::CUDA};
     auto few = flags;
     few.output = {12};
     auto requests = make_requests(few, checkpoint.map.config.vocab_size, 99);
-    profiler::prepareProfiler(config, activities);
-    profiler::enableProfiler(config, activities);
-    serve(engine, requests, few, device);
-    profiler::disableProfiler()->save(fmt::format("{}-{}.json", flags.trace, mode));
+    write_trace([&] { serve(engine, requests, few, device); }, device, fmt::format("{}-{}.json", flags.trace, mode));
   }
   const auto stats = engine.stats();
   report["output_tokens_per_second"] = static_cast<double>(best.outputs) / best.seconds;
