@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -12,11 +14,22 @@
 
 namespace ferry::models {
 
-// The chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be split so,
-// Error(kDevice), before anything is allocated, if the device has no room for its parameters.
+// The chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be split
+// so, Error(kDevice), before anything is allocated, if the device has no room for its parameters.
 std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options);
+
+// What the chunks of a stage hold: unique_ptrs or pointers.
+template <typename Chunks>
+std::vector<distckpt::LocalShard> sharded_state_dict(const Chunks& chunks) {
+  std::vector<distckpt::LocalShard> all;
+  for (const auto& chunk : chunks) {
+    auto shards = chunk->sharded_state_dict();
+    std::ranges::move(shards, std::back_inserter(all));
+  }
+  return all;
+}
 
 // The stages that a chunk of a stage gets its input from and hands its output to, -1 for none: the
 // pipeline goes round all stages once for each chunk.

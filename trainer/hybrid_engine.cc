@@ -1,10 +1,10 @@
 #include "trainer/hybrid_engine.h"
 
-#include <iterator>
 #include <utility>
 
 #include "distckpt/error.h"
 #include "models/numerics_digest.h"
+#include "models/pipeline_forward.h"
 
 namespace ferry::trainer {
 
@@ -21,23 +21,14 @@ HybridEngine::HybridEngine(models::World& world,
       offload_(actor_offload),
       rollout_(rollout),
       options_(options),
-      resharder_(world, name, actor_shards(), rollout_shards(), options.reshard) {
+      resharder_(
+          world, name, models::sharded_state_dict(actor_), rollout_shards(), options.reshard) {
   require((rollout_.model == nullptr) == (rollout_.engine == nullptr), ErrorKind::kBug,
           "a rollout is a model and its engine");
   if (!actor_.empty() && rollout_.model != nullptr)
     models::require_same_numerics(models::numerics_policy(*actor_.front()),
                                   models::numerics_policy(*rollout_.model));
   train_mode();
-}
-
-std::vector<LocalShard> HybridEngine::actor_shards() const {
-  std::vector<LocalShard> all;
-  for (const auto* const chunk : actor_) {
-    auto shards = chunk->sharded_state_dict();
-    all.insert(all.end(), std::make_move_iterator(shards.begin()),
-               std::make_move_iterator(shards.end()));
-  }
-  return all;
 }
 
 std::vector<LocalShard> HybridEngine::rollout_shards() const {
@@ -50,7 +41,7 @@ models::ReshardReport HybridEngine::rollout_mode() {
   if (offload_ != nullptr)
     offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
-  resharder_.set_memory(actor_shards(), rollout_shards());
+  resharder_.set_memory(models::sharded_state_dict(actor_), rollout_shards());
   const auto report = options_.verify ? resharder_.run_and_verify() : resharder_.run();
   if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
   if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});

@@ -51,7 +51,6 @@ class HybridEngine {
   bool in_rollout_mode() const { return rolling_; }
 
  private:
-  std::vector<distckpt::LocalShard> actor_shards() const;
   std::vector<distckpt::LocalShard> rollout_shards() const;
 
   std::vector<models::GPTModel*> actor_;

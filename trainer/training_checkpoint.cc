@@ -19,6 +19,7 @@
 #include "distckpt/torch_save.h"
 #include "models/device.h"
 #include "models/device_box_io.h"
+#include "models/pipeline_forward.h"
 #include "models/world.h"
 
 namespace ferry::trainer {
@@ -87,10 +88,7 @@ TrainingCheckpoint::TrainingCheckpoint(models::World& world,
 
 std::vector<distckpt::LocalShard> TrainingCheckpoint::shards() const {
   auto all = optimizer_.sharded_state_dict();
-  for (const auto* const chunk : chunks_) {
-    auto weights = chunk->sharded_state_dict();
-    std::ranges::move(weights, std::back_inserter(all));
-  }
+  std::ranges::move(models::sharded_state_dict(chunks_), std::back_inserter(all));
   return all;
 }
 

@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include "distckpt/error.h"
+#include "models/kernels/cuda_call.h"
 #include "models/kernels/cuda_launch.h"
 #include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/rms_norm_cuda.h"
@@ -12,18 +12,10 @@
 namespace ferry::models {
 namespace {
 
-void check(cudaError_t status) {
-  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
-}
-
 launch::Element element_of(const at::Tensor& x) {
   require(x.is_cuda() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat),
           ErrorKind::kBug, "this kernel takes bf16 or fp32 on a GPU");
   return x.scalar_type() == at::kFloat ? launch::Element::kFloat : launch::Element::kBf16;
-}
-
-cudaStream_t stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
 }
 
 launch::RmsNormShape norm_shape(const at::Tensor& x, double epsilon) {

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "distckpt/error.h"
+#include "models/kernels/cuda_call.h"
 #include "models/kernels/cuda_launch.h"
 
 namespace ferry::models {
@@ -30,9 +30,7 @@ constexpr std::int64_t kReferenceRows = 2048;
 constexpr int kCandidates = 64;
 constexpr int kRepeats = 8;
 
-void check(cudaError_t status) {
-  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
-}
+using models::check;
 
 void check(cublasStatus_t status) {
   require(status == CUBLAS_STATUS_SUCCESS, ErrorKind::kDevice, "cuBLASLt: {}",
@@ -195,7 +193,7 @@ class Kernels {
                  const at::Tensor& bias,
                  const at::Tensor& result) {
     Product product(x.size(0), key.n, key.k, key.has_bias);
-    const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+    const auto stream = models::stream();
     auto status = CUBLAS_STATUS_NOT_SUPPORTED;
     for (const auto& algorithm : algorithms) {
       status = product.run(handle(key.device), algorithm, x, weight, bias, result, stream);
@@ -266,7 +264,7 @@ class Kernels {
                             const at::Tensor& weight,
                             const at::Tensor& bias,
                             const at::Tensor& result) {
-    const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+    const auto stream = models::stream();
     const auto run = [&] {
       return product.run(handle(key.device), algorithm, rows, weight, bias, result, stream);
     };
@@ -293,7 +291,7 @@ at::Tensor multiply_float(const at::Tensor& x, const at::Tensor& weight, const a
   check(launch::serial_gemm(x.const_data_ptr<float>(), weight.const_data_ptr<float>(),
                             bias.defined() ? bias.const_data_ptr<float>() : nullptr,
                             result.mutable_data_ptr<float>(), x.size(0), weight.size(0), x.size(1),
-                            c10::cuda::getCurrentCUDAStream().stream()));
+                            stream()));
   return result;
 }
 

@@ -1,8 +1,8 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include "distckpt/error.h"
+#include "models/kernels/cuda_call.h"
 #include "models/kernels/cuda_launch.h"
 #include "models/kernels/paged_attention.h"
 
@@ -10,14 +10,6 @@ namespace ferry::models {
 namespace {
 
 constexpr std::int64_t kBlockSize = 64;  // that the kernel knows
-
-void check(cudaError_t status) {
-  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
-}
-
-cudaStream_t stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
-}
 
 }  // namespace
 

@@ -1,20 +1,19 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include <cstring>
 #include <vector>
 
 #include "distckpt/error.h"
+#include "models/kernels/cuda_call.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/kernels/draw_launch.h"
 
 namespace ferry::rollout {
-namespace {
 
-void check(cudaError_t status) {
-  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
-}
+using models::check;
+
+namespace {
 
 // Bytes on the device; the host goes on while they are copied.
 template <typename Item>
@@ -39,7 +38,7 @@ void draw_on_gpu(const at::Tensor& logits,
                  at::Tensor& tokens,
                  at::Tensor& processed_logprobs) {
   const c10::cuda::CUDAGuard device(logits.device());
-  const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+  const auto stream = models::stream();
   const launch::DrawTensors tensors{
       .logits = logits.const_data_ptr(),
       .is_float = logits.scalar_type() == at::kFloat,

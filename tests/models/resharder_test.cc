@@ -145,15 +145,6 @@ TEST(Resharder, RefusesSidesThatDoNotFit) {
   EXPECT_EQ(shorter.copies[0].box, (Box{{0}, {4}}));
 }
 
-std::vector<LocalShard> shards_of(const std::vector<std::unique_ptr<GPTModel>>& chunks) {
-  std::vector<LocalShard> all;
-  for (const auto& chunk : chunks) {
-    auto shards = chunk->sharded_state_dict();
-    all.insert(all.end(), shards.begin(), shards.end());
-  }
-  return all;
-}
-
 struct Meshes {
   const char* family;
   distckpt::ParallelConfig source, target;
@@ -181,7 +172,7 @@ TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
       const auto served = make_stage(config, rollout, {.alignment = one.target_alignment});
       const auto expected = make_stage(config, rollout, {.alignment = one.target_alignment});
       for (const auto& chunk : expected) support::fill_parameters(*chunk, 3);
-      Resharder resharder(world, "reshard", shards_of(trained), shards_of(served));
+      Resharder resharder(world, "reshard", sharded_state_dict(trained), sharded_state_dict(served));
       resharder.run_and_verify();
       for (std::size_t chunk = 0; chunk < served.size(); ++chunk) {
         const auto& got = served[chunk]->parameters().all();

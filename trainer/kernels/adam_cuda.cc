@@ -2,17 +2,17 @@
 
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include "distckpt/error.h"
+#include "models/kernels/cuda_call.h"
 #include "trainer/kernels/adam_launch.h"
 
 namespace ferry::trainer {
-namespace {
 
-void check(cudaError_t status) {
-  require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
-}
+using models::check;
+using models::stream;
+
+namespace {
 
 launch::AdamElementType type_of(const at::Tensor& x) {
   switch (x.scalar_type()) {
@@ -26,10 +26,6 @@ launch::AdamElementType type_of(const at::Tensor& x) {
       throw Error(ErrorKind::kBug,
                   fmt::format("Adam does not run on {}", at::toString(x.scalar_type())));
   }
-}
-
-cudaStream_t stream() {
-  return c10::cuda::getCurrentCUDAStream().stream();
 }
 
 }  // namespace
