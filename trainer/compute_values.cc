@@ -26,12 +26,16 @@ std::vector<at::Tensor> scores_of_tokens(const Pipeline& pipeline,
 
 }  // namespace
 
-std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
-                                       const std::vector<at::Tensor>& sequences,
-                                       const std::vector<Partition>& parts) {
+void require_value_head(const Pipeline& pipeline) {
   const auto& config = config_of(pipeline);
   require(config.head == Head::kTokenClassification && config.num_labels == 1, ErrorKind::kUsage,
           "a model without a token classification head of one label has no values");
+}
+
+std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
+                                       const std::vector<at::Tensor>& sequences,
+                                       const std::vector<Partition>& parts) {
+  require_value_head(pipeline);
   return scores_of_tokens(pipeline, sequences, parts);
 }
 

@@ -3,14 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "models/pipeline_forward.h"
-#include "models/world.h"
 #include "rollout/llm_engine.h"
-#include "tests/support/tiny_training.h"
+#include "tests/support/trainee.h"
 #include "trainer/algorithms/advantages.h"
 #include "trainer/compute_log_prob.h"
 #include "trainer/hybrid_engine.h"
@@ -20,31 +17,7 @@ namespace ferry::trainer {
 namespace {
 
 using distckpt::ParallelConfig;
-using models::GPTModel;
-
-// An actor with its optimizer.
-struct Actor {
-  Actor(models::World& world, ParallelConfig parallel, const distckpt::TransformerConfig& config, models::ModelOptions options) {
-    parallel.make_vocab_size_divisible_by = 2;
-    mesh = std::make_unique<models::ParallelState>(world, parallel, "actor");
-    chunks = models::make_stage(config, *mesh, options);
-    for (const auto& chunk : chunks) {
-      support::fill_parameters(*chunk, 5);
-      pointers.push_back(chunk.get());
-    }
-    ddp = std::make_unique<DistributedDataParallel>(pointers, DistributedDataParallelConfig{});
-    optimizer = std::make_unique<DistributedOptimizer>(*ddp, OptimizerConfig{});
-    p2p = std::make_unique<P2PCommunicator>(world, *mesh, "p2p", chunks.size() > 1);
-  }
-  Pipeline pipeline() const { return {.chunks = pointers, .p2p = p2p.get(), .ddp = ddp.get()}; }
-
-  std::unique_ptr<models::ParallelState> mesh;
-  std::vector<std::unique_ptr<GPTModel>> chunks;
-  std::vector<GPTModel*> pointers;
-  std::unique_ptr<DistributedDataParallel> ddp;
-  std::unique_ptr<DistributedOptimizer> optimizer;
-  std::unique_ptr<P2PCommunicator> p2p;
-};
+using support::Trainee;
 
 std::vector<ActorSample> make_samples(std::int64_t vocab) {
   std::vector<ActorSample> samples;
@@ -62,7 +35,7 @@ std::vector<at::Tensor> tokens_of(const std::vector<ActorSample>& samples) {
   return tokens;
 }
 
-void set_old_log_probs(const Actor& actor, std::vector<ActorSample>& samples, const std::vector<Partition>& parts) {
+void set_old_log_probs(const Trainee& actor, std::vector<ActorSample>& samples, const std::vector<Partition>& parts) {
   const auto log_probs = compute_log_prob(actor.pipeline(), tokens_of(samples), parts);
   for (std::size_t i = 0; i < samples.size(); ++i)
     samples[i].old_log_prob = log_probs[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone();
@@ -84,11 +57,8 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
     for (const std::size_t size : {1, 4}) {
       SCOPED_TRACE(fmt::format("{} {}", layout.name, size));
       models::run_ranks(layout.ranks, {}, [&](models::World& world) {
-        const Actor actor(world, layout.parallel, config, {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32});
-        const auto all = make_samples(config.vocab_size);
-        const auto dp = static_cast<std::size_t>(actor.mesh->shape().dp());
-        std::vector<ActorSample> mine;
-        for (auto i = static_cast<std::size_t>(actor.mesh->coordinates().dp); i < all.size(); i += dp) mine.push_back(all[i]);
+        const Trainee actor(world, layout.parallel, config, {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32});
+        auto mine = actor.mine(make_samples(config.vocab_size));
         const auto parts = split_micro_batches(mine.size(), size);
         set_old_log_probs(actor, mine, parts);
         actor.optimizer->zero_grad();
@@ -98,7 +68,9 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
         const auto norm = actor.optimizer->step({.lr = 1e-3}).grad_norm;
         if (world.rank() == 0 && expected == 0) expected = norm;
         EXPECT_GT(norm, 0);
-        if (world.rank() == 0) EXPECT_NEAR(norm, expected, 1e-4 * expected);
+        if (world.rank() == 0) {
+          EXPECT_NEAR(norm, expected, 1e-4 * expected);
+        }
       });
     }
   }
@@ -114,7 +86,7 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
   config.max_position_embeddings = 64;
   models::run_ranks(2, {}, [&](models::World& world) {
     const models::ModelOptions options{.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32};
-    const Actor actor(world, {.pipeline_model_parallel_size = 2}, config, options);
+    const Trainee actor(world, {.pipeline_model_parallel_size = 2}, config, options);
     for (auto* const chunk : actor.pointers) {
       for (const auto& parameter : chunk->parameters().all()) {
         if (parameter.spec.shape.rank() > 1) parameter.value.mul_(0.1);

@@ -1,0 +1,103 @@
+#include "trainer/answer_batches.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "models/tensor_parallel/mappings.h"
+#include "models/world.h"
+#include "trainer/micro_batches.h"
+
+namespace ferry::trainer {
+
+AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
+                             std::vector<Partition> parts,
+                             const models::ParallelState& mesh)
+    : prompts_(std::move(prompts)), parts_(std::move(parts)), mesh_(mesh) {
+  std::vector<at::Tensor> sequences;
+  std::int64_t tokens = 0;
+  for (const auto& prompt : prompts_) {
+    require(prompt.num_prompt_tokens > 0 && prompt.num_response_tokens() > 0, ErrorKind::kUsage,
+            "a sample of {} tokens, {} of the prompt: it takes one of each at least",
+            prompt.tokens.size(0), prompt.num_prompt_tokens);
+    sequences.push_back(prompt.tokens);
+    tokens += prompt.num_response_tokens();
+  }
+  const auto mine = at::tensor({tokens, static_cast<std::int64_t>(prompts_.size())}, at::kLong);
+  const auto counts = mesh.dp().all_reduce(mine.to(mesh.world().device())).cpu();
+  batch_num_tokens_ = counts[0].item<std::int64_t>();
+  global_batch_size_ = counts[1].item<std::int64_t>();
+  batches_ = pack_micro_batches(sequences, parts_, mesh);
+}
+
+at::Tensor AnswerBatches::pad(const std::vector<at::Tensor>& rows) const {
+  if (!rows.front().defined()) return {};
+  const auto longest =
+      std::ranges::max(rows, {}, [](const auto& row) { return row.size(0); }).size(0);
+  std::vector<at::Tensor> padded;
+  for (const auto& row : rows) {
+    const auto here = row.to(mesh_.world().device());
+    padded.push_back(at::constant_pad_nd(here, {0, longest - row.size(0)}));
+  }
+  return at::stack(padded);
+}
+
+at::Tensor AnswerBatches::rows(std::size_t i, const at::Tensor& local) const {
+  const auto tokens = batches_[i].in_pack_order(
+      models::gather_from_sequence_parallel_region(local, mesh_.cp(), /*replicated=*/true));
+  std::vector<at::Tensor> rows;
+  std::int64_t begin = 0;
+  for (const auto index : parts_[i]) {
+    const auto& prompt = prompts_[index];
+    rows.push_back(
+        tokens.narrow(0, begin + prompt.num_prompt_tokens - 1, prompt.num_response_tokens()));
+    begin += prompt.tokens.size(0);
+  }
+  return pad(rows);
+}
+
+at::Tensor AnswerBatches::response_mask(std::size_t i) const {
+  std::vector<at::Tensor> rows;
+  for (const auto index : parts_[i])
+    rows.push_back(at::ones({prompts_[index].num_response_tokens()}, at::kLong));
+  return pad(rows);
+}
+
+std::map<std::string, double> AnswerBatches::run(const Pipeline& pipeline,
+                                                 const LossFunction& loss,
+                                                 double grad_scale) const {
+  const auto of_batches = forward_backward(pipeline, batches_, loss, {.grad_scale = grad_scale});
+  // The last stage knows them; all data parallel ranks have their shares.
+  const auto last = mesh_.pp().size() - 1;
+  std::string names;
+  std::vector<double> sums;
+  if (mesh_.is_last_stage()) {
+    std::map<std::string, double> total;
+    for (const auto& metrics : of_batches) {
+      for (const auto& [name, value] : metrics) total[name] += value.item<double>();
+    }
+    for (const auto& [name, value] : total) {
+      names += name + "\n";
+      sums.push_back(value);
+    }
+  }
+  names = mesh_.pp().all_gather_bytes(names)[static_cast<std::size_t>(last)];
+  const auto count = std::ranges::count(names, '\n');
+  sums.resize(static_cast<std::size_t>(count));
+  const auto mine = at::tensor(sums, at::kDouble).to(mesh_.world().device());
+  const auto all = mesh_.dp().all_reduce(mesh_.pp().broadcast(mine, last)).cpu();
+  std::map<std::string, double> metrics;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto end = names.find('\n');
+    metrics[names.substr(0, end)] = all[i].item<double>();
+    names.erase(0, end + 1);
+  }
+  return metrics;
+}
+
+}  // namespace ferry::trainer
