@@ -3,6 +3,7 @@ import ast
 import functools
 import json
 import math
+import os
 import random
 import subprocess
 import types
@@ -143,3 +144,12 @@ def test_validation_of_uneven_prompts():
     validation([{"uid": "a", "reward": value, "pred": value % 3} for value in range(6)] +
                [{"uid": "b", "reward": value, "pred": None if value == 2 else "z"} for value in range(3)] +
                [{"uid": "c", "reward": 0.25}, {"uid": "c", "reward": None, "extra": 4.0}])
+
+
+def test_logged_samples(work):
+    question = {"inputs": ["2+2=", "größer?\n"], "outputs": ["4", ""], "gts": ["4", None], "scores": [1.0, -0.5],
+                "reward_extra_infos_dict": {"acc": [1.0, 0.0], "pred": ["4", None]}, "global_steps": 12}
+    ours(op="dump_generations", dump_path=str(work / "ours"), **question)
+    method_of("verl/trainer/ppo/ray_trainer.py", "RayPPOTrainer", "_write_generations", os=os, json=json, print=lambda *_: None)(**question, dump_path=work / "theirs")
+    mine, theirs = ([json.loads(line, object_pairs_hook=list) for line in (work / folder / "12.jsonl").read_text().splitlines()] for folder in ("ours", "theirs"))
+    assert len(mine) == 2 and mine == theirs

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trainer/metrics/performance.h"
+#include "trainer/metrics/sample_log.h"
 #include "trainer/metrics/val_metrics.h"
 #include "trainer/ppo_metrics.h"
 
@@ -52,8 +53,23 @@ Metrics validation(const json& q) {
   return validation_metrics(samples);
 }
 
+Metrics dump_generations(const json& q) {
+  std::vector<LoggedSample> samples;
+  for (std::size_t i = 0; i < q.at("inputs").size(); ++i) {
+    samples.push_back({.input = q.at("inputs")[i],
+                       .output = q.at("outputs")[i],
+                       .gts = q.at("gts")[i],
+                       .score = q.at("scores")[i]});
+    for (const auto& [name, values] : q.at("reward_extra_infos_dict").items())
+      samples.back().extra[name] = values.at(i);
+  }
+  SampleLog(q.at("dump_path").get<std::string>(), 1).write(q.at("global_steps"), samples);
+  return {};
+}
+
 Metrics answer(const json& q) {
   const auto& op = q.at("op").get_ref<const std::string&>();
+  if (op == "dump_generations") return dump_generations(q);
   if (op == "validation") return validation(q);
   if (op == "cost") return cost(q);
   const auto batch = batch_of(q.at("batch"));
