@@ -1,4 +1,4 @@
-"""verl's core_algos, rollout_corr_helper and losses, loaded from the wheel that setup_peers unpacks, without what they import but do
+"""verl's core_algos, rollout_corr_helper, losses and metrics, loaded from the wheel that setup_peers unpacks, without what they import but do
 not compute with: ray, tensordict, omegaconf, hydra and the configuration classes are stand-ins here."""
 import importlib.util
 import sys
@@ -65,11 +65,13 @@ def _load(name):
 
 
 def _load_all():
-    _stand_in("omegaconf", DictConfig=Config)
+    _stand_in("omegaconf", DictConfig=Config, OmegaConf=None)
     _stand_in("tensordict", TensorDict=Batch)
-    for package in ("verl.trainer", "verl.trainer.ppo", "verl.workers.utils", "verl.utils.dataset"):
+    for package in ("verl.trainer", "verl.trainer.ppo", "verl.workers.utils", "verl.utils.dataset", "verl.utils.debug"):
         _stand_in(package)
     _stand_in("verl.utils.device", get_device_name=lambda: "cpu", get_torch_device=lambda: torch.cpu)
+    _stand_in("verl.utils.fs", copy_to_local=None)
+    _stand_in("verl.utils.model", update_model_config=None)
     _stand_in("verl.utils.import_utils", deprecated=lambda *_: lambda function: function)
     _stand_in("verl.utils.metric", AggregationType=AggregationType, Metric=Metric)
     _stand_in("verl.utils.tensordict_utils")
@@ -87,7 +89,7 @@ def _load_all():
     utils.as_torch_index, utils.group_mean_std = groupwise.as_torch_index, groupwise.group_mean_std
     utils.tensordict_utils = sys.modules["verl.utils.tensordict_utils"]
     return (utils.torch_functional, _load("verl.trainer.ppo.core_algos"), _load("verl.trainer.ppo.rollout_corr_helper"),
-            _load("verl.workers.utils.losses"))
+            _load("verl.workers.utils.losses"), _load("verl.trainer.ppo.metric_utils"), _load("verl.utils.debug.metrics"))
 
 
-torch_functional, core_algos, rollout_corr_helper, losses = _load_all()
+torch_functional, core_algos, rollout_corr_helper, losses, metric_utils, debug_metrics = _load_all()

@@ -1,8 +1,11 @@
 #include "trainer/metrics/performance.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <numeric>
+#include <optional>
+#include <string_view>
 
 #include "distckpt/error.h"
 
@@ -10,6 +13,15 @@ namespace ferry::trainer {
 namespace {
 
 constexpr double kGiB = 1 << 30;
+
+// By which verl divides the time of a part; nothing where it does not.
+std::optional<std::int64_t> tokens_of_part(std::string_view part, const StepCost& cost) {
+  constexpr std::array<std::string_view, 5> kOfAllTokens{"ref", "values", "adv", "update_critic",
+                                                         "update_actor"};
+  if (part == "gen") return cost.response_tokens;
+  if (std::ranges::find(kOfAllTokens, part) != kOfAllTokens.end()) return cost.tokens;
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -26,7 +38,9 @@ Metrics performance_metrics(const StepCost& cost) {
       {"perf/cpu_memory_used_gb", static_cast<double>(cost.cpu_memory_used) / kGiB}};
   for (const auto& [part, seconds] : cost.timing) {
     metrics["timing_s/" + part] = seconds;
-    if (cost.tokens > 0) metrics["timing_per_token_ms/" + part] = seconds * 1000 / tokens;
+    if (const auto count = tokens_of_part(part, cost))
+      metrics["timing_per_token_ms/" + part] =
+          *count > 0 ? seconds * 1000 / static_cast<double>(*count) : 0;
   }
   return metrics;
 }

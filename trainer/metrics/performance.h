@@ -14,7 +14,8 @@ namespace ferry::trainer {
 
 struct StepCost {
   double seconds = 0;
-  std::int64_t tokens = 0;  // of the global batch, prompts included
+  std::int64_t tokens = 0;           // of the global batch, prompts included
+  std::int64_t response_tokens = 0;  // those of them that were generated
   int num_gpus = 1;
   // Largest over the ranks, in bytes; 0 where there is no device.
   std::int64_t max_memory_allocated = 0;
@@ -25,7 +26,9 @@ struct StepCost {
 
 // perf/total_num_tokens, perf/time_per_step, perf/throughput (tokens per second and GPU),
 // perf/max_memory_allocated_gb, perf/max_memory_reserved_gb, perf/cpu_memory_used_gb (GiB, as
-// verl), timing_s/<part>, timing_per_token_ms/<part>.
+// verl), timing_s/<part> of every part, and timing_per_token_ms/<part> of those that verl has: gen
+// by the tokens that were generated; ref, values, adv, update_critic and update_actor by all. 0
+// where there are none.
 Metrics performance_metrics(const StepCost& cost);
 
 // <prefix>/min, max, minmax_diff, mean: tokens per data-parallel rank.

@@ -81,18 +81,23 @@ TEST(MetricAccumulator, HasTheThreeStatisticsOfVerl) {
 }
 
 TEST(Performance, HasTheNamesAndUnitsOfVerl) {
-  const auto found = performance_metrics({.seconds = 4,
-                                          .tokens = 8000,
-                                          .num_gpus = 2,
-                                          .max_memory_allocated = std::int64_t{3} << 30,
-                                          .timing = {{"update_actor", 2}}});
+  const auto found =
+      performance_metrics({.seconds = 4,
+                           .tokens = 8000,
+                           .response_tokens = 1000,
+                           .num_gpus = 2,
+                           .max_memory_allocated = std::int64_t{3} << 30,
+                           .timing = {{"gen", 1}, {"reward", 3}, {"update_actor", 2}}});
   EXPECT_EQ(found, (Metrics{{"perf/total_num_tokens", 8000},
                             {"perf/time_per_step", 4},
                             {"perf/throughput", 1000},
                             {"perf/max_memory_allocated_gb", 3},
                             {"perf/max_memory_reserved_gb", 0},
                             {"perf/cpu_memory_used_gb", 0},
+                            {"timing_s/gen", 1},
+                            {"timing_s/reward", 3},
                             {"timing_s/update_actor", 2},
+                            {"timing_per_token_ms/gen", 1},
                             {"timing_per_token_ms/update_actor", 0.25}}));
   EXPECT_TRUE(fails(ErrorKind::kBug, {"0 s"}, [] { performance_metrics({}); }));
 }

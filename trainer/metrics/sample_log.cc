@@ -1,0 +1,103 @@
+#include "trainer/metrics/sample_log.h"
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "distckpt/work_folder.h"
+
+namespace ferry::trainer {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+std::string line_of(const LoggedSample& sample, std::int64_t step) {
+  ordered_json line{{"input", sample.input}, {"output", sample.output}};
+  line["gts"] = sample.gts;
+  line["score"] = std::isfinite(sample.score) ? ordered_json(sample.score) : ordered_json(nullptr);
+  line["step"] = step;
+  for (const auto& [name, value] : sample.extra) line[name] = value;
+  return line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::optional<std::int64_t> step_of(const fs::path& path) {
+  if (path.extension() != ".jsonl") return std::nullopt;
+  const auto stem = path.stem().string();
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(stem.data(), stem.data() + stem.size(), step);
+  if (error != std::errc() || end != stem.data() + stem.size() || step < 0) return std::nullopt;
+  return step;
+}
+
+std::optional<LoggedSample> sample_of(json line) {
+  const auto has_text = [&](const char* key) {
+    return line.contains(key) && line[key].is_string();
+  };
+  if (!line.is_object() || !has_text("input") || !has_text("output")) return std::nullopt;
+  LoggedSample sample{.score = std::numeric_limits<double>::quiet_NaN()};
+  for (auto& [key, value] : line.items()) {
+    if (key == "input") {
+      sample.input = value.get<std::string>();
+    } else if (key == "output") {
+      sample.output = value.get<std::string>();
+    } else if (key == "gts") {
+      sample.gts = std::move(value);
+    } else if (key == "score") {
+      if (value.is_number()) sample.score = value.get<double>();
+    } else if (key != "step") {
+      sample.extra[key] = std::move(value);
+    }
+  }
+  return sample;
+}
+
+}  // namespace
+
+SampleLog::SampleLog(fs::path folder, std::int64_t first_step) : folder_(std::move(folder)) {
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  require(!error, ErrorKind::kIo, "{}: cannot be created: {}", folder_.string(), error.message());
+  for (const auto& [step, path] : sample_files(folder_)) {
+    if (step < first_step) continue;
+    fs::remove(path, error);
+    require(!error, ErrorKind::kIo, "{}: cannot be removed: {}", path.string(), error.message());
+  }
+}
+
+void SampleLog::write(std::int64_t step, std::span<const LoggedSample> samples) const {
+  std::string text;
+  for (const auto& sample : samples) text += line_of(sample, step);
+  distckpt::replace_text(folder_ / fmt::format("{}.jsonl", step), text);
+}
+
+std::map<std::int64_t, fs::path> sample_files(const fs::path& folder) {
+  std::map<std::int64_t, fs::path> files;
+  if (!fs::is_directory(folder)) return files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (const auto step = step_of(entry.path())) files[*step] = entry.path();
+  }
+  return files;
+}
+
+StepSamples read_samples(const fs::path& path) {
+  StepSamples found;
+  std::istringstream lines(distckpt::read_text(path));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    if (auto sample = sample_of(json::parse(line, nullptr, false)))
+      found.samples.push_back(std::move(*sample));
+    else
+      ++found.num_unreadable;
+  }
+  return found;
+}
+
+}  // namespace ferry::trainer

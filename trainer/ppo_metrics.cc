@@ -1,0 +1,105 @@
+#include "trainer/ppo_metrics.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/corrcoef.h>
+#include <ATen/ops/stack.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace ferry::trainer {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+void add_statistics(Metrics& metrics, const std::string& name, const at::Tensor& values) {
+  const bool some = values.numel() > 0;
+  metrics[name + "/mean"] = some ? values.mean().item<double>() : kNaN;
+  metrics[name + "/max"] = some ? values.max().item<double>() : kNaN;
+  metrics[name + "/min"] = some ? values.min().item<double>() : kNaN;
+}
+
+void add_lengths(Metrics& metrics,
+                 const std::string& name,
+                 const at::Tensor& lengths,  // [rows], float
+                 std::int64_t longest) {
+  add_statistics(metrics, name, lengths);
+  metrics[name + "/clip_ratio"] =
+      lengths.numel() > 0 ? (lengths == longest).to(at::kFloat).mean().item<double>() : kNaN;
+}
+
+// Of the values of each token, those of responses.
+double explained_variance(const at::Tensor& returns, const at::Tensor& values) {
+  if (returns.numel() == 0) return kNaN;
+  return (1 - (returns - values).var() / (returns.var() + 1e-5)).item<double>();
+}
+
+struct Masks {
+  at::Tensor prompt;    // [rows, P]
+  at::Tensor response;  // [rows, R]
+};
+
+Masks masks_of(const DataProto& batch) {
+  const auto& attention_mask = batch.tensor("attention_mask");
+  const auto width = attention_mask.size(1) - batch.tensor("responses").size(1);
+  return {.prompt = attention_mask.slice(1, 0, width), .response = attention_mask.slice(1, width)};
+}
+
+}  // namespace
+
+Metrics compute_data_metrics(const DataProto& batch) {
+  const auto masks = masks_of(batch);
+  const auto prompt_length = masks.prompt.sum(-1).to(at::kFloat);      // [rows]
+  const auto response_length = masks.response.sum(-1).to(at::kFloat);  // [rows]
+  const auto response_mask = batch.tensor("response_mask").to(at::kBool);
+  const auto whole = response_length != 0;
+  const auto of_sequences = [&](const char* key) {
+    return batch.tensor(key).sum(-1).masked_select(whole);
+  };
+  const auto of_tokens = [&](const char* key) {
+    return batch.tensor(key).masked_select(response_mask);
+  };
+
+  Metrics metrics;
+  add_statistics(metrics, "critic/score", of_sequences("token_level_scores"));
+  add_statistics(metrics, "critic/rewards", of_sequences("token_level_rewards"));
+  add_statistics(metrics, "critic/advantages", of_tokens("advantages"));
+  const auto returns = of_tokens("returns");
+  add_statistics(metrics, "critic/returns", returns);
+  if (batch.batch().contains("values")) {
+    const auto values = of_tokens("values");
+    add_statistics(metrics, "critic/values", values);
+    metrics["critic/vf_explained_var"] = explained_variance(returns, values);
+  }
+  const auto longest_response = masks.response.size(1);
+  add_lengths(metrics, "response_length", response_length, longest_response);
+  add_lengths(metrics, "response_length_non_aborted", response_length.masked_select(whole),
+              longest_response);
+  metrics["response/aborted_ratio"] = whole.logical_not().to(at::kFloat).mean().item<double>();
+  add_lengths(metrics, "prompt_length", prompt_length, masks.prompt.size(1));
+  return metrics;
+}
+
+Metrics calculate_debug_metrics(const DataProto& batch) {
+  const auto mask = batch.tensor("response_mask").to(at::kBool);
+  const auto actor = batch.tensor("old_log_probs").exp().masked_select(mask);        // [tokens]
+  const auto rollout = batch.tensor("rollout_log_probs").exp().masked_select(mask);  // [tokens]
+  const bool some = actor.numel() > 0;
+  const auto difference = (actor - rollout).abs();
+  return {
+      {"training/rollout_probs_diff_valid", some ? 1 : 0},
+      {"training/rollout_probs_diff_max", some ? difference.max().item<double>() : kNaN},
+      {"training/rollout_probs_diff_mean", some ? difference.mean().item<double>() : kNaN},
+      {"training/rollout_probs_diff_std", some ? difference.std().item<double>() : kNaN},
+      {"training/rollout_actor_probs_pearson_corr",
+       some ? at::corrcoef(at::stack(std::vector{actor, rollout}))[0][1].item<double>() : kNaN}};
+}
+
+TokenCounts count_tokens(const DataProto& batch) {
+  const auto masks = masks_of(batch);
+  return {.prompt = masks.prompt.sum().item<std::int64_t>(),
+          .response = masks.response.sum().item<std::int64_t>()};
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,35 @@
+// What a batch of PPO says of itself, under verl's names and with its numbers: scores, advantages,
+// lengths (verl trainer/ppo/metric_utils.py, compute_data_metrics), and how far apart the rollout
+// and the trainer are (utils/debug/metrics.py, calculate_debug_metrics). Columns are verl's, with R
+// the longest response and P the longest prompt of the batch: responses [rows, R], response_mask
+// [rows, R], attention_mask [rows, P + R]. A number of nothing is NaN.
+#pragma once
+
+#include <cstdint>
+
+#include "trainer/data_proto.h"
+#include "trainer/metrics/metrics.h"
+
+namespace ferry::trainer {
+
+// critic/{score,rewards,advantages,returns}/{mean,max,min}; with a column `values` also of them,
+// and critic/vf_explained_var; {prompt_length,response_length,response_length_non_aborted}/{mean,
+// max,min,clip_ratio}, clipped being as long as the column is wide; response/aborted_ratio, of
+// responses without a token, which scores and rewards leave out.
+// Of token_level_scores, token_level_rewards, advantages, returns, values [rows, R].
+// Throws Error(kUsage) for a column that is missing.
+Metrics compute_data_metrics(const DataProto& batch);
+
+// training/rollout_probs_diff_{valid,max,mean,std}: of the absolute difference of a token's
+// probability; training/rollout_actor_probs_pearson_corr.
+// Of old_log_probs, rollout_log_probs [rows, R].
+Metrics calculate_debug_metrics(const DataProto& batch);
+
+// Of the whole batch, as attention_mask has them.
+struct TokenCounts {
+  std::int64_t prompt = 0;
+  std::int64_t response = 0;
+};
+TokenCounts count_tokens(const DataProto& batch);
+
+}  // namespace ferry::trainer
