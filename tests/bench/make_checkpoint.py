@@ -23,6 +23,7 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
+    "tiny-moe": ("qwen3_moe", 64, 2, 4, 2, 16, 32, 500, False),
 }
 QWEN3_EXPERTS = 128
 DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
