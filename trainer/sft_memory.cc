@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "models/world.h"
-#include "trainer/sft_options.h"
 
 namespace ferry::trainer {
 namespace {

@@ -9,17 +9,16 @@
 #include <sstream>
 #include <utility>
 
-#include "converter/alignment/model_files.h"
 #include "converter/convert.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "models/device.h"
-#include "models/pipeline_forward.h"
 #include "trainer/finite_outputs.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/micro_batches.h"
+#include "trainer/run_options.h"
 #include "trainer/sft_memory.h"
 #include "trainer/sft_options.h"
 
@@ -28,13 +27,6 @@ namespace {
 
 constexpr int kMostNotFinite = 10;  // steps in a row
 constexpr const char* kTimelineFolder = "timeline";
-
-std::filesystem::path tokenizer_folder(const SftConfig& config,
-                                       const converter::Checkpoint& origin) {
-  if (!config.model.tokenizer_path.empty()) return config.model.tokenizer_path;
-  if (!config.model.hf_config_path.empty()) return config.model.hf_config_path;
-  return origin.hf ? origin.hf->folder : std::filesystem::path(config.model.path);
-}
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
@@ -71,36 +63,20 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
     : config_(config),
       world_(world),
       output_(std::move(output)),
-      mesh_(world, config.engine.parallel, "actor"),
-      origin_(converter::open(config.model.path, {.hf_config = config.model.hf_config_path})),
-      memory_(model_memory(origin_.map.config, mesh_, model_options(config.engine))),
-      encoder_(tokenizer_folder(config, origin_), encoder_options(config.data)),
+      origin_(std::make_shared<const converter::Checkpoint>(
+          converter::open(config.model.path, {.hf_config = config.model.hf_config_path}))),
+      encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(paths(config.data.train_files), train_stream_options(config)),
       total_steps_(total_training_steps(config, stream_.num_records())),
+      engine_(world, engine_options(config, origin_, total_steps_)),
+      mesh_(engine_.mesh()),
       profiler_(config.global_profiler, config.profiler, world.rank()) {
   require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
           "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
           config.data.global_batch_size, mesh_.shape().dp());
-  require(config.engine.dtype != "float16" || config.trainer.device == "cpu", ErrorKind::kUsage,
-          "engine.dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
-  load_model();
-  allocate_model("the gradients", memory_.gradients, memory_.parameters, [&] {
-    ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
-  });
-  allocate_model(
-      "masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
-        optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer_config(config));
-      });
-  scheduler_ =
-      std::make_unique<OptimizerParamScheduler>(scheduler_config(config.optim, total_steps_));
-  offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
-  checkpoint_ = std::make_unique<TrainingCheckpoint>(
-      world_, chunks_, *optimizer_, *scheduler_,
-      CheckpointConfig{.root = config.trainer.default_local_dir,
-                       .keep_last = config.checkpoint.keep_last.value_or(0),
-                       .keep_every = config.checkpoint.keep_every.value_or(0),
-                       .origin = &origin_,
-                       .hf_config = config.model.hf_config_path});
+  if (is_rank_0())
+    output_.say(
+        fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
   const std::filesystem::path folder = config.trainer.default_local_dir;
   timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), step_ + 1);
@@ -115,34 +91,16 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
 
 SftTrainer::~SftTrainer() = default;
 
-void SftTrainer::allocate_model(const char* name,
-                                std::int64_t bytes,
-                                std::int64_t held,
-                                const std::function<void()>& body) const {
-  allocating(
-      world_.device(), [&] { return model_buffer(name, bytes, held, memory_, mesh_); }, body);
-}
-
-void SftTrainer::load_model() {
-  allocate_model("the parameters", memory_.parameters, 0, [&] {
-    owned_chunks_ = models::make_stage(origin_.map.config, mesh_, model_options(config_.engine));
-  });
-  for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
-  if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, "actor", is_interleaved());
-  const auto loaded = converter::load_model(owned_chunks_, origin_, {.round = true});
-  if (is_rank_0())
-    output_.say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, loaded.seconds));
-}
-
 void SftTrainer::resume() {
   const auto& options = config_.checkpoint;
   if (options.resume_mode == "disable") return;
-  auto* from = checkpoint_.get();
+  auto* from = &engine_.checkpoint();
   std::unique_ptr<TrainingCheckpoint> elsewhere;
   if (options.resume_mode == "resume_path") {
     elsewhere = std::make_unique<TrainingCheckpoint>(
-        world_, chunks_, *optimizer_, *scheduler_,
-        CheckpointConfig{.name = "resumed", .root = options.resume_from_path, .origin = &origin_});
+        world_, engine_.chunks(), engine_.optimizer(), engine_.scheduler(),
+        CheckpointConfig{
+            .name = "resumed", .root = options.resume_from_path, .origin = origin_.get()});
     from = elsewhere.get();
   } else if (!from->has_latest()) {
     return;
@@ -183,7 +141,7 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     parts = rearrange_micro_batches(
                 all, {.max_token_len = budget,
                       .num_batches_divided_by =
-                          is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+                          engine_.is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
                 .at(static_cast<std::size_t>(mesh_.coordinates().dp));
   } else {
     parts = split_micro_batches(seqlens.size(),
@@ -222,14 +180,11 @@ double SftTrainer::run_batch(const Batch& batch,
   };
   std::vector<LossMetrics> metrics;
   allocating(
-      world_.device(), [&] { return activations_buffer(config_, chunks_, batch.shape, memory_); },
+      world_.device(), [&] { return activations_buffer(config_, engine_.chunks(), batch.shape, engine_.memory()); },
       [&] {
-        metrics = forward_backward({.chunks = chunks_,
-                                    .p2p = p2p_ ? &*p2p_ : nullptr,
-                                    .ddp = forward_only ? nullptr : ddp_.get()},
-                                   batch.parts, loss,
+        metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
                                    {.forward_only = forward_only,
-                                    .grad_scale = optimizer_->loss_scale(),
+                                    .grad_scale = engine_.optimizer().loss_scale(),
                                     .observe = observe});
       });
   double mine = 0;
@@ -237,7 +192,7 @@ double SftTrainer::run_batch(const Batch& batch,
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
     for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
   }
-  const auto sums = sum_over(mesh_.all(), {mine, checkpoint_->save_has_ended() ? 1.0 : 0.0});
+  const auto sums = sum_over(mesh_.all(), {mine, engine_.checkpoint().save_has_ended() ? 1.0 : 0.0});
   save_has_ended_ = sums[1] > 0;
   return sums[0];
 }
@@ -270,27 +225,19 @@ Metrics SftTrainer::train_step() {
   Batch batch;
   double loss = 0;
   StepReport update;
-  const auto rates = scheduler_->now();
+  const auto rates = engine_.scheduler().now();
   task("load_data", [&] { batch = make_batch(next_conversations(stream_)); });
   task("forward_backward", [&] {
-    optimizer_->zero_grad();
+    engine_.optimizer().zero_grad();
     loss = run_batch(batch, false);
   });
-  task("optimizer", [&] {
-    allocate_model("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients,
-                   [&] {
-                     offload_->to_device({.optimizer = config_.engine.optimizer_offload});
-                     update = optimizer_->step(rates);
-                   });
-    offload_->to_host({.optimizer = config_.engine.optimizer_offload});
-    models::synchronize(device);
-  });
+  task("optimizer", [&] { update = engine_.optimizer_step(); });
   profiler_.end_step(step_ + 1);
-  scheduler_->step(1);
+  engine_.scheduler().step(1);
   ++step_;
   not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
   if (!update.update_successful) say_not_finite(batch, loss, update);
-  require(not_finite_ < kMostNotFinite || optimizer_->loss_scale() != 1, ErrorKind::kCorrupt,
+  require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
   Metrics metrics = performance_metrics({.seconds = wall_time() - started,
                                          .tokens = batch.tokens(),
@@ -313,7 +260,7 @@ Metrics SftTrainer::validate() {
   const auto dp = mesh_.shape().dp();
   double loss = 0;
   double learned = 0;
-  offload_->to_host({.grad = config_.engine.grad_offload});
+  engine_.offload().to_host({.grad = config_.engine.grad_offload});
   while (records.cursor().epoch == 0) {
     auto conversations = next_conversations(records);
     // A last batch that data parallel ranks cannot share evenly loses what is left over.
@@ -325,27 +272,27 @@ Metrics SftTrainer::validate() {
     loss += weight * run_batch(batch, true);
     learned += weight;
   }
-  offload_->to_device({.grad = config_.engine.grad_offload});
+  engine_.offload().to_device({.grad = config_.engine.grad_offload});
   return {{"val/loss", learned > 0 ? loss / learned : std::nan("")}};
 }
 
 void SftTrainer::finish_save() {
-  const auto saved = checkpoint_->finish_save();
+  const auto saved = engine_.checkpoint().finish_save();
   if (saved) save_hf(saved->folder);
 }
 
 void SftTrainer::save() {
   finish_save();
   const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
-  offload_->to_device({.optimizer = config_.engine.optimizer_offload});
+  engine_.offload().to_device({.optimizer = config_.engine.optimizer_offload});
   if (config_.checkpoint.async_save) {
     allocating(
-        c10::kCPU, [&] { return snapshot_buffer(memory_.parameters + memory_.optimizer); },
-        [&] { checkpoint_->save_in_background(step_, caller); });
+        c10::kCPU, [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
+        [&] { engine_.checkpoint().save_in_background(step_, caller); });
   } else {
-    save_hf(checkpoint_->save(step_, caller).folder);
+    save_hf(engine_.checkpoint().save(step_, caller).folder);
   }
-  offload_->to_host({.optimizer = config_.engine.optimizer_offload});
+  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
   if (is_rank_0())
     output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
@@ -377,7 +324,7 @@ void SftTrainer::run() {
     return frequency > 0 && step % frequency == 0;
   };
   if (config_.trainer.val_before_train && step_ == 0) report(validate());
-  offload_->to_host({.optimizer = config_.engine.optimizer_offload});
+  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
   while (step_ < total_steps_) {
     auto metrics = train_step();
     const bool last = step_ == total_steps_;

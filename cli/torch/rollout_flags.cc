@@ -13,8 +13,8 @@
 #include "converter/hf_config.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
-#include "distckpt/json.h"
 #include "models/pipeline_forward.h"
+#include "rollout/text/eos_token_ids.h"
 
 namespace ferry::cli {
 namespace {
@@ -48,25 +48,6 @@ std::unique_ptr<Tokenizer> find_tokenizer(const RolloutFlags& flags, const Model
   require(is_there || flags.tokenizer.empty(), ErrorKind::kNotFound,
           "--tokenizer {}: there is no tokenizer.json", flags.tokenizer);
   return is_there ? Tokenizer::from_files(files) : nullptr;
-}
-
-// generation_config.json's and config.json's eos_token_id, one or a list, and the tokenizer's.
-std::vector<std::int64_t> eos_token_ids(const ModelFiles& files, const Tokenizer* tokenizer) {
-  std::vector<std::int64_t> ids;
-  for (const char* name : {"generation_config.json", "config.json"}) {
-    const auto text = files.read(name);
-    if (!text) continue;
-    const auto config = distckpt::parse_json(*text, files.where(name));
-    if (!config.is_object() || !config.contains("eos_token_id")) continue;
-    const auto& value = config["eos_token_id"];
-    for (const auto& id : value.is_array() ? value : nlohmann::json::array({value}))
-      if (id.is_number_integer()) ids.push_back(id.get<std::int64_t>());
-    if (!ids.empty()) break;
-  }
-  if (tokenizer != nullptr && tokenizer->eos_token_id()) ids.push_back(*tokenizer->eos_token_id());
-  std::ranges::sort(ids);
-  ids.erase(std::ranges::unique(ids).begin(), ids.end());
-  return ids;
 }
 
 }  // namespace
@@ -196,7 +177,7 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
   }
   engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
   engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
-  engine_options_.eos_token_ids = eos_token_ids(files_, tokenizer_.get());
+  engine_options_.eos_token_ids = rollout::text::eos_token_ids(files_, tokenizer_.get());
   if (!flags.kv_cache_memory.empty())
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
 }

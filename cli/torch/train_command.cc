@@ -14,7 +14,7 @@
 #include "models/failure_board.h"
 #include "models/world.h"
 #include "trainer/config/sft_config.h"
-#include "trainer/sft_options.h"
+#include "trainer/run_options.h"
 #include "trainer/sft_trainer.h"
 
 namespace ferry::cli {
@@ -60,7 +60,7 @@ void train_sft(const Flags& flags) {
     fmt::print("{}", trainer::to_toml(config));
     return;
   }
-  auto world = models::World::from_environment(trainer::world_options(config));
+  auto world = models::World::from_environment(trainer::world_options(config.trainer));
   const auto say = [&](const std::string& line) {
     if (!flags.quiet) fmt::print(stderr, "{}\n", line);
   };

@@ -1,0 +1,81 @@
+#include "trainer/megatron_engine.h"
+
+#include <utility>
+
+#include "converter/alignment/model_files.h"
+#include "distckpt/error.h"
+#include "models/device.h"
+#include "models/pipeline_forward.h"
+#include "trainer/sft_memory.h"
+#include "trainer/run_options.h"
+
+namespace ferry::trainer {
+
+MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
+    : options_(std::move(options)),
+      world_(world),
+      mesh_(world, options_.engine.parallel, options_.name),
+      memory_(model_memory(origin().map.config, mesh_, model_options(options_.engine))) {
+  require(options_.engine.dtype != "float16" || world.device().is_cpu() || !options_.training,
+          ErrorKind::kUsage,
+          "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
+  allocate("the parameters", memory_.parameters, 0, [&] {
+    owned_chunks_ =
+        models::make_stage(origin().map.config, mesh_, model_options(options_.engine));
+  });
+  for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
+  if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, options_.name, is_interleaved());
+  seconds_to_load_ = converter::load_model(owned_chunks_, origin(), {.round = true}).seconds;
+  if (options_.training) {
+    auto& training = *options_.training;
+    allocate("the gradients", memory_.gradients, memory_.parameters, [&] {
+      ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
+    });
+    allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
+      optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, training.optimizer);
+    });
+    scheduler_ = std::make_unique<OptimizerParamScheduler>(training.scheduler);
+    training.checkpoint.name = options_.name;
+    training.checkpoint.origin = options_.origin.get();
+    training.checkpoint.hf_config = options_.model.hf_config_path;
+    checkpoint_ = std::make_unique<TrainingCheckpoint>(world_, chunks_, *optimizer_, *scheduler_,
+                                                       training.checkpoint);
+  }
+  offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
+}
+
+MegatronEngine::~MegatronEngine() = default;
+
+void MegatronEngine::allocate(const char* name,
+                              std::int64_t bytes,
+                              std::int64_t held,
+                              const std::function<void()>& body) const {
+  allocating(
+      world_.device(), [&] { return model_buffer(name, bytes, held, memory_, mesh_); }, body);
+}
+
+Pipeline MegatronEngine::pipeline(bool forward_only) const {
+  return {.chunks = chunks_,
+          .p2p = p2p_ ? &*p2p_ : nullptr,
+          .ddp = forward_only ? nullptr : ddp_.get()};
+}
+
+StepReport MegatronEngine::optimizer_step() {
+  StepReport report;
+  const OffloadFlags resting{.optimizer = options_.engine.optimizer_offload};
+  allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
+    offload_->to_device(resting);
+    report = optimizer_->step(scheduler_->now());
+  });
+  offload_->to_host(resting);
+  models::synchronize(world_.device());
+  return report;
+}
+
+OffloadFlags MegatronEngine::offload_flags() const {
+  return {.param = options_.engine.param_offload,
+          .grad = options_.engine.grad_offload,
+          .optimizer = options_.engine.optimizer_offload};
+}
+
+}  // namespace ferry::trainer

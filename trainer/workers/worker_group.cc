@@ -1,0 +1,157 @@
+#include "trainer/workers/worker_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "distckpt/error.h"
+
+namespace ferry::trainer {
+namespace {
+
+constexpr std::string_view kStop = "";
+
+std::string_view as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+// name, a line's end, the batch.
+std::string message(const std::string& name, const DataProto& data) {
+  return fmt::format("{}\n{}", name, as_text(data.to_bytes()));
+}
+
+int num_parts(const std::vector<Dispatch>& of_ranks) {
+  int parts = 0;
+  for (const auto& dispatch : of_ranks) {
+    if (dispatch.takes_part && !dispatch.whole) parts = std::max(parts, dispatch.dp_rank + 1);
+  }
+  return parts;
+}
+
+}  // namespace
+
+Dispatch one_to_all(const models::World& world) {
+  return {.whole = true, .is_collect = world.rank() == 0};
+}
+
+Dispatch rank_zero(const models::World& world) {
+  return {.takes_part = world.rank() == 0, .whole = true, .is_collect = true};
+}
+
+Dispatch dp_compute_proto(const models::World& world) {
+  return {.dp_rank = world.rank(), .is_collect = true};
+}
+
+Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
+  const auto& at = mesh.coordinates();
+  return {.dp_rank = at.dp, .is_collect = at.tp == 0 && at.cp == 0 && mesh.is_last_stage()};
+}
+
+WorkerGroup::WorkerGroup(models::World& world) : world_(world) {
+  for (int rank = 1; rank < world.size(); ++rank) {
+    if (world.rank() == 0 || world.rank() == rank)
+      links_.emplace_back(world, fmt::format("workers/{}", rank), std::vector<int>{0, rank});
+  }
+}
+
+void WorkerGroup::send(int rank, std::string_view bytes) {
+  const auto& link = world_.rank() == 0 ? links_.at(static_cast<std::size_t>(rank - 1)) : links_.front();
+  (void)link.all_gather_bytes(bytes);
+}
+
+std::string WorkerGroup::receive(int rank) {
+  const auto& link = world_.rank() == 0 ? links_.at(static_cast<std::size_t>(rank - 1)) : links_.front();
+  return link.all_gather_bytes("").at(world_.rank() == 0 ? 1 : 0);
+}
+
+const WorkerGroup::Registered& WorkerGroup::at(const std::string& name) const {
+  const auto found = methods_.find(name);
+  require(found != methods_.end(), ErrorKind::kBug, "workers have no method {}", name);
+  return found->second;
+}
+
+void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method) {
+  require(!methods_.contains(name), ErrorKind::kBug, "workers have two methods {}", name);
+  Registered registered{.method = std::move(method)};
+  if (world_.rank() == 0) {
+    registered.of_ranks.push_back(dispatch);
+    for (int rank = 1; rank < world_.size(); ++rank) {
+      Dispatch theirs;
+      const auto bytes = receive(rank);
+      require(bytes.size() == sizeof(theirs), ErrorKind::kBug, "{} of rank {}: {} bytes", name,
+              rank, bytes.size());
+      std::memcpy(&theirs, bytes.data(), sizeof(theirs));
+      registered.of_ranks.push_back(theirs);
+    }
+  } else {
+    send(0, {reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)});
+  }
+  methods_.emplace(std::move(name), std::move(registered));
+}
+
+WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& data) {
+  const auto& of_ranks = at(name).of_ranks;
+  Call call;
+  call.method_ = name;
+  std::vector<DataProto> parts;
+  if (const auto number = num_parts(of_ranks); number > 0) {
+    auto [padded, pad] = pad_dataproto_to_divisor(data, number);
+    call.pad_ = pad;
+    parts = padded.chunk(number);
+  }
+  const auto part_of = [&](const Dispatch& dispatch) -> const DataProto& {
+    return dispatch.whole ? data : parts.at(static_cast<std::size_t>(dispatch.dp_rank));
+  };
+  for (int rank = 1; rank < world_.size(); ++rank) {
+    const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
+    if (dispatch.takes_part) send(rank, message(name, part_of(dispatch)));
+  }
+  if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
+  return call;
+}
+
+DataProto WorkerGroup::finish(Call call) {
+  const auto& of_ranks = at(call.method_).of_ranks;
+  std::map<int, DataProto> answers;  // of the parts
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const auto& dispatch = of_ranks[static_cast<std::size_t>(rank)];
+    if (!dispatch.takes_part) continue;
+    auto answer = rank == 0 ? std::move(*call.mine_) : DataProto::from_bytes(as_bytes(receive(rank)));
+    if (dispatch.is_collect || dispatch.whole) answers.try_emplace(dispatch.dp_rank, std::move(answer));
+  }
+  std::vector<DataProto> parts;
+  for (auto& [number, answer] : answers) parts.push_back(std::move(answer));
+  require(!parts.empty(), ErrorKind::kBug, "{}: nobody answers", call.method_);
+  const auto result = parts.size() == 1 ? std::move(parts.front()) : DataProto::concat(parts);
+  return call.pad_ > 0 && result.size() > 0 ? unpad_dataproto(result, call.pad_) : result;
+}
+
+DataProto WorkerGroup::call(const std::string& name, const DataProto& data) {
+  return finish(start(name, data));
+}
+
+void WorkerGroup::stop() {
+  for (int rank = 1; rank < world_.size(); ++rank) send(rank, kStop);
+}
+
+void WorkerGroup::serve() {
+  while (true) {
+    const auto text = receive(0);
+    if (text == kStop) return;
+    const auto end = text.find('\n');
+    require(end != std::string::npos, ErrorKind::kBug, "a call without a name");
+    const auto name = text.substr(0, end);
+    const auto answer = at(name).method(DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1))));
+    send(0, as_text(answer.to_bytes()));
+  }
+}
+
+}  // namespace ferry::trainer
