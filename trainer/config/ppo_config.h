@@ -18,9 +18,9 @@ struct PpoDataConfig {  // data
   std::vector<std::string> train_files{};
   std::vector<std::string> val_files{};
   std::string prompt_key = "prompt";
-  int max_prompt_length = 512;    // tokens
-  int max_response_length = 512;  // tokens
-  int train_batch_size = 1024;    // prompts
+  int max_prompt_length = 512;          // tokens
+  int max_response_length = 512;        // tokens
+  int train_batch_size = 1024;          // prompts
   std::optional<int> val_batch_size{};  // default: all of val_files at once
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
@@ -32,9 +32,9 @@ struct PpoDataConfig {  // data
 
 // How a forward pass that learns nothing is cut into micro-batches.
 struct LogProbConfig {
-  std::optional<bool> log_prob_use_dynamic_bsz{};                // default: the actor's
-  std::optional<int> log_prob_max_token_len_per_gpu{};           // default: the actor's
-  std::optional<int> log_prob_micro_batch_size_per_gpu{};        // default: the actor's
+  std::optional<bool> log_prob_use_dynamic_bsz{};          // default: the actor's
+  std::optional<int> log_prob_max_token_len_per_gpu{};     // default: the actor's
+  std::optional<int> log_prob_micro_batch_size_per_gpu{};  // default: the actor's
   bool operator==(const LogProbConfig&) const = default;
 };
 
@@ -48,11 +48,12 @@ struct PolicyLossSection {  // actor_rollout_ref.actor.policy_loss
   bool operator==(const PolicyLossSection&) const = default;
 };
 
-struct ActorConfig {  // actor_rollout_ref.actor
-  std::vector<int> ranks{};      // of the world; empty: all
+struct ActorConfig {              // actor_rollout_ref.actor
+  std::vector<int> ranks{};       // of the world; empty: all
   int ppo_mini_batch_size = 256;  // prompts
   bool use_dynamic_bsz = true;
-  std::optional<int> ppo_max_token_len_per_gpu{};  // default: max_prompt_length + max_response_length, / cp
+  std::optional<int>
+      ppo_max_token_len_per_gpu{};  // default: max_prompt_length + max_response_length, / cp
   std::optional<int> ppo_micro_batch_size_per_gpu{};
   int ppo_epochs = 1;
   bool shuffle = false;
@@ -110,7 +111,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool enforce_eager = false;
   bool free_cache_engine = true;  // the rollout sleeps while the actor trains
   std::int64_t update_weights_bucket_megabytes = 512;
-  bool verify_weights = false;    // digests of every message of a reshard
+  bool verify_weights = false;  // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
   bool operator==(const RolloutConfig&) const = default;
@@ -118,7 +119,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
 
 struct CriticConfig {  // critic
   std::vector<int> ranks{};
-  ModelConfig model{};  // default: the actor's
+  ModelConfig model{};                       // default: the actor's
   std::optional<int> ppo_mini_batch_size{};  // default, and of the four below: the actor's
   std::optional<bool> use_dynamic_bsz{};
   std::optional<int> ppo_max_token_len_per_gpu{};
@@ -141,7 +142,7 @@ struct OverlongBufferConfig {  // reward_model.overlong_buffer
 };
 
 // What answers are worth: the rule of their data_source, or a program, and the score of a model.
-struct RewardConfig {  // reward_model
+struct RewardConfig {   // reward_model
   bool enable = false;  // the model
   std::vector<int> ranks{};
   ModelConfig model{};
@@ -149,8 +150,8 @@ struct RewardConfig {  // reward_model
   std::optional<int> max_token_len_per_gpu{};
   std::optional<int> micro_batch_size_per_gpu{};
   EngineConfig megatron{};
-  std::string command{};         // a program that scores, instead of the rules: docs/rewards.md
-  int command_timeout = 60;      // seconds
+  std::string command{};     // a program that scores, instead of the rules: docs/rewards.md
+  int command_timeout = 60;  // seconds
   int command_max_restarts = 2;
   std::string format_pattern{};  // an answer of this form gets format_score on top
   double format_score = 0.1;
@@ -217,7 +218,7 @@ struct PpoConfig {
   RewardConfig reward{};
   AlgorithmConfig algorithm{};
   PpoTrainerConfig trainer{};
-  CheckpointConfigSection checkpoint{};
+  CheckpointSection checkpoint{};
   GlobalProfilerConfig global_profiler{};
   bool operator==(const PpoConfig&) const = default;
 
@@ -228,8 +229,8 @@ struct PpoConfig {
 // Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
 PpoConfig default_ppo_config(std::string_view algorithm);
 
-// What the file says over the defaults of that algorithm, then the overrides, in their order. Throws Error(kUsage)
-// as load_sft_config() does.
+// What the file says over the defaults of that algorithm, then the overrides, in their order.
+// Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,
                           const std::vector<std::string>& overrides);
