@@ -73,6 +73,10 @@ ConfigLimit at_least(double least) {
 ConfigLimit above(double bound) {
   return numeric_limit(fmt::format("above {}", bound), [=](double x) { return x > bound; });
 }
+ConfigLimit above_to(double bound, double most) {
+  return numeric_limit(fmt::format("above {} to {}", bound, most),
+                       [=](double x) { return x > bound && x <= most; });
+}
 ConfigLimit from_to(double least, double most) {
   return numeric_limit(fmt::format("from {} to {}", least, most),
                        [=](double x) { return x >= least && x <= most; });
@@ -83,7 +87,8 @@ ConfigLimit from_below(double least, double bound) {
 }
 ConfigLimit one_of(const std::vector<std::string>& choices) {
   std::string words;
-  for (const auto& choice : choices) words += (words.empty() ? "one of " : ", ") + choice;
+  for (const auto& choice : choices)
+    words += (words.empty() ? "one of " : ", ") + (choice.empty() ? "\"\"" : choice);
   return {.words = words,
           .holds =
               [choices](const ConfigValue& value) {
@@ -144,12 +149,18 @@ const ConfigTable::Field& ConfigTable::at(std::string_view key) const {
 
 void ConfigTable::refuse_key(const ConfigEntry& entry) const {
   std::vector<std::string> keys;
-  std::optional<std::string> elsewhere;  // the same name in another section, as peers sort them
+  std::vector<std::string> elsewhere;  // the same name in another section, as peers sort them
   for (const auto& field : fields_) {
     keys.push_back(field.key);
-    if (last_name(field.key) == last_name(entry.key)) elsewhere = field.key;
+    if (last_name(field.key) == last_name(entry.key)) elsewhere.push_back(field.key);
   }
-  const auto suggestion = elsewhere ? elsewhere : nearest(entry.key, keys);
+  std::optional<std::string> suggestion;
+  if (elsewhere.empty()) {
+    suggestion = nearest(entry.key, keys);
+  } else {
+    suggestion = *std::ranges::min_element(
+        elsewhere, {}, [&](const std::string& key) { return edit_distance(entry.key, key); });
+  }
   throw Error(ErrorKind::kUsage,
               fmt::format("{}: {}: there is no such key", entry.where, entry.key),
               suggestion ? fmt::format("did you mean {}?", *suggestion) : "");
@@ -177,8 +188,9 @@ void ConfigTable::set(const ConfigEntry& entry) {
   const auto* value = std::get_if<ConfigValue>(&entry.value);
   if (found == index_.end()) {
     const bool is_empty_section =
-        value == nullptr &&
-        std::ranges::find(sections_, entry.key, &Section::name) != sections_.end();
+        value == nullptr && std::ranges::any_of(sections_, [&](const Section& section) {
+          return (section.name + '.').starts_with(entry.key + '.');  // or one that holds sections
+        });
     if (!is_empty_section) refuse_key(entry);
     return;
   }

@@ -28,6 +28,7 @@ struct ConfigLimit {
 ConfigLimit any_value();
 ConfigLimit at_least(double least);
 ConfigLimit above(double bound);
+ConfigLimit above_to(double bound, double most);
 ConfigLimit from_to(double least, double most);
 ConfigLimit from_below(double least, double bound);  // bound is not one of them
 ConfigLimit one_of(const std::vector<std::string>& choices);

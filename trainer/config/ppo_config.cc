@@ -1,0 +1,359 @@
+#include "trainer/config/ppo_config.h"
+
+#include <algorithm>
+
+#include "distckpt/error.h"
+#include "trainer/config/config_table.h"
+#include "trainer/config/ppo_choices.h"
+
+namespace ferry::trainer {
+namespace {
+
+const std::string kActor = "actor_rollout_ref.actor";
+const std::string kRef = "actor_rollout_ref.ref";
+const std::string kRollout = "actor_rollout_ref.rollout";
+const std::string kActorModel = "actor_rollout_ref.model";
+
+void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
+  table.add("ranks", ranks, "ranks of the run that have this role; empty: all", at_least(0));
+}
+
+void list(ConfigTable& table, PpoDataConfig& c) {
+  table.section("data", "Prompts (docs/training_data.md) and how they become batches");
+  table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
+  table.add("val_files", c.val_files, "those to validate on");
+  table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
+  table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
+  table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
+  table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));
+  table.add("val_batch_size", c.val_batch_size, "prompts validated at a time; not set: all",
+            at_least(1));
+  table.add("shuffle", c.shuffle, "each epoch has an order of its own, out of trainer.seed");
+  table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
+            "bytes of records that are shuffled, and in memory, at a time", at_least(0));
+  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first",
+            one_of({"skip", "fail"}));
+  table.add("filter_overlong_prompts", c.filter_overlong_prompts,
+            "longer prompts are left out and counted");
+  table.add("truncation", c.truncation,
+            "what becomes of those that are not: an error, or they lose tokens at that end",
+            one_of({"error", "left", "right"}));
+}
+
+// A role that has no such section has the actor's.
+std::string mesh_help(bool follows_actor) {
+  return fmt::format("The mesh of its ranks, and what is traded for memory{}",
+                     follows_actor ? "; without any key here, as the actor's" : "");
+}
+
+void list_trained(ConfigTable& table,
+                  const std::string& role,
+                  bool follows_actor,
+                  EngineConfig& engine,
+                  OptimConfig& optim,
+                  ProfilerConfig& profiler) {
+  list_mesh(table, role + ".megatron", mesh_help(follows_actor), engine);
+  list_recompute(table, engine);
+  table.add("param_offload", engine.param_offload,
+            "parameters lie on the host while other roles work");
+  table.add("grad_offload", engine.grad_offload,
+            "gradients lie on the host while this role does not train");
+  table.add("optimizer_offload", engine.optimizer_offload,
+            "the state of the optimizer lies on the host but while it updates");
+  list(table, role + ".optim", optim);
+  list(table, role + ".profiler", profiler);
+}
+
+void list_forward_only(ConfigTable& table, const std::string& role, EngineConfig& engine) {
+  list_mesh(table, role + ".megatron", mesh_help(true), engine);
+  table.add("param_offload", engine.param_offload,
+            "parameters lie on the host while other roles work");
+}
+
+void list(ConfigTable& table, ActorConfig& c) {
+  table.section(kActor, "The policy that learns");
+  list_ranks(table, c.ranks);
+  table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
+            "prompts, with all their answers, of an update", at_least(1));
+  table.add("use_dynamic_bsz", c.use_dynamic_bsz,
+            "micro-batches are packed up to a number of tokens, not of sequences");
+  table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
+            "tokens of a micro-batch per rank of its context parallel group; not set: as many as "
+            "the longest prompt and answer need",
+            at_least(1));
+  table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu,
+            "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
+  table.add("ppo_epochs", c.ppo_epochs, "times that a step learns from its answers", at_least(1));
+  table.add("shuffle", c.shuffle, "each of those times has an order of its own");
+  table.add("data_loader_seed", c.data_loader_seed, "of those orders", at_least(0));
+  table.add("clip_ratio", c.clip_ratio, "how far from 1 the ratio of probabilities still counts",
+            at_least(0));
+  table.add("clip_ratio_low", c.clip_ratio_low, "the same, below 1; not set: clip_ratio",
+            at_least(0));
+  table.add("clip_ratio_high", c.clip_ratio_high, "the same, above 1; not set: clip_ratio",
+            at_least(0));
+  table.add("clip_ratio_c", c.clip_ratio_c,
+            "of vanilla: bound of the ratio where the advantage is negative", above(1));
+  table.add("tau_pos", c.tau_pos, "of sapo: temperature of positive advantages", above(0));
+  table.add("tau_neg", c.tau_neg, "of sapo: temperature of the others", above(0));
+  table.add("loss_agg_mode", c.loss_agg_mode, "how the losses of tokens become one",
+            one_of(loss_agg_modes()));
+  table.add("loss_scale_factor", c.loss_scale_factor,
+            "of seq-mean-token-sum-norm: what sums are divided by; not set: max_response_length",
+            above(0));
+  table.add("entropy_coeff", c.entropy_coeff, "how much of the entropy is added as a bonus",
+            at_least(0));
+  table.add("use_kl_loss", c.use_kl_loss, "the distance from the reference is a part of the loss");
+  table.add("kl_loss_coef", c.kl_loss_coef, "how much of it", at_least(0));
+  table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
+            one_of(kl_penalties()));
+  auto& loss = c.policy_loss;
+  table.section(kActor + ".policy_loss", "What the policy minimises (docs/rl.md)");
+  table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
+  table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
+            from_to(0, 1));
+  table.add("clip_cov_lb", loss.clip_cov_lb, "of clip_cov: their covariance is above this");
+  table.add("clip_cov_ub", loss.clip_cov_ub, "of clip_cov: and below this");
+  table.add("kl_cov_ratio", loss.kl_cov_ratio, "of kl_cov: the share of tokens penalised",
+            from_to(0, 1));
+  table.add("ppo_kl_coef", loss.ppo_kl_coef, "of kl_cov: how much", at_least(0));
+  list_trained(table, kActor, false, c.megatron, c.optim, c.profiler);
+}
+
+void list(ConfigTable& table, LogProbConfig& c) {
+  table.add("log_prob_use_dynamic_bsz", c.log_prob_use_dynamic_bsz,
+            "use_dynamic_bsz of log-probabilities; not set: the actor's");
+  table.add("log_prob_max_token_len_per_gpu", c.log_prob_max_token_len_per_gpu,
+            "their ppo_max_token_len_per_gpu; not set: the actor's", at_least(1));
+  table.add("log_prob_micro_batch_size_per_gpu", c.log_prob_micro_batch_size_per_gpu,
+            "their ppo_micro_batch_size_per_gpu; not set: the actor's", at_least(1));
+}
+
+void list(ConfigTable& table, RefConfig& c) {
+  table.section(kRef, "The policy as it was, where a KL term needs it");
+  list_ranks(table, c.ranks);
+  list(table, c.log_prob);
+  list_forward_only(table, kRef, c.megatron);
+}
+
+void list(ConfigTable& table, RolloutConfig& c) {
+  table.section(kRollout, "Generation, with the actor's alignment and dtype");
+  list_ranks(table, c.ranks);
+  table.add("n", c.n, "answers to each prompt", at_least(1));
+  table.add("temperature", c.temperature, "of the draw, and of all log-probabilities", above(0));
+  table.add("top_k", c.top_k, "tokens to draw from; -1: all", at_least(-1));
+  table.add("top_p", c.top_p, "probability of the tokens to draw from", above_to(0, 1));
+  table.add("ignore_eos", c.ignore_eos, "answers go on to max_response_length");
+  table.add("tensor_model_parallel_size", c.tensor_model_parallel_size,
+            "ranks that share each layer", at_least(1));
+  table.add("expert_parallel_size", c.expert_parallel_size, "ranks that share the experts",
+            at_least(1));
+  table.add("gpu_memory_utilization", c.gpu_memory_utilization,
+            "share of a GPU's memory that generation may fill", above_to(0, 1));
+  table.add("kv_cache_bytes", c.kv_cache_bytes, "on the host: bytes of keys and values",
+            at_least(1));
+  table.add("max_num_batched_tokens", c.max_num_batched_tokens, "tokens of a forward pass",
+            at_least(1));
+  table.add("max_num_seqs", c.max_num_seqs, "sequences of a forward pass", at_least(1));
+  table.add("enable_chunked_prefill", c.enable_chunked_prefill,
+            "a prompt may be read in several passes");
+  table.add("enable_prefix_caching", c.enable_prefix_caching,
+            "keys and values of a common beginning are kept once");
+  table.add("enforce_eager", c.enforce_eager, "no CUDA graphs");
+  table.add("free_cache_engine", c.free_cache_engine,
+            "keys and values leave the GPU while other roles work");
+  list(table, c.log_prob);
+  table.section(kRollout + ".checkpoint_engine", "How the actor's weights get there");
+  table.add("update_weights_bucket_megabytes", c.update_weights_bucket_megabytes,
+            "MiB that are sent at a time", at_least(1));
+  table.add("verify_weights", c.verify_weights, "every message is compared by digest");
+  auto& val = c.val_kwargs;
+  table.section(kRollout + ".val_kwargs", "Generation when the run validates");
+  table.add("n", val.n, "answers to each prompt", at_least(1));
+  table.add("do_sample", val.do_sample, "tokens are drawn; else the likeliest one is taken");
+  table.add("temperature", val.temperature, "of the draw", at_least(0));
+  table.add("top_k", val.top_k, "tokens to draw from; -1: all", at_least(-1));
+  table.add("top_p", val.top_p, "probability of the tokens to draw from", above_to(0, 1));
+}
+
+void list(ConfigTable& table, CriticConfig& c) {
+  table.section("critic", "The critic, which gae has");
+  list_ranks(table, c.ranks);
+  table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
+            "prompts, with all their answers, of an update; not set: the actor's", at_least(1));
+  table.add("use_dynamic_bsz", c.use_dynamic_bsz, "not set: the actor's");
+  table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu, "not set: the actor's",
+            at_least(1));
+  table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu, "not set: the actor's",
+            at_least(1));
+  table.add("ppo_epochs", c.ppo_epochs, "not set: the actor's", at_least(1));
+  table.add("shuffle", c.shuffle, "each epoch of a step has an order of its own");
+  table.add("cliprange_value", c.cliprange_value,
+            "how far from the value before the update a value counts", at_least(0));
+  table.add("loss_agg_mode", c.loss_agg_mode, "how the losses of tokens become one",
+            one_of(loss_agg_modes()));
+  list_model(table, "critic.model", "What it starts from; without path, " + kActorModel, c.model);
+  list_trained(table, "critic", true, c.megatron, c.optim, c.profiler);
+}
+
+void list(ConfigTable& table, RewardConfig& c) {
+  table.section("reward_model",
+                "What answers are worth (docs/rewards.md): the rule of their data_source or a "
+                "program's score, and a model's");
+  table.add("enable", c.enable, "a model scores");
+  list_ranks(table, c.ranks);
+  table.add("use_dynamic_bsz", c.use_dynamic_bsz,
+            "its micro-batches are packed up to a number of tokens, not of sequences");
+  table.add("max_token_len_per_gpu", c.max_token_len_per_gpu,
+            "tokens of a micro-batch per rank of its context parallel group; not set: as many as "
+            "the longest prompt and answer need",
+            at_least(1));
+  table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
+            "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
+  table.add("command", c.command, "a program that scores instead of the rules");
+  table.add("command_timeout", c.command_timeout, "seconds that it may take for an answer",
+            at_least(1));
+  table.add("command_max_restarts", c.command_max_restarts,
+            "times that it is started again in a row before the run stops", at_least(0));
+  table.add("format_pattern", c.format_pattern,
+            "answers that match this regular expression get format_score on top");
+  table.add("format_score", c.format_score, "see there");
+  auto& overlong = c.overlong_buffer;
+  table.section("reward_model.overlong_buffer",
+                "DAPO's penalty of answers that come near max_response_length");
+  table.add("enable", overlong.enable, "there is one");
+  table.add("len", overlong.len, "the last so many tokens are penalised", at_least(0));
+  table.add("penalty_factor", overlong.penalty_factor, "the penalty of the longest answer",
+            at_least(0));
+  list_model(table, "reward_model.model", "The model that scores, with a value head", c.model);
+  list_forward_only(table, "reward_model", c.megatron);
+}
+
+void list(ConfigTable& table, AlgorithmConfig& c) {
+  table.section("algorithm", "From rewards to advantages (docs/rl.md)");
+  table.add("adv_estimator", c.adv_estimator, "the estimator; of `ferry train grpo`, grpo",
+            one_of(adv_estimators()));
+  table.add("gamma", c.gamma, "discount from one token to the next", from_to(0, 1));
+  table.add("lam", c.lam, "of gae: lambda", from_to(0, 1));
+  table.add("norm_adv_by_std_in_grpo", c.norm_adv_by_std_in_grpo,
+            "of grpo: advantages are divided by the group's deviation; without it, Dr. GRPO");
+  table.add("use_kl_in_reward", c.use_kl_in_reward,
+            "the distance from the reference lowers rewards");
+  table.add("kl_penalty", c.kl_penalty, "the estimate of it", one_of(kl_penalties()));
+  auto& control = c.kl_ctrl;
+  table.section("algorithm.kl_ctrl", "How much of that distance");
+  table.add("type", control.type, "the same throughout, or steered towards target_kl",
+            one_of({"fixed", "adaptive"}));
+  table.add("kl_coef", control.kl_coef, "how much, or how much at first", at_least(0));
+  table.add("horizon", control.horizon, "of adaptive: sequences in which it acts", above(0));
+  table.add("target_kl", control.target_kl, "of adaptive: the distance wanted", above(0));
+  auto& correction = c.rollout_correction;
+  table.section("algorithm.rollout_correction",
+                "For a rollout whose probabilities are not the actor's");
+  table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences",
+            one_of({"", "token", "sequence"}));
+  table.add("rollout_is_threshold", correction.rollout_is_threshold,
+            "their greatest value; or two, as 0.5_5.0: 0 outside");
+  table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize, "their mean is 1");
+  table.add("rollout_rs", correction.rollout_rs,
+            "what is rejected: token_k1, seq_mean_k3, ..., separated by commas");
+  table.add("rollout_rs_threshold", correction.rollout_rs_threshold,
+            "from where: one for all, or one for each, separated by commas");
+  table.add("bypass_mode", correction.bypass_mode,
+            "the rollout's probabilities are the old ones: the actor does not compute them again");
+  auto& filter = c.filter_groups;
+  table.section(
+      "algorithm.filter_groups",
+      "DAPO's dynamic sampling: groups whose answers are all worth the same are replaced");
+  table.add("enable", filter.enable, "they are");
+  table.add("metric", filter.metric, "worth: score, or a number that rewards give besides it");
+  table.add("max_num_gen_batches", filter.max_num_gen_batches,
+            "batches that are generated for a step before the run stops; 0: any number",
+            at_least(0));
+}
+
+void list(ConfigTable& table, PpoTrainerConfig& c) {
+  list(table, "trainer", c.run);
+  table.add("critic_warmup", c.critic_warmup, "first steps, in which the critic alone learns",
+            at_least(0));
+  table.add("balance_batch", c.balance_batch, "ranks get about the same number of tokens");
+  table.add("log_samples", c.log_samples, "prompts, answers and scores are kept");
+  table.add("rollout_data_dir", c.rollout_data_dir,
+            "the folder of them, JSON lines; empty: rollouts in default_local_dir");
+  table.add("validation_data_dir", c.validation_data_dir,
+            "the folder of those of validation; empty: validations in default_local_dir");
+  table.add("one_step_off", c.one_step_off,
+            "answers are generated while the step before them trains");
+}
+
+ConfigTable table_of(PpoConfig& config) {
+  ConfigTable table;
+  list(table, config.data);
+  list_model(table, kActorModel, "The model that training starts from", config.model);
+  list_tokenizer(table, config.model);
+  list(table, config.actor);
+  list(table, config.ref);
+  list(table, config.rollout);
+  list(table, config.critic);
+  list(table, config.reward);
+  list(table, config.algorithm);
+  list(table, "checkpoint", config.checkpoint);
+  list(table, config.trainer);
+  list(table, "global_profiler", config.global_profiler);
+  return table;
+}
+
+// What a mesh that is not given takes over from the actor's: all that a forward pass has.
+EngineConfig forward_part(const EngineConfig& actor) {
+  return {.parallel = actor.parallel,
+          .sequence_parallel = actor.sequence_parallel,
+          .alignment = actor.alignment,
+          .dtype = actor.dtype,
+          .param_offload = actor.param_offload};
+}
+
+}  // namespace
+
+PpoConfig default_ppo_config(std::string_view algorithm) {
+  require(algorithm == "ppo" || algorithm == "grpo", ErrorKind::kBug, "{}: is neither ppo nor grpo",
+          algorithm);
+  PpoConfig config;
+  if (algorithm == "grpo") {
+    config.algorithm.adv_estimator = "grpo";
+    config.rollout.n = 8;
+  }
+  return config;
+}
+
+PpoConfig load_ppo_config(std::string_view algorithm,
+                          const std::filesystem::path& file,
+                          const std::vector<std::string>& overrides) {
+  auto config = default_ppo_config(algorithm);
+  auto table = table_of(config);
+  std::vector<ConfigEntry> entries;
+  if (!file.empty()) entries = read_toml(file);
+  for (const auto& text : overrides) entries.push_back(parse_override(text));
+  for (const auto& entry : entries) table.set(entry);
+
+  const auto has_mesh = [&](const std::string& role) {
+    return std::ranges::any_of(entries, [section = role + ".megatron."](const ConfigEntry& entry) {
+      return entry.key.starts_with(section);
+    });
+  };
+  if (!has_mesh(kRef)) config.ref.megatron = forward_part(config.actor.megatron);
+  if (!has_mesh("critic")) config.critic.megatron = config.actor.megatron;
+  if (!has_mesh("reward_model")) config.reward.megatron = forward_part(config.actor.megatron);
+  return config;
+}
+
+std::string to_toml(const PpoConfig& config) {
+  auto copy = config;
+  return table_of(copy).toml();
+}
+
+std::string ppo_config_reference() {
+  PpoConfig defaults;
+  return table_of(defaults).markdown();
+}
+
+}  // namespace ferry::trainer

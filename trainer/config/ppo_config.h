@@ -1,0 +1,242 @@
+// The configuration of a run of reinforcement learning, PPO, GRPO and their relatives: sections and
+// keys are verl's (verl/trainer/config/ppo_megatron_trainer.yaml); docs/training_config.md has what
+// they mean, out of the same list that reads them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trainer/config/run_sections.h"
+
+namespace ferry::trainer {
+
+struct PpoDataConfig {  // data
+  std::vector<std::string> train_files{};
+  std::vector<std::string> val_files{};
+  std::string prompt_key = "prompt";
+  int max_prompt_length = 512;          // tokens
+  int max_response_length = 512;        // tokens
+  int train_batch_size = 1024;          // prompts
+  std::optional<int> val_batch_size{};  // default: all of val_files at once
+  bool shuffle = true;
+  std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
+  std::string malformed_rows = "skip";
+  bool filter_overlong_prompts = false;
+  std::string truncation = "error";  // error, left, right
+  bool operator==(const PpoDataConfig&) const = default;
+};
+
+// How a forward pass that learns nothing is cut into micro-batches.
+struct LogProbConfig {
+  std::optional<bool> log_prob_use_dynamic_bsz{};          // default: the actor's
+  std::optional<int> log_prob_max_token_len_per_gpu{};     // default: the actor's
+  std::optional<int> log_prob_micro_batch_size_per_gpu{};  // default: the actor's
+  bool operator==(const LogProbConfig&) const = default;
+};
+
+struct PolicyLossSection {  // actor_rollout_ref.actor.policy_loss
+  std::string loss_mode = "vanilla";
+  double clip_cov_ratio = 2e-4;
+  double clip_cov_lb = 1;
+  double clip_cov_ub = 5;
+  double kl_cov_ratio = 2e-4;
+  double ppo_kl_coef = 0.1;
+  bool operator==(const PolicyLossSection&) const = default;
+};
+
+struct ActorConfig {              // actor_rollout_ref.actor
+  std::vector<int> ranks{};       // of the world; empty: all
+  int ppo_mini_batch_size = 256;  // prompts
+  bool use_dynamic_bsz = true;
+  std::optional<int>
+      ppo_max_token_len_per_gpu{};  // default: max_prompt_length + max_response_length, / cp
+  std::optional<int> ppo_micro_batch_size_per_gpu{};
+  int ppo_epochs = 1;
+  bool shuffle = false;
+  std::int64_t data_loader_seed = 42;
+  double clip_ratio = 0.2;
+  std::optional<double> clip_ratio_low{};   // default: clip_ratio
+  std::optional<double> clip_ratio_high{};  // default: clip_ratio
+  double clip_ratio_c = 3;
+  double tau_pos = 1;
+  double tau_neg = 1.05;
+  std::string loss_agg_mode = "token-mean";
+  std::optional<double> loss_scale_factor{};  // default: max_response_length
+  double entropy_coeff = 0;
+  bool use_kl_loss = false;
+  double kl_loss_coef = 1e-3;
+  std::string kl_loss_type = "low_var_kl";
+  PolicyLossSection policy_loss{};
+  EngineConfig megatron{};
+  OptimConfig optim{.lr = 1e-6};
+  ProfilerConfig profiler{};
+  bool operator==(const ActorConfig&) const = default;
+};
+
+struct RefConfig {  // actor_rollout_ref.ref
+  std::vector<int> ranks{};
+  LogProbConfig log_prob{};
+  EngineConfig megatron{};
+  bool operator==(const RefConfig&) const = default;
+};
+
+struct ValKwargs {  // actor_rollout_ref.rollout.val_kwargs
+  int n = 1;
+  bool do_sample = false;  // false: greedy, whatever temperature says
+  double temperature = 0;
+  std::int64_t top_k = -1;
+  double top_p = 1;
+  bool operator==(const ValKwargs&) const = default;
+};
+
+struct RolloutConfig {  // actor_rollout_ref.rollout
+  std::vector<int> ranks{};
+  int n = 1;  // answers to each prompt
+  double temperature = 1;
+  std::int64_t top_k = -1;
+  double top_p = 1;
+  bool ignore_eos = false;
+  int tensor_model_parallel_size = 1;
+  int expert_parallel_size = 1;
+  double gpu_memory_utilization = 0.5;
+  std::int64_t kv_cache_bytes = std::int64_t{1} << 30;  // on the host
+  int max_num_batched_tokens = 8192;
+  int max_num_seqs = 256;
+  bool enable_chunked_prefill = true;
+  bool enable_prefix_caching = true;
+  bool enforce_eager = false;
+  bool free_cache_engine = true;  // the rollout sleeps while the actor trains
+  std::int64_t update_weights_bucket_megabytes = 512;
+  bool verify_weights = false;  // digests of every message of a reshard
+  LogProbConfig log_prob{};
+  ValKwargs val_kwargs{};
+  bool operator==(const RolloutConfig&) const = default;
+};
+
+struct CriticConfig {  // critic
+  std::vector<int> ranks{};
+  ModelConfig model{};                       // default: the actor's
+  std::optional<int> ppo_mini_batch_size{};  // default, and of the four below: the actor's
+  std::optional<bool> use_dynamic_bsz{};
+  std::optional<int> ppo_max_token_len_per_gpu{};
+  std::optional<int> ppo_micro_batch_size_per_gpu{};
+  std::optional<int> ppo_epochs{};
+  bool shuffle = false;
+  double cliprange_value = 0.5;
+  std::string loss_agg_mode = "token-mean";
+  EngineConfig megatron{};
+  OptimConfig optim{.lr = 1e-5};
+  ProfilerConfig profiler{};
+  bool operator==(const CriticConfig&) const = default;
+};
+
+struct OverlongBufferConfig {  // reward_model.overlong_buffer
+  bool enable = false;
+  int len = 0;
+  double penalty_factor = 1;
+  bool operator==(const OverlongBufferConfig&) const = default;
+};
+
+// What answers are worth: the rule of their data_source, or a program, and the score of a model.
+struct RewardConfig {   // reward_model
+  bool enable = false;  // the model
+  std::vector<int> ranks{};
+  ModelConfig model{};
+  bool use_dynamic_bsz = true;
+  std::optional<int> max_token_len_per_gpu{};
+  std::optional<int> micro_batch_size_per_gpu{};
+  EngineConfig megatron{};
+  std::string command{};     // a program that scores, instead of the rules: docs/rewards.md
+  int command_timeout = 60;  // seconds
+  int command_max_restarts = 2;
+  std::string format_pattern{};  // an answer of this form gets format_score on top
+  double format_score = 0.1;
+  OverlongBufferConfig overlong_buffer{};
+  bool operator==(const RewardConfig&) const = default;
+};
+
+struct KlCtrlConfig {  // algorithm.kl_ctrl
+  std::string type = "fixed";
+  double kl_coef = 1e-3;
+  double horizon = 10000;
+  double target_kl = 0.1;
+  bool operator==(const KlCtrlConfig&) const = default;
+};
+
+struct FilterGroupsConfig {  // algorithm.filter_groups: DAPO's dynamic sampling
+  bool enable = false;
+  std::string metric = "score";
+  int max_num_gen_batches = 10;
+  bool operator==(const FilterGroupsConfig&) const = default;
+};
+
+struct RolloutCorrectionSection {  // algorithm.rollout_correction
+  std::string rollout_is{};
+  std::string rollout_is_threshold = "2.0";
+  bool rollout_is_batch_normalize = false;
+  std::string rollout_rs{};
+  std::string rollout_rs_threshold{};
+  bool bypass_mode = false;  // old log-probabilities are the rollout's
+  bool operator==(const RolloutCorrectionSection&) const = default;
+};
+
+struct AlgorithmConfig {  // algorithm
+  std::string adv_estimator = "gae";
+  double gamma = 1;
+  double lam = 1;
+  bool norm_adv_by_std_in_grpo = true;
+  bool use_kl_in_reward = false;
+  std::string kl_penalty = "kl";
+  KlCtrlConfig kl_ctrl{};
+  RolloutCorrectionSection rollout_correction{};
+  FilterGroupsConfig filter_groups{};
+  bool operator==(const AlgorithmConfig&) const = default;
+};
+
+struct PpoTrainerConfig {  // trainer, and what all runs have
+  TrainerConfig run{};
+  int critic_warmup = 0;  // steps in which the critic alone learns
+  bool balance_batch = true;
+  std::string rollout_data_dir{};     // a folder of samples, JSONL; empty: rollouts/ in the run's
+  std::string validation_data_dir{};  // the same of validation
+  bool log_samples = true;
+  bool one_step_off = false;  // answers are generated while the step before them trains
+  bool operator==(const PpoTrainerConfig&) const = default;
+};
+
+struct PpoConfig {
+  PpoDataConfig data{};
+  ModelConfig model{};  // actor_rollout_ref.model
+  ActorConfig actor{};
+  RefConfig ref{};
+  RolloutConfig rollout{};
+  CriticConfig critic{};
+  RewardConfig reward{};
+  AlgorithmConfig algorithm{};
+  PpoTrainerConfig trainer{};
+  CheckpointSection checkpoint{};
+  GlobalProfilerConfig global_profiler{};
+  bool operator==(const PpoConfig&) const = default;
+
+  bool use_critic() const { return algorithm.adv_estimator == "gae"; }
+  bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
+};
+
+// Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
+PpoConfig default_ppo_config(std::string_view algorithm);
+
+// What the file says over the defaults of that algorithm, then the overrides, in their order.
+// Throws Error(kUsage) as load_sft_config() does.
+PpoConfig load_ppo_config(std::string_view algorithm,
+                          const std::filesystem::path& file,
+                          const std::vector<std::string>& overrides);
+
+std::string to_toml(const PpoConfig& config);
+
+std::string ppo_config_reference();
+
+}  // namespace ferry::trainer

@@ -1,0 +1,123 @@
+// The sections that every kind of run has, of the same keys wherever they stand: a section of
+// supervised fine-tuning is "optim", one of reinforcement learning "critic.optim".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/parallel_config.h"
+
+namespace ferry::trainer {
+
+class ConfigTable;
+
+struct ModelConfig {
+  std::string path{};
+  std::string hf_config_path{};
+  std::string tokenizer_path{};
+  bool operator==(const ModelConfig&) const = default;
+};
+
+struct EngineConfig {
+  distckpt::ParallelConfig parallel{};
+  std::optional<bool> sequence_parallel{};  // default: where tp > 1
+  std::string alignment = "fast";
+  std::string dtype = "bfloat16";
+  std::optional<std::string> recompute_granularity{};
+  std::vector<std::string> recompute_modules{};
+  std::optional<std::string> recompute_method{};
+  std::optional<int> recompute_num_layers{};
+  bool param_offload = false;  // reinforcement learning alone
+  bool grad_offload = false;
+  bool optimizer_offload = false;
+  bool operator==(const EngineConfig&) const = default;
+
+  bool uses_sequence_parallel() const {
+    return sequence_parallel.value_or(parallel.tensor_model_parallel_size > 1);
+  }
+  // Throws Error(kUsage) "<section>: ..." unless the mesh fills the world.
+  int data_parallel_size(int world_size, std::string_view section = "engine") const;
+};
+
+struct OptimConfig {
+  double lr = 1e-5;
+  double min_lr = 0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.999;
+  double adam_eps = 1e-8;
+  double weight_decay = 0.01;
+  std::optional<double> start_weight_decay{};
+  std::optional<double> end_weight_decay{};
+  std::string weight_decay_incr_style = "constant";
+  bool decoupled_weight_decay = true;
+  double clip_grad = 1.0;
+  double lr_warmup_init = 0;
+  std::optional<std::int64_t> lr_warmup_steps{};
+  double lr_warmup_steps_ratio = 0;
+  std::string lr_decay_style = "constant";
+  std::optional<std::int64_t> lr_decay_steps{};  // default: the steps of the run
+  std::optional<std::int64_t> lr_wsd_decay_steps{};
+  std::string lr_wsd_decay_style = "exponential";
+  bool operator==(const OptimConfig&) const = default;
+};
+
+struct CheckpointSection {
+  int save_freq = -1;
+  std::optional<int> keep_last{};
+  std::optional<int> keep_every{};
+  bool async_save = false;
+  bool save_hf = false;
+  std::string resume_mode = "auto";
+  std::string resume_from_path{};
+  bool operator==(const CheckpointSection&) const = default;
+};
+
+struct TrainerConfig {
+  std::string default_local_dir = "checkpoints";
+  std::string device = "cuda";
+  int nccl_timeout = 600;
+  std::optional<std::int64_t> total_training_steps{};  // default: those of total_epochs
+  int total_epochs = 1;
+  std::int64_t seed = 42;
+  std::vector<std::string> logger{"console", "file"};
+  bool val_before_train = false;
+  int test_freq = -1;
+  bool operator==(const TrainerConfig&) const = default;
+};
+
+struct GlobalProfilerConfig {
+  std::optional<std::string> tool{};
+  std::vector<std::int64_t> steps{};
+  bool profile_continuous_steps = false;
+  std::string save_path = "outputs/profile";
+  bool discrete = false;
+  bool operator==(const GlobalProfilerConfig&) const = default;
+};
+
+// Of a role.
+struct ProfilerConfig {
+  bool enable = false;
+  bool all_ranks = false;
+  std::vector<int> ranks{};
+  bool operator==(const ProfilerConfig&) const = default;
+};
+
+// Each opens the section of that name in the table and lists the fields; what a run adds to it
+// follows.
+void list(ConfigTable& table, std::string section, OptimConfig& c);
+void list(ConfigTable& table, std::string section, CheckpointSection& c);
+void list(ConfigTable& table, std::string section, TrainerConfig& c);
+void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c);
+void list(ConfigTable& table, std::string section, ProfilerConfig& c);
+void list_model(ConfigTable& table, std::string section, std::string help, ModelConfig& c);
+void list_mesh(ConfigTable& table, std::string section, std::string help, EngineConfig& c);
+
+// These go on in the open section: of the model that texts are for, and of an engine that has a
+// backward pass. Offloading means something else to each run.
+void list_tokenizer(ConfigTable& table, ModelConfig& c);
+void list_recompute(ConfigTable& table, EngineConfig& c);
+
+}  // namespace ferry::trainer
