@@ -1,6 +1,7 @@
 #include "converter/hf_config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -328,6 +329,32 @@ std::string without_quantization(std::string_view text,
   auto object = distckpt::parse_ordered_json(text, source);
   object.erase("quantization_config");
   return with_dtype(object.dump(), dtype, source);
+}
+
+std::string with_classification_head(std::string_view text,
+                                     const TransformerConfig& config,
+                                     std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  std::string architecture;  // of "qwen2_moe": Qwen2MoeForTokenClassification
+  bool begins = true;
+  for (const unsigned char letter : config.family) {
+    if (letter != '_') architecture += static_cast<char>(begins ? std::toupper(letter) : letter);
+    begins = letter == '_';
+  }
+  architecture += config.head == Head::kTokenClassification ? "ForTokenClassification"
+                                                            : "ForSequenceClassification";
+  auto id2label = nlohmann::ordered_json::object();
+  auto label2id = nlohmann::ordered_json::object();
+  for (std::int64_t label = 0; label < config.num_labels; ++label) {
+    const auto called = fmt::format("LABEL_{}", label);
+    id2label[std::to_string(label)] = called;
+    label2id[called] = label;
+  }
+  object["architectures"] = nlohmann::ordered_json::array({architecture});
+  object["id2label"] = std::move(id2label);
+  object["label2id"] = std::move(label2id);
+  object.erase("num_labels");
+  return object.dump(2) + "\n";
 }
 
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source) {

@@ -34,4 +34,10 @@ std::string without_quantization(std::string_view text,
 // The same text with another dtype, written as save_pretrained writes it.
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);
 
+// The same text of a model that ends in `config`'s classification head, under the name that
+// transformers' class has.
+std::string with_classification_head(std::string_view text,
+                                     const distckpt::TransformerConfig& config,
+                                     std::string_view source);
+
 }  // namespace ferry::converter

@@ -14,6 +14,7 @@
 namespace ferry::converter {
 namespace {
 
+using distckpt::Head;
 using distckpt::ModelTensor;
 using distckpt::Role;
 using distckpt::TransformerConfig;
@@ -21,7 +22,7 @@ using distckpt::TransformerConfig;
 // Which tensors only one of two configurations may have.
 struct Difference {
   bool prediction_layers = false;  // the model lacks them
-  bool head = false;               // the model has another
+  bool head = false;               // the model has a new one
 
   bool may_stay_behind(const TransformerConfig& of_checkpoint, std::string_view name) const {
     return (prediction_layers && is_prediction_tensor(of_checkpoint, name)) ||
@@ -32,9 +33,12 @@ struct Difference {
   }
 };
 
-Difference difference(const TransformerConfig& checkpoint, const TransformerConfig& model) {
+Difference difference(const TransformerConfig& checkpoint,
+                      const TransformerConfig& model,
+                      bool new_head) {
   return {.prediction_layers = model.mtp_num_layers < checkpoint.mtp_num_layers,
-          .head = model.head != checkpoint.head || model.num_labels != checkpoint.num_labels};
+          .head = new_head && checkpoint.head == Head::kLanguageModel &&
+                  model.head != Head::kLanguageModel};
 }
 
 class LoadPlanner {
@@ -49,7 +53,7 @@ class LoadPlanner {
     const auto config = options_.config.value_or(own.config);
     const auto other = config == own.config ? ModelMap{} : make_model_map(config);
     const auto& model = other.family == nullptr ? own : other;
-    const auto differ = difference(own.config, config);
+    const auto differ = difference(own.config, config, options_.new_head);
     source_ = checkpoint_.links;
     target_ = link_megatron(model, mesh_.layout);
     auto wanted = model.tensors;
@@ -122,8 +126,9 @@ class LoadPlanner {
 
   void leave_behind(const ModelTensor& tensor, const Difference& differ) {
     if (tensor.role == Role::kDerived) return;  // check_derived() knows it
-    require(tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name), ErrorKind::kLayout,
-            "{}: the model has no place for it", tensor.name);
+    require(
+        tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name),
+        ErrorKind::kLayout, "{}: the model has no place for it", tensor.name);
     result_.left_behind.push_back(tensor.name);
   }
 
@@ -152,6 +157,14 @@ class LoadPlanner {
 };
 
 }  // namespace
+
+TransformerConfig with_value_head(TransformerConfig config) {
+  if (config.head != Head::kLanguageModel) return config;
+  config.head = Head::kTokenClassification;
+  config.num_labels = 1;
+  config.mtp_num_layers = 0;
+  return config;
+}
 
 LoadPlan plan_load(const Checkpoint& checkpoint,
                    const distckpt::MeshLayout& mesh,

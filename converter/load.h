@@ -25,8 +25,13 @@ namespace ferry::converter {
 
 struct LoadOptions {
   // Of the model, where it is not the checkpoint's: it may lack prediction layers, which then stay
-  // behind, and end in another head, which then starts from zero.
+  // behind.
   std::optional<distckpt::TransformerConfig> config{};
+  // A model that ends in scores, of a checkpoint that ends in a language model's head: that one
+  // stays behind, the scores begin as zeros. Zeros, not random numbers: a critic's first values are
+  // then 0 whatever the seed and the mesh, and its head learns at once, the body behind it from the
+  // second step on. Default: another head is an Error.
+  bool new_head = false;
   // Where the model has a narrower dtype than the checkpoint, round to nearest. Default: a value
   // that would be rounded is an Error.
   bool round = false;
@@ -36,6 +41,10 @@ struct LoadOptions {
   std::int64_t max_memory = std::int64_t{192} << 20;  // of staging buffers
   std::pmr::memory_resource* staging = nullptr;       // where they come from; null: the heap
 };
+
+// Of a critic that begins as the body of this model, without its prediction layers: one value for
+// each token. A model that ends in scores stays what it is.
+distckpt::TransformerConfig with_value_head(distckpt::TransformerConfig config);
 
 struct LoadPlan {
   distckpt::CopyPlan copy{};                 // this rank's part

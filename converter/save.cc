@@ -42,17 +42,31 @@ bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
   });
 }
 
-// config.json and what travels with it, of the same model in the dtypes that it has now.
+// config.json and what travels with it, of the same model in the dtypes that it has now, perhaps
+// with a new head of scores and without its prediction layers.
 std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& model) {
-  if (!origin.hf || origin.map.config != model.map.config) return std::nullopt;
+  if (!origin.hf) return std::nullopt;
   auto form = *origin.hf;
+  auto config = origin.map.config;
+  const auto& own = model.map.config;
+  if (config.head == distckpt::Head::kLanguageModel && own.head != config.head) {
+    config.head = own.head;
+    config.num_labels = own.num_labels;
+    form.contents[std::string(distckpt::kHfConfig)] =
+        with_classification_head(form.config_text(), own, form.config_source());
+  }
+  if (own.mtp_num_layers == 0) config.mtp_num_layers = 0;
+  if (config != own) return std::nullopt;
   const auto dtype = model.tensors.front().dtype;
   if (dtype != origin.tensors.front().dtype) {
     form.contents[std::string(distckpt::kHfConfig)] =
         with_dtype(form.config_text(), dtype, form.config_source());
   }
-  const bool keep = std::ranges::all_of(
-      form.headers, [&](const distckpt::SafetensorsHeader& header) { return fits(header, model); });
+  const bool keep =
+      origin.map.config == own &&
+      std::ranges::all_of(form.headers, [&](const distckpt::SafetensorsHeader& header) {
+        return fits(header, model);
+      });
   if (!keep) {
     form.headers.clear();
     form.index_text.reset();

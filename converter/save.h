@@ -37,7 +37,8 @@ struct SaveOptions {
   distckpt::Iteration iteration{};
   distckpt::ParallelConfig parallel{};  // of the mesh: what the arguments of the run say
   // That the model was loaded from: the arguments of its run go along, and where it is of the same
-  // configuration its config.json and tokenizer. Null: the checkpoint has weights alone.
+  // configuration, but for a new head and prediction layers that it lacks, its config.json and
+  // tokenizer. Null: the checkpoint has weights alone.
   const Checkpoint* origin = nullptr;
   // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and under
   // `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the

@@ -204,7 +204,10 @@ TEST(Load, GivesAModelWithAnotherHeadItsBodyAndAHeadOfZeros) {
   config.num_labels = 1;
   const auto map = make_model_map(config);
   const ParallelModel model(map, map.tensors, {.dtype = {}});
-  const auto report = load_rank(checkpoint, model, 0, {.config = config, .threads = 1});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"lm_head.weight", "no place for it"},
+                    [&] { load_rank(checkpoint, model, 0, {.config = config, .threads = 1}); }));
+  const auto report =
+      load_rank(checkpoint, model, 0, {.config = config, .new_head = true, .threads = 1});
   EXPECT_EQ(report.left_behind, std::vector<std::string>{"lm_head.weight"});
   EXPECT_EQ(report.from_zero, (std::vector<std::string>{"score.weight", "score.bias"}));
   const NaiveWeights weights(dir / "hf", config);
