@@ -14,6 +14,14 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
+namespace {
+
+at::Tensor mask_of(const AnsweredPrompt& prompt) {
+  return prompt.response_mask.defined() ? prompt.response_mask
+                                        : at::ones({prompt.num_response_tokens()}, at::kLong);
+}
+
+}  // namespace
 
 AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
                              std::vector<Partition> parts,
@@ -21,14 +29,17 @@ AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
     : prompts_(std::move(prompts)), parts_(std::move(parts)), mesh_(mesh) {
   std::vector<at::Tensor> sequences;
   std::int64_t tokens = 0;
+  std::int64_t answers = 0;
   for (const auto& prompt : prompts_) {
     require(prompt.num_prompt_tokens > 0 && prompt.num_response_tokens() > 0, ErrorKind::kUsage,
             "a sample of {} tokens, {} of the prompt: it takes one of each at least",
             prompt.tokens.size(0), prompt.num_prompt_tokens);
     sequences.push_back(prompt.tokens);
-    tokens += prompt.num_response_tokens();
+    const auto counted = mask_of(prompt).sum().item<std::int64_t>();
+    tokens += counted;
+    answers += counted > 0 ? 1 : 0;
   }
-  const auto mine = at::tensor({tokens, static_cast<std::int64_t>(prompts_.size())}, at::kLong);
+  const auto mine = at::tensor({tokens, answers}, at::kLong);
   const auto counts = mesh.dp().all_reduce(mine.to(mesh.world().device())).cpu();
   batch_num_tokens_ = counts[0].item<std::int64_t>();
   global_batch_size_ = counts[1].item<std::int64_t>();
@@ -63,8 +74,7 @@ at::Tensor AnswerBatches::rows(std::size_t i, const at::Tensor& local) const {
 
 at::Tensor AnswerBatches::response_mask(std::size_t i) const {
   std::vector<at::Tensor> rows;
-  for (const auto index : parts_[i])
-    rows.push_back(at::ones({prompts_[index].num_response_tokens()}, at::kLong));
+  for (const auto index : parts_[i]) rows.push_back(mask_of(prompts_[index]));
   return pad(rows);
 }
 

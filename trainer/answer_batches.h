@@ -20,6 +20,7 @@ namespace ferry::trainer {
 struct AnsweredPrompt {
   at::Tensor tokens{};  // [prompt + R], int64, on the host
   std::int64_t num_prompt_tokens = 0;
+  at::Tensor response_mask{};  // [R], int64: which of the answer's tokens count; undefined: all
 
   std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
 };
@@ -27,7 +28,8 @@ struct AnsweredPrompt {
 template <typename Sample>
 std::vector<AnsweredPrompt> answered_prompts(const std::vector<Sample>& samples) {
   std::vector<AnsweredPrompt> prompts;
-  for (const auto& sample : samples) prompts.push_back({sample.tokens, sample.num_prompt_tokens});
+  for (const auto& sample : samples)
+    prompts.push_back({sample.tokens, sample.num_prompt_tokens, sample.response_mask});
   return prompts;
 }
 
@@ -40,10 +42,9 @@ class AnswerBatches {
                 const models::ParallelState& mesh);
 
   const models::SequencePartition& pack(std::size_t i) const { return batches_[i]; }
-  std::int64_t batch_num_tokens() const {
-    return batch_num_tokens_;
-  }  // of all answers of all ranks
-  std::int64_t global_batch_size() const { return global_batch_size_; }  // answers of all ranks
+  // Of all answers of all ranks: tokens that count, and answers that have one.
+  std::int64_t batch_num_tokens() const { return batch_num_tokens_; }
+  std::int64_t global_batch_size() const { return global_batch_size_; }
 
   // Rows of a micro-batch are [samples, longest answer], on the device, zeros behind the ends.
   //

@@ -15,17 +15,18 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
     : options_(std::move(options)),
       world_(world),
       mesh_(world, options_.engine.parallel, options_.name),
-      memory_(model_memory(origin().map.config, mesh_, model_options(options_.engine))) {
+      config_(options_.value_head ? converter::with_value_head(origin().map.config)
+                                  : origin().map.config),
+      memory_(model_memory(config_, mesh_, model_options(options_.engine))) {
   require(options_.engine.dtype != "float16" || world.device().is_cpu() || !options_.training,
           ErrorKind::kUsage,
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
   allocate("the parameters", memory_.parameters, 0, [&] {
-    owned_chunks_ =
-        models::make_stage(origin().map.config, mesh_, model_options(options_.engine));
+    owned_chunks_ = models::make_stage(config_, mesh_, model_options(options_.engine));
   });
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
   if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, options_.name, is_interleaved());
-  seconds_to_load_ = converter::load_model(owned_chunks_, origin(), {.round = true}).seconds;
+  seconds_to_load_ = converter::load_model(owned_chunks_, origin(), {.new_head = options_.value_head, .round = true}).seconds;
   if (options_.training) {
     auto& training = *options_.training;
     allocate("the gradients", memory_.gradients, memory_.parameters, [&] {
@@ -60,6 +61,14 @@ Pipeline MegatronEngine::pipeline(bool forward_only) const {
           .ddp = forward_only ? nullptr : ddp_.get()};
 }
 
+TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& root) const {
+  return {world_,
+          chunks_,
+          *optimizer_,
+          *scheduler_,
+          {.name = options_.name + "/resumed", .root = root, .origin = options_.origin.get()}};
+}
+
 StepReport MegatronEngine::optimizer_step() {
   StepReport report;
   const OffloadFlags resting{.optimizer = options_.engine.optimizer_offload};
@@ -70,12 +79,6 @@ StepReport MegatronEngine::optimizer_step() {
   offload_->to_host(resting);
   models::synchronize(world_.device());
   return report;
-}
-
-OffloadFlags MegatronEngine::offload_flags() const {
-  return {.param = options_.engine.param_offload,
-          .grad = options_.engine.grad_offload,
-          .optimizer = options_.engine.optimizer_offload};
 }
 
 }  // namespace ferry::trainer

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,6 +56,7 @@ class MegatronEngine {
   const MegatronEngineOptions& options() const { return options_; }
   const models::ParallelState& mesh() const { return mesh_; }
   const converter::Checkpoint& origin() const { return *options_.origin; }
+  const distckpt::TransformerConfig& config() const { return config_; }
   const ModelMemory& memory() const { return memory_; }
   const std::vector<models::GPTModel*>& chunks() const { return chunks_; }
   double seconds_to_load() const { return seconds_to_load_; }
@@ -69,11 +71,9 @@ class MegatronEngine {
   DistributedOptimizer& optimizer() const { return *optimizer_; }
   OptimizerParamScheduler& scheduler() const { return *scheduler_; }
   TrainingCheckpoint& checkpoint() const { return *checkpoint_; }
+  TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
   Offload& offload() const { return *offload_; }
   StepReport optimizer_step();
-
-  // The flags of the configuration: what rests on the host while nothing needs it.
-  OffloadFlags offload_flags() const;
 
  private:
   void allocate(const char* name,
@@ -84,6 +84,7 @@ class MegatronEngine {
   MegatronEngineOptions options_;
   models::World& world_;
   models::ParallelState mesh_;
+  distckpt::TransformerConfig config_;
   ModelMemory memory_;
   std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
   std::vector<models::GPTModel*> chunks_;

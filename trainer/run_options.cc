@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "converter/convert.h"
+
 namespace ferry::trainer {
 namespace {
 
@@ -77,6 +79,14 @@ std::filesystem::path tokenizer_folder(const ModelConfig& config,
   if (!config.tokenizer_path.empty()) return config.tokenizer_path;
   if (!config.hf_config_path.empty()) return config.hf_config_path;
   return origin.hf ? origin.hf->folder : std::filesystem::path(config.path);
+}
+
+void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config) {
+  converter::convert({.from = root,
+                      .to = root / "hf_model",
+                      .format = converter::Format::kHuggingFace,
+                      .hf_config = hf_config,
+                      .overwrite = true});
 }
 
 }  // namespace ferry::trainer

@@ -9,7 +9,6 @@
 #include <sstream>
 #include <utility>
 
-#include "converter/convert.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
 #include "models/device.h"
@@ -94,18 +93,10 @@ SftTrainer::~SftTrainer() = default;
 void SftTrainer::resume() {
   const auto& options = config_.checkpoint;
   if (options.resume_mode == "disable") return;
-  auto* from = &engine_.checkpoint();
-  std::unique_ptr<TrainingCheckpoint> elsewhere;
-  if (options.resume_mode == "resume_path") {
-    elsewhere = std::make_unique<TrainingCheckpoint>(
-        world_, engine_.chunks(), engine_.optimizer(), engine_.scheduler(),
-        CheckpointConfig{
-            .name = "resumed", .root = options.resume_from_path, .origin = origin_.get()});
-    from = elsewhere.get();
-  } else if (!from->has_latest()) {
-    return;
-  }
-  const auto resumed = from->load();
+  const bool elsewhere = options.resume_mode == "resume_path";
+  if (!elsewhere && !engine_.checkpoint().has_latest()) return;
+  const auto resumed = elsewhere ? engine_.checkpoint_at(options.resume_from_path).load()
+                                 : engine_.checkpoint().load();
   step_ = resumed.iteration;
   stream_.restore(Record::parse(resumed.caller.shared.at("data")));
   if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
@@ -277,8 +268,7 @@ Metrics SftTrainer::validate() {
 }
 
 void SftTrainer::finish_save() {
-  const auto saved = engine_.checkpoint().finish_save();
-  if (saved) save_hf(saved->folder);
+  if (engine_.checkpoint().finish_save()) export_hf();
 }
 
 void SftTrainer::save() {
@@ -290,23 +280,17 @@ void SftTrainer::save() {
         c10::kCPU, [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
         [&] { engine_.checkpoint().save_in_background(step_, caller); });
   } else {
-    save_hf(engine_.checkpoint().save(step_, caller).folder);
+    (void)engine_.checkpoint().save(step_, caller);
+    export_hf();
   }
   engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
   if (is_rank_0())
     output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
 
-// By rank 0, beside the iterations. A folder named "huggingface" would make a run of verl's of it.
-void SftTrainer::save_hf(const std::filesystem::path& iteration) const {
+void SftTrainer::export_hf() const {
   if (!config_.checkpoint.save_hf) return;
-  if (is_rank_0()) {
-    converter::convert({.from = iteration,
-                        .to = iteration.parent_path() / "hf_model",
-                        .format = converter::Format::kHuggingFace,
-                        .hf_config = config_.model.hf_config_path,
-                        .overwrite = true});
-  }
+  if (is_rank_0()) save_hf(config_.trainer.default_local_dir, config_.model.hf_config_path);
   mesh_.all().barrier();
 }
 

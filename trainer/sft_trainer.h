@@ -57,7 +57,7 @@ class SftTrainer {
   Metrics train_step();
   Metrics validate();
   void save();
-  void save_hf(const std::filesystem::path& iteration) const;
+  void export_hf() const;
   void finish_save();
   void report(const Metrics& metrics);
   bool is_rank_0() const { return world_.rank() == 0; }

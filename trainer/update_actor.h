@@ -22,6 +22,7 @@ namespace ferry::trainer {
 struct ActorSample {
   at::Tensor tokens{};  // [prompt + R], int64
   std::int64_t num_prompt_tokens = 0;
+  at::Tensor response_mask{};  // [R], int64; undefined: every token counts
   at::Tensor old_log_prob{};
   at::Tensor advantages{};
   at::Tensor ref_log_prob{};        // with use_kl_loss

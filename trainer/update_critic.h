@@ -21,6 +21,7 @@ namespace ferry::trainer {
 struct CriticSample {
   at::Tensor tokens{};  // [prompt + R], int64
   std::int64_t num_prompt_tokens = 0;
+  at::Tensor response_mask{};  // [R], int64; undefined: every token counts
   at::Tensor values{};
   at::Tensor returns{};
 

@@ -1,0 +1,57 @@
+// What becomes of the batch of a PPO step between the calls of workers, on rank 0: functions of its
+// columns alone. Columns are verl's; a group is the answers to one prompt, and has one uid.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trainer/algorithms/kl_penalty.h"
+#include "trainer/config/ppo_config.h"
+#include "trainer/data_proto.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/prompt_examples.h"
+
+namespace ferry::trainer {
+
+struct PromptBatchOptions {
+  std::int64_t n = 1;         // rows of each prompt, one behind the other
+  std::int64_t width = 0;     // of the column, in tokens
+  std::string uid_prefix{};   // of the groups: "<prefix><number>"
+  std::uint64_t key = 0;      // of the draws: each row's seed is a function of it and the row
+};
+
+// prompts, attention_mask [rows, width], seeds [rows]; uid, data_source, ground_truth, extra_info.
+DataProto prompt_batch(std::span<const EncodedPrompt> prompts, const PromptBatchOptions& options);
+
+// Both, with one attention_mask of prompts and answers.
+DataProto with_answers(const DataProto& prompts, const DataProto& answers);
+
+// [rows], as a column of the answer's tokens: at its last one.
+at::Tensor at_last_token(const at::Tensor& scores, const at::Tensor& response_mask);
+
+// The groups in which the metric, a number of reward_extra_info, differs between the answers (DAPO's
+// dynamic sampling, arXiv:2503.14476, 3.2). Throws Error(kUsage) if rewards have no such number.
+DataProto varied_groups(const DataProto& batch, const std::string& metric);
+
+// [rows], the number of each row's group, in the order of their first rows.
+std::vector<std::int64_t> group_index(const DataProto& batch);
+
+// The order in which dp parts of each mini-batch of `mini_batch` rows have about the same work, and
+// chunk(dp) gives a rank its parts of all: which rows a mini-batch has does not depend on dp.
+std::vector<std::int64_t> balanced_mini_batches(const DataProto& batch,
+                                                std::int64_t mini_batch,
+                                                std::int64_t dp);
+
+// token_level_scores -> token_level_rewards, with the divergence from the reference if it is asked
+// for, and advantages, returns; before, what rollout correction makes of response_mask and
+// rollout_is_weights.
+void add_advantages(DataProto& batch,
+                    const PpoConfig& config,
+                    KlController& kl,
+                    Metrics& metrics);
+
+}  // namespace ferry::trainer

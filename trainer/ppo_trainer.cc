@@ -1,0 +1,495 @@
+#include "trainer/ppo_trainer.h"
+
+#include <ATen/ops/repeat_interleave.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "converter/convert.h"
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+#include "distckpt/filenames.h"
+#include "models/device.h"
+#include "trainer/algorithms/agg_loss.h"
+#include "trainer/data/permutation.h"
+#include "trainer/metrics/performance.h"
+#include "trainer/metrics/progress_line.h"
+#include "trainer/metrics/run_log.h"
+#include "trainer/metrics/val_metrics.h"
+#include "trainer/ppo_batch.h"
+#include "trainer/ppo_metrics.h"
+#include "trainer/run_options.h"
+#include "trainer/workers/batch_rows.h"
+
+namespace ferry::trainer {
+namespace {
+
+constexpr int kMostNotFinite = 10;  // steps in a row
+constexpr const char* kTimelineFolder = "timeline";
+
+// What draws are for: each has its own.
+enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
+
+std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
+  return {names.begin(), names.end()};
+}
+
+StreamOptions stream_options(const PpoConfig& config, bool training) {
+  return {.order = {.shuffle = training && config.data.shuffle,
+                    .seed = static_cast<std::uint64_t>(config.trainer.run.seed),
+                    .shuffle_buffer_bytes = config.data.shuffle_buffer_bytes},
+          .on_malformed =
+              config.data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
+          .drop_last = training};
+}
+
+PromptEncoderOptions encoder_options(const PpoDataConfig& data) {
+  return {.max_prompt_length = data.max_prompt_length,
+          .filter_overlong_prompts = data.filter_overlong_prompts,
+          .truncation = data.truncation == "left"    ? Truncation::kLeft
+                        : data.truncation == "right" ? Truncation::kRight
+                                                     : Truncation::kError};
+}
+
+std::int64_t total_training_steps(const PpoConfig& config, std::int64_t num_records) {
+  if (config.trainer.run.total_training_steps) return *config.trainer.run.total_training_steps;
+  const auto of_epoch = num_records / config.data.train_batch_size;
+  require(of_epoch > 0, ErrorKind::kUsage,
+          "data.train_files: {} records are less than one batch of {} (data.train_batch_size)",
+          num_records, config.data.train_batch_size);
+  return of_epoch * config.trainer.run.total_epochs;
+}
+
+KlControl kl_control(const KlCtrlConfig& config) {
+  return {.adaptive = config.type == "adaptive",
+          .kl_coef = config.kl_coef,
+          .target_kl = config.target_kl,
+          .horizon = config.horizon};
+}
+
+void merge(Metrics& metrics, const nlohmann::json& more) {
+  for (const auto& [name, value] : more.items()) metrics[name] = value.get<double>();
+}
+
+bool every(std::int64_t step, int frequency) {
+  return frequency > 0 && step % frequency == 0;
+}
+
+}  // namespace
+
+PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
+    : config_(config),
+      world_(world),
+      output_(std::move(output)),
+      origin_(std::make_shared<const converter::Checkpoint>(
+          converter::open(config.model.path, {.hf_config = config.model.hf_config_path}))),
+      encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
+      stream_(paths(config.data.train_files), stream_options(config, true)),
+      total_steps_(total_training_steps(config, stream_.num_records())),
+      workers_(world, config, origin_, encoder_, total_steps_),
+      kl_(kl_control(config.algorithm.kl_ctrl)) {
+  const auto& run = config.trainer.run;
+  const std::filesystem::path folder = run.default_local_dir;
+  if (config.checkpoint.resume_mode == "resume_path")
+    step_ = latest_step(config.checkpoint.resume_from_path);
+  else if (config.checkpoint.resume_mode == "auto")
+    step_ = latest_step(folder);
+  workers_.begin_timeline(folder / kTimelineFolder, step_ + 1);
+  if (world.rank() != 0) return;
+  output_.say(fmt::format("loaded     {}", config_.model.path));
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, step_ + 1);
+  distckpt::write_text(folder / kConfigFile, to_toml(config));
+  const auto wanted = [&](const char* name) {
+    return std::ranges::find(run.logger, name) != run.logger.end();
+  };
+  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, step_ + 1));
+  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", step_ + 1));
+  const auto samples = [&](const std::string& given, const char* usual) {
+    return std::make_unique<SampleLog>(
+        given.empty() ? folder / usual : std::filesystem::path(given), step_ + 1);
+  };
+  if (config.trainer.log_samples) {
+    rollout_log_ = samples(config.trainer.rollout_data_dir, "rollout_data");
+    validation_log_ = samples(config.trainer.validation_data_dir, "validation_data");
+  }
+}
+
+PpoTrainer::~PpoTrainer() = default;
+
+void PpoTrainer::run() {
+  if (world_.rank() != 0) return workers_.serve();
+  fit();
+  workers_.group().stop();
+}
+
+void PpoTrainer::fit() {
+  resume();
+  ProgressLine progress(total_steps_);
+  const auto& run = config_.trainer.run;
+  const bool console = std::ranges::find(run.logger, "console") != run.logger.end();
+  const bool validates = !config_.data.val_files.empty();
+  if (step_ == 0 && run.val_before_train && validates) {
+    wake_rollout();
+    report(validate());
+  }
+  while (step_ < total_steps_) {
+    auto metrics = train_step();
+    report(metrics);
+    if (console)
+      output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
+  }
+  finish_save();
+}
+
+// Of a run: the newest step that all of its roles have saved; 0 if there is none.
+std::int64_t PpoTrainer::latest_step(const std::filesystem::path& run) const {
+  const auto steps_of = [&](const char* role) {
+    std::set<std::int64_t> steps;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(run / role, error)) {
+      const auto parsed = distckpt::parse_iteration_folder(entry.path().filename().string());
+      if (parsed && parsed->number) steps.insert(*parsed->number);
+    }
+    return steps;
+  };
+  auto steps = steps_of("actor");
+  if (config_.use_critic()) {
+    const auto of_critic = steps_of("critic");
+    std::erase_if(steps, [&](std::int64_t step) { return !of_critic.contains(step); });
+  }
+  require(!steps.empty() || config_.checkpoint.resume_mode != "resume_path", ErrorKind::kNotFound,
+          "{}: no checkpoint of actor{} to go on from", run.string(),
+          config_.use_critic() ? " and critic" : "");
+  return steps.empty() ? 0 : *steps.rbegin();
+}
+
+void PpoTrainer::resume() {
+  if (step_ == 0) return;
+  const std::filesystem::path elsewhere = config_.checkpoint.resume_from_path;
+  const auto load = [&](const std::string& role) {
+    return tell(role + "/load_checkpoint",
+                {{"root", elsewhere.empty() ? "" : (elsewhere / role).string()},
+                 {"global_step", step_}});
+  };
+  const auto caller = load("actor").meta_info.at("caller");
+  if (config_.use_critic()) (void)load("critic");
+  stream_.restore(Record::parse(caller.at("data").get<std::string>()));
+  kl_.restore(std::stod(caller.at("kl_coef").get<std::string>()));
+  output_.say(fmt::format("resumed    after step {}", step_));
+}
+
+void PpoTrainer::save() {
+  finish_save();
+  const nlohmann::json call{
+      {"global_step", step_},
+      {"async", config_.checkpoint.async_save},
+      {"caller",
+       {{"data", stream_.state().dump()}, {"kl_coef", fmt::format("{}", kl_.value())}}}};
+  if (config_.use_critic()) (void)tell("critic/save_checkpoint", call);
+  (void)tell("actor/save_checkpoint", call);
+  if (!config_.checkpoint.async_save) export_hf();
+  output_.say(fmt::format("saved      step {} to {}", step_,
+                          config_.trainer.run.default_local_dir));
+}
+
+void PpoTrainer::export_hf() const {
+  if (config_.checkpoint.save_hf)
+    save_hf(std::filesystem::path(config_.trainer.run.default_local_dir) / "actor",
+            config_.model.hf_config_path);
+}
+
+void PpoTrainer::finish_save() {
+  if (!config_.checkpoint.async_save) return;
+  if (config_.use_critic()) (void)tell("critic/finish_save");
+  if (tell("actor/finish_save").meta_info.at("saved").get<bool>()) export_hf();
+}
+
+DataProto PpoTrainer::ask(const std::string& method,
+                          const DataProto& batch,
+                          const std::vector<std::string>& columns) {
+  auto data = batch.select(columns);
+  data.meta_info["global_step"] = step_ + 1;
+  return workers_.group().call(method, data);
+}
+
+DataProto PpoTrainer::tell(const std::string& method, nlohmann::json meta_info) {
+  DataProto data;
+  data.meta_info = std::move(meta_info);
+  return workers_.group().call(method, data);
+}
+
+template <typename Body>
+void PpoTrainer::phase(const char* name, Body&& body) {
+  const auto span = timeline_->span(name);
+  body();
+  models::synchronize(world_.device());
+}
+
+void PpoTrainer::wake_rollout() {
+  if (awake_) return;
+  (void)tell("update_weights");
+  awake_ = true;
+}
+
+void PpoTrainer::sleep_rollout() {
+  if (!awake_) return;
+  (void)tell("sleep_rollout");
+  awake_ = false;
+}
+
+DataProto PpoTrainer::generate(const DataProto& prompts, const Sampling& sampling) {
+  auto asked = prompts;
+  asked.meta_info["temperature"] = sampling.temperature;
+  asked.meta_info["top_k"] = sampling.top_k;
+  asked.meta_info["top_p"] = sampling.top_p;
+  return with_answers(prompts,
+                      ask("generate_sequences", asked, {"prompts", "attention_mask", "seeds"}));
+}
+
+DataProto PpoTrainer::rows_of(std::span<const EncodedPrompt> prompts,
+                              std::int64_t n,
+                              std::uint64_t draw,
+                              std::int64_t first) const {
+  const auto seed = mix64(static_cast<std::uint64_t>(config_.trainer.run.seed));
+  const auto key = derive(derive(derive(seed, draw), static_cast<std::uint64_t>(step_ + 1)),
+                          static_cast<std::uint64_t>(first));
+  return prompt_batch(prompts, {.n = n,
+                                .width = config_.data.max_prompt_length,
+                                .uid_prefix = fmt::format("{}-{}-", step_ + 1, first),
+                                .key = key});
+}
+
+std::vector<EncodedPrompt> PpoTrainer::next_prompts() {
+  return stream_.next_batch(config_.data.train_batch_size, [&](const Record& record) {
+    return encoder_.encode(parse_prompt(record, config_.data.prompt_key));
+  });
+}
+
+void PpoTrainer::add_rewards(DataProto& batch) {
+  auto scores = at::zeros({batch.size()});
+  if (config_.reward.enable)
+    scores = ask("compute_rm_score", batch, {"prompts", "responses", "attention_mask"})
+                 .tensor("rm_scores")
+                 .to(at::kFloat);
+  std::vector<nlohmann::json> extras(static_cast<std::size_t>(batch.size()), {{"score", 0.0}});
+  // A reward model judges alone, unless a program is asked as well.
+  if (!config_.reward.enable || !config_.reward.command.empty()) {
+    const auto rewards =
+        ask("compute_reward", batch,
+            {"responses", "response_mask", "data_source", "ground_truth", "extra_info"});
+    scores = scores + rewards.tensor("scores");
+    extras = rewards.column("reward_extra_info");
+    batch.set("overlong_reward", rewards.tensor("overlong_reward"));
+  }
+  if (config_.reward.enable) {
+    for (std::size_t row = 0; row < extras.size(); ++row)
+      extras[row]["score"] = scores[static_cast<std::int64_t>(row)].item<double>();
+  }
+  if (batch.batch().contains("overlong_reward")) scores = scores + batch.tensor("overlong_reward");
+  batch.set("reward_extra_info", std::move(extras));
+  batch.set("token_level_scores", at_last_token(scores, batch.tensor("response_mask")));
+}
+
+// What the greedy answer to each prompt earns (ReMax).
+void PpoTrainer::add_reward_baselines(DataProto& batch, std::span<const EncodedPrompt> prompts) {
+  auto greedy = generate(rows_of(prompts, 1, kBaseline, 0), {.temperature = 0});
+  add_rewards(greedy);
+  batch.set("reward_baselines", at::repeat_interleave(greedy.tensor("token_level_scores").sum(1),
+                                                      config_.rollout.n));
+}
+
+DataProto PpoTrainer::answered_batch(Metrics& metrics) {
+  const auto& filter = config_.algorithm.filter_groups;
+  const Sampling sampling{.temperature = config_.rollout.temperature,
+                          .top_k = config_.rollout.top_k,
+                          .top_p = config_.rollout.top_p};
+  const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
+  DataProto all;
+  std::int64_t batches = 0;
+  while (all.size() < wanted) {
+    require(!filter.enable || batches < filter.max_num_gen_batches, ErrorKind::kUsage,
+            "algorithm.filter_groups: {} of {} groups differ in {} after {} batches of prompts "
+            "(max_num_gen_batches): the data may be too hard, or too easy",
+            all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
+    const auto prompts = next_prompts();
+    DataProto batch;
+    phase("gen", [&] {
+      batch = generate(rows_of(prompts, config_.rollout.n, kTraining, batches), sampling);
+    });
+    phase("reward", [&] { add_rewards(batch); });
+    if (config_.algorithm.adv_estimator == "remax")
+      phase("gen_max", [&] { add_reward_baselines(batch, prompts); });
+    if (filter.enable) batch = varied_groups(batch, filter.metric);
+    if (batch.size() > 0) all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
+    ++batches;
+  }
+  if (filter.enable) metrics["train/num_gen_batches"] = static_cast<double>(batches);
+  return all.size() > wanted ? all.slice(0, wanted) : all;
+}
+
+void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
+  const std::vector<std::string> columns{"prompts", "responses", "attention_mask"};
+  batch.meta_info["temperature"] = config_.rollout.temperature;
+  const auto add = [&](const char* name, const char* method) {
+    phase(name, [&] { batch = batch.union_with(ask(method, batch, columns)); });
+  };
+  if (config_.algorithm.rollout_correction.bypass_mode) {
+    batch.set("old_log_probs", batch.tensor("rollout_log_probs"));
+  } else {
+    add("old_log_prob", "compute_log_prob");
+    const auto mask = batch.tensor("response_mask");
+    metrics["actor/entropy"] =
+        agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(config_.actor.loss_agg_mode),
+                 {.batch_num_tokens = mask.sum().item<std::int64_t>(),
+                  .global_batch_size = batch.size(),
+                  .loss_scale_factor = config_.actor.loss_scale_factor.value_or(
+                      config_.data.max_response_length)})
+            .item<double>();
+    for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
+  }
+  if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob");
+  if (config_.use_critic()) add("values", "compute_values");
+}
+
+void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
+  const auto update = [&](const char* method, std::vector<std::string> columns) {
+    for (const char* shared : {"prompts", "responses", "attention_mask", "response_mask"})
+      columns.emplace_back(shared);
+    std::string not_finite;
+    phase(method, [&] {
+      const auto answer = ask(method, batch, columns).meta_info;
+      merge(metrics, answer.at("metrics"));
+      not_finite = answer.at("not_finite").get<std::string>();
+    });
+    if (!not_finite.empty())
+      output_.say(fmt::format("step {}: {} skipped an update: the gradient of {} is not finite",
+                              step_ + 1, method, not_finite));
+    return not_finite;
+  };
+  std::string not_finite;
+  if (config_.use_critic()) not_finite = update("update_critic", {"values", "returns"});
+  if (step_ + 1 > config_.trainer.critic_warmup) {
+    std::vector<std::string> columns{"old_log_probs", "advantages"};
+    for (const char* name : {"ref_log_prob", "rollout_is_weights"})
+      if (batch.batch().contains(name)) columns.emplace_back(name);
+    const auto of_actor = update("update_actor", columns);
+    if (!of_actor.empty()) not_finite = of_actor;
+  }
+  not_finite_ = not_finite.empty() ? 0 : not_finite_ + 1;
+  require(not_finite_ < kMostNotFinite, ErrorKind::kCorrupt,
+          "{}: no finite gradient in {} steps in a row", not_finite, not_finite_);
+}
+
+Metrics PpoTrainer::train_step() {
+  const auto started = wall_time();
+  models::reset_peak_memory(world_.device());
+  timeline_->begin_step(step_ + 1);
+  Metrics metrics;
+  wake_rollout();
+  auto batch = answered_batch(metrics);
+  sleep_rollout();
+  const auto& mesh = config_.actor.megatron;
+  if (config_.trainer.balance_batch)
+    batch = batch.reorder(balanced_mini_batches(
+        batch, std::int64_t{config_.actor.ppo_mini_batch_size} * config_.rollout.n,
+        mesh.data_parallel_size(config_.actor.ranks.empty()
+                                    ? world_.size()
+                                    : static_cast<int>(config_.actor.ranks.size()),
+                                "actor_rollout_ref.actor.megatron")));
+  add_log_probs(batch, metrics);
+  phase("adv", [&] { add_advantages(batch, config_, kl_, metrics); });
+  learn(batch, metrics);
+  ++step_;
+  const auto& run = config_.trainer.run;
+  const bool last = step_ == total_steps_;
+  if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))
+    phase("save_checkpoint", [&] { save(); });
+  const bool validates = !config_.data.val_files.empty() &&
+                         (every(step_, run.test_freq) || (last && run.test_freq > 0));
+  if (!last || validates) phase("update_weights", [&] { wake_rollout(); });
+  if (validates) phase("testing", [&] { metrics.merge(validate()); });
+  if (rollout_log_) log_samples(*rollout_log_, batch);
+  const auto counts = count_tokens(batch);
+  metrics.merge(compute_data_metrics(batch));
+  metrics.merge(performance_metrics({.seconds = wall_time() - started,
+                                     .tokens = counts.prompt + counts.response,
+                                     .response_tokens = counts.response,
+                                     .num_gpus = world_.size(),
+                                     .max_memory_allocated = models::peak_memory(world_.device()),
+                                     .cpu_memory_used = host_memory_used(),
+                                     .timing = timeline_->end_step()}));
+  metrics["training/global_step"] = static_cast<double>(step_);
+  metrics["training/epoch"] = static_cast<double>(stream_.cursor().epoch);
+  metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);
+  if (!config_.reward.command.empty())
+    metrics["reward/num_restarts"] = static_cast<double>(workers_.num_reward_restarts());
+  return metrics;
+}
+
+Metrics PpoTrainer::validate() {
+  RecordStream records(paths(config_.data.val_files), stream_options(config_, false));
+  const auto& kwargs = config_.rollout.val_kwargs;
+  const Sampling sampling{.temperature = kwargs.do_sample ? kwargs.temperature : 0,
+                          .top_k = kwargs.top_k,
+                          .top_p = kwargs.top_p};
+  std::vector<ValidationSample> samples;
+  DataProto all;
+  for (std::int64_t batches = 0; records.cursor().epoch == 0; ++batches) {
+    const auto prompts = records.next_batch(
+        config_.data.val_batch_size.value_or(static_cast<int>(records.num_records())),
+        [&](const Record& record) {
+          return encoder_.encode(parse_prompt(record, config_.data.prompt_key));
+        });
+    if (prompts.empty()) continue;
+    auto batch = generate(rows_of(prompts, kwargs.n, kValidation, batches), sampling);
+    add_rewards(batch);
+    const auto rewards = batch.tensor("token_level_scores").sum(1);
+    for (std::int64_t row = 0; row < batch.size(); ++row) {
+      const auto index = static_cast<std::size_t>(row);
+      ValidationSample sample{.data_source = batch.column("data_source")[index].get<std::string>(),
+                              .uid = batch.column("uid")[index].get<std::string>()};
+      sample.values["reward"] = rewards[row].item<double>();
+      for (const auto& [name, value] : batch.column("reward_extra_info")[index].items()) {
+        if (value.is_number()) sample.values[name] = value.get<double>();
+        if (value.is_string()) sample.values[name] = value.get<std::string>();
+      }
+      samples.push_back(std::move(sample));
+    }
+    all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
+  }
+  if (validation_log_ && all.size() > 0) log_samples(*validation_log_, all);
+  return validation_metrics(samples);
+}
+
+void PpoTrainer::log_samples(const SampleLog& log, const DataProto& batch) const {
+  const auto prompts = prompt_tokens_of(batch);
+  const auto answers = answered_prompts_of(batch);
+  const auto scores = batch.tensor("token_level_scores").sum(1);
+  std::vector<LoggedSample> samples;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    const auto& answer = answers[index];
+    const auto* const tokens = answer.tokens.const_data_ptr<std::int64_t>();
+    LoggedSample sample{
+        .input = encoder_.decode(prompts[index], true),
+        .output = encoder_.decode({tokens + answer.num_prompt_tokens,
+                                   static_cast<std::size_t>(answer.num_response_tokens())},
+                                  true),
+        .gts = batch.column("ground_truth")[index],
+        .score = scores[row].item<double>()};
+    for (const auto& [name, value] : batch.column("reward_extra_info")[index].items())
+      if (name != "score") sample.extra[name] = value;
+    samples.push_back(std::move(sample));
+  }
+  log.write(step_, samples);
+}
+
+void PpoTrainer::report(const Metrics& metrics) {
+  const StepMetrics line{.step = step_, .time = wall_time(), .values = metrics};
+  for (const auto& log : logs_) log->write(line);
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,108 @@
+// PPO, GRPO and their relatives (verl's ray_trainer): the loop of ferry train ppo|grpo. Rank 0 runs
+// it and has the batch, whose parts the workers of all ranks compute:
+//
+//   prompts -> n answers each, by the rollout -> rewards -> log-probabilities of the policy as it
+//   was, of the reference, values -> advantages -> critic and actor learn -> the actor's weights to
+//   the rollout
+//
+// A step is a function of the seed, its number and the weights: a run that was stopped goes on as if
+// it had not been.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "converter/checkpoint.h"
+#include "models/world.h"
+#include "trainer/algorithms/kl_penalty.h"
+#include "trainer/config/ppo_config.h"
+#include "trainer/data/record_stream.h"
+#include "trainer/data_proto.h"
+#include "trainer/metrics/metric_log.h"
+#include "trainer/metrics/sample_log.h"
+#include "trainer/metrics/timeline.h"
+#include "trainer/prompt_examples.h"
+#include "trainer/workers/ppo_workers.h"
+
+namespace ferry::trainer {
+
+struct PpoOutput {
+  // Of rank 0: a line for people, without its newline.
+  std::function<void(const std::string&)> say = [](const std::string&) {};
+};
+
+class PpoTrainer {
+ public:
+  // Called by all ranks: loads the models, or the newest checkpoints of the run. Throws Error.
+  PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output = {});
+  ~PpoTrainer();
+
+  // Called by all ranks: from where it stands to the last step. Throws Error(kCorrupt) after too
+  // many steps in a row without a finite gradient.
+  void run();
+
+  std::int64_t step() const { return step_; }  // steps that are done
+  std::int64_t total_steps() const { return total_steps_; }
+
+ private:
+  struct Sampling {
+    double temperature = 1;
+    std::int64_t top_k = -1;
+    double top_p = 1;
+  };
+
+  void fit();
+  void resume();
+  std::int64_t latest_step(const std::filesystem::path& run) const;
+  void save();
+  void finish_save();
+  void export_hf() const;
+
+  Metrics train_step();
+  // Prompts that are answered and rewarded, as many as a step learns from.
+  DataProto answered_batch(Metrics& metrics);
+  std::vector<EncodedPrompt> next_prompts();
+  // n rows of each; `draw` and `first` tell the draws of a step apart.
+  DataProto rows_of(std::span<const EncodedPrompt> prompts,
+                    std::int64_t n,
+                    std::uint64_t draw,
+                    std::int64_t first) const;
+  DataProto generate(const DataProto& prompts, const Sampling& sampling);
+  void add_rewards(DataProto& batch);
+  void add_reward_baselines(DataProto& batch, std::span<const EncodedPrompt> prompts);
+  void add_log_probs(DataProto& batch, Metrics& metrics);
+  void learn(DataProto& batch, Metrics& metrics);
+  Metrics validate();
+  void wake_rollout();
+  void sleep_rollout();
+
+  DataProto ask(const std::string& method, const DataProto& batch, const std::vector<std::string>& columns);
+  DataProto tell(const std::string& method, nlohmann::json meta_info = nlohmann::json::object());
+  template <typename Body>
+  void phase(const char* name, Body&& body);
+  void log_samples(const SampleLog& log, const DataProto& batch) const;
+  void report(const Metrics& metrics);
+
+  PpoConfig config_;
+  models::World& world_;
+  PpoOutput output_;
+  std::shared_ptr<const converter::Checkpoint> origin_;
+  PromptEncoder encoder_;
+  RecordStream stream_;
+  std::int64_t total_steps_;
+  PpoWorkers workers_;
+  KlController kl_;
+  std::int64_t step_ = 0;
+  int not_finite_ = 0;     // steps in a row
+  bool awake_ = false;     // the rollout
+  std::unique_ptr<Timeline> timeline_;
+  std::vector<std::unique_ptr<MetricLog>> logs_;
+  std::unique_ptr<SampleLog> rollout_log_, validation_log_;
+};
+
+}  // namespace ferry::trainer

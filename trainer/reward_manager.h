@@ -1,0 +1,37 @@
+// What the answers of a batch are worth: the rule of their data_source, or a program; on top of it
+// what their form earns, and DAPO's penalty for length (verl's reward managers naive and dapo).
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "trainer/config/ppo_config.h"
+#include "trainer/data_proto.h"
+#include "trainer/prompt_examples.h"
+#include "trainer/rewards/reward_command.h"
+#include "trainer/rewards/reward_score.h"
+
+namespace ferry::trainer {
+
+class RewardManager {
+ public:
+  // The encoder outlives this.
+  RewardManager(const PpoConfig& config, const PromptEncoder& encoder);
+  ~RewardManager();
+
+  // Of each row: responses, response_mask [rows, R]; columns data_source, ground_truth, extra_info.
+  // -> scores [rows], fp32, with the format's and without the length's; columns solution_str (text),
+  // reward_extra_info (an object: "score" and what the rule says beside); overlong_reward [rows].
+  // Throws Error(kUsage) for data without a rule, and what a program's failure throws.
+  DataProto compute_reward(const DataProto& batch);
+
+  std::int64_t num_restarts() const;  // of the program
+
+ private:
+  const PpoConfig& config_;
+  const PromptEncoder& encoder_;
+  std::optional<FormatReward> format_;
+  std::unique_ptr<RewardCommand> command_;
+};
+
+}  // namespace ferry::trainer

@@ -1,0 +1,346 @@
+#include "trainer/workers/actor_rollout_ref_worker.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "converter/alignment/model_files.h"
+#include "distckpt/error.h"
+#include "models/pipeline_forward.h"
+#include "trainer/compute_log_prob.h"
+#include "trainer/run_options.h"
+#include "trainer/workers/batch_rows.h"
+#include "trainer/workers/role.h"
+
+namespace ferry::trainer {
+namespace {
+
+distckpt::ParallelConfig rollout_parallel(const PpoConfig& config) {
+  distckpt::ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = config.rollout.tensor_model_parallel_size;
+  parallel.expert_model_parallel_size = config.rollout.expert_parallel_size;
+  parallel.make_vocab_size_divisible_by =
+      config.actor.megatron.parallel.make_vocab_size_divisible_by;
+  return parallel;
+}
+
+ActorLossConfig loss_config(const ActorConfig& config) {
+  return {.policy_loss = {.loss_mode = loss_mode(config.policy_loss.loss_mode),
+                          .loss_agg_mode = loss_agg_mode(config.loss_agg_mode),
+                          .clip_ratio_low = config.clip_ratio_low.value_or(config.clip_ratio),
+                          .clip_ratio_high = config.clip_ratio_high.value_or(config.clip_ratio),
+                          .clip_ratio_c = config.clip_ratio_c,
+                          .tau_pos = config.tau_pos,
+                          .tau_neg = config.tau_neg,
+                          .clip_cov_ratio = config.policy_loss.clip_cov_ratio,
+                          .clip_cov_lb = config.policy_loss.clip_cov_lb,
+                          .clip_cov_ub = config.policy_loss.clip_cov_ub,
+                          .kl_cov_ratio = config.policy_loss.kl_cov_ratio,
+                          .ppo_kl_coef = config.policy_loss.ppo_kl_coef},
+          .entropy_coeff = config.entropy_coeff,
+          .use_kl_loss = config.use_kl_loss,
+          .kl_loss_coef = config.kl_loss_coef,
+          .kl_loss_type = parse_kl_penalty(config.kl_loss_type)};
+}
+
+nlohmann::json as_json(const models::ReshardReport& report) {
+  return {{"bytes_in_place", report.bytes_in_place}, {"bytes_local", report.bytes_local},
+          {"bytes_sent", report.bytes_sent},         {"bytes_received", report.bytes_received},
+          {"staging_bytes", report.staging_bytes},   {"rounds", report.rounds}};
+}
+
+}  // namespace
+
+ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
+                                             const PpoConfig& config,
+                                             std::shared_ptr<const converter::Checkpoint> origin,
+                                             std::int64_t total_steps)
+    : world_(world), config_(config), origin_(std::move(origin)) {
+  const auto rank = world.rank();
+  if (has_role(config.actor.ranks, rank)) {
+    actor_ = std::make_unique<MegatronWorker>(
+        world, role_engine({.name = "actor",
+                            .origin = origin_,
+                            .model = config.model,
+                            .engine = config.actor.megatron,
+                            .ranks = config.actor.ranks},
+                           config, config.actor.optim, total_steps),
+        // The hybrid engine moves the rest.
+        OffloadFlags{.optimizer = config.actor.megatron.optimizer_offload});
+  }
+  if (config.use_reference_policy() && has_role(config.ref.ranks, rank)) {
+    ref_ = std::make_unique<MegatronWorker>(world,
+                                            MegatronEngineOptions{.name = "ref",
+                                                                  .origin = origin_,
+                                                                  .model = config.model,
+                                                                  .engine = config.ref.megatron,
+                                                                  .ranks = config.ref.ranks},
+                                            offload_flags(config.ref.megatron));
+  }
+  if (has_role(config.rollout.ranks, rank))
+    rollout_mesh_ = std::make_unique<models::ParallelState>(world, rollout_parallel(config),
+                                                            "rollout", config.rollout.ranks);
+}
+
+ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
+
+// A pure function of the configuration: ranks agree.
+bool ActorRolloutRefWorker::shares_memory() const {
+  const auto& engine = config_.actor.megatron;
+  const auto& p = engine.parallel;
+  return config_.actor.ranks == config_.rollout.ranks &&
+         p.tensor_model_parallel_size == config_.rollout.tensor_model_parallel_size &&
+         p.expert_model_parallel_size == config_.rollout.expert_parallel_size &&
+         p.expert_tensor_parallel() == config_.rollout.tensor_model_parallel_size &&
+         p.pipeline_model_parallel_size == 1 && p.context_parallel_size == 1 &&
+         !engine.uses_sequence_parallel();
+}
+
+void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids) {
+  const auto& rollout = config_.rollout;
+  const auto resting = config_.actor.megatron;
+  RolloutWorker worker;
+  if (rollout_mesh_) {
+    if (!shares_memory()) {
+      auto options = model_options(resting);
+      options.sequence_parallel = false;
+      options.recompute = {};
+      rollout_model_ = models::make_stage(origin_->map.config, *rollout_mesh_, options);
+    }
+    worker.model = shares_memory() ? actor_->engine().chunks().front() : rollout_model_.front().get();
+    if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
+    engine_ = std::make_unique<rollout::LLMEngine>(
+        *worker.model,
+        rollout::EngineOptions{
+            .max_num_seqs = rollout.max_num_seqs,
+            .max_num_batched_tokens = rollout.max_num_batched_tokens,
+            .max_model_len = config_.data.max_prompt_length + config_.data.max_response_length,
+            .gpu_memory_utilization = rollout.gpu_memory_utilization,
+            .kv_cache_bytes = rollout.kv_cache_bytes,
+            .enable_prefix_caching = rollout.enable_prefix_caching,
+            .enable_chunked_prefill = rollout.enable_chunked_prefill,
+            .enforce_eager = rollout.enforce_eager,
+            .eos_token_ids = std::move(eos_token_ids)});
+    worker.engine = engine_.get();
+  }
+  hybrid_ = std::make_unique<HybridEngine>(
+      world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
+      actor_ ? &actor_->engine().offload() : nullptr, worker,
+      HybridEngineOptions{
+          .offload = {.param = resting.param_offload && !shares_memory(),
+                      .grad = resting.grad_offload},
+          .sleep_level = !rollout.free_cache_engine ? 0 : shares_memory() ? 1 : 2,
+          .verify = rollout.verify_weights,
+          .reshard = {.bucket_bytes = rollout.update_weights_bucket_megabytes << 20}});
+}
+
+Dispatch ActorRolloutRefWorker::actor_dispatch() const {
+  return actor_ ? actor_->dispatch() : Dispatch::none();
+}
+
+Dispatch ActorRolloutRefWorker::ref_dispatch() const {
+  return ref_ ? ref_->dispatch() : Dispatch::none();
+}
+
+Dispatch ActorRolloutRefWorker::rollout_dispatch() const {
+  return rollout_mesh_ ? megatron_compute_proto(*rollout_mesh_) : Dispatch::none();
+}
+
+rollout::SamplingParams ActorRolloutRefWorker::sampling_params(
+    const nlohmann::json& meta_info) const {
+  return {.temperature = meta_info.at("temperature").get<double>(),
+          .top_k = meta_info.at("top_k").get<std::int64_t>(),
+          .top_p = meta_info.at("top_p").get<double>(),
+          .ignore_eos = config_.rollout.ignore_eos,
+          .max_tokens = config_.data.max_response_length};
+}
+
+DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
+  const auto rows = prompts.size();
+  const auto width = static_cast<std::int64_t>(config_.data.max_response_length);
+  const auto tokens = prompt_tokens_of(prompts);
+  const auto params = sampling_params(prompts.meta_info);
+  // What the trainer's log-probabilities are of: the whole distribution, at the temperature.
+  const bool processed = params.temperature != 1 && !params.greedy();
+  std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
+  std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
+  std::map<std::string, std::size_t> row_of;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    auto mine = params;
+    mine.seed = static_cast<std::uint64_t>(prompts.tensor("seeds")[row].item<std::int64_t>());
+    const auto id = std::to_string(row);
+    row_of[id] = index;
+    engine_->add_request(id, tokens[index], mine);
+  }
+  while (engine_->has_unfinished()) {
+    for (const auto& output : engine_->step()) {
+      if (output.error) throw Error(*output.error);
+      const auto index = row_of.at(output.request_id);
+      for (const auto& sample : output.outputs) {
+        for (const auto& token : sample.tokens) {
+          ids[index].push_back(token.token_id);
+          log_probs[index].push_back(processed ? token.processed_logprob : token.logprob);
+        }
+      }
+    }
+  }
+  auto responses = at::zeros({rows, width}, at::kLong);
+  auto mask = at::zeros({rows, width}, at::kLong);
+  auto of_rollout = at::zeros({rows, width});
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto& answer = ids[static_cast<std::size_t>(row)];
+    const auto size = static_cast<std::int64_t>(answer.size());
+    responses[row].narrow(0, 0, size).copy_(at::tensor(answer, at::kLong));
+    mask[row].narrow(0, 0, size).fill_(1);
+    of_rollout[row].narrow(0, 0, size).copy_(at::tensor(log_probs[static_cast<std::size_t>(row)]));
+  }
+  return DataProto({{"responses", responses},
+                    {"response_mask", mask},
+                    {"rollout_log_probs", of_rollout}});
+}
+
+MicroBatchSize ActorRolloutRefWorker::actor_size() const {
+  const auto cp = config_.actor.megatron.parallel.context_parallel_size;
+  return {.use_dynamic_bsz = config_.actor.use_dynamic_bsz,
+          .max_token_len_per_gpu =
+              config_.actor.ppo_max_token_len_per_gpu.value_or(max_token_len_per_gpu(config_.data, cp)),
+          .micro_batch_size_per_gpu = config_.actor.ppo_micro_batch_size_per_gpu.value_or(1)};
+}
+
+MicroBatchSize ActorRolloutRefWorker::log_prob_size(const LogProbConfig& config) const {
+  auto size = actor_size();
+  size.use_dynamic_bsz = config.log_prob_use_dynamic_bsz.value_or(size.use_dynamic_bsz);
+  size.max_token_len_per_gpu =
+      config.log_prob_max_token_len_per_gpu.value_or(size.max_token_len_per_gpu);
+  size.micro_batch_size_per_gpu =
+      config.log_prob_micro_batch_size_per_gpu.value_or(size.micro_batch_size_per_gpu);
+  return size;
+}
+
+DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
+                                           const DataProto& batch,
+                                           const LogProbConfig& size,
+                                           bool with_entropy,
+                                           const char* name) const {
+  const auto answers = answered_prompts_of(batch);
+  const auto results = compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
+                                        sequences_of(answers),
+                                        worker.micro_batches(answers, log_prob_size(size)),
+                                        batch.meta_info.at("temperature").get<double>());
+  const auto width = batch.tensor("responses").size(1);
+  const auto column = [&](at::Tensor SequenceLogProbs::*one) {
+    std::vector<at::Tensor> rows;
+    for (std::size_t i = 0; i < answers.size(); ++i)
+      rows.push_back((results[i].*one).narrow(0, answers[i].num_prompt_tokens - 1,
+                                              answers[i].num_response_tokens()));
+    return response_column(rows, width);
+  };
+  DataProto::Tensors columns{{name, column(&SequenceLogProbs::log_probs)}};
+  if (with_entropy) columns["entropys"] = column(&SequenceLogProbs::entropys);
+  return DataProto(columns);
+}
+
+DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
+  return log_probs(*actor_, batch, config_.rollout.log_prob, /*with_entropy=*/true,
+                   "old_log_probs");
+}
+
+DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
+  const MegatronWorker::Awake awake(*ref_, {.param = true});
+  return log_probs(*ref_, batch, config_.ref.log_prob, /*with_entropy=*/false, "ref_log_prob");
+}
+
+// Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it.
+at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
+                                             const ActorUpdate& update) const {
+  auto mine = batch;
+  mine.set("log_prob", log_probs(*actor_, batch, {}, false, "old_log_probs").tensor("old_log_probs"));
+  const std::vector<std::string> keys{"log_prob", "old_log_probs", "advantages", "response_mask"};
+  const auto bytes = mine.select(keys).to_bytes();
+  const auto& dp = actor_->engine().mesh().dp();
+  std::vector<DataProto> parts;
+  for (const auto& part :
+       dp.all_gather_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
+    parts.push_back(DataProto::from_bytes(std::as_bytes(std::span(part))));
+  const auto all = DataProto::concat(parts);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      static_cast<std::uint64_t>(config_.actor.data_loader_seed +
+                                 batch.meta_info.at("global_step").get<std::int64_t>()));
+  const auto chosen = select_cov_tokens({.old_log_prob = all.tensor("old_log_probs"),
+                                         .log_prob = all.tensor("log_prob"),
+                                         .advantages = all.tensor("advantages"),
+                                         .response_mask = all.tensor("response_mask")},
+                                        update.loss.policy_loss, generator);
+  return chosen.narrow(0, dp.rank() * batch.size(), batch.size());
+}
+
+std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batch,
+                                                           double grad_scale) {
+  const ActorUpdate update{.loss = loss_config(config_.actor),
+                           .temperature = batch.meta_info.at("temperature").get<double>(),
+                           .loss_scale_factor = config_.actor.loss_scale_factor.value_or(
+                               config_.data.max_response_length)};
+  const auto answers = answered_prompts_of(batch);
+  std::vector<ActorSample> samples;
+  for (const auto& answer : answers)
+    samples.push_back({.tokens = answer.tokens, .num_prompt_tokens = answer.num_prompt_tokens});
+  const auto give = [&](at::Tensor ActorSample::*one, const at::Tensor& column) {
+    const auto rows = response_rows(column, answers);
+    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].*one = rows[i];
+  };
+  give(&ActorSample::response_mask, batch.tensor("response_mask"));
+  give(&ActorSample::old_log_prob, batch.tensor("old_log_probs"));
+  give(&ActorSample::advantages, batch.tensor("advantages"));
+  if (batch.batch().contains("ref_log_prob"))
+    give(&ActorSample::ref_log_prob, batch.tensor("ref_log_prob"));
+  if (batch.batch().contains("rollout_is_weights"))
+    give(&ActorSample::rollout_is_weights, batch.tensor("rollout_is_weights"));
+  if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
+    give(&ActorSample::cov_tokens, cov_tokens(batch, update));
+  return trainer::update_actor(actor_->engine().pipeline(), samples,
+                               actor_->micro_batches(answers, actor_size()), update, grad_scale);
+}
+
+DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {
+  DataProto answer;
+  answer.meta_info = actor_->update(
+      batch.size(),
+      {.size = std::int64_t{config_.actor.ppo_mini_batch_size} * config_.rollout.n,
+       .epochs = config_.actor.ppo_epochs,
+       .shuffle = config_.actor.shuffle,
+       .seed = config_.actor.data_loader_seed +
+               batch.meta_info.at("global_step").get<std::int64_t>() * config_.actor.ppo_epochs},
+      [&](const std::vector<std::int64_t>& rows, double grad_scale) {
+        return learn(batch.select_idxs(rows), grad_scale);
+      });
+  return answer;
+}
+
+DataProto ActorRolloutRefWorker::update_weights(const DataProto&) {
+  DataProto answer;
+  answer.meta_info["reshard"] = as_json(hybrid_->rollout_mode());
+  return answer;
+}
+
+DataProto ActorRolloutRefWorker::sleep_rollout(const DataProto&) {
+  hybrid_->train_mode();
+  return {};
+}
+
+DataProto ActorRolloutRefWorker::save_checkpoint(const DataProto& call) {
+  return actor_->save_checkpoint(call);
+}
+
+DataProto ActorRolloutRefWorker::load_checkpoint(const DataProto& call) {
+  return actor_->load_checkpoint(call);
+}
+
+}  // namespace ferry::trainer

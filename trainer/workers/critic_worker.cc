@@ -1,0 +1,92 @@
+#include "trainer/workers/critic_worker.h"
+
+#include <utility>
+
+#include "trainer/compute_values.h"
+#include "trainer/update_critic.h"
+#include "trainer/workers/batch_rows.h"
+#include "trainer/workers/role.h"
+
+namespace ferry::trainer {
+
+CriticWorker::CriticWorker(models::World& world,
+                           const PpoConfig& config,
+                           std::shared_ptr<const converter::Checkpoint> origin,
+                           std::int64_t total_steps)
+    : MegatronWorker(world,
+                     role_engine({.name = "critic",
+                                  .origin = std::move(origin),
+                                  .model = config.critic.model.path.empty() ? config.model
+                                                                            : config.critic.model,
+                                  .engine = config.critic.megatron,
+                                  .ranks = config.critic.ranks,
+                                  .value_head = true},
+                                 config,
+                                 config.critic.optim,
+                                 total_steps),
+                     offload_flags(config.critic.megatron)),
+      config_(config) {}
+
+MicroBatchSize CriticWorker::size() const {
+  const auto cp = config_.critic.megatron.parallel.context_parallel_size;
+  const auto& actor = config_.actor;
+  const auto tokens = config_.critic.ppo_max_token_len_per_gpu ? config_.critic.ppo_max_token_len_per_gpu
+                                                               : actor.ppo_max_token_len_per_gpu;
+  const auto rows = config_.critic.ppo_micro_batch_size_per_gpu
+                        ? config_.critic.ppo_micro_batch_size_per_gpu
+                        : actor.ppo_micro_batch_size_per_gpu;
+  return {.use_dynamic_bsz = config_.critic.use_dynamic_bsz.value_or(actor.use_dynamic_bsz),
+          .max_token_len_per_gpu = tokens.value_or(max_token_len_per_gpu(config_.data, cp)),
+          .micro_batch_size_per_gpu = rows.value_or(1)};
+}
+
+DataProto CriticWorker::compute_values(const DataProto& batch) {
+  const Awake awake(*this, {.param = true});
+  const auto answers = answered_prompts_of(batch);
+  const auto values = trainer::compute_values(engine().pipeline(/*forward_only=*/true),
+                                              sequences_of(answers), micro_batches(answers, size()));
+  std::vector<at::Tensor> rows;
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    rows.push_back(values[i].narrow(0, answers[i].num_prompt_tokens - 1,
+                                    answers[i].num_response_tokens()));
+  return DataProto({{"values", response_column(rows, batch.tensor("responses").size(1))}});
+}
+
+std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double grad_scale) {
+  const auto answers = answered_prompts_of(batch);
+  const auto mask = response_rows(batch.tensor("response_mask"), answers);
+  const auto values = response_rows(batch.tensor("values"), answers);
+  const auto returns = response_rows(batch.tensor("returns"), answers);
+  std::vector<CriticSample> samples;
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    samples.push_back({.tokens = answers[i].tokens,
+                       .num_prompt_tokens = answers[i].num_prompt_tokens,
+                       .response_mask = mask[i],
+                       .values = values[i],
+                       .returns = returns[i]});
+  return trainer::update_critic(engine().pipeline(), samples, micro_batches(answers, size()),
+                                {.cliprange_value = config_.critic.cliprange_value,
+                                 .loss_agg_mode = loss_agg_mode(config_.critic.loss_agg_mode)},
+                                grad_scale);
+}
+
+DataProto CriticWorker::update_critic(const DataProto& batch) {
+  const auto& critic = config_.critic;
+  const auto epochs = critic.ppo_epochs.value_or(config_.actor.ppo_epochs);
+  DataProto answer;
+  answer.meta_info = update(
+      batch.size(),
+      {.size = std::int64_t{critic.ppo_mini_batch_size.value_or(
+                   config_.actor.ppo_mini_batch_size)} *
+               config_.rollout.n,
+       .epochs = epochs,
+       .shuffle = critic.shuffle,
+       .seed = config_.actor.data_loader_seed +
+               batch.meta_info.at("global_step").get<std::int64_t>() * epochs},
+      [&](const std::vector<std::int64_t>& rows, double grad_scale) {
+        return learn(batch.select_idxs(rows), grad_scale);
+      });
+  return answer;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,157 @@
+#include "trainer/workers/megatron_worker.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "trainer/data/permutation.h"
+#include "trainer/micro_batches.h"
+
+namespace ferry::trainer {
+
+MegatronWorker::MegatronWorker(models::World& world,
+                               MegatronEngineOptions options,
+                               OffloadFlags resting)
+    : engine_(std::make_unique<MegatronEngine>(world, std::move(options))), resting_(resting) {
+  engine_->offload().to_host(resting_);
+}
+
+MegatronWorker::Awake::Awake(const MegatronWorker& worker, OffloadFlags needed)
+    : offload_(worker.engine_->offload()),
+      which_{.param = needed.param && worker.resting_.param,
+             .grad = needed.grad && worker.resting_.grad,
+             .optimizer = needed.optimizer && worker.resting_.optimizer} {
+  offload_.to_device(which_);
+}
+
+MegatronWorker::Awake::~Awake() {
+  offload_.to_host(which_);
+}
+
+MegatronGlobalInfo MegatronWorker::get_megatron_global_info() const {
+  const auto& shape = engine_->mesh().shape();
+  return {.tp_size = shape.tp(),
+          .dp_size = shape.dp(),
+          .pp_size = shape.pp(),
+          .cp_size = shape.cp(),
+          .ep_size = shape.ep(),
+          .etp_size = shape.etp()};
+}
+
+MegatronRankInfo MegatronWorker::get_megatron_rank_info() const {
+  const auto& at = engine_->mesh().coordinates();
+  return {.tp_rank = at.tp,
+          .dp_rank = at.dp,
+          .pp_rank = at.pp,
+          .cp_rank = at.cp,
+          .ep_rank = at.ep,
+          .etp_rank = at.etp};
+}
+
+std::vector<Partition> MegatronWorker::micro_batches(const std::vector<AnsweredPrompt>& answers,
+                                                     const MicroBatchSize& size) const {
+  if (!size.use_dynamic_bsz)
+    return split_micro_batches(answers.size(),
+                               static_cast<std::size_t>(size.micro_batch_size_per_gpu));
+  std::vector<std::int64_t> seqlens;
+  for (const auto& answer : answers) seqlens.push_back(answer.tokens.size(0));
+  const auto& mesh = engine_->mesh();
+  return rearrange_micro_batches(
+             gather_seqlens(mesh.dp(), seqlens),
+             {.max_token_len = size.max_token_len_per_gpu * mesh.shape().cp(),
+              .num_batches_divided_by =
+                  engine_->is_interleaved() ? static_cast<std::size_t>(mesh.shape().pp()) : 1})
+      .at(static_cast<std::size_t>(mesh.coordinates().dp));
+}
+
+nlohmann::json MegatronWorker::update(
+    std::int64_t rows,
+    const MiniBatches& batches,
+    const std::function<std::map<std::string, double>(const std::vector<std::int64_t>&, double)>&
+        learn) {
+  const auto& role = engine_->options().name;
+  const auto dp = engine_->mesh().shape().dp();
+  require(batches.size % dp == 0 && rows % (batches.size / dp) == 0, ErrorKind::kUsage,
+          "{}: {} answers on each of {} data parallel ranks are no multiple of a mini-batch of {} "
+          "answers",
+          role, rows, dp, batches.size);
+  const auto size = batches.size / dp;
+  std::map<std::string, double> sums;
+  double updates = 0;
+  const Awake awake(*this, {.param = true, .grad = true});
+  double skipped = 0;
+  std::string not_finite;
+  for (int epoch = 0; epoch < batches.epochs; ++epoch) {
+    std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
+    std::iota(order.begin(), order.end(), 0);
+    if (batches.shuffle) {
+      const Permutation permutation(
+          static_cast<std::uint64_t>(rows),
+          static_cast<std::uint64_t>(batches.seed) + static_cast<std::uint64_t>(epoch));
+      std::ranges::transform(order, order.begin(), [&](std::int64_t row) {
+        return static_cast<std::int64_t>(permutation(static_cast<std::uint64_t>(row)));
+      });
+    }
+    for (std::int64_t begin = 0; begin < rows; begin += size) {
+      const std::vector<std::int64_t> mine(order.begin() + begin, order.begin() + begin + size);
+      engine_->optimizer().zero_grad();
+      auto metrics = learn(mine, engine_->optimizer().loss_scale());
+      const auto report = engine_->optimizer_step();
+      metrics[role + "/grad_norm"] = report.grad_norm;
+      if (!report.update_successful) {
+        ++skipped;
+        not_finite = report.not_finite;
+      }
+      for (const auto& [name, value] : metrics) sums[name] += value;
+      ++updates;
+    }
+  }
+  nlohmann::json means = nlohmann::json::object();
+  for (const auto& [name, sum] : sums) means[name] = sum / updates;
+  means[role + "/lr"] = engine_->scheduler().lr();
+  engine_->scheduler().step(1);
+  if (skipped > 0) means[role + "/skipped"] = skipped;
+  return {{"metrics", means}, {"not_finite", not_finite}};
+}
+
+DataProto MegatronWorker::save_checkpoint(const DataProto& call) {
+  CallerState caller;
+  for (const auto& [key, value] : call.meta_info.at("caller").items())
+    caller.shared[key] = value.get<std::string>();
+  const Awake awake(*this, {.param = true, .optimizer = true});
+  const auto step = call.meta_info.at("global_step").get<std::int64_t>();
+  if (call.meta_info.at("async").get<bool>())
+    engine_->checkpoint().save_in_background(step, caller);
+  else
+    (void)engine_->checkpoint().save(step, caller);
+  return {};
+}
+
+DataProto MegatronWorker::finish_save(const DataProto&) {
+  DataProto answer;
+  answer.meta_info["saved"] = engine_->checkpoint().finish_save().has_value();
+  return answer;
+}
+
+DataProto MegatronWorker::load_checkpoint(const DataProto& call) {
+  const Awake awake(*this, {.param = true, .optimizer = true});
+  const auto step = call.meta_info.at("global_step").get<std::int64_t>();
+  const auto root = call.meta_info.at("root").get<std::string>();
+  const auto resumed = root.empty() ? engine_->checkpoint().load(step)
+                                    : engine_->checkpoint_at(root).load(step);
+  DataProto answer;
+  answer.meta_info["caller"] = resumed.caller.shared;
+  return answer;
+}
+
+std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& answers) {
+  std::vector<at::Tensor> sequences;
+  for (const auto& answer : answers) sequences.push_back(answer.tokens);
+  return sequences;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,94 @@
+// A worker of one role: a model on its mesh (verl's MegatronWorker), what the calls of all roles
+// have in common, and what rank 0 is told of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/world.h"
+#include "trainer/answer_batches.h"
+#include "trainer/data_proto.h"
+#include "trainer/megatron_engine.h"
+#include "trainer/workers/worker_group.h"
+
+namespace ferry::trainer {
+
+// verl's get_megatron_global_info() and get_megatron_rank_info(), with all axes.
+struct MegatronGlobalInfo {
+  int tp_size = 1, dp_size = 1, pp_size = 1, cp_size = 1, ep_size = 1, etp_size = 1;
+  bool operator==(const MegatronGlobalInfo&) const = default;
+};
+struct MegatronRankInfo {
+  int tp_rank = 0, dp_rank = 0, pp_rank = 0, cp_rank = 0, ep_rank = 0, etp_rank = 0;
+  bool operator==(const MegatronRankInfo&) const = default;
+};
+
+// How the sequences of a call are cut into micro-batches.
+struct MicroBatchSize {
+  bool use_dynamic_bsz = true;
+  std::int64_t max_token_len_per_gpu = 0;  // with it: times cp
+  int micro_batch_size_per_gpu = 1;        // without
+};
+
+// Which rows of this rank's part of a batch an update learns from at once.
+struct MiniBatches {
+  std::int64_t size = 0;  // rows, of all data parallel ranks
+  int epochs = 1;
+  bool shuffle = false;
+  std::int64_t seed = 0;
+};
+
+class MegatronWorker {
+ public:
+  // Called by the ranks of the role's mesh. `resting`: what lies on the host while no call needs it.
+  MegatronWorker(models::World& world, MegatronEngineOptions options, OffloadFlags resting);
+  MegatronWorker(const MegatronWorker&) = delete;
+  MegatronWorker& operator=(const MegatronWorker&) = delete;
+
+  MegatronGlobalInfo get_megatron_global_info() const;
+  MegatronRankInfo get_megatron_rank_info() const;
+  Dispatch dispatch() const { return megatron_compute_proto(engine_->mesh()); }
+  MegatronEngine& engine() const { return *engine_; }
+
+  // meta_info: "global_step", "caller", an object of texts that goes on with the run, and "async":
+  // whether it is written in the background.
+  DataProto save_checkpoint(const DataProto& call);
+  // Waits for what is written in the background: -> meta_info.saved, whether there was something.
+  // (verl: async_calls_finalize_fn_exec)
+  DataProto finish_save(const DataProto& call);
+  // meta_info: "global_step", and "root", a folder of another run's, or "". -> meta_info.caller.
+  DataProto load_checkpoint(const DataProto& call);
+
+  // What of this rests is on the device until the object ends.
+  class Awake {
+   public:
+    Awake(const MegatronWorker& worker, OffloadFlags needed);
+    ~Awake();
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+
+   private:
+    Offload& offload_;
+    OffloadFlags which_;
+  };
+
+  std::vector<Partition> micro_batches(const std::vector<AnsweredPrompt>& answers,
+                                       const MicroBatchSize& size) const;
+  // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns the
+  // means of the metrics over the updates, with <role>/grad_norm and <role>/lr.
+  nlohmann::json update(std::int64_t rows,
+                        const MiniBatches& batches,
+                        const std::function<std::map<std::string, double>(
+                            const std::vector<std::int64_t>& rows, double grad_scale)>& learn);
+
+ private:
+  std::unique_ptr<MegatronEngine> engine_;
+  OffloadFlags resting_;
+};
+
+std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& answers);
+
+}  // namespace ferry::trainer

@@ -1,0 +1,134 @@
+#include "trainer/workers/ppo_workers.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "models/device.h"
+#include "trainer/workers/role.h"
+
+namespace ferry::trainer {
+namespace {
+
+std::shared_ptr<const converter::Checkpoint> open(const ModelConfig& model) {
+  return std::make_shared<const converter::Checkpoint>(
+      converter::open(model.path, {.hf_config = model.hf_config_path}));
+}
+
+// What is to be profiled of a rank: what any of its roles asks for.
+ProfilerConfig profiled(const PpoConfig& config) {
+  auto all = config.actor.profiler;
+  if (config.use_critic() && config.critic.profiler.enable) {
+    all.enable = true;
+    all.all_ranks = all.all_ranks || config.critic.profiler.all_ranks;
+    all.ranks.insert(all.ranks.end(), config.critic.profiler.ranks.begin(),
+                     config.critic.profiler.ranks.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+PpoWorkers::PpoWorkers(models::World& world,
+                       const PpoConfig& config,
+                       std::shared_ptr<const converter::Checkpoint> origin,
+                       const PromptEncoder& encoder,
+                       std::int64_t total_steps)
+    : world_(world),
+      config_(config),
+      group_(world),
+      reward_(config_, encoder),
+      profiler_(config.global_profiler, profiled(config), world.rank()) {
+  policy_ = std::make_unique<ActorRolloutRefWorker>(world, config, origin, total_steps);
+  if (config.use_critic() && has_role(config.critic.ranks, world.rank()))
+    critic_ = std::make_unique<CriticWorker>(
+        world, config, config.critic.model.path.empty() ? origin : open(config.critic.model),
+        total_steps);
+  if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
+    reward_model_ =
+        std::make_unique<RewardModelWorker>(world, config, open(config.reward.model));
+  policy_->init_rollout(encoder.eos_token_ids());
+  add_roles();
+}
+
+PpoWorkers::~PpoWorkers() = default;
+
+void PpoWorkers::add(const std::string& name,
+                     const std::string& phase,
+                     const Dispatch& dispatch,
+                     WorkerGroup::Method method) {
+  group_.add(name, dispatch,
+             [this, phase, method = std::move(method)](const DataProto& data) {
+               enter_step(data.meta_info.value("global_step", step_));
+               std::optional<Timeline::Scope> span;
+               if (timeline_) span.emplace(*timeline_, phase);
+               profiler_.begin_task(step_, phase);
+               auto answer = method(data);
+               if (timeline_) models::synchronize(world_.device());
+               profiler_.end_task();
+               return answer;
+             });
+}
+
+void PpoWorkers::add_roles() {
+  auto& policy = *policy_;
+  const auto of = [](auto& worker, auto method) {
+    return [&worker, method](const DataProto& data) { return (worker.*method)(data); };
+  };
+  using Policy = ActorRolloutRefWorker;
+  add("generate_sequences", "gen", policy.rollout_dispatch(), of(policy, &Policy::generate_sequences));
+  add("compute_log_prob", "old_log_prob", policy.actor_dispatch(), of(policy, &Policy::compute_log_prob));
+  add("update_actor", "update_actor", policy.actor_dispatch(), of(policy, &Policy::update_actor));
+  if (config_.use_reference_policy())
+    add("compute_ref_log_prob", "ref", policy.ref_dispatch(), of(policy, &Policy::compute_ref_log_prob));
+  const auto all = one_to_all(world_);
+  add("update_weights", "update_weights", all, of(policy, &Policy::update_weights));
+  add("sleep_rollout", "sleep", all, of(policy, &Policy::sleep_rollout));
+  const auto add_checkpoints = [&](const std::string& role, MegatronWorker* worker) {
+    auto dispatch = all;
+    dispatch.takes_part = worker != nullptr;
+    const auto method = [worker](auto one) {
+      return [worker, one](const DataProto& call) { return (worker->*one)(call); };
+    };
+    add(role + "/save_checkpoint", "save_checkpoint", dispatch, method(&MegatronWorker::save_checkpoint));
+    add(role + "/load_checkpoint", "load_checkpoint", dispatch, method(&MegatronWorker::load_checkpoint));
+    add(role + "/finish_save", "save_checkpoint", dispatch, method(&MegatronWorker::finish_save));
+  };
+  add_checkpoints("actor", policy.actor());
+  if (config_.use_critic()) {
+    const auto dispatch = critic_ ? critic_->dispatch() : Dispatch::none();
+    add("compute_values", "values", dispatch, [this](const DataProto& data) { return critic_->compute_values(data); });
+    add("update_critic", "update_critic", dispatch, [this](const DataProto& data) { return critic_->update_critic(data); });
+    add_checkpoints("critic", critic_.get());
+  }
+  if (config_.reward.enable)
+    add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
+        [this](const DataProto& data) { return reward_model_->compute_rm_score(data); });
+  // A program is started once, and asked by one.
+  add("compute_reward", "reward",
+      config_.reward.command.empty() ? dp_compute_proto(world_) : rank_zero(world_),
+      [this](const DataProto& data) { return reward_.compute_reward(data); });
+}
+
+void PpoWorkers::begin_timeline(const std::filesystem::path& folder, std::int64_t first_step) {
+  if (world_.rank() != 0) timeline_ = std::make_unique<Timeline>(folder, world_.rank(), first_step);
+}
+
+void PpoWorkers::enter_step(std::int64_t step) {
+  if (step == step_) return;
+  profiler_.end_step(step_);
+  if (timeline_) {
+    if (step_ > 0) (void)timeline_->end_step();
+    timeline_->begin_step(step);
+  }
+  step_ = step;
+  profiler_.begin_step(step_);
+}
+
+void PpoWorkers::serve() {
+  group_.serve();
+  profiler_.end_step(step_);
+  if (timeline_) (void)timeline_->end_step();
+}
+
+}  // namespace ferry::trainer

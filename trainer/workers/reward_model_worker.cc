@@ -1,0 +1,38 @@
+#include "trainer/workers/reward_model_worker.h"
+
+#include <utility>
+
+#include "trainer/compute_values.h"
+#include "trainer/workers/batch_rows.h"
+#include "trainer/workers/role.h"
+
+namespace ferry::trainer {
+
+RewardModelWorker::RewardModelWorker(models::World& world,
+                                     const PpoConfig& config,
+                                     std::shared_ptr<const converter::Checkpoint> origin)
+    : MegatronWorker(world,
+                     {.name = "reward",
+                      .origin = std::move(origin),
+                      .model = config.reward.model,
+                      .engine = config.reward.megatron,
+                      .ranks = config.reward.ranks},
+                     offload_flags(config.reward.megatron)),
+      config_(config) {}
+
+DataProto RewardModelWorker::compute_rm_score(const DataProto& batch) {
+  const Awake awake(*this, {.param = true});
+  const auto cp = config_.reward.megatron.parallel.context_parallel_size;
+  const MicroBatchSize size{
+      .use_dynamic_bsz = config_.reward.use_dynamic_bsz,
+      .max_token_len_per_gpu =
+          config_.reward.max_token_len_per_gpu.value_or(max_token_len_per_gpu(config_.data, cp)),
+      .micro_batch_size_per_gpu = config_.reward.micro_batch_size_per_gpu.value_or(1)};
+  const auto answers = answered_prompts_of(batch);
+  const auto scores =
+      trainer::compute_rm_score(engine().pipeline(/*forward_only=*/true), sequences_of(answers),
+                                micro_batches(answers, size));
+  return DataProto({{"rm_scores", scores}});
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,23 @@
+// The worker of a reward model: a checkpoint with a head of one score (verl's RewardModelWorker).
+#pragma once
+
+#include "trainer/config/ppo_config.h"
+#include "trainer/workers/megatron_worker.h"
+
+namespace ferry::trainer {
+
+class RewardModelWorker : public MegatronWorker {
+ public:
+  // Called by the ranks of its mesh.
+  RewardModelWorker(models::World& world,
+                    const PpoConfig& config,
+                    std::shared_ptr<const converter::Checkpoint> origin);
+
+  // -> rm_scores [rows], of the whole, at its last token. The policy's tokens are the model's.
+  DataProto compute_rm_score(const DataProto& batch);
+
+ private:
+  PpoConfig config_;
+};
+
+}  // namespace ferry::trainer

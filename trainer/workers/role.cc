@@ -1,0 +1,42 @@
+#include "trainer/workers/role.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "trainer/run_options.h"
+
+namespace ferry::trainer {
+
+bool has_role(const std::vector<int>& ranks, int rank) {
+  return ranks.empty() || std::ranges::find(ranks, rank) != ranks.end();
+}
+
+OffloadFlags offload_flags(const EngineConfig& config) {
+  return {.param = config.param_offload,
+          .grad = config.grad_offload,
+          .optimizer = config.optimizer_offload};
+}
+
+int max_token_len_per_gpu(const PpoDataConfig& data, int cp) {
+  constexpr int kUsual = 16384;
+  return std::max(kUsual, (data.max_prompt_length + data.max_response_length + cp - 1) / cp);
+}
+
+MegatronEngineOptions role_engine(MegatronEngineOptions options,
+                                  const PpoConfig& config,
+                                  const OptimConfig& optim,
+                                  std::int64_t total_steps) {
+  const std::filesystem::path run = config.trainer.run.default_local_dir;
+  // Actor and critic save one after the other: what both have is never the newest of one alone.
+  const auto keep_last = config.checkpoint.keep_last.value_or(0);
+  options.training = MegatronEngineOptions::Training{
+      .optimizer = optimizer_config(options.engine, optim),
+      .scheduler = scheduler_config(optim, total_steps),
+      .checkpoint = {.root = run / options.name,
+                     .keep_last = config.use_critic() && keep_last > 0 ? std::max(keep_last, 2)
+                                                                       : keep_last,
+                     .keep_every = config.checkpoint.keep_every.value_or(0)}};
+  return options;
+}
+
+}  // namespace ferry::trainer
