@@ -109,7 +109,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
             one_of(kl_penalties()));
   auto& loss = c.policy_loss;
-  table.section(kActor + ".policy_loss", "What the policy minimises (docs/rl.md)");
+  table.section(kActor + ".policy_loss", "What the policy minimises");
   table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
   table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
             from_to(0, 1));
@@ -211,7 +211,7 @@ void list(ConfigTable& table, RewardConfig& c) {
             at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
-  table.add("command", c.command, "a program that scores instead of the rules");
+  table.add("command", c.command, "a program, and its arguments, that scores instead of the rules");
   table.add("command_timeout", c.command_timeout, "seconds that it may take for an answer",
             at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
@@ -231,7 +231,7 @@ void list(ConfigTable& table, RewardConfig& c) {
 }
 
 void list(ConfigTable& table, AlgorithmConfig& c) {
-  table.section("algorithm", "From rewards to advantages (docs/rl.md)");
+  table.section("algorithm", "From rewards to advantages");
   table.add("adv_estimator", c.adv_estimator, "how; ferry train grpo starts from grpo",
             one_of(adv_estimators()));
   table.add("gamma", c.gamma, "discount from one token to the next", from_to(0, 1));

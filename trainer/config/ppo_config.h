@@ -238,7 +238,8 @@ struct PpoConfig {
 // Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
 PpoConfig default_ppo_config(std::string_view algorithm);
 
-// What the file says over the defaults of that algorithm, then the overrides, in their order.
+// What the file says over the defaults of that algorithm, then the overrides, in their order. A
+// role whose megatron section has no key has the actor's mesh, alignment, dtype and offloading.
 // Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,
