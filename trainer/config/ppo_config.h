@@ -229,8 +229,8 @@ struct PpoConfig {
   MicroBatchSize actor_micro_batches() const;
   MicroBatchSize log_prob_micro_batches(const LogProbConfig& role) const;  // of ref and rollout
   MicroBatchSize critic_micro_batches() const;
-  MicroBatchSize reward_micro_batches() const;
-  std::int64_t longest_sequence() const {  // tokens
+  MicroBatchSize reward_micro_batches() const;  // its own alone
+  std::int64_t longest_sequence() const {       // tokens
     return std::int64_t{data.max_prompt_length} + data.max_response_length;
   }
 };
