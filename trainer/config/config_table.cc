@@ -45,11 +45,11 @@ std::string escape_cell(std::string_view text) {
   return escaped;
 }
 
+}  // namespace
+
 std::string_view last_name(std::string_view key) {
   return key.substr(key.rfind('.') + 1);  // all of it, where there is no dot
 }
-
-}  // namespace
 
 std::optional<std::string> nearest(std::string_view text,
                                    const std::vector<std::string>& candidates) {

@@ -166,6 +166,9 @@ class ConfigTable {
   std::map<std::string, std::size_t, std::less<>> index_;  // of fields_, by key
 };
 
+// "lr" of "critic.optim.lr".
+std::string_view last_name(std::string_view key);
+
 // The one of these that takes the fewest edits to become `text`; nothing if all are far away.
 std::optional<std::string> nearest(std::string_view text,
                                    const std::vector<std::string>& candidates);

@@ -5,6 +5,7 @@
 #include "distckpt/error.h"
 #include "trainer/config/config_table.h"
 #include "trainer/config/ppo_choices.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -108,7 +109,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
             one_of(kl_penalties()));
   auto& loss = c.policy_loss;
-  table.section(kActor + ".policy_loss", "What the policy minimises (docs/rl.md)");
+  table.section(kActor + ".policy_loss", "What the policy minimises");
   table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
   table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
             from_to(0, 1));
@@ -139,7 +140,7 @@ void list(ConfigTable& table, RefConfig& c) {
 void list(ConfigTable& table, RolloutConfig& c) {
   table.section(kRollout, "Generation, with the actor's alignment and dtype");
   list_ranks(table, c.ranks);
-  table.add("n", c.n, "answers to each prompt", at_least(1));
+  table.add("n", c.n, "answers to each prompt; ferry train grpo starts from 8", at_least(1));
   table.add("temperature", c.temperature, "of the draw, and of all log-probabilities", above(0));
   table.add("top_k", c.top_k, "tokens to draw from; -1: all", at_least(-1));
   table.add("top_p", c.top_p, "probability of the tokens to draw from", above_to(0, 1));
@@ -210,7 +211,7 @@ void list(ConfigTable& table, RewardConfig& c) {
             at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
-  table.add("command", c.command, "a program that scores instead of the rules");
+  table.add("command", c.command, "a program, and its arguments, that scores instead of the rules");
   table.add("command_timeout", c.command_timeout, "seconds that it may take for an answer",
             at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
@@ -230,8 +231,8 @@ void list(ConfigTable& table, RewardConfig& c) {
 }
 
 void list(ConfigTable& table, AlgorithmConfig& c) {
-  table.section("algorithm", "From rewards to advantages (docs/rl.md)");
-  table.add("adv_estimator", c.adv_estimator, "the estimator; of `ferry train grpo`, grpo",
+  table.section("algorithm", "From rewards to advantages");
+  table.add("adv_estimator", c.adv_estimator, "how; ferry train grpo starts from grpo",
             one_of(adv_estimators()));
   table.add("gamma", c.gamma, "discount from one token to the next", from_to(0, 1));
   table.add("lam", c.lam, "of gae: lambda", from_to(0, 1));
@@ -312,7 +313,44 @@ EngineConfig forward_part(const EngineConfig& actor) {
           .param_offload = actor.param_offload};
 }
 
+// What a role says of micro-batches, and the actor's where that is of the same kind.
+MicroBatchSize over_actor(const MicroBatchSize& actor,
+                          std::optional<bool> use_dynamic_bsz,
+                          std::optional<int> max_token_len_per_gpu,
+                          std::optional<int> micro_batch_size_per_gpu) {
+  MicroBatchSize size{.use_dynamic_bsz = use_dynamic_bsz.value_or(actor.use_dynamic_bsz),
+                      .max_token_len_per_gpu = max_token_len_per_gpu,
+                      .micro_batch_size_per_gpu = micro_batch_size_per_gpu};
+  if (size.use_dynamic_bsz && !max_token_len_per_gpu)
+    size.max_token_len_per_gpu = actor.max_token_len_per_gpu;
+  if (!size.use_dynamic_bsz && !micro_batch_size_per_gpu)
+    size.micro_batch_size_per_gpu = actor.micro_batch_size_per_gpu;
+  return size;
+}
+
 }  // namespace
+
+MicroBatchSize PpoConfig::actor_micro_batches() const {
+  return {.use_dynamic_bsz = actor.use_dynamic_bsz,
+          .max_token_len_per_gpu = actor.ppo_max_token_len_per_gpu,
+          .micro_batch_size_per_gpu = actor.ppo_micro_batch_size_per_gpu};
+}
+
+MicroBatchSize PpoConfig::log_prob_micro_batches(const LogProbConfig& role) const {
+  return over_actor(actor_micro_batches(), role.log_prob_use_dynamic_bsz,
+                    role.log_prob_max_token_len_per_gpu, role.log_prob_micro_batch_size_per_gpu);
+}
+
+MicroBatchSize PpoConfig::critic_micro_batches() const {
+  return over_actor(actor_micro_batches(), critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu,
+                    critic.ppo_micro_batch_size_per_gpu);
+}
+
+MicroBatchSize PpoConfig::reward_micro_batches() const {
+  return {.use_dynamic_bsz = reward.use_dynamic_bsz,
+          .max_token_len_per_gpu = reward.max_token_len_per_gpu,
+          .micro_batch_size_per_gpu = reward.micro_batch_size_per_gpu};
+}
 
 PpoConfig default_ppo_config(std::string_view algorithm) {
   require(algorithm == "ppo" || algorithm == "grpo", ErrorKind::kBug, "{}: is neither ppo nor grpo",
@@ -343,6 +381,7 @@ PpoConfig load_ppo_config(std::string_view algorithm,
   if (!has_mesh(kRef)) config.ref.megatron = forward_part(config.actor.megatron);
   if (!has_mesh("critic")) config.critic.megatron = config.actor.megatron;
   if (!has_mesh("reward_model")) config.reward.megatron = forward_part(config.actor.megatron);
+  require_consistent(config, ppo_rules(), table);
   return config;
 }
 

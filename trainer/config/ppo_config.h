@@ -224,12 +224,22 @@ struct PpoConfig {
 
   bool use_critic() const { return algorithm.adv_estimator == "gae"; }
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
+
+  // Of each role, where what it does not say is the actor's.
+  MicroBatchSize actor_micro_batches() const;
+  MicroBatchSize log_prob_micro_batches(const LogProbConfig& role) const;  // of ref and rollout
+  MicroBatchSize critic_micro_batches() const;
+  MicroBatchSize reward_micro_batches() const;  // its own alone
+  std::int64_t longest_sequence() const {       // tokens
+    return std::int64_t{data.max_prompt_length} + data.max_response_length;
+  }
 };
 
 // Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
 PpoConfig default_ppo_config(std::string_view algorithm);
 
-// What the file says over the defaults of that algorithm, then the overrides, in their order.
+// What the file says over the defaults of that algorithm, then the overrides, in their order. A
+// role whose megatron section has no key has the actor's mesh, alignment, dtype and offloading.
 // Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,

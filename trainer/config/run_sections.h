@@ -42,6 +42,20 @@ struct EngineConfig {
   int data_parallel_size(int world_size, std::string_view section = "engine") const;
 };
 
+// Micro-batches are packed up to a number of tokens, or have a number of sequences.
+struct MicroBatchSize {
+  bool use_dynamic_bsz = true;
+  std::optional<int> max_token_len_per_gpu{};  // default: what the longest sequence needs
+  std::optional<int> micro_batch_size_per_gpu{};
+  bool operator==(const MicroBatchSize&) const = default;
+
+  // Tokens of a micro-batch on the ranks of a context parallel group together.
+  std::int64_t max_token_len(int context_parallel_size, std::int64_t longest_sequence) const {
+    if (!max_token_len_per_gpu) return longest_sequence;
+    return std::int64_t{*max_token_len_per_gpu} * context_parallel_size;
+  }
+};
+
 struct OptimConfig {
   double lr = 1e-5;
   double min_lr = 0;

@@ -1,8 +1,8 @@
 #include "trainer/config/sft_config.h"
 
 #include "distckpt/error.h"
-#include "trainer/config/config_rules.h"
 #include "trainer/config/config_table.h"
+#include "trainer/config/sft_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -68,7 +68,7 @@ SftConfig load_sft_config(const std::filesystem::path& file,
     for (const auto& entry : read_toml(file)) table.set(entry);
   }
   for (const auto& text : overrides) table.set(parse_override(text));
-  require_consistent(config, table);
+  require_consistent(config, sft_rules(), table);
   return config;
 }
 

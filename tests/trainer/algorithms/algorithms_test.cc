@@ -18,6 +18,7 @@
 #include "trainer/algorithms/overlong_penalty.h"
 #include "trainer/algorithms/ppo_loss.h"
 #include "trainer/algorithms/rollout_corr.h"
+#include "trainer/config/ppo_choices.h"
 
 namespace ferry::trainer {
 namespace {
@@ -202,6 +203,13 @@ TEST(Names, ThatDoNotExistAreToldWithThoseThatDo) {
   expect_error([] { advantage_estimator("dr_grpo"); }, ErrorKind::kUsage,
                "adv_estimator: dr_grpo is none of gae, grpo");
   expect_error([] { parse_kl_penalty("full"); }, ErrorKind::kUsage, "kl_penalty: full is none of");
+}
+
+TEST(Names, OfAConfigurationAreKnown) {
+  for (const auto& name : adv_estimators()) EXPECT_NO_THROW(advantage_estimator(name)) << name;
+  for (const auto& name : loss_modes()) EXPECT_NO_THROW(loss_mode(name)) << name;
+  for (const auto& name : loss_agg_modes()) EXPECT_NO_THROW(loss_agg_mode(name)) << name;
+  for (const auto& name : kl_penalties()) EXPECT_NO_THROW(parse_kl_penalty(name)) << name;
 }
 
 TEST(Inputs, ThatAreMissingAreNamed) {

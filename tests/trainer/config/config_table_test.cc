@@ -21,6 +21,8 @@ struct Options {
   std::string style = "linear";
   std::optional<int> maybe{};
   std::vector<int> numbers{1};
+  double share = 1;
+  double other_share = 1;
 };
 
 class Table : public testing::Test {
@@ -36,6 +38,10 @@ class Table : public testing::Test {
     table.add("style", options.style, "a style", one_of({"constant", "linear", "cosine"}));
     table.add("maybe", options.maybe, "maybe a number", from_to(1, 9));
     table.add("numbers", options.numbers, "some numbers", above(0));
+    table.section("b.c", "A third, within the second");
+    table.add("share", options.share, "a share", above_to(0, 1));
+    table.section("d.c", "And elsewhere");
+    table.add("share", options.other_share, "another share");
   }
   void set(std::string_view text) { table.set(parse_override(text)); }
 
@@ -74,6 +80,7 @@ TEST_F(Table, RefusesValuesOfAnotherTypeOrOutOfRange) {
       {"b.name=[1]", "text is expected"},
       {"b.maybe=10", "must be from 1 to 9"},
       {"b.numbers=[1, 0]", "is 0, but must be above 0"},
+      {"b.c.share=0", "must be above 0 to 1"},
       {"b.numbers=[[1]]", "a list, each an integer is expected"},
   };
   for (const auto& [text, message] : wrong)
@@ -86,6 +93,8 @@ TEST_F(Table, SuggestsTheNearestKeyAndChoice) {
                     [&] { set("a.cuont=3"); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean b.style?"}, [&] { set("a.style=linear"); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean a.rate?"}, [&] { set("rate=1"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean b.c.share?"}, [&] { set("b.share=1"); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"did you mean d.c.share?"}, [&] { set("d.share=1"); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"one of constant, linear, cosine", "did you mean cosine?"},
                     [&] { set("b.style=Cosin"); }));
   try {
@@ -98,6 +107,7 @@ TEST_F(Table, SuggestsTheNearestKeyAndChoice) {
 
 TEST_F(Table, PassesOverASectionWithoutKeys) {
   EXPECT_NO_THROW(table.set({.key = "a", .where = "run.toml:1"}));
+  EXPECT_NO_THROW(table.set({.key = "d", .where = "run.toml:1"}));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"run.toml:1: c: there is no such key"},
                     [&] { table.set({.key = "c", .where = "run.toml:1"}); }));
 }

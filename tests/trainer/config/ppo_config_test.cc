@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -9,6 +12,7 @@
 #include "distckpt/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
+#include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
 namespace {
@@ -79,7 +83,9 @@ TEST(PpoConfig, GivesTheActorsMeshToRolesThatNameNone) {
   EXPECT_EQ(config.ref.megatron.parallel.tensor_model_parallel_size, 2);
   EXPECT_EQ(config.ref.megatron.dtype, "float32");
   EXPECT_FALSE(config.ref.megatron.optimizer_offload);
-  EXPECT_EQ(config.reward.megatron, (EngineConfig{.alignment = "bitwise"}));
+  EngineConfig bitwise;
+  bitwise.alignment = "bitwise";
+  EXPECT_EQ(config.reward.megatron, bitwise);
 }
 
 TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
@@ -114,6 +120,185 @@ TEST(PpoConfig, SuggestsTheKeyThatAPeersNameIsNear) {
   };
   for (const auto& [text, hint] : near)
     EXPECT_TRUE(fails(ErrorKind::kUsage, {hint}, [&] { load({text}); })) << text;
+}
+
+TEST(PpoConfig, CutsMicroBatchesAsTheActorWhereARoleSaysNothing) {
+  const auto config =
+      load({"actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=4096",
+            "critic.use_dynamic_bsz=false", "critic.ppo_micro_batch_size_per_gpu=4"});
+  EXPECT_EQ(config.log_prob_micro_batches(config.rollout.log_prob), config.actor_micro_batches());
+  EXPECT_EQ(config.log_prob_micro_batches(config.ref.log_prob),
+            (MicroBatchSize{.max_token_len_per_gpu = 4096}));
+  EXPECT_EQ(config.critic_micro_batches(),
+            (MicroBatchSize{.use_dynamic_bsz = false, .micro_batch_size_per_gpu = 4}));
+  EXPECT_EQ(config.actor_micro_batches().max_token_len(2, config.longest_sequence()), 4096);
+  EXPECT_EQ(config.reward_micro_batches().max_token_len(2, config.longest_sequence()), 1024);
+}
+
+const std::string kActor = "actor_rollout_ref.actor";
+const std::string kRef = "actor_rollout_ref.ref";
+const std::string kRollout = "actor_rollout_ref.rollout";
+
+// What breaks a rule and none before it; the key says where, for a rule that stands in several
+// sections.
+struct Broken {
+  std::string rule{};
+  std::string key{};
+  Overrides overrides{};
+};
+
+std::vector<Broken> broken_of_the_run() {
+  return {
+      {"a_model_to_train", "actor_rollout_ref.model.path", {"actor_rollout_ref.model.path="}},
+      {"prompts_to_train_on", "data.train_files", {"data.train_files=[]"}},
+      {"mini_batches_make_a_batch", kActor + ".ppo_mini_batch_size", {"data.train_batch_size=300"}},
+      {"mini_batches_make_a_batch",
+       "critic.ppo_mini_batch_size",
+       {"critic.ppo_mini_batch_size=300"}},
+      {"advantages_need_groups", kRollout + ".n", {"algorithm.adv_estimator=rloo"}},
+      {"filtering_needs_groups", kRollout + ".n", {"algorithm.filter_groups.enable=true"}},
+      {"scale_factor_has_its_mode",
+       kActor + ".loss_scale_factor",
+       {kActor + ".loss_scale_factor=10"}},
+      {"covariances_have_a_range",
+       kActor + ".policy_loss.clip_cov_ub",
+       {kActor + ".policy_loss.clip_cov_ub=0.5"}},
+      {"adaptive_control_is_of_rewards",
+       "algorithm.kl_ctrl.type",
+       {"algorithm.kl_ctrl.type=adaptive"}},
+      {"rejection_has_thresholds",
+       "algorithm.rollout_correction.rollout_rs",
+       {"algorithm.rollout_correction.rollout_rs=token_k1"}},
+      {"rejection_has_thresholds",
+       "algorithm.rollout_correction.rollout_rs",
+       {"algorithm.rollout_correction.rollout_rs_threshold=\"2.0\""}},
+      {"weights_to_normalize",
+       "algorithm.rollout_correction.rollout_is",
+       {"algorithm.rollout_correction.rollout_is_batch_normalize=true"}},
+      {"bypass_leaves_nothing_to_correct",
+       "algorithm.rollout_correction.bypass_mode",
+       {"algorithm.rollout_correction.bypass_mode=true",
+        "algorithm.rollout_correction.rollout_is=token"}},
+      {"warmup_needs_a_critic",
+       "trainer.critic_warmup",
+       {"trainer.critic_warmup=2", "algorithm.adv_estimator=remax"}},
+      {"a_reward_model_to_score", "reward_model.model.path", {"reward_model.enable=true"}},
+      {"overlong_buffer_is_of_the_answer",
+       "reward_model.overlong_buffer.len",
+       {"reward_model.overlong_buffer.enable=true"}},
+      {"overlong_buffer_is_of_the_answer",
+       "reward_model.overlong_buffer.len",
+       {"reward_model.overlong_buffer.enable=true", "reward_model.overlong_buffer.len=513"}},
+      {"each_sequence_gets_a_token",
+       kRollout + ".max_num_seqs",
+       {kRollout + ".max_num_batched_tokens=255"}},
+      {"a_sequence_is_read_in_one_pass",
+       kRollout + ".enable_chunked_prefill",
+       {kRollout + ".enable_chunked_prefill=false", kRollout + ".max_num_batched_tokens=1023"}},
+      {"a_draw_has_a_temperature",
+       kRollout + ".val_kwargs.do_sample",
+       {kRollout + ".val_kwargs.do_sample=true"}},
+      {"one_step_off_needs_ranks_of_its_own",
+       "trainer.one_step_off",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]"}},
+      {"one_step_off_needs_ranks_of_its_own",
+       "trainer.one_step_off",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[1, 2]"}},
+      {"retention_needs_checkpoints", "checkpoint.keep_last", {"checkpoint.keep_last=2"}},
+      {"keep_every_adds_to_keep_last",
+       "checkpoint.keep_every",
+       {"checkpoint.save_freq=5", "checkpoint.keep_every=100"}},
+      {"save_freq_is_a_number_of_steps", "checkpoint.save_freq", {"checkpoint.save_freq=0"}},
+      {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
+      {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
+      {"discrete_profiles_do_not_continue",
+       "global_profiler.discrete",
+       {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
+  };
+}
+
+std::vector<Broken> broken_of_roles() {
+  std::vector<Broken> all;
+  const auto add = [&](const std::string& rule, const std::string& section, const std::string& key,
+                       const Overrides& overrides) {
+    all.push_back({.rule = rule, .key = section + key});
+    for (const auto& text : overrides) all.back().overrides.push_back(section + text);
+  };
+  for (const auto& role :
+       {kActor, kRef, kRollout, std::string("critic"), std::string("reward_model")})
+    add("ranks_ascend", role, ".ranks", {".ranks=[0, 2, 2]"});
+  for (const auto& role : {kActor, kRef, std::string("critic"), std::string("reward_model")}) {
+    const auto mesh = role + ".megatron";
+    add("virtual_stages_need_stages", mesh, ".virtual_pipeline_model_parallel_size",
+        {".virtual_pipeline_model_parallel_size=2"});
+    add("one_way_to_share_layers_out", mesh, ".pipeline_model_parallel_layout",
+        {".pipeline_model_parallel_layout=Et|tL", ".num_layers_in_last_pipeline_stage=3"});
+    add("sequence_parallel_needs_tensor_parallel", mesh, ".sequence_parallel",
+        {".sequence_parallel=true"});
+  }
+  for (const auto& role : {kActor, std::string("critic")}) {
+    add("full_recompute_is_whole_layers", role, ".megatron.recompute_method",
+        {".megatron.recompute_method=block"});
+    add("selective_recompute_has_modules", role, ".megatron.recompute_modules",
+        {".megatron.recompute_modules=mlp"});
+    const auto optim = role + ".optim";
+    add("lr_decays_downwards", optim, ".min_lr", {".min_lr=1"});
+    add("one_length_of_the_warmup", optim, ".lr_warmup_steps",
+        {".lr_warmup_steps=2", ".lr_warmup_steps_ratio=0.1"});
+    add("warmup_ends_before_decay", optim, ".lr_decay_steps",
+        {".lr_warmup_steps=5", ".lr_decay_steps=5"});
+    add("wsd_has_its_decay", optim, ".lr_decay_style", {".lr_decay_style=WSD"});
+    add("weight_decay_changes_from_start_to_end", optim, ".start_weight_decay",
+        {".start_weight_decay=0.1"});
+    add("profiling_needs_a_tool", role, ".profiler.enable", {".profiler.enable=true"});
+    add("one_way_to_name_ranks", role, ".profiler.ranks",
+        {".profiler.all_ranks=true", ".profiler.ranks=[0]"});
+    add("micro_batches_make_a_batch", role, ".ppo_micro_batch_size_per_gpu",
+        {".use_dynamic_bsz=false", ".ppo_micro_batch_size_per_gpu=3"});
+  }
+  for (const auto& sizes : {kActor + ".ppo_", kRef + ".log_prob_", kRollout + ".log_prob_",
+                            std::string("critic.ppo_"), std::string("reward_model.")}) {
+    add("one_size_of_micro_batches", sizes, "micro_batch_size_per_gpu",
+        {"micro_batch_size_per_gpu=2"});
+    add("a_sequence_fits_in_a_micro_batch", sizes, "max_token_len_per_gpu",
+        {"max_token_len_per_gpu=1023"});
+  }
+  return all;
+}
+
+TEST(PpoConfig, RefusesEachContradictionByItsNameAndKeys) {
+  auto all = broken_of_the_run();
+  for (auto& one : broken_of_roles()) all.push_back(std::move(one));
+  for (const auto& [rule, key, overrides] : all) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + rule + "]", "reading " + key + " "},
+                      [&] { load(overrides); }))
+        << rule << " of " << key;
+  }
+  for (const auto& rule : ppo_rules()) {
+    const bool is_broken = std::ranges::any_of(all, [&](const Broken& one) {
+      return one.rule == rule.name && std::ranges::find(rule.keys, one.key) != rule.keys.end();
+    });
+    EXPECT_TRUE(is_broken) << rule.name << " of " << rule.keys.back();
+  }
+}
+
+TEST(PpoConfig, TakesWhatIsNoContradiction) {
+  EXPECT_NO_THROW(
+      load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]"}));
+  EXPECT_NO_THROW(load({kActor + ".use_kl_loss=true", "algorithm.use_kl_in_reward=true",
+                        "algorithm.kl_ctrl.type=adaptive"}));
+  EXPECT_NO_THROW(load({"reward_model.enable=true", "reward_model.model.path=rm",
+                        "reward_model.command=python3 score.py"}));
+}
+
+// docs/training_config.md ends with the reference; where a field changes, paste what this prints.
+TEST(PpoConfig, IsDocumentedFieldByField) {
+  const char* root = std::getenv("FERRY_SOURCE_ROOT");
+  ASSERT_NE(root, nullptr) << "FERRY_SOURCE_ROOT names the checkout";
+  const auto text = distckpt::read_text(std::filesystem::path(root) / "docs/training_config.md");
+  const auto reference = ppo_config_reference();
+  EXPECT_NE(text.find(reference), std::string::npos) << reference;
 }
 
 }  // namespace

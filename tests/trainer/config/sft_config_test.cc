@@ -12,7 +12,7 @@
 #include "distckpt/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
-#include "trainer/config/config_rules.h"
+#include "trainer/config/sft_rules.h"
 
 namespace ferry::trainer {
 namespace {

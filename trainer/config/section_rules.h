@@ -1,0 +1,46 @@
+// The rules of the sections that every kind of run has.
+#pragma once
+
+#include "trainer/config/config_rules.h"
+#include "trainer/config/run_sections.h"
+
+namespace ferry::trainer {
+
+ConfigRules<EngineConfig> mesh_rules();
+ConfigRules<EngineConfig> recompute_rules();
+ConfigRules<OptimConfig> optim_rules();
+
+// What is decided by several sections, under the names that they have in every run.
+struct RunView {
+  const CheckpointSection& checkpoint;
+  const TrainerConfig& trainer;
+  const GlobalProfilerConfig& global_profiler;
+  const std::vector<std::string>& val_files;  // data.val_files
+};
+ConfigRules<RunView> run_rules();
+
+// Of the profiler section of a role.
+struct ProfilerView {
+  const GlobalProfilerConfig& global;
+  const ProfilerConfig& role;
+};
+ConfigRules<ProfilerView> profiler_rules();
+
+// How a role cuts its sequences into micro-batches.
+struct MicroBatchView {
+  MicroBatchSize size{};
+  int context_parallel_size = 1;
+  std::int64_t longest_sequence = 1;  // tokens
+  std::int64_t batch_size = 0;        // sequences of an update
+};
+struct MicroBatchKeys {  // where that stands: roles have names of their own for the same
+  std::string use_dynamic_bsz{};
+  std::string max_token_len_per_gpu{};
+  std::string micro_batch_size_per_gpu{};
+  std::string context_parallel_size{};
+  std::vector<std::string> longest_sequence{};  // their sum
+  std::vector<std::string> batch_size{};        // empty: the role does not learn
+};
+ConfigRules<MicroBatchView> micro_batch_rules(const MicroBatchKeys& keys);
+
+}  // namespace ferry::trainer

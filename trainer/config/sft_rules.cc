@@ -1,0 +1,60 @@
+#include "trainer/config/sft_rules.h"
+
+#include "trainer/config/section_rules.h"
+
+namespace ferry::trainer {
+namespace {
+
+using C = SftConfig;
+
+ConfigRules<C> make_rules() {
+  ConfigRules<C> rules{
+      {"a_model_to_train",
+       {"model.path"},
+       [](const C& c) { return !c.model.path.empty(); },
+       "the model to train is not named"},
+      {"records_to_train_on",
+       {"data.train_files"},
+       [](const C& c) { return !c.data.train_files.empty(); },
+       "no file of records is named"},
+  };
+  const auto engine = [](const C& c) -> const EngineConfig& { return c.engine; };
+  add_rules(rules, mesh_rules(), "engine", engine);
+  add_rules(rules, recompute_rules(), "engine", engine);
+  const auto micro_batches = micro_batch_rules({
+      .use_dynamic_bsz = "data.use_dynamic_bsz",
+      .max_token_len_per_gpu = "data.max_token_len_per_gpu",
+      .micro_batch_size_per_gpu = "data.micro_batch_size_per_gpu",
+      .context_parallel_size = "engine.context_parallel_size",
+      .longest_sequence = {"data.max_length"},
+      .batch_size = {"data.global_batch_size"},
+  });
+  add_rules(rules, micro_batches, "", [](const C& c) {
+    return MicroBatchView{
+        .size = {.use_dynamic_bsz = c.data.use_dynamic_bsz,
+                 .max_token_len_per_gpu = c.data.max_token_len_per_gpu,
+                 .micro_batch_size_per_gpu = c.data.micro_batch_size_per_gpu},
+        .context_parallel_size = c.engine.parallel.context_parallel_size,
+        .longest_sequence = c.data.max_length,
+        .batch_size = c.data.global_batch_size,
+    };
+  });
+  add_rules(rules, optim_rules(), "optim",
+            [](const C& c) -> const OptimConfig& { return c.optim; });
+  add_rules(rules, run_rules(), "", [](const C& c) {
+    return RunView{c.checkpoint, c.trainer, c.global_profiler, c.data.val_files};
+  });
+  add_rules(rules, profiler_rules(), "profiler", [](const C& c) {
+    return ProfilerView{c.global_profiler, c.profiler};
+  });
+  return rules;
+}
+
+}  // namespace
+
+const ConfigRules<SftConfig>& sft_rules() {
+  static const auto rules = make_rules();
+  return rules;
+}
+
+}  // namespace ferry::trainer
