@@ -1,33 +1,104 @@
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "cli/report/chart.h"
 #include "cli/report/run.h"
+#include "cli/report/run_curves.h"
 #include "distckpt/error.h"
 #include "distckpt/work_folder.h"
 
 namespace ferry::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
 struct Flags {
-  std::filesystem::path run{};
-  std::filesystem::path output{};
+  std::vector<fs::path> runs{};
+  fs::path output{};
   std::optional<std::int64_t> step{};
+  std::vector<fs::path> samples{};
+  std::string curve{};
+  fs::path svg{};
   bool json = false;
   bool quiet = false;
 };
 
-void run(const Flags& flags) {
-  RunReport report{.log = trainer::read_run(flags.run)};
+// What is known of each run to tell it from the others: the name of its folder, or all of its path.
+std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
+  std::vector<std::string> names;
+  std::set<std::string> different;
+  for (const auto& run : runs) {
+    const auto folder = fs::is_directory(run) ? run : fs::absolute(run).parent_path();
+    const auto path = folder.lexically_normal();
+    names.push_back((path.has_filename() ? path : path.parent_path()).filename().string());
+    different.insert(names.back());
+  }
+  if (different.size() == runs.size()) return names;
+  for (std::size_t i = 0; i < runs.size(); ++i) names[i] = runs[i].string();
+  return names;
+}
+
+// One metric of all runs.
+void draw_curve(const Flags& flags) {
+  const auto names = names_of(flags.runs);
+  ChartOptions options{.title = flags.curve, .smooth = true};
+  std::vector<Series> series;
+  auto least = std::numeric_limits<double>::infinity();
+  auto most = -least;
+  for (std::size_t i = 0; i < flags.runs.size(); ++i) {
+    const auto log = trainer::read_run(flags.runs[i]);
+    series.push_back(series_of(log.metrics, flags.curve, names[i]));
+    bool has_value = false;
+    for (const auto value : series.back().values) {
+      if (!std::isfinite(value)) continue;
+      has_value = true;
+      least = std::min(least, value);
+      most = std::max(most, value);
+    }
+    if (!has_value) {
+      throw Error(ErrorKind::kNotFound,
+                  fmt::format("{}: has no value of {}", log.metrics_path.string(), flags.curve),
+                  fmt::format("ferry report {} --json names its metrics", flags.runs[i].string()));
+    }
+  }
+  options.from_zero = least >= 0 && least < most / 2;
+  distckpt::replace_text(flags.svg, chart_file(options, series));
+  if (!flags.quiet) fmt::print("picture  {}\n", flags.svg.string());
+}
+
+void write_page(const Flags& flags) {
+  require(flags.runs.size() == 1, ErrorKind::kUsage,
+          "{} runs, but a page is of one: expected --curve", flags.runs.size());
+  RunReport report{.log = trainer::read_run(flags.runs.front())};
   report.summaries = trainer::summarize(report.log.metrics);
   report.spans = trainer::read_step_spans(report.log, flags.step);
-  require(!flags.step || !report.spans.empty(), ErrorKind::kNotFound,
-          "--step {}: no timeline beside {} has it", flags.step.value_or(0),
+  const auto folder = report.log.metrics_path.parent_path();
+  for (const char* name : {trainer::kValidationDataFolder, trainer::kRolloutDataFolder}) {
+    auto set = read_sample_set(folder / name, flags.step);
+    if (!set.steps.empty()) report.samples.push_back(std::move(set));
+  }
+  for (const auto& path : flags.samples) {
+    report.samples.push_back(read_sample_set(path, flags.step));
+    require(!report.samples.back().steps.empty(), ErrorKind::kNotFound,
+            "--samples {}: holds no samples, <step>.jsonl", path.string());
+  }
+  const bool has_step =
+      !report.spans.empty() || std::ranges::any_of(report.samples, [&](const SampleSet& set) {
+        return std::ranges::find(set.steps, flags.step.value_or(0), &ShownStep::step) !=
+               set.steps.end();
+      });
+  require(!flags.step || has_step, ErrorKind::kNotFound,
+          "--step {}: no timeline and no samples beside {} have it", flags.step.value_or(0),
           report.log.metrics_path.string());
-  const auto output =
-      flags.output.empty() ? report.log.metrics_path.parent_path() / "report.html" : flags.output;
+  const auto output = flags.output.empty() ? folder / "report.html" : flags.output;
   distckpt::replace_text(output, run_html(report));
   if (flags.json) {
     fmt::print("{}\n", run_json(report).dump(2));
@@ -41,16 +112,36 @@ void run(const Flags& flags) {
 void add_report(CLI::App& app) {
   auto flags = std::make_shared<Flags>();
   auto* command = app.add_subcommand(
-      "report", "Draw the curves, the costs and the timeline of a training run as one HTML page");
-  command->add_option("RUN", flags->run, "The folder of a run, or its metrics.jsonl")->required();
+      "report",
+      "Draw the curves, samples, costs and the timeline of a training run as one HTML page");
+  command
+      ->add_option("RUN", flags->runs,
+                   "The folder of a run, or its metrics.jsonl; several with --curve")
+      ->required();
   command->add_option("-o,--output", flags->output,
                       "The file to write. Default: report.html beside the metrics");
   command->add_option("--step", flags->step,
-                      "The step whose timeline is drawn. Default: the last one of all ranks");
+                      "The step whose timeline is drawn, and whose samples are among those shown. "
+                      "Default: the last one of all ranks");
+  command
+      ->add_option("--samples", flags->samples,
+                   "A folder of samples, besides rollouts and validations of the run; may "
+                   "be repeated")
+      ->allow_extra_args(false);
+  auto* curve = command->add_option(
+      "--curve", flags->curve, "Instead of a page, draw this metric of all runs as one picture");
+  auto* svg = command->add_option("--svg", flags->svg, "The picture to write");
+  curve->needs(svg);
+  svg->needs(curve);
   add_json(*command, flags->json);
   command->add_flag("-q,--quiet", flags->quiet, "No report on stdout unless --json asks for it");
   command->footer("Exit status: 0 written, 2 trouble.");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] {
+    if (flags->curve.empty())
+      write_page(*flags);
+    else
+      draw_curve(*flags);
+  });
 }
 
 }  // namespace ferry::cli

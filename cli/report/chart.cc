@@ -136,8 +136,7 @@ class Scales {
 };
 
 std::string axes(const Scales& scales) {
-  auto svg =
-      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">step</text>\n", kLeft - 8, kHeight - 7);
+  std::string svg;
   for (const auto tick : scales.value_ticks()) {
     svg += fmt::format(
         "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>"
@@ -228,6 +227,13 @@ std::string columns(const std::vector<Series>& series,
   return svg;
 }
 
+std::vector<Series> with_values(std::vector<Series> series) {
+  std::erase_if(series, [](const Series& one) {
+    return std::ranges::none_of(one.values, [](double value) { return std::isfinite(value); });
+  });
+  return series;
+}
+
 std::string last_value(const Series& series, const std::string& unit) {
   const auto last = std::find_if(series.values.rbegin(), series.values.rend(),
                                  [](double value) { return std::isfinite(value); });
@@ -271,14 +277,11 @@ std::string short_time(double seconds) {
 }
 
 std::string colour_class(std::size_t index) {
-  return fmt::format("c{}", index % 8);
+  return fmt::format("c{}", index % 12);
 }
 
 std::string line_chart(const ChartOptions& options, const std::vector<Series>& series) {
-  std::vector<Series> drawn = series;
-  std::erase_if(drawn, [](const Series& one) {
-    return std::ranges::none_of(one.values, [](double value) { return std::isfinite(value); });
-  });
+  const auto drawn = with_values(series);
   const Scales scales(options, drawn);
   if (scales.empty()) return {};
   auto html =
@@ -291,10 +294,45 @@ std::string line_chart(const ChartOptions& options, const std::vector<Series>& s
   html += fmt::format(
       "</figcaption>\n<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over the "
       "steps\">\n{}",
-      kWidth, kHeight, escape_xml(options.title), axes(scales));
+      kWidth, kHeight, escape_xml(options.title),
+      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">step</text>\n", kLeft - 8, kHeight - 7) +
+          axes(scales));
   for (std::size_t i = 0; i < drawn.size(); ++i)
     html += curve(drawn[i], options, scales, colour_class(i));
   return html + columns(drawn, options, scales) + "</svg>\n</figure>\n";
+}
+
+std::string chart_file(const ChartOptions& options, const std::vector<Series>& series) {
+  constexpr double kTitle = 22;
+  constexpr double kLegendRow = 18;
+  constexpr double kCharWidth = 6.6;
+  constexpr double kBelow = 18;
+  const auto drawn = with_values(series);
+  const Scales scales(options, drawn);
+  if (scales.empty()) return {};
+  auto body = fmt::format("<text x=\"16\" y=\"{}\" font-weight=\"600\">{}</text>\n", kTitle,
+                          escape_xml(options.title));
+  double x = kLeft;
+  double y = kTitle + kLegendRow;
+  for (std::size_t i = 0; i < drawn.size(); ++i) {
+    const auto width = 32 + kCharWidth * static_cast<double>(drawn[i].name.size());
+    if (x > kLeft && x + width > kWidth) {
+      x = kLeft;
+      y += kLegendRow;
+    }
+    body += fmt::format(
+        "<path class=\"curve {}\" d=\"M{:.1f} {:.1f}h14\"/><text x=\"{:.1f}\" "
+        "y=\"{:.1f}\">{}</text>\n",
+        colour_class(i), x, y - 4, x + 19, y, escape_xml(drawn[i].name));
+    x += width;
+  }
+  body += fmt::format("<g transform=\"translate(0 {})\">\n{}", y + 6, axes(scales));
+  for (std::size_t i = 0; i < drawn.size(); ++i)
+    body += curve(drawn[i], options, scales, colour_class(i));
+  body += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">step</text>\n</g>\n",
+                      (kLeft + kWidth - kRight) / 2, kHeight + 10);
+  return svg_file(static_cast<int>(kWidth), static_cast<int>(y + 6 + kHeight + kBelow),
+                  options.title + " over the steps", body);
 }
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
-// Curves over the steps of a run as inline SVG. Colours are classes of the page's style sheet; what
-// is under the pointer is told by titles, without a script.
+// Curves over the steps of a run as inline SVG, or as a file. Colours are classes of the page's
+// style sheet; what is under the pointer is told by titles, without a script.
 #pragma once
 
 #include <string>
@@ -25,6 +25,10 @@ struct ChartOptions {
 // A figure with title, last value and axes; "" where there is nothing to draw.
 std::string line_chart(const ChartOptions& options, const std::vector<Series>& series);
 
+// The same as a picture of its own, an SVG file with the names of the axes and a legend; "" where
+// there is nothing to draw.
+std::string chart_file(const ChartOptions& options, const std::vector<Series>& series);
+
 // About `count` round numbers in [low, high]: steps of 1, 2 or 5 times a power of ten.
 std::vector<double> round_ticks(double low, double high, int count);
 
@@ -33,7 +37,7 @@ std::string short_number(double value);
 
 std::string short_time(double seconds);  // "1.25 s", "62 ms", "3.1 µs"
 
-// The class of a colour: "c0" to "c7", and again.
+// The class of a colour: "c0" to "c11", and again.
 std::string colour_class(std::size_t index);
 
 }  // namespace ferry::cli

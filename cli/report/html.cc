@@ -5,15 +5,32 @@
 namespace ferry::cli {
 namespace {
 
-constexpr std::string_view kStyle = R"css(
+// Of pages and of pictures.
+constexpr std::string_view kColours = R"css(
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1f2328; --dim: #656d76; --line: #d8dde3; --panel: #f6f8fa;
   --accent: #b8412c; --bad: #7a2fd0;
   --c0: #bf4b2c; --c1: #2b6cb0; --c2: #2f8757; --c3: #7f58b5; --c4: #a67a12; --c5: #21808f; --c6: #b04a83; --c7: #66717e;
+  --c8: #5f7d1f; --c9: #8a5a3c; --c10: #4a56b8; --c11: #a8324a;
   --s0: #e6eaee; --s1: #fdebcb; --s2: #fbd49c; --s3: #f7b56a; --s4: #ee8f4b; --s5: #d96638; --s6: #b23f2b; --s7: #741c20; }
 @media (prefers-color-scheme: dark) {
   :root { --page: #14171c; --ink: #e3e7ec; --dim: #929ba6; --line: #333a43; --panel: #1c2128; --accent: #f0955a; --bad: #c39bff;
     --c0: #f0955a; --c1: #6cb0f2; --c2: #63c48b; --c3: #b79bea; --c4: #d9b04a; --c5: #5cc0cf; --c6: #e58bbd; --c7: #9aa6b2;
+    --c8: #aecb62; --c9: #cfa386; --c10: #939df0; --c11: #f08299;
     --s0: #2a3038; --s1: #46351f; --s2: #664624; --s3: #8e5a29; --s4: #b9702f; --s5: #dd8a3e; --s6: #f4b168; --s7: #fde3b0; } }
+.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
+.c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); }
+.c8 { --c: var(--c8); } .c9 { --c: var(--c9); } .c10 { --c: var(--c10); } .c11 { --c: var(--c11); }
+svg text { font-size: 12px; fill: var(--ink); }
+svg text.layer { text-anchor: end; fill: var(--dim); font-variant-numeric: tabular-nums; }
+svg .axis { fill: var(--dim); text-anchor: middle; }
+svg .grid { stroke: var(--line); }
+svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; }
+svg .curve.faint { stroke-width: 1; opacity: 0.35; }
+svg .band { fill: var(--c); opacity: 0.2; }
+svg .dot { fill: var(--c); }
+)css";
+
+constexpr std::string_view kPageStyle = R"css(
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1280px; padding: 28px 32px 64px; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -39,11 +56,7 @@ p, ul { margin: 6px 0; max-width: 900px; }
 .key { display: inline-flex; align-items: center; gap: 5px; }
 .chips { display: flex; flex-wrap: wrap; gap: 8px 22px; font-size: 13px; }
 .chip { display: inline-flex; align-items: center; gap: 7px; }
-svg text { font-size: 12px; fill: var(--ink); }
-svg text.layer { text-anchor: end; fill: var(--dim); font-variant-numeric: tabular-nums; }
-svg .axis { fill: var(--dim); text-anchor: middle; }
 svg .power { font-size: 9px; }
-svg .grid { stroke: var(--line); }
 svg .bar { fill: var(--s5); }
 svg .bar.equal { fill: var(--dim); opacity: 0.55; }
 svg .number { font-size: 10.5px; text-anchor: middle; pointer-events: none; font-variant-numeric: tabular-nums; }
@@ -65,13 +78,7 @@ svg.timeline { min-width: 860px; }
 .chart figcaption span { color: var(--dim); font-variant-numeric: tabular-nums; }
 .chart i { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
 .chart svg, svg.timeline { display: block; width: 100%; height: auto; }
-.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
-.c4 { --c: var(--c4); } .c5 { --c: var(--c5); } .c6 { --c: var(--c6); } .c7 { --c: var(--c7); }
 .chart i { background: var(--c); }
-svg .curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; }
-svg .curve.faint { stroke-width: 1; opacity: 0.35; }
-svg .band { fill: var(--c); opacity: 0.2; }
-svg .dot { fill: var(--c); }
 svg .column rect { fill: transparent; }
 svg .column line { stroke: var(--ink); opacity: 0; }
 svg .column:hover line { opacity: 0.45; }
@@ -100,6 +107,30 @@ svg .span.frame text { fill: var(--dim); }
 code { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 0.93em; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 summary { cursor: pointer; }
+.browser > input, .steps > input { position: absolute; opacity: 0; }
+.browser > label, .steps > label { display: inline-block; padding: 2px 11px; margin: 0 6px 6px 0; border: 1px solid var(--line); border-radius: 6px;
+  font-size: 13px; cursor: pointer; font-variant-numeric: tabular-nums; }
+.browser > input:checked + label, .steps > input:checked + label { background: var(--ink); color: var(--page); border-color: var(--ink); }
+.browser > input:focus-visible + label, .steps > input:focus-visible + label { outline: 2px solid var(--accent); outline-offset: 1px; }
+.browser .what { display: inline-block; min-width: 52px; font-size: 13px; color: var(--dim); }
+.steps { display: flex; flex-wrap: wrap; align-items: baseline; }
+.steps > .step { display: none; order: 1; width: 100%; }
+.steps > input:checked + label + .step { display: block; }
+.samples { display: flex; flex-direction: column; border: 1px solid var(--line); border-radius: 8px; overflow: hidden; background: var(--line); gap: 1px; }
+.browser > .worst:checked ~ .steps .samples { flex-direction: column-reverse; }
+.browser > .logged:checked ~ .steps .sample { order: var(--row); }
+.sample { background: var(--page); }
+.sample summary { display: flex; gap: 12px; align-items: baseline; padding: 5px 12px; list-style: none; font-size: 13px; }
+.sample summary::-webkit-details-marker { display: none; }
+.sample summary:hover, .sample[open] summary { background: var(--panel); }
+.sample summary span { flex: 1 1 50%; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.sample summary .score { flex: 0 0 62px; padding: 0 8px; border-radius: 10px; text-align: center; font-weight: 600; color: var(--page); background: var(--c);
+  font-variant-numeric: tabular-nums; }
+.texts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 2px 16px; margin: 0; padding: 8px 12px 12px; }
+.texts dt { color: var(--dim); font-size: 13px; }
+.texts dd { margin: 0; }
+.texts pre { margin: 0; max-height: 420px; overflow-y: auto; }
+.texts .cut { color: var(--accent); font-style: italic; }
 @media print { .scroll { max-height: none; } }
 )css";
 
@@ -109,9 +140,18 @@ std::string html_page(std::string_view title, std::string_view body) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n"
       "<meta charset=\"utf-8\"/>\n<meta name=\"viewport\" content=\"width=device-width, "
-      "initial-scale=1\"/>\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n{}</body>\n</"
+      "initial-scale=1\"/>\n<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n{}</body>\n</"
       "html>\n",
-      escape_xml(title), kStyle, body);
+      escape_xml(title), kColours, kPageStyle, body);
+}
+
+std::string svg_file(int width, int height, std::string_view title, std::string_view body) {
+  return fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+      "height=\"{1}\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, "
+      "'DejaVu Sans', sans-serif\">\n<title>{2}</title>\n<style>{3}</style>\n<rect "
+      "width=\"{0}\" height=\"{1}\" rx=\"8\" fill=\"var(--page)\"/>\n{4}</svg>\n",
+      width, height, escape_xml(title), kColours, body);
 }
 
 std::string tile(std::string_view value, std::string_view what) {
@@ -121,7 +161,14 @@ std::string tile(std::string_view value, std::string_view what) {
 
 std::string escape_xml(std::string_view text) {
   std::string escaped;
-  for (const char c : text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    // Nor does it know U+FFFE and U+FFFF.
+    if (const auto three = text.substr(i, 3); three == "\xEF\xBF\xBE" || three == "\xEF\xBF\xBF") {
+      escaped += '?';
+      i += 2;
+      continue;
+    }
     switch (c) {
       case '&':
         escaped += "&amp;";

@@ -8,6 +8,9 @@ namespace ferry::cli {
 
 std::string html_page(std::string_view title, std::string_view body);
 
+// A picture by itself, in the same colours.
+std::string svg_file(int width, int height, std::string_view title, std::string_view body);
+
 // A number and what it says.
 std::string tile(std::string_view value, std::string_view what);
 

@@ -1,5 +1,5 @@
-// What a run did, for people: one HTML page of curves, costs and the timeline of a step, and as
-// JSON.
+// What a run did, for people: one HTML page of curves, samples, costs and the timeline of a step;
+// and as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/report/sample_browser.h"
 #include "trainer/metrics/run_log.h"
 
 namespace ferry::cli {
@@ -15,6 +16,7 @@ struct RunReport {
   trainer::RunLog log{};
   std::vector<trainer::MetricSummary> summaries{};
   std::vector<trainer::Span> spans{};  // of one step
+  std::vector<SampleSet> samples{};    // those that are there
 };
 
 std::string run_html(const RunReport& report);  // also well-formed XML

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "cli/report/chart.h"
 #include "cli/report/html.h"
 #include "cli/report/run.h"
+#include "cli/report/run_curves.h"
 #include "cli/report/text.h"
 #include "cli/report/timeline_svg.h"
 
@@ -14,63 +14,6 @@ namespace ferry::cli {
 namespace {
 
 using trainer::MetricSummary;
-
-// A chart of what belongs together: of these metrics, those that the run has.
-struct Panel {
-  ChartOptions options{};
-  std::vector<std::pair<const char*, const char*>> metrics{};  // and what the legend calls them
-};
-
-const std::vector<Panel>& panels() {
-  static const std::vector<Panel> all{
-      {{.title = "Loss", .smooth = true}, {{"train/loss", "training"}, {"val/loss", "validation"}}},
-      {{.title = "Score", .smooth = true},
-       {{"critic/score/mean", "mean"}, {"critic/score/max", "greatest"}}},
-      {{.title = "Policy loss", .smooth = true}, {{"actor/pg_loss", "actor"}}},
-      {{.title = "Value loss", .smooth = true}, {{"critic/vf_loss", "critic"}}},
-      {{.title = "KL divergence", .smooth = true},
-       {{"actor/kl_loss", "to the reference"}, {"actor/ppo_kl", "to the old policy"}}},
-      {{.title = "Entropy", .smooth = true}, {{"actor/entropy", "actor"}}},
-      {{.title = "Response length", .unit = "tokens", .smooth = true, .from_zero = true},
-       {{"response_length/mean", "mean"}, {"response_length/max", "greatest"}}},
-      {{.title = "Learning rate", .from_zero = true},
-       {{"train/lr", "model"}, {"actor/lr", "actor"}, {"critic/lr", "critic"}}},
-      {{.title = "Norm of the gradient", .logarithmic = true, .smooth = true},
-       {{"train/grad_norm", "model"},
-        {"actor/grad_norm", "actor"},
-        {"critic/grad_norm", "critic"}}},
-      {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
-       {{"perf/throughput", ""}}},
-      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
-       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
-      {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
-       {{"perf/time_per_step", ""}}},
-      {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
-       {{"perf/max_memory_allocated_gb", "allocated"},
-        {"perf/max_memory_reserved_gb", "reserved"}}},
-      {{.title = "Memory of the host", .unit = "GiB", .from_zero = true},
-       {{"perf/cpu_memory_used_gb", ""}}},
-  };
-  return all;
-}
-
-Series series_of(const trainer::MetricHistory& history,
-                 const std::string& metric,
-                 std::string name) {
-  Series series{.name = std::move(name)};
-  for (const auto& step : history.steps) {
-    const auto found = step.values.find(metric);
-    if (found == step.values.end()) continue;
-    series.steps.push_back(static_cast<double>(step.step));
-    series.values.push_back(found->second);
-  }
-  return series;
-}
-
-const MetricSummary* find(const RunReport& report, std::string_view metric) {
-  const auto found = std::ranges::find(report.summaries, metric, &MetricSummary::name);
-  return found == report.summaries.end() || found->num_finite == 0 ? nullptr : &*found;
-}
 
 std::string header(const RunReport& report) {
   const auto& steps = report.log.metrics.steps;
@@ -80,13 +23,21 @@ std::string header(const RunReport& report) {
   html += tile(format_count(steps.empty() ? 0 : steps.back().step), "steps");
   const auto add = [&](std::string_view metric, double MetricSummary::*value, std::string_view unit,
                        std::string_view what) {
-    const auto* summary = find(report, metric);
+    const auto* summary = find_summary(report, metric);
     if (summary != nullptr && summary->*value != 0)
       html += tile(short_number(summary->*value) + std::string(unit), what);
   };
   add("train/loss", &MetricSummary::last, "", "loss of the last step");
   add("val/loss", &MetricSummary::least, "", "least loss of validation");
   add("critic/score/mean", &MetricSummary::last, "", "mean score of the last step");
+  for (const auto& summary : report.summaries) {
+    const auto name = validation_name(summary.name);
+    if (!name || !name->is_core || !name->statistic.starts_with("mean@")) continue;
+    if (summary.num_finite > 0)
+      html += tile(short_number(summary.last),
+                   fmt::format("{} of {}, {} at first", name->statistic, name->quantity,
+                               short_number(summary.first)));
+  }
   add("perf/throughput", &MetricSummary::mean, "", "tokens/s per GPU, on average");
   add("perf/time_per_step", &MetricSummary::mean, " s", "a step, on average");
   add("perf/max_memory_allocated_gb", &MetricSummary::most, " GiB", "most memory of a GPU");
@@ -121,7 +72,7 @@ std::string parts(const RunReport& report) {
   }
   if (found.empty()) return {};
   std::ranges::sort(found, std::greater(), &MetricSummary::mean);
-  const auto* step = find(report, "perf/time_per_step");
+  const auto* step = find_summary(report, "perf/time_per_step");
   const auto whole = step != nullptr ? step->mean : found.front()->mean;
   std::string html = "<h2>Where the time of a step goes</h2>\n<table class=\"parts\">\n";
   for (const auto* part : found) {
@@ -148,15 +99,9 @@ std::string timeline(const RunReport& report) {
       report.spans.front().step, svg);
 }
 
-std::string other_charts(const RunReport& report, const std::set<std::string, std::less<>>& drawn) {
-  std::string html;
-  for (const auto& summary : report.summaries) {
-    if (drawn.contains(summary.name) || summary.name.starts_with("timing_")) continue;
-    html += line_chart({.title = summary.name, .smooth = true},
-                       {series_of(report.log.metrics, summary.name, summary.name)});
-  }
-  if (html.empty()) return {};
-  return "<h2>Other metrics</h2>\n<div class=\"charts small\">\n" + html + "</div>\n";
+std::string charts(std::string_view title, std::string_view classes, const std::string& figures) {
+  if (figures.empty()) return {};
+  return fmt::format("<h2>{}</h2>\n<div class=\"{}\">\n{}</div>\n", title, classes, figures);
 }
 
 std::string numbers(const RunReport& report) {
@@ -187,21 +132,12 @@ std::string configuration(const RunReport& report) {
 }  // namespace
 
 std::string run_html(const RunReport& report) {
-  auto html = header(report) + notes(report);
-  std::string charts;
-  std::set<std::string, std::less<>> drawn;
-  for (const auto& panel : panels()) {
-    std::vector<Series> series;
-    for (const auto& [metric, name] : panel.metrics) {
-      drawn.insert(metric);
-      if (find(report, metric) != nullptr)
-        series.push_back(series_of(report.log.metrics, metric, name));
-    }
-    if (!series.empty()) charts += line_chart(panel.options, series);
-  }
-  if (!charts.empty()) html += "<h2>Curves</h2>\n<div class=\"charts\">\n" + charts + "</div>\n";
-  html += parts(report) + timeline(report) + other_charts(report, drawn) + numbers(report) +
-          configuration(report);
+  const auto curves = run_curves(report);
+  auto html = header(report) + notes(report) + charts("Curves", "charts", curves.main);
+  for (const auto& set : report.samples)
+    html += sample_browser("Samples: " + set.folder.filename().string(), set);
+  html += parts(report) + timeline(report) + charts("Other metrics", "charts small", curves.other) +
+          numbers(report) + configuration(report);
   return html_page(fmt::format("{}: a training run", report.log.metrics_path.string()), html);
 }
 

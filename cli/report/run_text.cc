@@ -15,6 +15,10 @@ std::string run_text(const RunReport& report) {
   if (!report.spans.empty())
     text +=
         fmt::format("timeline step {}, {} spans\n", report.spans.front().step, report.spans.size());
+  for (const auto& set : report.samples) {
+    text +=
+        fmt::format("samples  {}, {} steps\n", set.folder.string(), format_count(set.num_steps));
+  }
   for (const auto& one : report.summaries) {
     if (one.num_not_finite > 0) {
       text += fmt::format("warning  {} is not finite in {} steps, at step {} first\n", one.name,
@@ -37,10 +41,14 @@ nlohmann::ordered_json run_json(const RunReport& report) {
                               {"most", one.most}});
   }
   const auto& history = report.log.metrics;
+  auto samples = nlohmann::ordered_json::array();
+  for (const auto& set : report.samples)
+    samples.push_back({{"folder", set.folder.string()}, {"steps", set.num_steps}});
   return {{"run", report.log.metrics_path.string()},
           {"last_step", history.steps.empty() ? 0 : history.steps.back().step},
           {"unreadable_lines", history.num_unreadable},
-          {"metrics", std::move(metrics)}};
+          {"metrics", std::move(metrics)},
+          {"samples", std::move(samples)}};
 }
 
 }  // namespace ferry::cli

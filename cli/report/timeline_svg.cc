@@ -30,7 +30,7 @@ struct Lane {
 
 // What a name looks like, and how much of all ranks' time it takes.
 struct Kind {
-  bool is_frame = false;  // others lie in it: it is drawn plain
+  bool is_frame = false;  // others lie in it, and it is about all of the step: it is drawn plain
   double seconds = 0;
   std::string classes{};
 };
@@ -56,15 +56,19 @@ std::vector<Lane> lanes_of(const std::vector<Span>& spans, Kinds& kinds) {
   return lanes;
 }
 
-// Names, the one that takes longest first: it gets the first colour.
-std::vector<std::string> give_colours(Kinds& kinds) {
+// Names, the one that takes longest first: it gets the first colour. `step_seconds` are those of
+// all ranks.
+std::vector<std::string> give_colours(Kinds& kinds, double step_seconds) {
   std::vector<std::string> names;
   for (const auto& [name, kind] : kinds) names.push_back(name);
   std::ranges::stable_sort(names, std::greater(),
                            [&](const std::string& name) { return kinds.at(name).seconds; });
   std::size_t colour = 0;
-  for (const auto& name : names)
-    kinds.at(name).classes = kinds.at(name).is_frame ? "frame" : colour_class(colour++);
+  for (const auto& name : names) {
+    auto& kind = kinds.at(name);
+    kind.is_frame &= kind.seconds > 0.9 * step_seconds;
+    kind.classes = kind.is_frame ? "frame" : colour_class(colour++);
+  }
   return names;
 }
 
@@ -87,9 +91,9 @@ std::string timeline_svg(const std::vector<Span>& spans) {
   if (spans.empty()) return {};
   Kinds kinds;
   const auto lanes = lanes_of(spans, kinds);
-  const auto names = give_colours(kinds);
   const auto begin = std::ranges::min(spans, {}, &Span::start).start;
   const auto end = std::max(std::ranges::max(spans, {}, &Span::end).end, begin + 1e-9);
+  const auto names = give_colours(kinds, (end - begin) * static_cast<double>(lanes.size()));
   const auto x = [&](double time) {
     return kLeft + (time - begin) / (end - begin) * (kWidth - kLeft - kRight);
   };

@@ -27,6 +27,17 @@ def page_of(folder):
     return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
 
 
+def score(n):
+    return 0.1 * (n % 4)
+
+
+def write_samples(folder, steps, count=8, **more):
+    folder.mkdir(parents=True)
+    for step in steps:
+        rows = [{"input": f"prompt {step}-{n}", "output": f"answer {n}", "gts": f"truth {n}", "score": score(n), "step": step} | more for n in range(count)]
+        (folder / f"{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def texts(element):
     return " ".join("".join(element.itertext()).split())
 
@@ -123,3 +134,126 @@ def test_a_run_without_metrics_is_an_error(work):
     (run / "metrics.jsonl").write_bytes(bytes(range(256)) * 4)
     assert ferry("report", run).returncode == 0
     page_of(run)
+
+
+# ------------------------------------------------------------------------------------------ reinforcement learning
+
+PHASES = ["gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights", "testing", "save_checkpoint"]
+
+
+def rl_step(step):
+    """A line of metrics as verl writes it."""
+    data = {f"critic/{name}/{statistic}": value for name in ("score", "rewards", "advantages", "returns")
+            for statistic, value in (("mean", step / 40), ("max", 1), ("min", 0))}
+    data |= {f"response_length/{name}": 10 for name in ("mean", "max", "min", "clip_ratio")}
+    data |= {"actor/ppo_kl": 1e-4, "actor/kl_loss": 0.01 * step, "actor/entropy": 1 / step, "actor/pg_clipfrac": 0.01, "actor/pg_clipfrac_lower": 0}
+    if step % 5 == 0:
+        data |= {"val-core/a/b/acc/mean@4": step / 20, "val-core/a/b/acc/best@4/mean": 1, "val-core/a/b/acc/best@4/std": 0.1,
+                 "val-aux/a/b/acc/worst@4/mean": 0, "val-aux/a/b/acc/best@2/mean": 0.5, "val-aux/a/b/reward/mean@4": 0.25, "val-core/c/reward/mean@1": 0.75}
+    return data
+
+
+def test_the_curves_of_reinforcement_learning(work):
+    run = write_run(work / "run", [(step, rl_step(step)) for step in range(1, 21)])
+    run_ok("report", run)
+    page = page_of(run)
+    assert titles(page) == ["Validation: a/b/acc", "Validation: c/reward mean@1", "Score", "KL divergence", "Share of tokens clipped", "Entropy",
+                            "Response length", "Share of answers cut off at the limit", "critic/advantages", "critic/returns", "critic/rewards",
+                            "Validation: a/b/reward mean@4"]
+    points = [texts(title) for title in every(every(page, "figure")[0], "title")]
+    assert points == [f"step {step} mean@4: {step / 20:g} best@4: 1 worst@4: 0" for step in (5, 10, 15, 20)]
+    assert "1mean@4 of a/b/acc, 0.25 at first" in [texts(tile) for tile in every(page, "div", "tile")]
+
+
+def test_the_phases_of_a_step_are_told_apart(work):
+    spans = [dict(name="step", start=100, end=100 + len(PHASES), rank=0, step=1)]
+    for i, phase in enumerate(PHASES):
+        spans.append(dict(name=phase, start=100 + i, end=101 + i, rank=0, step=1))
+        spans.append(dict(name="inner", start=100 + i, end=100.5 + i, rank=0, step=1))
+    run = write_run(work / "run", [(1, {})], spans)
+    run_ok("report", run)
+    drawn = {texts(every(span, "title")[0]).split()[0]: span.get("class") for span in every(page_of(run), "g", "span")}
+    assert list(drawn) == ["step", "gen", "inner", *PHASES[1:]]
+    assert drawn.pop("step") == "span frame" and len(set(drawn.values())) == len(drawn)
+
+
+def steps_of(page):
+    """{step: [(score, prompt, answer, truth)]} of the samples that a page shows, in its order."""
+    shown = {}
+    for label, step in zip(every(every(page, "div", "steps")[0], "label"), every(page, "div", "step"), strict=True):
+        shown[int(texts(label))] = [(float(texts(every(one, "span", "score")[0])), *map(texts, every(one, "pre")[:3])) for one in every(step, "details")]
+    return shown
+
+
+def test_samples_can_be_read(work):
+    run = write_run(work / "run", [(step, {}) for step in (1, 2)])
+    write_samples(run / "rollouts", [1, 2], acc=0.5)
+    assert f"samples  {run}/rollouts, 2 steps" in run_ok("report", run).stdout
+    page = page_of(run)
+    shown = steps_of(page)
+    assert list(shown) == [1, 2]
+    for step, rows in shown.items():
+        assert rows == [(pytest.approx(score(n)), f"prompt {step}-{n}", f"answer {n}", f"truth {n}") for n in (3, 7, 2, 6, 1, 5, 0, 4)]
+    assert "Step 2: 8 answers, mean score 0.15: 2 × 0.3, 2 × 0.2, 2 × 0.1, 2 × 0." in texts(page)
+    # By a style sheet alone: who opens the page picks the step and the order.
+    assert [(one.get("id"), one.get("checked")) for one in every(page, "input")] == [
+        ("Samples--rollouts-best", "checked"), ("Samples--rollouts-worst", None), ("Samples--rollouts-logged", None),
+        ("Samples--rollouts-step-1", None), ("Samples--rollouts-step-2", "checked")]
+    assert [one.get("style") for one in every(page, "details")[:3]] == ["--row: 3", "--row: 7", "--row: 2"]
+
+
+def test_what_is_left_out_of_many_samples_is_said(work):
+    run = write_run(work / "run", [(1, {})])
+    write_samples(run / "validations", range(0, 500, 5), count=40)
+    lines = [{"input": "x" * 5000 + "ü" * 5000, "output": "</pre>\u0001\uffff]]>", "gts": ["a", 1], "score": None, "extra": {"b": "<"}}]
+    (run / "validations/495.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "not JSON\n")
+    (work / "more").mkdir()
+    (work / "more/7.jsonl").write_text("")
+    report = ferry_json("report", run, "--samples", work / "more")
+    assert report["samples"] == [{"folder": f"{run}/validations", "steps": 100}, {"folder": f"{work}/more", "steps": 1}]
+    page = page_of(run)
+    labels = [int(texts(label)) for label in every(every(page, "div", "steps")[0], "label")]
+    assert len(labels) == 21 and labels[0] == 0 and labels[-1] == 495 and labels == sorted(labels)
+    first, *_, last = every(page, "div", "step")[:21]
+    assert "Step 0: 40 answers" in texts(first) and "20 of them are shown" in texts(first)
+    assert len(every(first, "details")) == 20
+    assert [texts(one) for one in every(first, "span", "score")] == ["0.3"] * 5 + ["0.2"] * 5 + ["0.1"] * 5 + ["0"] * 5
+    assert texts(every(last, "span", "score")[0]) == "none" and "12,000 bytes are left out here" in texts(last)
+    assert '["a",1]' in texts(last) and "</pre>??]]>" in texts(last)
+    assert "21 of 100 steps are here; 1 lines are no answers" in texts(page)
+    assert "Step 7: 0 answers, without a score" in texts(page)
+    assert "--samples" in run_ok("report", run, "--samples", work, code=2).stderr
+    # A step that is asked for is there.
+    assert 35 not in labels
+    run_ok("report", run, "--step", 35)
+    assert "Step 35: 40 answers" in texts(page_of(run))
+    assert "--step 36" in run_ok("report", run, "--step", 36, code=2).stderr
+
+
+def test_one_curve_of_several_runs_is_a_picture(work):
+    for seed in range(3):
+        write_run(work / f"seed{seed}", [(step, {"val-core/a/acc/mean@1": (step + seed) / 30}) for step in range(0, 21, 5)])
+    runs = [work / f"seed{seed}" for seed in range(3)]
+    run_ok("report", *runs, "--curve", "val-core/a/acc/mean@1", "--svg", work / "out.svg")
+    text = (work / "out.svg").read_text()
+    assert not re.search(r"<script|<image|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", text)
+    svg = ElementTree.fromstring(text)
+    words = [texts(one) for one in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[:4] == ["val-core/a/acc/mean@1", "seed0", "seed1", "seed2"] and words[-1] == "step"
+    dots = {colour: [float(dot.get("cy")) for dot in svg.iter("{http://www.w3.org/2000/svg}circle") if dot.get("class") == f"dot {colour}"]
+            for colour in ("c0", "c1", "c2")}
+    assert all(len(heights) == 5 and heights == sorted(heights, reverse=True) for heights in dots.values())
+    assert all(low > middle > high for low, middle, high in zip(*dots.values()))
+
+
+def test_a_curve_that_a_run_lacks_is_an_error(work):
+    (work / "a").mkdir()
+    run, other = write_run(work / "a/run", [(1, {"x": 1})]), write_run(work / "run", [(1, {"y": 1, "x": None})])
+    done = run_ok("report", run, other, "--curve", "x", "--svg", work / "out.svg", code=2)
+    assert f"{other}/metrics.jsonl: has no value of x" in done.stderr and not (work / "out.svg").exists()
+    assert "--curve" in run_ok("report", run, other, code=2).stderr
+    assert "--svg" in run_ok("report", run, "--curve", "x", code=2).stderr
+    # Folders of one name are told apart by their paths.
+    write_run(other, [(1, {"x": 2})])
+    run_ok("report", run, other, "--curve", "x", "--svg", work / "out.svg")
+    assert str(run) in (work / "out.svg").read_text()

@@ -13,6 +13,10 @@
 
 namespace ferry::trainer {
 
+// Where they lie in the folder of a run, unless it was told otherwise.
+inline constexpr const char* kRolloutDataFolder = "rollouts";
+inline constexpr const char* kValidationDataFolder = "validations";
+
 // {"input": "2+2=", "output": "4", "gts": "4", "score": 1.0, "step": 12, "acc": 1.0}
 struct LoggedSample {
   std::string input{};   // the prompt

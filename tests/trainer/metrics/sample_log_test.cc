@@ -19,12 +19,12 @@ using support::fails;
 
 TEST(SampleLog, HasALineForEachAnswer) {
   const support::TempDir dir;
-  const SampleLog log(dir / "rollout_data", 1);
+  const SampleLog log(dir / "rollouts", 1);
   log.write(12,
             std::vector<LoggedSample>{
                 {.input = "2+2=", .output = "4\n", .gts = "4", .score = 1, .extra = {{"acc", 1.0}}},
                 {.input = "grüß", .output = "\xff", .score = NAN, .extra = {{"pred", nullptr}}}});
-  EXPECT_EQ(distckpt::read_text(dir / "rollout_data/12.jsonl"),
+  EXPECT_EQ(distckpt::read_text(dir / "rollouts/12.jsonl"),
             "{\"input\":\"2+2=\",\"output\":\"4\\n\",\"gts\":\"4\",\"score\":1.0,\"step\":12,"
             "\"acc\":1.0}\n"
             "{\"input\":\"grüß\",\"output\":\"\uFFFD\",\"gts\":null,\"score\":null,\"step\":12,"

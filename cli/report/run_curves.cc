@@ -1,0 +1,201 @@
+#include "cli/report/run_curves.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace ferry::cli {
+namespace {
+
+using trainer::MetricSummary;
+using Names = std::set<std::string, std::less<>>;
+
+// A chart of what belongs together: of these metrics, those that the run has.
+struct Panel {
+  ChartOptions options{};
+  std::vector<std::pair<const char*, const char*>> metrics{};  // and what the legend calls them
+};
+
+const std::vector<Panel>& panels() {
+  static const std::vector<Panel> all{
+      {{.title = "Loss", .smooth = true}, {{"train/loss", "training"}, {"val/loss", "validation"}}},
+      {{.title = "Score", .smooth = true},
+       {{"critic/score/mean", "mean"},
+        {"critic/score/max", "greatest"},
+        {"critic/score/min", "least"}}},
+      {{.title = "Policy loss", .smooth = true}, {{"actor/pg_loss", "actor"}}},
+      {{.title = "Value loss", .smooth = true}, {{"critic/vf_loss", "critic"}}},
+      {{.title = "KL divergence", .smooth = true},
+       {{"actor/kl_loss", "to the reference"},
+        {"actor/reward_kl_penalty", "to the reference, in the reward"},
+        {"actor/ppo_kl", "to the old policy"}}},
+      {{.title = "Share of tokens clipped", .smooth = true, .from_zero = true},
+       {{"actor/pg_clipfrac", "policy"},
+        {"actor/pg_clipfrac_lower", "policy, lower bound"},
+        {"critic/vf_clipfrac", "values"}}},
+      {{.title = "Entropy", .smooth = true}, {{"actor/entropy", "actor"}}},
+      {{.title = "Response length", .unit = "tokens", .smooth = true, .from_zero = true},
+       {{"response_length/mean", "mean"},
+        {"response_length/max", "greatest"},
+        {"response_length/min", "least"}}},
+      {{.title = "Share of answers cut off at the limit", .smooth = true, .from_zero = true},
+       {{"response_length/clip_ratio", ""}}},
+      {{.title = "Rollout and trainer: difference of probabilities",
+        .smooth = true,
+        .from_zero = true},
+       {{"training/rollout_probs_diff_mean", "mean"},
+        {"training/rollout_probs_diff_max", "greatest"}}},
+      {{.title = "Variance that the critic explains", .smooth = true},
+       {{"critic/vf_explained_var", ""}}},
+      {{.title = "Learning rate", .from_zero = true},
+       {{"train/lr", "model"}, {"actor/lr", "actor"}, {"critic/lr", "critic"}}},
+      {{.title = "Norm of the gradient", .logarithmic = true, .smooth = true},
+       {{"train/grad_norm", "model"},
+        {"actor/grad_norm", "actor"},
+        {"critic/grad_norm", "critic"}}},
+      {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
+       {{"perf/throughput", ""}}},
+      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
+       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
+      {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
+       {{"perf/time_per_step", ""}}},
+      {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
+       {{"perf/max_memory_allocated_gb", "allocated"},
+        {"perf/max_memory_reserved_gb", "reserved"}}},
+      {{.title = "Memory of the host", .unit = "GiB", .from_zero = true},
+       {{"perf/cpu_memory_used_gb", ""}}},
+  };
+  return all;
+}
+
+// "best@4/mean" is of 4.
+int number_of(std::string_view statistic) {
+  int number = 0;
+  const auto begin = statistic.find('@') + 1;
+  std::from_chars(statistic.data() + begin, statistic.data() + statistic.size(), number);
+  return number;
+}
+
+// A chart of each quantity that was validated: of the largest number of answers, how good they are
+// on average, the best, the one most agree on, the worst.
+std::string validation_charts(const RunReport& report, bool core, Names& drawn) {
+  struct Quantity {
+    std::map<std::string, std::string> metrics{};  // by statistic
+    int most = 0;                                  // answers
+    bool is_core = false;
+  };
+  std::map<std::string, Quantity> quantities;
+  for (const auto& summary : report.summaries) {
+    const auto name = validation_name(summary.name);
+    if (!name) continue;
+    auto& quantity = quantities[name->quantity];
+    quantity.metrics[name->statistic] = summary.name;
+    quantity.most = std::max(quantity.most, number_of(name->statistic));
+    quantity.is_core |= name->is_core;
+  }
+  std::string html;
+  for (const auto& [title, quantity] : quantities) {
+    // The others are in the table.
+    for (const auto& [statistic, metric] : quantity.metrics) drawn.insert(metric);
+    if (quantity.is_core != core) continue;
+    std::vector<Series> series;
+    for (const auto& [kind, of_draws] :
+         {std::pair("mean", ""), {"best", "/mean"}, {"maj", "/mean"}, {"worst", "/mean"}}) {
+      const auto name = fmt::format("{}@{}", kind, quantity.most);
+      const auto found = quantity.metrics.find(name + of_draws);
+      if (found != quantity.metrics.end() && find_summary(report, found->second) != nullptr)
+        series.push_back(series_of(report.log.metrics, found->second, name));
+    }
+    if (series.empty()) continue;
+    // The legend names curves only where there are several.
+    const auto shown =
+        fmt::format("Validation: {}{}", title, series.size() == 1 ? " " + series[0].name : "");
+    html += line_chart({.title = shown, .from_zero = true}, series);
+  }
+  return html;
+}
+
+// One chart of each metric that is not drawn yet; mean, max and min of a quantity share theirs.
+std::string remaining_charts(const RunReport& report, const Names& drawn) {
+  constexpr std::array<std::string_view, 3> kStatistics{"mean", "max", "min"};
+  std::map<std::string, std::map<std::size_t, std::string>> charts;  // by title; then by statistic
+  for (const auto& summary : report.summaries) {
+    const std::string_view name = summary.name;
+    if (drawn.contains(name) || name.starts_with("timing_")) continue;
+    const auto slash = name.rfind('/');
+    const auto found = slash == std::string_view::npos
+                           ? kStatistics.end()
+                           : std::ranges::find(kStatistics, name.substr(slash + 1));
+    if (found == kStatistics.end())
+      charts[summary.name][0] = summary.name;
+    else
+      charts[std::string(name.substr(0, slash))]
+            [static_cast<std::size_t>(found - kStatistics.begin()) + 1] = summary.name;
+  }
+  std::string html;
+  for (const auto& [title, metrics] : charts) {
+    std::vector<Series> series;
+    for (const auto& [statistic, metric] : metrics)
+      series.push_back(series_of(report.log.metrics, metric,
+                                 statistic == 0 ? "" : std::string(kStatistics[statistic - 1])));
+    const auto shown = metrics.size() == 1 ? metrics.begin()->second : title;
+    html += line_chart({.title = shown, .smooth = true}, series);
+  }
+  return html;
+}
+
+}  // namespace
+
+RunCurves run_curves(const RunReport& report) {
+  RunCurves curves;
+  Names drawn;
+  curves.main = validation_charts(report, true, drawn);
+  for (const auto& panel : panels()) {
+    std::vector<Series> series;
+    for (const auto& [metric, name] : panel.metrics) {
+      drawn.insert(metric);
+      if (find_summary(report, metric) != nullptr)
+        series.push_back(series_of(report.log.metrics, metric, name));
+    }
+    if (!series.empty()) curves.main += line_chart(panel.options, series);
+  }
+  curves.other = remaining_charts(report, drawn) + validation_charts(report, false, drawn);
+  return curves;
+}
+
+Series series_of(const trainer::MetricHistory& history, std::string_view metric, std::string name) {
+  Series series{.name = std::move(name)};
+  for (const auto& step : history.steps) {
+    const auto found = step.values.find(metric);
+    if (found == step.values.end()) continue;
+    series.steps.push_back(static_cast<double>(step.step));
+    series.values.push_back(found->second);
+  }
+  return series;
+}
+
+const MetricSummary* find_summary(const RunReport& report, std::string_view metric) {
+  const auto found = std::ranges::find(report.summaries, metric, &MetricSummary::name);
+  return found == report.summaries.end() || found->num_finite == 0 ? nullptr : &*found;
+}
+
+std::optional<ValidationName> validation_name(std::string_view metric) {
+  const bool is_core = metric.starts_with("val-core/");
+  if (!is_core && !metric.starts_with("val-aux/")) return std::nullopt;
+  const auto at = metric.rfind('@');
+  if (at == std::string_view::npos) return std::nullopt;
+  const auto begin = metric.find('/') + 1;
+  const auto slash = metric.rfind('/', at);
+  if (slash < begin) return std::nullopt;
+  return ValidationName{.quantity = std::string(metric.substr(begin, slash - begin)),
+                        .statistic = std::string(metric.substr(slash + 1)),
+                        .is_core = is_core};
+}
+
+}  // namespace ferry::cli

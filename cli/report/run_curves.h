@@ -1,0 +1,32 @@
+// The charts of a run: of its metrics, those that belong together in one.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/report/chart.h"
+#include "cli/report/run.h"
+
+namespace ferry::cli {
+
+struct RunCurves {
+  std::string main{};   // what one looks at first
+  std::string other{};  // every other metric, but for times of parts
+};
+RunCurves run_curves(const RunReport& report);
+
+Series series_of(const trainer::MetricHistory& history, std::string_view metric, std::string name);
+
+// A summary with a finite value; null if there is none.
+const trainer::MetricSummary* find_summary(const RunReport& report, std::string_view metric);
+
+// "val-core/openai/gsm8k/acc/best@4/mean" taken apart.
+struct ValidationName {
+  std::string quantity{};   // "openai/gsm8k/acc"
+  std::string statistic{};  // "best@4/mean"
+  bool is_core = false;
+};
+std::optional<ValidationName> validation_name(std::string_view metric);
+
+}  // namespace ferry::cli

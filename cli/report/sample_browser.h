@@ -1,0 +1,40 @@
+// Answers of a run to read: pick a step, order its answers by score, open one. Pure HTML and CSS:
+// it works wherever the page is opened. Of a long run some steps, of a step some answers, of a long
+// text its ends are shown; what is left out is said.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trainer/metrics/sample_log.h"
+
+namespace ferry::cli {
+
+// Of one step.
+struct ShownStep {
+  std::int64_t step = 0;
+  std::int64_t num_samples = 0;
+  std::vector<double> scores{};  // of all of them, finite ones, ascending
+  // Those that are shown, best first, and the row of each in the file, from 0.
+  std::vector<trainer::LoggedSample> samples{};
+  std::vector<std::size_t> rows{};
+};
+
+struct SampleSet {
+  std::filesystem::path folder{};
+  std::int64_t num_steps = 0;
+  std::int64_t num_unreadable = 0;  // lines of the files that were read
+  std::vector<ShownStep> steps{};   // ascending
+};
+
+// Steps evenly over the run, with its first and last and `step`, if there is one; of each, answers
+// of every score, the best and the worst among them. Empty if the folder has none.
+SampleSet read_sample_set(const std::filesystem::path& folder, std::optional<std::int64_t> step);
+
+// `name` is that of its section, and unique on the page. "" where there are no samples.
+std::string sample_browser(const std::string& name, const SampleSet& set);
+
+}  // namespace ferry::cli
