@@ -1,5 +1,7 @@
 #include "models/parallel_state.h"
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -15,23 +17,47 @@ void require_divides(std::int64_t part, std::int64_t whole, const char* what, co
           what, by, part);
 }
 
-// The ranks that stand where `mine` does on every axis but those that `move` forgets.
-template <typename Move>
-std::vector<int> ranks_like(const MeshShape& shape, const MeshCoordinates& mine, Move&& move) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < shape.world_size(); ++rank) {
-    const auto there = shape.coordinates(rank);
-    if (move(there) == move(mine)) ranks.push_back(rank);
+std::vector<int> all_if_none(std::vector<int> ranks, const World& world) {
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(world.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
   }
+  const bool ascending = std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end();
+  require(ascending && ranks.front() >= 0 && ranks.back() < world.size(), ErrorKind::kUsage,
+          "ranks {} of a mesh: they have to ascend, below {}", fmt::join(ranks, ", "),
+          world.size());
   return ranks;
+}
+
+// This rank's number in the mesh.
+int number_of(const World& world, const std::vector<int>& ranks, const std::string& name) {
+  const auto me = std::ranges::find(ranks, world.rank());
+  require(me != ranks.end(), ErrorKind::kBug, "rank {} is not of the mesh {}", world.rank(), name);
+  return static_cast<int>(me - ranks.begin());
+}
+
+// Of the mesh's ranks those that stand where `mine` does on every axis but those that `move`
+// forgets.
+template <typename Move>
+std::vector<int> ranks_like(const std::vector<int>& ranks,
+                            const MeshShape& shape,
+                            const MeshCoordinates& mine,
+                            Move&& move) {
+  std::vector<int> like;
+  for (int number = 0; number < shape.world_size(); ++number) {
+    const auto there = shape.coordinates(number);
+    if (move(there) == move(mine)) like.push_back(ranks[static_cast<std::size_t>(number)]);
+  }
+  return like;
 }
 
 }  // namespace
 
 MeshShape::MeshShape(distckpt::ParallelConfig parallel, int world_size)
     : parallel_(std::move(parallel)), world_size_(world_size) {
-  for (const auto& [size, name] : {std::pair(tp(), "tp"), std::pair(cp(), "cp"), std::pair(pp(), "pp"),
-                                   std::pair(ep(), "ep"), std::pair(etp(), "etp")}) {
+  for (const auto& [size, name] :
+       {std::pair(tp(), "tp"), std::pair(cp(), "cp"), std::pair(pp(), "pp"), std::pair(ep(), "ep"),
+        std::pair(etp(), "etp")}) {
     require(size >= 1, ErrorKind::kUsage, "{} is {}, it has to be 1 at least", name, size);
   }
   require(world_size_ % (tp() * cp() * pp()) == 0, ErrorKind::kUsage,
@@ -79,17 +105,19 @@ void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh
 
 ParallelState::ParallelState(World& world,
                              const distckpt::ParallelConfig& parallel,
-                             const std::string& name)
+                             const std::string& name,
+                             std::vector<int> ranks)
     : world_(&world),
-      shape_(parallel, world.size()),
-      coordinates_(shape_.coordinates(world.rank())) {
+      ranks_(all_if_none(std::move(ranks), world)),
+      shape_(parallel, static_cast<int>(ranks_.size())),
+      coordinates_(shape_.coordinates(number_of(world, ranks_, name))) {
   using At = MeshCoordinates;
   const auto group = [&](const char* axis, auto&& forget) {
     const auto move = [&](At at) {
       forget(at);
       return at;
     };
-    return ProcessGroup(world, name + "/" + axis, ranks_like(shape_, coordinates_, move));
+    return ProcessGroup(world, name + "/" + axis, ranks_like(ranks_, shape_, coordinates_, move));
   };
   // A dense axis leaves the experts' coordinates out of the comparison, and the other way round.
   const auto dense = [](At& at) { at.etp = at.ep = at.edp = 0; };

@@ -1,8 +1,10 @@
 // The mesh: which ranks of a run share what, and this rank's place in it. An object, passed and
-// never global, so that meshes of different shapes over the same ranks live side by side.
+// never global, so that meshes of different shapes live side by side, over the same ranks or over
+// others.
 //
-// Ranks are numbered as Megatron-Core numbers them (parallel_state.py, order tp-cp-ep-dp-pp):
-// tensor parallel fastest, pipeline slowest; experts have a numbering of their own within a stage.
+// The ranks of a mesh are numbered as Megatron-Core numbers them (parallel_state.py, order
+// tp-cp-ep-dp-pp): tensor parallel fastest, pipeline slowest; experts have a numbering of their own
+// within a stage.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +59,13 @@ void check_fits(const distckpt::TransformerConfig& config, const MeshShape& mesh
 
 class ParallelState {
  public:
-  // Called by all ranks of the world, in the same order as other meshes; `name` tells meshes apart.
-  ParallelState(World& world, const distckpt::ParallelConfig& parallel, const std::string& name);
+  // Called by all of `ranks` (of the world, ascending; none: all), and no others, in the same order
+  // as other meshes; `name` tells meshes apart. Throws Error(kUsage) if the sizes do not divide
+  // them.
+  ParallelState(World& world,
+                const distckpt::ParallelConfig& parallel,
+                const std::string& name,
+                std::vector<int> ranks = {});
 
   const MeshShape& shape() const { return shape_; }
   const MeshCoordinates& coordinates() const { return coordinates_; }
@@ -79,6 +86,7 @@ class ParallelState {
 
  private:
   World* world_;
+  std::vector<int> ranks_;
   MeshShape shape_;
   MeshCoordinates coordinates_;
   ProcessGroup all_, tp_, cp_, dp_, dp_cp_, pp_, ep_, etp_, edp_;

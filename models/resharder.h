@@ -55,6 +55,7 @@ class Resharder {
   ReshardReport run_and_verify();
 
   const distckpt::RankPlan& plan() const { return plan_; }
+  const ProcessGroup& ranks() const { return group_; }  // all of the world
 
  private:
   // A part of a copy that goes in one message, and where in it.

@@ -1,5 +1,7 @@
 #include "trainer/hybrid_engine.h"
 
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -10,6 +12,36 @@ namespace ferry::trainer {
 
 using distckpt::LocalShard;
 using models::GPTModel;
+using models::NumericsPolicy;
+
+namespace {
+
+// The unlike ones of all ranks that have a model.
+std::vector<NumericsPolicy> policies(const models::ProcessGroup& ranks, const GPTModel* mine) {
+  std::string text;
+  if (mine != nullptr) {
+    for (const auto& [name, value] : models::numerics_policy(*mine).entries)
+      text += name + '\0' + value + '\0';
+  }
+  std::vector<NumericsPolicy> all;
+  for (std::string_view rest : ranks.all_gather_bytes(text)) {
+    NumericsPolicy policy;
+    const auto take = [&] {
+      const auto word = rest.substr(0, rest.find('\0'));
+      rest.remove_prefix(word.size() + 1);
+      return std::string(word);
+    };
+    while (!rest.empty()) {
+      auto name = take();
+      policy.entries.emplace_back(std::move(name), take());
+    }
+    if (!policy.entries.empty() && std::ranges::find(all, policy) == all.end())
+      all.push_back(std::move(policy));
+  }
+  return all;
+}
+
+}  // namespace
 
 HybridEngine::HybridEngine(models::World& world,
                            const std::string& name,
@@ -25,9 +57,10 @@ HybridEngine::HybridEngine(models::World& world,
           world, name, models::sharded_state_dict(actor_), rollout_shards(), options.reshard) {
   require((rollout_.model == nullptr) == (rollout_.engine == nullptr), ErrorKind::kBug,
           "a rollout is a model and its engine");
-  if (!actor_.empty() && rollout_.model != nullptr)
-    models::require_same_numerics(models::numerics_policy(*actor_.front()),
-                                  models::numerics_policy(*rollout_.model));
+  const auto trains = policies(resharder_.ranks(), actor_.empty() ? nullptr : actor_.front());
+  for (const auto& generates : policies(resharder_.ranks(), rollout_.model)) {
+    for (const auto& one : trains) models::require_same_numerics(one, generates);
+  }
   train_mode();
 }
 
@@ -51,7 +84,7 @@ models::ReshardReport HybridEngine::rollout_mode() {
 
 void HybridEngine::train_mode() {
   require(rolling_, ErrorKind::kBug, "the actor has the device already");
-  if (rollout_.engine != nullptr) rollout_.engine->sleep(options_.sleep_level);
+  if (rollout_.engine != nullptr && !actor_.empty()) rollout_.engine->sleep(options_.sleep_level);
   if (offload_ != nullptr) offload_->to_device(options_.offload);
   rolling_ = false;
 }

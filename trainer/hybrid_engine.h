@@ -1,6 +1,7 @@
 // The actor's weights in two forms (verl's hybrid engine): the shards that it trains on, and those
-// that the rollout generates with, at any two meshes. Going over to generation reshards the ones
-// into the others; going back the rollout sleeps.
+// that the rollout generates with, at any two meshes, also of other ranks. Going over to generation
+// reshards the ones into the others; going back the rollout sleeps on ranks that the actor needs,
+// and stays awake on its own.
 #pragma once
 
 #include <optional>
@@ -19,7 +20,8 @@ struct HybridEngineOptions {
   // What rests on the host while the rollout generates: gradients, optimizer, and, once they have
   // been resharded, the actor's parameters.
   OffloadFlags offload{};
-  // Of the rollout, while the actor trains: 1 gives the KV cache back, 2 its weights too.
+  // Of the rollout where the actor is, too, while it trains: 1 gives the KV cache back, 2 the
+  // weights too.
   int sleep_level = 2;
   bool verify = false;  // the digest of every message of a reshard
   models::ReshardOptions reshard{};
@@ -35,8 +37,8 @@ class HybridEngine {
  public:
   // Called by all ranks of the world, each with its chunks of the actor and its rollout, either
   // perhaps none; `actor_offload` null: the actor stays where it is. All outlive this. Begins in
-  // train_mode(). In kBitwise throws Error(kUsage) if the rollout computes by another numerical
-  // policy than the actor.
+  // train_mode(). In kBitwise throws Error(kUsage), on all ranks, if any rank's rollout computes by
+  // another numerical policy than the actor.
   HybridEngine(models::World& world,
                const std::string& name,
                std::vector<models::GPTModel*> actor,

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "distckpt/error.h"
@@ -106,6 +107,32 @@ TEST(ParallelState, MeshesOfOtherShapesLiveSideBySide) {
     EXPECT_EQ(sum(wide.tp()), 6);
     EXPECT_EQ(sum(deep.tp()), world.rank() < 2 ? 1 : 5);
     EXPECT_EQ(sum(deep.all()), 6);
+  });
+}
+
+TEST(ParallelState, IsOverAnyRanksNumberedAsIfTheyWereAll) {
+  run_ranks(4, {}, [](World& world) {
+    const auto sum = [&](const ProcessGroup& group) {
+      return group.all_reduce(at::full({1}, world.rank(), at::kLong)).item<int>();
+    };
+    if (world.rank() == 1) {
+      const ParallelState alone(world, {}, "alone", {1});
+      EXPECT_EQ(alone.coordinates(), MeshCoordinates{});
+      EXPECT_EQ(sum(alone.all()), 1);
+      EXPECT_THROW(ParallelState(world, {}, "of others", {0, 2}), Error);
+      EXPECT_THROW(ParallelState(world, {}, "not ascending", {2, 1}), Error);
+      EXPECT_THROW(ParallelState(world, {}, "twice", {1, 1}), Error);
+      EXPECT_THROW(ParallelState(world, {}, "beyond", {1, 4}), Error);
+      EXPECT_THROW(ParallelState(world, {.tensor_model_parallel_size = 2}, "too few", {1}), Error);
+      return;
+    }
+    const ParallelState three(world, {.pipeline_model_parallel_size = 3}, "three", {0, 2, 3});
+    EXPECT_EQ(three.shape().world_size(), 3);
+    EXPECT_EQ(three.coordinates().pp, std::max(world.rank() - 1, 0));
+    EXPECT_EQ(three.pp().ranks(), (std::vector<int>{0, 2, 3}));
+    EXPECT_EQ(three.tp().ranks(), std::vector<int>{world.rank()});
+    EXPECT_EQ(sum(three.all()), 5);
+    EXPECT_EQ(three.pp().broadcast(at::full({1}, world.rank(), at::kLong), 2).item<int>(), 3);
   });
 }
 

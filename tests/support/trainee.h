@@ -20,9 +20,10 @@ struct Trainee {
           distckpt::ParallelConfig parallel,
           const distckpt::TransformerConfig& config,
           models::ModelOptions options,
-          const std::string& name = "actor") {
+          const std::string& name = "actor",
+          const std::vector<int>& ranks = {}) {
     parallel.make_vocab_size_divisible_by = 2;
-    mesh = std::make_unique<models::ParallelState>(world, parallel, name);
+    mesh = std::make_unique<models::ParallelState>(world, parallel, name, ranks);
     chunks = models::make_stage(config, *mesh, options);
     for (const auto& chunk : chunks) {
       fill_parameters(*chunk, 5);
