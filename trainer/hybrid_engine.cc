@@ -84,7 +84,8 @@ models::ReshardReport HybridEngine::rollout_mode() {
 
 void HybridEngine::train_mode() {
   require(rolling_, ErrorKind::kBug, "the actor has the device already");
-  if (rollout_.engine != nullptr && !actor_.empty()) rollout_.engine->sleep(options_.sleep_level);
+  if (rollout_.engine != nullptr && !actor_.empty() && options_.sleep_level > 0)
+    rollout_.engine->sleep(options_.sleep_level);
   if (offload_ != nullptr) offload_->to_device(options_.offload);
   rolling_ = false;
 }

@@ -21,7 +21,7 @@ struct HybridEngineOptions {
   // been resharded, the actor's parameters.
   OffloadFlags offload{};
   // Of the rollout where the actor is, too, while it trains: 1 gives the KV cache back, 2 the
-  // weights too.
+  // weights too; 0: it stays awake.
   int sleep_level = 2;
   bool verify = false;  // the digest of every message of a reshard
   models::ReshardOptions reshard{};

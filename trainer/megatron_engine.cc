@@ -14,7 +14,7 @@ namespace ferry::trainer {
 MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
     : options_(std::move(options)),
       world_(world),
-      mesh_(world, options_.engine.parallel, options_.name),
+      mesh_(world, options_.engine.parallel, options_.name, options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
       memory_(model_memory(config_, mesh_, model_options(options_.engine))) {

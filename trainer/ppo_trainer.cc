@@ -112,8 +112,8 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
         given.empty() ? folder / usual : std::filesystem::path(given), step_ + 1);
   };
   if (config.trainer.log_samples) {
-    rollout_log_ = samples(config.trainer.rollout_data_dir, "rollout_data");
-    validation_log_ = samples(config.trainer.validation_data_dir, "validation_data");
+    rollout_log_ = samples(config.trainer.rollout_data_dir, kRolloutDataFolder);
+    validation_log_ = samples(config.trainer.validation_data_dir, kValidationDataFolder);
   }
 }
 

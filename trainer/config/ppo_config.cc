@@ -79,8 +79,8 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "micro-batches are packed up to a number of tokens, not of sequences");
   table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
-            "tokens of a micro-batch per rank of its context parallel group; not set: as many as "
-            "the longest prompt and answer need",
+            "tokens of a micro-batch per rank of its context parallel group; not set: 16384, or "
+            "what the longest prompt and answer need",
             at_least(1));
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu,
             "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
@@ -206,8 +206,8 @@ void list(ConfigTable& table, RewardConfig& c) {
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "its micro-batches are packed up to a number of tokens, not of sequences");
   table.add("max_token_len_per_gpu", c.max_token_len_per_gpu,
-            "tokens of a micro-batch per rank of its context parallel group; not set: as many as "
-            "the longest prompt and answer need",
+            "tokens of a micro-batch per rank of its context parallel group; not set: 16384, or "
+            "what the longest prompt and answer need",
             at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));

@@ -2,6 +2,7 @@
 // supervised fine-tuning is "optim", one of reinforcement learning "critic.optim".
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -44,14 +45,16 @@ struct EngineConfig {
 
 // Micro-batches are packed up to a number of tokens, or have a number of sequences.
 struct MicroBatchSize {
+  static constexpr int kUsual = 16384;  // verl's ppo_max_token_len_per_gpu
   bool use_dynamic_bsz = true;
-  std::optional<int> max_token_len_per_gpu{};  // default: what the longest sequence needs
+  std::optional<int> max_token_len_per_gpu{};  // default: kUsual, or what the longest sequence needs
   std::optional<int> micro_batch_size_per_gpu{};
   bool operator==(const MicroBatchSize&) const = default;
 
   // Tokens of a micro-batch on the ranks of a context parallel group together.
   std::int64_t max_token_len(int context_parallel_size, std::int64_t longest_sequence) const {
-    if (!max_token_len_per_gpu) return longest_sequence;
+    if (!max_token_len_per_gpu)
+      return std::max(std::int64_t{kUsual} * context_parallel_size, longest_sequence);
     return std::int64_t{*max_token_len_per_gpu} * context_parallel_size;
   }
 };

@@ -207,33 +207,15 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
                     {"rollout_log_probs", of_rollout}});
 }
 
-MicroBatchSize ActorRolloutRefWorker::actor_size() const {
-  const auto cp = config_.actor.megatron.parallel.context_parallel_size;
-  return {.use_dynamic_bsz = config_.actor.use_dynamic_bsz,
-          .max_token_len_per_gpu =
-              config_.actor.ppo_max_token_len_per_gpu.value_or(max_token_len_per_gpu(config_.data, cp)),
-          .micro_batch_size_per_gpu = config_.actor.ppo_micro_batch_size_per_gpu.value_or(1)};
-}
-
-MicroBatchSize ActorRolloutRefWorker::log_prob_size(const LogProbConfig& config) const {
-  auto size = actor_size();
-  size.use_dynamic_bsz = config.log_prob_use_dynamic_bsz.value_or(size.use_dynamic_bsz);
-  size.max_token_len_per_gpu =
-      config.log_prob_max_token_len_per_gpu.value_or(size.max_token_len_per_gpu);
-  size.micro_batch_size_per_gpu =
-      config.log_prob_micro_batch_size_per_gpu.value_or(size.micro_batch_size_per_gpu);
-  return size;
-}
-
 DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                            const DataProto& batch,
-                                           const LogProbConfig& size,
+                                           const MicroBatchSize& size,
                                            bool with_entropy,
                                            const char* name) const {
   const auto answers = answered_prompts_of(batch);
-  const auto results = compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
+  const auto results = trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
                                         sequences_of(answers),
-                                        worker.micro_batches(answers, log_prob_size(size)),
+                                        worker.micro_batches(answers, size, config_.longest_sequence()),
                                         batch.meta_info.at("temperature").get<double>());
   const auto width = batch.tensor("responses").size(1);
   const auto column = [&](at::Tensor SequenceLogProbs::*one) {
@@ -249,20 +231,20 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
 }
 
 DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
-  return log_probs(*actor_, batch, config_.rollout.log_prob, /*with_entropy=*/true,
+  return log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob), /*with_entropy=*/true,
                    "old_log_probs");
 }
 
 DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
   const MegatronWorker::Awake awake(*ref_, {.param = true});
-  return log_probs(*ref_, batch, config_.ref.log_prob, /*with_entropy=*/false, "ref_log_prob");
+  return log_probs(*ref_, batch, config_.log_prob_micro_batches(config_.ref.log_prob), /*with_entropy=*/false, "ref_log_prob");
 }
 
 // Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it.
 at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
                                              const ActorUpdate& update) const {
   auto mine = batch;
-  mine.set("log_prob", log_probs(*actor_, batch, {}, false, "old_log_probs").tensor("old_log_probs"));
+  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false, "old_log_probs").tensor("old_log_probs"));
   const std::vector<std::string> keys{"log_prob", "old_log_probs", "advantages", "response_mask"};
   const auto bytes = mine.select(keys).to_bytes();
   const auto& dp = actor_->engine().mesh().dp();
@@ -306,7 +288,8 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
     give(&ActorSample::cov_tokens, cov_tokens(batch, update));
   return trainer::update_actor(actor_->engine().pipeline(), samples,
-                               actor_->micro_batches(answers, actor_size()), update, grad_scale);
+                               actor_->micro_batches(answers, config_.actor_micro_batches(),
+                                                     config_.longest_sequence()), update, grad_scale);
 }
 
 DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {

@@ -63,11 +63,9 @@ class ActorRolloutRefWorker {
   rollout::SamplingParams sampling_params(const nlohmann::json& meta_info) const;
   DataProto log_probs(MegatronWorker& worker,
                       const DataProto& batch,
-                      const LogProbConfig& size,
+                      const MicroBatchSize& size,
                       bool with_entropy,
                       const char* name) const;
-  MicroBatchSize actor_size() const;
-  MicroBatchSize log_prob_size(const LogProbConfig& config) const;
   std::map<std::string, double> learn(const DataProto& batch, double grad_scale);
   at::Tensor cov_tokens(const DataProto& batch, const ActorUpdate& update) const;
 

@@ -27,24 +27,11 @@ CriticWorker::CriticWorker(models::World& world,
                      offload_flags(config.critic.megatron)),
       config_(config) {}
 
-MicroBatchSize CriticWorker::size() const {
-  const auto cp = config_.critic.megatron.parallel.context_parallel_size;
-  const auto& actor = config_.actor;
-  const auto tokens = config_.critic.ppo_max_token_len_per_gpu ? config_.critic.ppo_max_token_len_per_gpu
-                                                               : actor.ppo_max_token_len_per_gpu;
-  const auto rows = config_.critic.ppo_micro_batch_size_per_gpu
-                        ? config_.critic.ppo_micro_batch_size_per_gpu
-                        : actor.ppo_micro_batch_size_per_gpu;
-  return {.use_dynamic_bsz = config_.critic.use_dynamic_bsz.value_or(actor.use_dynamic_bsz),
-          .max_token_len_per_gpu = tokens.value_or(max_token_len_per_gpu(config_.data, cp)),
-          .micro_batch_size_per_gpu = rows.value_or(1)};
-}
-
 DataProto CriticWorker::compute_values(const DataProto& batch) {
   const Awake awake(*this, {.param = true});
   const auto answers = answered_prompts_of(batch);
   const auto values = trainer::compute_values(engine().pipeline(/*forward_only=*/true),
-                                              sequences_of(answers), micro_batches(answers, size()));
+                                              sequences_of(answers), micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
   std::vector<at::Tensor> rows;
   for (std::size_t i = 0; i < answers.size(); ++i)
     rows.push_back(values[i].narrow(0, answers[i].num_prompt_tokens - 1,
@@ -64,7 +51,7 @@ std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double
                        .response_mask = mask[i],
                        .values = values[i],
                        .returns = returns[i]});
-  return trainer::update_critic(engine().pipeline(), samples, micro_batches(answers, size()),
+  return trainer::update_critic(engine().pipeline(), samples, micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
                                 {.cliprange_value = config_.critic.cliprange_value,
                                  .loss_agg_mode = loss_agg_mode(config_.critic.loss_agg_mode)},
                                 grad_scale);

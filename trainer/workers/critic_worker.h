@@ -24,7 +24,6 @@ class CriticWorker : public MegatronWorker {
   DataProto update_critic(const DataProto& batch);
 
  private:
-  MicroBatchSize size() const;
   std::map<std::string, double> learn(const DataProto& batch, double grad_scale);
 
   PpoConfig config_;

@@ -53,16 +53,17 @@ MegatronRankInfo MegatronWorker::get_megatron_rank_info() const {
 }
 
 std::vector<Partition> MegatronWorker::micro_batches(const std::vector<AnsweredPrompt>& answers,
-                                                     const MicroBatchSize& size) const {
+                                                     const MicroBatchSize& size,
+                                                     std::int64_t longest_sequence) const {
   if (!size.use_dynamic_bsz)
     return split_micro_batches(answers.size(),
-                               static_cast<std::size_t>(size.micro_batch_size_per_gpu));
+                               static_cast<std::size_t>(size.micro_batch_size_per_gpu.value()));
   std::vector<std::int64_t> seqlens;
   for (const auto& answer : answers) seqlens.push_back(answer.tokens.size(0));
   const auto& mesh = engine_->mesh();
   return rearrange_micro_batches(
              gather_seqlens(mesh.dp(), seqlens),
-             {.max_token_len = size.max_token_len_per_gpu * mesh.shape().cp(),
+             {.max_token_len = size.max_token_len(mesh.shape().cp(), longest_sequence),
               .num_batches_divided_by =
                   engine_->is_interleaved() ? static_cast<std::size_t>(mesh.shape().pp()) : 1})
       .at(static_cast<std::size_t>(mesh.coordinates().dp));

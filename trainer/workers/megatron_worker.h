@@ -26,13 +26,6 @@ struct MegatronRankInfo {
   bool operator==(const MegatronRankInfo&) const = default;
 };
 
-// How the sequences of a call are cut into micro-batches.
-struct MicroBatchSize {
-  bool use_dynamic_bsz = true;
-  std::int64_t max_token_len_per_gpu = 0;  // with it: times cp
-  int micro_batch_size_per_gpu = 1;        // without
-};
-
 // Which rows of this rank's part of a batch an update learns from at once.
 struct MiniBatches {
   std::int64_t size = 0;  // rows, of all data parallel ranks
@@ -76,7 +69,8 @@ class MegatronWorker {
   };
 
   std::vector<Partition> micro_batches(const std::vector<AnsweredPrompt>& answers,
-                                       const MicroBatchSize& size) const;
+                                       const MicroBatchSize& size,
+                                       std::int64_t longest_sequence) const;
   // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns the
   // means of the metrics over the updates, with <role>/grad_norm and <role>/lr.
   nlohmann::json update(std::int64_t rows,

@@ -22,16 +22,10 @@ RewardModelWorker::RewardModelWorker(models::World& world,
 
 DataProto RewardModelWorker::compute_rm_score(const DataProto& batch) {
   const Awake awake(*this, {.param = true});
-  const auto cp = config_.reward.megatron.parallel.context_parallel_size;
-  const MicroBatchSize size{
-      .use_dynamic_bsz = config_.reward.use_dynamic_bsz,
-      .max_token_len_per_gpu =
-          config_.reward.max_token_len_per_gpu.value_or(max_token_len_per_gpu(config_.data, cp)),
-      .micro_batch_size_per_gpu = config_.reward.micro_batch_size_per_gpu.value_or(1)};
   const auto answers = answered_prompts_of(batch);
   const auto scores =
       trainer::compute_rm_score(engine().pipeline(/*forward_only=*/true), sequences_of(answers),
-                                micro_batches(answers, size));
+                                micro_batches(answers, config_.reward_micro_batches(), config_.longest_sequence()));
   return DataProto({{"rm_scores", scores}});
 }
 

@@ -17,11 +17,6 @@ OffloadFlags offload_flags(const EngineConfig& config) {
           .optimizer = config.optimizer_offload};
 }
 
-int max_token_len_per_gpu(const PpoDataConfig& data, int cp) {
-  constexpr int kUsual = 16384;
-  return std::max(kUsual, (data.max_prompt_length + data.max_response_length + cp - 1) / cp);
-}
-
 MegatronEngineOptions role_engine(MegatronEngineOptions options,
                                   const PpoConfig& config,
                                   const OptimConfig& optim,

@@ -14,10 +14,6 @@ bool has_role(const std::vector<int>& ranks, int rank);
 
 OffloadFlags offload_flags(const EngineConfig& config);
 
-// Tokens of a micro-batch that nobody said: 16384 (verl's ppo_max_token_len_per_gpu), or the longest
-// sequence that data allow on `cp` ranks.
-int max_token_len_per_gpu(const PpoDataConfig& data, int cp);
-
 // With its optimizer, schedule and checkpoints, which lie in the run's folder under its name.
 MegatronEngineOptions role_engine(MegatronEngineOptions options,
                                   const PpoConfig& config,
