@@ -5,6 +5,7 @@
 #include "distckpt/error.h"
 #include "models/numerics_digest.h"
 #include "models/pipeline_forward.h"
+#include "models/shard_addresses.h"
 
 namespace ferry::trainer {
 
@@ -41,7 +42,10 @@ models::ReshardReport HybridEngine::rollout_mode() {
   if (offload_ != nullptr)
     offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
-  resharder_.set_memory(models::sharded_state_dict(actor_), rollout_shards());
+  resharder_.set_memory(models::shard_addresses(actor_),
+                        rollout_.model == nullptr
+                            ? std::vector<std::byte*>()
+                            : models::shard_addresses(std::vector{rollout_.model}));
   const auto report = options_.verify ? resharder_.run_and_verify() : resharder_.run();
   if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
   if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});
