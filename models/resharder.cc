@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "distckpt/error.h"
 #include "distckpt/sharded_tensor_codec.h"
+#include "models/message_delta.h"
 #include "models/parameters.h"
 
 namespace ferry::models {
@@ -83,6 +85,7 @@ Resharder::Resharder(World& world,
     : world_(world),
       group_(world.size() == 1 ? ProcessGroup()
                                : ProcessGroup(world, name, all_ranks(world.size()))),
+      delta_(options.delta),
       plan_(distckpt::plan_between_ranks(gather_shards(group_, source),
                                          gather_shards(group_, target))) {
   const auto keep = [](std::vector<LocalShard>& shards, Shards& kept) {
@@ -196,6 +199,10 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
     }
     round.pack = StridedCopies(pack, world_.device());
     round.unpack = StridedCopies(unpack, world_.device());
+    if (delta_ != Delta::kOff) {
+      for (auto& part : unpack) std::swap(part.from, part.to);
+      round.repack = StridedCopies(unpack, world_.device());
+    }
     rounds_.push_back(std::move(round));
   }
 }
@@ -270,25 +277,20 @@ ReshardReport Resharder::move(std::vector<std::string>* digests) {
   for (auto& buffer : staging)
     buffer = at::empty({largest}, at::TensorOptions().dtype(at::kByte).device(world_.device()));
   report.staging_bytes = 2 * largest;
-  std::array<Pending, 2> pending;
-
-  const auto begin = [&](std::size_t number) {
-    const auto& round = rounds_[number];
-    const auto& buffer = staging[number % 2];
-    round.pack.run(addresses_, static_cast<std::byte*>(buffer.mutable_data_ptr()));
-    std::vector<P2POp> messages;
-    for (const auto& message : round.messages) {
-      (message.sends ? report.bytes_sent : report.bytes_received) += message.bytes;
-      messages.push_back({.sends = message.sends,
-                          .tensor = buffer.narrow(0, message.offset, message.bytes),
-                          .peer = message.peer});
-    }
-    if (!messages.empty()) pending[number % 2] = group_.batch_isend_irecv(messages);
+  std::array<Transfer, 2> transfers;
+  const auto start = [&](std::size_t number) {
+    transfers[number % 2] = begin(rounds_[number], staging[number % 2], report);
   };
   const auto finish = [&](std::size_t number) {
     const auto& round = rounds_[number];
     const auto& buffer = staging[number % 2];
-    pending[number % 2].wait();
+    auto& [changes, pending] = transfers[number % 2];
+    pending.wait();
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      const auto& message = round.messages[i];
+      auto whole = buffer.narrow(0, message.offset, message.bytes);
+      if (!message.sends && changes[i].defined()) apply_changes(changes[i], whole);
+    }
     round.unpack.run(addresses_, static_cast<std::byte*>(buffer.mutable_data_ptr()));
     if (digests == nullptr) return;
     for (const auto& message : round.messages)
@@ -296,15 +298,85 @@ ReshardReport Resharder::move(std::vector<std::string>* digests) {
                                      message.sends ? message.peer : me, plan_.names[message.tensor],
                                      digest_of(buffer.narrow(0, message.offset, message.bytes))));
   };
-  if (!rounds_.empty()) begin(0);
+  if (!rounds_.empty()) start(0);
   // While the first round is under way.
   fill_padding();
   local_.run(addresses_);
   for (std::size_t number = 0; number < rounds_.size(); ++number) {
-    if (number + 1 < rounds_.size()) begin(number + 1);
+    if (number + 1 < rounds_.size()) start(number + 1);
     finish(number);
   }
+  for (const auto& round : rounds_) {
+    for (const auto& message : round.messages)
+      report.kept_bytes += message.sent.defined() ? message.bytes : 0;
+  }
   return report;
+}
+
+void Resharder::forget_sent() {
+  for (auto& round : rounds_) {
+    for (auto& message : round.messages) message.sent = at::Tensor();
+  }
+}
+
+// Senders tell receivers how long the changes of each message are, -1 for one that goes whole.
+void Resharder::find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const {
+  const auto lengths_of = at::TensorOptions().dtype(at::kLong);
+  std::vector<P2POp> lengths;
+  for (auto& message : round.messages) {
+    auto& changes = transfer.changes.emplace_back();
+    auto length = at::full({1}, -1, lengths_of);
+    if (message.sends) {
+      const auto now = buffer.narrow(0, message.offset, message.bytes);
+      if (message.sent.defined()) {
+        changes = encode_changes(now, message.sent.to(now.device()));
+        if (changes.defined()) length.fill_(changes.numel());
+      } else {
+        message.sent = at::empty(
+            {message.bytes}, delta_ == Delta::kOnDevice
+                                 ? now.options()
+                                 : now.options().device(at::kCPU).pinned_memory(now.is_cuda()));
+      }
+      message.sent.copy_(now);
+    }
+    lengths.push_back(
+        {.sends = message.sends, .tensor = length.to(buffer.device()), .peer = message.peer});
+  }
+  if (!lengths.empty()) group_.batch_isend_irecv(lengths).wait();
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i].sends) continue;
+    const auto length = lengths[i].tensor.item<std::int64_t>();
+    if (length >= 0) transfer.changes[i] = at::empty({length}, buffer.options());
+  }
+}
+
+Resharder::Transfer Resharder::begin(Round& round,
+                                     const at::Tensor& buffer,
+                                     ReshardReport& report) const {
+  auto* const staging = static_cast<std::byte*>(buffer.mutable_data_ptr());
+  Transfer transfer;
+  if (delta_ != Delta::kOff) {
+    buffer.zero_();  // what lies between the parts of a message has to be the same on both sides
+    round.repack.run(addresses_, staging);
+  }
+  round.pack.run(addresses_, staging);
+  if (delta_ == Delta::kOff) {
+    transfer.changes.resize(round.messages.size());
+  } else {
+    find_changes(round, buffer, transfer);
+  }
+  std::vector<P2POp> messages;
+  for (std::size_t i = 0; i < round.messages.size(); ++i) {
+    const auto& message = round.messages[i];
+    const auto& changes = transfer.changes[i];
+    const auto tensor =
+        changes.defined() ? changes : buffer.narrow(0, message.offset, message.bytes);
+    (message.sends ? report.bytes_sent : report.bytes_received) += tensor.numel();
+    if (tensor.numel() > 0)
+      messages.push_back({.sends = message.sends, .tensor = tensor, .peer = message.peer});
+  }
+  if (!messages.empty()) transfer.pending = group_.batch_isend_irecv(messages);
+  return transfer;
 }
 
 }  // namespace ferry::models

@@ -23,8 +23,15 @@
 
 namespace ferry::models {
 
+// Where a sender keeps what it has sent last: all its messages, as many bytes as one run sends
+// without it.
+enum class Delta : std::uint8_t { kOff, kOnDevice, kOnHost };
+
 struct ReshardOptions {
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // that a rank sends in a round, about
+  // Sends of each message only what changed since the last run, where that is less. Nobody else may
+  // write to the target's shards between runs. For slow links: it reads what it does not send.
+  Delta delta = Delta::kOff;
 };
 
 struct ReshardReport {
@@ -33,6 +40,7 @@ struct ReshardReport {
   std::int64_t bytes_sent = 0;
   std::int64_t bytes_received = 0;
   std::int64_t staging_bytes = 0;  // at most at a time
+  std::int64_t kept_bytes = 0;     // of what was sent last, for deltas
   std::int64_t rounds = 0;
 };
 
@@ -53,6 +61,8 @@ class Resharder {
   // Called by all ranks. On a GPU what was enqueued on the current stream comes first, and what is
   // enqueued later finds the new bytes.
   ReshardReport run();
+  // The next run sends everything: the target's shards have lost what they held.
+  void forget_sent();
   // run(), and afterwards the digest of every message on both of its sides. Throws Error(kCorrupt)
   // that names the ranks and a tensor.
   ReshardReport run_and_verify();
@@ -67,12 +77,19 @@ class Resharder {
     std::uint32_t tensor = 0;  // the first of it
     std::int64_t offset = 0;
     std::int64_t bytes = 0;
+    at::Tensor sent{};  // the last time, for deltas
   };
   struct Round {
     std::vector<Message> messages{};
     std::int64_t bytes = 0;
     StridedCopies pack{};
     StridedCopies unpack{};
+    StridedCopies repack{};  // for deltas: what unpack has written before
+  };
+  // A round's messages on their way.
+  struct Transfer {
+    std::vector<at::Tensor> changes{};  // of each message; undefined: it goes whole
+    Pending pending{};
   };
 
   // Of shards that are planned: the addresses come with each run.
@@ -85,10 +102,13 @@ class Resharder {
   void plan_local();
   BoxEnd end_of(bool source, std::uint32_t shard, const distckpt::Box& box) const;
   void fill_padding() const;
+  void find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const;
+  Transfer begin(Round& round, const at::Tensor& buffer, ReshardReport& report) const;
   ReshardReport move(std::vector<std::string>* digests);
 
   World& world_;
   ProcessGroup group_;
+  Delta delta_;
   Shards source_, target_;
   distckpt::RankPlan plan_;
   Addresses addresses_;  // of the source's shards, then of the target's

@@ -26,6 +26,10 @@ HybridEngine::HybridEngine(models::World& world,
           world, name, models::sharded_state_dict(actor_), rollout_shards(), options.reshard) {
   require((rollout_.model == nullptr) == (rollout_.engine == nullptr), ErrorKind::kBug,
           "a rollout is a model and its engine");
+  require(options_.reshard.delta == models::Delta::kOff || options_.sleep_level == 1,
+          ErrorKind::kUsage,
+          "deltas are sent to a rollout that keeps its weights: sleep_level 1, not {}",
+          options_.sleep_level);
   if (!actor_.empty() && rollout_.model != nullptr)
     models::require_same_numerics(models::numerics_policy(*actor_.front()),
                                   models::numerics_policy(*rollout_.model));
