@@ -49,7 +49,8 @@ void apply_changes(const at::Tensor& changes, at::Tensor& before) {
   if (changes.numel() == 0) return;
   auto words = before.view(at::kShort);
   const auto blocks = blocks_of(words);
-  const auto count = (changes.numel() - 2 * blocks) / 3;  // with the one to an even number or without
+  const auto count =
+      (changes.numel() - 2 * blocks) / 3;  // with the one to an even number or without
   const auto [counts, indices, values] = sections_of(changes, blocks, count);
   const auto first = at::arange(blocks, counts.options().dtype(at::kLong)) * kBlock;
   const auto places = at::repeat_interleave(first, counts.to(at::kLong), 0, count) + indices;

@@ -24,7 +24,7 @@ using distckpt::LocalShard;
 using distckpt::RankCopy;
 using distckpt::ShardedTensor;
 
-constexpr std::int64_t kAlignment = 16;         // of a box in its message
+constexpr std::int64_t kAlignment = 16;          // of a box in its message
 constexpr std::int64_t kMessageAlignment = 512;  // of a message in the staging memory
 constexpr std::int64_t kLeastMessage = 4096;
 constexpr std::int64_t kLargestBox = std::int64_t{1} << 30;
@@ -144,8 +144,8 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
   }
   std::size_t most_peers = 1;
   for (const auto& [rank, others] : peers) most_peers = std::max(most_peers, others.size());
-  const auto most = std::clamp(bucket_bytes / static_cast<std::int64_t>(most_peers), kLeastMessage,
-                               kLargestBox);
+  const auto most =
+      std::clamp(bucket_bytes / static_cast<std::int64_t>(most_peers), kLeastMessage, kLargestBox);
 
   struct Filling {
     std::size_t round = 0;
@@ -250,11 +250,10 @@ void Resharder::fill_padding() const {
     const auto dtype = target_.tensors[fill.target.shard].dtype;
     std::vector<std::int64_t> strides;
     for (const auto stride : end.strides) strides.push_back(stride / size_of(dtype));
-    at::from_blob(addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset,
-                  at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides,
-                  [](void*) {},
-                  at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()),
-                  world_.device())
+    at::from_blob(
+        addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset,
+        at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides, [](void*) {},
+        at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()), world_.device())
         .zero_();
   }
 }
@@ -298,13 +297,14 @@ ReshardReport Resharder::move(std::vector<std::string>* digests) {
                                      message.sends ? message.peer : me, plan_.names[message.tensor],
                                      digest_of(buffer.narrow(0, message.offset, message.bytes))));
   };
-  if (!rounds_.empty()) start(0);
-  // While the first round is under way.
+  for (std::size_t number = 0; number < std::min<std::size_t>(2, rounds_.size()); ++number)
+    start(number);
+  // While the first rounds are under way.
   fill_padding();
   local_.run(addresses_);
   for (std::size_t number = 0; number < rounds_.size(); ++number) {
-    if (number + 1 < rounds_.size()) start(number + 1);
     finish(number);
+    if (number + 2 < rounds_.size()) start(number + 2);
   }
   for (const auto& round : rounds_) {
     for (const auto& message : round.messages)
@@ -332,10 +332,10 @@ void Resharder::find_changes(Round& round, const at::Tensor& buffer, Transfer& t
         changes = encode_changes(now, message.sent.to(now.device()));
         if (changes.defined()) length.fill_(changes.numel());
       } else {
-        message.sent = at::empty(
-            {message.bytes}, delta_ == Delta::kOnDevice
-                                 ? now.options()
-                                 : now.options().device(at::kCPU).pinned_memory(now.is_cuda()));
+        message.sent = at::empty({message.bytes},
+                                 delta_ == Delta::kOnDevice
+                                     ? now.options()
+                                     : now.options().device(at::kCPU).pinned_memory(now.is_cuda()));
       }
       message.sent.copy_(now);
     }

@@ -9,7 +9,8 @@
 
 namespace ferry::models {
 
-inline void append_shard_addresses(const Parameters& parameters, std::vector<std::byte*>& addresses) {
+inline void append_shard_addresses(const Parameters& parameters,
+                                   std::vector<std::byte*>& addresses) {
   for (const auto& [spec, value] : parameters.all()) {
     auto* address = static_cast<std::byte*>(value.data_ptr());
     for (const auto& box : spec.boxes) {

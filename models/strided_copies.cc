@@ -17,7 +17,8 @@ using distckpt::Dims;
 
 template <typename T>
 at::Tensor upload(const std::vector<T>& values, at::ScalarType dtype, at::Device device) {
-  const auto count = static_cast<std::int64_t>(values.size() * sizeof(T)) / static_cast<std::int64_t>(c10::elementSize(dtype));
+  const auto count = static_cast<std::int64_t>(values.size() * sizeof(T)) /
+                     static_cast<std::int64_t>(c10::elementSize(dtype));
   return at::from_blob(const_cast<T*>(values.data()), {count}, dtype).to(device);
 }
 
@@ -31,7 +32,8 @@ BoxCopy folded(const BoxCopy& copy) {
     const auto from = copy.from.strides[d];
     const auto to = copy.to.strides[d];
     const int last = result.size.rank() - 1;
-    if (last >= 0 && result.from.strides[last] == size * from && result.to.strides[last] == size * to) {
+    if (last >= 0 && result.from.strides[last] == size * from &&
+        result.to.strides[last] == size * to) {
       result.size[last] *= size;
       result.from.strides[last] = from;
       result.to.strides[last] = to;
@@ -98,7 +100,8 @@ StridedCopies::StridedCopies(const std::vector<BoxCopy>& copies, at::Device devi
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     boxes[i].first_tile = static_cast<std::int64_t>(box_of_tile.size());
     const auto tiles = (boxes[i].bytes + kStridedTileBytes - 1) / kStridedTileBytes;
-    box_of_tile.insert(box_of_tile.end(), static_cast<std::size_t>(tiles), static_cast<std::int32_t>(i));
+    box_of_tile.insert(box_of_tile.end(), static_cast<std::size_t>(tiles),
+                       static_cast<std::int32_t>(i));
   }
   boxes_ = upload(boxes, at::kByte, device);
   box_of_tile_ = upload(box_of_tile, at::kInt, device);
@@ -107,12 +110,15 @@ StridedCopies::StridedCopies(const std::vector<BoxCopy>& copies, at::Device devi
 void StridedCopies::run(const Addresses& addresses, std::byte* staging) const {
   if (boxes_.defined()) strided_copy_cuda(boxes_, box_of_tile_, addresses.device(), staging);
   const auto address = [&](const BoxEnd& end) {
-    return (end.memory < 0 ? staging : addresses.host()[static_cast<std::size_t>(end.memory)]) + end.offset;
+    return (end.memory < 0 ? staging : addresses.host()[static_cast<std::size_t>(end.memory)]) +
+           end.offset;
   };
   for (const auto& copy : copies_) {
     auto* const to = address(copy.to);
     const auto* const from = address(copy.from);
-    if (to != from) distckpt::copy_strided(to, copy.to.strides, from, copy.from.strides, copy.size, copy.element_size);
+    if (to != from)
+      distckpt::copy_strided(to, copy.to.strides, from, copy.from.strides, copy.size,
+                             copy.element_size);
   }
 }
 

@@ -1,7 +1,7 @@
 // Many boxes copied at once between memories that have numbers: what a round of a reshard packs or
-// unpacks, or moves within a rank. Made once, of sizes and strides; addresses come with each run. On
-// a GPU one kernel copies all boxes, out of a table that stays on the device: 80 bytes of each box
-// and 4 of each 32 KiB that are copied.
+// unpacks, or moves within a rank. Made once, of sizes and strides; addresses come with each run.
+// On a GPU one kernel copies all boxes, out of a table that stays on the device: 80 bytes of each
+// box and 4 of each 32 KiB that are copied.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,8 +49,8 @@ class StridedCopies {
   // Throws Error(kBug) for a box of 2 GiB or more.
   StridedCopies(const std::vector<BoxCopy>& copies, at::Device device);
 
-  // On a GPU enqueues on the current stream. Boxes may not overlap each other's targets. One that is
-  // the same address on both sides is left alone.
+  // On a GPU enqueues on the current stream. Boxes may not overlap each other's targets. One that
+  // is the same address on both sides is left alone.
   void run(const Addresses& addresses, std::byte* staging = nullptr) const;
 
  private:

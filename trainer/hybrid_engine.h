@@ -36,8 +36,7 @@ class HybridEngine {
   // Called by all ranks of the world, each with its chunks of the actor and its rollout, either
   // perhaps none; `actor_offload` null: the actor stays where it is. All outlive this. Begins in
   // train_mode(). In kBitwise throws Error(kUsage) if the rollout computes by another numerical
-  // policy than the actor, or if the reshard sends
-  // deltas to a rollout whose weights sleep.
+  // policy than the actor, in any mode if deltas are sent to a rollout whose weights sleep.
   HybridEngine(models::World& world,
                const std::string& name,
                std::vector<models::GPTModel*> actor,

@@ -82,8 +82,8 @@ cudaError_t strided_copy(const StridedBox* boxes,
                          void* staging,
                          std::int64_t tiles,
                          cudaStream_t stream) {
-  copy_boxes<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(
-      boxes, box_of_tile, memories, static_cast<char*>(staging));
+  copy_boxes<<<static_cast<unsigned>(tiles), kThreads, 0, stream>>>(boxes, box_of_tile, memories,
+                                                                    static_cast<char*>(staging));
   return cudaGetLastError();
 }
 
