@@ -108,13 +108,11 @@ RankPlan plan_between_ranks(const std::vector<std::vector<ShardedTensor>>& sourc
   const auto copies =
       plan_copy(tensors, {&source.mesh.layout, &source_map}, {&target.mesh.layout, &target_map});
   for (std::uint32_t i = 0; i < copies.tensors.size(); ++i) {
-    const auto& planned = copies.tensors[i];
-    const auto name = static_cast<std::uint32_t>(
-        std::ranges::find(plan.names, planned.tensor.name) - plan.names.begin());
+    const auto& planned = copies.tensors[i];  // in the order of `tensors`
     for (const auto& op : copy_ops(planned)) {
       const auto from = source.holders(planned.tensor.name, op.box);
       for (const auto& to : target.holders(planned.tensor.name, op.box)) {
-        plan.copies.push_back({.tensor = name,
+        plan.copies.push_back({.tensor = i,
                                .box = op.box,
                                .source = choose(from, to.rank),
                                .target = to,
@@ -123,8 +121,7 @@ RankPlan plan_between_ranks(const std::vector<std::vector<ShardedTensor>>& sourc
     }
   }
   for (const auto& fill : copies.fills) {
-    const auto name =
-        static_cast<std::uint32_t>(std::ranges::find(plan.names, fill.tensor) - plan.names.begin());
+    const auto name = *source.mesh.layout.find(fill.tensor);
     for (const auto& one : target.held.at(fill.tensor)) {
       const auto part = intersect(one.box, fill.box);
       if (part) plan.fills.push_back({.tensor = name, .box = *part, .target = one.at});

@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "distckpt/error.h"
 #include "distckpt/sharded_tensor_codec.h"
+#include "models/message_delta.h"
 #include "models/parameters.h"
 
 namespace ferry::models {
@@ -22,8 +24,14 @@ using distckpt::LocalShard;
 using distckpt::RankCopy;
 using distckpt::ShardedTensor;
 
-constexpr std::int64_t kAlignment = 16;
+constexpr std::int64_t kAlignment = 16;          // of a box in its message
+constexpr std::int64_t kMessageAlignment = 512;  // of a message in the staging memory
 constexpr std::int64_t kLeastMessage = 4096;
+constexpr std::int64_t kLargestBox = std::int64_t{1} << 30;
+
+std::int64_t aligned(std::int64_t bytes, std::int64_t to) {
+  return (bytes + to - 1) / to * to;
+}
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
@@ -77,11 +85,52 @@ Resharder::Resharder(World& world,
     : world_(world),
       group_(world.size() == 1 ? ProcessGroup()
                                : ProcessGroup(world, name, all_ranks(world.size()))),
-      source_(std::move(source)),
-      target_(std::move(target)),
-      plan_(distckpt::plan_between_ranks(gather_shards(group_, source_),
-                                         gather_shards(group_, target_))) {
+      delta_(options.delta),
+      plan_(distckpt::plan_between_ranks(gather_shards(group_, source),
+                                         gather_shards(group_, target))) {
+  const auto keep = [](std::vector<LocalShard>& shards, Shards& kept) {
+    std::vector<std::byte*> addresses;
+    for (auto& shard : shards) {
+      kept.strides.push_back(shard.strides.empty() ? row_major_strides(shard.tensor.local_shape)
+                                                   : shard.strides);
+      kept.tensors.push_back(std::move(shard.tensor));
+      addresses.push_back(shard.data);
+    }
+    return addresses;
+  };
+  const auto source_addresses = keep(source, source_);
+  set_memory(source_addresses, keep(target, target_));
+  plan_local();
   make_rounds(options.bucket_bytes);
+}
+
+BoxEnd Resharder::end_of(bool source, std::uint32_t shard, const Box& box) const {
+  const auto& side = source ? source_ : target_;
+  const auto& tensor = side.tensors[shard];
+  const auto element = size_of(tensor.dtype);
+  const auto whole = tensor.box();
+  BoxEnd end{.memory = static_cast<std::int32_t>(source ? shard : source_.tensors.size() + shard)};
+  for (int d = 0; d < box.rank(); ++d) {
+    const auto stride = d < tensor.prepend_axis_num
+                            ? 0
+                            : side.strides[shard][d - tensor.prepend_axis_num] * element;
+    end.offset += (box.offset[d] - whole.offset[d]) * stride;
+    end.strides.push_back(stride);
+  }
+  return end;
+}
+
+void Resharder::plan_local() {
+  for (const auto& copy : plan_.copies) {
+    if (!copy.is_local() || copy.target.rank != world_.rank()) continue;
+    const auto element = size_of(copy.dtype);
+    for (const auto& box : cut(copy.box, element, kLargestBox))
+      local_copies_.push_back({.size = box.size,
+                               .element_size = element,
+                               .from = end_of(true, copy.source.shard, box),
+                               .to = end_of(false, copy.target.shard, box)});
+  }
+  local_ = StridedCopies(local_copies_, world_.device());
 }
 
 // Every pair of ranks fills one message after another, in the order of the plan, which both know.
@@ -95,80 +144,76 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
   }
   std::size_t most_peers = 1;
   for (const auto& [rank, others] : peers) most_peers = std::max(most_peers, others.size());
-  const auto most = std::max(bucket_bytes / static_cast<std::int64_t>(most_peers), kLeastMessage);
+  const auto most =
+      std::clamp(bucket_bytes / static_cast<std::int64_t>(most_peers), kLeastMessage, kLargestBox);
 
   struct Filling {
     std::size_t round = 0;
     Message message{};
+    std::vector<BoxCopy> parts{};  // the staging's side begins at the message
   };
+  std::vector<std::vector<Filling>> rounds;
   std::map<std::pair<int, bool>, Filling> filling;  // with a peer, to or from it
+  const auto finish = [&](Filling& one) {
+    if (rounds.size() <= one.round) rounds.resize(one.round + 1);
+    rounds[one.round].push_back(one);
+    ++one.round;
+    one.message.bytes = 0;
+    one.parts.clear();
+  };
   for (const auto& copy : plan_.copies) {
     if (copy.is_local() || (copy.source.rank != me && copy.target.rank != me)) continue;
     const bool sends = copy.source.rank == me;
     const int peer = sends ? copy.target.rank : copy.source.rank;
-    auto& [round, message] = filling[{peer, sends}];
-    message.peer = peer;
-    message.sends = sends;
-    for (const auto& box : cut(copy.box, size_of(copy.dtype), most)) {
-      const auto bytes = box.volume() * size_of(copy.dtype);
-      if (message.bytes > 0 && message.bytes + bytes > most) {
-        add_message(round++, std::exchange(message, {.peer = peer, .sends = sends}));
+    const auto element = size_of(copy.dtype);
+    auto& one = filling[{peer, sends}];
+    auto& message = one.message;
+    for (const auto& box : cut(copy.box, element, most)) {
+      const auto bytes = box.volume() * element;
+      if (message.bytes > 0 && message.bytes + bytes > most) finish(one);
+      if (message.bytes == 0) message = {.peer = peer, .sends = sends, .tensor = copy.tensor};
+      BoxEnd staged{.offset = message.bytes, .strides = row_major_strides(box.size)};
+      for (int d = 0; d < box.rank(); ++d) staged.strides[d] *= element;
+      const auto held = end_of(sends, sends ? copy.source.shard : copy.target.shard, box);
+      one.parts.push_back({.size = box.size,
+                           .element_size = element,
+                           .from = sends ? held : staged,
+                           .to = sends ? staged : held});
+      message.bytes += aligned(bytes, kAlignment);
+    }
+  }
+  for (auto& [direction, one] : filling) finish(one);
+
+  for (auto& messages : rounds) {
+    Round round;
+    std::vector<BoxCopy> pack;
+    std::vector<BoxCopy> unpack;
+    for (auto& one : messages) {
+      one.message.offset = round.bytes;
+      for (auto& part : one.parts) {
+        (one.message.sends ? part.to : part.from).offset += round.bytes;
+        (one.message.sends ? pack : unpack).push_back(part);
       }
-      message.parts.push_back({.copy = &copy, .box = box, .offset = message.bytes});
-      message.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      round.bytes += aligned(one.message.bytes, kMessageAlignment);
+      round.messages.push_back(one.message);
     }
-  }
-  for (auto& [direction, one] : filling) add_message(one.round, std::move(one.message));
-}
-
-void Resharder::add_message(std::size_t round, Message message) {
-  if (rounds_.size() <= round) rounds_.resize(round + 1);
-  rounds_[round].push_back(std::move(message));
-}
-
-at::Tensor Resharder::view(const std::vector<LocalShard>& shards,
-                           const distckpt::ShardOfRank& at,
-                           const Box& box) const {
-  const auto& shard = shards[at.shard];
-  const auto& tensor = shard.tensor;
-  const auto whole = tensor.box();
-  const auto strides =
-      shard.strides.empty() ? row_major_strides(tensor.local_shape) : shard.strides;
-  std::int64_t offset = 0;
-  std::vector<std::int64_t> sizes;
-  for (int d = tensor.prepend_axis_num; d < box.rank(); ++d) {
-    sizes.push_back(box.size[d]);
-    offset += (box.offset[d] - whole.offset[d]) * strides[d - tensor.prepend_axis_num];
-  }
-  const auto options = at::TensorOptions().dtype(scalar_type(tensor.dtype)).device(world_.device());
-  return at::from_blob(
-      shard.data + offset * size_of(tensor.dtype), sizes,
-      std::vector<std::int64_t>(strides.begin(), strides.end()), [](void*) {}, options,
-      world_.device());
-}
-
-// The bytes of a part, in its message, as a tensor of its shape.
-at::Tensor Resharder::packed(const at::Tensor& bytes, const Part& part) const {
-  const auto& shards = part.copy->source.rank == world_.rank() ? source_ : target_;
-  const auto& at = part.copy->source.rank == world_.rank() ? part.copy->source : part.copy->target;
-  const auto like = view(shards, at, part.box);
-  return bytes.narrow(0, part.offset, part.box.volume() * size_of(part.copy->dtype))
-      .view(like.scalar_type())
-      .view(like.sizes());
-}
-
-void Resharder::set_memory(std::vector<LocalShard> source, std::vector<LocalShard> target) {
-  const auto replace = [](std::vector<LocalShard>& mine, std::vector<LocalShard>&& other) {
-    require(mine.size() == other.size(), ErrorKind::kBug, "other shards than were planned");
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      require(mine[i].tensor.key == other[i].tensor.key &&
-                  mine[i].tensor.box() == other[i].tensor.box(),
-              ErrorKind::kBug, "{}: not the shard that was planned", other[i].tensor.key);
+    round.pack = StridedCopies(pack, world_.device());
+    round.unpack = StridedCopies(unpack, world_.device());
+    if (delta_ != Delta::kOff) {
+      for (auto& part : unpack) std::swap(part.from, part.to);
+      round.repack = StridedCopies(unpack, world_.device());
     }
-    mine = std::move(other);
-  };
-  replace(source_, std::move(source));
-  replace(target_, std::move(target));
+    rounds_.push_back(std::move(round));
+  }
+}
+
+void Resharder::set_memory(const std::vector<std::byte*>& source,
+                           const std::vector<std::byte*>& target) {
+  require(source.size() == source_.tensors.size() && target.size() == target_.tensors.size(),
+          ErrorKind::kBug, "addresses of other shards than were planned");
+  auto all = source;
+  all.insert(all.end(), target.begin(), target.end());
+  if (all != addresses_.host()) addresses_ = Addresses(std::move(all), world_.device());
 }
 
 ReshardReport Resharder::run() {
@@ -198,68 +243,140 @@ ReshardReport Resharder::run_and_verify() {
   return report;
 }
 
+void Resharder::fill_padding() const {
+  for (const auto& fill : plan_.fills) {
+    if (fill.target.rank != world_.rank()) continue;
+    const auto end = end_of(false, fill.target.shard, fill.box);
+    const auto dtype = target_.tensors[fill.target.shard].dtype;
+    std::vector<std::int64_t> strides;
+    for (const auto stride : end.strides) strides.push_back(stride / size_of(dtype));
+    at::from_blob(
+        addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset,
+        at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides, [](void*) {},
+        at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()), world_.device())
+        .zero_();
+  }
+}
+
 ReshardReport Resharder::move(std::vector<std::string>* digests) {
   const int me = world_.rank();
   ReshardReport report{.rounds = static_cast<std::int64_t>(rounds_.size())};
-  for (const auto& fill : plan_.fills) {
-    if (fill.target.rank == me) view(target_, fill.target, fill.box).zero_();
+  for (const auto& copy : local_copies_) {
+    const auto address = [&](const BoxEnd& end) {
+      return addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset;
+    };
+    const bool in_place = address(copy.from) == address(copy.to);
+    (in_place ? report.bytes_in_place : report.bytes_local) +=
+        copy.size.product() * copy.element_size;
   }
-  for (const auto& copy : plan_.copies) {
-    if (!copy.is_local() || copy.target.rank != me) continue;
-    const auto to = view(target_, copy.target, copy.box);
-    const auto from = view(source_, copy.source, copy.box);
-    const bool in_place = to.data_ptr() == from.data_ptr() && to.strides() == from.strides();
-    (in_place ? report.bytes_in_place : report.bytes_local) += copy.num_bytes();
-    if (!in_place) to.copy_(from);
-  }
-  struct UnderWay {
-    const Round* round = nullptr;
-    std::vector<at::Tensor> staging{};  // of each message
-    Pending pending{};
+  std::int64_t largest = 0;
+  for (const auto& round : rounds_) largest = std::max(largest, round.bytes);
+  // The rounds take turns with two buffers: one is packed or unpacked while one is under way.
+  std::array<at::Tensor, 2> staging;
+  for (auto& buffer : staging)
+    buffer = at::empty({largest}, at::TensorOptions().dtype(at::kByte).device(world_.device()));
+  report.staging_bytes = 2 * largest;
+  std::array<Transfer, 2> transfers;
+  const auto start = [&](std::size_t number) {
+    transfers[number % 2] = begin(rounds_[number], staging[number % 2], report);
   };
-  const auto bytes = at::TensorOptions().dtype(at::kByte).device(world_.device());
-  const auto name_of = [&](std::int64_t round, const Message& message) {
-    return fmt::format("{} {} {} {}", round, message.sends ? me : message.peer,
-                       message.sends ? message.peer : me,
-                       plan_.names[message.parts.front().copy->tensor]);
-  };
-  const auto finish = [&](UnderWay& one) {
-    if (one.round == nullptr) return;
-    one.pending.wait();
-    for (std::size_t i = 0; i < one.round->size(); ++i) {
-      const auto& message = (*one.round)[i];
-      if (digests != nullptr)
-        digests->push_back(fmt::format("{} {}", name_of(one.round - rounds_.data(), message),
-                                       digest_of(one.staging[i])));
-      if (message.sends) continue;
-      for (const auto& part : message.parts)
-        view(target_, part.copy->target, part.box).copy_(packed(one.staging[i], part));
+  const auto finish = [&](std::size_t number) {
+    const auto& round = rounds_[number];
+    const auto& buffer = staging[number % 2];
+    auto& [changes, pending] = transfers[number % 2];
+    pending.wait();
+    for (std::size_t i = 0; i < changes.size(); ++i) {
+      const auto& message = round.messages[i];
+      auto whole = buffer.narrow(0, message.offset, message.bytes);
+      if (!message.sends && changes[i].defined()) apply_changes(changes[i], whole);
     }
-    one = {};
+    round.unpack.run(addresses_, static_cast<std::byte*>(buffer.mutable_data_ptr()));
+    if (digests == nullptr) return;
+    for (const auto& message : round.messages)
+      digests->push_back(fmt::format("{} {} {} {} {}", number, message.sends ? me : message.peer,
+                                     message.sends ? message.peer : me, plan_.names[message.tensor],
+                                     digest_of(buffer.narrow(0, message.offset, message.bytes))));
   };
-  UnderWay before;
+  for (std::size_t number = 0; number < std::min<std::size_t>(2, rounds_.size()); ++number)
+    start(number);
+  // While the first rounds are under way.
+  fill_padding();
+  local_.run(addresses_);
+  for (std::size_t number = 0; number < rounds_.size(); ++number) {
+    finish(number);
+    if (number + 2 < rounds_.size()) start(number + 2);
+  }
   for (const auto& round : rounds_) {
-    UnderWay now{.round = &round};
-    std::vector<P2POp> messages;
-    std::int64_t staged = 0;
-    for (const auto& message : round) {
-      now.staging.push_back(at::empty({message.bytes}, bytes));
-      staged += message.bytes;
-      (message.sends ? report.bytes_sent : report.bytes_received) += message.bytes;
-      if (message.sends) {
-        for (const auto& part : message.parts)
-          packed(now.staging.back(), part).copy_(view(source_, part.copy->source, part.box));
-      }
-      messages.push_back(
-          {.sends = message.sends, .tensor = now.staging.back(), .peer = message.peer});
-    }
-    if (!messages.empty()) now.pending = group_.batch_isend_irecv(messages);
-    report.staging_bytes = std::max(report.staging_bytes, 2 * staged);
-    finish(before);
-    before = std::move(now);
+    for (const auto& message : round.messages)
+      report.kept_bytes += message.sent.defined() ? message.bytes : 0;
   }
-  finish(before);
   return report;
+}
+
+void Resharder::forget_sent() {
+  for (auto& round : rounds_) {
+    for (auto& message : round.messages) message.sent = at::Tensor();
+  }
+}
+
+// Senders tell receivers how long the changes of each message are, -1 for one that goes whole.
+void Resharder::find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const {
+  const auto lengths_of = at::TensorOptions().dtype(at::kLong);
+  std::vector<P2POp> lengths;
+  for (auto& message : round.messages) {
+    auto& changes = transfer.changes.emplace_back();
+    auto length = at::full({1}, -1, lengths_of);
+    if (message.sends) {
+      const auto now = buffer.narrow(0, message.offset, message.bytes);
+      if (message.sent.defined()) {
+        changes = encode_changes(now, message.sent.to(now.device()));
+        if (changes.defined()) length.fill_(changes.numel());
+      } else {
+        message.sent = at::empty({message.bytes},
+                                 delta_ == Delta::kOnDevice
+                                     ? now.options()
+                                     : now.options().device(at::kCPU).pinned_memory(now.is_cuda()));
+      }
+      message.sent.copy_(now);
+    }
+    lengths.push_back(
+        {.sends = message.sends, .tensor = length.to(buffer.device()), .peer = message.peer});
+  }
+  if (!lengths.empty()) group_.batch_isend_irecv(lengths).wait();
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i].sends) continue;
+    const auto length = lengths[i].tensor.item<std::int64_t>();
+    if (length >= 0) transfer.changes[i] = at::empty({length}, buffer.options());
+  }
+}
+
+Resharder::Transfer Resharder::begin(Round& round,
+                                     const at::Tensor& buffer,
+                                     ReshardReport& report) const {
+  auto* const staging = static_cast<std::byte*>(buffer.mutable_data_ptr());
+  Transfer transfer;
+  if (delta_ != Delta::kOff) {
+    buffer.zero_();  // what lies between the parts of a message has to be the same on both sides
+    round.repack.run(addresses_, staging);
+  }
+  round.pack.run(addresses_, staging);
+  if (delta_ == Delta::kOff) {
+    transfer.changes.resize(round.messages.size());
+  } else {
+    find_changes(round, buffer, transfer);
+  }
+  std::vector<P2POp> messages;
+  for (std::size_t i = 0; i < round.messages.size(); ++i) {
+    const auto& message = round.messages[i];
+    const auto& changes = transfer.changes[i];
+    const auto tensor =
+        changes.defined() ? changes : buffer.narrow(0, message.offset, message.bytes);
+    (message.sends ? report.bytes_sent : report.bytes_received) += tensor.numel();
+    if (tensor.numel() > 0)
+      messages.push_back({.sends = message.sends, .tensor = tensor, .peer = message.peer});
+  }
+  if (!messages.empty()) transfer.pending = group_.batch_isend_irecv(messages);
+  return transfer;
 }
 
 }  // namespace ferry::models

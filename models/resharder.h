@@ -3,11 +3,14 @@
 //
 // A rank receives only what it lacks. What has to travel is packed into buckets, all that a rank
 // sends and receives in a round goes in one batch, and the next round is packed while one is under
-// way. Nothing is gathered: staging memory is bounded by the bucket, whatever the model's size.
+// way. Nothing is gathered: staging memory is bounded by the bucket, whatever the model's size, and
+// what is remembered of a plan is StridedCopies of what this rank moves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,12 +18,20 @@
 #include "distckpt/rank_plan.h"
 #include "distckpt/sharded_tensor.h"
 #include "models/process_group.h"
+#include "models/strided_copies.h"
 #include "models/world.h"
 
 namespace ferry::models {
 
+// Where a sender keeps what it has sent last: all its messages, as many bytes as one run sends
+// without it.
+enum class Delta : std::uint8_t { kOff, kOnDevice, kOnHost };
+
 struct ReshardOptions {
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // that a rank sends in a round, about
+  // Sends of each message only what changed since the last run, where that is less. Nobody else may
+  // write to the target's shards between runs. For slow links: it reads what it does not send.
+  Delta delta = Delta::kOff;
 };
 
 struct ReshardReport {
@@ -29,6 +40,7 @@ struct ReshardReport {
   std::int64_t bytes_sent = 0;
   std::int64_t bytes_received = 0;
   std::int64_t staging_bytes = 0;  // at most at a time
+  std::int64_t kept_bytes = 0;     // of what was sent last, for deltas
   std::int64_t rounds = 0;
 };
 
@@ -43,13 +55,14 @@ class Resharder {
             std::vector<distckpt::LocalShard> target,
             ReshardOptions options = {});
 
-  // The same shards in other memory.
-  void set_memory(std::vector<distckpt::LocalShard> source,
-                  std::vector<distckpt::LocalShard> target);
+  // The same shards, laid out as they were, at other addresses: of each shard's first element.
+  void set_memory(const std::vector<std::byte*>& source, const std::vector<std::byte*>& target);
 
   // Called by all ranks. On a GPU what was enqueued on the current stream comes first, and what is
   // enqueued later finds the new bytes.
   ReshardReport run();
+  // The next run sends everything: the target's shards have lost what they held.
+  void forget_sent();
   // run(), and afterwards the digest of every message on both of its sides. Throws Error(kCorrupt)
   // that names the ranks and a tensor.
   ReshardReport run_and_verify();
@@ -58,32 +71,50 @@ class Resharder {
   const ProcessGroup& ranks() const { return group_; }  // all of the world
 
  private:
-  // A part of a copy that goes in one message, and where in it.
-  struct Part {
-    const distckpt::RankCopy* copy = nullptr;
-    distckpt::Box box{};
-    std::int64_t offset = 0;  // bytes
-  };
+  // What goes between this rank and a peer in a round: bytes of the round's staging memory.
   struct Message {
     int peer = 0;
     bool sends = true;
-    std::vector<Part> parts{};
+    std::uint32_t tensor = 0;  // the first of it
+    std::int64_t offset = 0;
     std::int64_t bytes = 0;
+    at::Tensor sent{};  // the last time, for deltas
   };
-  using Round = std::vector<Message>;  // of this rank
+  struct Round {
+    std::vector<Message> messages{};
+    std::int64_t bytes = 0;
+    StridedCopies pack{};
+    StridedCopies unpack{};
+    StridedCopies repack{};  // for deltas: what unpack has written before
+  };
+  // A round's messages on their way.
+  struct Transfer {
+    std::vector<at::Tensor> changes{};  // of each message; undefined: it goes whole
+    Pending pending{};
+  };
+
+  // Of shards that are planned: the addresses come with each run.
+  struct Shards {
+    std::vector<distckpt::ShardedTensor> tensors{};
+    std::vector<distckpt::Dims> strides{};  // in elements
+  };
 
   void make_rounds(std::int64_t bucket_bytes);
-  void add_message(std::size_t round, Message message);
-  at::Tensor view(const std::vector<distckpt::LocalShard>& shards,
-                  const distckpt::ShardOfRank& at,
-                  const distckpt::Box& box) const;
-  at::Tensor packed(const at::Tensor& bytes, const Part& part) const;
+  void plan_local();
+  BoxEnd end_of(bool source, std::uint32_t shard, const distckpt::Box& box) const;
+  void fill_padding() const;
+  void find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const;
+  Transfer begin(Round& round, const at::Tensor& buffer, ReshardReport& report) const;
   ReshardReport move(std::vector<std::string>* digests);
 
   World& world_;
   ProcessGroup group_;
-  std::vector<distckpt::LocalShard> source_, target_;
+  Delta delta_;
+  Shards source_, target_;
   distckpt::RankPlan plan_;
+  Addresses addresses_;  // of the source's shards, then of the target's
+  std::vector<BoxCopy> local_copies_;
+  StridedCopies local_;
   std::vector<Round> rounds_;
 };
 

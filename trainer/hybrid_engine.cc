@@ -7,6 +7,7 @@
 #include "distckpt/error.h"
 #include "models/numerics_digest.h"
 #include "models/pipeline_forward.h"
+#include "models/shard_addresses.h"
 
 namespace ferry::trainer {
 
@@ -57,6 +58,9 @@ HybridEngine::HybridEngine(models::World& world,
           world, name, models::sharded_state_dict(actor_), rollout_shards(), options.reshard) {
   require((rollout_.model == nullptr) == (rollout_.engine == nullptr), ErrorKind::kBug,
           "a rollout is a model and its engine");
+  require(options_.reshard.delta == models::Delta::kOff || options_.sleep_level < 2,
+          ErrorKind::kUsage, "deltas are sent to a rollout that keeps its weights: sleep_level {}",
+          options_.sleep_level);
   const auto trains = policies(resharder_.ranks(), actor_.empty() ? nullptr : actor_.front());
   for (const auto& generates : policies(resharder_.ranks(), rollout_.model)) {
     for (const auto& one : trains) models::require_same_numerics(one, generates);
@@ -74,7 +78,10 @@ models::ReshardReport HybridEngine::rollout_mode() {
   if (offload_ != nullptr)
     offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
-  resharder_.set_memory(models::sharded_state_dict(actor_), rollout_shards());
+  resharder_.set_memory(models::shard_addresses(actor_),
+                        rollout_.model == nullptr
+                            ? std::vector<std::byte*>()
+                            : models::shard_addresses(std::vector{rollout_.model}));
   const auto report = options_.verify ? resharder_.run_and_verify() : resharder_.run();
   if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
   if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});

@@ -13,7 +13,9 @@
 #include "distckpt/error.h"
 #include "models/failure_board.h"
 #include "models/world.h"
+#include "trainer/config/ppo_config.h"
 #include "trainer/config/sft_config.h"
+#include "trainer/ppo_trainer.h"
 #include "trainer/run_options.h"
 #include "trainer/sft_trainer.h"
 
@@ -50,24 +52,64 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
   }
 }
 
-void train_sft(const Flags& flags) {
-  if (flags.print_config && flags.config.empty() && flags.overrides.empty()) {
-    fmt::print("{}", trainer::to_toml(trainer::SftConfig{}));
-    return;
-  }
-  const auto config = trainer::load_sft_config(flags.config, flags.overrides);
-  if (flags.print_config) {
-    fmt::print("{}", trainer::to_toml(config));
-    return;
-  }
-  auto world = models::World::from_environment(trainer::world_options(config.trainer));
+template <typename Trainer, typename Config>
+void train(const Flags& flags, const Config& config, const trainer::TrainerConfig& run) {
+  auto world = models::World::from_environment(trainer::world_options(run));
   const auto say = [&](const std::string& line) {
     if (!flags.quiet) fmt::print(stderr, "{}\n", line);
   };
   run_rank(world, [&] {
-    trainer::SftTrainer trainer(config, world, {.say = say});
+    Trainer trainer(config, world, {.say = say});
     trainer.run();
   });
+}
+
+// Prints the configuration if that is all that was asked for; else trains.
+template <typename Trainer, typename Load, typename Default, typename Run>
+void print_or_train(const Flags& flags, const Load& load, const Default& defaults, const Run& run) {
+  if (flags.print_config && flags.config.empty() && flags.overrides.empty()) {
+    fmt::print("{}", trainer::to_toml(defaults()));
+    return;
+  }
+  const auto config = load();
+  if (flags.print_config)
+    fmt::print("{}", trainer::to_toml(config));
+  else
+    train<Trainer>(flags, config, run(config));
+}
+
+void train_sft(const Flags& flags) {
+  print_or_train<trainer::SftTrainer>(
+      flags, [&] { return trainer::load_sft_config(flags.config, flags.overrides); },
+      [] { return trainer::SftConfig{}; },
+      [](const trainer::SftConfig& config) { return config.trainer; });
+}
+
+// `algorithm`: ppo or grpo.
+void train_ppo(const Flags& flags, const std::string& algorithm) {
+  print_or_train<trainer::PpoTrainer>(
+      flags, [&] { return trainer::load_ppo_config(algorithm, flags.config, flags.overrides); },
+      [&] { return trainer::default_ppo_config(algorithm); },
+      [](const trainer::PpoConfig& config) { return config.trainer.run; });
+}
+
+CLI::App* add_training(CLI::App& train,
+                       const char* name,
+                       const char* what,
+                       const std::shared_ptr<Flags>& flags,
+                       const std::function<void(const Flags&)>& run) {
+  auto* const command = train.add_subcommand(name, what);
+  command->add_option("--config", flags->config,
+                      "The run: a TOML file, docs/training_config.md");
+  command->add_option("overrides", flags->overrides,
+                      "Settings that replace the file's: trainer.seed=1");
+  command->add_flag(
+      "--print-config", flags->print_config,
+      "Print every setting with its value and meaning, and stop; without --config the defaults");
+  command->add_flag("-q,--quiet", flags->quiet, "Say nothing of the steps");
+  command->footer("Exit status: 0 trained to the last step, 2 trouble.");
+  command->callback([flags, run] { run(*flags); });
+  return command;
 }
 
 }  // namespace
@@ -75,17 +117,24 @@ void train_sft(const Flags& flags) {
 void add_train(CLI::App& app) {
   auto* const train = app.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
-  const auto flags = std::make_shared<Flags>();
-  auto* const sft = train->add_subcommand(
-      "sft", "Supervised fine-tuning on conversations, from a checkpoint of any format");
-  sft->add_option("--config", flags->config, "The run: a TOML file, docs/training_config.md");
-  sft->add_option("overrides", flags->overrides, "Settings that replace the file's: optim.lr=1e-5");
-  sft->add_flag(
-      "--print-config", flags->print_config,
-      "Print every setting with its value and meaning, and stop; without --config the defaults");
-  sft->add_flag("-q,--quiet", flags->quiet, "Say nothing of the steps");
-  sft->footer("Exit status: 0 trained to the last step, 2 trouble.");
-  sft->callback([flags] { train_sft(*flags); });
+  add_training(*train, "sft",
+               "Supervised fine-tuning on conversations, from a checkpoint of any format",
+               std::make_shared<Flags>(), train_sft);
+  for (const char* const algorithm : {"grpo", "ppo"}) {
+    const auto flags = std::make_shared<Flags>();
+    auto* const command = add_training(
+        *train, algorithm,
+        algorithm == std::string("grpo")
+            ? "Reinforcement learning by GRPO and its relatives: answers against each other"
+            : "Reinforcement learning by PPO: answers against what a critic expects",
+        flags, [algorithm](const Flags& given) { train_ppo(given, algorithm); });
+    command->add_option_function<std::string>(
+        "--reward-command",
+        [flags](const std::string& program) {
+          flags->overrides.push_back("reward_model.command=" + program);
+        },
+        "A program that scores the answers: docs/rewards.md");
+  }
 }
 
 }  // namespace ferry::cli

@@ -5,6 +5,7 @@
 #include "models/kernels/paged_attention.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
+#include "models/kernels/strided_copy_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
 
 namespace ferry::models {
@@ -62,6 +63,9 @@ void rotary_split_backward_cuda(const QueryAndKey&,
                                 const at::Tensor&,
                                 const at::Tensor&,
                                 at::Tensor&) {
+  absent();
+}
+void strided_copy_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, std::byte*) {
   absent();
 }
 at::Tensor swiglu_cuda(const at::Tensor&) {

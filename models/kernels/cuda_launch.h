@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "models/kernels/strided_box.h"
+
 namespace ferry::models::launch {
 
 enum class Element : std::uint8_t { kBf16, kFloat };
@@ -145,5 +147,13 @@ cudaError_t store_in_slots(SlotRows key,
                            const std::int64_t* slots,
                            std::int64_t num_rows,
                            cudaStream_t stream);
+
+// Of models/kernels/strided_copy_cuda.h.
+cudaError_t strided_copy(const StridedBox* boxes,
+                         const std::int32_t* box_of_tile,
+                         const std::int64_t* memories,
+                         void* staging,
+                         std::int64_t tiles,
+                         cudaStream_t stream);
 
 }  // namespace ferry::models::launch

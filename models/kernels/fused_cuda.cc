@@ -7,6 +7,7 @@
 #include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"
+#include "models/kernels/strided_copy_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
 
 namespace ferry::models {
@@ -218,6 +219,17 @@ void logits_to_gradient_cuda(at::Tensor& logits,
       of_log_prob.contiguous().const_data_ptr<float>(),
       of_entropy.defined() ? of_each_entropy.const_data_ptr<float>() : nullptr,
       log_prob_shape(logits, range, temperature), element, stream()));
+}
+
+void strided_copy_cuda(const at::Tensor& boxes,
+                       const at::Tensor& box_of_tile,
+                       const at::Tensor& memories,
+                       std::byte* staging) {
+  const c10::cuda::CUDAGuard guard(boxes.device());
+  check(launch::strided_copy(static_cast<const StridedBox*>(boxes.const_data_ptr()),
+                             box_of_tile.const_data_ptr<std::int32_t>(),
+                             memories.const_data_ptr<std::int64_t>(), staging,
+                             box_of_tile.numel(), stream()));
 }
 
 }  // namespace ferry::models

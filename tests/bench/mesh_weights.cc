@@ -8,6 +8,7 @@
 #include <map>
 
 #include "distckpt/error.h"
+#include "models/shard_addresses.h"
 
 namespace ferry {
 namespace {
@@ -102,6 +103,12 @@ const std::vector<Parameter>& MeshWeights::all() const {
 
 std::vector<distckpt::LocalShard> MeshWeights::sharded_state_dict() const {
   return parameters_ ? parameters_->sharded_state_dict() : std::vector<distckpt::LocalShard>();
+}
+
+std::vector<std::byte*> MeshWeights::addresses() const {
+  std::vector<std::byte*> all;
+  if (parameters_) models::append_shard_addresses(*parameters_, all);
+  return all;
 }
 
 void MeshWeights::fill() const {

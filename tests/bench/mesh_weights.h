@@ -37,6 +37,7 @@ class MeshWeights {
 
   const std::vector<models::Parameter>& all() const;
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
+  std::vector<std::byte*> addresses() const;
 
   void fill() const;
   void clear() const;

@@ -105,7 +105,7 @@ class Bench {
     double memory = 1e30;
     auto timing = measure(flags_.rounds, [&] {
       const auto start = Clock::now();
-      resharder.set_memory(source.sharded_state_dict(), target.sharded_state_dict());
+      resharder.set_memory(source.addresses(), target.addresses());
       memory = std::min(memory, milliseconds_since(start));
       const auto called = Clock::now();
       report = resharder.run();

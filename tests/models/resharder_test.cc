@@ -128,6 +128,63 @@ TEST(Resharder, MovesWhatEachRankLacksBetweenAnyTwoMeshes) {
   EXPECT_GT(most_rounds, 3);
 }
 
+at::Tensor words_of(const at::Tensor& value) {
+  return value.contiguous().view({-1}).view(at::kShort);
+}
+
+// Bytes that ranks have sent in so many steps of training, of what they would have sent.
+double share_sent(Delta delta, int steps) {
+  Random layout(5);
+  const std::vector<Whole> tensors{{"matrix", DType::kBF16, {60, 70}}, {"vector", DType::kF32, {900}}, {"still", DType::kBF16, {200}}};
+  const auto sources = random_mesh(layout, tensors, 4, {0, 1});
+  const auto targets = random_mesh(layout, tensors, 4, {2, 3});
+  std::atomic<std::int64_t> sent = 0;
+  std::atomic<std::int64_t> whole = 0;
+  run_ranks(4, {}, [&](World& world) {
+    const auto me = static_cast<std::size_t>(world.rank());
+    std::vector<at::Tensor> values;
+    for (const auto& one : tensors) values.push_back(at::zeros(at::IntArrayRef(one.shape.begin(), one.shape.end()), scalar_type(one.dtype)));
+    const auto value_of = [&](const ShardedTensor& tensor) {
+      const auto i = std::ranges::find(tensors, tensor.key, &Whole::key) - tensors.begin();
+      return part_of(values[static_cast<std::size_t>(i)], tensor.box());
+    };
+    const auto source = memory_of(sources[me]);
+    const auto target = memory_of(targets[me]);
+    Resharder resharder(world, "delta", source.shards, target.shards, {.bucket_bytes = 8192, .delta = delta});
+    std::int64_t first = 0;  // bytes of the first run, which sends all
+    Random random(7);  // the same on all ranks
+    for (int step = 0; step < steps; ++step) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        const auto words = words_of(values[i]);
+        const auto changes = step == steps / 2 ? words.numel() : random.between(0, words.numel() / 50);  // once most of them
+        for (std::int64_t change = 0; change < changes; ++change)
+          words.mutable_data_ptr<std::int16_t>()[random.between(0, words.numel() - 1)] = static_cast<std::int16_t>(random.bits());
+      }
+      for (std::size_t i = 0; i < source.values.size(); ++i) source.values[i].copy_(value_of(sources[me][i]));
+      const bool look = step + 1 == steps || step == steps / 2 || random.chance(3);
+      if (step == steps * 7 / 10) {  // the rollout slept, and lost its weights
+        for (const auto& value : target.values) value.fill_(-1);
+        resharder.forget_sent();
+      }
+      const auto report = look ? resharder.run_and_verify() : resharder.run();
+      sent += report.bytes_sent;
+      if (step == 0) whole += report.bytes_sent * steps;
+      if (step == 0) first = report.bytes_sent;
+      EXPECT_EQ(report.kept_bytes, first);
+      for (std::size_t i = 0; look && i < target.values.size(); ++i)
+        ASSERT_TRUE(at::equal(words_of(target.values[i]), words_of(value_of(targets[me][i])))) << "step " << step << ", " << targets[me][i].key;
+    }
+  });
+  return static_cast<double>(sent) / static_cast<double>(whole);
+}
+
+TEST(Resharder, SendsOnlyWhatChangedAndIsTheSameAfterAThousandSteps) {
+  const auto share = share_sent(Delta::kOnDevice, 1000);
+  EXPECT_GT(share, 0.005);
+  EXPECT_LT(share, 0.05);  // 1 % of the elements, on average; 3 bytes for 2, and a count for each 256
+  EXPECT_LT(share_sent(Delta::kOnHost, 40), 0.2);  // three of them send everything
+}
+
 TEST(Resharder, RefusesSidesThatDoNotFit) {
   const auto tensor = [](std::string key, std::int64_t rows, DType dtype = DType::kF32) {
     return ShardedTensor{.key = std::move(key), .dtype = dtype, .local_shape = {rows}, .global_shape = {rows}, .global_offset = {0}, .replica_id = {0}};

@@ -167,6 +167,9 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.section(kRollout + ".checkpoint_engine", "How the actor's weights get there");
   table.add("update_weights_bucket_megabytes", c.update_weights_bucket_megabytes,
             "MiB that are sent at a time", at_least(1));
+  table.add("update_weights_delta", c.update_weights_delta,
+            "only changed numbers of the weights travel; the sender keeps what it sent there",
+            one_of({"off", "device", "host"}));
   table.add("verify_weights", c.verify_weights, "every message is compared by digest");
   auto& val = c.val_kwargs;
   table.section(kRollout + ".val_kwargs", "Generation when the run validates");

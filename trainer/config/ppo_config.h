@@ -111,6 +111,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool enforce_eager = false;
   bool free_cache_engine = true;  // the rollout sleeps while the actor trains
   std::int64_t update_weights_bucket_megabytes = 512;
+  std::string update_weights_delta = "off";  // off, device, host: only what has changed travels
   bool verify_weights = false;  // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};

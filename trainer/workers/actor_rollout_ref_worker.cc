@@ -31,6 +31,12 @@ distckpt::ParallelConfig rollout_parallel(const PpoConfig& config) {
   return parallel;
 }
 
+models::Delta delta_of(const RolloutConfig& config) {
+  return config.update_weights_delta == "device" ? models::Delta::kOnDevice
+         : config.update_weights_delta == "host" ? models::Delta::kOnHost
+                                                 : models::Delta::kOff;
+}
+
 ActorLossConfig loss_config(const ActorConfig& config) {
   return {.policy_loss = {.loss_mode = loss_mode(config.policy_loss.loss_mode),
                           .loss_agg_mode = loss_agg_mode(config.loss_agg_mode),
@@ -136,9 +142,12 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       HybridEngineOptions{
           .offload = {.param = resting.param_offload && !shares_memory(),
                       .grad = resting.grad_offload},
-          .sleep_level = !rollout.free_cache_engine ? 0 : shares_memory() ? 1 : 2,
+          .sleep_level = !rollout.free_cache_engine                  ? 0
+                         : shares_memory() || delta_of(rollout) != models::Delta::kOff ? 1
+                                                                                       : 2,
           .verify = rollout.verify_weights,
-          .reshard = {.bucket_bytes = rollout.update_weights_bucket_megabytes << 20}});
+          .reshard = {.bucket_bytes = rollout.update_weights_bucket_megabytes << 20,
+                      .delta = delta_of(rollout)}});
 }
 
 Dispatch ActorRolloutRefWorker::actor_dispatch() const {
