@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""A whole step of GRPO by `ferry train grpo`, and the same step in plain PyTorch and transformers (hf_grpo_bench.py):
+
+    python3 tests/bench/make_checkpoint.py qwen2.5-1.5b shape
+    grpo_bench.py shape --ferry build/cli/ferry --folder build/bench/grpo
+
+Prompts and answers have exactly the lengths that are asked for: to the tokenizer that is written beside the checkpoint a character is a
+token, and answers go on to their limit. An answer's score is a number out of its text. Of several steps the fastest but the first counts,
+phase by phase as they were in it. The last line is all of it in JSON; --only leaves programs out."""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FIRST_CHARACTER = 0x10000  # of token 0: no surrogate, no space follows
+PHASES = ["gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights"]
+PROGRAMS = ["fast", "bitwise", "transformers"]
+REWARD = """import json, sys, zlib
+for line in sys.stdin:
+    q = json.loads(line)
+    print(json.dumps({"id": q["id"], "score": zlib.crc32(q["solution_str"].encode()) % 1000 / 1000}), flush=True)
+"""
+CONFIG = """[data]
+train_files = ["prompts.jsonl"]
+max_prompt_length = {prompt_length}
+max_response_length = {response_length}
+train_batch_size = {prompts}
+
+[actor_rollout_ref.model]
+path = {checkpoint}
+
+[actor_rollout_ref.actor]
+ppo_mini_batch_size = {prompts}
+ppo_max_token_len_per_gpu = {token_budget}
+
+[actor_rollout_ref.actor.megatron]
+alignment = "{alignment}"
+
+[actor_rollout_ref.rollout]
+n = {samples}
+ignore_eos = true
+max_num_seqs = {sequences}
+max_num_batched_tokens = {token_budget}
+
+[reward_model]
+command = {reward}
+
+[trainer]
+device = "{device}"
+default_local_dir = "{alignment}"
+total_training_steps = {steps}
+
+[checkpoint]
+resume_mode = "disable"
+"""
+
+
+def write_tokenizer(folder, vocabulary):
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "pre_tokenizer": None,
+                 "post_processor": None, "decoder": {"type": "Fuse"},
+                 "model": {"type": "BPE", "vocab": {chr(FIRST_CHARACTER + i): i for i in range(vocabulary)}, "merges": []}}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast",
+                "chat_template": "{% for message in messages %}{{ message.content }}{% endfor %}"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_prompts(folder, count, length, vocabulary):
+    draw = random.Random(1)
+    prompts = [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
+    with open(folder / "prompts.jsonl", "w") as file:
+        for index, prompt in enumerate(prompts):
+            text = "".join(chr(FIRST_CHARACTER + token) for token in prompt)
+            record = {"data_source": "random", "prompt": [{"role": "user", "content": text}], "ability": "none",
+                      "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"split": "train", "index": index}}
+            file.write(json.dumps(record) + "\n")
+    return prompts
+
+
+def run_ferry(flags, folder, alignment):
+    """(phases, seconds, peak) of the fastest step but the first, or nothing if it does not fit."""
+    settings = vars(flags) | {"alignment": alignment, "sequences": flags.prompts * flags.samples,
+                              "checkpoint": json.dumps(str(flags.checkpoint.resolve())), "reward": json.dumps(f"{sys.executable} reward.py")}
+    (folder / f"{alignment}.toml").write_text(CONFIG.format(**settings))
+    metrics = folder / alignment / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    subprocess.run([flags.ferry.resolve(), "train", "grpo", "--config", f"{alignment}.toml"], cwd=folder, check=True)
+    steps = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+    (folder / alignment / "steps.json").write_text(json.dumps(steps))
+    for step in steps:
+        expect(step["perf/total_num_tokens"], flags.tokens, "tokens of a step")
+        expect(step["response_length/min"], flags.response_length, "tokens of the shortest answer")
+        expect(step["prompt_length/min"], flags.prompt_length, "tokens of the shortest prompt")
+    best = min(steps[1:] or steps, key=lambda step: step["perf/time_per_step"])
+    # The last step of a run hands nothing over any more.
+    handed_over = [step["timing_s/update_weights"] for step in steps if "timing_s/update_weights" in step]
+    phases = {name: best.get(f"timing_s/{name}") for name in PHASES} | {"update_weights": min(handed_over, default=None)}
+    return {"phases": phases, "seconds": best["perf/time_per_step"], "peak_gib": best["perf/max_memory_allocated_gb"] or None,
+            "kl": best["rollout_corr/kl"], "steps": [step["perf/time_per_step"] for step in steps],
+            "mfu": {name: value for name, value in best.items() if name.startswith("perf/mfu/")}}
+
+
+def run_transformers(flags, folder):
+    command = [sys.executable, HERE / "hf_grpo_bench.py", flags.checkpoint, folder / "prompts.json", "--samples", flags.samples,
+               "--response-length", flags.response_length, "--steps", flags.peer_steps, "--device", flags.device]
+    environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    text = subprocess.run(list(map(str, command)), check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    report = json.loads(text.splitlines()[-1])
+    for step in report["steps"]:
+        expect(step["tokens"], flags.tokens, "tokens of a step")
+    best = min(report["steps"][1:] or report["steps"], key=lambda step: step["seconds"])
+    return report | best | {"steps": [step["seconds"] for step in report["steps"]]}
+
+
+def expect(value, expected, what):
+    if value != expected:
+        sys.exit(f"{what}: {value}, expected {expected}")
+
+
+def training_flops(config, sequences, length):
+    """trainer/metrics/flops.h, of a dense model."""
+    hidden, layers, heads, dim = (config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim"))
+    attention = hidden * dim * (2 * heads + 2 * config["num_key_value_heads"])
+    weights = 2 * config["vocab_size"] * hidden + layers * (attention + 3 * hidden * config["intermediate_size"])
+    return sequences * (6 * length * weights + 6 * length**2 * dim * heads * layers)
+
+
+def table(results, flags, flops):
+    """Rows are what took time; a column for each program. Shares are of the peak that --peak-tflops says."""
+    answers = flags.prompts * flags.samples * flags.response_length
+    peak = flags.peak_tflops * 1e12
+
+    def row(name, value, form):
+        cells = [value(result) for result in results.values()]
+        return f"| {name} | " + " | ".join("" if cell is None else format(cell, form) for cell in cells) + " |"
+
+    def share(phase, operations):
+        return lambda result: 100 * operations / result["phases"][phase] / peak
+
+    def rest(result):
+        return result["seconds"] - sum(seconds or 0 for name, seconds in result["phases"].items())
+
+    lines = ["| | " + " | ".join(results) + " |", "|---|" + "---:|" * len(results)]
+    lines += [row(f"{name}, s", lambda result, name=name: result["phases"].get(name), ".3f") for name in PHASES]
+    lines += [row("the rest, s", rest, ".3f"), row("step, s", lambda result: result["seconds"], ".2f"),
+              row("tokens/s", lambda result: flags.tokens / result["seconds"], ",.0f"),
+              row("answers' tokens/s while generating", lambda result: answers / result["phases"]["gen"], ",.0f"),
+              row("MFU of update_actor, %", share("update_actor", flops), ".1f"),
+              row("MFU of old_log_prob, %", share("old_log_prob", flops / 3), ".1f"),
+              row("peak, GiB", lambda result: result["peak_gib"], ".1f")]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--ferry", type=Path, default=Path("build/cli/ferry"))
+    parser.add_argument("--folder", type=Path, default=Path("build/bench/grpo"))
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--prompt-length", type=int, default=512)
+    parser.add_argument("--response-length", type=int, default=512)
+    parser.add_argument("--token-budget", type=int, default=16384, help="of a micro-batch, and of a step that generates")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--peer-steps", type=int, default=2)
+    parser.add_argument("--peak-tflops", type=float, default=989, help="of the GPU, dense and in bf16: by default an H100's or H200's")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    flags = parser.parse_args()
+    flags.tokens = flags.prompts * flags.samples * (flags.prompt_length + flags.response_length)
+    config = json.loads((flags.checkpoint / "config.json").read_text())
+    flags.folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(flags.checkpoint, config["vocab_size"])
+    prompts = write_prompts(flags.folder, flags.prompts, flags.prompt_length, config["vocab_size"])
+    (flags.folder / "prompts.json").write_text(json.dumps(prompts))
+    (flags.folder / "reward.py").write_text(REWARD)
+    flops = training_flops(config, flags.prompts * flags.samples, flags.prompt_length + flags.response_length)
+    results, failed = {}, []
+    for program in flags.only:
+        try:
+            results[program] = run_transformers(flags, flags.folder) if program == "transformers" else run_ferry(flags, flags.folder, program)
+            print(program, json.dumps(results[program]), file=sys.stderr, flush=True)
+        except subprocess.CalledProcessError as error:  # what the others say is worth having
+            failed.append(f"{program} failed with status {error.returncode}")
+    if results:
+        print(table(results, flags, flops))
+        print(json.dumps(results))
+    if failed:
+        sys.exit("; ".join(failed))
+
+
+if __name__ == "__main__":
+    main()
