@@ -25,7 +25,6 @@ namespace ferry::trainer {
 namespace {
 
 constexpr int kMostNotFinite = 10;  // steps in a row
-constexpr const char* kTimelineFolder = "timeline";
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};

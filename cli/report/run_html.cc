@@ -63,7 +63,8 @@ std::string notes(const RunReport& report) {
   return html;
 }
 
-// The parts of a step, as the trainer named them: timing_s/<part>. Parts may lie within each other.
+// The parts of a step, as the trainer named them: timing_s/<part>. Parts may lie within each other,
+// and some, as validation, are of a few steps alone.
 std::string parts(const RunReport& report) {
   constexpr std::string_view kPrefix = "timing_s/";
   std::vector<const MetricSummary*> found;
@@ -71,21 +72,24 @@ std::string parts(const RunReport& report) {
     if (summary.name.starts_with(kPrefix) && summary.num_finite > 0) found.push_back(&summary);
   }
   if (found.empty()) return {};
-  std::ranges::sort(found, std::greater(), &MetricSummary::mean);
+  const auto seconds = [](const MetricSummary* part) {
+    return part->mean * static_cast<double>(part->num_finite);
+  };
+  std::ranges::sort(found, std::greater(), seconds);
   const auto* step = find_summary(report, "perf/time_per_step");
-  const auto whole = step != nullptr ? step->mean : found.front()->mean;
+  if (step == nullptr) step = found.front();
   std::string html = "<h2>Where the time of a step goes</h2>\n<table class=\"parts\">\n";
   for (const auto* part : found) {
-    const auto share = whole > 0 ? std::clamp(part->mean / whole, 0.0, 1.0) : 0.0;
+    const auto share = seconds(step) > 0 ? std::clamp(seconds(part) / seconds(step), 0.0, 1.0) : 0.0;
     html += fmt::format(
         "<tr><th>{}</th><td><svg viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\"><rect "
         "class=\"rail\" width=\"100\" height=\"10\"/><rect class=\"c0\" width=\"{:.2f}\" "
         "height=\"10\"/></svg></td><td>{}</td><td class=\"dim\">{:.1f}%</td></tr>\n",
-        escape_xml(part->name.substr(kPrefix.size())), share * 100, short_time(part->mean),
+        escape_xml(part->name.substr(kPrefix.size())), share * 100, short_time(seconds(part) / static_cast<double>(step->num_finite)),
         share * 100);
   }
   return html +
-         "</table>\n<p class=\"dim\">Seconds of each part, on average over the steps. A part may "
+         "</table>\n<p class=\"dim\">Seconds of each part, on average over all steps. A part may "
          "lie within another.</p>\n";
 }
 

@@ -14,7 +14,8 @@ def write_run(folder, steps, spans=(), lines=()):
     text = [json.dumps({"step": step, "time": 1.7e9 + 2 * step, "data": data}) for step, data in steps]
     (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in [*text, *lines]))
     for rank in {span["rank"] for span in spans}:
-        (folder / f"timeline_rank{rank}.jsonl").write_text("".join(json.dumps(s) + "\n" for s in spans if s["rank"] == rank))
+        (folder / "timeline").mkdir(exist_ok=True)
+        (folder / "timeline" / f"timeline_rank{rank}.jsonl").write_text("".join(json.dumps(s) + "\n" for s in spans if s["rank"] == rank))
     return folder
 
 

@@ -151,10 +151,9 @@ RunLog read_run(const fs::path& run) {
   log.metrics = read_metrics(log.metrics_path);
   const auto folder = is_folder ? run : fs::absolute(run).parent_path();
   if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
-    if (name.starts_with("timeline") && name.ends_with(".jsonl"))
-      log.timeline_paths.push_back(entry.path());
+  std::error_code error;  // a run of verl has no such folder
+  for (const auto& entry : fs::directory_iterator(folder / kTimelineFolder, error)) {
+    if (entry.path().extension() == ".jsonl") log.timeline_paths.push_back(entry.path());
   }
   std::ranges::sort(log.timeline_paths);
   return log;

@@ -13,6 +13,7 @@
 namespace ferry::trainer {
 
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
+inline constexpr const char* kTimelineFolder = "timeline";
 inline constexpr const char* kConfigFile =
     "config.toml";  // what the run was told, if it wrote that down
 

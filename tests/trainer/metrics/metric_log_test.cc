@@ -69,7 +69,7 @@ TEST(MetricHistory, ReadsTheFileLoggerOfVerlAndWhatAKilledRunLeft) {
 TEST(RunLog, IsAFolderOrItsFile) {
   const support::TempDir dir;
   distckpt::write_text(dir / "metrics.jsonl", "{\"step\": 1, \"data\": {}}\n");
-  distckpt::write_text(dir / "timeline_rank0.jsonl", "");
+  const Timeline timeline(dir / kTimelineFolder, 0, 1);
   for (const auto& run : {dir.path(), dir / "metrics.jsonl"}) {
     const auto log = read_run(run);
     EXPECT_EQ(log.metrics.steps.size(), 1U);

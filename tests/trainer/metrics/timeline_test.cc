@@ -53,7 +53,7 @@ TEST(StepSpans, AreThoseOfTheLastStepThatAllRanksWrote) {
   const support::TempDir dir;
   distckpt::write_text(dir / "metrics.jsonl", "");
   for (const int rank : {1, 0}) {
-    Timeline timeline(dir.path(), rank, 1);
+    Timeline timeline(dir / kTimelineFolder, rank, 1);
     for (int step = 1; step <= 3 + rank; ++step) {
       timeline.begin_step(step);
       timeline.add("b", 2, 3);
