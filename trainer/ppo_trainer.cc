@@ -28,7 +28,6 @@ namespace ferry::trainer {
 namespace {
 
 constexpr int kMostNotFinite = 10;  // steps in a row
-constexpr const char* kTimelineFolder = "timeline";
 
 // What draws are for: each has its own.
 enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
@@ -140,6 +139,12 @@ void PpoTrainer::fit() {
     report(metrics);
     if (console)
       output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
+    // Behind its numbers: a run that dies before both are written does the step again.
+    if (every(step_, config_.checkpoint.save_freq) ||
+        (step_ == total_steps_ && config_.checkpoint.save_freq > 0)) {
+      phase("save_checkpoint", [&] { save(); });
+      report({{"timing_s/save_checkpoint", timeline_->end_step().at("save_checkpoint")}});
+    }
   }
   finish_save();
 }
@@ -405,8 +410,6 @@ Metrics PpoTrainer::train_step() {
   ++step_;
   const auto& run = config_.trainer.run;
   const bool last = step_ == total_steps_;
-  if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))
-    phase("save_checkpoint", [&] { save(); });
   const bool validates = !config_.data.val_files.empty() &&
                          (every(step_, run.test_freq) || (last && run.test_freq > 0));
   if (!last || validates) phase("update_weights", [&] { wake_rollout(); });
