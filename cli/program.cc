@@ -35,7 +35,10 @@ void allow_many_files() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-int run(int argc, char** argv, const std::function<void(CLI::App&)>& add_commands) {
+int run(int argc,
+        char** argv,
+        const std::function<void(CLI::App&)>& add_commands,
+        const std::function<void(const std::function<void()>&)>& guard) {
   allow_many_files();
   CLI::App app(
       "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "
@@ -46,7 +49,8 @@ int run(int argc, char** argv, const std::function<void(CLI::App&)>& add_command
   app.footer("Exit status: 0 yes, 1 no (a difference was found), 2 trouble.");
   add_commands(app);
   try {
-    app.parse(argc, argv);
+    const auto parse = [&] { app.parse(argc, argv); };
+    guard ? guard(parse) : parse();
     return kYes;
   } catch (const CLI::RuntimeError& outcome) {
     return outcome.get_exit_code();
@@ -61,12 +65,13 @@ int run(int argc, char** argv, const std::function<void(CLI::App&)>& add_command
 
 int run_program(int argc,
                 char** argv,
-                const std::function<void(CLI::App&)>& add_commands) noexcept {
+                const std::function<void(CLI::App&)>& add_commands,
+                const std::function<void(const std::function<void()>&)>& guard) noexcept {
   json_requested = std::any_of(argv, argv + argc, [](const char* argument) {
     return std::string_view(argument) == "--json";
   });
   try {
-    return run(argc, argv, add_commands);
+    return run(argc, argv, add_commands, guard);
   } catch (const Error& error) {
     return trouble(error);
   } catch (const std::bad_alloc&) {

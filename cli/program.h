@@ -7,7 +7,11 @@
 
 namespace ferry::cli {
 
-// Runs the subcommand that the arguments name, of those that `add_commands` adds.
-int run_program(int argc, char** argv, const std::function<void(CLI::App&)>& add_commands) noexcept;
+// Runs the subcommand that the arguments name, of those that `add_commands` adds. `guard`, if there
+// is one, calls what it is given, and turns exceptions of libraries into Error.
+int run_program(int argc,
+                char** argv,
+                const std::function<void(CLI::App&)>& add_commands,
+                const std::function<void(const std::function<void()>&)>& guard = {}) noexcept;
 
 }  // namespace ferry::cli

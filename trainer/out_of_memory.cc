@@ -1,6 +1,5 @@
 #include "trainer/out_of_memory.h"
 
-#include <c10/util/Exception.h>
 #include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 
 #include "distckpt/error.h"
 #include "models/device.h"
+#include "models/memory_error.h"
 
 namespace ferry::trainer {
 namespace {
@@ -38,22 +38,6 @@ std::int64_t below_address_limit() {
   // What was given back to the heap is still this process's.
   const auto on_heap = static_cast<std::int64_t>(::mallinfo2().fordblks);
   return static_cast<std::int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE) + on_heap;
-}
-
-// LibTorch's host allocator, cuBLAS and CUDA itself throw a c10::Error like any other.
-bool is_out_of_memory(const c10::Error& error) {
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) return true;
-  const std::string what = error.what_without_backtrace();
-  return std::ranges::any_of(
-      std::initializer_list<const char*>{"can't allocate memory", "out of memory", "ALLOC_FAILED"},
-      [&](const char* text) { return what.find(text) != std::string::npos; });
-}
-
-// The sentence of LibTorch's that says how much was asked for: "Tried to allocate 2.00 GiB".
-std::string asked_for(const std::string& what) {
-  const auto begin = what.find("ried to allocate");
-  if (begin == std::string::npos) return "no memory was left";
-  return "t" + what.substr(begin, what.find_first_of("\n", begin) - begin);
 }
 
 // On its way to whoever knows what would fit.
@@ -97,8 +81,8 @@ void allocating(c10::Device device,
   } catch (const NoRoom& inner) {
     cause = inner;
   } catch (const c10::Error& error) {
-    if (!is_out_of_memory(error)) throw;
-    said = asked_for(error.what_without_backtrace());
+    if (!models::is_out_of_memory(error)) throw;
+    said = models::asked_for(error);
   } catch (const std::bad_alloc&) {
     said = "the host has no more";
   } catch (const std::system_error& error) {

@@ -1,4 +1,3 @@
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -10,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/torch/commands.h"
+#include "cli/torch/library_error.h"
 #include "distckpt/error.h"
 #include "models/failure_board.h"
 #include "models/world.h"
@@ -46,7 +46,7 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
   } catch (const Error& error) {
     end_rank(world, error);
   } catch (const c10::Error& error) {  // what() has a backtrace
-    end_rank(world, Error(ErrorKind::kBug, error.what_without_backtrace()));
+    end_rank(world, library_error(error));
   } catch (const std::exception& error) {
     end_rank(world, Error(ErrorKind::kBug, error.what()));
   }
