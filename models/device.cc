@@ -36,6 +36,11 @@ std::int64_t peak_memory(c10::Device device) {
   return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
 }
 
+std::int64_t peak_reserved_memory(c10::Device device) {
+  if (!device.is_cuda()) return 0;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak;
+}
+
 void release_cached_memory(c10::Device device) {
   if (!device.is_cuda()) return;
   synchronize(device);
@@ -48,6 +53,13 @@ void start_cuda_profiler() {
 
 void stop_cuda_profiler() {
   cudaProfilerStop();
+}
+
+std::string device_name(c10::Device device) {
+  cudaDeviceProp properties{};
+  if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess)
+    return "";
+  return properties.name;
 }
 
 std::optional<std::int64_t> free_memory(c10::Device device) {

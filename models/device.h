@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace ferry::models {
 
@@ -13,6 +14,7 @@ void set_device(c10::Device device);
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
 std::int64_t peak_memory(c10::Device device);  // bytes in use at most since then, by LibTorch
+std::int64_t peak_reserved_memory(c10::Device device);  // and those that it kept for later use
 
 // Gives what LibTorch keeps for later use back to the device, once its work is done.
 void release_cached_memory(c10::Device device);
@@ -20,6 +22,9 @@ void release_cached_memory(c10::Device device);
 // Begin and end what a profiler that runs this program records: nsys profile -c cudaProfilerApi.
 void start_cuda_profiler();
 void stop_cuda_profiler();
+
+// What CUDA calls it: "NVIDIA H100 80GB HBM3". Empty for the host.
+std::string device_name(c10::Device device);
 
 // Bytes that are free; nothing for the host, which knows no such number.
 std::optional<std::int64_t> free_memory(c10::Device device);

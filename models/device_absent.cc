@@ -16,11 +16,19 @@ std::int64_t peak_memory(c10::Device) {
   return 0;
 }
 
+std::int64_t peak_reserved_memory(c10::Device) {
+  return 0;
+}
+
 void release_cached_memory(c10::Device) {}
 
 void start_cuda_profiler() {}
 
 void stop_cuda_profiler() {}
+
+std::string device_name(c10::Device) {
+  return "";
+}
 
 std::optional<std::int64_t> free_memory(c10::Device) {
   return std::nullopt;

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "trainer/metrics/flops.h"
+
 namespace ferry::trainer {
 namespace {
 
@@ -94,6 +96,23 @@ Metrics calculate_debug_metrics(const DataProto& batch) {
       {"training/rollout_probs_diff_std", some ? difference.std().item<double>() : kNaN},
       {"training/rollout_actor_probs_pearson_corr",
        some ? at::corrcoef(at::stack(std::vector{actor, rollout}))[0][1].item<double>() : kNaN}};
+}
+
+Metrics mfu_metrics(const DataProto& batch,
+                    const distckpt::TransformerConfig& actor,
+                    const ActorWork& work) {
+  const auto lengths = batch.tensor("attention_mask").sum(-1).to(at::kLong).contiguous();
+  const auto flops =
+      training_flops(actor, {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
+  Metrics metrics;
+  const auto add = [&](const char* name, const char* part, double operations) {
+    const auto found = work.seconds.find(part);
+    if (found != work.seconds.end() && found->second > 0)
+      metrics[name] = operations / (found->second * work.peak_flops);
+  };
+  add("perf/mfu/actor", "update_actor", flops * work.ppo_epochs);
+  add("perf/mfu/actor_infer", "old_log_prob", flops / 3);
+  return metrics;
 }
 
 TokenCounts count_tokens(const DataProto& batch) {

@@ -6,7 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
+#include "distckpt/transformer_config.h"
 #include "trainer/data_proto.h"
 #include "trainer/metrics/metrics.h"
 
@@ -24,6 +27,19 @@ Metrics compute_data_metrics(const DataProto& batch);
 // probability; training/rollout_actor_probs_pearson_corr.
 // Of old_log_probs, rollout_log_probs [rows, R].
 Metrics calculate_debug_metrics(const DataProto& batch);
+
+// How long the actor took for what it did with a batch, and what its GPUs could do at best.
+struct ActorWork {
+  std::map<std::string, double> seconds{};  // of the parts of the step: update_actor, old_log_prob
+  int ppo_epochs = 1;
+  double peak_flops = 0;  // a second, of all its GPUs
+};
+
+// perf/mfu/actor of its update, perf/mfu/actor_infer of its log-probabilities, a forward pass: the
+// share of the peak that operations by verl's count (metrics/flops.h) were; of parts that there are.
+Metrics mfu_metrics(const DataProto& batch,
+                    const distckpt::TransformerConfig& actor,
+                    const ActorWork& work);
 
 // Of the whole batch, as attention_mask has them.
 struct TokenCounts {

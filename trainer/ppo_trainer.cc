@@ -15,6 +15,7 @@
 #include "models/device.h"
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/data/permutation.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
@@ -23,6 +24,7 @@
 #include "trainer/ppo_metrics.h"
 #include "trainer/run_options.h"
 #include "trainer/workers/batch_rows.h"
+#include "trainer/workers/role.h"
 
 namespace ferry::trainer {
 namespace {
@@ -69,10 +71,6 @@ KlControl kl_control(const KlCtrlConfig& config) {
           .horizon = config.horizon};
 }
 
-void merge(Metrics& metrics, const nlohmann::json& more) {
-  for (const auto& [name, value] : more.items()) metrics[name] = value.get<double>();
-}
-
 bool every(std::int64_t step, int frequency) {
   return frequency > 0 && step % frequency == 0;
 }
@@ -89,7 +87,8 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       stream_(paths(config.data.train_files), stream_options(config, true)),
       total_steps_(total_training_steps(config, stream_.num_records())),
       workers_(world, config, origin_, encoder_, total_steps_),
-      kl_(kl_control(config.algorithm.kl_ctrl)) {
+      kl_(kl_control(config.algorithm.kl_ctrl)),
+      peak_flops_(peak_flops(models::device_name(world.device()))) {
   const auto& run = config.trainer.run;
   const std::filesystem::path folder = run.default_local_dir;
   if (config.checkpoint.resume_mode == "resume_path")
@@ -366,7 +365,8 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
     std::string not_finite;
     phase(method, [&] {
       const auto answer = ask(method, batch, columns).meta_info;
-      merge(metrics, answer.at("metrics"));
+      for (const auto& [name, value] : answer.at("metrics").items()) metrics[name] = value;
+      memory_.add({.allocated = answer.at("max_memory")[0], .reserved = answer.at("max_memory")[1]});
       not_finite = answer.at("not_finite").get<std::string>();
     });
     if (!not_finite.empty())
@@ -390,20 +390,17 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
 
 Metrics PpoTrainer::train_step() {
   const auto started = wall_time();
-  models::reset_peak_memory(world_.device());
+  memory_ = {};
   timeline_->begin_step(step_ + 1);
   Metrics metrics;
   wake_rollout();
   auto batch = answered_batch(metrics);
   sleep_rollout();
-  const auto& mesh = config_.actor.megatron;
+  const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (config_.trainer.balance_batch)
     batch = batch.reorder(balanced_mini_batches(
         batch, std::int64_t{config_.actor.ppo_mini_batch_size} * config_.rollout.n,
-        mesh.data_parallel_size(config_.actor.ranks.empty()
-                                    ? world_.size()
-                                    : static_cast<int>(config_.actor.ranks.size()),
-                                "actor_rollout_ref.actor.megatron")));
+        config_.actor.megatron.data_parallel_size(num_actor_ranks, "actor_rollout_ref.actor.megatron")));
   add_log_probs(batch, metrics);
   phase("adv", [&] { add_advantages(batch, config_, kl_, metrics); });
   learn(batch, metrics);
@@ -416,14 +413,19 @@ Metrics PpoTrainer::train_step() {
   if (validates) phase("testing", [&] { metrics.merge(validate()); });
   if (rollout_log_) log_samples(*rollout_log_, batch);
   const auto counts = count_tokens(batch);
+  const auto timing = timeline_->end_step();
   metrics.merge(compute_data_metrics(batch));
+  if (peak_flops_)
+    metrics.merge(mfu_metrics(batch, origin_->map.config, {.seconds = timing, .ppo_epochs = config_.actor.ppo_epochs,
+                                                           .peak_flops = *peak_flops_ * num_actor_ranks}));
   metrics.merge(performance_metrics({.seconds = wall_time() - started,
                                      .tokens = counts.prompt + counts.response,
                                      .response_tokens = counts.response,
                                      .num_gpus = world_.size(),
-                                     .max_memory_allocated = models::peak_memory(world_.device()),
+                                     .max_memory_allocated = memory_.allocated,
+                                     .max_memory_reserved = memory_.reserved,
                                      .cpu_memory_used = host_memory_used(),
-                                     .timing = timeline_->end_step()}));
+                                     .timing = timing}));
   metrics["training/global_step"] = static_cast<double>(step_);
   metrics["training/epoch"] = static_cast<double>(stream_.cursor().epoch);
   metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);

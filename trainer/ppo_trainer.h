@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/sample_log.h"
 #include "trainer/metrics/timeline.h"
+#include "trainer/peak_memory.h"
 #include "trainer/prompt_examples.h"
 #include "trainer/workers/ppo_workers.h"
 
@@ -97,9 +99,11 @@ class PpoTrainer {
   std::int64_t total_steps_;
   PpoWorkers workers_;
   KlController kl_;
+  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
   std::int64_t step_ = 0;
   int not_finite_ = 0;     // steps in a row
   bool awake_ = false;     // the rollout
+  PeakMemory memory_;      // of this step
   std::unique_ptr<Timeline> timeline_;
   std::vector<std::unique_ptr<MetricLog>> logs_;
   std::unique_ptr<SampleLog> rollout_log_, validation_log_;

@@ -13,10 +13,12 @@
 #include "distckpt/file_io.h"
 #include "models/device.h"
 #include "trainer/finite_outputs.h"
+#include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/micro_batches.h"
+#include "trainer/peak_memory.h"
 #include "trainer/run_options.h"
 #include "trainer/sft_memory.h"
 #include "trainer/sft_options.h"
@@ -49,6 +51,7 @@ struct SftTrainer::Batch {
   std::vector<models::SequencePartition> parts{};  // micro-batches
   std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
   std::int64_t learned = 0;                        // of all data parallel ranks
+  std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
   BatchShape shape{};
 
@@ -68,6 +71,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       total_steps_(total_training_steps(config, stream_.num_records())),
       engine_(world, engine_options(config, origin_, total_steps_)),
       mesh_(engine_.mesh()),
+      peak_flops_(peak_flops(models::device_name(world.device()))),
       profiler_(config.global_profiler, config.profiler, world.rank()) {
   require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
           "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
@@ -120,9 +124,11 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
   }
   const auto all = gather_seqlens(mesh_.dp(), seqlens);
-  for (const auto& of_rank : all)
+  for (const auto& of_rank : all) {
+    batch.seqlens.insert(batch.seqlens.end(), of_rank.begin(), of_rank.end());
     batch.tokens_of_ranks.push_back(
         std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
+  }
   std::vector<Partition> parts;
   if (config_.data.use_dynamic_bsz) {
     const auto per_gpu = config_.data.max_token_len_per_gpu;
@@ -229,12 +235,18 @@ Metrics SftTrainer::train_step() {
   if (!update.update_successful) say_not_finite(batch, loss, update);
   require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
+  const auto memory = peak_memory(mesh_.all(), device);
+  const auto timing = timeline_->end_step();
   Metrics metrics = performance_metrics({.seconds = wall_time() - started,
                                          .tokens = batch.tokens(),
                                          .num_gpus = world_.size(),
-                                         .max_memory_allocated = models::peak_memory(device),
+                                         .max_memory_allocated = memory.allocated,
+                                         .max_memory_reserved = memory.reserved,
                                          .cpu_memory_used = host_memory_used(),
-                                         .timing = timeline_->end_step()});
+                                         .timing = timing});
+  if (peak_flops_)
+    metrics["train/mfu"] = training_flops(engine_.config(), batch.seqlens) /
+                           ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
   metrics["train/loss"] = loss;
   metrics["train/grad_norm"] = update.grad_norm;

@@ -75,6 +75,7 @@ class SftTrainer {
   int not_finite_ = 0;           // steps in a row
   bool save_has_ended_ = false;  // in the background, on some rank
   std::unique_ptr<Timeline> timeline_;
+  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
   StepProfiler profiler_;
   std::vector<std::unique_ptr<MetricLog>> logs_;
 };

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "distckpt/error.h"
 #include "tests/support/expect.h"
+#include "trainer/metrics/flops.h"
 
 namespace ferry::trainer {
 namespace {
@@ -29,6 +31,24 @@ DataProto three_rows() {
                     {"token_level_rewards", last * 0.5},
                     {"advantages", at::arange(9, at::kFloat).reshape({3, 3})},
                     {"returns", at::ones({3, 3}) * 2}});
+}
+
+TEST(MfuMetrics, AreOfThePartsThatTookTime) {
+  distckpt::TransformerConfig config;
+  config.num_layers = 1;
+  config.hidden_size = 2;
+  config.ffn_hidden_size = 3;
+  config.num_attention_heads = 1;
+  config.num_query_groups = 1;
+  config.kv_channels = 2;
+  config.vocab_size = 5;
+  const auto flops = training_flops(config, std::array<std::int64_t, 3>{4, 6, 3});
+  const auto found = mfu_metrics(three_rows(), config, {.seconds = {{"update_actor", 4}, {"old_log_prob", 0.5}, {"gen", 9}},
+                                                        .ppo_epochs = 2,
+                                                        .peak_flops = 100});
+  EXPECT_EQ(found, (Metrics{{"perf/mfu/actor", flops * 2 / 400},
+                            {"perf/mfu/actor_infer", flops / 3 / 50}}));
+  EXPECT_TRUE(mfu_metrics(three_rows(), config, {.peak_flops = 1}).empty());
 }
 
 TEST(DataMetrics, LeaveOutResponsesWithoutAToken) {

@@ -10,13 +10,16 @@
 #include "distckpt/error.h"
 #include "trainer/data/permutation.h"
 #include "trainer/micro_batches.h"
+#include "trainer/peak_memory.h"
 
 namespace ferry::trainer {
 
 MegatronWorker::MegatronWorker(models::World& world,
                                MegatronEngineOptions options,
                                OffloadFlags resting)
-    : engine_(std::make_unique<MegatronEngine>(world, std::move(options))), resting_(resting) {
+    : world_(world),
+      engine_(std::make_unique<MegatronEngine>(world, std::move(options))),
+      resting_(resting) {
   engine_->offload().to_host(resting_);
 }
 
@@ -116,7 +119,10 @@ nlohmann::json MegatronWorker::update(
   means[role + "/lr"] = engine_->scheduler().lr();
   engine_->scheduler().step(1);
   if (skipped > 0) means[role + "/skipped"] = skipped;
-  return {{"metrics", means}, {"not_finite", not_finite}};
+  const auto memory = peak_memory(engine_->mesh().all(), world_.device());
+  return {{"metrics", means},
+          {"not_finite", not_finite},
+          {"max_memory", {memory.allocated, memory.reserved}}};
 }
 
 DataProto MegatronWorker::save_checkpoint(const DataProto& call) {

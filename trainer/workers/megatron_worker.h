@@ -72,13 +72,15 @@ class MegatronWorker {
                                        const MicroBatchSize& size,
                                        std::int64_t longest_sequence) const;
   // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns the
-  // means of the metrics over the updates, with <role>/grad_norm and <role>/lr.
+  // means of the metrics over the updates, with <role>/grad_norm and <role>/lr; whose gradient was
+  // not finite; and the bytes that LibTorch had allocated and reserved at most, of any rank.
   nlohmann::json update(std::int64_t rows,
                         const MiniBatches& batches,
                         const std::function<std::map<std::string, double>(
                             const std::vector<std::int64_t>& rows, double grad_scale)>& learn);
 
  private:
+  models::World& world_;
   std::unique_ptr<MegatronEngine> engine_;
   OffloadFlags resting_;
 };

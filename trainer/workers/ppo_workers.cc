@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "models/device.h"
+#include "models/memory_error.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -25,6 +26,18 @@ ProfilerConfig profiled(const PpoConfig& config) {
                      config.critic.profiler.ranks.end());
   }
   return all;
+}
+
+DataProto computed(const std::string& phase, const std::function<DataProto()>& method) {
+  try {
+    return method();
+  } catch (const c10::Error& error) {
+    if (!models::is_out_of_memory(error)) throw;
+    throw models::error_of(
+        error, "in " + phase,
+        "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
+        "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role");
+  }
 }
 
 }  // namespace
@@ -63,7 +76,7 @@ void PpoWorkers::add(const std::string& name,
                std::optional<Timeline::Scope> span;
                if (timeline_) span.emplace(*timeline_, phase);
                profiler_.begin_task(step_, phase);
-               auto answer = method(data);
+               auto answer = computed(phase, [&] { return method(data); });
                if (timeline_) models::synchronize(world_.device());
                profiler_.end_task();
                return answer;
@@ -117,6 +130,7 @@ void PpoWorkers::begin_timeline(const std::filesystem::path& folder, std::int64_
 void PpoWorkers::enter_step(std::int64_t step) {
   if (step == step_) return;
   profiler_.end_step(step_);
+  models::reset_peak_memory(world_.device());
   if (timeline_) {
     if (step_ > 0) (void)timeline_->end_step();
     timeline_->begin_step(step);

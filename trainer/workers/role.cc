@@ -11,6 +11,10 @@ bool has_role(const std::vector<int>& ranks, int rank) {
   return ranks.empty() || std::ranges::find(ranks, rank) != ranks.end();
 }
 
+int num_ranks(const std::vector<int>& ranks, int world_size) {
+  return ranks.empty() ? world_size : static_cast<int>(ranks.size());
+}
+
 OffloadFlags offload_flags(const EngineConfig& config) {
   return {.param = config.param_offload,
           .grad = config.grad_offload,

@@ -11,6 +11,7 @@ namespace ferry::trainer {
 
 // `ranks` of the world; none: all have it.
 bool has_role(const std::vector<int>& ranks, int rank);
+int num_ranks(const std::vector<int>& ranks, int world_size);
 
 OffloadFlags offload_flags(const EngineConfig& config);
 
