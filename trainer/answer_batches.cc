@@ -51,11 +51,9 @@ at::Tensor AnswerBatches::pad(const std::vector<at::Tensor>& rows) const {
   const auto longest =
       std::ranges::max(rows, {}, [](const auto& row) { return row.size(0); }).size(0);
   std::vector<at::Tensor> padded;
-  for (const auto& row : rows) {
-    const auto here = row.to(mesh_.world().device());
-    padded.push_back(at::constant_pad_nd(here, {0, longest - row.size(0)}));
-  }
-  return at::stack(padded);
+  for (const auto& row : rows)
+    padded.push_back(at::constant_pad_nd(row, {0, longest - row.size(0)}));
+  return at::stack(padded).to(mesh_.world().device());  // a copy waits for the device: one does
 }
 
 at::Tensor AnswerBatches::rows(std::size_t i, const at::Tensor& local) const {
