@@ -10,13 +10,19 @@
 
 #include "distckpt/error.h"
 #include "models/device.h"
+#include "models/memory_error.h"
 #include "models/world.h"
+#include "rollout/step_memory.h"
 
 namespace ferry::rollout {
 
 using models::GPTModel;
 
 namespace {
+
+constexpr const char* kHowToFit =
+    "lower max_num_batched_tokens (--max-num-batched-tokens) or max_num_seqs; gpu_memory_utilization "
+    "(--gpu-memory-utilization) says how much the cache leaves";
 
 EngineOptions completed(EngineOptions options, const GPTModel& model) {
   const auto known = model.config().max_position_embeddings;
@@ -31,25 +37,44 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
   return options;
 }
 
+RunnerLimits limits_of(const EngineOptions& options) {
+  return {.max_num_seqs = options.max_num_seqs,
+          .max_num_batched_tokens = options.max_num_batched_tokens,
+          .max_model_len = options.max_model_len,
+          .enforce_eager = options.enforce_eager};
+}
+
+// On a GPU the share of what is free beside the weights, less what a step takes there.
+std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
+  const auto device = model.mesh().world().device();
+  const auto of_step = step_memory(model, limits_of(options));
+  models::release_cached_memory(device);
+  const auto free = models::free_memory(device);
+  if (!free) return options.kv_cache_bytes;
+  return static_cast<std::int64_t>(static_cast<double>(*free) * options.gpu_memory_utilization) -
+         of_step;
+}
+
 // Of all ranks the same: what the poorest has room for.
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
-  models::release_cached_memory(mesh.world().device());
-  const auto free = models::free_memory(mesh.world().device());
-  const auto bytes =
-      free ? static_cast<std::int64_t>(static_cast<double>(*free) * options.gpu_memory_utilization)
-           : options.kv_cache_bytes;
-  const auto mine = bytes / KVCache::bytes_per_block(model);
+  const auto bytes = cache_bytes(options, model);
+  const auto gathered = mesh.world().device().is_cuda() ? gathered_bytes_per_block(model) : 0;
+  const auto mine = bytes / (KVCache::bytes_per_block(model) + gathered);
   const auto least =
       -mesh.tp()
            .all_reduce_max(at::scalar_tensor(-mine, at::kLong).to(mesh.world().device()))
            .item<std::int64_t>();
   const auto useful = options.max_num_seqs *
                       ((options.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize);
-  require(least > 0, ErrorKind::kDevice,
-          "no room for a KV cache: a block of {} tokens takes {} KiB, and there are {} KiB",
-          KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10, bytes >> 10);
+  if (least <= 0)
+    throw Error(ErrorKind::kDevice,
+                fmt::format("no room for a KV cache: a block of {} tokens takes {} KiB, and beside "
+                            "what a step of {} tokens needs there are {} KiB",
+                            KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10,
+                            options.max_num_batched_tokens, std::max<std::int64_t>(bytes, 0) >> 10),
+                kHowToFit);
   return std::min(least, useful);
 }
 
@@ -70,11 +95,7 @@ LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .enable_chunked_prefill = options_.enable_chunked_prefill},
                  blocks_),
-      runner_(model,
-              {.max_num_seqs = options_.max_num_seqs,
-               .max_num_batched_tokens = options_.max_num_batched_tokens,
-               .max_model_len = options_.max_model_len,
-               .enforce_eager = options_.enforce_eager}) {}
+      runner_(model, limits_of(options_)) {}
 
 void LLMEngine::add_request(const std::string& request_id,
                             std::vector<std::int64_t> prompt_token_ids,
@@ -212,11 +233,19 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   const auto scheduled = scheduler_.schedule();
   if (scheduled.empty() && !shares_experts()) return std::nullopt;
   StepInFlight step;
-  try {
-    step = runner_.launch(scheduled, cache_, before);
-  } catch (...) {  // blocks that were promised have not been written
+  const auto forget = [&] {  // blocks that were promised have not been written
     scheduler_.preempt_all();
     blocks_.reset_prefix_cache();
+  };
+  try {
+    step = runner_.launch(scheduled, cache_, before);
+  } catch (const c10::Error& error) {
+    forget();
+    if (!models::is_out_of_memory(error)) throw;
+    throw models::error_of(
+        error, fmt::format("in a step of {} sequences", scheduled.size()), kHowToFit);
+  } catch (...) {
+    forget();
     throw;
   }
   ++totals_.steps;
@@ -309,6 +338,8 @@ void LLMEngine::sleep(int level) {
 
 void LLMEngine::wake_up() {
   if (!asleep_) return;
+  // What LibTorch kept for others' use is in pieces.
+  models::release_cached_memory(model_.mesh().world().device());
   if (model_.parameters().released()) model_.parameters().restore();
   cache_.allocate();
   asleep_ = false;

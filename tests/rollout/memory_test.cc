@@ -4,12 +4,16 @@
 
 #include <cmath>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "distckpt/error.h"
 #include "models/world.h"
+#include "rollout/step_memory.h"
 #include "tests/support/engine_load.h"
 #include "tests/support/expect.h"
+#include "tests/support/memory_meter.h"
 #include "tests/support/tiny_training.h"
 
 namespace ferry::rollout {
@@ -119,6 +123,36 @@ TEST_F(Memory, NothingOfOldWeightsIsUsedWithNewOnes) {
   const auto expected = generate(fresh);
   EXPECT_NE(expected, old);
   EXPECT_EQ(generate(engine), expected);
+}
+
+// A cache is sized by what the largest steps take: no real one takes more, whatever the weights are.
+TEST(StepMemory, IsNoLessThanRealStepsTake) {
+  at::set_num_threads(1);
+  for (const char* const family : {"qwen2", "qwen3_moe", "deepseek_v3"}) {
+    for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
+      SCOPED_TRACE(family + std::to_string(static_cast<int>(alignment)));
+      models::World world({});
+      const models::ParallelState mesh(world, {.make_vocab_size_divisible_by = 8}, "test");
+      const auto config = config_of(family);
+      GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0], {.alignment = alignment});
+      const auto peak = [](const std::function<void()>& body) {
+        const auto meter = std::make_shared<support::MemoryMeter>();
+        const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+        body();
+        return meter->most;
+      };
+      const RunnerLimits limits{.max_num_seqs = 8, .max_num_batched_tokens = 40, .max_model_len = 512};
+      const auto expected = peak([&] { take_largest_steps(model, limits); });  // weights of no meaning
+      support::fill_parameters(model, 1);
+      // Sequences of a block each: what decoding gathers of more is counted with the cache.
+      const support::Load load{.tokens = 150, .longest_prompt = 40, .longest_output = 20};
+      LLMEngine engine(model, {.max_num_seqs = 8, .max_num_batched_tokens = 40, .num_blocks = 20});
+      (void)run_load(engine, config.vocab_size, load);  // kernels are chosen
+      const auto found = peak([&] { run_load(engine, config.vocab_size, load); });
+      EXPECT_LE(found, expected + 20 * gathered_bytes_per_block(model));
+      EXPECT_GT(found, expected / 16);
+    }
+  }
 }
 
 // In kFast a token's latent is all that is kept, and decoding computes over latents: the results

@@ -1,8 +1,6 @@
 #include "trainer/memory_needs.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -13,25 +11,13 @@
 #include "models/device.h"
 #include "models/pipeline_forward.h"
 #include "models/world.h"
+#include "tests/support/memory_meter.h"
 #include "tests/support/tiny_training.h"
 #include "trainer/micro_batches.h"
 #include "trainer/pipeline_schedule.h"
 
 namespace ferry::trainer {
 namespace {
-
-// Bytes of tensors of this thread.
-class Meter : public c10::MemoryReportingInfoBase {
- public:
-  std::int64_t now = 0;
-  std::int64_t most = 0;
-
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    now += size;
-    most = std::max(most, now);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-};
 
 class Model {
  public:
@@ -102,7 +88,7 @@ TEST_P(Activations, AreWhatAutogradKeeps) {
   for (const auto& leaf : model.chunk().parameters().leaves())
     leaf.value.set_requires_grad(leaf.value.is_floating_point());
   const auto batch = model.batch({40, 24, 64});
-  const auto meter = std::make_shared<Meter>();
+  const auto meter = std::make_shared<support::MemoryMeter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const auto hidden = model.chunk().forward(batch);
   const auto expected = activation_bytes(
@@ -126,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 std::int64_t peak_of_a_batch(const Model& model,
                              const std::vector<models::SequencePartition>& batches) {
-  const auto meter = std::make_shared<Meter>();
+  const auto meter = std::make_shared<support::MemoryMeter>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
   const auto device = model.mesh().world().device();
   models::reset_peak_memory(device);

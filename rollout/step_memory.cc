@@ -1,0 +1,93 @@
+#include "rollout/step_memory.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "distckpt/error.h"
+#include "models/device.h"
+#include "models/kernels/paged_attention.h"
+#include "models/memory_error.h"
+#include "models/transformer/attention.h"
+#include "models/world.h"
+#include "rollout/kv_cache.h"
+
+namespace ferry::rollout {
+namespace {
+
+// Every kind of number that a draw can be asked for.
+const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
+
+// A sequence whose last tokens are new. All its keys lie in one block: what they are does not matter.
+Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
+  const auto blocks = (tokens + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
+  return {.params = std::make_shared<const SamplingParams>(kAll),
+          .ending_tokens = std::make_shared<const std::vector<std::int64_t>>(),
+          .token_ids = std::vector<std::int64_t>(static_cast<std::size_t>(tokens)),
+          .num_prompt_tokens = tokens,
+          .num_computed_tokens = tokens - num_new_tokens,
+          .block_table = std::vector<std::int32_t>(static_cast<std::size_t>(blocks))};
+}
+
+std::vector<Sequence> many_begin(const RunnerLimits& limits) {
+  const auto count = std::min(limits.max_num_seqs, limits.max_num_batched_tokens);
+  std::vector<Sequence> sequences;
+  for (std::int64_t i = 0; i < count; ++i) {  // the shorter ones first, as they are scheduled
+    const auto tokens = (limits.max_num_batched_tokens + i) / count;
+    sequences.push_back(dummy(std::min(tokens, limits.max_model_len), std::min(tokens, limits.max_model_len)));
+  }
+  return sequences;
+}
+
+std::vector<Sequence> the_longest_ends(const RunnerLimits& limits) {
+  return {dummy(limits.max_model_len, std::min(limits.max_model_len, limits.max_num_batched_tokens))};
+}
+
+void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences) {
+  std::vector<ScheduledSequence> scheduled;
+  for (auto& sequence : sequences)
+    scheduled.push_back({.sequence = &sequence,
+                         .num_new_tokens = sequence.size() - sequence.num_computed_tokens});
+  auto step = runner.launch(scheduled, cache, nullptr);
+  ModelRunner::collect(step);
+}
+
+}  // namespace
+
+void take_largest_steps(const models::GPTModel& model, const RunnerLimits& limits) {
+  auto eager = limits;
+  eager.enforce_eager = true;
+  ModelRunner runner(model, eager);
+  KVCache cache(model, 1);
+  run(runner, cache, many_begin(limits));
+  run(runner, cache, the_longest_ends(limits));
+}
+
+std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limits) {
+  const auto device = model.mesh().world().device();
+  if (!device.is_cuda()) return 0;
+  try {
+    models::reset_peak_memory(device);
+    const auto before = models::peak_memory(device);
+    take_largest_steps(model, limits);
+    return models::peak_memory(device) - before;
+  } catch (const c10::Error& error) {
+    throw models::error_of(
+        error,
+        fmt::format("in a step of {} tokens of {} sequences, before there is a KV cache",
+                    limits.max_num_batched_tokens, limits.max_num_seqs),
+        "lower max_num_batched_tokens, max_num_seqs or max_model_len, or share the model over more "
+        "ranks");
+  }
+}
+
+std::int64_t gathered_bytes_per_block(const models::GPTModel& model) {
+  const auto shape = models::key_value_shape(model.config(), model.mesh().shape().tp(),
+                                             model.options().alignment);
+  const bool in_place = models::paged_attention_cuda_supports(
+      model.mesh().world().device(), models::scalar_type(model.options().dtype), shape.dim,
+      shape.value_dim);
+  return in_place ? 0 : 3 * KVCache::bytes_per_block(model) / model.config().num_layers;
+}
+
+}  // namespace ferry::rollout
