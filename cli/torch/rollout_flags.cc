@@ -83,7 +83,7 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
       ->capture_default_str();
   command
       .add_option("--gpu-memory-utilization", engine.gpu_memory_utilization,
-                  "Share of a GPU's memory, free after the weights, that the KV cache takes")
+                  "Share of a GPU's memory, free after the weights, for a step and the KV cache")
       ->check(CLI::Range(0.01, 1.0))
       ->capture_default_str();
   command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
