@@ -65,11 +65,13 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
 
 at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const at::Tensor& hidden,
-                             const Observer& observe) const {
+                             const Observer& observe,
+                             const RouterReplay& routes) const {
   const LayerContext context{
       .batch = &batch,
       .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype)),
-      .observe = observe};
+      .observe = observe,
+      .routes = routes};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
           "the first stage takes tokens, the others hidden states");
   ResidualStream stream{.sum = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden};
@@ -117,9 +119,10 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
   const auto layers = [this, first, count, batch = *context.batch,
-                       angles = context.angles](const std::vector<at::Tensor>& inputs) {
+                       angles = context.angles,
+                       routes = context.routes](const std::vector<at::Tensor>& inputs) {
     ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
-    const LayerContext again{.batch = &batch, .angles = angles};
+    const LayerContext again{.batch = &batch, .angles = angles, .routes = routes};
     for (auto i = first; i < first + count; ++i) x = layers_[i].forward(std::move(x), again);
     return std::vector{x.sum, x.pending};
   };

@@ -47,7 +47,8 @@ class GPTModel {
   // the last stage the normed hidden states: [tokens, hidden], this rank's part of the batch.
   at::Tensor forward(const SequencePartition& batch,
                      const at::Tensor& hidden = {},
-                     const Observer& observe = {}) const;
+                     const Observer& observe = {},
+                     const RouterReplay& routes = {}) const;
 
   // One step of generation: tokens and positions [rows], int64 on the device, of the sequences that
   // `inference` knows -> the normed hidden states [rows, hidden]. Reads nothing back to the host in

@@ -12,6 +12,7 @@
 #include "models/tensor_parallel/mappings.h"
 #include "models/world.h"
 #include "trainer/micro_batches.h"
+#include "trainer/router_replay.h"
 
 namespace ferry::trainer {
 namespace {
@@ -78,8 +79,12 @@ at::Tensor AnswerBatches::response_mask(std::size_t i) const {
 
 std::map<std::string, double> AnswerBatches::run(const Pipeline& pipeline,
                                                  const LossFunction& loss,
-                                                 double grad_scale) const {
-  const auto of_batches = forward_backward(pipeline, batches_, loss, {.grad_scale = grad_scale});
+                                                 double grad_scale,
+                                                 const std::vector<at::Tensor>& routed_experts) const {
+  ForwardBackwardOptions options{.grad_scale = grad_scale};
+  if (!routed_experts.empty())
+    options.routes = replay_routes(pipeline, batches_, parts_, routed_experts);
+  const auto of_batches = forward_backward(pipeline, batches_, loss, options);
   // The last stage knows them; all data parallel ranks have their shares.
   const auto last = mesh_.pp().size() - 1;
   std::string names;

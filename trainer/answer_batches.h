@@ -63,9 +63,11 @@ class AnswerBatches {
   at::Tensor response_mask(std::size_t i) const;  // int64
 
   // Forwards and backwards; the metrics of the whole mini-batch, on all ranks of the mesh.
+  // `routed_experts` of each sample: where its tokens go (router_replay.h); none: as routers choose.
   std::map<std::string, double> run(const Pipeline& pipeline,
                                     const LossFunction& loss,
-                                    double grad_scale) const;
+                                    double grad_scale,
+                                    const std::vector<at::Tensor>& routed_experts = {}) const;
 
  private:
   at::Tensor pad(const std::vector<at::Tensor>& rows) const;

@@ -21,10 +21,11 @@ struct SequenceLogProbs {
 // Called by all ranks of the mesh, with the sequences of their data parallel rank: [tokens] each,
 // int64, on the host, at least one token. `parts`: those of each micro-batch, every sequence in
 // one, as many on all ranks. Logits are divided by the temperature. The same on all ranks of a data
-// parallel rank, in the order of `sequences`.
+// parallel rank, in the order of `sequences`. `routed_experts`: as of forward_sequences().
 std::vector<SequenceLogProbs> compute_log_prob(const Pipeline& pipeline,
                                                const std::vector<at::Tensor>& sequences,
                                                const std::vector<Partition>& parts,
-                                               double temperature = 1);
+                                               double temperature = 1,
+                                               std::vector<at::Tensor>* routed_experts = nullptr);
 
 }  // namespace ferry::trainer

@@ -22,11 +22,13 @@ using TokenFunction = std::function<at::Tensor(const models::GPTModel& model,
 // Called by all ranks of the mesh, with the sequences of their data parallel rank: [tokens] each,
 // int64, on the host, at least one token. `parts`: those of each micro-batch, every sequence in
 // one, as many on all ranks. Returns [tokens, channels] of each sequence, fp32, on the host, the
-// same on all ranks of a data parallel rank.
+// same on all ranks of a data parallel rank. `routed_experts`, if it is not null, has where tokens
+// go, of each sequence (router_replay.h); if it is empty, it gets where they went.
 std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const std::vector<at::Tensor>& sequences,
                                           const std::vector<Partition>& parts,
                                           std::int64_t channels,
-                                          const TokenFunction& say);
+                                          const TokenFunction& say,
+                                          std::vector<at::Tensor>* routed_experts = nullptr);
 
 }  // namespace ferry::trainer

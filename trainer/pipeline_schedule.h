@@ -32,10 +32,15 @@ struct Pipeline {
   DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
 };
 
+// Where tokens go in the pass of a micro-batch through a chunk of this stage.
+using RouteFunction =
+    std::function<models::RouterReplay(std::size_t chunk, std::size_t micro_batch)>;
+
 struct ForwardBackwardOptions {
   bool forward_only = false;  // for log-probabilities and values: no graph is made
   double grad_scale = 1;      // of the loss: DistributedOptimizer::loss_scale()
   models::Observer observe{};  // of every forward pass; may be empty
+  RouteFunction routes{};      // the same
 };
 
 // Called by all ranks of the mesh, with the same number of micro-batches, whose shapes every stage

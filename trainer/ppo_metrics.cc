@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "distckpt/error.h"
 #include "trainer/metrics/flops.h"
 
 namespace ferry::trainer {
@@ -49,6 +50,19 @@ Masks masks_of(const DataProto& batch) {
 }
 
 }  // namespace
+
+Metrics staleness_metrics(const DataProto& batch, std::int64_t step, std::int64_t most) {
+  const auto staleness = (step - batch.tensor("weights_step")).to(at::kFloat);
+  Metrics metrics;
+  add_statistics(metrics, "training/off_policy/trajectory_staleness", staleness);
+  for (const char* extreme : {"/min", "/max"}) {
+    const auto updates = metrics.at(std::string("training/off_policy/trajectory_staleness") + extreme);
+    require(updates >= 0 && updates <= static_cast<double>(most), ErrorKind::kBug,
+            "answers by weights {} updates behind step {}: at most {} are expected", updates, step,
+            most);
+  }
+  return metrics;
+}
 
 Metrics compute_data_metrics(const DataProto& batch) {
   const auto masks = masks_of(batch);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -14,16 +15,15 @@
 #include "distckpt/filenames.h"
 #include "models/device.h"
 #include "trainer/algorithms/agg_loss.h"
+#include "trainer/batch_samples.h"
 #include "trainer/data/permutation.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
-#include "trainer/metrics/val_metrics.h"
 #include "trainer/ppo_batch.h"
 #include "trainer/ppo_metrics.h"
 #include "trainer/run_options.h"
-#include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -139,8 +139,7 @@ void PpoTrainer::fit() {
     if (console)
       output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
     // Behind its numbers: a run that dies before both are written does the step again.
-    if (every(step_, config_.checkpoint.save_freq) ||
-        (step_ == total_steps_ && config_.checkpoint.save_freq > 0)) {
+    if (saves_behind(step_)) {
       phase("save_checkpoint", [&] { save(); });
       report({{"timing_s/save_checkpoint", timeline_->end_step().at("save_checkpoint")}});
     }
@@ -234,7 +233,7 @@ void PpoTrainer::phase(const char* name, Body&& body) {
 
 void PpoTrainer::wake_rollout() {
   if (awake_) return;
-  (void)tell("update_weights");
+  (void)tell("update_weights", {{"weights_step", step_}});
   awake_ = true;
 }
 
@@ -244,25 +243,30 @@ void PpoTrainer::sleep_rollout() {
   awake_ = false;
 }
 
+WorkerGroup::Call PpoTrainer::start_generating(const DataProto& prompts, const Sampling& sampling) {
+  auto asked = prompts.select(std::vector<std::string>{"prompts", "attention_mask", "seeds"});
+  asked.meta_info = {{"global_step", step_ + 1},
+                     {"temperature", sampling.temperature},
+                     {"top_k", sampling.top_k},
+                     {"top_p", sampling.top_p}};
+  return workers_.group().start("generate_sequences", asked);
+}
+
 DataProto PpoTrainer::generate(const DataProto& prompts, const Sampling& sampling) {
-  auto asked = prompts;
-  asked.meta_info["temperature"] = sampling.temperature;
-  asked.meta_info["top_k"] = sampling.top_k;
-  asked.meta_info["top_p"] = sampling.top_p;
-  return with_answers(prompts,
-                      ask("generate_sequences", asked, {"prompts", "attention_mask", "seeds"}));
+  return with_answers(prompts, workers_.group().finish(start_generating(prompts, sampling)));
 }
 
 DataProto PpoTrainer::rows_of(std::span<const EncodedPrompt> prompts,
                               std::int64_t n,
                               std::uint64_t draw,
-                              std::int64_t first) const {
+                              std::int64_t first,
+                              std::int64_t step) const {
   const auto seed = mix64(static_cast<std::uint64_t>(config_.trainer.run.seed));
-  const auto key = derive(derive(derive(seed, draw), static_cast<std::uint64_t>(step_ + 1)),
+  const auto key = derive(derive(derive(seed, draw), static_cast<std::uint64_t>(step)),
                           static_cast<std::uint64_t>(first));
   return prompt_batch(prompts, {.n = n,
                                 .width = config_.data.max_prompt_length,
-                                .uid_prefix = fmt::format("{}-{}-", step_ + 1, first),
+                                .uid_prefix = fmt::format("{}-{}-", step, first),
                                 .key = key});
 }
 
@@ -299,17 +303,39 @@ void PpoTrainer::add_rewards(DataProto& batch) {
 
 // What the greedy answer to each prompt earns (ReMax).
 void PpoTrainer::add_reward_baselines(DataProto& batch, std::span<const EncodedPrompt> prompts) {
-  auto greedy = generate(rows_of(prompts, 1, kBaseline, 0), {.temperature = 0});
+  auto greedy = generate(rows_of(prompts, 1, kBaseline, 0, step_ + 1), {.temperature = 0});
   add_rewards(greedy);
   batch.set("reward_baselines", at::repeat_interleave(greedy.tensor("token_level_scores").sum(1),
                                                       config_.rollout.n));
 }
 
+PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_t first) {
+  Answering answering{.prompts = next_prompts()};
+  answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
+  answering.call = start_generating(answering.rows, {.temperature = config_.rollout.temperature,
+                                                     .top_k = config_.rollout.top_k,
+                                                     .top_p = config_.rollout.top_p});
+  return answering;
+}
+
+void PpoTrainer::finish_answering(Answering& answering) {
+  if (!answering.call) return;
+  answering.rows =
+      with_answers(answering.rows, workers_.group().finish(*std::exchange(answering.call, {})));
+}
+
+// Until the rollout has answered its ranks are in no other call: they have no other role.
+void PpoTrainer::answer_ahead() {
+  const auto next = step_ + 1;  // the step that begins
+  if (!config_.trainer.one_step_off || ahead_ || next == total_steps_ || saves_behind(next)) return;
+  phase("update_weights", [&] { wake_rollout(); });
+  sleep_rollout();
+  ahead_ = start_answering(next + 1, 0);
+}
+
 DataProto PpoTrainer::answered_batch(Metrics& metrics) {
   const auto& filter = config_.algorithm.filter_groups;
-  const Sampling sampling{.temperature = config_.rollout.temperature,
-                          .top_k = config_.rollout.top_k,
-                          .top_p = config_.rollout.top_p};
+  const bool baselines = config_.algorithm.adv_estimator == "remax";
   const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
   DataProto all;
   std::int64_t batches = 0;
@@ -318,18 +344,20 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
             "algorithm.filter_groups: {} of {} groups differ in {} after {} batches of prompts "
             "(max_num_gen_batches): the data may be too hard, or too easy",
             all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
-    const auto prompts = next_prompts();
-    DataProto batch;
+    Answering answering;
     phase("gen", [&] {
-      batch = generate(rows_of(prompts, config_.rollout.n, kTraining, batches), sampling);
+      answering = ahead_ ? *std::exchange(ahead_, {}) : start_answering(step_ + 1, batches);
+      finish_answering(answering);
     });
+    auto& batch = answering.rows;
+    if (!filter.enable && !baselines) answer_ahead();  // the rollout is not asked again
     phase("reward", [&] { add_rewards(batch); });
-    if (config_.algorithm.adv_estimator == "remax")
-      phase("gen_max", [&] { add_reward_baselines(batch, prompts); });
+    if (baselines) phase("gen_max", [&] { add_reward_baselines(batch, answering.prompts); });
     if (filter.enable) batch = varied_groups(batch, filter.metric);
     if (batch.size() > 0) all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
     ++batches;
   }
+  answer_ahead();
   if (filter.enable) metrics["train/num_gen_batches"] = static_cast<double>(batches);
   return all.size() > wanted ? all.slice(0, wanted) : all;
 }
@@ -378,7 +406,7 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
   if (config_.use_critic()) not_finite = update("update_critic", {"values", "returns"});
   if (step_ + 1 > config_.trainer.critic_warmup) {
     std::vector<std::string> columns{"old_log_probs", "advantages"};
-    for (const char* name : {"ref_log_prob", "rollout_is_weights"})
+    for (const char* name : {"ref_log_prob", "rollout_is_weights", "routed_experts"})
       if (batch.batch().contains(name)) columns.emplace_back(name);
     const auto of_actor = update("update_actor", columns);
     if (!of_actor.empty()) not_finite = of_actor;
@@ -388,14 +416,20 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
           "{}: no finite gradient in {} steps in a row", not_finite, not_finite_);
 }
 
+bool PpoTrainer::saves_behind(std::int64_t step) const {
+  const auto frequency = config_.checkpoint.save_freq;
+  return every(step, frequency) || (step == total_steps_ && frequency > 0);
+}
+
 Metrics PpoTrainer::train_step() {
   const auto started = wall_time();
   memory_ = {};
   timeline_->begin_step(step_ + 1);
   Metrics metrics;
-  wake_rollout();
+  if (!ahead_) wake_rollout();
   auto batch = answered_batch(metrics);
   sleep_rollout();
+  metrics.merge(staleness_metrics(batch, step_, config_.trainer.one_step_off ? 1 : 0));
   const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (config_.trainer.balance_batch)
     batch = batch.reorder(balanced_mini_batches(
@@ -409,9 +443,10 @@ Metrics PpoTrainer::train_step() {
   const bool last = step_ == total_steps_;
   const bool validates = !config_.data.val_files.empty() &&
                          (every(step_, run.test_freq) || (last && run.test_freq > 0));
-  if (!last || validates) phase("update_weights", [&] { wake_rollout(); });
+  if (validates && ahead_) phase("gen", [&] { finish_answering(*ahead_); });
+  if (validates || (!last && !ahead_)) phase("update_weights", [&] { wake_rollout(); });
   if (validates) phase("testing", [&] { metrics.merge(validate()); });
-  if (rollout_log_) log_samples(*rollout_log_, batch);
+  if (rollout_log_) rollout_log_->write(step_, logged_samples(batch, encoder_));
   const auto counts = count_tokens(batch);
   const auto timing = timeline_->end_step();
   metrics.merge(compute_data_metrics(batch));
@@ -449,47 +484,13 @@ Metrics PpoTrainer::validate() {
           return encoder_.encode(parse_prompt(record, config_.data.prompt_key));
         });
     if (prompts.empty()) continue;
-    auto batch = generate(rows_of(prompts, kwargs.n, kValidation, batches), sampling);
+    auto batch = generate(rows_of(prompts, kwargs.n, kValidation, batches, step_ + 1), sampling);
     add_rewards(batch);
-    const auto rewards = batch.tensor("token_level_scores").sum(1);
-    for (std::int64_t row = 0; row < batch.size(); ++row) {
-      const auto index = static_cast<std::size_t>(row);
-      ValidationSample sample{.data_source = batch.column("data_source")[index].get<std::string>(),
-                              .uid = batch.column("uid")[index].get<std::string>()};
-      sample.values["reward"] = rewards[row].item<double>();
-      for (const auto& [name, value] : batch.column("reward_extra_info")[index].items()) {
-        if (value.is_number()) sample.values[name] = value.get<double>();
-        if (value.is_string()) sample.values[name] = value.get<std::string>();
-      }
-      samples.push_back(std::move(sample));
-    }
+    std::ranges::move(validation_samples(batch), std::back_inserter(samples));
     all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
   }
-  if (validation_log_ && all.size() > 0) log_samples(*validation_log_, all);
+  if (validation_log_ && all.size() > 0) validation_log_->write(step_, logged_samples(all, encoder_));
   return validation_metrics(samples);
-}
-
-void PpoTrainer::log_samples(const SampleLog& log, const DataProto& batch) const {
-  const auto prompts = prompt_tokens_of(batch);
-  const auto answers = answered_prompts_of(batch);
-  const auto scores = batch.tensor("token_level_scores").sum(1);
-  std::vector<LoggedSample> samples;
-  for (std::int64_t row = 0; row < batch.size(); ++row) {
-    const auto index = static_cast<std::size_t>(row);
-    const auto& answer = answers[index];
-    const auto* const tokens = answer.tokens.const_data_ptr<std::int64_t>();
-    LoggedSample sample{
-        .input = encoder_.decode(prompts[index], true),
-        .output = encoder_.decode({tokens + answer.num_prompt_tokens,
-                                   static_cast<std::size_t>(answer.num_response_tokens())},
-                                  true),
-        .gts = batch.column("ground_truth")[index],
-        .score = scores[row].item<double>()};
-    for (const auto& [name, value] : batch.column("reward_extra_info")[index].items())
-      if (name != "score") sample.extra[name] = value;
-    samples.push_back(std::move(sample));
-  }
-  log.write(step_, samples);
 }
 
 void PpoTrainer::report(const Metrics& metrics) {

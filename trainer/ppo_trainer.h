@@ -6,7 +6,9 @@
 //   the rollout
 //
 // A step is a function of the seed, its number and the weights: a run that was stopped goes on as if
-// it had not been.
+// it had not been. One step off (trainer.one_step_off) the rollout answers the prompts of step k + 1
+// on its own ranks while step k learns, with the weights that step k began with. Before a checkpoint
+// nothing is answered ahead, so that a run that goes on from it is where the other one was.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +60,13 @@ class PpoTrainer {
     double top_p = 1;
   };
 
+  // The answers to the first prompts of a step, asked for.
+  struct Answering {
+    std::vector<EncodedPrompt> prompts{};
+    DataProto rows{};                         // of the prompts; once they are there, with answers
+    std::optional<WorkerGroup::Call> call{};  // under way
+  };
+
   void fit();
   void resume();
   std::int64_t latest_step(const std::filesystem::path& run) const;
@@ -65,6 +74,7 @@ class PpoTrainer {
   void finish_save();
   void export_hf() const;
 
+  bool saves_behind(std::int64_t step) const;
   Metrics train_step();
   // Prompts that are answered and rewarded, as many as a step learns from.
   DataProto answered_batch(Metrics& metrics);
@@ -73,8 +83,13 @@ class PpoTrainer {
   DataProto rows_of(std::span<const EncodedPrompt> prompts,
                     std::int64_t n,
                     std::uint64_t draw,
-                    std::int64_t first) const;
+                    std::int64_t first,
+                    std::int64_t step) const;
   DataProto generate(const DataProto& prompts, const Sampling& sampling);
+  WorkerGroup::Call start_generating(const DataProto& prompts, const Sampling& sampling);
+  Answering start_answering(std::int64_t step, std::int64_t first);
+  void finish_answering(Answering& answering);
+  void answer_ahead();
   void add_rewards(DataProto& batch);
   void add_reward_baselines(DataProto& batch, std::span<const EncodedPrompt> prompts);
   void add_log_probs(DataProto& batch, Metrics& metrics);
@@ -87,7 +102,6 @@ class PpoTrainer {
   DataProto tell(const std::string& method, nlohmann::json meta_info = nlohmann::json::object());
   template <typename Body>
   void phase(const char* name, Body&& body);
-  void log_samples(const SampleLog& log, const DataProto& batch) const;
   void report(const Metrics& metrics);
 
   PpoConfig config_;
@@ -102,7 +116,8 @@ class PpoTrainer {
   std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
   std::int64_t step_ = 0;
   int not_finite_ = 0;     // steps in a row
-  bool awake_ = false;     // the rollout
+  bool awake_ = false;     // the rollout, with the weights of step_
+  std::optional<Answering> ahead_;  // of the step after the one that learns
   PeakMemory memory_;      // of this step
   std::unique_ptr<Timeline> timeline_;
   std::vector<std::unique_ptr<MetricLog>> logs_;

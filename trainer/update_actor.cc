@@ -30,7 +30,10 @@ std::map<std::string, double> update_actor(const Pipeline& pipeline,
     if (update.loss.entropy_coeff != 0) inputs.entropy = batches.rows(i, result.entropy);
     return ppo_loss(inputs, update.loss, info);
   };
-  return batches.run(pipeline, loss, grad_scale);
+  std::vector<at::Tensor> routed_experts;
+  for (const auto& sample : samples)
+    if (sample.routed_experts.defined()) routed_experts.push_back(sample.routed_experts);
+  return batches.run(pipeline, loss, grad_scale, routed_experts);
 }
 
 }  // namespace ferry::trainer

@@ -13,6 +13,7 @@
 #include "models/parallel_state.h"
 #include "models/recompute.h"
 #include "models/tensor_parallel/layers.h"
+#include "models/transformer/router_replay.h"
 
 namespace ferry::models {
 
@@ -36,6 +37,7 @@ struct LayerContext {
   RotaryAngles angles{};
   Observer observe{};                     // may be empty
   InferenceContext* inference = nullptr;  // of generation
+  RouterReplay routes{};                  // of experts
 };
 
 }  // namespace ferry::models

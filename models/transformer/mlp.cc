@@ -14,7 +14,9 @@ class DenseMLP : public FeedForward {
         mlp_(setup.tensor_parallel, parameters, prefix + "mlp.") {}
 
   const at::Tensor& norm() const override { return norm_; }
-  at::Tensor forward(const at::Tensor& normed) const override { return mlp_.forward(normed); }
+  at::Tensor forward(const at::Tensor& normed, const RouterChoice&) const override {
+    return mlp_.forward(normed);
+  }
 
  private:
   at::Tensor norm_;

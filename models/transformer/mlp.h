@@ -16,8 +16,8 @@ class FeedForward {
 
   // Of the norm of its input.
   virtual const at::Tensor& norm() const = 0;
-  // normed [tokens, hidden], as it is between the layers -> the same.
-  virtual at::Tensor forward(const at::Tensor& normed) const = 0;
+  // normed [tokens, hidden], as it is between the layers -> the same. `choice`: of its experts.
+  virtual at::Tensor forward(const at::Tensor& normed, const RouterChoice& choice) const = 0;
 };
 
 // fc2(silu(gate) * up), without a norm: a dense layer's, and the shared experts'.

@@ -223,16 +223,16 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
                                     setup.tensor_parallel.between_layers());
 }
 
-at::Tensor MoELayer::forward(const at::Tensor& normed) const {
+at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choice) const {
   const auto& parallel = setup_.tensor_parallel;
   // Where tensor parallel ranks have the same tokens, each sends its share of them.
   at::Tensor output;
   if (parallel.sequence_parallel || parallel.group->size() == 1) {
-    output = route_and_compute(normed);
+    output = route_and_compute(normed, choice);
   } else {
     const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
-    output = gather_from_sequence_parallel_region(route_and_compute(mine), *parallel.group,
-                                                  /*replicated=*/true);
+    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice),
+                                                  *parallel.group, /*replicated=*/true);
   }
   if (!shared_) return output;
   auto shared = shared_->forward(normed);
@@ -241,9 +241,10 @@ at::Tensor MoELayer::forward(const at::Tensor& normed) const {
   return output + shared;
 }
 
-at::Tensor MoELayer::route_and_compute(const at::Tensor& x) const {
+at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {
   const auto topk = setup_.config.moe_router_topk;
-  const auto routing = router_.forward(x);
+  const auto routing = router_.forward(x, choice.given);
+  if (choice.record) choice.record(routing.experts);
   const auto choices = routing.experts.reshape({-1});
   const auto order = at::argsort(choices, /*stable=*/true, 0, /*descending=*/false);
   const auto inverse = undo(order);

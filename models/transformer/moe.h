@@ -39,10 +39,10 @@ class MoELayer : public FeedForward {
   MoELayer(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
   const at::Tensor& norm() const override { return norm_; }
-  at::Tensor forward(const at::Tensor& normed) const override;
+  at::Tensor forward(const at::Tensor& normed, const RouterChoice& choice) const override;
 
  private:
-  at::Tensor route_and_compute(const at::Tensor& x) const;
+  at::Tensor route_and_compute(const at::Tensor& x, const RouterChoice& choice) const;
 
   const ModelSetup& setup_;
   at::Tensor norm_;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <tuple>
 
+#include "distckpt/error.h"
 #include "models/kernels/linear.h"
 
 namespace ferry::models {
@@ -29,9 +30,13 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
   return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
 }
 
-Routing TopKRouter::forward(const at::Tensor& x) const {
+Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const {
   const auto& config = setup_.config;
   const auto topk = config.moe_router_topk;
+  const bool chooses = !given.defined();
+  require(chooses || (given.size(0) == x.size(0) && given.size(1) == topk), ErrorKind::kBug,
+          "experts of {} tokens are given to a router of {}", given.defined() ? given.size(0) : 0,
+          x.size(0));
   const auto grouped = [&](const at::Tensor& scores) {
     return scores.view(
         {-1, config.moe_router_num_groups, config.num_moe_experts / config.moe_router_num_groups});
@@ -41,7 +46,10 @@ Routing TopKRouter::forward(const at::Tensor& x) const {
   if (!config.multi_latent_attention) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    std::tie(routing.weights, routing.experts) = at::topk(scores, topk, -1);
+    if (chooses)
+      std::tie(routing.weights, routing.experts) = at::topk(scores, topk, -1);
+    else
+      routing = {.experts = given, .weights = scores.gather(1, given), .logits = routing.logits};
     if (!config.moe_router_pre_softmax)
       routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
     if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
@@ -50,19 +58,25 @@ Routing TopKRouter::forward(const at::Tensor& x) const {
   routing.logits = linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
   if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
     auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    if (groups) scores = limit_to_groups(scores, grouped(scores).amax(-1), 0.0);
-    std::tie(routing.weights, routing.experts) =
-        at::topk(scores, topk, -1, /*largest=*/true, /*sorted=*/false);
+    if (chooses && groups) scores = limit_to_groups(scores, grouped(scores).amax(-1), 0.0);
+    if (chooses)
+      std::tie(routing.weights, routing.experts) =
+          at::topk(scores, topk, -1, /*largest=*/true, /*sorted=*/false);
+    else
+      routing = {.experts = given, .weights = scores.gather(1, given), .logits = routing.logits};
     routing.weights = routing.weights * config.moe_router_topk_scaling_factor;
     return routing;
   }
   const auto scores = at::sigmoid(routing.logits);  // DeepSeek-V3
-  auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
-  if (groups) {
-    const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
-    choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
+  routing.experts = given;
+  if (chooses) {
+    auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
+    if (groups) {
+      const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
+      choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
+    }
+    routing.experts = std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
   }
-  routing.experts = std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
   const auto chosen = scores.gather(1, routing.experts);
   const auto normed = chosen / (chosen.sum(-1, /*keepdim=*/true) + 1e-20);
   routing.weights = normed * config.moe_router_topk_scaling_factor;

@@ -21,8 +21,8 @@ class TopKRouter {
   // Takes mlp.router.* below `prefix`.
   TopKRouter(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  // x [tokens, hidden].
-  Routing forward(const at::Tensor& x) const;
+  // x [tokens, hidden]; `given` [tokens, topk], int64: the experts, if they are not to be chosen.
+  Routing forward(const at::Tensor& x, const at::Tensor& given = {}) const;
 
  private:
   // Scores of experts in groups that are not among the best become `hidden`.

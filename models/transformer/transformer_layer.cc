@@ -13,6 +13,7 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                    std::int64_t layer,
                                    bool moe)
     : prefix_(prefix),
+      layer_(layer),
       epsilon_(setup.config.layernorm_epsilon),
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
@@ -25,11 +26,13 @@ ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerConte
       attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
   stream.pending = attended;
   const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_);
-  const auto feed_forward = [network = feed_forward_](const std::vector<at::Tensor>& inputs) {
-    return std::vector{network->forward(inputs[0])};
+  const auto choice = context.routes.of(layer_);
+  const auto feed_forward = [network = feed_forward_,
+                             choice](const std::vector<at::Tensor>& inputs) {
+    return std::vector{network->forward(inputs[0], choice)};
   };
   const auto fed = feed_forward_recomputed_ ? recompute(feed_forward, {normed})[0]
-                                            : feed_forward_->forward(normed);
+                                            : feed_forward_->forward(normed, choice);
   stream.pending = fed;
   if (observe) {
     observe(prefix_ + "self_attention", attended);

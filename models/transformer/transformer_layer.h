@@ -26,6 +26,7 @@ class TransformerLayer {
 
  private:
   std::string prefix_;
+  std::int64_t layer_;
   double epsilon_;
   bool feed_forward_recomputed_;
   std::unique_ptr<Attention> attention_;

@@ -118,6 +118,10 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_cov_ratio", loss.kl_cov_ratio, "of kl_cov: the share of tokens penalised",
             from_to(0, 1));
   table.add("ppo_kl_coef", loss.ppo_kl_coef, "of kl_cov: how much", at_least(0));
+  table.section(kActor + ".router_replay", "Where the tokens of an update go, of models with experts");
+  table.add("mode", c.router_replay.mode,
+            "disabled: where routers send them; R2: where they went when old_log_prob was computed",
+            one_of({"disabled", "R2"}));
   list_trained(table, kActor, false, c.megatron, c.optim, c.profiler);
 }
 
@@ -287,7 +291,7 @@ void list(ConfigTable& table, PpoTrainerConfig& c) {
   table.add("validation_data_dir", c.validation_data_dir,
             "the folder of those of validation; empty: validations in default_local_dir");
   table.add("one_step_off", c.one_step_off,
-            "answers are generated while the step before them trains");
+            "answers are generated while the step before them trains, except before a checkpoint");
 }
 
 ConfigTable table_of(PpoConfig& config) {

@@ -48,6 +48,11 @@ struct PolicyLossSection {  // actor_rollout_ref.actor.policy_loss
   bool operator==(const PolicyLossSection&) const = default;
 };
 
+struct RouterReplaySection {  // actor_rollout_ref.actor.router_replay
+  std::string mode = "disabled";
+  bool operator==(const RouterReplaySection&) const = default;
+};
+
 struct ActorConfig {              // actor_rollout_ref.actor
   std::vector<int> ranks{};       // of the world; empty: all
   int ppo_mini_batch_size = 256;  // prompts
@@ -71,6 +76,7 @@ struct ActorConfig {              // actor_rollout_ref.actor
   double kl_loss_coef = 1e-3;
   std::string kl_loss_type = "low_var_kl";
   PolicyLossSection policy_loss{};
+  RouterReplaySection router_replay{};
   EngineConfig megatron{};
   OptimConfig optim{.lr = 1e-6};
   ProfilerConfig profiler{};

@@ -19,6 +19,11 @@ bool share_a_rank(const std::vector<int>& left, const std::vector<int>& right) {
       left, [&](int rank) { return std::ranges::find(right, rank) != right.end(); });
 }
 
+// Whether the rollout has none of a role's ranks; a role that names none has all.
+bool generates_apart(const C& c, const std::vector<int>& ranks) {
+  return !ranks.empty() && !c.rollout.ranks.empty() && !share_a_rank(ranks, c.rollout.ranks);
+}
+
 // Estimators that compare the answers to a prompt with each other.
 bool compares_answers(std::string_view estimator) {
   constexpr std::array<std::string_view, 6> kGroups{"grpo", "rloo", "reinforce_plus_plus_baseline",
@@ -100,6 +105,13 @@ ConfigRules<C> algorithm_rules() {
                 (correction.rollout_is.empty() && correction.rollout_rs.empty());
        },
        "where the rollout's probabilities are the old ones, they differ nowhere"},
+      {"replay_needs_what_was_recorded",
+       {kActor + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
+       [](const C& c) {
+         return c.actor.router_replay.mode == "disabled" ||
+                !c.algorithm.rollout_correction.bypass_mode;
+       },
+       "in bypass_mode no old log-probabilities are computed, so no routes are recorded"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},
        [](const C& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },
@@ -147,11 +159,33 @@ ConfigRules<C> rollout_rules() {
        "tokens are drawn at a temperature above 0"},
       {"one_step_off_needs_ranks_of_its_own",
        {"trainer.one_step_off", kActor + ".ranks", kRollout + ".ranks"},
-       [](const C& c) {
-         return !c.trainer.one_step_off || (!c.actor.ranks.empty() && !c.rollout.ranks.empty() &&
-                                            !share_a_rank(c.actor.ranks, c.rollout.ranks));
-       },
+       [](const C& c) { return !c.trainer.one_step_off || generates_apart(c, c.actor.ranks); },
        "generation beside training needs actor and rollout on ranks that they do not share"},
+      {"one_step_off_needs_ranks_of_its_own",
+       {"trainer.one_step_off", kRef + ".ranks", kRollout + ".ranks"},
+       [](const C& c) {
+         return !c.trainer.one_step_off || !c.use_reference_policy() ||
+                generates_apart(c, c.ref.ranks);
+       },
+       "the reference is asked while the rollout generates: it needs other ranks"},
+      {"one_step_off_needs_ranks_of_its_own",
+       {"trainer.one_step_off", "critic.ranks", kRollout + ".ranks"},
+       [](const C& c) {
+         return !c.trainer.one_step_off || !c.use_critic() || generates_apart(c, c.critic.ranks);
+       },
+       "the critic learns while the rollout generates: it needs other ranks"},
+      {"one_step_off_needs_ranks_of_its_own",
+       {"trainer.one_step_off", "reward_model.ranks", kRollout + ".ranks"},
+       [](const C& c) {
+         return !c.trainer.one_step_off || !c.reward.enable || generates_apart(c, c.reward.ranks);
+       },
+       "the reward model is asked while the rollout generates: it needs other ranks"},
+      {"one_step_off_is_led_by_rank_0",
+       {"trainer.one_step_off", kRollout + ".ranks"},
+       [](const C& c) {
+         return !c.trainer.one_step_off || c.rollout.ranks.empty() || c.rollout.ranks.front() != 0;
+       },
+       "rank 0 leads the training: while it generated nobody would learn"},
   };
 }
 

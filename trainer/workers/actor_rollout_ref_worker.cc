@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -56,6 +57,13 @@ ActorLossConfig loss_config(const ActorConfig& config) {
           .kl_loss_type = parse_kl_penalty(config.kl_loss_type)};
 }
 
+// Of each row; none where routers choose.
+std::vector<at::Tensor> routed_experts_of(const DataProto& batch) {
+  if (!batch.batch().contains("routed_experts")) return {};
+  return sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
+                       batch.tensor("prompts").size(1));
+}
+
 nlohmann::json as_json(const models::ReshardReport& report) {
   return {{"bytes_in_place", report.bytes_in_place}, {"bytes_local", report.bytes_local},
           {"bytes_sent", report.bytes_sent},         {"bytes_received", report.bytes_received},
@@ -69,6 +77,9 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
                                              std::shared_ptr<const converter::Checkpoint> origin,
                                              std::int64_t total_steps)
     : world_(world), config_(config), origin_(std::move(origin)) {
+  require(config.actor.router_replay.mode == "disabled" || origin_->map.config.num_moe_experts > 0,
+          ErrorKind::kUsage, "actor_rollout_ref.actor.router_replay.mode: {} has no experts",
+          config.model.path);
   const auto rank = world.rank();
   if (has_role(config.actor.ranks, rank)) {
     actor_ = std::make_unique<MegatronWorker>(
@@ -213,6 +224,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
   }
   return DataProto({{"responses", responses},
                     {"response_mask", mask},
+                    {"weights_step", at::full({rows}, weights_step_, at::kLong)},
                     {"rollout_log_probs", of_rollout}});
 }
 
@@ -220,12 +232,14 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                            const DataProto& batch,
                                            const MicroBatchSize& size,
                                            bool with_entropy,
-                                           const char* name) const {
+                                           const char* name,
+                                           std::vector<at::Tensor>* routed_experts) const {
   const auto answers = answered_prompts_of(batch);
   const auto results = trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
                                         sequences_of(answers),
                                         worker.micro_batches(answers, size, config_.longest_sequence()),
-                                        batch.meta_info.at("temperature").get<double>());
+                                        batch.meta_info.at("temperature").get<double>(),
+                                        routed_experts);
   const auto width = batch.tensor("responses").size(1);
   const auto column = [&](at::Tensor SequenceLogProbs::*one) {
     std::vector<at::Tensor> rows;
@@ -240,8 +254,15 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
 }
 
 DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
-  return log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob), /*with_entropy=*/true,
-                   "old_log_probs");
+  std::vector<at::Tensor> routes;
+  const bool records = config_.actor.router_replay.mode == "R2";
+  auto answer = log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob),
+                          /*with_entropy=*/true, "old_log_probs", records ? &routes : nullptr);
+  if (records)
+    answer.set("routed_experts",
+               sequence_column(routes, answered_prompts_of(batch), batch.tensor("prompts").size(1),
+                               batch.tensor("attention_mask").size(1)));
+  return answer;
 }
 
 DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
@@ -253,7 +274,10 @@ DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
 at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
                                              const ActorUpdate& update) const {
   auto mine = batch;
-  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false, "old_log_probs").tensor("old_log_probs"));
+  auto routes = routed_experts_of(batch);
+  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false, "old_log_probs",
+                                 routes.empty() ? nullptr : &routes)
+                           .tensor("old_log_probs"));
   const std::vector<std::string> keys{"log_prob", "old_log_probs", "advantages", "response_mask"};
   const auto bytes = mine.select(keys).to_bytes();
   const auto& dp = actor_->engine().mesh().dp();
@@ -294,6 +318,8 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
     give(&ActorSample::ref_log_prob, batch.tensor("ref_log_prob"));
   if (batch.batch().contains("rollout_is_weights"))
     give(&ActorSample::rollout_is_weights, batch.tensor("rollout_is_weights"));
+  const auto routes = routed_experts_of(batch);
+  for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
     give(&ActorSample::cov_tokens, cov_tokens(batch, update));
   return trainer::update_actor(actor_->engine().pipeline(), samples,
@@ -316,7 +342,8 @@ DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {
   return answer;
 }
 
-DataProto ActorRolloutRefWorker::update_weights(const DataProto&) {
+DataProto ActorRolloutRefWorker::update_weights(const DataProto& call) {
+  weights_step_ = call.meta_info.at("weights_step").get<std::int64_t>();
   DataProto answer;
   answer.meta_info["reshard"] = as_json(hybrid_->rollout_mode());
   return answer;

@@ -40,16 +40,19 @@ class ActorRolloutRefWorker {
   Dispatch rollout_dispatch() const;
 
   // prompts, attention_mask [rows, P], seeds [rows] -> responses [rows, R], attention_mask [rows,
-  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from.
+  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from;
+  // weights_step [rows], that of update_weights().
   // meta_info: temperature, top_k, top_p. Needs the rollout's weights: update_weights().
   DataProto generate_sequences(const DataProto& prompts);
-  // -> old_log_probs, entropys [rows, R]. meta_info: temperature.
+  // -> old_log_probs, entropys [rows, R]; with router_replay.mode R2 routed_experts [rows, P + R,
+  // layers with experts, topk], which update_actor() replays. meta_info: temperature.
   DataProto compute_log_prob(const DataProto& batch);
   // -> ref_log_prob [rows, R].
   DataProto compute_ref_log_prob(const DataProto& batch);
   // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R] -> meta_info.metrics.
   DataProto update_actor(const DataProto& batch);
   // The actor's weights to the rollout, which wakes; -> meta_info.reshard, what this rank moved.
+  // meta_info: weights_step, the step behind which they are.
   DataProto update_weights(const DataProto& call);
   // The rollout sleeps.
   DataProto sleep_rollout(const DataProto& call);
@@ -65,7 +68,8 @@ class ActorRolloutRefWorker {
                       const DataProto& batch,
                       const MicroBatchSize& size,
                       bool with_entropy,
-                      const char* name) const;
+                      const char* name,
+                      std::vector<at::Tensor>* routed_experts = nullptr) const;
   std::map<std::string, double> learn(const DataProto& batch, double grad_scale);
   at::Tensor cov_tokens(const DataProto& batch, const ActorUpdate& update) const;
 
@@ -77,6 +81,7 @@ class ActorRolloutRefWorker {
   std::vector<std::unique_ptr<models::GPTModel>> rollout_model_;  // none where memory is shared
   std::unique_ptr<rollout::LLMEngine> engine_;
   std::unique_ptr<HybridEngine> hybrid_;
+  std::int64_t weights_step_ = 0;  // of the rollout's weights
 };
 
 }  // namespace ferry::trainer

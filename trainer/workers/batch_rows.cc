@@ -71,4 +71,29 @@ std::vector<at::Tensor> response_rows(const at::Tensor& column,
   return rows;
 }
 
+at::Tensor sequence_column(const std::vector<at::Tensor>& rows,
+                           const std::vector<AnsweredPrompt>& answers,
+                           std::int64_t prompt_width,
+                           std::int64_t width) {
+  auto shape = rows.front().sizes().vec();
+  shape[0] = width;
+  shape.insert(shape.begin(), static_cast<std::int64_t>(rows.size()));
+  auto column = at::zeros(shape, rows.front().options());
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    column[static_cast<std::int64_t>(i)]
+        .narrow(0, prompt_width - answers[i].num_prompt_tokens, rows[i].size(0))
+        .copy_(rows[i]);
+  return column;
+}
+
+std::vector<at::Tensor> sequence_rows(const at::Tensor& column,
+                                      const std::vector<AnsweredPrompt>& answers,
+                                      std::int64_t prompt_width) {
+  std::vector<at::Tensor> rows;
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    rows.push_back(column[static_cast<std::int64_t>(i)].narrow(
+        0, prompt_width - answers[i].num_prompt_tokens, answers[i].tokens.size(0)));
+  return rows;
+}
+
 }  // namespace ferry::trainer

@@ -117,9 +117,9 @@ void PpoWorkers::add_roles() {
   if (config_.reward.enable)
     add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
         [this](const DataProto& data) { return reward_model_->compute_rm_score(data); });
-  // A program is started once, and asked by one.
-  add("compute_reward", "reward",
-      config_.reward.command.empty() ? dp_compute_proto(world_) : rank_zero(world_),
+  // A program is started once, and asked by one. One step off other ranks may be answering.
+  const bool by_one = !config_.reward.command.empty() || config_.trainer.one_step_off;
+  add("compute_reward", "reward", by_one ? rank_zero(world_) : dp_compute_proto(world_),
       [this](const DataProto& data) { return reward_.compute_reward(data); });
 }
 

@@ -133,7 +133,7 @@ TEST(PpoConfig, CutsMicroBatchesAsTheActorWhereARoleSaysNothing) {
   EXPECT_EQ(config.critic_micro_batches(),
             (MicroBatchSize{.use_dynamic_bsz = false, .micro_batch_size_per_gpu = 4}));
   EXPECT_EQ(config.actor_micro_batches().max_token_len(2, config.longest_sequence()), 4096);
-  EXPECT_EQ(config.reward_micro_batches().max_token_len(2, config.longest_sequence()), 1024);
+  EXPECT_EQ(config.reward_micro_batches().max_token_len(2, config.longest_sequence()), 32768);
 }
 
 const std::string kActor = "actor_rollout_ref.actor";
@@ -183,6 +183,9 @@ std::vector<Broken> broken_of_the_run() {
       {"warmup_needs_a_critic",
        "trainer.critic_warmup",
        {"trainer.critic_warmup=2", "algorithm.adv_estimator=remax"}},
+      {"replay_needs_what_was_recorded",
+       kActor + ".router_replay.mode",
+       {kActor + ".router_replay.mode=R2", "algorithm.rollout_correction.bypass_mode=true"}},
       {"a_reward_model_to_score", "reward_model.model.path", {"reward_model.enable=true"}},
       {"overlong_buffer_is_of_the_answer",
        "reward_model.overlong_buffer.len",
@@ -205,6 +208,21 @@ std::vector<Broken> broken_of_the_run() {
       {"one_step_off_needs_ranks_of_its_own",
        "trainer.one_step_off",
        {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[1, 2]"}},
+      {"one_step_off_needs_ranks_of_its_own",
+       "critic.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]"}},
+      {"one_step_off_needs_ranks_of_its_own",
+       "actor_rollout_ref.ref.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]",
+        "critic.ranks=[0]", kActor + ".use_kl_loss=true"}},
+      {"one_step_off_needs_ranks_of_its_own",
+       "reward_model.ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]",
+        "critic.ranks=[0]", "reward_model.enable=true", "reward_model.model.path=rm",
+        "reward_model.ranks=[1, 2]"}},
+      {"one_step_off_is_led_by_rank_0",
+       kRollout + ".ranks",
+       {"trainer.one_step_off=true", kActor + ".ranks=[1]", "critic.ranks=[1]", kRollout + ".ranks=[0]"}},
       {"retention_needs_checkpoints", "checkpoint.keep_last", {"checkpoint.keep_last=2"}},
       {"keep_every_adds_to_keep_last",
        "checkpoint.keep_every",
@@ -285,7 +303,7 @@ TEST(PpoConfig, RefusesEachContradictionByItsNameAndKeys) {
 
 TEST(PpoConfig, TakesWhatIsNoContradiction) {
   EXPECT_NO_THROW(
-      load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", kRollout + ".ranks=[2]"}));
+      load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", "critic.ranks=[0]", kRollout + ".ranks=[2]"}));
   EXPECT_NO_THROW(load({kActor + ".use_kl_loss=true", "algorithm.use_kl_in_reward=true",
                         "algorithm.kl_ctrl.type=adaptive"}));
   EXPECT_NO_THROW(load({"reward_model.enable=true", "reward_model.model.path=rm",

@@ -1,0 +1,36 @@
+// Which experts the tokens of a forward pass go to: as its routers choose, or as those of another pass
+// chose (Megatron-Core transformer/moe/router_replay.py; "Stabilizing MoE Reinforcement Learning by
+// Aligning Training and Inference Routers", arXiv:2510.11370). Weights of experts are always those of
+// this pass's own scores, at the experts that are given: gradients flow through them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+
+namespace ferry::models {
+
+// Of one layer. Rows are those of the router: tensor parallel ranks share out the tokens of their
+// context parallel part, in equal parts.
+struct RouterChoice {
+  at::Tensor given{};  // [rows, topk]; undefined: the router chooses
+  std::function<void(const at::Tensor& experts)> record{};  // is shown [rows, topk]; may be empty
+};
+
+// Of all layers with experts of a chunk, by their numbers in the model.
+struct RouterReplay {
+  std::map<std::int64_t, at::Tensor> experts{};  // [rows, topk] each; a layer without: it chooses
+  std::function<void(std::int64_t layer, const at::Tensor& experts)> record{};  // may be empty
+
+  RouterChoice of(std::int64_t layer) const {
+    const auto found = experts.find(layer);
+    RouterChoice choice{.given = found == experts.end() ? at::Tensor() : found->second};
+    if (record)
+      choice.record = [record = record, layer](const at::Tensor& chosen) { record(layer, chosen); };
+    return choice;
+  }
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,79 @@
+"""What tests of `ferry train grpo|ppo` share: a tiny model, prompts whose answers a rule or a small program scores, and runs of several ranks."""
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from sft_run import TORCH_PROGRAM, WORDS, finish, write_model, write_rows
+from support import sha256, tree
+
+# A score that depends on every character, so that answers of a model that has learned nothing differ.
+REWARD = """import json, sys
+for line in sys.stdin:
+    q = json.loads(line)
+    text = q["solution_str"]
+    print(json.dumps({"id": q["id"], "score": sum(map(ord, text)) % 7 / 6, "characters": len(text)}), flush=True)
+"""
+ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+PROMPTS, ANSWERS = 4, 2  # of a step
+
+
+def write_world(folder, family="Llama", prompts=12, **shape):
+    """A model of two layers in fp32, prompts of unlike lengths, and a program that scores their answers."""
+    write_model(folder / "model", family, **{"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
+                                            "num_key_value_heads": 2} | shape)
+    write_prompts(folder / "train.jsonl", prompts)
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+def write_prompts(path, count):
+    write_rows(path, [{"data_source": "counting", "prompt": [{"role": "user", "content": " ".join(WORDS[i % 5:i % 5 + 1 + i % 4])}],
+                       "reward_model": {"style": "rule", "ground_truth": WORDS[i % 10]}, "extra_info": {"index": i}} for i in range(count)])
+
+
+def settings(world, run, **more):
+    """On the host, in fp32 and bitwise; None takes a setting away."""
+    values = {"actor_rollout_ref.model.path": str(world / "model"), "data.train_files": [str(world / "train.jsonl")],
+              "data.train_batch_size": PROMPTS, "data.max_prompt_length": 32, "data.max_response_length": 8,
+              f"{ACTOR}.ppo_mini_batch_size": PROMPTS, f"{ACTOR}.ppo_max_token_len_per_gpu": 64, f"{ACTOR}.optim.lr": 5e-3,
+              f"{ACTOR}.megatron.dtype": "float32", f"{ACTOR}.megatron.alignment": "bitwise",
+              f"{ACTOR}.megatron.make_vocab_size_divisible_by": 8, f"{ROLLOUT}.n": ANSWERS, f"{ROLLOUT}.kv_cache_bytes": 1 << 20,
+              f"{ROLLOUT}.max_num_seqs": 8, f"{ROLLOUT}.max_num_batched_tokens": 64, "trainer.total_training_steps": 2,
+              "trainer.device": "cpu", "trainer.default_local_dir": str(run),
+              "reward_model.command": f"{sys.executable} {world / 'reward.py'}"} | more
+    return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
+
+
+def start_ranks(count, algorithm, arguments, limits={}, **environment):
+    """`ferry train <algorithm>` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [subprocess.Popen([TORCH_PROGRAM, "train", algorithm, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                             preexec_fn=limits.get(rank),
+                             env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
+                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment) for rank in range(count)]
+
+
+def train(world, run, ranks=1, algorithm="grpo", **more):
+    """The metrics of each step of a whole run."""
+    for rank, (status, said) in enumerate(finish(start_ranks(ranks, algorithm, settings(world, run, **more)), timeout=120)):
+        assert status == 0, f"rank {rank}: {said[-3000:]}"
+    return metrics(run)
+
+
+def metrics(run):
+    """{step: its metrics}, without what depends on the clock or the machine."""
+    steps = {}
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        assert line["step"] not in steps, f"two lines of step {line['step']}"
+        steps[line["step"]] = {name: value for name, value in line["data"].items()
+                               if not name.startswith(("timing_", "perf/")) or name == "perf/total_num_tokens"}
+    return steps
+
+
+def samples(run, step, folder="rollouts"):
+    return [json.loads(line) for line in (Path(run) / folder / f"{step}.jsonl").read_text().splitlines()]
