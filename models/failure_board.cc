@@ -35,6 +35,12 @@ std::string alive_mark(int rank) {
   return fmt::format("failure/alive/{}", rank);
 }
 
+// The last question that it has answered: questions are numbered from 1 on, and 0 says that it will.
+std::int64_t last_answer(c10d::Store& store, int rank) {
+  const auto text = store.get(alive_mark(rank));
+  return std::stoll(std::string(text.begin(), text.end()));
+}
+
 std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
@@ -84,12 +90,36 @@ bool any_failure(const Store& store) {
   return !within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) || *found;
 }
 
+bool failure_announced(const Store& store) {
+  const auto found = std::make_shared<bool>(false);
+  return within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) && *found;
+}
+
+bool is_alive(const Store& store, int rank) {
+  const auto found = std::make_shared<bool>(false);
+  within(kPatience + kMoment, [store, rank, found] {
+    *found = !store->check({alive_mark(rank)});
+    const auto question = store->add(kQuestion, 1);
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (!*found && std::chrono::steady_clock::now() < until) {
+      *found = last_answer(*store, rank) >= question;
+      std::this_thread::sleep_for(kPoll);
+    }
+  });
+  return *found;
+}
+
 std::shared_ptr<void> stay_present(const Store& store, int rank) {
   const auto here = std::make_shared<std::atomic<bool>>(true);
   std::thread([store, rank, here] {
     try {
-      while (*here && !store->check({kQuestion})) std::this_thread::sleep_for(kPresencePoll);
-      if (*here) store->set(alive_mark(rank), bytes_of("1"));
+      store->set(alive_mark(rank), bytes_of("0"));
+      for (std::int64_t answered = 0; *here; std::this_thread::sleep_for(kPresencePoll)) {
+        const auto asked = store->add(kQuestion, 0);
+        if (asked == answered) continue;
+        store->set(alive_mark(rank), bytes_of(std::to_string(asked)));
+        answered = asked;
+      }
     } catch (const std::exception&) {  // the store has gone, and nobody asks
     }
   }).detach();  // it may wait for a store that does not answer
@@ -106,7 +136,7 @@ std::vector<std::string> missing_ranks(const Store& store,
   const auto found = std::make_shared<Found>();
   const auto mark_of = [meeting](int of) { return fmt::format("failure/{}/{}", meeting, of); };
   const bool answered = within(2 * kMoment, [=] {
-    store->set(kQuestion, bytes_of("1"));
+    const auto question = store->add(kQuestion, 1);
     store->set(mark_of(rank), bytes_of("1"));
     std::this_thread::sleep_for(kMoment);
     for (const int other : ranks) {
@@ -117,7 +147,8 @@ std::vector<std::string> missing_ranks(const Store& store,
         found->speaking.push_back(
             fmt::format("{}, which failed: {}", name, std::string(said.begin(), said.end())));
       } else {
-        (store->check({alive_mark(other)}) ? found->alive : found->silent).push_back(name);
+        const bool alive = store->check({alive_mark(other)}) && last_answer(*store, other) >= question;
+        (alive ? found->alive : found->silent).push_back(name);
       }
     }
   });

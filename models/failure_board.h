@@ -28,8 +28,15 @@ void wait_for_failures(const World& world);
 // Whether any rank has announced a failure, or the store's owner, rank 0, is gone.
 bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
 
+// The same for those who look around often, while they wait for others as long as these work: what
+// a store says that is only slow is no failure.
+bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store);
+
 // Answers, from a thread of its own, when others ask who is still alive. Until it goes.
 std::shared_ptr<void> stay_present(const c10::intrusive_ptr<c10d::Store>& store, int rank);
+
+// Asks it, and waits a moment; of a rank that never answers anybody, a thread of a test: true.
+bool is_alive(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
 // A collective of these ranks (of the world) that did not come about, of which `rank` reports:
 // each rank that came marks it under `meeting`, a name that they share. Takes a moment, in which

@@ -3,19 +3,18 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <gloo/transport/device.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
 #include "distckpt/error.h"
 #include "models/failure_board.h"
+#include "models/gloo_backend.h"
 #include "models/nccl_backend.h"
 #include "models/world.h"
 
@@ -23,13 +22,6 @@ namespace ferry::models {
 namespace {
 
 constexpr int kTag = 0;
-
-std::shared_ptr<::gloo::transport::Device> gloo_device(const World& world) {
-  if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"))
-    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
-  if (world.is_local()) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
-  return c10d::ProcessGroupGloo::createDefaultDevice();
-}
 
 // Sums [ranks, ...] over the ranks in their order, in fp32 where the elements are narrower.
 at::Tensor sum_ranks(const at::Tensor& parts) {
@@ -133,12 +125,8 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
             announce_failure(world, error.what());
             wait_for_failures(world);
           }});
-  auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
-  options->devices.push_back(gloo_device(world));
   run("creation", [&] {
-    backends_->gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(
-        c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank_, size(),
-        options);
+    backends_->gloo = make_gloo(store, rank_, size(), world);
     backends_->device = world.device().is_cuda()
                             ? make_nccl(store, rank_, size(), world)
                             : backends_->gloo;

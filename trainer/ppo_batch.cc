@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -84,15 +85,18 @@ DataProto varied_groups(const DataProto& batch, const std::string& metric) {
   return batch.select_idxs(kept);
 }
 
-std::vector<std::int64_t> balanced_mini_batches(const DataProto& batch,
+std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
                                                 std::int64_t mini_batch,
-                                                std::int64_t dp) {
+                                                std::int64_t dp,
+                                                bool balanced) {
   require(batch.size() % mini_batch == 0 && mini_batch % dp == 0, ErrorKind::kUsage,
           "{} answers are no multiple of mini-batches of {} on {} data parallel ranks",
           batch.size(), mini_batch, dp);
   std::vector<std::vector<std::int64_t>> of_ranks(static_cast<std::size_t>(dp));
   for (std::int64_t begin = 0; begin < batch.size(); begin += mini_batch) {
-    const auto order = balanced_order(batch.slice(begin, begin + mini_batch), dp);
+    std::vector<std::int64_t> order(static_cast<std::size_t>(mini_batch));
+    std::iota(order.begin(), order.end(), 0);
+    if (balanced) order = balanced_order(batch.slice(begin, begin + mini_batch), dp);
     const auto size = static_cast<std::size_t>(mini_batch / dp);
     for (std::size_t i = 0; i < order.size(); ++i) of_ranks[i / size].push_back(begin + order[i]);
   }

@@ -40,11 +40,13 @@ DataProto varied_groups(const DataProto& batch, const std::string& metric);
 // [rows], the number of each row's group, in the order of their first rows.
 std::vector<std::int64_t> group_index(const DataProto& batch);
 
-// The order in which dp parts of each mini-batch of `mini_batch` rows have about the same work, and
-// chunk(dp) gives a rank its parts of all: which rows a mini-batch has does not depend on dp.
-std::vector<std::int64_t> balanced_mini_batches(const DataProto& batch,
+// The order in which chunk(dp) gives each of dp ranks its part of every mini-batch of `mini_batch`
+// rows, which are those that follow each other in the batch, whatever dp; `balanced`: parts have
+// about the same work, else the same rows follow each other in them, too.
+std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
                                                 std::int64_t mini_batch,
-                                                std::int64_t dp);
+                                                std::int64_t dp,
+                                                bool balanced);
 
 // token_level_scores -> token_level_rewards, with the divergence from the reference if it is asked
 // for, and advantages, returns; before, what rollout correction makes of response_mask and

@@ -6,13 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "converter/convert.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
-#include "distckpt/filenames.h"
 #include "models/device.h"
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/batch_samples.h"
@@ -23,7 +21,9 @@
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo_batch.h"
 #include "trainer/ppo_metrics.h"
+#include "trainer/ppo_options.h"
 #include "trainer/run_options.h"
+#include "trainer/training_checkpoint.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -36,39 +36,6 @@ enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
 
 std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
   return {names.begin(), names.end()};
-}
-
-StreamOptions stream_options(const PpoConfig& config, bool training) {
-  return {.order = {.shuffle = training && config.data.shuffle,
-                    .seed = static_cast<std::uint64_t>(config.trainer.run.seed),
-                    .shuffle_buffer_bytes = config.data.shuffle_buffer_bytes},
-          .on_malformed =
-              config.data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
-          .drop_last = training};
-}
-
-PromptEncoderOptions encoder_options(const PpoDataConfig& data) {
-  return {.max_prompt_length = data.max_prompt_length,
-          .filter_overlong_prompts = data.filter_overlong_prompts,
-          .truncation = data.truncation == "left"    ? Truncation::kLeft
-                        : data.truncation == "right" ? Truncation::kRight
-                                                     : Truncation::kError};
-}
-
-std::int64_t total_training_steps(const PpoConfig& config, std::int64_t num_records) {
-  if (config.trainer.run.total_training_steps) return *config.trainer.run.total_training_steps;
-  const auto of_epoch = num_records / config.data.train_batch_size;
-  require(of_epoch > 0, ErrorKind::kUsage,
-          "data.train_files: {} records are less than one batch of {} (data.train_batch_size)",
-          num_records, config.data.train_batch_size);
-  return of_epoch * config.trainer.run.total_epochs;
-}
-
-KlControl kl_control(const KlCtrlConfig& config) {
-  return {.adaptive = config.type == "adaptive",
-          .kl_coef = config.kl_coef,
-          .target_kl = config.target_kl,
-          .horizon = config.horizon};
 }
 
 bool every(std::int64_t step, int frequency) {
@@ -91,23 +58,21 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       peak_flops_(peak_flops(models::device_name(world.device()))) {
   const auto& run = config.trainer.run;
   const std::filesystem::path folder = run.default_local_dir;
-  if (config.checkpoint.resume_mode == "resume_path")
-    step_ = latest_step(config.checkpoint.resume_from_path);
-  else if (config.checkpoint.resume_mode == "auto")
-    step_ = latest_step(folder);
-  workers_.begin_timeline(folder / kTimelineFolder, step_ + 1);
+  step_ = first_step();
+  const auto first = first_logged_step(step_);
+  workers_.begin_timeline(folder / kTimelineFolder, first);
   if (world.rank() != 0) return;
   output_.say(fmt::format("loaded     {}", config_.model.path));
-  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, step_ + 1);
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, first);
   distckpt::write_text(folder / kConfigFile, to_toml(config));
   const auto wanted = [&](const char* name) {
     return std::ranges::find(run.logger, name) != run.logger.end();
   };
-  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, step_ + 1));
-  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", step_ + 1));
+  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", first));
   const auto samples = [&](const std::string& given, const char* usual) {
     return std::make_unique<SampleLog>(
-        given.empty() ? folder / usual : std::filesystem::path(given), step_ + 1);
+        given.empty() ? folder / usual : std::filesystem::path(given), first);
   };
   if (config.trainer.log_samples) {
     rollout_log_ = samples(config.trainer.rollout_data_dir, kRolloutDataFolder);
@@ -142,31 +107,41 @@ void PpoTrainer::fit() {
     if (saves_behind(step_)) {
       phase("save_checkpoint", [&] { save(); });
       report({{"timing_s/save_checkpoint", timeline_->end_step().at("save_checkpoint")}});
+    } else {
+      finish_save(/*wait=*/false);  // tells of a save that failed without waiting for the next
     }
   }
   finish_save();
 }
 
+bool PpoTrainer::saves_behind(std::int64_t step) const {
+  const auto frequency = config_.checkpoint.save_freq;
+  return every(step, frequency) || (step == total_steps_ && frequency > 0);
+}
+
 // Of a run: the newest step that all of its roles have saved; 0 if there is none.
 std::int64_t PpoTrainer::latest_step(const std::filesystem::path& run) const {
-  const auto steps_of = [&](const char* role) {
-    std::set<std::int64_t> steps;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(run / role, error)) {
-      const auto parsed = distckpt::parse_iteration_folder(entry.path().filename().string());
-      if (parsed && parsed->number) steps.insert(*parsed->number);
-    }
-    return steps;
-  };
-  auto steps = steps_of("actor");
+  auto steps = saved_iterations(run / "actor");
   if (config_.use_critic()) {
-    const auto of_critic = steps_of("critic");
-    std::erase_if(steps, [&](std::int64_t step) { return !of_critic.contains(step); });
+    const auto of_critic = saved_iterations(run / "critic");
+    std::erase_if(steps, [&](auto step) { return !std::ranges::binary_search(of_critic, step); });
   }
-  require(!steps.empty() || config_.checkpoint.resume_mode != "resume_path", ErrorKind::kNotFound,
-          "{}: no checkpoint of actor{} to go on from", run.string(),
+  return steps.empty() ? 0 : steps.back();
+}
+
+// Where the run begins.
+std::int64_t PpoTrainer::first_step() const {
+  const auto& checkpoint = config_.checkpoint;
+  const std::filesystem::path folder = config_.trainer.run.default_local_dir;
+  if (checkpoint.resume_mode == "auto") return latest_step(folder);
+  const auto step = checkpoint.resume_mode == "resume_path"
+                        ? latest_step(checkpoint.resume_from_path)
+                        : 0;
+  require(step > 0 || checkpoint.resume_mode == "disable", ErrorKind::kNotFound,
+          "{}: no checkpoint of actor{} to go on from", checkpoint.resume_from_path,
           config_.use_critic() ? " and critic" : "");
-  return steps.empty() ? 0 : *steps.rbegin();
+  for (const char* role : {"actor", "critic"}) require_none_newer(folder / role, step);
+  return step;
 }
 
 void PpoTrainer::resume() {
@@ -186,6 +161,7 @@ void PpoTrainer::resume() {
 
 void PpoTrainer::save() {
   finish_save();
+  sleep_rollout();  // the actor's weights may rest where it is awake
   const nlohmann::json call{
       {"global_step", step_},
       {"async", config_.checkpoint.async_save},
@@ -204,10 +180,11 @@ void PpoTrainer::export_hf() const {
             config_.model.hf_config_path);
 }
 
-void PpoTrainer::finish_save() {
+void PpoTrainer::finish_save(bool wait) {
   if (!config_.checkpoint.async_save) return;
-  if (config_.use_critic()) (void)tell("critic/finish_save");
-  if (tell("actor/finish_save").meta_info.at("saved").get<bool>()) export_hf();
+  const nlohmann::json call{{"wait", wait}};
+  if (config_.use_critic()) (void)tell("critic/finish_save", call);
+  if (tell("actor/finish_save", call).meta_info.at("saved").get<bool>()) export_hf();
 }
 
 DataProto PpoTrainer::ask(const std::string& method,
@@ -216,6 +193,17 @@ DataProto PpoTrainer::ask(const std::string& method,
   auto data = batch.select(columns);
   data.meta_info["global_step"] = step_ + 1;
   return workers_.group().call(method, data);
+}
+
+DataProto PpoTrainer::ask_balanced(const std::string& method,
+                                   const DataProto& batch,
+                                   const std::vector<std::string>& columns,
+                                   std::int64_t mini_batch) {
+  const auto dp = workers_.group().num_parts(method);
+  if (mini_batch % dp != 0) return ask(method, batch, columns);
+  const auto order = mini_batches_of_ranks(batch, mini_batch, dp, config_.trainer.balance_batch);
+  const auto answer = ask(method, batch.reorder(order), columns);
+  return answer.size() > 0 ? answer.reorder(inverse_order(order)) : answer;
 }
 
 DataProto PpoTrainer::tell(const std::string& method, nlohmann::json meta_info) {
@@ -366,7 +354,7 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   const std::vector<std::string> columns{"prompts", "responses", "attention_mask"};
   batch.meta_info["temperature"] = config_.rollout.temperature;
   const auto add = [&](const char* name, const char* method) {
-    phase(name, [&] { batch = batch.union_with(ask(method, batch, columns)); });
+    phase(name, [&] { batch = batch.union_with(ask_balanced(method, batch, columns, batch.size())); });
   };
   if (config_.algorithm.rollout_correction.bypass_mode) {
     batch.set("old_log_probs", batch.tensor("rollout_log_probs"));
@@ -387,12 +375,13 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
 }
 
 void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
-  const auto update = [&](const char* method, std::vector<std::string> columns) {
+  const auto update = [&](const char* method, int prompts, std::vector<std::string> columns) {
     for (const char* shared : {"prompts", "responses", "attention_mask", "response_mask"})
       columns.emplace_back(shared);
     std::string not_finite;
     phase(method, [&] {
-      const auto answer = ask(method, batch, columns).meta_info;
+      const auto answer =
+          ask_balanced(method, batch, columns, std::int64_t{prompts} * config_.rollout.n).meta_info;
       for (const auto& [name, value] : answer.at("metrics").items()) metrics[name] = value;
       memory_.add({.allocated = answer.at("max_memory")[0], .reserved = answer.at("max_memory")[1]});
       not_finite = answer.at("not_finite").get<std::string>();
@@ -403,13 +392,16 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
     return not_finite;
   };
   std::string not_finite;
-  if (config_.use_critic()) not_finite = update("update_critic", {"values", "returns"});
+  const auto of_actor = config_.actor.ppo_mini_batch_size;
+  if (config_.use_critic())
+    not_finite = update("update_critic", config_.critic.ppo_mini_batch_size.value_or(of_actor),
+                        {"values", "returns"});
   if (step_ + 1 > config_.trainer.critic_warmup) {
     std::vector<std::string> columns{"old_log_probs", "advantages"};
     for (const char* name : {"ref_log_prob", "rollout_is_weights", "routed_experts"})
       if (batch.batch().contains(name)) columns.emplace_back(name);
-    const auto of_actor = update("update_actor", columns);
-    if (!of_actor.empty()) not_finite = of_actor;
+    const auto there = update("update_actor", of_actor, columns);
+    if (!there.empty()) not_finite = there;
   }
   not_finite_ = not_finite.empty() ? 0 : not_finite_ + 1;
   require(not_finite_ < kMostNotFinite, ErrorKind::kCorrupt,
@@ -426,15 +418,10 @@ Metrics PpoTrainer::train_step() {
   memory_ = {};
   timeline_->begin_step(step_ + 1);
   Metrics metrics;
-  if (!ahead_) wake_rollout();
+  if (!ahead_) phase("update_weights", [&] { wake_rollout(); });
   auto batch = answered_batch(metrics);
   sleep_rollout();
   metrics.merge(staleness_metrics(batch, step_, config_.trainer.one_step_off ? 1 : 0));
-  const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
-  if (config_.trainer.balance_batch)
-    batch = batch.reorder(balanced_mini_batches(
-        batch, std::int64_t{config_.actor.ppo_mini_batch_size} * config_.rollout.n,
-        config_.actor.megatron.data_parallel_size(num_actor_ranks, "actor_rollout_ref.actor.megatron")));
   add_log_probs(batch, metrics);
   phase("adv", [&] { add_advantages(batch, config_, kl_, metrics); });
   learn(batch, metrics);
@@ -444,16 +431,19 @@ Metrics PpoTrainer::train_step() {
   const bool validates = !config_.data.val_files.empty() &&
                          (every(step_, run.test_freq) || (last && run.test_freq > 0));
   if (validates && ahead_) phase("gen", [&] { finish_answering(*ahead_); });
-  if (validates || (!last && !ahead_)) phase("update_weights", [&] { wake_rollout(); });
+  if (validates) phase("update_weights", [&] { wake_rollout(); });
   if (validates) phase("testing", [&] { metrics.merge(validate()); });
   if (rollout_log_) rollout_log_->write(step_, logged_samples(batch, encoder_));
   const auto counts = count_tokens(batch);
-  const auto timing = timeline_->end_step();
+  const auto seconds = wall_time() - started;
+  auto timing = timeline_->end_step();
+  timing["step"] = seconds;
   metrics.merge(compute_data_metrics(batch));
+  const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (peak_flops_)
     metrics.merge(mfu_metrics(batch, origin_->map.config, {.seconds = timing, .ppo_epochs = config_.actor.ppo_epochs,
                                                            .peak_flops = *peak_flops_ * num_actor_ranks}));
-  metrics.merge(performance_metrics({.seconds = wall_time() - started,
+  metrics.merge(performance_metrics({.seconds = seconds,
                                      .tokens = counts.prompt + counts.response,
                                      .response_tokens = counts.response,
                                      .num_gpus = world_.size(),

@@ -69,9 +69,11 @@ class PpoTrainer {
 
   void fit();
   void resume();
+  std::int64_t first_step() const;
   std::int64_t latest_step(const std::filesystem::path& run) const;
   void save();
-  void finish_save();
+  bool saves_behind(std::int64_t step) const;
+  void finish_save(bool wait = true);
   void export_hf() const;
 
   bool saves_behind(std::int64_t step) const;
@@ -99,6 +101,12 @@ class PpoTrainer {
   void sleep_rollout();
 
   DataProto ask(const std::string& method, const DataProto& batch, const std::vector<std::string>& columns);
+  // The same, of a role with data parallel ranks: which rows a mini-batch has does not depend on
+  // these, and the answer's are in the order of the batch.
+  DataProto ask_balanced(const std::string& method,
+                         const DataProto& batch,
+                         const std::vector<std::string>& columns,
+                         std::int64_t mini_batch);
   DataProto tell(const std::string& method, nlohmann::json meta_info = nlohmann::json::object());
   template <typename Body>
   void phase(const char* name, Body&& body);

@@ -36,6 +36,7 @@ RewardManager::RewardManager(const PpoConfig& config, const PromptEncoder& encod
     command_ = std::make_unique<RewardCommand>(
         RewardCommandOptions{.command = reward.command,
                              .timeout = std::chrono::seconds(reward.command_timeout),
+                             .start_timeout = std::chrono::seconds(reward.command_start_timeout),
                              .max_restarts = reward.command_max_restarts});
 }
 

@@ -18,6 +18,12 @@ models::ModelOptions model_options(const EngineConfig& config);
 OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& config);
 OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config, std::int64_t total_steps);
 
+// The first step that a run writes into its logs which goes on behind `step`, of which it forgets
+// what is there. One that begins may validate first: that is step 0.
+constexpr std::int64_t first_logged_step(std::int64_t step) {
+  return step == 0 ? 0 : step + 1;
+}
+
 // Where tokenizer and chat template are.
 std::filesystem::path tokenizer_folder(const ModelConfig& config,
                                        const converter::Checkpoint& origin);

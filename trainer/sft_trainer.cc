@@ -81,26 +81,29 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
         fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
   const std::filesystem::path folder = config.trainer.default_local_dir;
-  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), step_ + 1);
+  const auto first = first_logged_step(step_);
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), first);
   if (!is_rank_0()) return;
   distckpt::write_text(folder / kConfigFile, to_toml(config));
   const auto wanted = [&](const char* name) {
     return std::ranges::find(config.trainer.logger, name) != config.trainer.logger.end();
   };
-  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, step_ + 1));
-  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", step_ + 1));
+  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", first));
 }
 
 SftTrainer::~SftTrainer() = default;
 
 void SftTrainer::resume() {
   const auto& options = config_.checkpoint;
-  if (options.resume_mode == "disable") return;
   const bool elsewhere = options.resume_mode == "resume_path";
+  if (options.resume_mode == "disable")
+    return require_none_newer(config_.trainer.default_local_dir, 0);
   if (!elsewhere && !engine_.checkpoint().has_latest()) return;
   const auto resumed = elsewhere ? engine_.checkpoint_at(options.resume_from_path).load()
                                  : engine_.checkpoint().load();
   step_ = resumed.iteration;
+  if (elsewhere) require_none_newer(config_.trainer.default_local_dir, step_);
   stream_.restore(Record::parse(resumed.caller.shared.at("data")));
   if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
 }

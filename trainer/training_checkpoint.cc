@@ -164,6 +164,7 @@ converter::SaveReport TrainingCheckpoint::write(
                                        .parallel = model.mesh().shape().parallel(),
                                        .origin = config_.origin,
                                        .common = std::move(common),
+                                       .overwrite = true,  // what a run left that was stopped here
                                        .threads = config_.threads,
                                        .staging = models::staging_memory()});
   distckpt::run_together(group, [&] {
@@ -249,17 +250,34 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
 
 // Renamed first: what is half gone has no name that anybody looks for.
 void TrainingCheckpoint::remove_superseded() const {
-  std::vector<std::int64_t> iterations;
-  for (const auto& folder : fs::directory_iterator(config_.root)) {
-    const auto parsed = distckpt::parse_iteration_folder(folder.path().filename().string());
-    if (parsed && parsed->number) iterations.push_back(*parsed->number);
-  }
-  for (const auto iteration : superseded(iterations, config_.keep_last, config_.keep_every)) {
+  for (const auto iteration :
+       superseded(saved_iterations(config_.root), config_.keep_last, config_.keep_every)) {
     const auto name = distckpt::iteration_folder({iteration});
     const auto hidden = config_.root / fmt::format(".{}.superseded", name);
     fs::rename(config_.root / name, hidden);
     fs::remove_all(hidden);
   }
+}
+
+std::vector<std::int64_t> saved_iterations(const fs::path& root) {
+  std::vector<std::int64_t> iterations;
+  std::error_code error;  // no such folder
+  for (const auto& folder : fs::directory_iterator(root, error)) {
+    const auto parsed = distckpt::parse_iteration_folder(folder.path().filename().string());
+    if (parsed && parsed->number) iterations.push_back(*parsed->number);
+  }
+  std::ranges::sort(iterations);
+  return iterations;
+}
+
+void require_none_newer(const fs::path& root, std::int64_t step) {
+  const auto saved = saved_iterations(root);
+  if (saved.empty() || saved.back() <= step) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: has a checkpoint of step {}, and this run would begin behind step {}",
+                          root.string(), saved.back(), step),
+              "choose another trainer.default_local_dir, go on from that checkpoint with "
+              "checkpoint.resume_mode=auto, or move it away");
 }
 
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,

@@ -98,6 +98,12 @@ class TrainingCheckpoint {
   std::future<converter::SaveReport> background_;           // its end waits for the thread
 };
 
+// Of the iterations of a run's folder; none without it. Ascending.
+std::vector<std::int64_t> saved_iterations(const std::filesystem::path& root);
+
+// Throws Error(kUsage) if a run that begins behind `step` would write over what another one saved.
+void require_none_newer(const std::filesystem::path& root, std::int64_t step);
+
 // Those of `iterations` that may go.
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,
                                      int keep_last,

@@ -11,6 +11,7 @@ std::map<std::string, double> update_actor(const Pipeline& pipeline,
                                            double grad_scale) {
   const auto& mesh = pipeline.chunks.front()->mesh();
   const AnswerBatches batches(answered_prompts(samples), parts, mesh);
+  if (batches.batch_num_tokens() == 0) return {};
   const GlobalBatchInfo info{.batch_num_tokens = batches.batch_num_tokens(),
                              .global_batch_size = batches.global_batch_size(),
                              .loss_scale_factor = update.loss_scale_factor};

@@ -13,6 +13,7 @@ std::map<std::string, double> update_critic(const Pipeline& pipeline,
   require_value_head(pipeline);
   const auto& mesh = pipeline.chunks.front()->mesh();
   const AnswerBatches batches(answered_prompts(samples), parts, mesh);
+  if (batches.batch_num_tokens() == 0) return {};
   const GlobalBatchInfo info{.batch_num_tokens = batches.batch_num_tokens(),
                              .global_batch_size = batches.global_batch_size()};
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,

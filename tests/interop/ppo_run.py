@@ -69,9 +69,10 @@ def metrics(run):
     """{step: its metrics}, without what depends on the clock or the machine."""
     steps = {}
     for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
-        assert line["step"] not in steps, f"two lines of step {line['step']}"
-        steps[line["step"]] = {name: value for name, value in line["data"].items()
-                               if not name.startswith(("timing_", "perf/")) or name == "perf/total_num_tokens"}
+        step = steps.setdefault(line["step"], {})
+        assert not step.keys() & line["data"].keys(), f"step {line['step']} is there twice"
+        step |= {name: value for name, value in line["data"].items()
+                 if not name.startswith(("timing_", "perf/")) or name == "perf/total_num_tokens"}
     return steps
 
 

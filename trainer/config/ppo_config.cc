@@ -221,6 +221,8 @@ void list(ConfigTable& table, RewardConfig& c) {
   table.add("command", c.command, "a program, and its arguments, that scores instead of the rules");
   table.add("command_timeout", c.command_timeout, "seconds that it may take for an answer",
             at_least(1));
+  table.add("command_start_timeout", c.command_start_timeout,
+            "seconds that its first answer may take, behind each start", at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
             "times that it is started again in a row before the run stops", at_least(0));
   table.add("format_pattern", c.format_pattern,

@@ -157,8 +157,9 @@ struct RewardConfig {   // reward_model
   std::optional<int> max_token_len_per_gpu{};
   std::optional<int> micro_batch_size_per_gpu{};
   EngineConfig megatron{};
-  std::string command{};     // a program that scores, instead of the rules: docs/rewards.md
-  int command_timeout = 60;  // seconds
+  std::string command{};  // a program that scores, instead of the rules: docs/rewards.md
+  int command_timeout = 60;         // seconds
+  int command_start_timeout = 300;  // of its first answer
   int command_max_restarts = 2;
   std::string format_pattern{};  // an answer of this form gets format_score on top
   double format_score = 0.1;

@@ -102,7 +102,10 @@ Record RecordStream::source() const {
 }
 
 Record RecordStream::state() const {
-  return {{"epoch", cursor_.epoch}, {"position", cursor_.position}, {"source", source()}};
+  return {{"epoch", cursor_.epoch},
+          {"position", cursor_.position},
+          {"malformed", malformed_.count},
+          {"source", source()}};
 }
 
 void RecordStream::restore(const Record& state) {
@@ -124,6 +127,8 @@ void RecordStream::restore(const Record& state) {
   require(cursor.position <= num_records_, ErrorKind::kCorrupt,
           "data cursor: position {} of {} records", cursor.position, num_records_);
   seek(cursor);
+  malformed_ = {};
+  if (state.contains("malformed")) malformed_.count = integer_at(state, "malformed");
 }
 
 }  // namespace ferry::trainer

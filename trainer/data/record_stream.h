@@ -40,7 +40,8 @@ struct MalformedRow {
   std::string describe() const { return fmt::format("{}: {}: {}", file, where, reason); }
 };
 
-// Rows that were skipped, each time that they were met.
+// Rows that were skipped, each time that they were met; counted from the beginning of the run, also
+// where it was stopped.
 struct MalformedRows {
   std::int64_t count = 0;
   std::vector<MalformedRow> first{};  // of them; at most kKeptMalformed

@@ -187,8 +187,6 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
   const auto width = static_cast<std::int64_t>(config_.data.max_response_length);
   const auto tokens = prompt_tokens_of(prompts);
   const auto params = sampling_params(prompts.meta_info);
-  // What the trainer's log-probabilities are of: the whole distribution, at the temperature.
-  const bool processed = params.temperature != 1 && !params.greedy();
   std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
   std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
   std::map<std::string, std::size_t> row_of;
@@ -207,7 +205,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
       for (const auto& sample : output.outputs) {
         for (const auto& token : sample.tokens) {
           ids[index].push_back(token.token_id);
-          log_probs[index].push_back(processed ? token.processed_logprob : token.logprob);
+          log_probs[index].push_back(token.processed_logprob);
         }
       }
     }

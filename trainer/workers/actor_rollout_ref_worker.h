@@ -40,8 +40,9 @@ class ActorRolloutRefWorker {
   Dispatch rollout_dispatch() const;
 
   // prompts, attention_mask [rows, P], seeds [rows] -> responses [rows, R], attention_mask [rows,
-  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from;
-  // weights_step [rows], that of update_weights().
+  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from: the
+  // model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that of
+  // update_weights().
   // meta_info: temperature, top_k, top_p. Needs the rollout's weights: update_weights().
   DataProto generate_sequences(const DataProto& prompts);
   // -> old_log_probs, entropys [rows, R]; with router_replay.mode R2 routed_experts [rows, P + R,

@@ -104,6 +104,10 @@ nlohmann::json MegatronWorker::update(
       const std::vector<std::int64_t> mine(order.begin() + begin, order.begin() + begin + size);
       engine_->optimizer().zero_grad();
       auto metrics = learn(mine, engine_->optimizer().loss_scale());
+      if (metrics.empty()) {
+        ++skipped;
+        continue;
+      }
       const auto report = engine_->optimizer_step();
       metrics[role + "/grad_norm"] = report.grad_norm;
       if (!report.update_successful) {
@@ -115,7 +119,7 @@ nlohmann::json MegatronWorker::update(
     }
   }
   nlohmann::json means = nlohmann::json::object();
-  for (const auto& [name, sum] : sums) means[name] = sum / updates;
+  for (const auto& [name, sum] : sums) means[name] = sum / updates;  // of none there are none
   means[role + "/lr"] = engine_->scheduler().lr();
   engine_->scheduler().step(1);
   if (skipped > 0) means[role + "/skipped"] = skipped;
@@ -138,9 +142,12 @@ DataProto MegatronWorker::save_checkpoint(const DataProto& call) {
   return {};
 }
 
-DataProto MegatronWorker::finish_save(const DataProto&) {
+DataProto MegatronWorker::finish_save(const DataProto& call) {
+  auto& checkpoint = engine_->checkpoint();
   DataProto answer;
-  answer.meta_info["saved"] = engine_->checkpoint().finish_save().has_value();
+  answer.meta_info["saved"] =
+      (call.meta_info.at("wait").get<bool>() || checkpoint.save_has_ended()) &&
+      checkpoint.finish_save().has_value();
   return answer;
 }
 

@@ -28,14 +28,6 @@ std::string message(const std::string& name, const DataProto& data) {
   return fmt::format("{}\n{}", name, as_text(data.to_bytes()));
 }
 
-int num_parts(const std::vector<Dispatch>& of_ranks) {
-  int parts = 0;
-  for (const auto& dispatch : of_ranks) {
-    if (dispatch.takes_part && !dispatch.whole) parts = std::max(parts, dispatch.dp_rank + 1);
-  }
-  return parts;
-}
-
 }  // namespace
 
 Dispatch one_to_all(const models::World& world) {
@@ -55,22 +47,7 @@ Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
   return {.dp_rank = at.dp, .is_collect = at.tp == 0 && at.cp == 0 && mesh.is_last_stage()};
 }
 
-WorkerGroup::WorkerGroup(models::World& world) : world_(world) {
-  for (int rank = 1; rank < world.size(); ++rank) {
-    if (world.rank() == 0 || world.rank() == rank)
-      links_.emplace_back(world, fmt::format("workers/{}", rank), std::vector<int>{0, rank});
-  }
-}
-
-void WorkerGroup::send(int rank, std::string_view bytes) {
-  const auto& link = world_.rank() == 0 ? links_.at(static_cast<std::size_t>(rank - 1)) : links_.front();
-  (void)link.all_gather_bytes(bytes);
-}
-
-std::string WorkerGroup::receive(int rank) {
-  const auto& link = world_.rank() == 0 ? links_.at(static_cast<std::size_t>(rank - 1)) : links_.front();
-  return link.all_gather_bytes("").at(world_.rank() == 0 ? 1 : 0);
-}
+WorkerGroup::WorkerGroup(models::World& world) : world_(world), mail_(world, "workers") {}
 
 const WorkerGroup::Registered& WorkerGroup::at(const std::string& name) const {
   const auto found = methods_.find(name);
@@ -85,16 +62,24 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
     registered.of_ranks.push_back(dispatch);
     for (int rank = 1; rank < world_.size(); ++rank) {
       Dispatch theirs;
-      const auto bytes = receive(rank);
+      const auto bytes = mail_.receive(rank);
       require(bytes.size() == sizeof(theirs), ErrorKind::kBug, "{} of rank {}: {} bytes", name,
               rank, bytes.size());
       std::memcpy(&theirs, bytes.data(), sizeof(theirs));
       registered.of_ranks.push_back(theirs);
     }
   } else {
-    send(0, {reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)});
+    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0);
   }
   methods_.emplace(std::move(name), std::move(registered));
+}
+
+int WorkerGroup::num_parts(const std::string& name) const {
+  int parts = 0;
+  for (const auto& dispatch : at(name).of_ranks) {
+    if (dispatch.takes_part && !dispatch.whole) parts = std::max(parts, dispatch.dp_rank + 1);
+  }
+  return parts;
 }
 
 WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& data) {
@@ -102,7 +87,7 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& d
   Call call;
   call.method_ = name;
   std::vector<DataProto> parts;
-  if (const auto number = num_parts(of_ranks); number > 0) {
+  if (const auto number = num_parts(name); number > 0) {
     auto [padded, pad] = pad_dataproto_to_divisor(data, number);
     call.pad_ = pad;
     parts = padded.chunk(number);
@@ -112,7 +97,7 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& d
   };
   for (int rank = 1; rank < world_.size(); ++rank) {
     const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
-    if (dispatch.takes_part) send(rank, message(name, part_of(dispatch)));
+    if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank);
   }
   if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
   return call;
@@ -124,7 +109,8 @@ DataProto WorkerGroup::finish(Call call) {
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto& dispatch = of_ranks[static_cast<std::size_t>(rank)];
     if (!dispatch.takes_part) continue;
-    auto answer = rank == 0 ? std::move(*call.mine_) : DataProto::from_bytes(as_bytes(receive(rank)));
+    auto answer = rank == 0 ? std::move(*call.mine_)
+                            : DataProto::from_bytes(as_bytes(mail_.receive(rank)));
     if (dispatch.is_collect || dispatch.whole) answers.try_emplace(dispatch.dp_rank, std::move(answer));
   }
   std::vector<DataProto> parts;
@@ -139,18 +125,18 @@ DataProto WorkerGroup::call(const std::string& name, const DataProto& data) {
 }
 
 void WorkerGroup::stop() {
-  for (int rank = 1; rank < world_.size(); ++rank) send(rank, kStop);
+  for (int rank = 1; rank < world_.size(); ++rank) mail_.send(kStop, rank);
 }
 
 void WorkerGroup::serve() {
   while (true) {
-    const auto text = receive(0);
+    const auto text = mail_.receive(0);
     if (text == kStop) return;
     const auto end = text.find('\n');
     require(end != std::string::npos, ErrorKind::kBug, "a call without a name");
     const auto name = text.substr(0, end);
     const auto answer = at(name).method(DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1))));
-    send(0, as_text(answer.to_bytes()));
+    mail_.send(as_text(answer.to_bytes()), 0);
   }
 }
 

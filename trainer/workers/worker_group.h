@@ -19,8 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/mailbox.h"
 #include "models/parallel_state.h"
-#include "models/process_group.h"
 #include "models/world.h"
 #include "trainer/data_proto.h"
 
@@ -70,6 +70,8 @@ class WorkerGroup {
   DataProto call(const std::string& name, const DataProto& data = DataProto());
   Call start(const std::string& name, const DataProto& data = DataProto());
   DataProto finish(Call call);
+  // Into how many parts the batch of a call is cut; 0: all have the whole.
+  int num_parts(const std::string& name) const;
   // The others return from serve().
   void stop();
 
@@ -82,12 +84,10 @@ class WorkerGroup {
     Method method{};
   };
 
-  void send(int rank, std::string_view bytes);
-  std::string receive(int rank);
   const Registered& at(const std::string& name) const;
 
   models::World& world_;
-  std::vector<models::ProcessGroup> links_;  // of rank 0 with each other rank; elsewhere one
+  models::Mailbox mail_;
   std::map<std::string, Registered> methods_;
 };
 

@@ -1,0 +1,34 @@
+#include "models/gloo_backend.h"
+
+#include <gloo/transport/device.h>
+
+#include <cstdlib>
+#include <memory>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "models/world.h"
+
+namespace ferry::models {
+namespace {
+
+std::shared_ptr<::gloo::transport::Device> gloo_device(const World& world) {
+  if (const char* const interface = std::getenv("GLOO_SOCKET_IFNAME"))
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  if (world.is_local()) return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                            int rank,
+                                            int size,
+                                            const World& world) {
+  auto options = c10d::ProcessGroupGloo::Options::create(world.timeout());
+  options->devices.push_back(gloo_device(world));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(
+      c10::make_intrusive<c10d::PrefixStore>("gloo", store), rank, size, options);
+}
+
+}  // namespace ferry::models

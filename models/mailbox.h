@@ -1,0 +1,42 @@
+// Messages from one rank of the world to another, who may have other things to do for longer than
+// any collective may take: they wait until one of the two, or any rank of the world, has failed. A
+// peer that is alive at all, asked each time that a collective would have ended, is waited for.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace c10d {
+class Backend;
+class Work;
+}  // namespace c10d
+
+namespace ferry::models {
+
+class World;
+
+class Mailbox {
+ public:
+  // Called by all ranks of the world, which outlives it; `name` is no other's.
+  Mailbox(World& world, std::string name);
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // Of one rank to another they arrive in their order. Throws Error(kIo) that says which ranks have
+  // failed.
+  void send(std::string_view bytes, int to) const;
+  std::string receive(int from) const;
+
+ private:
+  void wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start, const char* what, int peer) const;
+
+  World& world_;
+  std::string name_;
+  c10::intrusive_ptr<c10d::Backend> gloo_;  // none for one rank
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,184 @@
+"""`ferry train grpo` when something breaks, or answers are worth nothing: what docs/training.md says of it."""
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ppo_run import ACTOR, REWARD, ROLLOUT, TORCH_PROGRAM, finish, metrics, samples, settings, start_ranks, train, write_world
+from support import run_ok
+
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+TP = f"{ACTOR}.megatron.tensor_model_parallel_size"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("ppo_faults"))
+
+
+def program(work, text):
+    """A reward program that the run starts."""
+    path = work / "reward.py"
+    path.write_text(text)
+    return {"reward_model.command": f"{sys.executable} {path}"}
+
+
+def fail(world, work, ranks=1, **more):
+    done = finish(start_ranks(ranks, "grpo", settings(world, work / "run", **more)))
+    assert {status for status, _ in done} == {2}, done
+    return [said for _, said in done]
+
+
+# ------------------------------------------------------------------------------------------------------------- rewards
+
+
+def test_a_reward_program_that_crashes_once_is_started_again(world, work):
+    """Nobody sees it in the numbers, but for the one that counts it."""
+    died = work / "died"
+    once = f"import os, sys\nif not os.path.exists({str(died)!r}):\n    open({str(died)!r}, 'w')\n    sys.stdin.readline()\n    sys.exit(3)\n"
+    got = train(world, work / "run", **program(work, once + REWARD))
+    expected = train(world, work / "whole")
+    assert [step.pop("reward/num_restarts") for step in got.values()] == [1, 1]
+    assert [step.pop("reward/num_restarts") for step in expected.values()] == [0, 0]
+    assert got == expected
+
+
+FAILURES = {  # name: (the program, what is said)
+    "crashes": ("import sys\nsys.stdin.readline()\nsys.exit(3)\n", "it ended (exit status 3), 3 times in a row, and left 8 of 8 answers unscored"),
+    "hangs": ("import time\ntime.sleep(600)\n", "it said nothing for 1 s, 3 times in a row"),
+    "says nonsense": ("import sys\nfor line in sys.stdin:\n    print('good', flush=True)\n", "no JSON object: good"),
+    "says no number": ("import json, sys\nfor line in sys.stdin:\n    print(json.dumps({'id': json.loads(line)['id'], 'score': 'high'}), flush=True)\n",
+                       "no number is the score"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_reward_program_that_fails_ends_the_run(name, world, work):
+    text, said = FAILURES[name]
+    done = fail(world, work, 2, **program(work, text), **{"reward_model.command_start_timeout": 1})
+    assert said in done[0] and "asking the reward command" in done[0], done
+    assert "rank 0, which failed: " in done[1] and said in done[1], done
+
+
+def test_a_reward_program_may_take_longer_than_collectives(world, work):
+    """Its first answer takes five seconds, of ranks that wait for each other for three."""
+    slow = "import time\ntime.sleep(5)\n" + REWARD
+    assert len(train(world, work / "run", 2, **program(work, slow), **{"trainer.nccl_timeout": 3})) == 2
+
+
+def test_data_that_no_rule_scores(world, work):
+    done = fail(world, work, **{"reward_model.command": None})
+    assert "counting" in done[0] and "reward" in done[0], done
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_answers_that_are_all_worth_the_same_teach_nothing(world, work):
+    same = REWARD.replace("sum(map(ord, text)) % 7 / 6", "0.25")
+    for algorithm in ("grpo", "rloo", "opo"):
+        steps = train(world, work / algorithm, **program(work, same), **{"algorithm.adv_estimator": algorithm})
+        for step in steps.values():
+            assert step["critic/advantages/max"] == step["critic/advantages/min"] == step["actor/pg_loss"] == step["actor/grad_norm"] == 0
+            assert None not in step.values()
+
+
+def test_answers_that_are_empty_or_cut_off_are_scored(world, work):
+    """A model that ends each answer at once: text "", one token. One that cannot end: each is as long as may be."""
+    from safetensors.torch import load_file, save_file
+    for name, size, length, ratio in (("ends", 40.0, 1, 0), ("goes on", -40.0, 8, 1)):
+        shutil.copytree(world / "model", work / name / "model")
+        for file in ("train.jsonl", "reward.py"):
+            shutil.copy(world / file, work / name)
+        tensors = load_file(work / name / "model/model.safetensors")
+        # The first hidden unit is the same everywhere, and speaks for the token that ends an answer.
+        for key, tensor in tensors.items():
+            if key.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.zero_()
+        tensors["model.embed_tokens.weight"][:] = 0
+        tensors["model.embed_tokens.weight"][:, 0] = 1
+        tensors["lm_head.weight"][:, 0] = 0
+        tensors["lm_head.weight"][0, 0] = size
+        save_file(tensors, work / name / "model/model.safetensors", {"format": "pt"})
+        steps = train(work / name, work / name / "run", **{"trainer.total_training_steps": 1})
+        assert steps[1]["response_length/mean"] == length and steps[1]["response_length/clip_ratio"] == ratio
+        assert steps[1]["response/aborted_ratio"] == 0 and None not in steps[1].values()
+        rows = samples(work / name / "run", 1)
+        assert len(rows) == 8
+        for row in rows:
+            assert row["score"] == pytest.approx(sum(map(ord, row["output"])) % 7 / 6) and (row["output"] == "") == (name == "ends")
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+
+
+APART = {f"{ACTOR}.ranks": [0, 1], f"{ROLLOUT}.ranks": [2, 3], TP: 2, "trainer.nccl_timeout": 5, "trainer.total_training_steps": 1000,
+         "checkpoint.save_freq": 1}
+
+
+def wait_for(condition, process, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.001)
+    assert condition()
+
+
+LOSSES = {  # name: (the signal, the rank)
+    "a rollout is killed while it answers": (signal.SIGKILL, 3),
+    "an actor is killed": (signal.SIGKILL, 1),
+    "a rollout hangs": (signal.SIGSTOP, 2),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_rank_that_is_lost_is_named_by_all_others(name, world, work):
+    """The run goes on from its last checkpoint, on fewer ranks, too."""
+    what, lost = LOSSES[name]
+    run = work / "run"
+    more = {"data.max_response_length": 64, f"{ROLLOUT}.ignore_eos": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 128} if "answers" in name else {}
+    ranks = start_ranks(4, "grpo", settings(world, run, **APART | more))
+    try:
+        wait_for((run / "actor/iter_0000002").exists, ranks[0])
+        # Behind a checkpoint the weights go to the rollout, and answers follow.
+        ranks[lost].send_signal(what)
+        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert {status for status, _ in done.values()} == {2}, done
+    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+    run_ok("digest", run / "actor")
+    last = max(metrics(run))
+    again = train(world, run, **more, **{"trainer.total_training_steps": last + 1})
+    assert sorted(again) == list(range(1, last + 2))
+
+
+# ---------------------------------------------------------------------------------------------------------------- disk
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk(background, world, work):
+    """A file system of two and a half checkpoints: the last whole one stays, and the run goes on when there is room."""
+    saving = {"checkpoint.save_freq": 1, "trainer.total_training_steps": 4, "trainer.log_samples": False, "checkpoint.async_save": background}
+    expected = train(world, work / "whole", **saving)
+    size = sum(path.stat().st_size for path in (work / "whole/actor/iter_0000001").iterdir())
+    disk = work / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={5 * size // 2}", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        (status, said), = finish(start_ranks(1, "grpo", settings(world, disk / "run", **saving)))
+        assert status == 2 and "No space left on device" in said and str(disk) in said, said
+        run_ok("digest", disk / "run/actor")
+        assert {path.name for path in (disk / "run/actor").glob("iter_*")} == {"iter_0000001", "iter_0000002"}
+        subprocess.run(["mount", "-o", f"remount,size={20 * size}", disk], check=True)
+        assert train(world, disk / "run", **saving) == expected
+    finally:
+        subprocess.run(["umount", disk], check=True)
