@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "cli/report/html.h"
 
@@ -92,6 +93,7 @@ class Scales {
       high_ *= 1.1;
       return;
     }
+    if (low_ == high_ && !(options.from_zero && low_ != 0)) constant_ = low_;
     const bool keeps_zero = options.from_zero || low_ == 0;
     if (options.from_zero) low_ = std::min(low_, 0.0);
     const auto room =
@@ -115,6 +117,7 @@ class Scales {
     return ticks;
   }
   std::vector<double> value_ticks() const {
+    if (constant_) return {*constant_};
     if (!logarithmic_) return round_ticks(low_, high_, 5);
     std::vector<double> ticks;
     const auto decades = std::log10(high_ / low_);
@@ -129,6 +132,7 @@ class Scales {
 
  private:
   bool logarithmic_;
+  std::optional<double> constant_{};  // all there is to mark
   double first_ = std::numeric_limits<double>::infinity();
   double last_ = -std::numeric_limits<double>::infinity();
   double low_ = std::numeric_limits<double>::infinity();
