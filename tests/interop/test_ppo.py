@@ -67,7 +67,8 @@ MESHES = {  # name: (processes, settings)
 }
 MESHES_OF_EXPERTS = {
     "ep2 to ep1": (2, {EP: 2}),
-    "ep2 to tp2 ep2": (2, {EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}),
+    "ep2 dp2 to tp2 ep2": (4, {EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}),
+    "pp2, etp2 to ep2": (4, {TP: 2, PP: 2, ETP: 2, ROLLOUT_EP: 2}),
 }
 # By kernels that add in one order, forwards: gradients are sums over ranks, and their norm is not.
 OF_GRADIENTS = ("actor/grad_norm",)
@@ -345,7 +346,7 @@ def test_validation_draws_several_answers(world, work):
 
 
 def test_rows_that_are_malformed_or_too_long(world, work):
-    long = {"data_source": "counting", "prompt": [{"role": "user", "content": "one " * 60}], "reward_model": {"ground_truth": "x"}}
+    long = {"data_source": "counting", "prompt": [{"role": "user", "content": "one " * 60}], "reward_model": {"style": "rule", "ground_truth": "x"}}
     write_prompts(work / "good.jsonl", 8)
     (work / "train.jsonl").write_text('no JSON\n{"data_source": "counting", "reward_model": {"ground_truth": "x"}}\n' + json.dumps(long) + "\n" +
                                       (work / "good.jsonl").read_text())

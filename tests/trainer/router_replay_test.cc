@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -61,8 +61,14 @@ std::vector<at::Tensor> tokens_of(const std::vector<ActorSample>& samples) {
 // In kBitwise routes are the same anyway: on every mesh, and with them every byte of an update. No
 // pack is filled up here.
 TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
-  for (const auto& [family, type] : {std::pair("qwen3_moe", at::kByte), {"mixtral", at::kByte}, {"deepseek_v2", at::kByte}, {"deepseek_v3", at::kByte}}) {
-    const auto config = support::tiny_config({.family = family, .experts = 8, .dense_layers = std::string_view(family) == "deepseek_v3" ? 1 : 0});
+  for (const std::string family : {"qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3"}) {
+    const int dense = family == "deepseek_v3" ? 1 : 0;
+    auto config = support::tiny_config({.family = family, .experts = 8, .dense_layers = dense});
+    config.moe_router_topk = 2;
+    if (family.starts_with("deepseek")) {
+      config.moe_router_num_groups = 4;
+      config.moe_router_group_topk = 2;
+    }
     std::vector<at::Tensor> expected;
     for (const auto& layout : layouts(models::Alignment::kBitwise)) {
       SCOPED_TRACE(fmt::format("{} {}", family, layout.name));
@@ -76,8 +82,8 @@ TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
         ASSERT_EQ(routes.size(), samples.size());
         const auto again = compute_log_prob(replays.pipeline(), tokens_of(samples), parts, 1, &routes);
         for (std::size_t i = 0; i < samples.size(); ++i) {
-          EXPECT_EQ(routes[i].sizes(), (std::vector<std::int64_t>{samples[i].tokens.size(0), std::string_view(family) == "deepseek_v3" ? 1 : 2, config.moe_router_topk}));
-          EXPECT_EQ(routes[i].scalar_type(), type);
+          EXPECT_EQ(routes[i].sizes(), (std::vector<std::int64_t>{samples[i].tokens.size(0), config.num_layers - dense, config.moe_router_topk}));
+          EXPECT_EQ(routes[i].scalar_type(), at::kByte);
           EXPECT_TRUE(at::equal(again[i].log_probs, old[i].log_probs)) << i;
           samples[i].old_log_prob = old[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone() - 0.1;
         }
@@ -94,10 +100,10 @@ TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
   }
 }
 
-// Experts that no token went to may hold anything; routers that would send tokens there still learn.
+// Experts that no token went to may hold anything: neither answers nor gradients know of them.
 TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
-  const auto config = support::tiny_config({.family = "qwen3_moe"});
-  std::map<std::string, std::vector<at::Tensor>> log_probs;
+  auto config = support::tiny_config({.family = "qwen3_moe"});
+  config.moe_router_topk = 2;
   for (const auto& layout : layouts(models::Alignment::kFast)) {
     SCOPED_TRACE(layout.name);
     models::run_ranks(layout.ranks, {}, [&](models::World& world) {
@@ -126,12 +132,8 @@ TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
       }
       const auto metrics = update_actor(actor.pipeline(), samples, parts, {});
       EXPECT_NEAR(metrics.at("actor/ppo_kl"), 0, 1e-5);
-      for (auto* const chunk : actor.pointers) {
-        for (const auto& parameter : chunk->parameters().all()) {
-          if (parameter.spec.key.find("router.weight") == std::string::npos) continue;
-          EXPECT_TRUE(parameter.value.isfinite().all().item<bool>());
-        }
-      }
+      const auto norm = actor.optimizer->step({.lr = 1e-2}).grad_norm;
+      EXPECT_TRUE(norm > 0 && std::isfinite(norm)) << norm;
     });
   }
 }
