@@ -408,11 +408,6 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
           "{}: no finite gradient in {} steps in a row", not_finite, not_finite_);
 }
 
-bool PpoTrainer::saves_behind(std::int64_t step) const {
-  const auto frequency = config_.checkpoint.save_freq;
-  return every(step, frequency) || (step == total_steps_ && frequency > 0);
-}
-
 Metrics PpoTrainer::train_step() {
   const auto started = wall_time();
   memory_ = {};

@@ -76,7 +76,6 @@ class PpoTrainer {
   void finish_save(bool wait = true);
   void export_hf() const;
 
-  bool saves_behind(std::int64_t step) const;
   Metrics train_step();
   // Prompts that are answered and rewarded, as many as a step learns from.
   DataProto answered_batch(Metrics& metrics);
