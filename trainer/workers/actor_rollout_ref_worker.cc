@@ -130,6 +130,8 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       options.sequence_parallel = false;
       options.recompute = {};
       rollout_model_ = models::make_stage(origin_->map.config, *rollout_mesh_, options);
+      // The engine measures what a step of it needs, with weights that are some.
+      (void)converter::load_model(rollout_model_, *origin_, {.round = true});
     }
     worker.model = shares_memory() ? actor_->engine().chunks().front() : rollout_model_.front().get();
     if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
