@@ -328,7 +328,9 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
   DataProto all;
   std::int64_t batches = 0;
   while (all.size() < wanted) {
-    require(!filter.enable || batches < filter.max_num_gen_batches, ErrorKind::kUsage,
+    require(filter.max_num_gen_batches == 0 || !filter.enable ||
+                batches < filter.max_num_gen_batches,
+            ErrorKind::kUsage,
             "algorithm.filter_groups: {} of {} groups differ in {} after {} batches of prompts "
             "(max_num_gen_batches): the data may be too hard, or too easy",
             all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
