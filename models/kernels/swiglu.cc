@@ -1,10 +1,10 @@
 #include "models/kernels/swiglu.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/silu.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "models/kernels/swiglu_cuda.h"
+#include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {
 namespace {
@@ -26,7 +26,7 @@ class FusedSwiGLU : public torch::autograd::Function<FusedSwiGLU> {
 at::Tensor swiglu(const at::Tensor& gate_up) {
   if (gate_up.is_cuda()) return FusedSwiGLU::apply(gate_up.contiguous());
   const auto halves = gate_up.chunk(2, -1);
-  return at::silu(halves[0]) * halves[1];
+  return models::silu(halves[0]) * halves[1];
 }
 
 }  // namespace ferry::models

@@ -9,6 +9,7 @@
 #include "distckpt/error.h"
 #include "models/kernels/linear.h"
 #include "models/kernels/swiglu.h"
+#include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
@@ -237,7 +238,7 @@ at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choic
   if (!shared_) return output;
   auto shared = shared_->forward(normed);
   if (shared_gate_.defined())
-    shared = at::sigmoid(linear(normed, shared_gate_, {}, setup_.alignment())) * shared;
+    shared = models::sigmoid(linear(normed, shared_gate_, {}, setup_.alignment())) * shared;
   return output + shared;
 }
 

@@ -7,6 +7,7 @@
 
 #include "distckpt/error.h"
 #include "models/kernels/linear.h"
+#include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {
 
@@ -67,7 +68,7 @@ Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const 
     routing.weights = routing.weights * config.moe_router_topk_scaling_factor;
     return routing;
   }
-  const auto scores = at::sigmoid(routing.logits);  // DeepSeek-V3
+  const auto scores = models::sigmoid(routing.logits);  // DeepSeek-V3
   routing.experts = given;
   if (chooses) {
     auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;

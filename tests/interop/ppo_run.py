@@ -22,7 +22,7 @@ PROMPTS, ANSWERS = 4, 2  # of a step
 
 def write_world(folder, family="Llama", prompts=12, **shape):
     """A model of two layers in fp32, prompts of unlike lengths, and a program that scores their answers."""
-    write_model(folder / "model", family, **{"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 2,
+    write_model(folder / "model", family, **{"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2,
                                             "num_key_value_heads": 2} | shape)
     write_prompts(folder / "train.jsonl", prompts)
     (folder / "reward.py").write_text(REWARD)
