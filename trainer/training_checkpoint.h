@@ -62,7 +62,7 @@ class TrainingCheckpoint {
   TrainingCheckpoint(const TrainingCheckpoint&) = delete;
   TrainingCheckpoint& operator=(const TrainingCheckpoint&) = delete;
 
-  // Throws Error(kUsage) for an iteration that is there already.
+  // An iteration that is there already is replaced, when the new one is written.
   converter::SaveReport save(std::int64_t iteration, const CallerState& caller);
 
   // Copies everything to the host and returns; a thread writes it. First waits for the save before.
