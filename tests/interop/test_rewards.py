@@ -213,4 +213,4 @@ def test_nothing_is_left_running(work):
     time.sleep(0.1)
     pid = int((work / "pid").read_text())
     status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], stdout=subprocess.PIPE, text=True).stdout.strip()
-    assert status in ("", "Z"), status
+    assert status[:1] in ("", "Z"), status  # "ZN" where tests run under nice
