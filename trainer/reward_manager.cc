@@ -71,7 +71,6 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
   }
   auto values = at::zeros({rows});
   auto penalties = at::zeros({rows});
-  std::vector<nlohmann::json> texts;
   std::vector<nlohmann::json> extras;
   const auto& overlong = config_.reward.overlong_buffer;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -94,10 +93,9 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
       extras.back()["overlong_reward"] = penalties[row].item<double>();
       extras.back()["overlong"] = penalties[row].item<double>() < 0 ? 1.0 : 0.0;
     }
-    texts.emplace_back(requests[index].solution_str);
   }
   return DataProto({{"scores", values}, {"overlong_reward", penalties}},
-                   {{"solution_str", std::move(texts)}, {"reward_extra_info", std::move(extras)}});
+                   {{"reward_extra_info", std::move(extras)}});
 }
 
 }  // namespace ferry::trainer

@@ -74,6 +74,11 @@ OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
           .wd_incr_style = config.weight_decay_incr_style};
 }
 
+std::shared_ptr<const converter::Checkpoint> open_checkpoint(const ModelConfig& config) {
+  return std::make_shared<const converter::Checkpoint>(
+      converter::open(config.path, {.hf_config = config.hf_config_path}));
+}
+
 std::filesystem::path tokenizer_folder(const ModelConfig& config,
                                        const converter::Checkpoint& origin) {
   if (!config.tokenizer_path.empty()) return config.tokenizer_path;

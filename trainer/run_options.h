@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 
 #include "converter/checkpoint.h"
 #include "models/gpt_model.h"
@@ -23,6 +24,9 @@ OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config, std::i
 constexpr std::int64_t first_logged_step(std::int64_t step) {
   return step == 0 ? 0 : step + 1;
 }
+
+// What a role's weights come from.
+std::shared_ptr<const converter::Checkpoint> open_checkpoint(const ModelConfig& config);
 
 // Where tokenizer and chat template are.
 std::filesystem::path tokenizer_folder(const ModelConfig& config,

@@ -64,8 +64,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
     : config_(config),
       world_(world),
       output_(std::move(output)),
-      origin_(std::make_shared<const converter::Checkpoint>(
-          converter::open(config.model.path, {.hf_config = config.model.hf_config_path}))),
+      origin_(open_checkpoint(config.model)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(paths(config.data.train_files), train_stream_options(config)),
       total_steps_(total_training_steps(config, stream_.num_records())),

@@ -1,10 +1,9 @@
 #include "trainer/workers/actor_rollout_ref_worker.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/ones_like.h>
 
 #include <algorithm>
 #include <cstring>
@@ -212,20 +211,16 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
       }
     }
   }
-  auto responses = at::zeros({rows, width}, at::kLong);
-  auto mask = at::zeros({rows, width}, at::kLong);
-  auto of_rollout = at::zeros({rows, width});
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const auto& answer = ids[static_cast<std::size_t>(row)];
-    const auto size = static_cast<std::int64_t>(answer.size());
-    responses[row].narrow(0, 0, size).copy_(at::tensor(answer, at::kLong));
-    mask[row].narrow(0, 0, size).fill_(1);
-    of_rollout[row].narrow(0, 0, size).copy_(at::tensor(log_probs[static_cast<std::size_t>(row)]));
+  std::vector<at::Tensor> responses, masks, of_rollout;
+  for (std::size_t row = 0; row < ids.size(); ++row) {
+    responses.push_back(at::tensor(ids[row], at::kLong));
+    masks.push_back(at::ones_like(responses.back()));
+    of_rollout.push_back(at::tensor(log_probs[row]));
   }
-  return DataProto({{"responses", responses},
-                    {"response_mask", mask},
+  return DataProto({{"responses", response_column(responses, width)},
+                    {"response_mask", response_column(masks, width)},
                     {"weights_step", at::full({rows}, weights_step_, at::kLong)},
-                    {"rollout_log_probs", of_rollout}});
+                    {"rollout_log_probs", response_column(of_rollout, width)}});
 }
 
 DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,

@@ -1,10 +1,8 @@
 #include "trainer/workers/megatron_worker.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include "distckpt/error.h"

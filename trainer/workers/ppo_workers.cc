@@ -6,15 +6,11 @@
 
 #include "models/device.h"
 #include "models/memory_error.h"
+#include "trainer/run_options.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
 namespace {
-
-std::shared_ptr<const converter::Checkpoint> open(const ModelConfig& model) {
-  return std::make_shared<const converter::Checkpoint>(
-      converter::open(model.path, {.hf_config = model.hf_config_path}));
-}
 
 // What is to be profiled of a rank: what any of its roles asks for.
 ProfilerConfig profiled(const PpoConfig& config) {
@@ -55,11 +51,11 @@ PpoWorkers::PpoWorkers(models::World& world,
   policy_ = std::make_unique<ActorRolloutRefWorker>(world, config, origin, total_steps);
   if (config.use_critic() && has_role(config.critic.ranks, world.rank()))
     critic_ = std::make_unique<CriticWorker>(
-        world, config, config.critic.model.path.empty() ? origin : open(config.critic.model),
+        world, config, config.critic.model.path.empty() ? origin : open_checkpoint(config.critic.model),
         total_steps);
   if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
     reward_model_ =
-        std::make_unique<RewardModelWorker>(world, config, open(config.reward.model));
+        std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   policy_->init_rollout(encoder.eos_token_ids());
   add_roles();
 }
