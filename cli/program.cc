@@ -6,14 +6,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
-#include <new>
 #include <string_view>
-#include <system_error>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
 #include "distckpt/error.h"
+#include "distckpt/foreign_error.h"
 
 namespace ferry::cli {
 namespace {
@@ -72,19 +70,8 @@ int run_program(int argc,
   });
   try {
     return run(argc, argv, add_commands, guard);
-  } catch (const Error& error) {
-    return trouble(error);
-  } catch (const std::bad_alloc&) {
-    return trouble(Error(ErrorKind::kIo, "out of memory"));
-  } catch (const std::filesystem::filesystem_error& error) {
-    return trouble(Error(ErrorKind::kIo, error.what()));
-  } catch (const std::system_error& error) {
-    if (error.code() != std::errc::resource_unavailable_try_again)
-      return trouble(Error(ErrorKind::kBug, error.what()));
-    return trouble(
-        Error(ErrorKind::kIo, "no thread could be started: out of memory, or of threads"));
   } catch (const std::exception& error) {
-    return trouble(Error(ErrorKind::kBug, error.what()));
+    return trouble(as_error(error));
   }
 }
 

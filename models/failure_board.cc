@@ -9,6 +9,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
@@ -45,19 +46,25 @@ std::vector<std::uint8_t> bytes_of(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+bool succeeds(const std::function<void()>& body) {
+  try {
+    body();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // Runs `body`, which talks to the store, on a thread that is left behind if the store does not
 // answer. False then, and where the store is gone. `body` holds all it refers to.
-bool within(milliseconds limit, std::function<void()> body) {
+bool within(milliseconds limit, const std::function<void()>& body) {
   const auto done = std::make_shared<std::promise<bool>>();
   auto result = done->get_future();
-  std::thread([body = std::move(body), done] {
-    try {
-      body();
-      done->set_value(true);
-    } catch (const std::exception&) {
-      done->set_value(false);
-    }
-  }).detach();
+  try {
+    std::thread([body, done] { done->set_value(succeeds(body)); }).detach();
+  } catch (const std::system_error&) {  // threads have run out, perhaps this is what is to be told
+    return succeeds(body);
+  }
   return result.wait_for(limit) == std::future_status::ready && result.get();
 }
 
@@ -77,7 +84,7 @@ void wait_for_failures(const World& world) {
   for (int rank = 0; rank < world.size(); ++rank) keys.push_back(announcement_of(rank));
   // The store goes with its owner: rank 0 leaves last, when the others have seen what it saw.
   const auto patience = kPatience + (world.rank() == 0 ? kMoment : milliseconds(0));
-  within(patience, [store = world.store(), keys = std::move(keys), patience] {
+  within(patience, [store = world.store(), keys, patience] {
     const auto until = std::chrono::steady_clock::now() + patience;
     while (!store->check(keys) && std::chrono::steady_clock::now() < until)
       std::this_thread::sleep_for(kPoll);
@@ -132,24 +139,35 @@ std::vector<std::string> missing_ranks(const Store& store,
                                        int rank) {
   struct Found {
     std::vector<std::string> silent{}, speaking{}, alive{};
+    bool says_why() const { return alive.empty() || !silent.empty() || !speaking.empty(); }
   };
   const auto found = std::make_shared<Found>();
   const auto mark_of = [meeting](int of) { return fmt::format("failure/{}/{}", meeting, of); };
-  const bool answered = within(2 * kMoment, [=] {
-    const auto question = store->add(kQuestion, 1);
-    store->set(mark_of(rank), bytes_of("1"));
-    std::this_thread::sleep_for(kMoment);
+  const auto look = [=](std::int64_t question) {
+    Found now;
     for (const int other : ranks) {
       if (store->check({mark_of(other)})) continue;
       const auto name = fmt::format("rank {}", other);
       if (store->check({announcement_of(other)})) {
         const auto said = store->get(announcement_of(other));
-        found->speaking.push_back(
+        now.speaking.push_back(
             fmt::format("{}, which failed: {}", name, std::string(said.begin(), said.end())));
       } else {
         const bool alive = store->check({alive_mark(other)}) && last_answer(*store, other) >= question;
-        (alive ? found->alive : found->silent).push_back(name);
+        (alive ? now.alive : now.silent).push_back(name);
       }
+    }
+    return now;
+  };
+  const bool answered = within(3 * kMoment, [=] {
+    const auto question = store->add(kQuestion, 1);
+    store->set(mark_of(rank), bytes_of("1"));
+    std::this_thread::sleep_for(kMoment);
+    *found = look(question);
+    // Who is alive, and left, may be about to say why.
+    for (auto left = kMoment; !found->says_why() && left > kPoll; left -= kPoll) {
+      std::this_thread::sleep_for(kPoll);
+      *found = look(question);
     }
   });
   if (!answered) return {"rank 0"};

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/util/Exception.h>
 #include <fmt/ranges.h>
 
 #include <chrono>
@@ -15,13 +14,14 @@
 #include <stop_token>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "distckpt/error.h"
 #include "models/failure_board.h"
 #include "models/gloo_backend.h"
+#include "models/meeting_store.h"
+#include "models/memory_error.h"
 #include "models/world.h"
 
 namespace ferry::models {
@@ -35,8 +35,12 @@ constexpr std::chrono::milliseconds kForEver = std::chrono::hours(24 * 365);
 
 Mailbox::Mailbox(World& world, std::string name) : world_(world), name_(std::move(name)) {
   if (world.size() == 1) return;
-  gloo_ = make_gloo(c10::make_intrusive<c10d::PrefixStore>(name_, world.store()), world.rank(),
-                    world.size(), world);
+  try {
+    gloo_ = make_gloo(c10::make_intrusive<MeetingStore>(name_, world), world.rank(), world.size(), world);
+  } catch (const std::exception& error) {
+    if (is_out_of_memory(error)) throw error_of(error, fmt::format("making the mailbox {}", name_), "");
+    throw failure("meeting the others", text_of(error), "nobody");
+  }
 }
 
 Mailbox::~Mailbox() = default;
@@ -64,19 +68,21 @@ void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
       }
     });
     if (work->wait(kForEver)) return;
-  } catch (const c10::Error& error) {
-    why = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    why = error.what();
+    if (is_out_of_memory(error)) throw;  // a cause, which the others wait for
+    why = text_of(error);
   }
+  throw failure(fmt::format("{} rank {}", what, peer), why, fmt::format("rank {}", peer));
+}
+
+Error Mailbox::failure(const std::string& what, const std::string& why, const std::string& suspect) const {
   std::vector<int> all(static_cast<std::size_t>(world_.size()));
   std::iota(all.begin(), all.end(), 0);
   auto missing = missing_ranks(world_.store(), name_, all, world_.rank());
-  if (missing.empty()) missing.push_back(fmt::format("rank {}", peer));
-  throw Error(ErrorKind::kIo,
-              fmt::format("{}: {} rank {} failed: missing: {} ({})", name_, what, peer,
-                          fmt::join(missing, ", "), why),
-              "a rank that is missing has died or hangs: see its own output");
+  if (missing.empty()) missing.push_back(suspect);
+  return {ErrorKind::kIo,
+          fmt::format("{}: {} failed: missing: {} ({})", name_, what, fmt::join(missing, ", "), why),
+          "a rank that is missing has died or hangs: see its own output"};
 }
 
 void Mailbox::send(std::string_view bytes, int to) const {

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "distckpt/error.h"
+
 namespace c10d {
 class Backend;
 class Work;
@@ -33,6 +35,8 @@ class Mailbox {
 
  private:
   void wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start, const char* what, int peer) const;
+  // `suspect` is named where all others came.
+  Error failure(const std::string& what, const std::string& why, const std::string& suspect) const;
 
   World& world_;
   std::string name_;

@@ -1,23 +1,25 @@
-// What LibTorch throws where there is no memory, told from its other errors.
+// What LibTorch and the standard library throw where there is no memory, told from their other
+// errors.
 #pragma once
 
-#include <c10/util/Exception.h>
-
+#include <exception>
 #include <string>
 
 #include "distckpt/error.h"
 
 namespace ferry::models {
 
-// Of a device or of the host: its allocators, cuBLAS and CUDA itself throw a c10::Error like any
-// other.
-bool is_out_of_memory(const c10::Error& error);
+// Of a device or of the host: LibTorch's allocators, cuBLAS and CUDA itself throw a c10::Error like
+// any other; and what the host lacks may be a thread.
+bool is_out_of_memory(const std::exception& error);
 
-// How much was asked for: "tried to allocate 2.00 GiB", where that was said.
-std::string asked_for(const c10::Error& error);
+// How much was asked for, where that was said: "tried to allocate 2.00 GiB".
+std::string asked_for(const std::exception& error);
 
-// As an Error, without the backtrace: kDevice with the hint where there was no memory, else kBug.
-// `doing`: "out of memory <doing>".
-Error error_of(const c10::Error& error, const std::string& doing, const std::string& hint);
+// what(), without LibTorch's backtrace.
+std::string text_of(const std::exception& error);
+
+// As an Error: "out of memory <doing>: ..." with the hint, or what it says as kBug.
+Error error_of(const std::exception& error, const std::string& doing, const std::string& hint);
 
 }  // namespace ferry::models

@@ -9,12 +9,13 @@
 #include <cstring>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "distckpt/error.h"
 #include "models/failure_board.h"
 #include "models/gloo_backend.h"
+#include "models/meeting_store.h"
+#include "models/memory_error.h"
 #include "models/nccl_backend.h"
 #include "models/world.h"
 
@@ -110,7 +111,7 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
   if (size() == 1) return;
   backends_ = std::make_unique<Backends>();
   const auto prefix = fmt::format("{}/{}", name_, fmt::join(ranks_, "-"));
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
+  const auto store = c10::make_intrusive<MeetingStore>(prefix, world);
   backends_->meeting = {.board = world.store(),
                         .id = prefix,
                         .group = name_,
@@ -125,12 +126,17 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
             announce_failure(world, error.what());
             wait_for_failures(world);
           }});
-  run("creation", [&] {
-    backends_->gloo = make_gloo(store, rank_, size(), world);
-    backends_->device = world.device().is_cuda()
-                            ? make_nccl(store, rank_, size(), world)
-                            : backends_->gloo;
-  });
+  try {
+    run("creation", [&] {
+      backends_->gloo = make_gloo(store, rank_, size(), world);
+      backends_->device = world.device().is_cuda() ? make_nccl(store, rank_, size(), world)
+                                                   : backends_->gloo;
+    });
+  } catch (const std::exception& error) {
+    if (!is_out_of_memory(error)) throw;
+    throw error_of(error,
+                   fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "");
+  }
 }
 
 void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {
@@ -145,10 +151,9 @@ void ProcessGroup::attempt(std::string_view operation,
   meeting.sequence = sequence;
   try {
     work();
-  } catch (const c10::Error& error) {
-    throw failure_of(meeting, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    throw failure_of(meeting, error.what());
+    if (is_out_of_memory(error)) throw;  // a cause, which the others wait for
+    throw failure_of(meeting, text_of(error));
   }
 }
 

@@ -18,6 +18,7 @@
 #include "distckpt/rendezvous.h"
 #include "models/device.h"
 #include "models/failure_board.h"
+#include "models/memory_error.h"
 
 namespace ferry::models {
 namespace {
@@ -104,20 +105,28 @@ World World::from_environment(Options options) {
   tcp.isServer = job.rank == 0 && variable("TORCHELASTIC_USE_AGENT_STORE") != "True";
   tcp.numWorkers = static_cast<std::size_t>(job.size);
   tcp.timeout = options.timeout;
+  c10::intrusive_ptr<c10d::Store> store;
   try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
-    const auto restarts = variable("TORCHELASTIC_RESTART_COUNT");
-    World world(options, job.rank, job.size,
-                c10::make_intrusive<c10d::PrefixStore>(
-                    fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
-    world.local_ = is_loopback(address.host);
-    world.presence_ = stay_present(world.store_, world.rank_);
-    return world;
+    store = c10::make_intrusive<c10d::TCPStore>(address.host, tcp);
   } catch (const std::exception& error) {
+    if (is_out_of_memory(error)) throw error_of(error, "joining the other ranks", "");
     throw Error(ErrorKind::kIo,
                 fmt::format("rank {} of {} does not reach the others at {}:{}: {}", job.rank,
-                            job.size, address.host, address.port, error.what()));
+                            job.size, address.host, address.port, text_of(error)));
   }
+  const auto restarts = variable("TORCHELASTIC_RESTART_COUNT");
+  World world(options, job.rank, job.size,
+              c10::make_intrusive<c10d::PrefixStore>(
+                  fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
+  world.local_ = is_loopback(address.host);
+  try {
+    world.presence_ = stay_present(world.store_, world.rank_);
+  } catch (const std::exception& error) {
+    auto failure = error_of(error, "joining the other ranks", "");
+    announce_failure(world, failure.what());
+    throw failure;
+  }
+  return world;
 }
 
 void run_ranks(int size,

@@ -8,9 +8,7 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
-#include <new>
 #include <optional>
-#include <system_error>
 
 #include "distckpt/error.h"
 #include "models/device.h"
@@ -80,14 +78,9 @@ void allocating(c10::Device device,
     return body();
   } catch (const NoRoom& inner) {
     cause = inner;
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     if (!models::is_out_of_memory(error)) throw;
     said = models::asked_for(error);
-  } catch (const std::bad_alloc&) {
-    said = "the host has no more";
-  } catch (const std::system_error& error) {
-    if (error.code() != std::errc::resource_unavailable_try_again) throw;
-    said = "no thread could be started for want of it";
   }
   // What the exception held is free by now.
   const auto buffer = describe();

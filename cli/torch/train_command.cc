@@ -11,6 +11,7 @@
 #include "cli/torch/commands.h"
 #include "cli/torch/library_error.h"
 #include "distckpt/error.h"
+#include "distckpt/foreign_error.h"
 #include "models/failure_board.h"
 #include "models/world.h"
 #include "trainer/config/ppo_config.h"
@@ -43,12 +44,10 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
   if (world.size() == 1) return body();
   try {
     body();
-  } catch (const Error& error) {
-    end_rank(world, error);
   } catch (const c10::Error& error) {  // what() has a backtrace
     end_rank(world, library_error(error));
   } catch (const std::exception& error) {
-    end_rank(world, Error(ErrorKind::kBug, error.what()));
+    end_rank(world, as_error(error));
   }
 }
 

@@ -100,30 +100,41 @@ def memory_limit(mebibytes):
     return lambda: resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
 
 
-def peak_address_space(arguments):
-    """MiB of a run, sampled."""
-    process = start_ranks(1, arguments)[0]
+def address_spaces(arguments, ranks=1):
+    """MiB of the last rank of a run, sampled."""
+    processes = start_ranks(ranks, arguments)
     sizes = []
-    while process.poll() is None:
+    while processes[-1].poll() is None:
         try:
-            with open(f"/proc/{process.pid}/statm") as statm:
+            with open(f"/proc/{processes[-1].pid}/statm") as statm:
                 sizes.append(int(statm.read().split()[0]) * resource.getpagesize() >> 20)
         except (OSError, IndexError):
             break
         time.sleep(0.002)
-    assert finish([process])[0][0] == 0
-    return max(sizes)
+    assert {status for status, _ in finish(processes)} == {0}
+    return sizes
 
 
-def test_a_rank_out_of_memory(work):
-    """With less and less address space: each buffer in turn does not fit. What is said to fit fits, and the other rank repeats it."""
-    write_model(work / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=2, head_dim=64, vocab_size=16384,
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A step whose every buffer is of many MiB."""
+    folder = tmp_path_factory.mktemp("large")
+    write_model(folder / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=2, head_dim=64, vocab_size=16384,
                 max_position_embeddings=4096)
     question = {"role": "user", "content": " ".join(WORDS * 40)}
-    write_rows(work / "train.jsonl", [{"messages": [question, {"role": "assistant", "content": "one"}]}] * BATCH)
-    more = {"data.max_length": 2048, "data.max_token_len_per_gpu": 2048, "trainer.total_training_steps": 1, "trainer.logger": []}
-    arguments = settings(work, work / "run", **more)
-    peak = peak_address_space(arguments)
+    write_rows(folder / "train.jsonl", [{"messages": [question, {"role": "assistant", "content": "one"}]}] * BATCH)
+    return folder
+
+
+def one_step(large, run):
+    return settings(large, run, **{"data.max_length": 2048, "data.max_token_len_per_gpu": 2048, "trainer.total_training_steps": 1,
+                                   "trainer.logger": []})
+
+
+def test_memory_that_is_not_there(large, work):
+    """With less and less address space: each buffer in turn does not fit. What is said to fit fits."""
+    arguments = one_step(large, work / "run")
+    peak = max(address_spaces(arguments))
     said, fits = {}, {}
     for limit in range(peak - 100, 0, -120):
         shutil.rmtree(work / "run", ignore_errors=True)
@@ -142,8 +153,20 @@ def test_a_rank_out_of_memory(work):
     shutil.rmtree(work / "run", ignore_errors=True)
     done = finish(start_ranks(1, arguments + overrides, {0: memory_limit(limit)}))
     assert done[0][0] == 0, (limit, overrides, done)
-    done = finish(start_ranks(2, arguments, {1: memory_limit(peak - 300)}))
-    assert [status for status, _ in done] == [2, 2] and "rank 1, which failed: out of memory for " in done[0][1], done
+
+
+def test_a_rank_out_of_memory(large, work):
+    """Wherever it runs out, while it makes groups or a thread of a library is started, too, it says so, and the other repeats it."""
+    peak = max(address_spaces(one_step(large, work / "run"), 2))
+    # As soon as it has joined: below that there is nobody to tell, and above the last nothing is wrong.
+    limits = range(peak - 1100, peak - 50, 150)
+    runs = {limit: start_ranks(2, one_step(large, work / f"run{limit}"), {1: memory_limit(limit)}) for limit in limits}
+    for limit, ranks in runs.items():
+        done = finish(ranks)
+        assert [status for status, _ in done] == [2, 2], (limit, done)
+        (_, others), (_, own) = done
+        cause = own.partition("error: ")[2].splitlines()[0]
+        assert "out of memory" in cause and f"rank 1, which failed: {cause}" in others, (limit, done)
 
 
 def test_torchrun_restarts_it(world, whole, work):

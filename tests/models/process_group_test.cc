@@ -8,8 +8,10 @@
 #include <numeric>
 
 #include "distckpt/error.h"
+#include "models/failure_board.h"
 #include "models/parallel_state.h"
 #include "models/world.h"
+#include "tests/support/expect.h"
 
 namespace ferry::models {
 namespace {
@@ -71,6 +73,15 @@ TEST(ProcessGroup, NamesTheRankThatNeverComes) {
     EXPECT_NE(what.find("all_gather"), std::string::npos) << what;
     EXPECT_NE(what.find("missing: rank 1 "), std::string::npos) << what;
   }
+}
+
+// A rank that fails before its group is made leaves others who wait for it in the store.
+TEST(ProcessGroup, RepeatsWhyARankNeverComesToMakeIt) {
+  run_ranks(2, {.timeout = std::chrono::minutes(5)}, [](World& world) {
+    if (world.rank() == 1) return announce_failure(world, "out of memory for all it has");
+    EXPECT_TRUE(support::fails(ErrorKind::kIo, {"mesh/dp of ranks 0, 1: creation", "rank 1, which failed: out of memory for all it has"},
+                               [&] { ProcessGroup(world, "mesh/dp", first_ranks(2)); }));
+  });
 }
 
 TEST(MeshShape, NumbersRanksAsMegatronDoes) {

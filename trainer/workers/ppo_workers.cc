@@ -27,7 +27,7 @@ ProfilerConfig profiled(const PpoConfig& config) {
 DataProto computed(const std::string& phase, const std::function<DataProto()>& method) {
   try {
     return method();
-  } catch (const c10::Error& error) {
+  } catch (const std::exception& error) {
     if (!models::is_out_of_memory(error)) throw;
     throw models::error_of(
         error, "in " + phase,
