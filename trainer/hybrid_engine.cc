@@ -82,7 +82,9 @@ models::ReshardReport HybridEngine::rollout_mode() {
                         rollout_.model == nullptr
                             ? std::vector<std::byte*>()
                             : models::shard_addresses(std::vector{rollout_.model}));
-  const auto report = options_.verify ? resharder_.run_and_verify() : resharder_.run();
+  const auto report =
+      with_context([] { return "resharding the actor's weights into the rollout's"; },
+                   [&] { return options_.verify ? resharder_.run_and_verify() : resharder_.run(); });
   if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
   if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});
   rolling_ = true;

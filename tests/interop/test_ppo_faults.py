@@ -1,6 +1,8 @@
 """`ferry train grpo` when something breaks, or answers are worth nothing: what docs/training.md says of it."""
+import contextlib
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +11,7 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, REWARD, ROLLOUT, TORCH_PROGRAM, finish, metrics, samples, settings, start_ranks, train, write_world
+from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, TORCH_PROGRAM, finish, metrics, samples, settings, start_ranks, train, write_world
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -159,6 +161,67 @@ def test_a_rank_that_is_lost_is_named_by_all_others(name, world, work):
     last = max(metrics(run))
     again = train(world, run, **more, **{"trainer.total_training_steps": last + 1})
     assert sorted(again) == list(range(1, last + 2))
+
+
+PLACEMENTS = {
+    "apart": {f"{ACTOR}.ranks": [0, 1], f"{ROLLOUT}.ranks": [2, 3], TP: 2},
+    "together": {TP: 2, f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{ROLLOUT}.tensor_model_parallel_size": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def reshards(tmp_path_factory):
+    """Weights that go to the rollout in many rounds. {placement: the metrics of a run that nothing happens to}."""
+    world = write_world(tmp_path_factory.mktemp("reshards"), prompts=16, vocab_size=16384, hidden_size=64)
+    settings = {name: placement | {f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 1, "trainer.nccl_timeout": 20,
+                                   "trainer.total_training_steps": 4, "checkpoint.save_freq": 2} for name, placement in PLACEMENTS.items()}
+    return world, settings, {name: train(world, world / name, 4, **settings[name]) for name in PLACEMENTS}
+
+
+def silence(process):
+    """Its next word waits until somebody reads what it has said: the pipe is full."""
+    pipe = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe, b"\n" * size)
+    os.close(pipe)
+
+
+@pytest.mark.parametrize("placement, lost", [("apart", 1), ("apart", 2), ("together", 2)])
+def test_a_rank_that_is_lost_while_weights_are_resharded(placement, lost, reshards, work):
+    """Rank 0 is held up at the end of the third step. Behind it the weights go to the rollout: the last rank is held up, so that no other one
+    gets out of it."""
+    world, more, whole = reshards
+    run, asked, leave, held = work / "run", work / "asked", work / "leave", 3
+    pause = f"""    number += 1
+    if number == 2 * {PROMPTS * ANSWERS} + 1 and not os.path.exists({str(asked)!r}):
+        open({str(asked)!r}, "w")
+        while not os.path.exists({str(leave)!r}):
+            time.sleep(0.001)
+"""
+    pausing = program(work, "import os, time\nnumber = 0\n" + REWARD.replace("    q = ", pause + "    q = "))
+    ranks = start_ranks(4, "grpo", settings(world, run, **more[placement], **pausing))
+    try:
+        wait_for(asked.exists, ranks[0])
+        silence(ranks[0])
+        leave.touch()
+        wait_for(lambda: 3 in metrics(run), ranks[0])
+        ranks[held].send_signal(signal.SIGSTOP)
+        os.read(ranks[0].stderr.fileno(), 1 << 20)
+        time.sleep(1)
+        ranks[lost].kill()
+        ranks[held].send_signal(signal.SIGCONT)
+        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert {status for status, _ in done.values()} == {2}, done
+    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+    assert all("while resharding the actor's weights into the rollout's\n  while in update_weights" in said for _, said in done.values()), done
+    run_ok("digest", run / "actor")
+    assert train(world, run, 4, **more[placement]) == whole[placement]
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk

@@ -23,6 +23,12 @@ std::span<const std::byte> as_bytes(std::string_view text) {
   return std::as_bytes(std::span(text));
 }
 
+// Runs a part of a call: an Error that leaves it says of which.
+template <typename Body>
+auto in_call(const std::string& name, Body&& body) {
+  return with_context([&] { return "in " + name; }, std::forward<Body>(body));
+}
+
 // name, a line's end, the batch.
 std::string message(const std::string& name, const DataProto& data) {
   return fmt::format("{}\n{}", name, as_text(data.to_bytes()));
@@ -95,11 +101,13 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& d
   const auto part_of = [&](const Dispatch& dispatch) -> const DataProto& {
     return dispatch.whole ? data : parts.at(static_cast<std::size_t>(dispatch.dp_rank));
   };
-  for (int rank = 1; rank < world_.size(); ++rank) {
-    const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
-    if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank);
-  }
-  if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
+  in_call(name, [&] {
+    for (int rank = 1; rank < world_.size(); ++rank) {
+      const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
+      if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank);
+    }
+    if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
+  });
   return call;
 }
 
@@ -109,8 +117,9 @@ DataProto WorkerGroup::finish(Call call) {
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto& dispatch = of_ranks[static_cast<std::size_t>(rank)];
     if (!dispatch.takes_part) continue;
-    auto answer = rank == 0 ? std::move(*call.mine_)
-                            : DataProto::from_bytes(as_bytes(mail_.receive(rank)));
+    auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
+      return DataProto::from_bytes(as_bytes(mail_.receive(rank)));
+    });
     if (dispatch.is_collect || dispatch.whole) answers.try_emplace(dispatch.dp_rank, std::move(answer));
   }
   std::vector<DataProto> parts;
@@ -135,8 +144,10 @@ void WorkerGroup::serve() {
     const auto end = text.find('\n');
     require(end != std::string::npos, ErrorKind::kBug, "a call without a name");
     const auto name = text.substr(0, end);
-    const auto answer = at(name).method(DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1))));
-    mail_.send(as_text(answer.to_bytes()), 0);
+    in_call(name, [&] {
+      const auto batch = DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1)));
+      mail_.send(as_text(at(name).method(batch).to_bytes()), 0);
+    });
   }
 }
 
