@@ -35,6 +35,9 @@ std::string announcement_of(int rank) {
 std::string alive_mark(int rank) {
   return fmt::format("failure/alive/{}", rank);
 }
+std::string progress_of(const std::string& name) {
+  return fmt::format("failure/progress/{}", name);
+}
 
 // The last question that it has answered: questions are numbered from 1 on, and 0 says that it will.
 std::int64_t last_answer(c10d::Store& store, int rank) {
@@ -100,6 +103,16 @@ bool any_failure(const Store& store) {
 bool failure_announced(const Store& store) {
   const auto found = std::make_shared<bool>(false);
   return within(kMoment, [store, found] { *found = store->check({kAnyRank}); }) && *found;
+}
+
+void count_progress(const Store& store, const std::string& name) {
+  within(kMoment, [store, name] { store->add(progress_of(name), 1); });
+}
+
+std::optional<std::int64_t> progress(const Store& store, const std::string& name) {
+  const auto count = std::make_shared<std::int64_t>(0);
+  const bool answered = within(kMoment, [store, name, count] { *count = store->add(progress_of(name), 0); });
+  return answered ? std::optional(*count) : std::nullopt;
 }
 
 bool is_alive(const Store& store, int rank) {

@@ -6,7 +6,9 @@
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,12 @@ bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
 // The same for those who look around often, while they wait for others as long as these work: what
 // a store says that is only slow is no failure.
 bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store);
+
+// Counts what has been got done under a name that ranks share, for those who wait while others work.
+void count_progress(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name);
+// The count; none where the store does not answer.
+std::optional<std::int64_t> progress(const c10::intrusive_ptr<c10d::Store>& store,
+                                     const std::string& name);
 
 // Answers, from a thread of its own, when others ask who is still alive. Until it goes.
 std::shared_ptr<void> stay_present(const c10::intrusive_ptr<c10d::Store>& store, int rank);

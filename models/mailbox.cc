@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/ranges.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -29,11 +30,15 @@ namespace {
 
 constexpr int kTag = 0;
 constexpr auto kLookAround = std::chrono::milliseconds(500);
+constexpr auto kGrace = std::chrono::seconds(5);
 constexpr std::chrono::milliseconds kForEver = std::chrono::hours(24 * 365);
 
 }  // namespace
 
-Mailbox::Mailbox(World& world, std::string name) : world_(world), name_(std::move(name)) {
+Mailbox::Mailbox(World& world, std::string name, Patience patience)
+    : world_(world), name_(std::move(name)), patience_(std::move(patience)) {
+  // Rank 0 speaks first: others may wait for it, while it waits for the one that hangs.
+  if (world.rank() > 0) patience_.limit += kGrace;
   if (world.size() == 1) return;
   try {
     gloo_ = make_gloo(c10::make_intrusive<MeetingStore>(name_, world), world.rank(), world.size(), world);
@@ -48,9 +53,10 @@ Mailbox::~Mailbox() = default;
 // A rank whose peer waits for a third one, which has failed, would wait for ever: so somebody looks
 // around meanwhile, and aborts the wait.
 void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-                   const char* what,
+                   const std::string& what,
                    int peer) const {
   std::string why = "a rank has failed, or does not answer";
+  std::atomic<bool> stuck = false;
   try {
     const auto work = start();
     std::jthread watcher([&](const std::stop_token& stop) {
@@ -58,13 +64,21 @@ void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
       std::condition_variable_any changed;
       std::unique_lock lock(mutex);
       auto asked = std::chrono::steady_clock::now();  // whether it is alive
+      auto moved = asked;
+      auto arrived = progress(world_.store(), name_);
       while (!changed.wait_for(lock, stop, kLookAround, [&] { return stop.stop_requested(); })) {
         bool failed = failure_announced(world_.store());
-        if (const auto now = std::chrono::steady_clock::now(); now - asked > world_.timeout()) {
+        const auto now = std::chrono::steady_clock::now();
+        if (now - asked > world_.timeout()) {
           failed = failed || !is_alive(world_.store(), peer);
           asked = now;
         }
-        if (failed) return work->abort();
+        if (const auto count = progress(world_.store(), name_); count != arrived) {
+          arrived = count;
+          moved = now;
+        }
+        stuck = !failed && now - moved > patience_.limit;
+        if (failed || stuck) return work->abort();
       }
     });
     if (work->wait(kForEver)) return;
@@ -72,7 +86,13 @@ void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
     if (is_out_of_memory(error)) throw;  // a cause, which the others wait for
     why = text_of(error);
   }
-  throw failure(fmt::format("{} rank {}", what, peer), why, fmt::format("rank {}", peer));
+  if (stuck) {
+    throw Error(ErrorKind::kIo,
+                fmt::format("{}: {}: for {} s no message has arrived anywhere: rank {} hangs", name_,
+                            what, patience_.limit.count() / 1000, peer),
+                patience_.hint);
+  }
+  throw failure(what, why, fmt::format("rank {}", peer));
 }
 
 Error Mailbox::failure(const std::string& what, const std::string& why, const std::string& suspect) const {
@@ -85,10 +105,10 @@ Error Mailbox::failure(const std::string& what, const std::string& why, const st
           "a rank that is missing has died or hangs: see its own output"};
 }
 
-void Mailbox::send(std::string_view bytes, int to) const {
+void Mailbox::send(std::string_view bytes, int to, std::string_view what) const {
   const auto send_one = [&](at::Tensor part) {
     std::vector<at::Tensor> tensors{std::move(part)};
-    wait([&] { return gloo_->send(tensors, to, kTag); }, "a message to", to);
+    wait([&] { return gloo_->send(tensors, to, kTag); }, fmt::format("{} to rank {}", what, to), to);
   };
   auto length = at::empty({1}, at::kLong);
   *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(bytes.size());
@@ -99,16 +119,17 @@ void Mailbox::send(std::string_view bytes, int to) const {
   send_one(copy);
 }
 
-std::string Mailbox::receive(int from) const {
+std::string Mailbox::receive(int from, std::string_view what) const {
   const auto receive_one = [&](at::Tensor part) {
     std::vector<at::Tensor> tensors{std::move(part)};
-    wait([&] { return gloo_->recv(tensors, from, kTag); }, "a message of", from);
+    wait([&] { return gloo_->recv(tensors, from, kTag); }, fmt::format("{} from rank {}", what, from), from);
   };
   auto length = at::empty({1}, at::kLong);
   receive_one(length);
   std::string bytes(static_cast<std::size_t>(*length.const_data_ptr<std::int64_t>()), '\0');
   if (!bytes.empty())
     receive_one(at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::kByte));
+  count_progress(world_.store(), name_);
   return bytes;
 }
 

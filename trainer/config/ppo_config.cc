@@ -284,6 +284,10 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
 
 void list(ConfigTable& table, PpoTrainerConfig& c) {
   list(table, "trainer", c.run);
+  table.add("worker_timeout", c.worker_timeout,
+            "seconds after which the run ends if a rank has not done what rank 0 called it to, and no "
+            "other has done anything meanwhile",
+            at_least(1));
   table.add("critic_warmup", c.critic_warmup, "first steps, in which the critic alone learns",
             at_least(0));
   table.add("balance_batch", c.balance_batch, "ranks get about the same number of tokens");

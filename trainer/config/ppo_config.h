@@ -207,7 +207,8 @@ struct AlgorithmConfig {  // algorithm
 
 struct PpoTrainerConfig {  // trainer, and what all runs have
   TrainerConfig run{};
-  int critic_warmup = 0;  // steps in which the critic alone learns
+  int worker_timeout = 14400;  // seconds
+  int critic_warmup = 0;       // steps in which the critic alone learns
   bool balance_batch = true;
   std::string rollout_data_dir{};     // a folder of samples, JSONL; empty: rollouts/ in the run's
   std::string validation_data_dir{};  // the same of validation

@@ -1,6 +1,7 @@
 #include "trainer/workers/ppo_workers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -45,7 +46,7 @@ PpoWorkers::PpoWorkers(models::World& world,
                        std::int64_t total_steps)
     : world_(world),
       config_(config),
-      group_(world),
+      group_(world, std::chrono::seconds(config.trainer.worker_timeout)),
       reward_(config_, encoder),
       profiler_(config.global_profiler, profiled(config), world.rank()) {
   policy_ = std::make_unique<ActorRolloutRefWorker>(world, config, origin, total_steps);

@@ -53,7 +53,11 @@ Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
   return {.dp_rank = at.dp, .is_collect = at.tp == 0 && at.cp == 0 && mesh.is_last_stage()};
 }
 
-WorkerGroup::WorkerGroup(models::World& world) : world_(world), mail_(world, "workers") {}
+WorkerGroup::WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout)
+    : world_(world),
+      mail_(world, "workers",
+            {.limit = worker_timeout,
+             .hint = "see where its threads are; what takes longer needs a larger trainer.worker_timeout"}) {}
 
 const WorkerGroup::Registered& WorkerGroup::at(const std::string& name) const {
   const auto found = methods_.find(name);
@@ -68,14 +72,14 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
     registered.of_ranks.push_back(dispatch);
     for (int rank = 1; rank < world_.size(); ++rank) {
       Dispatch theirs;
-      const auto bytes = mail_.receive(rank);
+      const auto bytes = mail_.receive(rank, "the part in " + name);
       require(bytes.size() == sizeof(theirs), ErrorKind::kBug, "{} of rank {}: {} bytes", name,
               rank, bytes.size());
       std::memcpy(&theirs, bytes.data(), sizeof(theirs));
       registered.of_ranks.push_back(theirs);
     }
   } else {
-    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0);
+    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0, "the part in " + name);
   }
   methods_.emplace(std::move(name), std::move(registered));
 }
@@ -104,7 +108,7 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& d
   in_call(name, [&] {
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
-      if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank);
+      if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank, "the call of " + name);
     }
     if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
   });
@@ -118,7 +122,7 @@ DataProto WorkerGroup::finish(Call call) {
     const auto& dispatch = of_ranks[static_cast<std::size_t>(rank)];
     if (!dispatch.takes_part) continue;
     auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
-      return DataProto::from_bytes(as_bytes(mail_.receive(rank)));
+      return DataProto::from_bytes(as_bytes(mail_.receive(rank, "the answer to " + call.method_)));
     });
     if (dispatch.is_collect || dispatch.whole) answers.try_emplace(dispatch.dp_rank, std::move(answer));
   }
@@ -134,19 +138,19 @@ DataProto WorkerGroup::call(const std::string& name, const DataProto& data) {
 }
 
 void WorkerGroup::stop() {
-  for (int rank = 1; rank < world_.size(); ++rank) mail_.send(kStop, rank);
+  for (int rank = 1; rank < world_.size(); ++rank) mail_.send(kStop, rank, "the end");
 }
 
 void WorkerGroup::serve() {
   while (true) {
-    const auto text = mail_.receive(0);
+    const auto text = mail_.receive(0, "the next call");
     if (text == kStop) return;
     const auto end = text.find('\n');
     require(end != std::string::npos, ErrorKind::kBug, "a call without a name");
     const auto name = text.substr(0, end);
     in_call(name, [&] {
       const auto batch = DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1)));
-      mail_.send(as_text(at(name).method(batch).to_bytes()), 0);
+      mail_.send(as_text(at(name).method(batch).to_bytes()), 0, "the answer to " + name);
     });
   }
 }

@@ -11,6 +11,7 @@
 // A method that fails on a rank is thrown there, and ends the run.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -50,8 +51,9 @@ class WorkerGroup {
  public:
   using Method = std::function<DataProto(const DataProto&)>;
 
-  // Called by all ranks.
-  explicit WorkerGroup(models::World& world);
+  // Called by all ranks. `worker_timeout`: after which the run ends if nobody calls or answers while
+  // somebody waits for it.
+  WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout);
 
   // Called by all ranks, in the same order. `method` may be empty where the rank takes no part.
   void add(std::string name, const Dispatch& dispatch, Method method);

@@ -40,7 +40,7 @@ void run_group(int size,
                const std::function<void(WorkerGroup&)>& body,
                std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
   models::run_ranks(size, {.timeout = timeout}, [&](models::World& world) {
-    WorkerGroup group(world);
+    WorkerGroup group(world, std::chrono::minutes(5));
     const auto mine = dispatch(world);
     group.add("act", mine, mine.takes_part ? method : WorkerGroup::Method());
     if (world.rank() > 0) return group.serve();
@@ -176,7 +176,7 @@ TEST(WorkerGroup, AnExceptionOnAWorkerEndsTheRunEverywhere) {
   EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"row 1 is bad"}, [&] {
     models::run_ranks(3, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
       try {
-        WorkerGroup group(world);
+        WorkerGroup group(world, std::chrono::minutes(5));
         group.add("act", dp_compute_proto(world), [&](const DataProto&) -> DataProto {
           if (world.rank() == 1) throw Error(ErrorKind::kCorrupt, "row 1 is bad");
           return {};
@@ -198,9 +198,45 @@ TEST(WorkerGroup, AnExceptionOnAWorkerEndsTheRunEverywhere) {
   EXPECT_EQ(ended, 3);
 }
 
+// It is alive: nothing but time tells that it hangs. While others are called it is waited for.
+TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
+  const auto timeout = std::chrono::milliseconds(1500);
+  std::atomic<int> ended = 0;
+  models::run_ranks(3, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
+    WorkerGroup group(world, timeout);
+    auto of_first = one_to_all(world);
+    of_first.takes_part = world.rank() == 1;
+    group.add("update_actor", of_first, [&](const DataProto&) -> DataProto {
+      while (ended < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return {};
+    });
+    auto of_second = one_to_all(world);
+    of_second.takes_part = world.rank() == 2;
+    group.add("act", of_second, ten_times);
+    if (world.rank() == 1) {
+      EXPECT_ANY_THROW(group.serve());  // when the others have gone
+    } else if (world.rank() == 2) {
+      EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the next call from rank 0", "rank 0, which failed: workers: the answer to update_actor"},
+                                 [&] { group.serve(); }));
+      ++ended;
+    } else {
+      auto hanging = group.start("update_actor");
+      for (int i = 0; i < 4; ++i) {
+        std::this_thread::sleep_for(timeout / 2);
+        (void)group.call("act", rows(1));
+      }
+      EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the answer to update_actor from rank 1", "rank 1 hangs", "in update_actor", "trainer.worker_timeout"},
+                                 [&] { (void)group.finish(std::move(hanging)); }));
+      models::announce_failure(world, "workers: the answer to update_actor");
+      ++ended;
+    }
+  });
+  EXPECT_EQ(ended, 2);
+}
+
 TEST(WorkerGroup, NamesAreKnownAndUnique) {
   models::run_ranks(1, {}, [](models::World& world) {
-    WorkerGroup group(world);
+    WorkerGroup group(world, std::chrono::minutes(5));
     group.add("act", rank_zero(world), ten_times);
     EXPECT_TRUE(support::fails(ErrorKind::kBug, {"two methods act"}, [&] { group.add("act", rank_zero(world), ten_times); }));
     EXPECT_TRUE(support::fails(ErrorKind::kBug, {"no method sleep"}, [&] { (void)group.call("sleep"); }));
