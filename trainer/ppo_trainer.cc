@@ -88,6 +88,7 @@ void PpoTrainer::run() {
 }
 
 void PpoTrainer::fit() {
+  for (const auto& line : describe(workers_.meshes())) output_.say(line);
   resume();
   ProgressLine progress(total_steps_);
   const auto& run = config_.trainer.run;

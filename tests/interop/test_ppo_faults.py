@@ -157,6 +157,8 @@ def test_a_rank_that_is_lost_is_named_by_all_others(name, world, work):
             process.wait()
     assert {status for status, _ in done.values()} == {2}, done
     assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+    meshes = "actor      ranks 0-1  TP 2  PP 1  CP 1  EP 1  DP 1\nrollout    ranks 2-3  TP 1  PP 1  CP 1  EP 1  DP 2\n"
+    assert meshes in done[0][1], done
     run_ok("digest", run / "actor")
     last = max(metrics(run))
     again = train(world, run, **more, **{"trainer.total_training_steps": last + 1})

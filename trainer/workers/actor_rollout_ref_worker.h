@@ -60,7 +60,10 @@ class ActorRolloutRefWorker {
   DataProto save_checkpoint(const DataProto& call);
   DataProto load_checkpoint(const DataProto& call);
 
+  // Null where this rank has no part in them.
   MegatronWorker* actor() const { return actor_.get(); }
+  MegatronWorker* ref() const { return ref_.get(); }
+  const models::ParallelState* rollout_mesh() const { return rollout_mesh_.get(); }
 
  private:
   bool shares_memory() const;

@@ -33,26 +33,6 @@ MegatronWorker::Awake::~Awake() {
   offload_.to_host(which_);
 }
 
-MegatronGlobalInfo MegatronWorker::get_megatron_global_info() const {
-  const auto& shape = engine_->mesh().shape();
-  return {.tp_size = shape.tp(),
-          .dp_size = shape.dp(),
-          .pp_size = shape.pp(),
-          .cp_size = shape.cp(),
-          .ep_size = shape.ep(),
-          .etp_size = shape.etp()};
-}
-
-MegatronRankInfo MegatronWorker::get_megatron_rank_info() const {
-  const auto& at = engine_->mesh().coordinates();
-  return {.tp_rank = at.tp,
-          .dp_rank = at.dp,
-          .pp_rank = at.pp,
-          .cp_rank = at.cp,
-          .ep_rank = at.ep,
-          .etp_rank = at.etp};
-}
-
 std::vector<Partition> MegatronWorker::micro_batches(const std::vector<AnsweredPrompt>& answers,
                                                      const MicroBatchSize& size,
                                                      std::int64_t longest_sequence) const {

@@ -16,16 +16,6 @@
 
 namespace ferry::trainer {
 
-// verl's get_megatron_global_info() and get_megatron_rank_info(), with all axes.
-struct MegatronGlobalInfo {
-  int tp_size = 1, dp_size = 1, pp_size = 1, cp_size = 1, ep_size = 1, etp_size = 1;
-  bool operator==(const MegatronGlobalInfo&) const = default;
-};
-struct MegatronRankInfo {
-  int tp_rank = 0, dp_rank = 0, pp_rank = 0, cp_rank = 0, ep_rank = 0, etp_rank = 0;
-  bool operator==(const MegatronRankInfo&) const = default;
-};
-
 // Which rows of this rank's part of a batch an update learns from at once.
 struct MiniBatches {
   std::int64_t size = 0;  // rows, of all data parallel ranks
@@ -41,8 +31,6 @@ class MegatronWorker {
   MegatronWorker(const MegatronWorker&) = delete;
   MegatronWorker& operator=(const MegatronWorker&) = delete;
 
-  MegatronGlobalInfo get_megatron_global_info() const;
-  MegatronRankInfo get_megatron_rank_info() const;
   Dispatch dispatch() const { return megatron_compute_proto(engine_->mesh()); }
   MegatronEngine& engine() const { return *engine_; }
 

@@ -13,6 +13,8 @@
 namespace ferry::trainer {
 namespace {
 
+constexpr const char* kMeshOf = "/get_megatron_global_info";
+
 // What is to be profiled of a rank: what any of its roles asks for.
 ProfilerConfig profiled(const PpoConfig& config) {
   auto all = config.actor.profiler;
@@ -80,8 +82,36 @@ void PpoWorkers::add(const std::string& name,
              });
 }
 
+void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* mesh) {
+  auto dispatch = one_to_all(world_);
+  dispatch.takes_part = mesh != nullptr;
+  group_.add(role + kMeshOf, dispatch, [mesh](const DataProto&) {
+    DataProto answer;
+    answer.meta_info = {{"ranks", mesh->all().ranks()}, {"info", get_megatron_global_info(*mesh)}};
+    return answer;
+  });
+  roles_.push_back(role);
+}
+
+std::vector<RoleMesh> PpoWorkers::meshes() {
+  std::vector<RoleMesh> meshes;
+  for (const auto& role : roles_) {
+    const auto answer = group_.call(role + kMeshOf).meta_info;
+    meshes.push_back({.name = role, .ranks = answer.at("ranks"), .info = answer.at("info")});
+  }
+  return meshes;
+}
+
 void PpoWorkers::add_roles() {
   auto& policy = *policy_;
+  const auto mesh_of = [](const MegatronWorker* worker) {
+    return worker == nullptr ? nullptr : &worker->engine().mesh();
+  };
+  add_mesh("actor", mesh_of(policy.actor()));
+  add_mesh("rollout", policy.rollout_mesh());
+  if (config_.use_reference_policy()) add_mesh("ref", mesh_of(policy.ref()));
+  if (config_.use_critic()) add_mesh("critic", mesh_of(critic_.get()));
+  if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
   const auto of = [](auto& worker, auto method) {
     return [&worker, method](const DataProto& data) { return (worker.*method)(data); };
   };

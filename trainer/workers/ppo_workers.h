@@ -10,12 +10,14 @@
 //                                                             step off, RANK_ZERO
 //   update_weights, sleep_rollout                             ONE_TO_ALL
 //   {actor,critic}/{save,load}_checkpoint, .../finish_save    ONE_TO_ALL of the role
+//   ROLE/get_megatron_global_info                             ... of each
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "models/world.h"
 #include "trainer/config/ppo_config.h"
@@ -25,6 +27,7 @@
 #include "trainer/reward_manager.h"
 #include "trainer/workers/actor_rollout_ref_worker.h"
 #include "trainer/workers/critic_worker.h"
+#include "trainer/workers/megatron_info.h"
 #include "trainer/workers/reward_model_worker.h"
 #include "trainer/workers/worker_group.h"
 
@@ -41,6 +44,8 @@ class PpoWorkers {
   ~PpoWorkers();
 
   WorkerGroup& group() { return group_; }
+  // On rank 0.
+  std::vector<RoleMesh> meshes();
   std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
 
   // On all ranks, before the first call: the spans of what this rank does go there, from that step
@@ -56,6 +61,7 @@ class PpoWorkers {
            const Dispatch& dispatch,
            WorkerGroup::Method method);
   void add_roles();
+  void add_mesh(const std::string& role, const models::ParallelState* mesh);
   void enter_step(std::int64_t step);
 
   models::World& world_;
@@ -67,6 +73,7 @@ class PpoWorkers {
   RewardManager reward_;
   std::unique_ptr<Timeline> timeline_;
   StepProfiler profiler_;
+  std::vector<std::string> roles_;
   std::int64_t step_ = 0;
 };
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/error.h"
+#include "trainer/workers/megatron_info.h"
 
 namespace ferry::trainer {
 namespace {
@@ -49,8 +50,10 @@ Dispatch dp_compute_proto(const models::World& world) {
 }
 
 Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
-  const auto& at = mesh.coordinates();
-  return {.dp_rank = at.dp, .is_collect = at.tp == 0 && at.cp == 0 && mesh.is_last_stage()};
+  const auto info = get_megatron_global_info(mesh);
+  const auto at = get_megatron_rank_info(mesh);
+  return {.dp_rank = at.dp_rank,
+          .is_collect = at.tp_rank == 0 && at.cp_rank == 0 && at.pp_rank == info.pp_size - 1};
 }
 
 WorkerGroup::WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout)
