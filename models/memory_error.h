@@ -22,4 +22,15 @@ std::string text_of(const std::exception& error);
 // As an Error: "out of memory <doing>: ..." with the hint, or what it says as kBug.
 Error error_of(const std::exception& error, const std::string& doing, const std::string& hint);
 
+// Runs `body`. Where it runs out of memory, throws error_of().
+template <typename Body>
+decltype(auto) or_out_of_memory(const std::string& doing, const std::string& hint, Body&& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    if (!is_out_of_memory(error)) throw;
+    throw error_of(error, doing, hint);
+  }
+}
+
 }  // namespace ferry::models

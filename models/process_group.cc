@@ -126,17 +126,13 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
             announce_failure(world, error.what());
             wait_for_failures(world);
           }});
-  try {
+  or_out_of_memory(fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "", [&] {
     run("creation", [&] {
       backends_->gloo = make_gloo(store, rank_, size(), world);
       backends_->device = world.device().is_cuda() ? make_nccl(store, rank_, size(), world)
                                                    : backends_->gloo;
     });
-  } catch (const std::exception& error) {
-    if (!is_out_of_memory(error)) throw;
-    throw error_of(error,
-                   fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "");
-  }
+  });
 }
 
 void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {

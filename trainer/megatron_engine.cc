@@ -5,6 +5,7 @@
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
 #include "models/device.h"
+#include "models/memory_error.h"
 #include "models/pipeline_forward.h"
 #include "trainer/sft_memory.h"
 #include "trainer/run_options.h"
@@ -26,7 +27,11 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
   });
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
   if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, options_.name, is_interleaved());
-  seconds_to_load_ = converter::load_model(owned_chunks_, origin(), {.new_head = options_.value_head, .round = true}).seconds;
+  seconds_to_load_ = models::or_out_of_memory("loading the weights of " + options_.name, "", [&] {
+    return converter::load_model(owned_chunks_, origin(),
+                                 {.new_head = options_.value_head, .round = true})
+        .seconds;
+  });
   if (options_.training) {
     auto& training = *options_.training;
     allocate("the gradients", memory_.gradients, memory_.parameters, [&] {

@@ -28,15 +28,11 @@ ProfilerConfig profiled(const PpoConfig& config) {
 }
 
 DataProto computed(const std::string& phase, const std::function<DataProto()>& method) {
-  try {
-    return method();
-  } catch (const std::exception& error) {
-    if (!models::is_out_of_memory(error)) throw;
-    throw models::error_of(
-        error, "in " + phase,
-        "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
-        "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role");
-  }
+  return models::or_out_of_memory(
+      "in " + phase,
+      "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
+      "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role",
+      method);
 }
 
 }  // namespace
@@ -59,7 +55,9 @@ PpoWorkers::PpoWorkers(models::World& world,
   if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
     reward_model_ =
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
-  policy_->init_rollout(encoder.eos_token_ids());
+  models::or_out_of_memory("making the rollout", "set param_offload or grad_offload of a role", [&] {
+    policy_->init_rollout(encoder.eos_token_ids());
+  });
   add_roles();
 }
 
