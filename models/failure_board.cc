@@ -39,7 +39,7 @@ std::string progress_of(const std::string& name) {
   return fmt::format("failure/progress/{}", name);
 }
 
-// The last question that it has answered: questions are numbered from 1 on, and 0 says that it will.
+// The last question that it has answered; questions are numbered from 1 on, 0 says that it will.
 std::int64_t last_answer(c10d::Store& store, int rank) {
   const auto text = store.get(alive_mark(rank));
   return std::stoll(std::string(text.begin(), text.end()));
@@ -111,7 +111,8 @@ void count_progress(const Store& store, const std::string& name) {
 
 std::optional<std::int64_t> progress(const Store& store, const std::string& name) {
   const auto count = std::make_shared<std::int64_t>(0);
-  const bool answered = within(kMoment, [store, name, count] { *count = store->add(progress_of(name), 0); });
+  const bool answered =
+      within(kMoment, [store, name, count] { *count = store->add(progress_of(name), 0); });
   return answered ? std::optional(*count) : std::nullopt;
 }
 
@@ -166,7 +167,8 @@ std::vector<std::string> missing_ranks(const Store& store,
         now.speaking.push_back(
             fmt::format("{}, which failed: {}", name, std::string(said.begin(), said.end())));
       } else {
-        const bool alive = store->check({alive_mark(other)}) && last_answer(*store, other) >= question;
+        const bool alive =
+            store->check({alive_mark(other)}) && last_answer(*store, other) >= question;
         (alive ? now.alive : now.silent).push_back(name);
       }
     }

@@ -34,7 +34,7 @@ bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
 // a store says that is only slow is no failure.
 bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store);
 
-// Counts what has been got done under a name that ranks share, for those who wait while others work.
+// Counts what was got done under a name that ranks share, for those who wait while others work.
 void count_progress(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name);
 // The count; none where the store does not answer.
 std::optional<std::int64_t> progress(const c10::intrusive_ptr<c10d::Store>& store,

@@ -41,9 +41,11 @@ Mailbox::Mailbox(World& world, std::string name, Patience patience)
   if (world.rank() > 0) patience_.limit += kGrace;
   if (world.size() == 1) return;
   try {
-    gloo_ = make_gloo(c10::make_intrusive<MeetingStore>(name_, world), world.rank(), world.size(), world);
+    gloo_ = make_gloo(c10::make_intrusive<MeetingStore>(name_, world), world.rank(), world.size(),
+                      world);
   } catch (const std::exception& error) {
-    if (is_out_of_memory(error)) throw error_of(error, fmt::format("making the mailbox {}", name_), "");
+    if (is_out_of_memory(error))
+      throw error_of(error, fmt::format("making the mailbox {}", name_), "");
     throw failure("meeting the others", text_of(error), "nobody");
   }
 }
@@ -88,27 +90,31 @@ void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
   }
   if (stuck) {
     throw Error(ErrorKind::kIo,
-                fmt::format("{}: {}: for {} s no message has arrived anywhere: rank {} hangs", name_,
-                            what, patience_.limit.count() / 1000, peer),
+                fmt::format("{}: {}: for {} s no message has arrived anywhere: rank {} hangs",
+                            name_, what, patience_.limit.count() / 1000, peer),
                 patience_.hint);
   }
   throw failure(what, why, fmt::format("rank {}", peer));
 }
 
-Error Mailbox::failure(const std::string& what, const std::string& why, const std::string& suspect) const {
+Error Mailbox::failure(const std::string& what,
+                       const std::string& why,
+                       const std::string& suspect) const {
   std::vector<int> all(static_cast<std::size_t>(world_.size()));
   std::iota(all.begin(), all.end(), 0);
   auto missing = missing_ranks(world_.store(), name_, all, world_.rank());
   if (missing.empty()) missing.push_back(suspect);
-  return {ErrorKind::kIo,
-          fmt::format("{}: {} failed: missing: {} ({})", name_, what, fmt::join(missing, ", "), why),
-          "a rank that is missing has died or hangs: see its own output"};
+  return {
+      ErrorKind::kIo,
+      fmt::format("{}: {} failed: missing: {} ({})", name_, what, fmt::join(missing, ", "), why),
+      "a rank that is missing has died or hangs: see its own output"};
 }
 
 void Mailbox::send(std::string_view bytes, int to, std::string_view what) const {
   const auto send_one = [&](at::Tensor part) {
     std::vector<at::Tensor> tensors{std::move(part)};
-    wait([&] { return gloo_->send(tensors, to, kTag); }, fmt::format("{} to rank {}", what, to), to);
+    wait([&] { return gloo_->send(tensors, to, kTag); }, fmt::format("{} to rank {}", what, to),
+         to);
   };
   auto length = at::empty({1}, at::kLong);
   *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(bytes.size());
@@ -122,7 +128,8 @@ void Mailbox::send(std::string_view bytes, int to, std::string_view what) const 
 std::string Mailbox::receive(int from, std::string_view what) const {
   const auto receive_one = [&](at::Tensor part) {
     std::vector<at::Tensor> tensors{std::move(part)};
-    wait([&] { return gloo_->recv(tensors, from, kTag); }, fmt::format("{} from rank {}", what, from), from);
+    wait([&] { return gloo_->recv(tensors, from, kTag); },
+         fmt::format("{} from rank {}", what, from), from);
   };
   auto length = at::empty({1}, at::kLong);
   receive_one(length);

@@ -24,7 +24,7 @@ class World;
 
 class Mailbox {
  public:
-  // How long somebody may wait while no message arrives anywhere; what to do where that was too long.
+  // How long somebody may wait while no message arrives anywhere, and what to do behind it.
   struct Patience {
     std::chrono::milliseconds limit{};
     std::string hint{};

@@ -35,7 +35,9 @@ std::vector<std::vector<std::uint8_t>> MeetingStore::multiGet(
   return PrefixStore::multiGet(keys);
 }
 
-void MeetingStore::wait(const std::vector<std::string>& keys) { wait(keys, patience_); }
+void MeetingStore::wait(const std::vector<std::string>& keys) {
+  wait(keys, patience_);
+}
 
 void MeetingStore::wait(const std::vector<std::string>& keys,
                         const std::chrono::milliseconds& timeout) {

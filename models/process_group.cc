@@ -56,9 +56,9 @@ struct Meeting {
 };
 
 Error failure_of(const Meeting& meeting, const std::string& why) {
-  const auto missing = missing_ranks(
-      meeting.board, fmt::format("{}/{}", meeting.id, meeting.sequence), meeting.ranks,
-      meeting.ranks[static_cast<std::size_t>(meeting.rank)]);
+  const auto missing =
+      missing_ranks(meeting.board, fmt::format("{}/{}", meeting.id, meeting.sequence),
+                    meeting.ranks, meeting.ranks[static_cast<std::size_t>(meeting.rank)]);
   const auto who = missing.empty() ? std::string("all ranks came, and the connection broke")
                                    : fmt::format("missing: {}", fmt::join(missing, ", "));
   return {ErrorKind::kIo,
@@ -118,21 +118,22 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
                         .ranks = ranks_,
                         .rank = rank_,
                         .timeout = world.timeout()};
-  backends_->run = std::make_shared<const WatchedRun>(WatchedRun{
-      .timeout = world.timeout(),
-      .has_failed = [board = world.store()] { return any_failure(board); },
-      .last_words =
-          [&world](const Error& error) {
-            announce_failure(world, error.what());
-            wait_for_failures(world);
-          }});
-  or_out_of_memory(fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "", [&] {
-    run("creation", [&] {
-      backends_->gloo = make_gloo(store, rank_, size(), world);
-      backends_->device = world.device().is_cuda() ? make_nccl(store, rank_, size(), world)
-                                                   : backends_->gloo;
-    });
-  });
+  backends_->run = std::make_shared<const WatchedRun>(
+      WatchedRun{.timeout = world.timeout(),
+                 .has_failed = [board = world.store()] { return any_failure(board); },
+                 .last_words =
+                     [&world](const Error& error) {
+                       announce_failure(world, error.what());
+                       wait_for_failures(world);
+                     }});
+  or_out_of_memory(
+      fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "", [&] {
+        run("creation", [&] {
+          backends_->gloo = make_gloo(store, rank_, size(), world);
+          backends_->device =
+              world.device().is_cuda() ? make_nccl(store, rank_, size(), world) : backends_->gloo;
+        });
+      });
 }
 
 void ProcessGroup::run(std::string_view operation, const std::function<void()>& work) const {

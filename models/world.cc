@@ -1,6 +1,5 @@
 #include "models/world.h"
 
-
 #include <charconv>
 #include <cstdlib>
 #include <exception>
@@ -62,7 +61,8 @@ Address find_address() {
   if (address.host.empty() && !slurm.empty()) address.host = first_host(slurm);
   if (address.host.empty() && local && local == number("OMPI_COMM_WORLD_SIZE"))
     address.host = "127.0.0.1";
-  const auto job = variable("SLURM_JOB_ID") + variable("SLURM_STEP_ID") + variable("PMIX_NAMESPACE");
+  const auto job =
+      variable("SLURM_JOB_ID") + variable("SLURM_STEP_ID") + variable("PMIX_NAMESPACE");
   if (address.port == 0 && !job.empty()) address.port = port_of_job(job);
   if (address.host.empty() || address.port == 0) {
     throw Error(ErrorKind::kUsage, "nobody says where rank 0 listens",
@@ -129,9 +129,7 @@ World World::from_environment(Options options) {
   return world;
 }
 
-void run_ranks(int size,
-               const World::Options& options,
-               const std::function<void(World&)>& body) {
+void run_ranks(int size, const World::Options& options, const std::function<void(World&)>& body) {
   // LibTorch's flight recorder is one for the process, and its maps are not made for several ranks
   // in it: without this, runs crash now and then.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);

@@ -7,8 +7,8 @@
 #include "models/device.h"
 #include "models/memory_error.h"
 #include "models/pipeline_forward.h"
-#include "trainer/sft_memory.h"
 #include "trainer/run_options.h"
+#include "trainer/sft_memory.h"
 
 namespace ferry::trainer {
 

@@ -34,7 +34,7 @@ struct MegatronEngineOptions {
   ModelConfig model{};
   EngineConfig engine{};
   std::vector<int> ranks{};  // of the world; empty: all
-  bool value_head = false;   // one value of each token: of a language model's checkpoint, a new head
+  bool value_head = false;  // one value of each token: of a language model's checkpoint, a new head
 
   struct Training {
     OptimizerConfig optimizer{};

@@ -31,8 +31,9 @@ DataProto prompt_batch(std::span<const EncodedPrompt> prompts, const PromptBatch
       columns["uid"].emplace_back(options.uid_prefix + std::to_string(i));
       columns["data_source"].emplace_back(example.data_source);
       columns["ground_truth"].emplace_back(example.reward_model.ground_truth);
-      columns["extra_info"].emplace_back(example.extra_info.is_null() ? nlohmann::json::object()
-                                                                      : nlohmann::json(example.extra_info));
+      columns["extra_info"].emplace_back(example.extra_info.is_null()
+                                             ? nlohmann::json::object()
+                                             : nlohmann::json(example.extra_info));
     }
   }
   auto batch = prompt_columns(tokens, options.width);
@@ -58,8 +59,9 @@ std::vector<std::int64_t> group_index(const DataProto& batch) {
   std::map<std::string, std::int64_t> numbers;
   std::vector<std::int64_t> index;
   for (const auto& uid : batch.column("uid"))
-    index.push_back(numbers.try_emplace(uid.get<std::string>(), static_cast<std::int64_t>(numbers.size()))
-                        .first->second);
+    index.push_back(
+        numbers.try_emplace(uid.get<std::string>(), static_cast<std::int64_t>(numbers.size()))
+            .first->second);
   return index;
 }
 
@@ -125,16 +127,13 @@ void correct_rollout(DataProto& batch, const RolloutCorrectionSection& section, 
 
 }  // namespace
 
-void add_advantages(DataProto& batch,
-                    const PpoConfig& config,
-                    KlController& kl,
-                    Metrics& metrics) {
+void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl, Metrics& metrics) {
   const auto& algorithm = config.algorithm;
   auto rewards = batch.tensor("token_level_scores");
   if (algorithm.use_kl_in_reward) {
-    auto penalized = apply_kl_penalty(rewards, batch.tensor("old_log_probs"),
-                                      batch.tensor("ref_log_prob"), batch.tensor("response_mask"),
-                                      parse_kl_penalty(algorithm.kl_penalty), kl);
+    auto penalized =
+        apply_kl_penalty(rewards, batch.tensor("old_log_probs"), batch.tensor("ref_log_prob"),
+                         batch.tensor("response_mask"), parse_kl_penalty(algorithm.kl_penalty), kl);
     rewards = penalized.token_level_rewards;
     for (const auto& [name, value] : penalized.metrics) metrics[name] = value;
   }

@@ -18,10 +18,10 @@
 namespace ferry::trainer {
 
 struct PromptBatchOptions {
-  std::int64_t n = 1;         // rows of each prompt, one behind the other
-  std::int64_t width = 0;     // of the column, in tokens
-  std::string uid_prefix{};   // of the groups: "<prefix><number>"
-  std::uint64_t key = 0;      // of the draws: each row's seed is a function of it and the row
+  std::int64_t n = 1;        // rows of each prompt, one behind the other
+  std::int64_t width = 0;    // of the column, in tokens
+  std::string uid_prefix{};  // of the groups: "<prefix><number>"
+  std::uint64_t key = 0;     // of the draws: each row's seed is a function of it and the row
 };
 
 // prompts, attention_mask [rows, width], seeds [rows]; uid, data_source, ground_truth, extra_info.
@@ -33,8 +33,8 @@ DataProto with_answers(const DataProto& prompts, const DataProto& answers);
 // [rows], as a column of the answer's tokens: at its last one.
 at::Tensor at_last_token(const at::Tensor& scores, const at::Tensor& response_mask);
 
-// The groups in which the metric, a number of reward_extra_info, differs between the answers (DAPO's
-// dynamic sampling, arXiv:2503.14476, 3.2). Throws Error(kUsage) if rewards have no such number.
+// The groups in which the metric, a number of reward_extra_info, differs between the answers
+// (DAPO's dynamic sampling, arXiv:2503.14476, 3.2). Throws Error(kUsage) if rewards have none.
 DataProto varied_groups(const DataProto& batch, const std::string& metric);
 
 // [rows], the number of each row's group, in the order of their first rows.
@@ -51,9 +51,6 @@ std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
 // token_level_scores -> token_level_rewards, with the divergence from the reference if it is asked
 // for, and advantages, returns; before, what rollout correction makes of response_mask and
 // rollout_is_weights.
-void add_advantages(DataProto& batch,
-                    const PpoConfig& config,
-                    KlController& kl,
-                    Metrics& metrics);
+void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl, Metrics& metrics);
 
 }  // namespace ferry::trainer

@@ -56,7 +56,8 @@ Metrics staleness_metrics(const DataProto& batch, std::int64_t step, std::int64_
   Metrics metrics;
   add_statistics(metrics, "training/off_policy/trajectory_staleness", staleness);
   for (const char* extreme : {"/min", "/max"}) {
-    const auto updates = metrics.at(std::string("training/off_policy/trajectory_staleness") + extreme);
+    const auto updates =
+        metrics.at(std::string("training/off_policy/trajectory_staleness") + extreme);
     require(updates >= 0 && updates <= static_cast<double>(most), ErrorKind::kBug,
             "answers by weights {} updates behind step {}: at most {} are expected", updates, step,
             most);
@@ -116,8 +117,8 @@ Metrics mfu_metrics(const DataProto& batch,
                     const distckpt::TransformerConfig& actor,
                     const ActorWork& work) {
   const auto lengths = batch.tensor("attention_mask").sum(-1).to(at::kLong).contiguous();
-  const auto flops =
-      training_flops(actor, {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
+  const auto flops = training_flops(
+      actor, {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
   Metrics metrics;
   const auto add = [&](const char* name, const char* part, double operations) {
     const auto found = work.seconds.find(part);

@@ -36,15 +36,15 @@ struct ActorWork {
 };
 
 // perf/mfu/actor of its update, perf/mfu/actor_infer of its log-probabilities, a forward pass: the
-// share of the peak that operations by verl's count (metrics/flops.h) were; of parts that there are.
+// share of the peak that operations by verl's count (metrics/flops.h) were; of parts that exist.
 Metrics mfu_metrics(const DataProto& batch,
                     const distckpt::TransformerConfig& actor,
                     const ActorWork& work);
 
 // training/off_policy/trajectory_staleness/{mean,max,min}: by how many updates the weights that
 // answered are older than those that learn (verl trainer/ppo/v1/trainer_base.py). Of weights_step
-// [rows], the steps behind which the weights were those that answered. Throws Error(kBug) if a row's
-// are older than `most`, or younger than `step`.
+// [rows], the steps behind which the weights were those that answered. Throws Error(kBug) if a
+// row's are older than `most`, or younger than `step`.
 Metrics staleness_metrics(const DataProto& batch, std::int64_t step, std::int64_t most);
 
 // Of the whole batch, as attention_mask has them.

@@ -13,8 +13,8 @@ PromptEncoder::PromptEncoder(const std::filesystem::path& folder, PromptEncoderO
     : options_(options),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder)),
-      eos_token_ids_(rollout::text::eos_token_ids(rollout::text::ModelFiles(folder),
-                                                  tokenizer_.get())) {}
+      eos_token_ids_(
+          rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())) {}
 
 PromptEncoder::~PromptEncoder() = default;
 

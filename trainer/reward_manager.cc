@@ -53,8 +53,7 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
   std::vector<RewardRequest> requests;
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto index = static_cast<std::size_t>(row);
-    const auto* const tokens =
-        responses.const_data_ptr<std::int64_t>() + row * responses.size(1);
+    const auto* const tokens = responses.const_data_ptr<std::int64_t>() + row * responses.size(1);
     const auto size = static_cast<std::size_t>(lengths[row].item<std::int64_t>());
     requests.push_back({.data_source = batch.column("data_source")[index].get<std::string>(),
                         .solution_str = encoder_.decode({tokens, size}, true),
@@ -85,11 +84,10 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
     }
     values[row] = scores[index].score;
     if (overlong.enable) {
-      penalties[row] =
-          overlong_penalty(lengths[row].item<std::int64_t>(),
-                           {.max_resp_len = config_.data.max_response_length,
-                            .len = overlong.len,
-                            .penalty_factor = overlong.penalty_factor});
+      penalties[row] = overlong_penalty(lengths[row].item<std::int64_t>(),
+                                        {.max_resp_len = config_.data.max_response_length,
+                                         .len = overlong.len,
+                                         .penalty_factor = overlong.penalty_factor});
       extras.back()["overlong_reward"] = penalties[row].item<double>();
       extras.back()["overlong"] = penalties[row].item<double>() < 0 ? 1.0 : 0.0;
     }

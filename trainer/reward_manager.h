@@ -20,9 +20,9 @@ class RewardManager {
   ~RewardManager();
 
   // Of each row: responses, response_mask [rows, R]; columns data_source, ground_truth, extra_info.
-  // -> scores [rows], fp32, with the format's and without the length's; reward_extra_info (an object:
-  // "score" and what the rule says beside); overlong_reward [rows].
-  // Throws Error(kUsage) for data without a rule, and what a program's failure throws.
+  // -> scores [rows], fp32, with the format's and without the length's; reward_extra_info (an
+  // object: "score" and what the rule says beside); overlong_reward [rows]. Throws Error(kUsage)
+  // for data without a rule, and what a program's failure throws.
   DataProto compute_reward(const DataProto& batch);
 
   std::int64_t num_restarts() const;  // of the program

@@ -31,8 +31,7 @@ models::Recompute recompute_of(const EngineConfig& config) {
 }  // namespace
 
 models::World::Options world_options(const TrainerConfig& config) {
-  return {.device =
-              config.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
+  return {.device = config.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
           .timeout = std::chrono::seconds(config.nccl_timeout)};
 }
 

@@ -32,8 +32,8 @@ std::shared_ptr<const converter::Checkpoint> open_checkpoint(const ModelConfig& 
 std::filesystem::path tokenizer_folder(const ModelConfig& config,
                                        const converter::Checkpoint& origin);
 
-// The newest iteration of a run's model as Hugging Face files, in hf_model/ beside it; the one before
-// is replaced. (A folder named "huggingface" would make a run of verl's of it.) By one rank.
+// The newest iteration of a run's model as Hugging Face files, in hf_model/ beside it; the one
+// before is replaced. (A folder named "huggingface" would make a run of verl's of it.) By one rank.
 void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config);
 
 }  // namespace ferry::trainer

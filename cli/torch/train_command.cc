@@ -98,8 +98,7 @@ CLI::App* add_training(CLI::App& train,
                        const std::shared_ptr<Flags>& flags,
                        const std::function<void(const Flags&)>& run) {
   auto* const command = train.add_subcommand(name, what);
-  command->add_option("--config", flags->config,
-                      "The run: a TOML file, docs/training_config.md");
+  command->add_option("--config", flags->config, "The run: a TOML file, docs/training_config.md");
   command->add_option("overrides", flags->overrides,
                       "Settings that replace the file's: trainer.seed=1");
   command->add_flag(

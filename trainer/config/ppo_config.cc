@@ -118,7 +118,8 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_cov_ratio", loss.kl_cov_ratio, "of kl_cov: the share of tokens penalised",
             from_to(0, 1));
   table.add("ppo_kl_coef", loss.ppo_kl_coef, "of kl_cov: how much", at_least(0));
-  table.section(kActor + ".router_replay", "Where the tokens of an update go, of models with experts");
+  table.section(kActor + ".router_replay",
+                "Where the tokens of an update go, of models with experts");
   table.add("mode", c.router_replay.mode,
             "disabled: where routers send them; R2: where they went when old_log_prob was computed",
             one_of({"disabled", "R2"}));
@@ -284,10 +285,11 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
 
 void list(ConfigTable& table, PpoTrainerConfig& c) {
   list(table, "trainer", c.run);
-  table.add("worker_timeout", c.worker_timeout,
-            "seconds after which the run ends if a rank has not done what rank 0 called it to, and no "
-            "other has done anything meanwhile",
-            at_least(1));
+  table.add(
+      "worker_timeout", c.worker_timeout,
+      "seconds after which the run ends if a rank has not done what rank 0 called it to, and no "
+      "other has done anything meanwhile",
+      at_least(1));
   table.add("critic_warmup", c.critic_warmup, "first steps, in which the critic alone learns",
             at_least(0));
   table.add("balance_batch", c.balance_batch, "ranks get about the same number of tokens");

@@ -118,7 +118,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool free_cache_engine = true;  // the rollout sleeps while the actor trains
   std::int64_t update_weights_bucket_megabytes = 512;
   std::string update_weights_delta = "off";  // off, device, host: only what has changed travels
-  bool verify_weights = false;  // digests of every message of a reshard
+  bool verify_weights = false;               // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
   bool operator==(const RolloutConfig&) const = default;
@@ -157,7 +157,7 @@ struct RewardConfig {   // reward_model
   std::optional<int> max_token_len_per_gpu{};
   std::optional<int> micro_batch_size_per_gpu{};
   EngineConfig megatron{};
-  std::string command{};  // a program that scores, instead of the rules: docs/rewards.md
+  std::string command{};            // a program that scores, instead of the rules: docs/rewards.md
   int command_timeout = 60;         // seconds
   int command_start_timeout = 300;  // of its first answer
   int command_max_restarts = 2;

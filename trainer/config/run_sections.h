@@ -47,7 +47,8 @@ struct EngineConfig {
 struct MicroBatchSize {
   static constexpr int kUsual = 16384;  // verl's ppo_max_token_len_per_gpu
   bool use_dynamic_bsz = true;
-  std::optional<int> max_token_len_per_gpu{};  // default: kUsual, or what the longest sequence needs
+  std::optional<int>
+      max_token_len_per_gpu{};  // default: kUsual, or what the longest sequence needs
   std::optional<int> micro_batch_size_per_gpu{};
   bool operator==(const MicroBatchSize&) const = default;
 

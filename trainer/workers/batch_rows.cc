@@ -55,8 +55,7 @@ DataProto prompt_columns(std::span<const std::vector<std::int64_t>> prompts, std
 }
 
 at::Tensor response_column(const std::vector<at::Tensor>& rows, std::int64_t width) {
-  auto column =
-      at::zeros({static_cast<std::int64_t>(rows.size()), width}, rows.front().options());
+  auto column = at::zeros({static_cast<std::int64_t>(rows.size()), width}, rows.front().options());
   for (std::size_t row = 0; row < rows.size(); ++row)
     column[static_cast<std::int64_t>(row)].narrow(0, 0, rows[row].size(0)).copy_(rows[row]);
   return column;

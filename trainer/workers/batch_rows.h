@@ -27,7 +27,7 @@ DataProto prompt_columns(std::span<const std::vector<std::int64_t>> prompts, std
 // What each answer's tokens have, [R of the row], as a column [rows, width], zeros behind.
 at::Tensor response_column(const std::vector<at::Tensor>& rows, std::int64_t width);
 // The same of all of its tokens: [tokens of the row, ...] as a column [rows, width, ...], each
-// beginning where its prompt does in columns of prompts that are `prompt_width` wide, zeros outside.
+// beginning where its prompt does in columns of prompts `prompt_width` wide, zeros outside.
 at::Tensor sequence_column(const std::vector<at::Tensor>& rows,
                            const std::vector<AnsweredPrompt>& answers,
                            std::int64_t prompt_width,

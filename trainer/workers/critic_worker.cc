@@ -30,12 +30,13 @@ CriticWorker::CriticWorker(models::World& world,
 DataProto CriticWorker::compute_values(const DataProto& batch) {
   const Awake awake(*this, {.param = true});
   const auto answers = answered_prompts_of(batch);
-  const auto values = trainer::compute_values(engine().pipeline(/*forward_only=*/true),
-                                              sequences_of(answers), micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
+  const auto values = trainer::compute_values(
+      engine().pipeline(/*forward_only=*/true), sequences_of(answers),
+      micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
   std::vector<at::Tensor> rows;
   for (std::size_t i = 0; i < answers.size(); ++i)
-    rows.push_back(values[i].narrow(0, answers[i].num_prompt_tokens - 1,
-                                    answers[i].num_response_tokens()));
+    rows.push_back(
+        values[i].narrow(0, answers[i].num_prompt_tokens - 1, answers[i].num_response_tokens()));
   return DataProto({{"values", response_column(rows, batch.tensor("responses").size(1))}});
 }
 
@@ -51,10 +52,12 @@ std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double
                        .response_mask = mask[i],
                        .values = values[i],
                        .returns = returns[i]});
-  return trainer::update_critic(engine().pipeline(), samples, micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
-                                {.cliprange_value = config_.critic.cliprange_value,
-                                 .loss_agg_mode = loss_agg_mode(config_.critic.loss_agg_mode)},
-                                grad_scale);
+  return trainer::update_critic(
+      engine().pipeline(), samples,
+      micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
+      {.cliprange_value = config_.critic.cliprange_value,
+       .loss_agg_mode = loss_agg_mode(config_.critic.loss_agg_mode)},
+      grad_scale);
 }
 
 DataProto CriticWorker::update_critic(const DataProto& batch) {
@@ -63,9 +66,9 @@ DataProto CriticWorker::update_critic(const DataProto& batch) {
   DataProto answer;
   answer.meta_info = update(
       batch.size(),
-      {.size = std::int64_t{critic.ppo_mini_batch_size.value_or(
-                   config_.actor.ppo_mini_batch_size)} *
-               config_.rollout.n,
+      {.size =
+           std::int64_t{critic.ppo_mini_batch_size.value_or(config_.actor.ppo_mini_batch_size)} *
+           config_.rollout.n,
        .epochs = epochs,
        .shuffle = critic.shuffle,
        .seed = config_.actor.data_loader_seed +

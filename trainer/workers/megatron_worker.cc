@@ -133,8 +133,8 @@ DataProto MegatronWorker::load_checkpoint(const DataProto& call) {
   const Awake awake(*this, {.param = true, .optimizer = true});
   const auto step = call.meta_info.at("global_step").get<std::int64_t>();
   const auto root = call.meta_info.at("root").get<std::string>();
-  const auto resumed = root.empty() ? engine_->checkpoint().load(step)
-                                    : engine_->checkpoint_at(root).load(step);
+  const auto resumed =
+      root.empty() ? engine_->checkpoint().load(step) : engine_->checkpoint_at(root).load(step);
   DataProto answer;
   answer.meta_info["caller"] = resumed.caller.shared;
   return answer;

@@ -26,7 +26,7 @@ struct MiniBatches {
 
 class MegatronWorker {
  public:
-  // Called by the ranks of the role's mesh. `resting`: what lies on the host while no call needs it.
+  // Called by the ranks of the role's mesh. `resting` lies on the host while no call needs it.
   MegatronWorker(models::World& world, MegatronEngineOptions options, OffloadFlags resting);
   MegatronWorker(const MegatronWorker&) = delete;
   MegatronWorker& operator=(const MegatronWorker&) = delete;
@@ -37,9 +37,8 @@ class MegatronWorker {
   // meta_info: "global_step", "caller", an object of texts that goes on with the run, and "async":
   // whether it is written in the background.
   DataProto save_checkpoint(const DataProto& call);
-  // Of what is written in the background: -> meta_info.saved, whether there was something, and it is
-  // done. meta_info.wait: waits until it is.
-  // (verl: async_calls_finalize_fn_exec)
+  // Of what is written in the background: -> meta_info.saved, whether there was something, and it
+  // is done. meta_info.wait: waits until it is. (verl: async_calls_finalize_fn_exec)
   DataProto finish_save(const DataProto& call);
   // meta_info: "global_step", and "root", a folder of another run's, or "". -> meta_info.caller.
   DataProto load_checkpoint(const DataProto& call);
@@ -60,11 +59,11 @@ class MegatronWorker {
   std::vector<Partition> micro_batches(const std::vector<AnsweredPrompt>& answers,
                                        const MicroBatchSize& size,
                                        std::int64_t longest_sequence) const;
-  // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns the
-  // means of the metrics over the updates, with <role>/grad_norm and <role>/lr, and <role>/skipped,
-  // if there were, updates that were not made: for a gradient that is not finite, or a mini-batch
-  // without a token that counts, of which `learn` returns nothing; whose gradient was not finite; and
-  // the bytes that LibTorch had allocated and reserved at most, of any rank.
+  // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns
+  // the means of the metrics over the updates, with <role>/grad_norm and <role>/lr, and
+  // <role>/skipped, if there were, updates that were not made: for a gradient that is not finite,
+  // or a mini-batch without a token that counts, of which `learn` returns nothing; whose gradient
+  // was not finite; and the bytes that LibTorch had allocated and reserved at most, of any rank.
   nlohmann::json update(std::int64_t rows,
                         const MiniBatches& batches,
                         const std::function<std::map<std::string, double>(

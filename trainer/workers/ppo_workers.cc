@@ -50,14 +50,14 @@ PpoWorkers::PpoWorkers(models::World& world,
   policy_ = std::make_unique<ActorRolloutRefWorker>(world, config, origin, total_steps);
   if (config.use_critic() && has_role(config.critic.ranks, world.rank()))
     critic_ = std::make_unique<CriticWorker>(
-        world, config, config.critic.model.path.empty() ? origin : open_checkpoint(config.critic.model),
+        world, config,
+        config.critic.model.path.empty() ? origin : open_checkpoint(config.critic.model),
         total_steps);
   if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
     reward_model_ =
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
-  models::or_out_of_memory("making the rollout", "set param_offload or grad_offload of a role", [&] {
-    policy_->init_rollout(encoder.eos_token_ids());
-  });
+  models::or_out_of_memory("making the rollout", "set param_offload or grad_offload of a role",
+                           [&] { policy_->init_rollout(encoder.eos_token_ids()); });
   add_roles();
 }
 
@@ -67,17 +67,16 @@ void PpoWorkers::add(const std::string& name,
                      const std::string& phase,
                      const Dispatch& dispatch,
                      WorkerGroup::Method method) {
-  group_.add(name, dispatch,
-             [this, phase, method = std::move(method)](const DataProto& data) {
-               enter_step(data.meta_info.value("global_step", step_));
-               std::optional<Timeline::Scope> span;
-               if (timeline_) span.emplace(*timeline_, phase);
-               profiler_.begin_task(step_, phase);
-               auto answer = computed(phase, [&] { return method(data); });
-               if (timeline_) models::synchronize(world_.device());
-               profiler_.end_task();
-               return answer;
-             });
+  group_.add(name, dispatch, [this, phase, method = std::move(method)](const DataProto& data) {
+    enter_step(data.meta_info.value("global_step", step_));
+    std::optional<Timeline::Scope> span;
+    if (timeline_) span.emplace(*timeline_, phase);
+    profiler_.begin_task(step_, phase);
+    auto answer = computed(phase, [&] { return method(data); });
+    if (timeline_) models::synchronize(world_.device());
+    profiler_.end_task();
+    return answer;
+  });
 }
 
 void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* mesh) {
@@ -114,11 +113,14 @@ void PpoWorkers::add_roles() {
     return [&worker, method](const DataProto& data) { return (worker.*method)(data); };
   };
   using Policy = ActorRolloutRefWorker;
-  add("generate_sequences", "gen", policy.rollout_dispatch(), of(policy, &Policy::generate_sequences));
-  add("compute_log_prob", "old_log_prob", policy.actor_dispatch(), of(policy, &Policy::compute_log_prob));
+  add("generate_sequences", "gen", policy.rollout_dispatch(),
+      of(policy, &Policy::generate_sequences));
+  add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
+      of(policy, &Policy::compute_log_prob));
   add("update_actor", "update_actor", policy.actor_dispatch(), of(policy, &Policy::update_actor));
   if (config_.use_reference_policy())
-    add("compute_ref_log_prob", "ref", policy.ref_dispatch(), of(policy, &Policy::compute_ref_log_prob));
+    add("compute_ref_log_prob", "ref", policy.ref_dispatch(),
+        of(policy, &Policy::compute_ref_log_prob));
   const auto all = one_to_all(world_);
   add("update_weights", "update_weights", all, of(policy, &Policy::update_weights));
   add("sleep_rollout", "sleep", all, of(policy, &Policy::sleep_rollout));
@@ -128,15 +130,19 @@ void PpoWorkers::add_roles() {
     const auto method = [worker](auto one) {
       return [worker, one](const DataProto& call) { return (worker->*one)(call); };
     };
-    add(role + "/save_checkpoint", "save_checkpoint", dispatch, method(&MegatronWorker::save_checkpoint));
-    add(role + "/load_checkpoint", "load_checkpoint", dispatch, method(&MegatronWorker::load_checkpoint));
+    add(role + "/save_checkpoint", "save_checkpoint", dispatch,
+        method(&MegatronWorker::save_checkpoint));
+    add(role + "/load_checkpoint", "load_checkpoint", dispatch,
+        method(&MegatronWorker::load_checkpoint));
     add(role + "/finish_save", "save_checkpoint", dispatch, method(&MegatronWorker::finish_save));
   };
   add_checkpoints("actor", policy.actor());
   if (config_.use_critic()) {
     const auto dispatch = critic_ ? critic_->dispatch() : Dispatch::none();
-    add("compute_values", "values", dispatch, [this](const DataProto& data) { return critic_->compute_values(data); });
-    add("update_critic", "update_critic", dispatch, [this](const DataProto& data) { return critic_->update_critic(data); });
+    add("compute_values", "values", dispatch,
+        [this](const DataProto& data) { return critic_->compute_values(data); });
+    add("update_critic", "update_critic", dispatch,
+        [this](const DataProto& data) { return critic_->update_critic(data); });
     add_checkpoints("critic", critic_.get());
   }
   if (config_.reward.enable)

@@ -1,12 +1,13 @@
-// All roles of a run of PPO on this rank, and what rank 0 can ask of them on all. The methods, under
-// verl's names, and how they are dispatched:
+// All roles of a run of PPO on this rank, and what rank 0 can ask of them on all. The methods,
+// under verl's names, and how they are dispatched:
 //
 //   generate_sequences                                        MEGATRON_COMPUTE_PROTO of the rollout
 //   compute_log_prob, update_actor                            ... of the actor
 //   compute_ref_log_prob                                      ... of the reference
 //   compute_values, update_critic                             ... of the critic
 //   compute_rm_score                                          ... of the reward model
-//   compute_reward                                            DP_COMPUTE_PROTO; a program's, and one
+//   compute_reward                                            DP_COMPUTE_PROTO; a program's, and
+//   one
 //                                                             step off, RANK_ZERO
 //   update_weights, sleep_rollout                             ONE_TO_ALL
 //   {actor,critic}/{save,load}_checkpoint, .../finish_save    ONE_TO_ALL of the role

@@ -23,9 +23,9 @@ RewardModelWorker::RewardModelWorker(models::World& world,
 DataProto RewardModelWorker::compute_rm_score(const DataProto& batch) {
   const Awake awake(*this, {.param = true});
   const auto answers = answered_prompts_of(batch);
-  const auto scores =
-      trainer::compute_rm_score(engine().pipeline(/*forward_only=*/true), sequences_of(answers),
-                                micro_batches(answers, config_.reward_micro_batches(), config_.longest_sequence()));
+  const auto scores = trainer::compute_rm_score(
+      engine().pipeline(/*forward_only=*/true), sequences_of(answers),
+      micro_batches(answers, config_.reward_micro_batches(), config_.longest_sequence()));
   return DataProto({{"rm_scores", scores}});
 }
 

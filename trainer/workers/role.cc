@@ -31,10 +31,10 @@ MegatronEngineOptions role_engine(MegatronEngineOptions options,
   options.training = MegatronEngineOptions::Training{
       .optimizer = optimizer_config(options.engine, optim),
       .scheduler = scheduler_config(optim, total_steps),
-      .checkpoint = {.root = run / options.name,
-                     .keep_last = config.use_critic() && keep_last > 0 ? std::max(keep_last, 2)
-                                                                       : keep_last,
-                     .keep_every = config.checkpoint.keep_every.value_or(0)}};
+      .checkpoint = {
+          .root = run / options.name,
+          .keep_last = config.use_critic() && keep_last > 0 ? std::max(keep_last, 2) : keep_last,
+          .keep_every = config.checkpoint.keep_every.value_or(0)}};
   return options;
 }
 

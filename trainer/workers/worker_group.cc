@@ -58,9 +58,11 @@ Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
 
 WorkerGroup::WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout)
     : world_(world),
-      mail_(world, "workers",
+      mail_(world,
+            "workers",
             {.limit = worker_timeout,
-             .hint = "see where its threads are; what takes longer needs a larger trainer.worker_timeout"}) {}
+             .hint = "see where its threads are; what takes longer needs a larger "
+                     "trainer.worker_timeout"}) {}
 
 const WorkerGroup::Registered& WorkerGroup::at(const std::string& name) const {
   const auto found = methods_.find(name);
@@ -82,7 +84,8 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
       registered.of_ranks.push_back(theirs);
     }
   } else {
-    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0, "the part in " + name);
+    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0,
+               "the part in " + name);
   }
   methods_.emplace(std::move(name), std::move(registered));
 }
@@ -111,7 +114,8 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& d
   in_call(name, [&] {
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
-      if (dispatch.takes_part) mail_.send(message(name, part_of(dispatch)), rank, "the call of " + name);
+      if (dispatch.takes_part)
+        mail_.send(message(name, part_of(dispatch)), rank, "the call of " + name);
     }
     if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
   });
@@ -127,7 +131,8 @@ DataProto WorkerGroup::finish(Call call) {
     auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
       return DataProto::from_bytes(as_bytes(mail_.receive(rank, "the answer to " + call.method_)));
     });
-    if (dispatch.is_collect || dispatch.whole) answers.try_emplace(dispatch.dp_rank, std::move(answer));
+    if (dispatch.is_collect || dispatch.whole)
+      answers.try_emplace(dispatch.dp_rank, std::move(answer));
   }
   std::vector<DataProto> parts;
   for (auto& [number, answer] : answers) parts.push_back(std::move(answer));

@@ -1,8 +1,8 @@
 // The ranks of a run as workers that rank 0 calls (verl single_controller): rank 0 runs the
 // algorithm and has the batch, the others serve. A method is registered under its name with a
 // dispatch, which says for each rank which part of the batch is its own, and whose answers make up
-// the result. What is called, and its batch on the host, goes over Gloo between rank 0 and each rank
-// that takes part; tensors of models never do.
+// the result. What is called, and its batch on the host, goes over Gloo between rank 0 and each
+// rank that takes part; tensors of models never do.
 //
 //   workers.add("compute_log_prob", megatron_compute_proto(mesh), compute_log_prob);  // every rank
 //   if (world.rank() > 0) return workers.serve();
@@ -51,8 +51,8 @@ class WorkerGroup {
  public:
   using Method = std::function<DataProto(const DataProto&)>;
 
-  // Called by all ranks. `worker_timeout`: after which the run ends if nobody calls or answers while
-  // somebody waits for it.
+  // Called by all ranks. `worker_timeout`: after which the run ends if nobody calls or answers
+  // while somebody waits for it.
   WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout);
 
   // Called by all ranks, in the same order. `method` may be empty where the rank takes no part.
