@@ -85,13 +85,15 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
 
 at::Tensor GPTModel::forward(const at::Tensor& tokens,
                              const at::Tensor& positions,
-                             InferenceContext& inference) const {
+                             InferenceContext& inference,
+                             const RouterReplay& routes) const {
   require(stage_.pre_process && stage_.post_process && !options_.sequence_parallel &&
               mesh_.shape().cp() == 1,
           ErrorKind::kUsage,
           "generation takes whole models: no pipeline, no context or sequence parallelism");
   const LayerContext context{.angles = rotary_.angles(positions, scalar_type(options_.dtype)),
-                             .inference = &inference};
+                             .inference = &inference,
+                             .routes = routes};
   auto stream = run_layers({.sum = embedding_->forward(tokens)}, context);
   return add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
 }

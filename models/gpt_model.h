@@ -51,12 +51,14 @@ class GPTModel {
                      const RouterReplay& routes = {}) const;
 
   // One step of generation: tokens and positions [rows], int64 on the device, of the sequences that
-  // `inference` knows -> the normed hidden states [rows, hidden]. Reads nothing back to the host in
+  // `inference` knows -> the normed hidden states [rows, hidden]. Tensor parallel ranks, whose rows
+  // are the same, share them out to routers as `routes` says. Reads nothing back to the host in
   // models without experts. Throws Error(kUsage) unless this is a whole model, and without context
   // or sequence parallelism.
   at::Tensor forward(const at::Tensor& tokens,
                      const at::Tensor& positions,
-                     InferenceContext& inference) const;
+                     InferenceContext& inference,
+                     const RouterReplay& routes = {}) const;
 
   // Of the last stage's hidden states: logits of this rank's part of the padded vocabulary [local,
   // vocab/tp], or of a classification head all of [local, num_labels].

@@ -34,6 +34,8 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
       ErrorKind::kUsage,
       "without chunked prefill max_num_batched_tokens ({}) has to be at least max_model_len ({})",
       options.max_num_batched_tokens, options.max_model_len);
+  require(!options.enable_return_routed_experts || model.config().num_moe_experts > 0,
+          ErrorKind::kUsage, "enable_return_routed_experts: the model has no experts");
   return options;
 }
 
@@ -41,7 +43,8 @@ RunnerLimits limits_of(const EngineOptions& options) {
   return {.max_num_seqs = options.max_num_seqs,
           .max_num_batched_tokens = options.max_num_batched_tokens,
           .max_model_len = options.max_model_len,
-          .enforce_eager = options.enforce_eager};
+          .enforce_eager = options.enforce_eager,
+          .enable_return_routed_experts = options.enable_return_routed_experts};
 }
 
 // On a GPU the share of what is free beside the weights, less what a step takes there.
@@ -95,7 +98,10 @@ LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .enable_chunked_prefill = options_.enable_chunked_prefill},
                  blocks_),
-      runner_(model, limits_of(options_)) {}
+      runner_(model, limits_of(options_)) {
+  if (options_.enable_return_routed_experts)
+    routed_experts_.emplace(model, cache_.num_blocks(), KVCache::kBlockSize);
+}
 
 void LLMEngine::add_request(const std::string& request_id,
                             std::vector<std::int64_t> prompt_token_ids,
@@ -268,10 +274,11 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
 // `next`: the step that was launched behind it.
 std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* next) {
   ModelRunner::collect(step);
+  if (routed_experts_) routed_experts_->store(step.slots, step.routed_experts);
   std::map<std::uint64_t, RequestOutput> of_requests;
   for (auto& drawn : step.drawn) {
     if (drawn.sequence == nullptr) continue;
-    const auto& sequence = *drawn.sequence;
+    auto& sequence = *drawn.sequence;
     const auto reason = take(drawn, next);
     auto& output = of_requests[requests_.at(sequence.request_id).number];
     output.request_id = sequence.request_id;
@@ -279,6 +286,10 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
         CompletionOutput{.index = sequence.index, .finish_reason = reason});
     if (reason == FinishReason::kStop) sample.stop_reason = drawn.token.token_id;
     sample.tokens.push_back(std::move(drawn.token));
+    if (routed_experts_) {
+      const auto begin = std::exchange(sequence.num_routed_tokens, drawn.position);
+      sample.routed_experts = routed_experts_->read(drawn.block_table, begin, drawn.position);
+    }
   }
   std::vector<RequestOutput> outputs;
   for (auto& [number, output] : of_requests) {

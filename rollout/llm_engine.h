@@ -18,6 +18,7 @@
 #include "rollout/kv_cache.h"
 #include "rollout/model_runner.h"
 #include "rollout/request_output.h"
+#include "rollout/routed_experts.h"
 #include "rollout/sampling_params.h"
 #include "rollout/scheduler.h"
 
@@ -34,6 +35,8 @@ struct EngineOptions {
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   bool enforce_eager = false;  // no CUDA graphs
+  // Outputs say where routers sent the tokens, of a model with experts.
+  bool enable_return_routed_experts = false;
   std::vector<std::int64_t> eos_token_ids{};
   std::uint64_t seed = 0;  // of requests without one
 };
@@ -112,6 +115,7 @@ class LLMEngine {
   BlockManager blocks_;
   Scheduler scheduler_;
   ModelRunner runner_;
+  std::optional<RoutedExperts> routed_experts_;
   std::map<std::string, Request> requests_;
   std::optional<StepInFlight> in_flight_;
   std::vector<RequestOutput> ready_;  // for the next step() to return

@@ -50,7 +50,8 @@ bool can_capture(const models::GPTModel& model) {
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
       rows_multiple_(model.mesh().shape().tp()),
-      captures_graphs_(!limits.enforce_eager && can_capture(model)) {
+      captures_graphs_(!limits.enforce_eager && can_capture(model)),
+      enable_return_routed_experts_(limits.enable_return_routed_experts) {
   require(model.config().head == distckpt::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
   const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs) + rows_multiple_;
@@ -89,12 +90,25 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
   for (auto* const buffer :
        {&tokens_, &positions_, &slots_, &lengths_, &block_tables_, &last_rows_, &unknown_})
     buffer->side = 1 - buffer->side;
-  return draw(scheduled, forward(scheduled, cache, before));
+  StepInFlight step;
+  StepRoutes routes(model_);
+  const bool keeps = enable_return_routed_experts_;
+  const auto hidden =
+      forward(scheduled, cache, before, keeps ? routes.recording() : models::RouterReplay{});
+  draw(scheduled, hidden, step);
+  if (keeps) keep_routes(scheduled, routes, step);
+  const bool comes_down = !step.drawn.empty() || !step.slots.empty();
+  if (comes_down && hidden.is_cuda()) {
+    step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);
+    step.done->record(
+        c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(hidden.device()));
+  }
+  return step;
 }
 
 void ModelRunner::collect(StepInFlight& step) {
-  if (step.drawn.empty()) return;
   if (step.done) step.done->synchronize();
+  if (step.drawn.empty()) return;
   const auto* const tokens = step.results.tokens.const_data_ptr<std::int64_t>();
   const auto* const logprobs = step.results.logprobs.const_data_ptr<float>();
   const auto* const processed = step.results.processed_logprobs.const_data_ptr<float>();
@@ -111,7 +125,8 @@ void ModelRunner::forget_graphs() {
 // [rows, hidden], those that fill the step up behind the others.
 at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
                                 KVCache& cache,
-                                const StepInFlight* before) {
+                                const StepInFlight* before,
+                                const models::RouterReplay& routes) {
   const bool all_decode = std::ranges::all_of(
       scheduled, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
   if (captures_graphs_ && all_decode) {
@@ -131,7 +146,7 @@ at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
   PagedContext context(cache, step);
   const auto tokens = tokens_.upload(rows);
   fill_in_unknown(scheduled, before);
-  return model_.forward(tokens, positions_.upload(rows), context);
+  return model_.forward(tokens, positions_.upload(rows), context, routes);
 }
 
 // Tokens that are under way, out of the step that draws them.
@@ -220,9 +235,9 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
   return step;
 }
 
-StepInFlight ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
-                               const at::Tensor& hidden) {
-  StepInFlight step;
+void ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
+                       const at::Tensor& hidden,
+                       StepInFlight& step) {
   std::vector<SamplingRow> sampling;
   auto* const last = last_rows_.data<std::int64_t>();
   std::int64_t row = 0;
@@ -239,7 +254,7 @@ StepInFlight ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
                         .output = sequence->output(),
                         .forbidden = sequence->forbidden()});
   }
-  if (step.drawn.empty()) return step;
+  if (step.drawn.empty()) return;
   const auto rows = last_rows_.upload(static_cast<std::int64_t>(step.drawn.size()));
   const auto logits = model_.whole_output(hidden.index_select(0, rows)).contiguous();
   const auto sampled = sample(logits, model_.config().vocab_size, sampling);
@@ -249,12 +264,18 @@ StepInFlight ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
                   .processed_logprobs = begin_download(sampled.processed_logprobs),
                   .top_tokens = begin_download(sampled.top_tokens),
                   .top_logprobs = begin_download(sampled.top_logprobs)};
-  if (logits.is_cuda()) {
-    step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);
-    step.done->record(
-        c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(logits.device()));
-  }
-  return step;
+}
+
+// Rows that fill the step up have none.
+void ModelRunner::keep_routes(std::span<const ScheduledSequence> scheduled,
+                              const StepRoutes& routes,
+                              StepInFlight& step) const {
+  std::int64_t rows = 0;
+  for (const auto& one : scheduled) rows += one.num_new_tokens;
+  const auto* const slots = slots_.data<std::int64_t>();
+  step.slots.assign(slots, slots + rows);
+  step.routed_experts = begin_download(routes.gather().narrow(0, 0, rows));
+  for (auto& drawn : step.drawn) drawn.block_table = drawn.sequence->block_table;
 }
 
 }  // namespace ferry::rollout

@@ -20,6 +20,7 @@
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
 #include "rollout/request_output.h"
+#include "rollout/routed_experts.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
 
@@ -29,12 +30,14 @@ struct RunnerLimits {
   std::int64_t max_num_seqs = 0;
   std::int64_t max_num_batched_tokens = 0;
   std::int64_t max_model_len = 0;
-  bool enforce_eager = false;  // no CUDA graphs
+  bool enforce_eager = false;                 // no CUDA graphs
+  bool enable_return_routed_experts = false;  // of a model with experts
 };
 
 struct DrawnToken {
   Sequence* sequence = nullptr;  // null: it has ended meanwhile
   std::int64_t position = 0;     // of the token, in the sequence
+  std::vector<std::int32_t> block_table{};  // the sequence's then; kept where routes are
   TokenOutput token{};
 };
 
@@ -43,6 +46,8 @@ struct StepInFlight {
   std::vector<DrawnToken> drawn{};  // whose tokens come with collect()
   at::Tensor tokens{};              // [drawn], on the device
   SampledTokens results{};          // on the host, as soon as `done` has happened
+  std::vector<std::int64_t> slots{};  // of the rows whose routes are kept
+  at::Tensor routed_experts{};        // theirs: StepRoutes::gather(), on the host like the results
   std::shared_ptr<c10::Event> done{};
 };
 
@@ -81,12 +86,18 @@ class ModelRunner {
   std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled, std::int64_t multiple);
   at::Tensor forward(std::span<const ScheduledSequence> scheduled,
                      KVCache& cache,
-                     const StepInFlight* before);
+                     const StepInFlight* before,
+                     const models::RouterReplay& routes);
   // Every one of the first `rows` rows decodes: out of the buffers, as uploaded.
   at::Tensor decode(std::int64_t rows, KVCache& cache) const;
   PagedStep make_step(std::span<const ScheduledSequence> scheduled, std::int64_t rows) const;
   void fill_in_unknown(std::span<const ScheduledSequence> scheduled, const StepInFlight* before);
-  StepInFlight draw(std::span<const ScheduledSequence> scheduled, const at::Tensor& hidden);
+  void draw(std::span<const ScheduledSequence> scheduled,
+            const at::Tensor& hidden,
+            StepInFlight& step);
+  void keep_routes(std::span<const ScheduledSequence> scheduled,
+                   const StepRoutes& routes,
+                   StepInFlight& step) const;
 
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
@@ -96,6 +107,7 @@ class ModelRunner {
   Buffer last_rows_;                   // [sequences], int64
   Buffer unknown_;                     // [2, sequences], int64: rows, and where `before` draws them
   bool captures_graphs_;
+  bool enable_return_routed_experts_;
   std::optional<DecodeGraphs> graphs_;  // of one cache
 };
 

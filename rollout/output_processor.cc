@@ -1,6 +1,7 @@
 #include "rollout/output_processor.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -89,6 +90,7 @@ void OutputProcessor::take(Request& request, CompletionOutput& output, const OnT
         std::chrono::duration<double>(Clock::now() - request.added).count();
   const auto index = static_cast<std::size_t>(output.index);
   auto& completion = request.answer.completions[index];
+  std::ranges::copy(output.routed_experts, std::back_inserter(completion.routed_experts));
   for (auto& token : output.tokens) {
     const bool is_stop_token = output.stop_reason && &token == &output.tokens.back();
     if (!request.texts.empty() && !is_stop_token)

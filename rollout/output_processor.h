@@ -23,6 +23,8 @@ std::string_view to_string(FinishReason reason);  // "stop", "length", ... as vL
 struct Completion {
   std::string text{};  // without a tokenizer empty
   std::vector<TokenOutput> tokens{};
+  // With enable_return_routed_experts: of the prompt and of all tokens but the last one.
+  std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<std::int64_t> stop_token{};  // of kStop: one of these two
   std::optional<std::string> stop_string{};

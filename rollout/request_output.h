@@ -1,6 +1,7 @@
 // What the engine answers: of each request the tokens that a step brought, and how it ended.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,6 +29,10 @@ struct TokenOutput {
 struct CompletionOutput {
   std::int64_t index = 0;             // of the n samples
   std::vector<TokenOutput> tokens{};  // since the output before
+  // With enable_return_routed_experts: where routers sent the tokens that were computed since the
+  // output before, the prompt's with the first; never the last token, which is not computed.
+  // The bytes of a routed_experts_tensor() (routed_experts.h).
+  std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
   std::optional<std::int64_t> stop_reason{};  // of kStop: the token
 };

@@ -1,19 +1,30 @@
 #include "cli/torch/answers.h"
 
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <utility>
 
 #include "cli/report/json.h"
+#include "rollout/routed_experts.h"
 
 namespace ferry::cli {
 namespace {
 
 using nlohmann::ordered_json;
 
+// A tensor's numbers, in nested lists.
+ordered_json nested(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) return tensor.item<std::int64_t>();
+  auto list = ordered_json::array();
+  for (std::int64_t i = 0; i < tensor.size(0); ++i) list.push_back(nested(tensor[i]));
+  return list;
+}
+
 ordered_json completion_json(std::size_t index,
                              const rollout::Completion& completion,
+                             const distckpt::TransformerConfig& config,
                              bool has_text,
                              bool with_top) {
   auto ids = ordered_json::array(), model = ids, processed = ids, top = ids;
@@ -38,6 +49,9 @@ ordered_json completion_json(std::size_t index,
   json["model_logprobs"] = std::move(model);
   json["processed_logprobs"] = std::move(processed);
   if (with_top) json["top_logprobs"] = std::move(top);
+  if (!completion.routed_experts.empty())
+    json["routed_experts"] =
+        nested(rollout::routed_experts_tensor(completion.routed_experts, config));
   return json;
 }
 
@@ -48,7 +62,10 @@ std::string readable(const ordered_json& output) {
 
 }  // namespace
 
-ordered_json answer_json(const Prompt& prompt, const rollout::Answer& answer, bool has_text) {
+ordered_json answer_json(const Prompt& prompt,
+                         const rollout::Answer& answer,
+                         const distckpt::TransformerConfig& config,
+                         bool has_text) {
   ordered_json json{{"id", prompt.id}};
   if (prompt.text) json["prompt"] = *prompt.text;
   if (answer.error) {
@@ -58,7 +75,7 @@ ordered_json answer_json(const Prompt& prompt, const rollout::Answer& answer, bo
   json["prompt_token_ids"] = prompt.token_ids;
   auto& outputs = json["outputs"] = ordered_json::array();
   for (std::size_t i = 0; i < answer.completions.size(); ++i)
-    outputs.push_back(completion_json(i, answer.completions[i], has_text,
+    outputs.push_back(completion_json(i, answer.completions[i], config, has_text,
                                       prompt.params.logprobs.value_or(0) > 0));
   return json;
 }

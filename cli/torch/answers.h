@@ -8,15 +8,17 @@
 #include <string>
 
 #include "cli/torch/prompts.h"
+#include "distckpt/transformer_config.h"
 #include "rollout/output_processor.h"
 
 namespace ferry::cli {
 
 // {"id", "prompt", "prompt_token_ids", "outputs": [{"index", "text", "token_ids", "finish_reason",
-// "stop_reason", "model_logprobs", "processed_logprobs", "top_logprobs"}]}, or "error" in place of
-// outputs. `has_text`: there is a tokenizer.
+// "stop_reason", "model_logprobs", "processed_logprobs", "top_logprobs", "routed_experts"}]}, or
+// "error" in place of outputs. `has_text`: there is a tokenizer. `config`: of the model.
 nlohmann::ordered_json answer_json(const Prompt& prompt,
                                    const rollout::Answer& answer,
+                                   const distckpt::TransformerConfig& config,
                                    bool has_text);
 
 class AnswerPrinter {

@@ -112,8 +112,7 @@ class Generation {
       for (const auto& answer : answers) {
         const auto number = numbers_.at(answer.request_id);
         count(answer, totals);
-        take(number, answer_json(prompts_[static_cast<std::size_t>(number)], answer,
-                                 model_.tokenizer() != nullptr));
+        take(number, json_of(prompts_[static_cast<std::size_t>(number)], answer));
       }
     };
     add_requests(take);
@@ -144,13 +143,17 @@ class Generation {
          i += mesh.shape().dp()) {
       const auto& prompt = prompts_[static_cast<std::size_t>(i)];
       if (prompt.error) {
-        take(i, answer_json(prompt, {.request_id = prompt.id, .error = prompt.error}, true));
+        take(i, json_of(prompt, {.request_id = prompt.id, .error = prompt.error}));
         continue;
       }
       numbers_[prompt.id] = i;
       const auto refused = processor_.add_request(prompt.id, prompt.token_ids, prompt.params);
-      if (refused) take(i, answer_json(prompt, *refused, /*has_text=*/true));
+      if (refused) take(i, json_of(prompt, *refused));
     }
+  }
+
+  ordered_json json_of(const Prompt& prompt, const rollout::Answer& answer) const {
+    return answer_json(prompt, answer, model_.model().config(), model_.tokenizer() != nullptr);
   }
 
   static void count(const rollout::Answer& answer, Totals& totals) {
@@ -293,6 +296,9 @@ void add_generate(CLI::App& app) {
   command->add_option("--system", flags->system, "With --chat: the system's message");
   add_sampling(*command, flags->sampling);
   command->add_flag("--json", flags->json, "Print a line of JSON for each prompt on stdout");
+  command->add_flag("--enable-return-routed-experts",
+                    flags->rollout.engine.enable_return_routed_experts,
+                    "With --json: also the experts of all tokens but the last, of models that have some");
   command->add_flag("-q,--quiet", flags->quiet, "Say nothing of speed and memory");
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "

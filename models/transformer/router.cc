@@ -34,10 +34,13 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
 Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const {
   const auto& config = setup_.config;
   const auto topk = config.moe_router_topk;
-  const bool chooses = !given.defined();
-  require(chooses || (given.size(0) == x.size(0) && given.size(1) == topk), ErrorKind::kBug,
-          "experts of {} tokens are given to a router of {}", given.defined() ? given.size(0) : 0,
+  const bool replays = given.defined();
+  require(!replays || (given.size(0) == x.size(0) && given.size(1) == topk), ErrorKind::kBug,
+          "experts of {} tokens are given to a router of {}", replays ? given.size(0) : 0,
           x.size(0));
+  const auto experts_for = [&](const at::Tensor& chosen) {
+    return replays ? at::where(given < 0, chosen, given) : chosen;
+  };
   const auto grouped = [&](const at::Tensor& scores) {
     return scores.view(
         {-1, config.moe_router_num_groups, config.num_moe_experts / config.moe_router_num_groups});
@@ -47,10 +50,9 @@ Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const 
   if (!config.multi_latent_attention) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    if (chooses)
-      std::tie(routing.weights, routing.experts) = at::topk(scores, topk, -1);
-    else
-      routing = {.experts = given, .weights = scores.gather(1, given), .logits = routing.logits};
+    const auto [best, chosen] = at::topk(scores, topk, -1);
+    routing.experts = experts_for(chosen);
+    routing.weights = replays ? scores.gather(1, routing.experts) : best;
     if (!config.moe_router_pre_softmax)
       routing.weights = routing.weights / routing.weights.sum(-1, /*keepdim=*/true);
     if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
@@ -58,26 +60,23 @@ Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const 
   }
   routing.logits = linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
   if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
-    auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    if (chooses && groups) scores = limit_to_groups(scores, grouped(scores).amax(-1), 0.0);
-    if (chooses)
-      std::tie(routing.weights, routing.experts) =
-          at::topk(scores, topk, -1, /*largest=*/true, /*sorted=*/false);
-    else
-      routing = {.experts = given, .weights = scores.gather(1, given), .logits = routing.logits};
-    routing.weights = routing.weights * config.moe_router_topk_scaling_factor;
+    const auto scores = at::softmax(routing.logits, -1, at::kFloat);
+    const auto limited =
+        groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;
+    const auto [best, chosen] = at::topk(limited, topk, -1, /*largest=*/true, /*sorted=*/false);
+    routing.experts = experts_for(chosen);
+    routing.weights = (replays ? scores.gather(1, routing.experts) : best) *
+                      config.moe_router_topk_scaling_factor;
     return routing;
   }
   const auto scores = models::sigmoid(routing.logits);  // DeepSeek-V3
-  routing.experts = given;
-  if (chooses) {
-    auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
-    if (groups) {
-      const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
-      choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
-    }
-    routing.experts = std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false));
+  auto choice = expert_bias_.defined() ? scores + expert_bias_ : scores;
+  if (groups) {
+    const auto best_two = std::get<0>(at::topk(grouped(choice), 2, -1)).sum(-1);
+    choice = limit_to_groups(choice, best_two, -std::numeric_limits<double>::infinity());
   }
+  routing.experts =
+      experts_for(std::get<1>(at::topk(choice, topk, -1, /*largest=*/true, /*sorted=*/false)));
   const auto chosen = scores.gather(1, routing.experts);
   const auto normed = chosen / (chosen.sum(-1, /*keepdim=*/true) + 1e-20);
   routing.weights = normed * config.moe_router_topk_scaling_factor;

@@ -21,7 +21,7 @@ class TopKRouter {
   // Takes mlp.router.* below `prefix`.
   TopKRouter(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  // x [tokens, hidden]; `given` [tokens, topk], int64: the experts, if they are not to be chosen.
+  // x [tokens, hidden]; `given` [tokens, topk], as RouterChoice has it.
   Routing forward(const at::Tensor& x, const at::Tensor& given = {}) const;
 
  private:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -12,16 +13,22 @@
 
 namespace ferry::models {
 
+// What the numbers of experts are kept and sent as, of a model with so many.
+inline at::ScalarType routed_experts_type(std::int64_t num_moe_experts) {
+  return num_moe_experts <= 256 ? at::kByte : at::kShort;
+}
+
 // Of one layer. Rows are those of the router: tensor parallel ranks share out the tokens of their
 // context parallel part, in equal parts.
 struct RouterChoice {
-  at::Tensor given{};  // [rows, topk]; undefined: the router chooses
+  // [rows, topk], int64; undefined, or a row of negative numbers: the router chooses.
+  at::Tensor given{};
   std::function<void(const at::Tensor& experts)> record{};  // is shown [rows, topk]; may be empty
 };
 
 // Of all layers with experts of a chunk, by their numbers in the model.
 struct RouterReplay {
-  std::map<std::int64_t, at::Tensor> experts{};  // [rows, topk] each; a layer without: it chooses
+  std::map<std::int64_t, at::Tensor> experts{};  // `given` of each; a layer without: it chooses
   std::function<void(std::int64_t layer, const at::Tensor& experts)> record{};  // may be empty
 
   RouterChoice of(std::int64_t layer) const {

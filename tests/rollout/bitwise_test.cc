@@ -1,7 +1,7 @@
 // Whatever load the engine has, the log-probabilities that it reports have the bytes of the
 // trainer's forward of the finished sequences: random arrivals, chunks of prompts, preemption,
 // shared beginnings, several samples of a prompt; on one rank and on several, of all kinds of
-// models.
+// models. The same of the experts that tokens went to.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
@@ -59,11 +59,14 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
     const models::ParallelState whole(alone, {.make_vocab_size_divisible_by = 8}, "trainer");
     auto trainer = make_model(config, whole, param.dtype);
     support::fill_parameters(trainer, 1);
-    const auto expect_equal = [&](const EngineOptions& options, const support::Load& load) {
+    const auto expect_equal = [&](EngineOptions options, const support::Load& load) {
+      options.enable_return_routed_experts = config.num_moe_experts > 0;
       LLMEngine engine(model, options);
       const auto samples = support::run_load(engine, config.vocab_size, load);
       EXPECT_EQ(support::count_unequal(trainer, samples, 1), 0);
       EXPECT_EQ(support::count_unequal(trainer, samples, 5), 0);
+      if (options.enable_return_routed_experts)
+        EXPECT_EQ(support::count_other_routes(trainer, samples), 0);
       EXPECT_EQ(engine.stats().num_free_blocks, engine.stats().num_blocks);
       return engine.stats();
     };

@@ -1,4 +1,5 @@
-// How many log-probabilities of a long random load have other bytes in the trainer's forward.
+// How many log-probabilities of a long random load have other bytes in the trainer's forward, and how
+// many tokens go to other experts in it.
 // Prints one JSON object for each model. On a GPU as on the host.
 //   bitwise_tool TOKENS [cuda]
 #include <ATen/Parallel.h>
@@ -29,6 +30,7 @@ nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device de
   std::int64_t drawn = 0;
   std::int64_t alone = 0;
   std::int64_t packed = 0;
+  std::int64_t routes = 0;
   std::int64_t preemptions = 0;
   std::int64_t cached = 0;
   std::int64_t steps = 0;
@@ -38,7 +40,8 @@ nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device de
     };
     rollout::LLMEngine engine(model, {.max_num_seqs = rounds_of(4, 64, 512),
                                       .max_num_batched_tokens = rounds_of(48, 300, 4000),
-                                      .num_blocks = rounds_of(14, 150, 700)});
+                                      .num_blocks = rounds_of(14, 150, 700),
+                                      .enable_return_routed_experts = config.num_moe_experts > 0});
     const auto samples = support::run_load(
         engine, config.vocab_size,
         {.tokens = std::min<std::int64_t>(tokens - drawn, rounds_of(2000, 10000, 30000)),
@@ -49,6 +52,7 @@ nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device de
     for (const auto& sample : samples) drawn += static_cast<std::int64_t>(sample.output.size());
     alone += support::count_unequal(model, samples, 1);
     packed += support::count_unequal(model, samples, 7);
+    if (config.num_moe_experts > 0) routes += support::count_other_routes(model, samples);
     preemptions += engine.stats().num_preemptions;
     cached += engine.stats().cached_tokens;
     steps += engine.stats().steps;
@@ -56,6 +60,7 @@ nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device de
   report.update({{"tokens", drawn},
                  {"unequal_alone", alone},
                  {"unequal_packed", packed},
+                 {"other_routes", routes},
                  {"steps", steps},
                  {"preemptions", preemptions},
                  {"cached_tokens", cached}});
@@ -74,7 +79,8 @@ int main(int argc, char** argv) {
       const auto report = run(family, std::atoll(argv[1]), at::Device(argc == 3 ? argv[2] : "cpu"));
       std::printf("%s\n", report.dump().c_str());
       std::fflush(stdout);
-      equal = equal && report["unequal_alone"] == 0 && report["unequal_packed"] == 0;
+      equal = equal && report["unequal_alone"] == 0 && report["unequal_packed"] == 0 &&
+              report["other_routes"] == 0;
     }
   } catch (const Error& error) {
     std::fputs(error.report().c_str(), stderr);

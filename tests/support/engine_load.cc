@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
+#include <iterator>
 #include <map>
 #include <random>
 
@@ -102,6 +104,7 @@ class Loader {
         sample.logprobs.push_back(token.logprob);
         sample.processed_logprobs.push_back(token.processed_logprob);
       }
+      std::ranges::copy(part.routed_experts, std::back_inserter(sample.routed_experts));
       sample.finish_reason = part.finish_reason;
     }
   }
@@ -161,6 +164,26 @@ std::int64_t count_unequal(const models::GPTModel& trainer,
     unequal += std::bit_cast<std::uint32_t>(ours) != std::bit_cast<std::uint32_t>(theirs) ? 1 : 0;
   });
   return unequal;
+}
+
+std::int64_t count_other_routes(const models::GPTModel& trainer,
+                                const std::vector<Sample>& samples) {
+  const at::NoGradGuard no_grad;
+  std::int64_t others = 0;
+  for (const auto& sample : samples) {
+    const models::SequencePartition batch(
+        models::pack({at::tensor(sample.tokens(), at::kLong)}), trainer.mesh());
+    std::vector<at::Tensor> of_layers;
+    const auto record = [&](std::int64_t, const at::Tensor& experts) { of_layers.push_back(experts); };
+    (void)trainer.forward(batch, {}, {}, {.record = record});
+    const auto theirs = at::stack(of_layers, 1).cpu();  // [tokens, layers with experts, topk]
+    const auto ours = rollout::routed_experts_tensor(sample.routed_experts, trainer.config());
+    const auto tokens = theirs.size(0) - 1;
+    others += std::abs(tokens - ours.size(0));
+    const auto both = std::min(tokens, ours.size(0));
+    others += (ours.narrow(0, 0, both) != theirs.narrow(0, 0, both)).flatten(1).any(1).sum().item<std::int64_t>();
+  }
+  return others;
 }
 
 float largest_difference(const models::GPTModel& trainer, const std::vector<Sample>& samples) {

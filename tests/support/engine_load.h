@@ -2,6 +2,7 @@
 // them: tests of equality to the byte share these.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct Sample {
   std::vector<std::int64_t> output{};
   std::vector<float> logprobs{};  // of the model, as the engine reports them
   std::vector<float> processed_logprobs{};
+  std::vector<std::byte> routed_experts{};  // of an engine that returns them
   rollout::FinishReason finish_reason = rollout::FinishReason::kNone;
 
   std::vector<std::int64_t> tokens() const;
@@ -45,7 +47,11 @@ std::vector<Sample> run_load(rollout::LLMEngine& engine, std::int64_t vocab, con
 std::int64_t count_unequal(const models::GPTModel& trainer,
                            const std::vector<Sample>& samples,
                            std::size_t packed);
-// The largest distance between the two, each alone.
+// Tokens, of all but the last of each sample, that go to other experts, or are told of in another
+// number, than the router sends them to in that forward.
+std::int64_t count_other_routes(const models::GPTModel& trainer,
+                                const std::vector<Sample>& samples);
+// The largest distance between the two log-probabilities, each alone.
 float largest_difference(const models::GPTModel& trainer, const std::vector<Sample>& samples);
 
 }  // namespace ferry::support
