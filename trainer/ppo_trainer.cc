@@ -236,7 +236,8 @@ WorkerGroup::Call PpoTrainer::start_generating(const DataProto& prompts, const S
   asked.meta_info = {{"global_step", step_ + 1},
                      {"temperature", sampling.temperature},
                      {"top_k", sampling.top_k},
-                     {"top_p", sampling.top_p}};
+                     {"top_p", sampling.top_p},
+                     {"routed_experts", sampling.routed_experts}};
   return workers_.group().start("generate_sequences", asked);
 }
 
@@ -302,7 +303,8 @@ PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_
   answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
   answering.call = start_generating(answering.rows, {.temperature = config_.rollout.temperature,
                                                      .top_k = config_.rollout.top_k,
-                                                     .top_p = config_.rollout.top_p});
+                                                     .top_p = config_.rollout.top_p,
+                                                     .routed_experts = config_.actor.router_replay.mode == "R3"});
   return answering;
 }
 
@@ -355,13 +357,15 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
 void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   const std::vector<std::string> columns{"prompts", "responses", "attention_mask"};
   batch.meta_info["temperature"] = config_.rollout.temperature;
-  const auto add = [&](const char* name, const char* method) {
-    phase(name, [&] { batch = batch.union_with(ask_balanced(method, batch, columns, batch.size())); });
+  auto of_actor = columns;
+  if (batch.batch().contains("routed_experts")) of_actor.emplace_back("routed_experts");
+  const auto add = [&](const char* name, const char* method, const auto& asked) {
+    phase(name, [&] { batch = batch.union_with(ask_balanced(method, batch, asked, batch.size())); });
   };
   if (config_.algorithm.rollout_correction.bypass_mode) {
     batch.set("old_log_probs", batch.tensor("rollout_log_probs"));
   } else {
-    add("old_log_prob", "compute_log_prob");
+    add("old_log_prob", "compute_log_prob", of_actor);
     const auto mask = batch.tensor("response_mask");
     metrics["actor/entropy"] =
         agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(config_.actor.loss_agg_mode),
@@ -372,8 +376,8 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
             .item<double>();
     for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
   }
-  if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob");
-  if (config_.use_critic()) add("values", "compute_values");
+  if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob", columns);
+  if (config_.use_critic()) add("values", "compute_values", columns);
 }
 
 void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {

@@ -58,6 +58,7 @@ class PpoTrainer {
     double temperature = 1;
     std::int64_t top_k = -1;
     double top_p = 1;
+    bool routed_experts = false;  // come with the answers
   };
 
   // The answers to the first prompts of a step, asked for.

@@ -7,25 +7,20 @@
 
 #include "distckpt/error.h"
 #include "models/world.h"
+#include "rollout/routed_experts.h"
 
 namespace ferry::trainer {
 namespace {
 
-using distckpt::TransformerConfig;
+using rollout::layers_with_experts;
 
-// Of the whole model.
-std::vector<std::int64_t> layers_with_experts(const TransformerConfig& config) {
-  std::vector<std::int64_t> layers;
-  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
-    if (config.num_moe_experts > 0 && config.is_moe_layer(layer)) layers.push_back(layer);
-  return layers;
+// Between ranks: no collective knows numbers of two bytes.
+at::ScalarType wire_type(const distckpt::TransformerConfig& config) {
+  const auto type = models::routed_experts_type(config.num_moe_experts);
+  return type == at::kShort ? at::kInt : type;
 }
 
-at::ScalarType travel_type(const TransformerConfig& config) {
-  return config.num_moe_experts <= 256 ? at::kByte : at::kInt;
-}
-
-const TransformerConfig& config_of(const Pipeline& pipeline) {
+const distckpt::TransformerConfig& config_of(const Pipeline& pipeline) {
   return pipeline.chunks.front()->config();
 }
 
@@ -42,7 +37,7 @@ RouteFunction RouteRecorder::routes() {
   return [this](std::size_t, std::size_t micro_batch) {
     return models::RouterReplay{.record = [this, micro_batch](std::int64_t layer,
                                                               const at::Tensor& experts) {
-      chosen_[micro_batch][layer] = experts.to(travel_type(config_of(pipeline_)));
+      chosen_[micro_batch][layer] = experts.to(wire_type(config_of(pipeline_)));
     }};
   };
 }
@@ -59,7 +54,7 @@ at::Tensor RouteRecorder::collect() const {
   const auto& config = config_of(pipeline_);
   const auto& mesh = pipeline_.chunks.front()->mesh();
   const auto layers = layers_with_experts(config);
-  const auto options = at::TensorOptions().dtype(travel_type(config)).device(mesh.world().device());
+  const auto options = at::TensorOptions().dtype(wire_type(config)).device(mesh.world().device());
   std::vector<at::Tensor> packs;
   for (std::size_t i = 0; i < batches_.size(); ++i) {
     auto pack = at::zeros({batches_[i].num_tokens(), static_cast<std::int64_t>(layers.size()),
@@ -72,7 +67,8 @@ at::Tensor RouteRecorder::collect() const {
     packs.push_back(pack);
   }
   // Each layer is of one stage; elsewhere there are zeros.
-  return mesh.pp().all_reduce_max(at::cat(packs)).cpu();
+  const auto all = mesh.pp().all_reduce_max(at::cat(packs)).cpu();
+  return all.to(models::routed_experts_type(config.num_moe_experts));
 }
 
 RouteFunction replay_routes(const Pipeline& pipeline,
@@ -81,11 +77,12 @@ RouteFunction replay_routes(const Pipeline& pipeline,
                             const std::vector<at::Tensor>& of_sequences) {
   const auto layers = layers_with_experts(config_of(pipeline));
   const auto topk = config_of(pipeline).moe_router_topk;
+  // One more than the expert: what fills a pack up, zeros, is then no expert's.
   std::vector<at::Tensor> packs;
   for (const auto& part : parts) {
     std::vector<at::Tensor> rows;
     for (const auto i : part) rows.push_back(of_sequences[i]);
-    packs.push_back(at::cat(rows));
+    packs.push_back(at::cat(rows).to(at::kShort) + 1);
     require(packs.back().size(1) == static_cast<std::int64_t>(layers.size()) &&
                 packs.back().size(2) == topk,
             ErrorKind::kUsage,
@@ -98,7 +95,7 @@ RouteFunction replay_routes(const Pipeline& pipeline,
     const auto& tp = model.mesh().tp();
     const auto local = batches[micro_batch].local(packs[micro_batch]);
     const auto rows = local.size(0) / tp.size();
-    const auto mine = local.narrow(0, tp.rank() * rows, rows).to(at::kLong);
+    const auto mine = local.narrow(0, tp.rank() * rows, rows).to(at::kLong) - 1;
     models::RouterReplay replay;
     for (const auto layer : model.stage().layers) {
       const auto found = std::ranges::find(layers, layer);

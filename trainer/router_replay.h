@@ -1,6 +1,6 @@
 // The experts that the tokens of a batch went to, as they travel from the pass that recorded them to
 // those that replay them (verl's router replay): of each sequence [tokens, layers with experts, topk],
-// on the host, the layers of the whole model in its order; uint8 up to 256 experts, else int32.
+// on the host, the layers of the whole model in its order; of models::routed_experts_type().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,7 +39,8 @@ class RouteRecorder {
 };
 
 // Passes over the same packs whose tokens go where they went: `parts` of the sequences make a pack
-// each. The packs outlive it. Throws Error(kUsage) for experts of another model.
+// each. Where a sequence has negative numbers (its dtype is int16 then), and where packs are filled
+// up, routers choose. The packs outlive it. Throws Error(kUsage) for experts of another model.
 RouteFunction replay_routes(const Pipeline& pipeline,
                             std::span<const models::SequencePartition> batches,
                             const std::vector<Partition>& parts,

@@ -1,10 +1,17 @@
-"""`ferry train grpo` of a model with experts, whose updates send tokens where they went when their old log-probabilities were computed."""
-import pytest
+"""`ferry train grpo` of a model with experts, whose updates send tokens where they went when their old log-probabilities were computed (R2), or
+where the rollout sent them (R3); and `ferry generate`, whose routes are those of transformers' forward."""
+import json
 
-from ppo_run import ACTOR, PROMPTS, TORCH_PROGRAM, finish, settings, start_ranks, train, write_world
+import pytest
+import torch
+import transformers
+
+from generate_beside_transformers import load, random_prompts
+from ppo_run import ACTOR, PROMPTS, ROLLOUT, TORCH_PROGRAM, finish, settings, start_ranks, train, write_world
+from support import DATA, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
-R2 = {f"{ACTOR}.router_replay.mode": "R2"}
+R2, R3 = ({f"{ACTOR}.router_replay.mode": mode} for mode in ("R2", "R3"))
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 
 
@@ -14,21 +21,61 @@ def world(tmp_path_factory):
 
 
 def test_it_changes_no_byte_where_nothing_was_updated_in_between(world, work):
-    """One update a step, in bitwise: routers choose the same experts. Micro-batches of one, whose packs need no filling up."""
+    """One update a step, in bitwise: routers choose the same experts. Packs of several answers."""
     alone = train(world, work / "chosen")
-    assert train(world, work / "replayed", **R2) == alone
+    for name, mode in (("R2", R2), ("R3", R3)):
+        assert train(world, work / name, **mode) == alone, name
     assert all(values["actor/ppo_kl"] == 0 for values in alone.values())
 
 
 def test_it_replays_where_updates_lie_in_between(world, work):
     """Four updates a step, and ranks that exchange rows: the first step begins alike, and the ratios that come later are others."""
     more = {f"{ACTOR}.ppo_mini_batch_size": PROMPTS // 2, f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.optim.lr": 5e-2, "trainer.total_training_steps": 1}
-    chosen, replayed = train(world, work / "chosen", 2, **more), train(world, work / "replayed", 2, **more, **R2)
+    chosen, replayed, of_rollout = (train(world, work / name, 2, **more, **mode) for name, mode in (("chosen", {}), ("R2", R2), ("R3", R3)))
     assert chosen[1]["actor/entropy"] == replayed[1]["actor/entropy"]
     assert chosen[1]["actor/ppo_kl"] != replayed[1]["actor/ppo_kl"]
+    assert of_rollout == replayed
+
+
+def test_the_rollouts_routes_reach_an_actor_on_another_mesh(world, work):
+    """An actor of two ranks that share layers and experts, a rollout of its own; old log-probabilities that are the rollout's."""
+    more = {f"{ACTOR}.ranks": [0, 1], f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ACTOR}.megatron.expert_model_parallel_size": 2,
+            f"{ACTOR}.megatron.expert_tensor_parallel_size": 1, f"{ROLLOUT}.ranks": [2], "algorithm.rollout_correction.bypass_mode": True}
+    assert train(world, work / "replayed", 3, **more, **R3) == train(world, work / "chosen", 3, **more)
 
 
 def test_a_model_without_experts_is_refused(work):
     world = write_world(work / "dense")
     (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "run", **R2)))
     assert status == 2 and "router_replay.mode" in said and "has no experts" in said, said
+
+
+@torch.no_grad()
+def routes_of_transformers(model, tokens):
+    """[tokens, layers with experts, topk], in one forward."""
+    of_layers = []
+    routers = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
+    hooks = [router.register_forward_hook(lambda module, inputs, output: of_layers.append(output[2])) for router in routers]
+    model(torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(of_layers, 1)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2", "deepseek_v3"])
+def test_routes_are_those_of_transformers_forward_of_the_finished_sequence(family, work):
+    """Of prompts that begin alike and are longer than a step, several answers each, on one rank and on two that share all."""
+    torch.manual_seed(1)
+    config = transformers.AutoConfig.from_pretrained(DATA / f"hf_{family}/hf", max_position_embeddings=256)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(work / "hf")
+    model = load(work / "hf")
+    beginning, *others = random_prompts(model, 4, [70, 3, 20, 9])
+    ids = [argument for prompt in [beginning, *([*beginning, *other] for other in others)] for argument in ("--prompt-ids", ",".join(map(str, prompt)))]
+    how = ["--enable-return-routed-experts", "--json", "-q", "--ignore-eos", "--max-tokens", 12, "--n", 2, "--max-num-seqs", 4, "--max-num-batched-tokens", 48]
+    done = run_ok("generate", work / "hf", *ids, *how)
+    assert run_ok("generate", work / "hf", *ids, *how, "--tp", 2, "--ep", 2, "--etp", 1).stdout == done.stdout
+    outputs = [(answer["prompt_token_ids"], output) for answer in map(json.loads, done.stdout.splitlines()) for output in answer["outputs"]]
+    assert len(outputs) == 8
+    for prompt, output in outputs:
+        theirs = routes_of_transformers(model, prompt + output["token_ids"])
+        assert torch.equal(torch.tensor(output["routed_experts"]), theirs[:-1]), (family, len(prompt))

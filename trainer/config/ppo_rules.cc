@@ -108,10 +108,11 @@ ConfigRules<C> algorithm_rules() {
       {"replay_needs_what_was_recorded",
        {kActor + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
        [](const C& c) {
-         return c.actor.router_replay.mode == "disabled" ||
+         return c.actor.router_replay.mode != "R2" ||
                 !c.algorithm.rollout_correction.bypass_mode;
        },
-       "in bypass_mode no old log-probabilities are computed, so no routes are recorded"},
+       "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays the "
+       "rollout's routes"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},
        [](const C& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <span>
 #include <utility>
@@ -56,11 +57,19 @@ ActorLossConfig loss_config(const ActorConfig& config) {
           .kl_loss_type = parse_kl_penalty(config.kl_loss_type)};
 }
 
-// Of each row; none where routers choose.
-std::vector<at::Tensor> routed_experts_of(const DataProto& batch) {
+// Of each row, for replay; none where routers choose. They do for the last token of an answer, if
+// the rollout recorded: it has drawn that one, but not computed it.
+std::vector<at::Tensor> routed_experts_of(const DataProto& batch, const RouterReplaySection& replay) {
   if (!batch.batch().contains("routed_experts")) return {};
-  return sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
-                       batch.tensor("prompts").size(1));
+  auto rows = sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
+                            batch.tensor("prompts").size(1));
+  if (replay.mode == "R3") {
+    for (auto& row : rows) {
+      row = row.to(at::kShort, /*non_blocking=*/false, /*copy=*/true);
+      row[-1].fill_(-1);
+    }
+  }
+  return rows;
 }
 
 nlohmann::json as_json(const models::ReshardReport& report) {
@@ -145,6 +154,7 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
             .enable_prefix_caching = rollout.enable_prefix_caching,
             .enable_chunked_prefill = rollout.enable_chunked_prefill,
             .enforce_eager = rollout.enforce_eager,
+            .enable_return_routed_experts = config_.actor.router_replay.mode == "R3",
             .eos_token_ids = std::move(eos_token_ids)});
     worker.engine = engine_.get();
   }
@@ -190,6 +200,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
   const auto params = sampling_params(prompts.meta_info);
   std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
   std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
+  std::vector<std::vector<std::byte>> routes(static_cast<std::size_t>(rows));
   std::map<std::string, std::size_t> row_of;
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto index = static_cast<std::size_t>(row);
@@ -208,6 +219,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
           ids[index].push_back(token.token_id);
           log_probs[index].push_back(token.processed_logprob);
         }
+        std::ranges::copy(sample.routed_experts, std::back_inserter(routes[index]));
       }
     }
   }
@@ -217,10 +229,21 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
     masks.push_back(at::ones_like(responses.back()));
     of_rollout.push_back(at::tensor(log_probs[row]));
   }
-  return DataProto({{"responses", response_column(responses, width)},
-                    {"response_mask", response_column(masks, width)},
-                    {"weights_step", at::full({rows}, weights_step_, at::kLong)},
-                    {"rollout_log_probs", response_column(of_rollout, width)}});
+  DataProto answers({{"responses", response_column(responses, width)},
+                     {"response_mask", response_column(masks, width)},
+                     {"weights_step", at::full({rows}, weights_step_, at::kLong)},
+                     {"rollout_log_probs", response_column(of_rollout, width)}});
+  if (prompts.meta_info.value("routed_experts", false)) {
+    std::vector<at::Tensor> routed;
+    std::vector<AnsweredPrompt> begin;
+    for (std::size_t row = 0; row < ids.size(); ++row) {
+      routed.push_back(rollout::routed_experts_tensor(routes[row], origin_->map.config));
+      begin.push_back({.num_prompt_tokens = static_cast<std::int64_t>(tokens[row].size())});
+    }
+    const auto prompt_width = prompts.tensor("prompts").size(1);
+    answers.set("routed_experts", sequence_column(routed, begin, prompt_width, prompt_width + width));
+  }
+  return answers;
 }
 
 DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
@@ -249,10 +272,12 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
 }
 
 DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
-  std::vector<at::Tensor> routes;
-  const bool records = config_.actor.router_replay.mode == "R2";
+  const auto& replay = config_.actor.router_replay;
+  const bool records = replay.mode == "R2";
+  auto routes = routed_experts_of(batch, replay);
   auto answer = log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob),
-                          /*with_entropy=*/true, "old_log_probs", records ? &routes : nullptr);
+                          /*with_entropy=*/true, "old_log_probs",
+                          records || !routes.empty() ? &routes : nullptr);
   if (records)
     answer.set("routed_experts",
                sequence_column(routes, answered_prompts_of(batch), batch.tensor("prompts").size(1),
@@ -269,7 +294,7 @@ DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
 at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
                                              const ActorUpdate& update) const {
   auto mine = batch;
-  auto routes = routed_experts_of(batch);
+  auto routes = routed_experts_of(batch, config_.actor.router_replay);
   mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false, "old_log_probs",
                                  routes.empty() ? nullptr : &routes)
                            .tensor("old_log_probs"));
@@ -313,7 +338,7 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
     give(&ActorSample::ref_log_prob, batch.tensor("ref_log_prob"));
   if (batch.batch().contains("rollout_is_weights"))
     give(&ActorSample::rollout_is_weights, batch.tensor("rollout_is_weights"));
-  const auto routes = routed_experts_of(batch);
+  const auto routes = routed_experts_of(batch, config_.actor.router_replay);
   for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
     give(&ActorSample::cov_tokens, cov_tokens(batch, update));
