@@ -77,12 +77,11 @@ RouteFunction replay_routes(const Pipeline& pipeline,
                             const std::vector<at::Tensor>& of_sequences) {
   const auto layers = layers_with_experts(config_of(pipeline));
   const auto topk = config_of(pipeline).moe_router_topk;
-  // One more than the expert: what fills a pack up, zeros, is then no expert's.
   std::vector<at::Tensor> packs;
   for (const auto& part : parts) {
     std::vector<at::Tensor> rows;
     for (const auto i : part) rows.push_back(of_sequences[i]);
-    packs.push_back(at::cat(rows).to(at::kShort) + 1);
+    packs.push_back(at::cat(rows));
     require(packs.back().size(1) == static_cast<std::int64_t>(layers.size()) &&
                 packs.back().size(2) == topk,
             ErrorKind::kUsage,
@@ -93,7 +92,8 @@ RouteFunction replay_routes(const Pipeline& pipeline,
                                                                 std::size_t micro_batch) {
     const auto& model = *pipeline.chunks[chunk];
     const auto& tp = model.mesh().tp();
-    const auto local = batches[micro_batch].local(packs[micro_batch]);
+    // One more than the expert: what fills a pack up, zeros, is then no expert's.
+    const auto local = batches[micro_batch].local(packs[micro_batch].to(at::kShort) + 1);
     const auto rows = local.size(0) / tp.size();
     const auto mine = local.narrow(0, tp.rank() * rows, rows).to(at::kLong) - 1;
     models::RouterReplay replay;
