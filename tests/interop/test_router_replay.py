@@ -44,6 +44,16 @@ def test_the_rollouts_routes_reach_an_actor_on_another_mesh(world, work):
     assert train(world, work / "replayed", 3, **more, **R3) == train(world, work / "chosen", 3, **more)
 
 
+def test_it_brings_rollout_and_actor_nearer_in_fast(work):
+    """In bf16 an actor of two ranks rounds otherwise than a rollout of one, and routers that are nearly undecided flip."""
+    shape = EXPERTS | {"num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
+    world = write_world(work / "world", "Qwen3Moe", **shape)
+    more = {f"{ACTOR}.ranks": [0, 1], f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ROLLOUT}.ranks": [2], f"{ACTOR}.megatron.alignment": "fast",
+            f"{ACTOR}.megatron.dtype": "bfloat16", "data.max_response_length": 24, "trainer.total_training_steps": 1}
+    chosen, replayed = (train(world, work / name, 3, **more, **mode)[1]["rollout_corr/k3_kl"] for name, mode in (("chosen", {}), ("R3", R3)))
+    assert 0 < replayed < chosen
+
+
 def test_a_model_without_experts_is_refused(work):
     world = write_world(work / "dense")
     (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "run", **R2)))
