@@ -2,6 +2,9 @@
 // that begin alike share their first full ones, found by a chained hash of the tokens (nano-vllm's
 // BlockManager, vLLM's prefix cache). A block that nobody refers to keeps its content, and can be
 // found again, until it is taken for something else: the one unused longest first.
+//
+// The end of a prompt, which fills no block, is found by sequences of the same prompt. They write
+// behind it, so each begins a block of its own with a copy.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +35,9 @@ class BlockManager {
     return (tokens + block_size_ - 1) / block_size_;
   }
 
-  // For a sequence without blocks: refers to the cached blocks that it begins with, never to that
-  // of its last token, whose logits are wanted. Sets num_computed_tokens and num_cached_tokens.
+  // For a sequence without blocks: refers to the cached blocks that it begins with, and to the one
+  // that it copies the end of its prompt from, until its next step; never to its last token, whose
+  // logits are wanted. Sets num_computed_tokens, num_cached_tokens and copied_from.
   void take_cached_prefix(Sequence& sequence);
   // Blocks for the first `tokens` tokens. Full blocks of tokens that are known become part of the
   // prefix cache at once: whoever finds them computes behind them, in the same step at the
@@ -46,11 +50,14 @@ class BlockManager {
   void reset_prefix_cache();
 
  private:
+  struct Content {
+    PrefixHash hash{};
+    std::vector<std::int64_t> token_ids{};  // of what the prefix cache knows, else empty
+  };
   struct Block {
     std::int64_t ref_count = 0;
-    PrefixHash hash{};
-    std::vector<std::int64_t> token_ids{};  // of a full block in the prefix cache, else empty
-    std::int32_t previous = -1;             // in the list of free blocks
+    Content full{}, prompt_end{};
+    std::int32_t previous = -1;  // in the list of free blocks
     std::int32_t next = -1;
   };
   struct HashOf {
@@ -58,14 +65,25 @@ class BlockManager {
   };
 
   Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
+  PrefixHash hash_before(const Sequence& sequence, std::int64_t index) const;
   std::span<const std::int64_t> tokens_of(const Sequence& sequence, std::int64_t index) const;
-  std::int32_t find(const PrefixHash& hash, std::span<const std::int64_t> tokens) const;
+  // Of the prompt but its last token, behind the full blocks.
+  std::span<const std::int64_t> prompt_end_of(const Sequence& sequence) const;
+  std::int32_t find(const PrefixHash& hash,
+                    std::span<const std::int64_t> tokens,
+                    Content Block::*kind) const;
+  void take_prompt_end(Sequence& sequence);
   void remember_full_blocks(Sequence& sequence, std::int64_t tokens);
+  void remember_prompt_end(const Sequence& sequence, std::int64_t tokens);
+  void remember(Content& content, std::int32_t id, const PrefixHash& hash,
+                std::span<const std::int64_t> tokens);
   void refer_to(std::int32_t id);
+  void give_back(std::int32_t id);
+  void release_copied(Sequence& sequence);
   std::int32_t take_free();
   void push_free(std::int32_t id);
   void unlink_free(std::int32_t id);
-  void forget(Block& block, std::int32_t id);
+  void forget(Content& content, std::int32_t id);
 
   std::int64_t block_size_;
   bool enable_prefix_caching_;

@@ -1,6 +1,8 @@
 #include "rollout/kv_cache.h"
 
+#include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_put.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 
 #include "distckpt/error.h"
@@ -73,6 +75,14 @@ void KVCache::store(std::int64_t layer,
   }
   this->key(layer).flatten(0, 1).index_put_({slots}, key);
   if (value.defined()) this->value(layer).flatten(0, 1).index_put_({slots}, value);
+}
+
+void KVCache::copy(std::int64_t layer, const at::Tensor& slots) {
+  for (const auto& blocks : {key(layer), value(layer)}) {
+    if (blocks.numel() == 0) continue;  // of latents
+    const auto tokens = blocks.flatten(0, 1);
+    tokens.index_copy_(0, slots[1], tokens.index_select(0, slots[0]));
+  }
 }
 
 }  // namespace ferry::rollout

@@ -10,6 +10,12 @@
 
 namespace ferry::rollout {
 
+// A slot, and one that takes what is in it.
+struct CopiedSlot {
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+};
+
 class KVCache {
  public:
   static constexpr std::int64_t kBlockSize = 64;  // tokens: as many as flash reads at a time
@@ -39,6 +45,8 @@ class KVCache {
              const at::Tensor& slots,
              const at::Tensor& key,
              const at::Tensor& value);  // undefined where none is kept
+  // What lies in slots[0] goes to slots[1] as well. slots [2, tokens], int64.
+  void copy(std::int64_t layer, const at::Tensor& slots);
 
  private:
   static const at::Tensor& at(const std::vector<at::Tensor>& of_layers, std::int64_t layer) {

@@ -274,7 +274,10 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
 // `next`: the step that was launched behind it.
 std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* next) {
   ModelRunner::collect(step);
-  if (routed_experts_) routed_experts_->store(step.slots, step.routed_experts);
+  if (routed_experts_) {
+    routed_experts_->store(step.slots, step.routed_experts);
+    routed_experts_->copy(step.copied_slots);
+  }
   std::map<std::uint64_t, RequestOutput> of_requests;
   for (auto& drawn : step.drawn) {
     if (drawn.sequence == nullptr) continue;

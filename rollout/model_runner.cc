@@ -26,6 +26,20 @@ void add_top(std::vector<DrawnToken>& drawn, const SampledTokens& sampled) {
   }
 }
 
+// Of sequences that begin, where the ends of their prompts are.
+std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> scheduled) {
+  std::vector<CopiedSlot> slots;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    if (sequence->copied_from < 0) continue;
+    const auto last = sequence->num_computed_tokens / KVCache::kBlockSize;
+    const auto to = sequence->block_table[static_cast<std::size_t>(last)];
+    for (std::int64_t i = 0; i < sequence->num_computed_tokens % KVCache::kBlockSize; ++i)
+      slots.push_back({.from = sequence->copied_from * KVCache::kBlockSize + i,
+                       .to = to * KVCache::kBlockSize + i});
+  }
+  return slots;
+}
+
 // On the host, once the device has come so far.
 at::Tensor begin_download(const at::Tensor& x) {
   if (!x.defined() || !x.is_cuda()) return x.defined() ? x.contiguous() : x;
@@ -62,6 +76,7 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
   slots_ = make_buffer({rows}, at::kLong);
   lengths_ = make_buffer({sequences}, at::kInt);
   block_tables_ = make_buffer({sequences, blocks}, at::kInt);
+  copied_slots_ = make_buffer({limits.max_num_seqs * KVCache::kBlockSize, 2}, at::kLong);
   last_rows_ = make_buffer({limits.max_num_seqs}, at::kLong);
   unknown_ = make_buffer({2, limits.max_num_seqs}, at::kLong);
 }
@@ -88,13 +103,14 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
                                  const StepInFlight* before) {
   const at::NoGradGuard no_grad;
   for (auto* const buffer :
-       {&tokens_, &positions_, &slots_, &lengths_, &block_tables_, &last_rows_, &unknown_})
+       {&tokens_, &positions_, &slots_, &lengths_, &block_tables_, &copied_slots_, &last_rows_,
+        &unknown_})
     buffer->side = 1 - buffer->side;
-  StepInFlight step;
+  StepInFlight step{.copied_slots = slots_to_copy(scheduled)};
   StepRoutes routes(model_);
   const bool keeps = enable_return_routed_experts_;
   const auto hidden =
-      forward(scheduled, cache, before, keeps ? routes.recording() : models::RouterReplay{});
+      forward(scheduled, cache, before, step.copied_slots, keeps ? routes.recording() : models::RouterReplay{});
   draw(scheduled, hidden, step);
   if (keeps) keep_routes(scheduled, routes, step);
   const bool comes_down = !step.drawn.empty() || !step.slots.empty();
@@ -126,10 +142,11 @@ void ModelRunner::forget_graphs() {
 at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
                                 KVCache& cache,
                                 const StepInFlight* before,
+                                std::span<const CopiedSlot> copied_slots,
                                 const models::RouterReplay& routes) {
   const bool all_decode = std::ranges::all_of(
       scheduled, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
-  if (captures_graphs_ && all_decode) {
+  if (captures_graphs_ && all_decode && copied_slots.empty()) {
     const auto count = static_cast<std::int64_t>(scheduled.size());
     const auto rows = fill_rows(scheduled, DecodeGraphs::bucket_of(count));
     for (const auto* const buffer : {&tokens_, &positions_, &slots_, &lengths_, &block_tables_})
@@ -142,7 +159,7 @@ at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
   }
   // Tensor parallel ranks share out rows in equal parts where there are experts.
   const auto rows = fill_rows(scheduled, rows_multiple_);
-  const auto step = make_step(scheduled, rows);
+  const auto step = make_step(scheduled, rows, copied_slots);
   PagedContext context(cache, step);
   const auto tokens = tokens_.upload(rows);
   fill_in_unknown(scheduled, before);
@@ -212,7 +229,8 @@ std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled
 }
 
 PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
-                                 std::int64_t rows) const {
+                                 std::int64_t rows,
+                                 std::span<const CopiedSlot> copied_slots) const {
   const auto count = static_cast<std::int64_t>(scheduled.size());
   std::size_t widest = 0;
   PagedStep step{.slots = slots_.upload(rows), .lengths = lengths_.upload(count)};
@@ -232,6 +250,14 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
   step.lengths = step.lengths.narrow(0, 0, step.num_decodes);
   step.block_tables =
       tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
+  if (copied_slots.empty()) return step;
+  auto* both = copied_slots_.data<std::int64_t>();
+  for (const auto& slot : copied_slots) {
+    *both++ = slot.from;
+    *both++ = slot.to;
+  }
+  step.copied_slots =
+      copied_slots_.upload(static_cast<std::int64_t>(copied_slots.size())).t().contiguous();
   return step;
 }
 

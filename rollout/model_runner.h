@@ -48,6 +48,7 @@ struct StepInFlight {
   SampledTokens results{};          // on the host, as soon as `done` has happened
   std::vector<std::int64_t> slots{};  // of the rows whose routes are kept
   at::Tensor routed_experts{};        // theirs: StepRoutes::gather(), on the host like the results
+  std::vector<CopiedSlot> copied_slots{};
   std::shared_ptr<c10::Event> done{};
 };
 
@@ -87,10 +88,13 @@ class ModelRunner {
   at::Tensor forward(std::span<const ScheduledSequence> scheduled,
                      KVCache& cache,
                      const StepInFlight* before,
+                     std::span<const CopiedSlot> copied_slots,
                      const models::RouterReplay& routes);
   // Every one of the first `rows` rows decodes: out of the buffers, as uploaded.
   at::Tensor decode(std::int64_t rows, KVCache& cache) const;
-  PagedStep make_step(std::span<const ScheduledSequence> scheduled, std::int64_t rows) const;
+  PagedStep make_step(std::span<const ScheduledSequence> scheduled,
+                      std::int64_t rows,
+                      std::span<const CopiedSlot> copied_slots) const;
   void fill_in_unknown(std::span<const ScheduledSequence> scheduled, const StepInFlight* before);
   void draw(std::span<const ScheduledSequence> scheduled,
             const at::Tensor& hidden,
@@ -105,6 +109,7 @@ class ModelRunner {
   Buffer lengths_;                     // [sequences], int32
   Buffer block_tables_;                // [sequences, max_blocks], int32
   Buffer last_rows_;                   // [sequences], int64
+  Buffer copied_slots_;                // [tokens, 2], int64
   Buffer unknown_;                     // [2, sequences], int64: rows, and where `before` draws them
   bool captures_graphs_;
   bool enable_return_routed_experts_;

@@ -22,13 +22,18 @@ at::Tensor gather(const at::Tensor& cache, const at::Tensor& blocks, std::int64_
 
 }  // namespace
 
+void PagedContext::store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) {
+  cache_.store(layer, step_.slots, key, value);
+  if (step_.copied_slots.defined()) cache_.copy(layer, step_.copied_slots);
+}
+
 // Decoded rows have a kernel of their own, where there is one that keeps their bits.
 at::Tensor PagedContext::attend(std::int64_t layer,
                                 const at::Tensor& query,
                                 const at::Tensor& key,
                                 const at::Tensor& value,
                                 const models::AttentionOptions& options) {
-  cache_.store(layer, step_.slots, key, value);
+  store(layer, key, value);
   const auto chunks = [&](std::size_t first) {
     return attend_chunks(layer, query, key, value, options, first);
   };
@@ -56,7 +61,7 @@ at::Tensor PagedContext::attend_latents(std::int64_t layer,
                                         const at::Tensor& latents,
                                         const models::LatentUpProjection& up,
                                         const models::AttentionOptions& options) {
-  cache_.store(layer, step_.slots, latents.unsqueeze(1), {});
+  store(layer, latents.unsqueeze(1), {});
   const auto& cache = cache_.key(layer);
   const auto chunks = [&](std::size_t first) {
     std::vector<AttentionSegment> segments;

@@ -32,6 +32,8 @@ struct PagedStep {
   // The same, in numbers of the host, for attention that goes from sequence to sequence; then those
   // of prompts.
   std::vector<Chunk> chunks{};
+  // [2, tokens], int64: KVCache::copy() once this step's rows are there; undefined: nothing.
+  at::Tensor copied_slots{};
 };
 
 class PagedContext : public models::InferenceContext {
@@ -51,6 +53,7 @@ class PagedContext : public models::InferenceContext {
                             const models::AttentionOptions& options) override;
 
  private:
+  void store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value);
   at::Tensor attend_chunks(std::int64_t layer,
                            const at::Tensor& query,
                            const at::Tensor& key,

@@ -70,6 +70,13 @@ void RoutedExperts::store(std::span<const std::int64_t> slots, const at::Tensor&
   }
 }
 
+void RoutedExperts::copy(std::span<const CopiedSlot> slots) {
+  const auto token_bytes = bytes_.size(1);
+  auto* const bytes = bytes_.mutable_data_ptr<std::uint8_t>();
+  for (const auto& slot : slots)
+    std::copy_n(bytes + slot.from * token_bytes, token_bytes, bytes + slot.to * token_bytes);
+}
+
 std::vector<std::byte> RoutedExperts::read(std::span<const std::int32_t> block_table,
                                            std::int64_t begin,
                                            std::int64_t end) const {

@@ -12,6 +12,7 @@
 
 #include "distckpt/transformer_config.h"
 #include "models/gpt_model.h"
+#include "rollout/kv_cache.h"
 
 namespace ferry::rollout {
 
@@ -47,6 +48,7 @@ class RoutedExperts {
   // Of a step's first rows, in the order of the steps: their slots, and what StepRoutes has of them,
   // on the host.
   void store(std::span<const std::int64_t> slots, const at::Tensor& routes);
+  void copy(std::span<const CopiedSlot> slots);  // behind the step's rows, as KVCache::copy()
 
   // Of the tokens from `begin` to `end` of a sequence with these blocks: the bytes of a
   // routed_experts_tensor().

@@ -6,6 +6,8 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "distckpt/error.h"
 
@@ -67,13 +69,49 @@ TEST(BlockManager, SharesFullBlocksOfEqualBeginnings) {
   EXPECT_EQ(other.num_cached_tokens, 0);
 }
 
+// Two sequences of a prompt write behind it: what they copy stays until they have.
+TEST(BlockManager, CopiesTheEndOfTheSamePrompt) {
+  BlockManager blocks(6, 4, true);
+  auto one = sequence_of(count_up(8));
+  auto two = sequence_of(count_up(8));
+  auto longer = sequence_of(count_up(9));
+  ASSERT_TRUE(begin(blocks, one));
+  ASSERT_TRUE(begin(blocks, two));
+  EXPECT_EQ(two.num_cached_tokens, 7);
+  EXPECT_EQ(two.block_table[0], one.block_table[0]);
+  EXPECT_NE(two.block_table[1], one.block_table[1]);
+  EXPECT_EQ(two.copied_from, one.block_table[1]);
+  blocks.take_cached_prefix(longer);
+  EXPECT_EQ(longer.num_cached_tokens, 8) << "a full block of the first";
+  EXPECT_EQ(longer.copied_from, -1);
+  blocks.deallocate(longer);
+  blocks.deallocate(one);
+  EXPECT_EQ(blocks.num_free_blocks(), 3) << "the one that is copied is not free";
+  two.num_computed_tokens = 8;
+  two.token_ids.push_back(99);
+  ASSERT_TRUE(blocks.allocate(two, 9));
+  EXPECT_EQ(two.copied_from, -1);
+  EXPECT_EQ(blocks.num_free_blocks(), 3);
+  blocks.deallocate(two);
+  EXPECT_EQ(blocks.num_free_blocks(), 6);
+}
+
+TEST(BlockManager, CopiesNothingForWhichABlockWouldBeMissing) {
+  BlockManager blocks(2, 4, true);
+  auto one = sequence_of(count_up(7));
+  ASSERT_TRUE(begin(blocks, one));
+  blocks.deallocate(one);
+  ASSERT_TRUE(begin(blocks, one));
+  EXPECT_EQ(one.num_cached_tokens, 4);
+}
+
 TEST(BlockManager, ComputesTheLastTokenAlways) {
   BlockManager blocks(8, 4, true);
   auto one = sequence_of(count_up(8));
   auto two = sequence_of(count_up(8));
   ASSERT_TRUE(begin(blocks, one));
   ASSERT_TRUE(begin(blocks, two));
-  EXPECT_EQ(two.num_cached_tokens, 4);
+  EXPECT_EQ(two.num_cached_tokens, 7);
 }
 
 TEST(BlockManager, FindsBlocksThatNobodyUsesUntilTheyAreTaken) {
@@ -106,10 +144,42 @@ TEST(BlockManager, ForgetsWhenWeightsChange) {
   EXPECT_EQ(two.num_cached_tokens, 0);
 }
 
+// What the slots of blocks hold once steps have computed what they have to.
+class Slots {
+ public:
+  // From what the cache has of it on.
+  void compute(Sequence& sequence) {
+    if (sequence.copied_from >= 0 && sequence.num_computed_tokens == sequence.num_cached_tokens) {
+      const auto begin = sequence.num_computed_tokens / 4 * 4;
+      for (auto i = begin; i < sequence.num_computed_tokens; ++i)
+        at(sequence, i) = tokens_[{sequence.copied_from, i % 4}];
+    }
+    for (; sequence.num_computed_tokens < sequence.size(); ++sequence.num_computed_tokens)
+      at(sequence, sequence.num_computed_tokens) = up_to(sequence, sequence.num_computed_tokens);
+  }
+  bool are_those_of(const Sequence& sequence) {
+    for (std::int64_t i = 0; i < sequence.size(); ++i)
+      if (at(sequence, i) != up_to(sequence, i)) return false;
+    return true;
+  }
+
+ private:
+  using Tokens = std::vector<std::int64_t>;
+  static Tokens up_to(const Sequence& sequence, std::int64_t i) {
+    return {sequence.token_ids.begin(), sequence.token_ids.begin() + i + 1};
+  }
+  Tokens& at(const Sequence& sequence, std::int64_t i) {
+    return tokens_[{sequence.block_table[static_cast<std::size_t>(i / 4)], i % 4}];
+  }
+  std::map<std::pair<std::int32_t, std::int64_t>, Tokens> tokens_;  // by block and offset
+};
+
 // Against a model of what may be shared: whatever happens, sequences that live have blocks of their
-// own, but for equal beginnings.
+// own, but for equal beginnings, and find there what is theirs.
 TEST(BlockManager, NeverGivesABlockToDifferentTokens) {
   std::mt19937 random(5);
+  Slots slots;
+  std::int64_t copied = 0;
   BlockManager blocks(40, 4, true);
   std::vector<Sequence> live;
   std::int64_t shared = 0;
@@ -119,13 +189,18 @@ TEST(BlockManager, NeverGivesABlockToDifferentTokens) {
       std::vector<std::int64_t> tokens(1 + random() % 20);
       for (auto& token : tokens) token = random() % 2;
       auto sequence = sequence_of(tokens);
-      if (begin(blocks, sequence)) live.push_back(sequence);
+      if (begin(blocks, sequence)) {
+        slots.compute(sequence);
+        live.push_back(sequence);
+      }
       shared += sequence.num_cached_tokens;
+      copied += sequence.copied_from >= 0 ? 1 : 0;
     } else if (action < 3) {
       auto& sequence = live[random() % live.size()];
       if (blocks.allocate(sequence, sequence.size() + 1)) {
         sequence.token_ids.push_back(random() % 2);
         blocks.allocate(sequence, sequence.size());
+        slots.compute(sequence);
       }
     } else {
       const auto at = live.begin() + static_cast<std::ptrdiff_t>(random() % live.size());
@@ -134,7 +209,11 @@ TEST(BlockManager, NeverGivesABlockToDifferentTokens) {
     }
     std::map<std::int32_t, std::vector<std::int64_t>>
         beginning;  // of each block: the tokens up to its end
+    std::set<std::int32_t> used;
     for (const auto& sequence : live) {
+      ASSERT_TRUE(slots.are_those_of(sequence)) << "step " << i;
+      used.insert(sequence.block_table.begin(), sequence.block_table.end());
+      if (sequence.copied_from >= 0) used.insert(sequence.copied_from);
       for (std::size_t b = 0; b < sequence.block_table.size(); ++b) {
         const auto end = std::min<std::size_t>(4 * (b + 1), sequence.token_ids.size());
         const std::vector tokens(sequence.token_ids.begin(),
@@ -143,9 +222,10 @@ TEST(BlockManager, NeverGivesABlockToDifferentTokens) {
         ASSERT_TRUE(fresh || (known->second == tokens && end % 4 == 0)) << "step " << i;
       }
     }
-    ASSERT_EQ(blocks.num_free_blocks(), 40 - static_cast<std::int64_t>(beginning.size()));
+    ASSERT_EQ(blocks.num_free_blocks(), 40 - static_cast<std::int64_t>(used.size()));
   }
   EXPECT_GT(shared, 1000);
+  EXPECT_GT(copied, 100);
 }
 
 }  // namespace

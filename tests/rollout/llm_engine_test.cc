@@ -172,9 +172,10 @@ TEST_F(Engine, SamplesOfAPromptShareItsBlocksAndDifferByTheirDraws) {
   const auto prompt = random_prompt(100, kVocabulary, 8);
   engine.add_request("a", prompt, {.n = 8, .seed = 3, .max_tokens = 10});
   engine.step();
-  // One full block for all, and one for the end of each.
+  // One full block for all, and one for the end of each, of which the last token alone is computed.
   EXPECT_EQ(engine.stats().num_free_blocks, 20 - 1 - 8);
-  EXPECT_EQ(engine.stats().cached_tokens, 7 * 64);
+  EXPECT_EQ(engine.stats().cached_tokens, 7 * 99);
+  EXPECT_EQ(engine.stats().prompt_tokens, 100 + 7);
   const auto answers = run_all(engine);
   EXPECT_EQ(answers.at("a").tokens.size(), 8U);
   EXPECT_NE(answers.at("a").tokens.at(0), answers.at("a").tokens.at(1));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <list>
 #include <numeric>
 #include <string>
@@ -99,8 +100,10 @@ TEST(Scheduler, WhatFindsItsBeginningComputesTheRestInTheSameStep) {
   Steps steps({.max_num_seqs = 4, .max_num_batched_tokens = 100}, 100);
   auto& a = steps.add("a", 10);
   auto& b = steps.add("b", 10);
+  auto& c = steps.add("c", 11);
   b.token_ids = a.token_ids;
-  EXPECT_EQ(steps.step(), "a10 b2");
+  std::ranges::copy(a.token_ids, c.token_ids.begin());
+  EXPECT_EQ(steps.step(), "b1 a10 c3");  // the same prompt, to its end; the same beginning, in blocks
 }
 
 TEST(Scheduler, EverythingThatRunsCanBeMadeToWait) {
@@ -109,7 +112,7 @@ TEST(Scheduler, EverythingThatRunsCanBeMadeToWait) {
   steps.step();
   steps.scheduler.preempt_all();
   EXPECT_EQ(steps.blocks.num_free_blocks(), 100);
-  EXPECT_EQ(steps.step(), "a4 b4");  // in their order
+  EXPECT_EQ(steps.step(), "a2 b2");  // in their order; their prompts' ends were still there
 }
 
 }  // namespace
