@@ -144,7 +144,7 @@ def test_memory_that_is_not_there(large, work):
         assert status == 2 and "out of memory" in text, (limit, text)
         if "out of memory for " not in text:  # of a reader or a thread, which has no buffer's name
             continue
-        buffer = text.partition("out of memory for ")[2].partition(" ")[2].split(",")[0].split(" of ")[0]
+        buffer = text.partition("out of memory for ")[2].removeprefix("the ").split(",")[0].split(" of ")[0]
         said.setdefault(buffer, text)
         if "what would fit: data.max_token_len_per_gpu=" in text:
             fits.setdefault(limit, text.partition("what would fit: ")[2].partition(";")[0].split())
