@@ -61,6 +61,7 @@ GPTModel::GPTModel(distckpt::TransformerConfig config,
     output_bias_ = parameters_.take_if("output_layer.bias", between);
   }
   parameters_.check_all_taken();
+  row_decoder_ = RowDecoder::make(config_, mesh_, options_.alignment, parameters_);
 }
 
 at::Tensor GPTModel::forward(const SequencePartition& batch,
@@ -94,7 +95,11 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens,
   const LayerContext context{.angles = rotary_.angles(positions, scalar_type(options_.dtype)),
                              .inference = &inference,
                              .routes = routes};
-  auto stream = run_layers({.sum = embedding_->forward(tokens)}, context);
+  const auto embedded = embedding_->forward(tokens);
+  const auto row = row_decoder_ ? inference.only_row() : std::nullopt;
+  auto stream = row && row_decoder_->takes(*row)
+                    ? row_decoder_->forward(embedded, context.angles, *row)
+                    : run_layers({.sum = embedded}, context);
   return add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
 }
 
@@ -120,8 +125,7 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           std::size_t count,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
-  const auto layers = [this, first, count, batch = *context.batch,
-                       angles = context.angles,
+  const auto layers = [this, first, count, batch = *context.batch, angles = context.angles,
                        routes = context.routes](const std::vector<at::Tensor>& inputs) {
     ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
     const LayerContext again{.batch = &batch, .angles = angles, .routes = routes};

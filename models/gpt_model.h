@@ -16,6 +16,7 @@
 #include "models/packed_sequences.h"
 #include "models/parallel_state.h"
 #include "models/parameters.h"
+#include "models/row_decoder.h"
 #include "models/tensor_parallel/cross_entropy.h"
 #include "models/transformer/layer_context.h"
 #include "models/transformer/transformer_layer.h"
@@ -117,6 +118,7 @@ class GPTModel {
   std::optional<VocabParallelEmbedding> embedding_;
   std::vector<TransformerLayer> layers_;
   std::vector<MultiTokenPredictionLayer> predictions_;
+  std::unique_ptr<RowDecoder> row_decoder_;  // null where there is none
   at::Tensor final_norm_, output_weight_, output_bias_;
 };
 

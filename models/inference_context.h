@@ -6,15 +6,29 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "models/kernels/attention.h"
 #include "models/kernels/latent_attention.h"
 
 namespace ferry::models {
 
+// Where the keys and values of the only row of a step lie, that follows its sequence so far.
+struct DecodedRow {
+  at::Tensor slot{};         // [1], int64: of its own, counted over the blocks; -1: kept nowhere
+  at::Tensor block_table{};  // [max_blocks], int32: of the sequence, blocks of 64 keys
+  at::Tensor length{};       // [1], int32: keys of the sequence, the row's own among them
+  std::vector<std::pair<at::Tensor, at::Tensor>> cache{};  // of each layer, [blocks, 64, groups, dim]
+};
+
 class InferenceContext {
  public:
   virtual ~InferenceContext() = default;
+
+  // None: the rows of this step are more, or no decoded ones.
+  virtual std::optional<DecodedRow> only_row() const { return std::nullopt; }
 
   // Keeps the keys and values of this step's rows in the cache of `layer`, then attends each row to
   // its own sequence so far. query [rows, heads, dim], key [rows, groups, dim], value [rows,

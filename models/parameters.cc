@@ -129,6 +129,11 @@ at::Tensor Parameters::take_if(const std::string& key, GradientOverTp gradient) 
   return has(key) ? take(key, gradient) : at::Tensor();
 }
 
+at::Tensor Parameters::value_if(const std::string& key) const {
+  const auto found = index_.find(key);
+  return found == index_.end() ? at::Tensor() : parameters_[found->second].value;
+}
+
 at::Tensor Parameters::take_stacked(const std::vector<std::string>& keys) {
   std::vector<std::size_t> indices;
   for (const auto& key : keys) indices.push_back(find(key));

@@ -44,6 +44,8 @@ class Parameters {
   // Those of several keys, of one shape, as one tensor [keys, ...].
   at::Tensor take_stacked(const std::vector<std::string>& keys);
   bool has(const std::string& key) const { return index_.contains(key); }
+  // Of a key, as it lies now; undefined if there is none.
+  at::Tensor value_if(const std::string& key) const;
 
   // Throws Error(kBug) naming a parameter that no module took.
   void check_all_taken() const;

@@ -61,6 +61,12 @@ void KVCache::allocate() {
   }
 }
 
+std::vector<std::pair<at::Tensor, at::Tensor>> KVCache::layers() const {
+  std::vector<std::pair<at::Tensor, at::Tensor>> both;
+  for (std::size_t i = 0; i < keys_.size(); ++i) both.emplace_back(keys_[i], values_[i]);
+  return both;
+}
+
 // Where indices are put, slot -1 is the last one of all, in the block that belongs to nobody.
 void KVCache::store(std::int64_t layer,
                     const at::Tensor& slots,

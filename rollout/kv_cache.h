@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "models/gpt_model.h"
@@ -38,6 +39,9 @@ class KVCache {
   const at::Tensor& value(std::int64_t layer) const {
     return at(values_, layer);
   }  // [blocks, block_size, groups, value_dim]
+
+  // Keys and values of each layer.
+  std::vector<std::pair<at::Tensor, at::Tensor>> layers() const;
 
   // slots [rows], int64: block * block_size + offset; -1: nowhere. key [rows, groups, dim], value
   // [rows, groups, value_dim].

@@ -27,6 +27,15 @@ void PagedContext::store(std::int64_t layer, const at::Tensor& key, const at::Te
   if (step_.copied_slots.defined()) cache_.copy(layer, step_.copied_slots);
 }
 
+std::optional<models::DecodedRow> PagedContext::only_row() const {
+  if (step_.slots.size(0) != 1 || step_.num_decodes != 1 || step_.copied_slots.defined())
+    return std::nullopt;
+  return models::DecodedRow{.slot = step_.slots,
+                            .block_table = step_.block_tables[0],
+                            .length = step_.lengths,
+                            .cache = cache_.layers()};
+}
+
 // Decoded rows have a kernel of their own, where there is one that keeps their bits.
 at::Tensor PagedContext::attend(std::int64_t layer,
                                 const at::Tensor& query,

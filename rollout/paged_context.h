@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "models/inference_context.h"
@@ -41,6 +42,7 @@ class PagedContext : public models::InferenceContext {
   // The cache outlives this.
   PagedContext(KVCache& cache, const PagedStep& step) : cache_(cache), step_(step) {}
 
+  std::optional<models::DecodedRow> only_row() const override;
   at::Tensor attend(std::int64_t layer,
                     const at::Tensor& query,
                     const at::Tensor& key,

@@ -7,6 +7,7 @@
 #include "models/kernels/rotary_cuda.h"
 #include "models/kernels/strided_copy_cuda.h"
 #include "models/kernels/swiglu_cuda.h"
+#include "models/row_decoder.h"
 
 namespace ferry::models {
 namespace {
@@ -37,6 +38,20 @@ at::Tensor paged_attention_cuda(const at::Tensor&, const PagedKeys&, const Atten
 }
 void store_in_slots_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  absent();
+}
+std::unique_ptr<RowDecoder> RowDecoder::make(const distckpt::TransformerConfig&,
+                                             const ParallelState&,
+                                             Alignment,
+                                             const Parameters&) {
+  return nullptr;
+}
+bool RowDecoder::takes(const DecodedRow&) const {
+  return false;
+}
+ResidualStream RowDecoder::forward(const at::Tensor&,
+                                   const RotaryAngles&,
+                                   const DecodedRow&) const {
   absent();
 }
 bool rms_norm_cuda_supports(std::int64_t) {

@@ -1,0 +1,60 @@
+// What decode_row.cu computes with, by raw pointers, so that nvcc never sees LibTorch's headers.
+// All tensors are bf16, contiguous and aligned to 16 bytes; weights are [out, in].
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace ferry::models::launch {
+
+struct DecoderLayer {
+  const void* attention_norm = nullptr;
+  const void* qkv = nullptr;       // of each group: its queries, key and value
+  const void* qkv_bias = nullptr;  // or null
+  const void* q_norm = nullptr;    // of each head; or null, like k_norm
+  const void* k_norm = nullptr;
+  const void* proj = nullptr;
+  const void* mlp_norm = nullptr;
+  const void* fc1 = nullptr;  // gate above up
+  const void* fc2 = nullptr;
+  void* key_cache = nullptr;  // [blocks, 64, groups, dim]
+  void* value_cache = nullptr;
+};
+
+struct DecodeRowShape {
+  int layers = 0;
+  int hidden = 0;
+  int ffn = 0;
+  int heads = 0;
+  int groups = 0;
+  int dim = 0;         // of a head: 64 or 128
+  int window = 0;      // keys that the row sees at most, its own among them; 0: all
+  int max_blocks = 0;  // of block_table
+  float epsilon = 0;
+  float scale = 0;  // of scores
+};
+
+constexpr int kMostDecoderLayers = 128;
+
+struct DecodeRow {
+  DecodeRowShape shape{};
+  const void* hidden = nullptr;               // [hidden]
+  const void* cos = nullptr;                  // [dim]
+  const void* sin = nullptr;                  // [dim]
+  const std::int32_t* block_table = nullptr;  // [max_blocks]
+  const std::int32_t* length = nullptr;       // keys of the sequence, the row's own among them
+  const std::int64_t* slot = nullptr;         // of the row's key; below 0: kept nowhere
+  void* residual = nullptr;                   // [hidden], out
+  void* pending = nullptr;                    // [hidden], out: what is still to be added to it
+  void* scratch = nullptr;                    // of decode_row_scratch() bytes
+  unsigned long long* arrivals = nullptr;     // 0 before the first launch; of one shape for ever
+  DecoderLayer layers[kMostDecoderLayers];
+};
+
+// Whether the current device has the shared memory that the shape needs, and the kernel the bounds.
+bool decode_row_fits(const DecodeRowShape& shape);
+std::int64_t decode_row_scratch(const DecodeRowShape& shape);
+cudaError_t decode_row(const DecodeRow& row, cudaStream_t stream);
+
+}  // namespace ferry::models::launch

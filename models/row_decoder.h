@@ -1,0 +1,52 @@
+// Generation for one sequence at a time, in kFast: a dense model's layers for one row, in one
+// kernel (models/kernels/decode_row.cu). Products of one row are too short, one by one, to bring a
+// GPU's memory to full speed, and their weights are all there is to read. Beside transformer/,
+// whose layers it computes over again: a row's results differ from theirs by roundings of sums.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "distckpt/transformer_config.h"
+#include "models/alignment.h"
+#include "models/inference_context.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rotary.h"
+#include "models/parallel_state.h"
+#include "models/parameters.h"
+
+namespace ferry::models {
+
+class RowDecoder {
+ public:
+  // Null unless the model is dense, of bf16 and whole on one GPU, whose kernel its sizes fit, and
+  // computes in kFast. Parameters outlive this; they may move.
+  static std::unique_ptr<RowDecoder> make(const distckpt::TransformerConfig& config,
+                                          const ParallelState& mesh,
+                                          Alignment alignment,
+                                          const Parameters& parameters);
+
+  // Whether the row lies as the kernel takes it.
+  bool takes(const DecodedRow& row) const;
+  // hidden [1, hidden], of the embedding; keeps the row's keys and values, too. Reads nothing back
+  // to the host. Of passes at the same time there is one.
+  ResidualStream forward(const at::Tensor& hidden,
+                         const RotaryAngles& angles,
+                         const DecodedRow& row) const;
+
+ private:
+  RowDecoder(const distckpt::TransformerConfig& config,
+             const Parameters& parameters,
+             at::Tensor arrivals);
+  // Null where a layer has none.
+  const void* weight(std::int64_t layer, const char* name) const;
+
+  const distckpt::TransformerConfig& config_;
+  const Parameters& parameters_;
+  at::Tensor arrivals_;  // of thread blocks at the kernel's barriers, since ever
+};
+
+}  // namespace ferry::models
