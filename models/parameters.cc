@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -137,6 +138,8 @@ at::Tensor Parameters::value_if(const std::string& key) const {
 at::Tensor Parameters::take_stacked(const std::vector<std::string>& keys) {
   std::vector<std::size_t> indices;
   for (const auto& key : keys) indices.push_back(find(key));
+  require(std::ranges::is_sorted(indices), ErrorKind::kBug, "{} is stacked on what comes behind it",
+          keys.back());
   const auto& spec = parameters_[indices.at(0)].spec;
   auto shape = sizes(spec.shape).vec();
   shape.insert(shape.begin(), static_cast<std::int64_t>(keys.size()));
@@ -168,8 +171,12 @@ std::vector<std::string> Parameters::not_finite() const {
 }
 
 std::vector<distckpt::LocalShard> Parameters::sharded_state_dict() const {
+  std::vector<std::shared_ptr<at::Tensor>> owners;
+  for (const auto& leaf : leaves_)
+    owners.push_back(std::make_shared<at::Tensor>(leaf.value.detach()));
   std::vector<distckpt::LocalShard> shards;
-  for (const auto& parameter : parameters_) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& parameter = parameters_[i];
     std::int64_t row = 0;
     for (auto& tensor : parameter.spec.sharded_tensors()) {
       const auto part = parameter.value.narrow(0, row, tensor.local_shape[0]);
@@ -178,10 +185,18 @@ std::vector<distckpt::LocalShard> Parameters::sharded_state_dict() const {
                         .data = static_cast<std::byte*>(part.data_ptr()),
                         .strides = distckpt::Dims(part.strides()),
                         .device = part.is_cuda() ? part.get_device() : -1,
-                        .owner = std::make_shared<at::Tensor>(part)});
+                        .owner = owners[leaf_of_[i].first]});
     }
   }
   return shards;
+}
+
+std::vector<std::byte*> Parameters::owner_addresses() const {
+  std::vector<std::byte*> addresses;
+  for (const auto& [leaf, index] : leaf_of_) {
+    if (index == 0) addresses.push_back(static_cast<std::byte*>(leaves_[leaf].value.data_ptr()));
+  }
+  return addresses;
 }
 
 }  // namespace ferry::models

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -41,7 +42,7 @@ class Parameters {
   at::Tensor take(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
   // Undefined if there is none.
   at::Tensor take_if(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
-  // Those of several keys, of one shape, as one tensor [keys, ...].
+  // Those of several keys, of one shape, in the layout's order, as one tensor [keys, ...].
   at::Tensor take_stacked(const std::vector<std::string>& keys);
   bool has(const std::string& key) const { return index_.contains(key); }
   // Of a key, as it lies now; undefined if there is none.
@@ -66,8 +67,11 @@ class Parameters {
   // loaded.
   std::vector<std::string> not_finite() const;
 
-  // Every box of every parameter, with the memory that holds it.
+  // Every box of every parameter, with the memory that holds it; its owner is the leaf's memory.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
+  // Where these owners begin, each at its first shard, in the order of the shards: all of a
+  // sharded_state_dict() that changes when parameters move.
+  std::vector<std::byte*> owner_addresses() const;
 
  private:
   std::size_t find(const std::string& key) const;

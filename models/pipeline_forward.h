@@ -30,6 +30,14 @@ std::vector<distckpt::LocalShard> sharded_state_dict(const Chunks& chunks) {
   }
   return all;
 }
+// Where their owners begin, in their order (Parameters::owner_addresses).
+template <typename Chunks>
+std::vector<std::byte*> owner_addresses(const Chunks& chunks) {
+  std::vector<std::byte*> all;
+  for (const auto& chunk : chunks)
+    std::ranges::copy(chunk->parameters().owner_addresses(), std::back_inserter(all));
+  return all;
+}
 
 // The stages that a chunk of a stage gets its input from and hands its output to, -1 for none: the
 // pipeline goes round all stages once for each chunk.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <unordered_map>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -88,32 +89,38 @@ Resharder::Resharder(World& world,
       delta_(options.delta),
       plan_(distckpt::plan_between_ranks(gather_shards(group_, source),
                                          gather_shards(group_, target))) {
-  const auto keep = [](std::vector<LocalShard>& shards, Shards& kept) {
+  const auto keep = [](std::vector<LocalShard>& shards, std::size_t before, Side& side) {
     std::vector<std::byte*> addresses;
+    std::unordered_map<const void*, std::size_t> memory_of;  // of each owner
     for (auto& shard : shards) {
-      kept.strides.push_back(shard.strides.empty() ? row_major_strides(shard.tensor.local_shape)
-                                                   : shard.strides);
-      kept.tensors.push_back(std::move(shard.tensor));
-      addresses.push_back(shard.data);
+      const auto& owner = shard.owner;
+      const auto memory =
+          owner ? memory_of.emplace(owner.get(), addresses.size()).first->second : addresses.size();
+      if (memory == addresses.size()) addresses.push_back(shard.data);
+      auto strides =
+          shard.strides.empty() ? row_major_strides(shard.tensor.local_shape) : shard.strides;
+      for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(shard.tensor.dtype);
+      side.shards.push_back({.tensor = std::move(shard.tensor),
+                             .strides = strides,
+                             .memory = static_cast<std::int32_t>(before + memory),
+                             .offset = shard.data - addresses[memory]});
     }
+    side.num_memories = addresses.size();
     return addresses;
   };
-  const auto source_addresses = keep(source, source_);
-  set_memory(source_addresses, keep(target, target_));
+  const auto source_addresses = keep(source, 0, source_);
+  const auto target_addresses = keep(target, source_.num_memories, target_);
   plan_local();
   make_rounds(options.bucket_bytes);
+  set_memory(source_addresses, target_addresses);
 }
 
-BoxEnd Resharder::end_of(bool source, std::uint32_t shard, const Box& box) const {
-  const auto& side = source ? source_ : target_;
-  const auto& tensor = side.tensors[shard];
-  const auto element = size_of(tensor.dtype);
-  const auto whole = tensor.box();
-  BoxEnd end{.memory = static_cast<std::int32_t>(source ? shard : source_.tensors.size() + shard)};
+BoxEnd Resharder::end_of(const Shard& shard, const Box& box) {
+  const auto whole = shard.tensor.box();
+  const auto prepended = shard.tensor.prepend_axis_num;
+  BoxEnd end{.memory = shard.memory, .offset = shard.offset};
   for (int d = 0; d < box.rank(); ++d) {
-    const auto stride = d < tensor.prepend_axis_num
-                            ? 0
-                            : side.strides[shard][d - tensor.prepend_axis_num] * element;
+    const auto stride = d < prepended ? 0 : shard.strides[d - prepended];
     end.offset += (box.offset[d] - whole.offset[d]) * stride;
     end.strides.push_back(stride);
   }
@@ -127,8 +134,9 @@ void Resharder::plan_local() {
     for (const auto& box : cut(copy.box, element, kLargestBox))
       local_copies_.push_back({.size = box.size,
                                .element_size = element,
-                               .from = end_of(true, copy.source.shard, box),
-                               .to = end_of(false, copy.target.shard, box)});
+                               .from = end_of(source_.shards[copy.source.shard], box),
+                               .to = end_of(target_.shards[copy.target.shard], box)});
+    local_bytes_ += copy.num_bytes();
   }
   local_ = StridedCopies(local_copies_, world_.device());
 }
@@ -174,7 +182,8 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
       if (message.bytes == 0) message = {.peer = peer, .sends = sends, .tensor = copy.tensor};
       BoxEnd staged{.offset = message.bytes, .strides = row_major_strides(box.size)};
       for (int d = 0; d < box.rank(); ++d) staged.strides[d] *= element;
-      const auto held = end_of(sends, sends ? copy.source.shard : copy.target.shard, box);
+      const auto held = end_of(
+          sends ? source_.shards[copy.source.shard] : target_.shards[copy.target.shard], box);
       one.parts.push_back({.size = box.size,
                            .element_size = element,
                            .from = sends ? held : staged,
@@ -209,11 +218,17 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
 
 void Resharder::set_memory(const std::vector<std::byte*>& source,
                            const std::vector<std::byte*>& target) {
-  require(source.size() == source_.tensors.size() && target.size() == target_.tensors.size(),
+  require(source.size() == source_.num_memories && target.size() == target_.num_memories,
           ErrorKind::kBug, "addresses of other shards than were planned");
   auto all = source;
   all.insert(all.end(), target.begin(), target.end());
-  if (all != addresses_.host()) addresses_ = Addresses(std::move(all), world_.device());
+  if (all == addresses_.host()) return;
+  addresses_ = Addresses(std::move(all), world_.device());
+  bytes_in_place_ = 0;
+  for (const auto& copy : local_copies_) {
+    if (addresses_.of(copy.from) == addresses_.of(copy.to))
+      bytes_in_place_ += copy.size.product() * copy.element_size;
+  }
 }
 
 ReshardReport Resharder::run() {
@@ -246,13 +261,14 @@ ReshardReport Resharder::run_and_verify() {
 void Resharder::fill_padding() const {
   for (const auto& fill : plan_.fills) {
     if (fill.target.rank != world_.rank()) continue;
-    const auto end = end_of(false, fill.target.shard, fill.box);
-    const auto dtype = target_.tensors[fill.target.shard].dtype;
+    const auto& shard = target_.shards[fill.target.shard];
+    const auto end = end_of(shard, fill.box);
+    const auto dtype = shard.tensor.dtype;
     std::vector<std::int64_t> strides;
     for (const auto stride : end.strides) strides.push_back(stride / size_of(dtype));
     at::from_blob(
-        addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset,
-        at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides, [](void*) {},
+        addresses_.of(end), at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides,
+        [](void*) {},
         at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()), world_.device())
         .zero_();
   }
@@ -260,15 +276,9 @@ void Resharder::fill_padding() const {
 
 ReshardReport Resharder::move(std::vector<std::string>* digests) {
   const int me = world_.rank();
-  ReshardReport report{.rounds = static_cast<std::int64_t>(rounds_.size())};
-  for (const auto& copy : local_copies_) {
-    const auto address = [&](const BoxEnd& end) {
-      return addresses_.host()[static_cast<std::size_t>(end.memory)] + end.offset;
-    };
-    const bool in_place = address(copy.from) == address(copy.to);
-    (in_place ? report.bytes_in_place : report.bytes_local) +=
-        copy.size.product() * copy.element_size;
-  }
+  ReshardReport report{.bytes_in_place = bytes_in_place_,
+                       .bytes_local = local_bytes_ - bytes_in_place_,
+                       .rounds = static_cast<std::int64_t>(rounds_.size())};
   std::int64_t largest = 0;
   for (const auto& round : rounds_) largest = std::max(largest, round.bytes);
   // The rounds take turns with two buffers: one is packed or unpacked while one is under way.

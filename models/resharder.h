@@ -55,7 +55,9 @@ class Resharder {
             std::vector<distckpt::LocalShard> target,
             ReshardOptions options = {});
 
-  // The same shards, laid out as they were, at other addresses: of each shard's first element.
+  // The same shards, laid out as they were, at other addresses. Shards of one owner move together:
+  // where the first shard of each owner is now, in the order of the shards. One without owner moves
+  // alone.
   void set_memory(const std::vector<std::byte*>& source, const std::vector<std::byte*>& target);
 
   // Called by all ranks. On a GPU what was enqueued on the current stream comes first, and what is
@@ -93,15 +95,21 @@ class Resharder {
     Pending pending{};
   };
 
-  // Of shards that are planned: the addresses come with each run.
-  struct Shards {
-    std::vector<distckpt::ShardedTensor> tensors{};
-    std::vector<distckpt::Dims> strides{};  // in elements
+  // A shard that is planned: its memory's address comes with each run.
+  struct Shard {
+    distckpt::ShardedTensor tensor{};
+    distckpt::Dims strides{};  // in bytes
+    std::int32_t memory = 0;   // its number among addresses_
+    std::int64_t offset = 0;   // in bytes, from the first shard of the memory
+  };
+  struct Side {
+    std::vector<Shard> shards{};
+    std::size_t num_memories = 0;
   };
 
+  static BoxEnd end_of(const Shard& shard, const distckpt::Box& box);
   void make_rounds(std::int64_t bucket_bytes);
   void plan_local();
-  BoxEnd end_of(bool source, std::uint32_t shard, const distckpt::Box& box) const;
   void fill_padding() const;
   void find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const;
   Transfer begin(Round& round, const at::Tensor& buffer, ReshardReport& report) const;
@@ -110,10 +118,12 @@ class Resharder {
   World& world_;
   ProcessGroup group_;
   Delta delta_;
-  Shards source_, target_;
+  Side source_, target_;
   distckpt::RankPlan plan_;
-  Addresses addresses_;  // of the source's shards, then of the target's
+  Addresses addresses_;  // of the source's memories, then of the target's
   std::vector<BoxCopy> local_copies_;
+  std::int64_t local_bytes_ = 0;
+  std::int64_t bytes_in_place_ = 0;  // of them
   StridedCopies local_;
   std::vector<Round> rounds_;
 };

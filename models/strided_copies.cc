@@ -110,8 +110,7 @@ StridedCopies::StridedCopies(const std::vector<BoxCopy>& copies, at::Device devi
 void StridedCopies::run(const Addresses& addresses, std::byte* staging) const {
   if (boxes_.defined()) strided_copy_cuda(boxes_, box_of_tile_, addresses.device(), staging);
   const auto address = [&](const BoxEnd& end) {
-    return (end.memory < 0 ? staging : addresses.host()[static_cast<std::size_t>(end.memory)]) +
-           end.offset;
+    return end.memory < 0 ? staging + end.offset : addresses.of(end);
   };
   for (const auto& copy : copies_) {
     auto* const to = address(copy.to);

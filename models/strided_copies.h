@@ -36,6 +36,10 @@ class Addresses {
   Addresses(std::vector<std::byte*> addresses, at::Device device);
 
   const std::vector<std::byte*>& host() const { return host_; }
+  // Of the first element of an end that is not in the staging memory.
+  std::byte* of(const BoxEnd& end) const {
+    return host_[static_cast<std::size_t>(end.memory)] + end.offset;
+  }
   const at::Tensor& device() const { return device_; }  // [memories] int64; on a GPU alone
 
  private:

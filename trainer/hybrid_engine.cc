@@ -7,7 +7,6 @@
 #include "distckpt/error.h"
 #include "models/numerics_digest.h"
 #include "models/pipeline_forward.h"
-#include "models/shard_addresses.h"
 
 namespace ferry::trainer {
 
@@ -78,10 +77,10 @@ models::ReshardReport HybridEngine::rollout_mode() {
   if (offload_ != nullptr)
     offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
-  resharder_.set_memory(models::shard_addresses(actor_),
+  resharder_.set_memory(models::owner_addresses(actor_),
                         rollout_.model == nullptr
                             ? std::vector<std::byte*>()
-                            : models::shard_addresses(std::vector{rollout_.model}));
+                            : rollout_.model->parameters().owner_addresses());
   const auto report =
       with_context([] { return "resharding the actor's weights into the rollout's"; },
                    [&] { return options_.verify ? resharder_.run_and_verify() : resharder_.run(); });

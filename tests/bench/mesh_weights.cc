@@ -6,9 +6,9 @@
 #include <cctype>
 #include <functional>
 #include <map>
+#include <string_view>
 
 #include "distckpt/error.h"
-#include "models/shard_addresses.h"
 
 namespace ferry {
 namespace {
@@ -17,6 +17,7 @@ using distckpt::Box;
 using models::Parameter;
 
 constexpr std::int64_t kElementsAtATime = std::int64_t{1} << 24;
+constexpr std::string_view kExperts = "mlp.experts.experts.";  // their number follows
 
 // Calls `body` with parts of a parameter of so many elements at most, [rows] or [rows, columns], and
 // the box of the whole tensor that each is.
@@ -90,10 +91,19 @@ MeshWeights::MeshWeights(const distckpt::TransformerConfig& config, const BenchM
   const int index = mesh.index_of(rank);
   if (index < 0) return;
   parameters_.emplace(mesh.specs(config, index), device);
+  std::map<std::string, std::vector<std::string>> stacks;  // of experts, as models take them
   for (const auto& parameter : parameters_->all()) {
     require(size_of(parameter.spec.dtype) == 2, ErrorKind::kUsage, "{}: parameters of two bytes are measured", parameter.spec.key);
-    parameters_->take(parameter.spec.key);
+    const auto& key = parameter.spec.key;
+    const auto expert = key.find(kExperts);
+    if (expert == std::string::npos) {
+      parameters_->take(key);
+      continue;
+    }
+    const auto number = expert + kExperts.size();
+    stacks[key.substr(0, number) + key.substr(key.find('.', number))].push_back(key);
   }
+  for (const auto& [stack, keys] : stacks) parameters_->take_stacked(keys);
 }
 
 const std::vector<Parameter>& MeshWeights::all() const {
@@ -106,9 +116,7 @@ std::vector<distckpt::LocalShard> MeshWeights::sharded_state_dict() const {
 }
 
 std::vector<std::byte*> MeshWeights::addresses() const {
-  std::vector<std::byte*> all;
-  if (parameters_) models::append_shard_addresses(*parameters_, all);
-  return all;
+  return parameters_ ? parameters_->owner_addresses() : std::vector<std::byte*>();
 }
 
 void MeshWeights::fill() const {

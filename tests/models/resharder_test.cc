@@ -230,14 +230,29 @@ TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
       const auto expected = make_stage(config, rollout, {.alignment = one.target_alignment});
       for (const auto& chunk : expected) support::fill_parameters(*chunk, 3);
       Resharder resharder(world, "reshard", sharded_state_dict(trained), sharded_state_dict(served));
-      resharder.run_and_verify();
-      for (std::size_t chunk = 0; chunk < served.size(); ++chunk) {
-        const auto& got = served[chunk]->parameters().all();
-        const auto& wanted = expected[chunk]->parameters().all();
-        ASSERT_EQ(got.size(), wanted.size());
-        for (std::size_t i = 0; i < got.size(); ++i)
-          EXPECT_TRUE(at::equal(got[i].value, wanted[i].value)) << got[i].spec.key;
+      const auto check = [&] {
+        resharder.run_and_verify();
+        for (std::size_t chunk = 0; chunk < served.size(); ++chunk) {
+          const auto& got = served[chunk]->parameters().all();
+          const auto& wanted = expected[chunk]->parameters().all();
+          ASSERT_EQ(got.size(), wanted.size());
+          for (std::size_t i = 0; i < got.size(); ++i)
+            EXPECT_TRUE(at::equal(got[i].value, wanted[i].value)) << got[i].spec.key;
+        }
+      };
+      check();
+      // Again, with everything elsewhere.
+      const auto move = [](Parameters& parameters) {
+        for (std::size_t leaf = 0; leaf < parameters.leaves().size(); ++leaf)
+          parameters.rebind(leaf, at::empty_like(parameters.leaves()[leaf].value.detach()));
+      };
+      for (const auto& chunk : trained) move(chunk->parameters());
+      for (const auto& chunk : served) {
+        move(chunk->parameters());
+        for (const auto& parameter : chunk->parameters().all()) parameter.value.zero_();
       }
+      resharder.set_memory(owner_addresses(trained), owner_addresses(served));
+      check();
     });
   }
 }
