@@ -9,27 +9,17 @@
 #include "models/pipeline_forward.h"
 #include "models/world.h"
 #include "tests/support/expect.h"
+#include "tests/support/layout.h"
 #include "tests/support/tiny_training.h"
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
 namespace {
 
-using distckpt::ParallelConfig;
+using support::kLayouts;
+using support::Layout;
 
 const std::vector<std::int64_t> kLengths{7, 20, 1, 33, 12, 16, 2, 9};
-
-struct Layout {
-  const char* name;
-  int ranks;
-  ParallelConfig parallel;
-  bool sequence_parallel = false;
-};
-
-const Layout kLayouts[] = {{"alone", 1, {}},
-                           {"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
-                           {"cp2 dp2", 4, {.context_parallel_size = 2}},
-                           {"sequence parallel", 2, {.tensor_model_parallel_size = 2}, true}};
 
 struct Scores {
   std::vector<at::Tensor> values{};

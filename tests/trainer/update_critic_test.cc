@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/expect.h"
+#include "tests/support/layout.h"
 #include "tests/support/trainee.h"
 #include "trainer/compute_values.h"
 #include "trainer/micro_batches.h"
@@ -18,7 +19,8 @@
 namespace ferry::trainer {
 namespace {
 
-using distckpt::ParallelConfig;
+using support::kLayouts;
+using support::Layout;
 using support::Trainee;
 using Metrics = std::map<std::string, double>;
 
@@ -49,18 +51,6 @@ void set_targets(const Trainee& critic, std::vector<CriticSample>& samples, cons
     sample.returns = values[i] + answer % 3 - 1.5;
   }
 }
-
-struct Layout {
-  const char* name;
-  int ranks;
-  ParallelConfig parallel;
-  bool sequence_parallel = false;
-};
-
-const Layout kLayouts[] = {{"alone", 1, {}},
-                           {"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
-                           {"cp2 dp2", 4, {.context_parallel_size = 2}},
-                           {"sequence parallel", 2, {.tensor_model_parallel_size = 2}, true}};
 
 struct Outcome {
   support::WholeTensors gradients{};  // clipped, a tenth: the first moments after one step
