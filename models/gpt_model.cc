@@ -15,6 +15,20 @@ namespace ferry::models {
 
 using distckpt::Head;
 
+namespace {
+
+at::Tensor rows_of(const at::Tensor& all, const at::Tensor& rows) {
+  return rows.defined() ? all.index_select(0, rows) : all;
+}
+
+// [rows] among zeros: [count].
+at::Tensor among_all(const at::Tensor& of_rows, const at::Tensor& rows, std::int64_t count) {
+  if (!rows.defined()) return of_rows;
+  return at::zeros({count}, of_rows.options()).index_copy(0, rows, of_rows);
+}
+
+}  // namespace
+
 GPTModel::GPTModel(distckpt::TransformerConfig config,
                    const ParallelState& mesh,
                    StageSpec stage,
@@ -158,14 +172,24 @@ OutputHead GPTModel::head() const {
 
 TokenLogProbs GPTModel::log_probs(const at::Tensor& hidden,
                                   const at::Tensor& labels,
-                                  double temperature) const {
-  return linear_log_probs(setup_.tensor_parallel.enter(hidden), labels, head(), temperature);
+                                  double temperature,
+                                  const at::Tensor& scored) const {
+  const auto of_scored =
+      linear_log_probs(rows_of(setup_.tensor_parallel.enter(hidden), scored),
+                       rows_of(labels, scored), head(), temperature);
+  return {.log_probs = among_all(of_scored.log_probs, scored, labels.size(0)),
+          .entropy = among_all(of_scored.entropy, scored, labels.size(0))};
 }
 
 CrossEntropy GPTModel::cross_entropy(const at::Tensor& hidden,
                                      const at::Tensor& labels,
-                                     const at::Tensor& token_weights) const {
-  return linear_cross_entropy(setup_.tensor_parallel.enter(hidden), labels, token_weights, head());
+                                     const at::Tensor& token_weights,
+                                     const at::Tensor& scored) const {
+  const auto of_scored =
+      linear_cross_entropy(rows_of(setup_.tensor_parallel.enter(hidden), scored),
+                           rows_of(labels, scored), rows_of(token_weights, scored), head());
+  return {.loss = of_scored.loss,
+          .log_probs = among_all(of_scored.log_probs, scored, labels.size(0))};
 }
 
 at::Tensor GPTModel::whole_output(const at::Tensor& hidden) const {

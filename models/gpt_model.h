@@ -67,14 +67,18 @@ class GPTModel {
   // The same of the whole padded vocabulary, [local, padded], on every tensor parallel rank.
   at::Tensor whole_output(const at::Tensor& hidden) const;
   // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the tokens
-  // that come next. The logits are never held whole. Results are [local], the same on all tensor
-  // parallel ranks. Throws Error(kUsage) if the head is not a language model's.
+  // that come next. `scored`: the rows of these that have logits, as SequencePartition has them;
+  // of others the results are zeros, and so is the gradient. The logits are never held whole.
+  // Results are [local], the same on all tensor parallel ranks. Throws Error(kUsage) if the head is
+  // not a language model's.
   TokenLogProbs log_probs(const at::Tensor& hidden,
                           const at::Tensor& labels,
-                          double temperature = 1) const;
+                          double temperature = 1,
+                          const at::Tensor& scored = {}) const;
   CrossEntropy cross_entropy(const at::Tensor& hidden,
                              const at::Tensor& labels,
-                             const at::Tensor& token_weights) const;
+                             const at::Tensor& token_weights,
+                             const at::Tensor& scored = {}) const;
   // The logits of the whole vocabulary, without padding, of the whole batch in the order of the pack:
   // [tokens, vocab], on every rank of the stage.
   at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;

@@ -66,7 +66,12 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
     local += length;
   }
   const auto device = mesh.world().device();
-  rows_ = at::cat(rows).to(device);
+  const auto all_rows = at::cat(rows);
+  rows_ = all_rows.to(device);
+  if (pack.scored.defined()) {
+    const auto whole = at::constant_pad_nd(pack.scored, {0, padded - num_tokens_});
+    scored_ = at::nonzero(whole.index_select(0, all_rows)).squeeze(1).to(device);
+  }
   padded_ = at::constant_pad_nd(pack.tokens, {0, padded - num_tokens_}).to(device);
   tokens_ = padded_.index_select(0, rows_);
   positions_ = positions.to(device).index_select(0, rows_);

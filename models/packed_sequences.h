@@ -19,6 +19,7 @@ namespace ferry::models {
 struct PackedSequences {
   at::Tensor tokens{};                   // [tokens], int64
   std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
+  at::Tensor scored{};                   // [tokens], bool: what is wanted of; undefined: all
 };
 
 // One sequence after another.
@@ -35,6 +36,8 @@ class SequencePartition {
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
   // Those that lie `distance` behind them in the pack; behind its end its first ones again. [local]
   at::Tensor tokens_behind(std::int64_t distance) const;
+  // Which of these are scored: [scored], int64, ascending; undefined: all.
+  const at::Tensor& scored() const { return scored_; }
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
   // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
@@ -48,7 +51,7 @@ class SequencePartition {
   std::int64_t num_tokens_ = 0;
   at::Tensor padded_;  // the tokens of the pack, filled up
   at::Tensor rows_;    // [local]: where in it this rank's lie
-  at::Tensor tokens_, positions_, order_;
+  at::Tensor tokens_, positions_, scored_, order_;
   std::vector<AttentionSegment> segments_;
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -24,18 +25,35 @@ at::Tensor mask_of(const AnsweredPrompt& prompt) {
 
 }  // namespace
 
+std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& prompts) {
+  std::vector<at::Tensor> sequences;
+  for (const auto& prompt : prompts) sequences.push_back(prompt.tokens);
+  return sequences;
+}
+
+std::vector<at::Tensor> scored_of(const std::vector<AnsweredPrompt>& prompts) {
+  std::vector<at::Tensor> scored;
+  for (const auto& prompt : prompts) {
+    scored.push_back(at::zeros({prompt.tokens.size(0)}, at::kBool));
+    answer_of(prompt, scored.back()).fill_(true);
+  }
+  return scored;
+}
+
+at::Tensor answer_of(const AnsweredPrompt& prompt, const at::Tensor& of_tokens) {
+  return of_tokens.narrow(0, prompt.num_prompt_tokens - 1, prompt.num_response_tokens());
+}
+
 AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
                              std::vector<Partition> parts,
                              const models::ParallelState& mesh)
     : prompts_(std::move(prompts)), parts_(std::move(parts)), mesh_(mesh) {
-  std::vector<at::Tensor> sequences;
   std::int64_t tokens = 0;
   std::int64_t answers = 0;
   for (const auto& prompt : prompts_) {
     require(prompt.num_prompt_tokens > 0 && prompt.num_response_tokens() > 0, ErrorKind::kUsage,
             "a sample of {} tokens, {} of the prompt: it takes one of each at least",
             prompt.tokens.size(0), prompt.num_prompt_tokens);
-    sequences.push_back(prompt.tokens);
     const auto counted = mask_of(prompt).sum().item<std::int64_t>();
     tokens += counted;
     answers += counted > 0 ? 1 : 0;
@@ -44,7 +62,7 @@ AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
   const auto counts = mesh.dp().all_reduce(mine.to(mesh.world().device())).cpu();
   batch_num_tokens_ = counts[0].item<std::int64_t>();
   global_batch_size_ = counts[1].item<std::int64_t>();
-  batches_ = pack_micro_batches(sequences, parts_, mesh);
+  batches_ = pack_micro_batches(sequences_of(prompts_), parts_, mesh, scored_of(prompts_));
 }
 
 at::Tensor AnswerBatches::pad(const std::vector<at::Tensor>& rows) const {
@@ -64,8 +82,7 @@ at::Tensor AnswerBatches::rows(std::size_t i, const at::Tensor& local) const {
   std::int64_t begin = 0;
   for (const auto index : parts_[i]) {
     const auto& prompt = prompts_[index];
-    rows.push_back(
-        tokens.narrow(0, begin + prompt.num_prompt_tokens - 1, prompt.num_response_tokens()));
+    rows.push_back(answer_of(prompt, tokens.narrow(0, begin, prompt.tokens.size(0))));
     begin += prompt.tokens.size(0);
   }
   return pad(rows);

@@ -25,6 +25,15 @@ struct AnsweredPrompt {
   std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
 };
 
+std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& prompts);
+
+// Where something is said of an answer's tokens: [prompt + R] of each, bool. Place t speaks of token
+// t + 1.
+std::vector<at::Tensor> scored_of(const std::vector<AnsweredPrompt>& prompts);
+
+// [prompt + R, ...] of such places -> [R, ...] of the answer.
+at::Tensor answer_of(const AnsweredPrompt& prompt, const at::Tensor& of_tokens);
+
 template <typename Sample>
 std::vector<AnsweredPrompt> answered_prompts(const std::vector<Sample>& samples) {
   std::vector<AnsweredPrompt> prompts;

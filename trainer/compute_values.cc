@@ -19,7 +19,7 @@ std::vector<at::Tensor> scores_of_tokens(const Pipeline& pipeline,
                                          const std::vector<Partition>& parts) {
   const TokenFunction say = [](const models::GPTModel& model, const at::Tensor& hidden,
                                const models::SequencePartition&) { return model.output(hidden); };
-  auto scores = forward_sequences(pipeline, sequences, parts, 1, say);
+  auto scores = forward_sequences(pipeline, sequences, parts, say, {.channels = 1});
   for (auto& score : scores) score = score.squeeze(1);
   return scores;
 }

@@ -16,7 +16,7 @@ namespace ferry::trainer {
 // Throws Error(kUsage) unless the model is a critic: a token classification of one label.
 void require_value_head(const Pipeline& pipeline);
 
-// Called as compute_log_prob() is. [tokens] of each sequence, fp32, on the host: at place t the
+// Called as forward_sequences() is. [tokens] of each sequence, fp32, on the host: at place t the
 // value of what comes after token t, so that the value that belongs to a token of an answer stands
 // at the token before it. Throws Error(kUsage) unless the head is a token classification of one
 // label.

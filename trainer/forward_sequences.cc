@@ -39,11 +39,11 @@ std::vector<at::Tensor> of_sequences(const at::Tensor& all,
 std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const std::vector<at::Tensor>& sequences,
                                           const std::vector<Partition>& parts,
-                                          std::int64_t channels,
                                           const TokenFunction& say,
-                                          std::vector<at::Tensor>* routed_experts) {
+                                          const SequenceOptions& options) {
   const auto& mesh = pipeline.chunks.front()->mesh();
-  const auto batches = pack_micro_batches(sequences, parts, mesh);
+  auto* const routed_experts = options.routed_experts;
+  const auto batches = pack_micro_batches(sequences, parts, mesh, options.scored);
   std::int64_t num_tokens = 0;
   for (const auto& batch : batches) num_tokens += batch.num_tokens();
   std::vector<at::Tensor> of_batches(batches.size());  // on the last stage
@@ -62,9 +62,9 @@ std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
     routes = replay_routes(pipeline, batches, parts, *routed_experts);
   forward_backward(pipeline, batches, keep, {.forward_only = true, .routes = routes});
 
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(mesh.world().device());
+  const auto numbers = at::TensorOptions().dtype(at::kFloat).device(mesh.world().device());
   const auto mine = mesh.is_last_stage() ? at::cat(of_batches).to(at::kFloat)
-                                         : at::zeros({num_tokens, channels}, options);
+                                         : at::zeros({num_tokens, options.channels}, numbers);
   const auto all = mesh.pp().broadcast(mine, mesh.pp().size() - 1).cpu();
 
   if (recorder) *routed_experts = of_sequences(recorder->collect(), sequences, parts);

@@ -19,16 +19,22 @@ using TokenFunction = std::function<at::Tensor(const models::GPTModel& model,
                                                const at::Tensor& hidden,
                                                const models::SequencePartition& batch)>;
 
+struct SequenceOptions {
+  std::int64_t channels = 1;
+  std::vector<at::Tensor> scored{};  // as of pack_micro_batches()
+  // If it is not null, it has where tokens go, of each sequence (router_replay.h); if it is empty,
+  // it gets where they went.
+  std::vector<at::Tensor>* routed_experts = nullptr;
+};
+
 // Called by all ranks of the mesh, with the sequences of their data parallel rank: [tokens] each,
 // int64, on the host, at least one token. `parts`: those of each micro-batch, every sequence in
 // one, as many on all ranks. Returns [tokens, channels] of each sequence, fp32, on the host, the
-// same on all ranks of a data parallel rank. `routed_experts`, if it is not null, has where tokens
-// go, of each sequence (router_replay.h); if it is empty, it gets where they went.
+// same on all ranks of a data parallel rank.
 std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const std::vector<at::Tensor>& sequences,
                                           const std::vector<Partition>& parts,
-                                          std::int64_t channels,
                                           const TokenFunction& say,
-                                          std::vector<at::Tensor>* routed_experts = nullptr);
+                                          const SequenceOptions& options);
 
 }  // namespace ferry::trainer

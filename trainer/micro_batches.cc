@@ -1,5 +1,7 @@
 #include "trainer/micro_batches.h"
 
+#include <ATen/ops/cat.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -124,12 +126,18 @@ std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup
 
 std::vector<models::SequencePartition> pack_micro_batches(const std::vector<at::Tensor>& sequences,
                                                           const std::vector<Partition>& parts,
-                                                          const models::ParallelState& mesh) {
+                                                          const models::ParallelState& mesh,
+                                                          const std::vector<at::Tensor>& scored) {
   std::vector<models::SequencePartition> batches;
   for (const auto& part : parts) {
-    std::vector<at::Tensor> chosen;
-    for (const auto i : part) chosen.push_back(sequences.at(i));
-    batches.emplace_back(models::pack(chosen), mesh);
+    const auto chosen = [&](const std::vector<at::Tensor>& all) {
+      std::vector<at::Tensor> some;
+      for (const auto i : part) some.push_back(all.at(i));
+      return some;
+    };
+    auto packed = models::pack(chosen(sequences));
+    if (!scored.empty()) packed.scored = at::cat(chosen(scored));
+    batches.emplace_back(packed, mesh);
   }
   return batches;
 }

@@ -41,9 +41,12 @@ std::vector<Partition> split_micro_batches(std::size_t num_sequences, std::size_
 std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp,
                                                       std::span<const std::int64_t> mine);
 
-// Each micro-batch as this rank runs it. `sequences`: [tokens] each, int64, on the host.
-std::vector<models::SequencePartition> pack_micro_batches(const std::vector<at::Tensor>& sequences,
-                                                          const std::vector<Partition>& parts,
-                                                          const models::ParallelState& mesh);
+// Each micro-batch as this rank runs it. `sequences`: [tokens] each, int64, on the host. `scored`:
+// [tokens] each, bool, where logits are read; none: everywhere.
+std::vector<models::SequencePartition> pack_micro_batches(
+    const std::vector<at::Tensor>& sequences,
+    const std::vector<Partition>& parts,
+    const models::ParallelState& mesh,
+    const std::vector<at::Tensor>& scored = {});
 
 }  // namespace ferry::trainer

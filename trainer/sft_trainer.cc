@@ -116,12 +116,14 @@ std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) 
 SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
   const auto dp = mesh_.shape().dp();
   std::vector<at::Tensor> tokens;
+  std::vector<at::Tensor> scored;  // where something is learned
   std::vector<SftTensors> examples;
   std::vector<std::int64_t> seqlens;
   Batch batch;
   for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
     examples.push_back(tensors_of(encoder_.encode(conversation)));
     tokens.push_back(examples.back().tokens);
+    scored.push_back(examples.back().weights.ne(0));
     seqlens.push_back(examples.back().tokens.size(0));
     batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
   }
@@ -145,7 +147,7 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     parts = split_micro_batches(seqlens.size(),
                                 static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
   }
-  batch.parts = pack_micro_batches(tokens, parts, mesh_);
+  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored);
   batch.shape.num_micro_batches = parts.size();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
@@ -170,10 +172,12 @@ double SftTrainer::run_batch(const Batch& batch,
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) -> LossOutput {
     models::CrossEntropy result;
-    const auto tokens = batch.labels[i].size(0);
+    const auto& scored = batch.parts[i].scored();
     allocating(
-        world_.device(), [&] { return logits_buffer(model, tokens); },
-        [&] { result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale); });
+        world_.device(), [&] { return logits_buffer(model, scored.size(0)); },
+        [&] {
+          result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale, scored);
+        });
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
   std::vector<LossMetrics> metrics;

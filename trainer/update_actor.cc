@@ -18,8 +18,9 @@ std::map<std::string, double> update_actor(const Pipeline& pipeline,
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) {
     const auto given = [&](at::Tensor ActorSample::*one) { return batches.rows(i, samples, one); };
+    const auto& pack = batches.pack(i);
     const auto result =
-        model.log_probs(hidden, batches.pack(i).tokens_behind(1), update.temperature);
+        model.log_probs(hidden, pack.tokens_behind(1), update.temperature, pack.scored());
     ActorLossInputs inputs{.policy = {.log_prob = batches.rows(i, result.log_probs)},
                            .ref_log_prob = given(&ActorSample::ref_log_prob)};
     auto& policy = inputs.policy;

@@ -128,7 +128,8 @@ class HeadGradients {
 
   at::Tensor of_hidden() const { return hidden_; }
   at::Tensor of_weight() const {
-    return of_weight_ ? sum_.to(weight_.scalar_type()) : at::Tensor();
+    if (!of_weight_) return {};
+    return sum_.defined() ? sum_.to(weight_.scalar_type()) : at::zeros_like(weight_);  // no token
   }
 
  private:

@@ -8,6 +8,7 @@
 
 #include "models/pipeline_forward.h"
 #include "models/world.h"
+#include "tests/support/layout.h"
 #include "tests/support/tiny_training.h"
 #include "trainer/micro_batches.h"
 
@@ -15,15 +16,10 @@ namespace ferry::trainer {
 namespace {
 
 using distckpt::ParallelConfig;
+using support::Layout;
 
-struct Layout {
-  const char* name;
-  int ranks;
-  ParallelConfig parallel;
-};
-
-std::vector<SequenceLogProbs> run(models::World& world, ParallelConfig parallel, const std::vector<at::Tensor>& sequences,
-                                  const std::vector<Partition>& parts) {
+std::vector<AnswerLogProbs> run(models::World& world, ParallelConfig parallel, const std::vector<AnsweredPrompt>& prompts,
+                                const std::vector<Partition>& parts) {
   parallel.make_vocab_size_divisible_by = 2;
   const models::ParallelState mesh(world, parallel, "mesh");
   const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4});
@@ -34,14 +30,21 @@ std::vector<SequenceLogProbs> run(models::World& world, ParallelConfig parallel,
     pointers.push_back(chunk.get());
   }
   const P2PCommunicator p2p(world, mesh, "p2p", chunks.size() > 1);
-  return compute_log_prob({.chunks = pointers, .p2p = &p2p}, sequences, parts, 0.7);
+  return compute_log_prob({.chunks = pointers, .p2p = &p2p}, prompts, parts, 0.7);
 }
 
 TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
   const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4});
   const auto sequences = support::random_sequences({7, 20, 1, 33, 12, 16}, config.vocab_size, 1);
+  // Everything behind the first token is an answer; and answers of 4, 1, 0, 28, 0 and 7 tokens.
+  std::vector<AnsweredPrompt> whole;
+  std::vector<AnsweredPrompt> prompts;
+  for (const auto& tokens : sequences) {
+    whole.push_back({.tokens = tokens, .num_prompt_tokens = 1});
+    prompts.push_back({.tokens = tokens, .num_prompt_tokens = std::vector{3, 19, 1, 5, 12, 9}[prompts.size()]});
+  }
   models::World alone({});
-  const auto expected = run(alone, {}, sequences, split_micro_batches(sequences.size(), 1));
+  const auto expected = run(alone, {}, whole, split_micro_batches(sequences.size(), 1));
   ASSERT_EQ(expected.size(), sequences.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
     EXPECT_EQ(expected[i].log_probs.size(0), sequences[i].size(0) - 1);
@@ -52,15 +55,18 @@ TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
                              Layout{"cp2", 2, {.context_parallel_size = 2}},
                              Layout{"pp2 vpp2", 2, {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}}}) {
     for (const auto& parts : {split_micro_batches(sequences.size(), 3), std::vector<Partition>{{5, 0}, {3, 2}, {1}, {4}}}) {
-      SCOPED_TRACE(layout.name);
-      models::run_ranks(layout.ranks, {}, [&](models::World& world) {
-        const auto got = run(world, layout.parallel, sequences, parts);
-        ASSERT_EQ(got.size(), expected.size());
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          EXPECT_TRUE(at::equal(got[i].log_probs, expected[i].log_probs)) << i;
-          EXPECT_TRUE(at::equal(got[i].entropys, expected[i].entropys)) << i;
-        }
-      });
+      for (const auto& given : {whole, prompts}) {
+        SCOPED_TRACE(layout.name);
+        models::run_ranks(layout.ranks, {}, [&](models::World& world) {
+          const auto got = run(world, layout.parallel, given, parts);
+          ASSERT_EQ(got.size(), expected.size());
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            const auto answer = [&](const at::Tensor& all) { return all.narrow(0, given[i].num_prompt_tokens - 1, given[i].num_response_tokens()); };
+            EXPECT_TRUE(at::equal(got[i].log_probs, answer(expected[i].log_probs))) << i;
+            EXPECT_TRUE(at::equal(got[i].entropys, answer(expected[i].entropys))) << i;
+          }
+        });
+      }
     }
   }
 }

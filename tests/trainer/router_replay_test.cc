@@ -58,12 +58,6 @@ std::vector<ActorSample> make_samples(const std::vector<std::int64_t>& lengths, 
   return samples;
 }
 
-std::vector<at::Tensor> tokens_of(const std::vector<ActorSample>& samples) {
-  std::vector<at::Tensor> tokens;
-  for (const auto& sample : samples) tokens.push_back(sample.tokens);
-  return tokens;
-}
-
 // In kBitwise routes are the same anyway: on every mesh, and with them every byte of an update. Where
 // packs are filled up, and at ends of answers, which a rollout does not compute, routers choose.
 TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
@@ -84,14 +78,14 @@ TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
         auto samples = make_samples({9, 20, 5, 33, 11, 16}, config.vocab_size);
         const auto parts = split_micro_batches(samples.size(), 2);
         std::vector<at::Tensor> routes;
-        const auto old = compute_log_prob(chooses.pipeline(), tokens_of(samples), parts, 1, &routes);
+        const auto old = compute_log_prob(chooses.pipeline(), answered_prompts(samples), parts, 1, &routes);
         ASSERT_EQ(routes.size(), samples.size());
-        const auto again = compute_log_prob(replays.pipeline(), tokens_of(samples), parts, 1, &routes);
+        const auto again = compute_log_prob(replays.pipeline(), answered_prompts(samples), parts, 1, &routes);
         for (std::size_t i = 0; i < samples.size(); ++i) {
           EXPECT_EQ(routes[i].sizes(), (std::vector<std::int64_t>{samples[i].tokens.size(0), config.num_layers - dense, config.moe_router_topk}));
           EXPECT_EQ(routes[i].scalar_type(), at::kByte);
           EXPECT_TRUE(at::equal(again[i].log_probs, old[i].log_probs)) << i;
-          samples[i].old_log_prob = old[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone() - 0.1;
+          samples[i].old_log_prob = old[i].log_probs - 0.1;
         }
         if (world.size() == 1) expected = routes;
         for (std::size_t i = 0; i < samples.size(); ++i) EXPECT_TRUE(at::equal(routes[i], expected[i])) << i;
@@ -124,7 +118,7 @@ TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
         sample.routed_experts = at::tensor({0, 1}, at::kByte).expand({sample.tokens.size(0), config.num_layers, 2}).contiguous();
         routes.push_back(sample.routed_experts);
       }
-      const auto before = compute_log_prob(actor.pipeline(), tokens_of(samples), parts, 1, &routes);
+      const auto before = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
       for (auto* const chunk : actor.pointers) {
         for (const auto& parameter : chunk->parameters().all()) {
           const auto& key = parameter.spec.key;
@@ -132,12 +126,12 @@ TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
             parameter.value.fill_(std::numeric_limits<double>::quiet_NaN());
         }
       }
-      const auto chosen = compute_log_prob(actor.pipeline(), tokens_of(samples), parts);
+      const auto chosen = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts);
       EXPECT_TRUE(chosen[3].log_probs.isnan().any().item<bool>()) << "routers choose other experts";
-      const auto after = compute_log_prob(actor.pipeline(), tokens_of(samples), parts, 1, &routes);
+      const auto after = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
       for (std::size_t i = 0; i < samples.size(); ++i) {
         EXPECT_TRUE(at::equal(after[i].log_probs, before[i].log_probs)) << i;
-        samples[i].old_log_prob = after[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone();
+        samples[i].old_log_prob = after[i].log_probs;
       }
       const auto metrics = update_actor(actor.pipeline(), samples, parts, {});
       EXPECT_NEAR(metrics.at("actor/ppo_kl"), 0, 1e-5);
@@ -158,17 +152,16 @@ TEST(RouterReplay, WhereTheLastTokenGoesIsOfNoConsequence) {
   auto samples = make_samples({9, 20, 5}, config.vocab_size);
   const auto parts = split_micro_batches(samples.size(), 2);
   std::vector<at::Tensor> routes;
-  const auto old = compute_log_prob(actor.pipeline(), tokens_of(samples), parts, 1, &routes);
+  const auto old = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    samples[i].old_log_prob = old[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone() - 0.1;
+    samples[i].old_log_prob = old[i].log_probs - 0.1;
     samples[i].routed_experts = routes[i];
   }
   const auto there = update_actor(actor.pipeline(), samples, parts, {});
   for (auto& one : routes) one[-1] = config.num_moe_experts - 1 - one[-1];
-  const auto elsewhere = compute_log_prob(other.pipeline(), tokens_of(samples), parts, 1, &routes);
+  const auto elsewhere = compute_log_prob(other.pipeline(), answered_prompts(samples), parts, 1, &routes);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const auto but_last = samples[i].tokens.size(0) - 1;
-    EXPECT_TRUE(at::equal(elsewhere[i].log_probs.narrow(0, 0, but_last), old[i].log_probs.narrow(0, 0, but_last))) << i;
+    EXPECT_TRUE(at::equal(elsewhere[i].log_probs, old[i].log_probs)) << i;
     samples[i].routed_experts = routes[i];
   }
   EXPECT_EQ(update_actor(other.pipeline(), samples, parts, {}), there);
@@ -223,11 +216,11 @@ TEST(RouterReplay, RefusesModelsWithoutExpertsAndRoutesOfOthers) {
   models::World world({});
   const auto dense = support::tiny_config({});
   const Trainee actor(world, {}, dense, {.dtype = distckpt::DType::kF32});
-  const auto sequences = support::random_sequences({6}, dense.vocab_size, 1);
+  const std::vector<AnsweredPrompt> prompts{{.tokens = support::random_sequences({6}, dense.vocab_size, 1).front(), .num_prompt_tokens = 1}};
   std::vector<at::Tensor> routes;
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"router_replay", "no experts"}, [&] { compute_log_prob(actor.pipeline(), sequences, {{0}}, 1, &routes); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"router_replay", "no experts"}, [&] { compute_log_prob(actor.pipeline(), prompts, {{0}}, 1, &routes); }));
   routes = {at::zeros({6, 2, 2}, at::kByte)};
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"routed_experts: 2 layers of 2 choices", "0 layers"}, [&] { compute_log_prob(actor.pipeline(), sequences, {{0}}, 1, &routes); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"routed_experts: 2 layers of 2 choices", "0 layers"}, [&] { compute_log_prob(actor.pipeline(), prompts, {{0}}, 1, &routes); }));
 }
 
 }  // namespace

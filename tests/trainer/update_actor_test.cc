@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "rollout/llm_engine.h"
+#include "tests/support/layout.h"
 #include "tests/support/trainee.h"
 #include "trainer/algorithms/advantages.h"
 #include "trainer/compute_log_prob.h"
@@ -16,7 +17,6 @@
 namespace ferry::trainer {
 namespace {
 
-using distckpt::ParallelConfig;
 using support::Trainee;
 
 std::vector<ActorSample> make_samples(std::int64_t vocab) {
@@ -29,35 +29,21 @@ std::vector<ActorSample> make_samples(std::int64_t vocab) {
   return samples;
 }
 
-std::vector<at::Tensor> tokens_of(const std::vector<ActorSample>& samples) {
-  std::vector<at::Tensor> tokens;
-  for (const auto& sample : samples) tokens.push_back(sample.tokens);
-  return tokens;
-}
-
 void set_old_log_probs(const Trainee& actor, std::vector<ActorSample>& samples, const std::vector<Partition>& parts) {
-  const auto log_probs = compute_log_prob(actor.pipeline(), tokens_of(samples), parts);
-  for (std::size_t i = 0; i < samples.size(); ++i)
-    samples[i].old_log_prob = log_probs[i].log_probs.narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens()).clone();
+  const auto log_probs = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts);
+  for (std::size_t i = 0; i < samples.size(); ++i) samples[i].old_log_prob = log_probs[i].log_probs;
 }
-
-struct Layout {
-  const char* name;
-  int ranks;
-  ParallelConfig parallel;
-};
 
 // One update per batch: the policy is the one that answered, to the bit. Its gradient is the same for
 // every mesh and cut, but for rounding.
 TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
   const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4});
   double expected = 0;
-  for (const auto& layout : {Layout{"alone", 1, {}}, Layout{"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
-                             Layout{"cp2 dp2", 4, {.context_parallel_size = 2}}}) {
+  for (const auto& layout : support::kLayouts) {
     for (const std::size_t size : {1, 4}) {
       SCOPED_TRACE(fmt::format("{} {}", layout.name, size));
       models::run_ranks(layout.ranks, {}, [&](models::World& world) {
-        const Trainee actor(world, layout.parallel, config, {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32});
+        const Trainee actor(world, layout.parallel, config, {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32, .sequence_parallel = layout.sequence_parallel});
         auto mine = actor.mine(make_samples(config.vocab_size));
         const auto parts = split_micro_batches(mine.size(), size);
         set_old_log_probs(actor, mine, parts);

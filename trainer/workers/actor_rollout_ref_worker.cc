@@ -254,20 +254,18 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                            std::vector<at::Tensor>* routed_experts) const {
   const auto answers = answered_prompts_of(batch);
   const auto results = trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
-                                        sequences_of(answers),
+                                        answers,
                                         worker.micro_batches(answers, size, config_.longest_sequence()),
                                         batch.meta_info.at("temperature").get<double>(),
                                         routed_experts);
   const auto width = batch.tensor("responses").size(1);
-  const auto column = [&](at::Tensor SequenceLogProbs::*one) {
+  const auto column = [&](at::Tensor AnswerLogProbs::*one) {
     std::vector<at::Tensor> rows;
-    for (std::size_t i = 0; i < answers.size(); ++i)
-      rows.push_back((results[i].*one).narrow(0, answers[i].num_prompt_tokens - 1,
-                                              answers[i].num_response_tokens()));
+    for (const auto& result : results) rows.push_back(result.*one);
     return response_column(rows, width);
   };
-  DataProto::Tensors columns{{name, column(&SequenceLogProbs::log_probs)}};
-  if (with_entropy) columns["entropys"] = column(&SequenceLogProbs::entropys);
+  DataProto::Tensors columns{{name, column(&AnswerLogProbs::log_probs)}};
+  if (with_entropy) columns["entropys"] = column(&AnswerLogProbs::entropys);
   return DataProto(columns);
 }
 

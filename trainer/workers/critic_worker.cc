@@ -35,8 +35,7 @@ DataProto CriticWorker::compute_values(const DataProto& batch) {
       micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
   std::vector<at::Tensor> rows;
   for (std::size_t i = 0; i < answers.size(); ++i)
-    rows.push_back(
-        values[i].narrow(0, answers[i].num_prompt_tokens - 1, answers[i].num_response_tokens()));
+    rows.push_back(answer_of(answers[i], values[i]));
   return DataProto({{"values", response_column(rows, batch.tensor("responses").size(1))}});
 }
 

@@ -140,10 +140,4 @@ DataProto MegatronWorker::load_checkpoint(const DataProto& call) {
   return answer;
 }
 
-std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& answers) {
-  std::vector<at::Tensor> sequences;
-  for (const auto& answer : answers) sequences.push_back(answer.tokens);
-  return sequences;
-}
-
 }  // namespace ferry::trainer

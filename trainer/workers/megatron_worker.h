@@ -75,6 +75,4 @@ class MegatronWorker {
   OffloadFlags resting_;
 };
 
-std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& answers);
-
 }  // namespace ferry::trainer
