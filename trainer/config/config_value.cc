@@ -123,4 +123,12 @@ ConfigEntry parse_override(std::string_view text) {
   return entry;
 }
 
+std::vector<ConfigEntry> read_entries(const std::filesystem::path& file,
+                                      const std::vector<std::string>& overrides) {
+  std::vector<ConfigEntry> entries;
+  if (!file.empty()) entries = read_toml(file);
+  for (const auto& text : overrides) entries.push_back(parse_override(text));
+  return entries;
+}
+
 }  // namespace ferry::trainer

@@ -34,4 +34,8 @@ std::vector<ConfigEntry> read_toml(const std::filesystem::path& path);
 // Throws Error(kUsage).
 ConfigEntry parse_override(std::string_view text);
 
+// Those of a file, if one is named, and of overrides behind them, which win. Throws Error(kUsage).
+std::vector<ConfigEntry> read_entries(const std::filesystem::path& file,
+                                      const std::vector<std::string>& overrides);
+
 }  // namespace ferry::trainer

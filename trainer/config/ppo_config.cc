@@ -384,9 +384,7 @@ PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::vector<std::string>& overrides) {
   auto config = default_ppo_config(algorithm);
   auto table = table_of(config);
-  std::vector<ConfigEntry> entries;
-  if (!file.empty()) entries = read_toml(file);
-  for (const auto& text : overrides) entries.push_back(parse_override(text));
+  const auto entries = read_entries(file, overrides);
   for (const auto& entry : entries) table.set(entry);
 
   const auto has_mesh = [&](const std::string& role) {

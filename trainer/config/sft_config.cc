@@ -64,10 +64,7 @@ SftConfig load_sft_config(const std::filesystem::path& file,
                           const std::vector<std::string>& overrides) {
   SftConfig config;
   auto table = table_of(config);
-  if (!file.empty()) {
-    for (const auto& entry : read_toml(file)) table.set(entry);
-  }
-  for (const auto& text : overrides) table.set(parse_override(text));
+  for (const auto& entry : read_entries(file, overrides)) table.set(entry);
   require_consistent(config, sft_rules(), table);
   return config;
 }
