@@ -24,6 +24,7 @@
 #include "trainer/ppo_options.h"
 #include "trainer/run_options.h"
 #include "trainer/training_checkpoint.h"
+#include "trainer/training_run.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -33,10 +34,6 @@ constexpr int kMostNotFinite = 10;  // steps in a row
 
 // What draws are for: each has its own.
 enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
-
-std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
-  return {names.begin(), names.end()};
-}
 
 bool every(std::int64_t step, int frequency) {
   return frequency > 0 && step % frequency == 0;
@@ -50,8 +47,9 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
-      stream_(paths(config.data.train_files), stream_options(config, true)),
-      total_steps_(total_training_steps(config, stream_.num_records())),
+      stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
+      total_steps_(total_training_steps(config.trainer.run, "data.train_batch_size",
+                                        config.data.train_batch_size, stream_.num_records())),
       workers_(world, config, origin_, encoder_, total_steps_),
       kl_(kl_control(config.algorithm.kl_ctrl)),
       peak_flops_(peak_flops(models::device_name(world.device()))) {
@@ -64,11 +62,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
   output_.say(fmt::format("loaded     {}", config_.model.path));
   timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, first);
   distckpt::write_text(folder / kConfigFile, to_toml(config));
-  const auto wanted = [&](const char* name) {
-    return std::ranges::find(run.logger, name) != run.logger.end();
-  };
-  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, first));
-  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", first));
+  logs_ = open_logs(run, first);
   const auto samples = [&](const std::string& given, const char* usual) {
     return std::make_unique<SampleLog>(
         given.empty() ? folder / usual : std::filesystem::path(given), first);
@@ -92,7 +86,7 @@ void PpoTrainer::fit() {
   resume();
   ProgressLine progress(total_steps_);
   const auto& run = config_.trainer.run;
-  const bool console = std::ranges::find(run.logger, "console") != run.logger.end();
+  const bool console = logs_to(run, "console");
   const bool validates = !config_.data.val_files.empty();
   if (step_ == 0 && run.val_before_train && validates) {
     wake_rollout();
@@ -461,7 +455,7 @@ Metrics PpoTrainer::train_step() {
 }
 
 Metrics PpoTrainer::validate() {
-  RecordStream records(paths(config_.data.val_files), stream_options(config_, false));
+  auto records = open_records(config_.data, config_.trainer.run, /*training=*/false);
   const auto& kwargs = config_.rollout.val_kwargs;
   const Sampling sampling{.temperature = kwargs.do_sample ? kwargs.temperature : 0,
                           .top_k = kwargs.top_k,

@@ -22,15 +22,12 @@
 #include "trainer/run_options.h"
 #include "trainer/sft_memory.h"
 #include "trainer/sft_options.h"
+#include "trainer/training_run.h"
 
 namespace ferry::trainer {
 namespace {
 
 constexpr int kMostNotFinite = 10;  // steps in a row
-
-std::vector<std::filesystem::path> paths(const std::vector<std::string>& names) {
-  return {names.begin(), names.end()};
-}
 
 // Numbers of each rank, summed in the order of the ranks.
 std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
@@ -66,8 +63,9 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
-      stream_(paths(config.data.train_files), train_stream_options(config)),
-      total_steps_(total_training_steps(config, stream_.num_records())),
+      stream_(open_records(config.data, config.trainer, /*training=*/true)),
+      total_steps_(total_training_steps(config.trainer, "data.global_batch_size",
+                                        config.data.global_batch_size, stream_.num_records())),
       engine_(world, engine_options(config, origin_, total_steps_)),
       mesh_(engine_.mesh()),
       peak_flops_(peak_flops(models::device_name(world.device()))),
@@ -84,11 +82,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), first);
   if (!is_rank_0()) return;
   distckpt::write_text(folder / kConfigFile, to_toml(config));
-  const auto wanted = [&](const char* name) {
-    return std::ranges::find(config.trainer.logger, name) != config.trainer.logger.end();
-  };
-  if (wanted("file")) logs_.push_back(open_jsonl_log(folder / kMetricsFile, first));
-  if (wanted("tensorboard")) logs_.push_back(open_event_log(folder / "tensorboard", first));
+  logs_ = open_logs(config.trainer, first);
 }
 
 SftTrainer::~SftTrainer() = default;
@@ -264,7 +258,7 @@ Metrics SftTrainer::train_step() {
 }
 
 Metrics SftTrainer::validate() {
-  RecordStream records(paths(config_.data.val_files), val_stream_options(config_));
+  auto records = open_records(config_.data, config_.trainer, /*training=*/false);
   const auto dp = mesh_.shape().dp();
   double loss = 0;
   double learned = 0;
@@ -319,8 +313,7 @@ void SftTrainer::report(const Metrics& metrics) {
 
 void SftTrainer::run() {
   ProgressLine progress(total_steps_);
-  const bool console =
-      std::ranges::find(config_.trainer.logger, "console") != config_.trainer.logger.end();
+  const bool console = logs_to(config_.trainer, "console");
   const auto every = [](std::int64_t step, int frequency) {
     return frequency > 0 && step % frequency == 0;
   };

@@ -1,0 +1,44 @@
+// What the loops of all runs make of their configuration: records, steps and logs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "trainer/config/run_sections.h"
+#include "trainer/data/record_stream.h"
+#include "trainer/metrics/metric_log.h"
+#include "trainer/sft_examples.h"
+
+namespace ferry::trainer {
+
+// The records of a data section: to train on, or, in the order of the files and to their end, to
+// validate on. Throws Error as RecordStream does.
+template <typename Data>
+RecordStream open_records(const Data& data, const TrainerConfig& run, bool training) {
+  const auto& files = training ? data.train_files : data.val_files;
+  return RecordStream(
+      {files.begin(), files.end()},
+      {.order = {.shuffle = training && data.shuffle,
+                 .seed = static_cast<std::uint64_t>(run.seed),
+                 .shuffle_buffer_bytes = data.shuffle_buffer_bytes},
+       .on_malformed = data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
+       .drop_last = training});
+}
+
+Truncation truncation_of(std::string_view name);
+
+// Steps of the run: those that were asked for, or as many whole batches as the epochs have. Throws
+// Error(kUsage), naming the key of the batch size, if there is not one.
+std::int64_t total_training_steps(const TrainerConfig& run,
+                                  std::string_view batch_key,
+                                  int batch_size,
+                                  std::int64_t num_records);
+
+// Whether metrics go there: to "console", "file", "tensorboard".
+bool logs_to(const TrainerConfig& run, std::string_view name);
+// The files that they go to, from step `first` on.
+std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first);
+
+}  // namespace ferry::trainer
