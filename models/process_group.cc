@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -130,8 +131,11 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
       fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "", [&] {
         run("creation", [&] {
           backends_->gloo = make_gloo(store, rank_, size(), world);
-          backends_->device =
-              world.device().is_cuda() ? make_nccl(store, rank_, size(), world) : backends_->gloo;
+          backends_->device = backends_->gloo;
+          if (!world.device().is_cuda()) return;
+          // Which meets at its first operation, and is watched there (watch_nccl).
+          const auto plain = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
+          backends_->device = make_nccl(plain, rank_, size(), world);
         });
       });
 }
