@@ -47,7 +47,7 @@ std::int64_t activation_bytes(const models::GPTModel& chunk,
 std::int64_t logits_bytes(const models::GPTModel& chunk, std::int64_t tokens);
 
 // What all passes of a batch need at once, at most: micro-batches on their way, what a backward
-// pass adds to the layer that it is in, and the loss.
+// pass adds to the layer that it is in, and the loss, as if every token were learned from.
 std::int64_t batch_bytes(const std::vector<models::GPTModel*>& chunks,
                          const models::Recompute& recompute,
                          const MicroBatchShape& largest,

@@ -121,8 +121,8 @@ def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     write_model(folder / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=2, head_dim=64, vocab_size=16384,
                 max_position_embeddings=4096)
-    question = {"role": "user", "content": " ".join(WORDS * 40)}
-    write_rows(folder / "train.jsonl", [{"messages": [question, {"role": "assistant", "content": "one"}]}] * BATCH)
+    question, answer = ({"role": role, "content": " ".join(WORDS * count)} for role, count in (("user", 1), ("assistant", 39)))
+    write_rows(folder / "train.jsonl", [{"messages": [question, answer]}] * BATCH)
     return folder
 
 
