@@ -11,6 +11,8 @@
 
 namespace ferry::models::launch {
 
+constexpr int kLanes = 32;  // of a warp
+
 __device__ inline float widen(float x) {
   return x;
 }
@@ -32,6 +34,10 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
 template <typename T>
 __device__ float rounded(float x) {
   return widen(narrow<T>(x));
+}
+
+__device__ inline std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // Neighbours that are read and written at once, where they lie aligned.

@@ -12,7 +12,6 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kChunk = 8;  // elements of 16 bytes
@@ -20,9 +19,6 @@ constexpr int kMostPieceBytes = 4096;
 constexpr int kBarriersOfLayer = 5;
 enum Product : int { kQkv, kProj, kFc1, kFc2, kProducts };
 
-__device__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 __device__ void prefetch(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer));
 }

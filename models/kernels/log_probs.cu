@@ -11,7 +11,6 @@ namespace ferry::models::launch {
 namespace {
 
 constexpr int kThreads = 1024;
-constexpr int kLanes = 32;
 constexpr int kVector = 4;
 
 struct Sum {

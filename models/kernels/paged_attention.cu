@@ -14,16 +14,12 @@ namespace {
 constexpr int kRows = 16;    // of an m16n8k16 product
 constexpr int kColumns = 8;  // of one
 constexpr int kDepth = 16;   // of one
-constexpr int kLanes = 32;
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
 constexpr int kQuad = 4;   // lanes that hold a row's columns
 constexpr int kChunk = 8;  // elements of 16 bytes
 constexpr int kCacheBlock = 64;
 
-__device__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // 16 bytes that come later, or zeros.
 __device__ void copy_async(void* to, const void* from, bool exists) {

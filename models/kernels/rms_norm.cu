@@ -6,7 +6,6 @@
 namespace ferry::models::launch {
 namespace {
 
-constexpr int kLanes = 32;
 constexpr int kVector = 4;
 constexpr int kWarps = 16;
 constexpr std::int64_t kManyChannels = 8192;
