@@ -1,13 +1,10 @@
 """What tests of `ferry train grpo|ppo` share: a tiny model, prompts whose answers a rule or a small program scores, and runs of several ranks."""
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
-from sft_run import TORCH_PROGRAM, WORDS, finish, write_model, write_rows
-from support import sha256, tree
+from ranks import finish, start_training
+from sft_run import WORDS, write_model, write_rows
 
 # A score that depends on every character, so that answers of a model that has learned nothing differ.
 REWARD = """import json, sys
@@ -47,20 +44,9 @@ def settings(world, run, **more):
     return [f"{key}={json.dumps(value)}" for key, value in values.items() if value is not None]
 
 
-def start_ranks(count, algorithm, arguments, limits={}, **environment):
-    """`ferry train <algorithm>` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [subprocess.Popen([TORCH_PROGRAM, "train", algorithm, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             preexec_fn=limits.get(rank),
-                             env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
-                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment) for rank in range(count)]
-
-
 def train(world, run, ranks=1, algorithm="grpo", **more):
     """The metrics of each step of a whole run."""
-    for rank, (status, said) in enumerate(finish(start_ranks(ranks, algorithm, settings(world, run, **more)), timeout=120)):
+    for rank, (status, said) in enumerate(finish(start_training(ranks, algorithm, settings(world, run, **more)), timeout=120)):
         assert status == 0, f"rank {rank}: {said[-3000:]}"
     return metrics(run)
 

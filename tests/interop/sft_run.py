@@ -1,12 +1,8 @@
 """What tests of `ferry train sft` share: a tiny model with its tokenizer, conversations that can be learned, and runs of several ranks."""
 import json
-import os
-import socket
-import subprocess
 
-from support import FERRY
+from ranks import finish, start_training
 
-TORCH_PROGRAM = FERRY.parent / "ferry-torch"
 TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 BATCH, STEPS, RATE = 4, 6, 5e-3
@@ -65,21 +61,7 @@ def settings(world, run, **more):
 
 
 def start_ranks(count, arguments, limits={}, **environment):
-    """`ferry train sft` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # The program itself, not ferry that runs it: signals are for it.
-    return [subprocess.Popen([TORCH_PROGRAM, "train", "sft", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                             preexec_fn=limits.get(rank),
-                             env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
-                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment) for rank in range(count)]
-
-
-def finish(ranks, timeout=60):
-    """(exit status, what it said) of each."""
-    said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
-    return [(rank.returncode, text) for rank, text in zip(ranks, said)]
+    return start_training(count, "sft", arguments, limits, **environment)
 
 
 def train(world, run, ranks=1, **more):

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ROLLOUT, TORCH_PROGRAM, finish, metrics, settings, start_ranks, train, write_world
+from ppo_run import ACTOR, ROLLOUT, metrics, settings, train, write_world
+from ranks import TORCH_PROGRAM, finish, start_training
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 APART = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
@@ -65,7 +66,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(world, work):
     # Before a checkpoint nothing is answered ahead.
     assert values(whole, STALENESS) == [0, 1, 1, 0, 1, 1]
     run = work / "run"
-    ranks = start_ranks(2, "grpo", settings(world, run, **more))
+    ranks = start_training(2, "grpo", settings(world, run, **more))
     until = time.monotonic() + 120
     while not ((run / "actor/iter_0000003").is_dir() and lines(run) > 2) and time.monotonic() < until:
         time.sleep(0.005)
@@ -78,7 +79,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(world, work):
 
 def test_a_rollout_that_dies_ends_the_run(world, work):
     run = work / "run"
-    ranks = start_ranks(2, "grpo", settings(world, run, **AHEAD, **{"trainer.total_training_steps": 1000, "trainer.nccl_timeout": 10}))
+    ranks = start_training(2, "grpo", settings(world, run, **AHEAD, **{"trainer.total_training_steps": 1000, "trainer.nccl_timeout": 10}))
     until = time.monotonic() + 120
     while lines(run) < 3 and time.monotonic() < until:
         time.sleep(0.01)

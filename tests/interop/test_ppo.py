@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ppo_run import (ACTOR, ANSWERS, PROMPTS, REF, ROLLOUT, TORCH_PROGRAM, finish, metrics, samples, settings, start_ranks, train, write_prompts,
-                     write_world)
+from ppo_run import ACTOR, ANSWERS, PROMPTS, REF, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
+from ranks import TORCH_PROGRAM, finish, start_training
 from support import FERRY, run_ok, tree
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -168,7 +168,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(kill, world, undist
     reference, expected = undisturbed(algorithm, count, more)
     assert expected[4]["training/malformed_rows"] > 0
     arguments = settings(world, work, **longer(world, **more))
-    ranks = start_ranks(count, algorithm, arguments)
+    ranks = start_training(count, algorithm, arguments)
     until = time.monotonic() + 60
     while not when(work) and ranks[0].poll() is None and time.monotonic() < until:
         time.sleep(0.0005)
@@ -351,7 +351,7 @@ def test_rows_that_are_malformed_or_too_long(world, work):
     (work / "train.jsonl").write_text('no JSON\n{"data_source": "counting", "reward_model": {"ground_truth": "x"}}\n' + json.dumps(long) + "\n" +
                                       (work / "good.jsonl").read_text())
     data = {"data.train_files": [str(work / "train.jsonl")], "data.shuffle": False, "trainer.total_training_steps": 3}
-    (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "refused", **data)))
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "refused", **data)))
     assert status == 2 and "tokens, more than data.max_prompt_length of 32" in said and "data.filter_overlong_prompts" in said, said
     steps = train(world, work / "filtered", **data, **{"data.filter_overlong_prompts": True})
     assert [step["training/malformed_rows"] for step in steps.values()] == [3, 3, 6]
@@ -359,7 +359,7 @@ def test_rows_that_are_malformed_or_too_long(world, work):
     for side in ("left", "right"):
         steps = train(world, work / side, **data, **{"data.truncation": side})
         assert max(step["prompt_length/max"] for step in steps.values()) == 32 and steps[1]["training/malformed_rows"] == 2
-    (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "strict", **data, **{"data.malformed_rows": "fail"})))
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "strict", **data, **{"data.malformed_rows": "fail"})))
     assert status == 2 and "train.jsonl: line 1" in said, said
 
 
@@ -385,10 +385,10 @@ def test_a_run_does_not_write_over_another(world, alone, work):
         shutil.copytree(world / "alone", work / "old", dirs_exist_ok=True)
         shutil.rmtree(work / "old/actor/iter_0000002")
         before = tree(work / "run")
-        (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "run", **more)))
+        (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **more)))
         assert status == 2 and "has a checkpoint of step 2" in said and "checkpoint.resume_mode=auto" in said, said
         assert tree(work / "run") == before
-    (status, said), = finish(start_ranks(1, "ppo", settings(world, work / "new", **PPO, **{
+    (status, said), = finish(start_training(1, "ppo", settings(world, work / "new", **PPO, **{
         "checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "run")})))
     assert status == 2 and "no checkpoint of actor and critic to go on from" in said, said
 

@@ -1,7 +1,5 @@
 """`ferry train grpo` when something breaks, or answers are worth nothing: what docs/training.md says of it."""
 import contextlib
-import json
-import math
 import os
 import shutil
 import signal
@@ -11,7 +9,8 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, TORCH_PROGRAM, finish, metrics, samples, settings, start_ranks, train, write_world
+from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_world
+from ranks import TORCH_PROGRAM, finish, lose, start_training, wait_for
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -31,7 +30,7 @@ def program(work, text):
 
 
 def fail(world, work, ranks=1, **more):
-    done = finish(start_ranks(ranks, "grpo", settings(world, work / "run", **more)))
+    done = finish(start_training(ranks, "grpo", settings(world, work / "run", **more)))
     assert {status for status, _ in done} == {2}, done
     return [said for _, said in done]
 
@@ -125,13 +124,6 @@ APART = {f"{ACTOR}.ranks": [0, 1], f"{ROLLOUT}.ranks": [2, 3], TP: 2, "trainer.n
          "checkpoint.save_freq": 1}
 
 
-def wait_for(condition, process, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.001)
-    assert condition()
-
-
 LOSSES = {  # name: (the signal, the rank)
     "a rollout is killed while it answers": (signal.SIGKILL, 3),
     "an actor is killed": (signal.SIGKILL, 1),
@@ -145,20 +137,16 @@ def test_a_rank_that_is_lost_is_named_by_all_others(name, world, work):
     what, lost = LOSSES[name]
     run = work / "run"
     more = {"data.max_response_length": 64, f"{ROLLOUT}.ignore_eos": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 128} if "answers" in name else {}
-    ranks = start_ranks(4, "grpo", settings(world, run, **APART | more))
-    try:
+    ranks = start_training(4, "grpo", settings(world, run, **APART | more))
+
+    def trouble():
         wait_for((run / "actor/iter_0000002").exists, ranks[0])
         # Behind a checkpoint the weights go to the rollout, and answers follow.
         ranks[lost].send_signal(what)
-        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert {status for status, _ in done.values()} == {2}, done
-    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+
+    done = lose(ranks, lost, trouble)
     meshes = "actor      ranks 0-1  TP 2  PP 1  CP 1  EP 1  DP 1\nrollout    ranks 2-3  TP 1  PP 1  CP 1  EP 1  DP 2\n"
-    assert meshes in done[0][1], done
+    assert meshes in done[0], done
     run_ok("digest", run / "actor")
     last = max(metrics(run))
     again = train(world, run, **more, **{"trainer.total_training_steps": last + 1})
@@ -203,8 +191,9 @@ def test_a_rank_that_is_lost_while_weights_are_resharded(placement, lost, reshar
             time.sleep(0.001)
 """
     pausing = program(work, "import os, time\nnumber = 0\n" + REWARD.replace("    q = ", pause + "    q = "))
-    ranks = start_ranks(4, "grpo", settings(world, run, **more[placement], **pausing))
-    try:
+    ranks = start_training(4, "grpo", settings(world, run, **more[placement], **pausing))
+
+    def trouble():
         wait_for(asked.exists, ranks[0])
         silence(ranks[0])
         leave.touch()
@@ -214,14 +203,9 @@ def test_a_rank_that_is_lost_while_weights_are_resharded(placement, lost, reshar
         time.sleep(1)
         ranks[lost].kill()
         ranks[held].send_signal(signal.SIGCONT)
-        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert {status for status, _ in done.values()} == {2}, done
-    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
-    assert all("while resharding the actor's weights into the rollout's\n  while in update_weights" in said for _, said in done.values()), done
+
+    done = lose(ranks, lost, trouble)
+    assert all("while resharding the actor's weights into the rollout's\n  while in update_weights" in said for said in done.values()), done
     run_ok("digest", run / "actor")
     assert train(world, run, 4, **more[placement]) == whole[placement]
 
@@ -241,7 +225,7 @@ def test_a_full_disk(background, world, work):
     if mounted.returncode:
         pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.strip()}")
     try:
-        (status, said), = finish(start_ranks(1, "grpo", settings(world, disk / "run", **saving)))
+        (status, said), = finish(start_training(1, "grpo", settings(world, disk / "run", **saving)))
         assert status == 2 and "No space left on device" in said and str(disk) in said, said
         run_ok("digest", disk / "run/actor")
         assert {path.name for path in (disk / "run/actor").glob("iter_*")} == {"iter_0000001", "iter_0000002"}

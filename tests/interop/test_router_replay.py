@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from generate_beside_transformers import load, random_prompts
-from ppo_run import ACTOR, PROMPTS, ROLLOUT, TORCH_PROGRAM, finish, settings, start_ranks, train, write_world
+from ppo_run import ACTOR, PROMPTS, ROLLOUT, settings, train, write_world
+from ranks import TORCH_PROGRAM, finish, start_training
 from support import DATA, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -56,7 +57,7 @@ def test_it_brings_rollout_and_actor_nearer_in_fast(work):
 
 def test_a_model_without_experts_is_refused(work):
     world = write_world(work / "dense")
-    (status, said), = finish(start_ranks(1, "grpo", settings(world, work / "run", **R2)))
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **R2)))
     assert status == 2 and "router_replay.mode" in said and "has no experts" in said, said
 
 

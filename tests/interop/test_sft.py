@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from sft_run import BATCH, RATE, STEPS, TORCH_PROGRAM, conversations, finish, losses, settings, start_ranks, train, write_model, write_rows
+from ranks import TORCH_PROGRAM, finish
+from sft_run import BATCH, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
 from support import ferry, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")

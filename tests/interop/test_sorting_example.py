@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sft_run import TORCH_PROGRAM
+from ranks import TORCH_PROGRAM
 from support import ROOT, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")

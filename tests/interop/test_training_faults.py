@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from sft_run import BATCH, FERRY, STEPS, TORCH_PROGRAM, WORDS, conversations, finish, losses, settings, start_ranks, train, write_model, write_rows
+from ranks import TORCH_PROGRAM, finish, lose, wait_for
+from sft_run import BATCH, WORDS, conversations, losses, settings, start_ranks, train, write_model, write_rows
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -30,13 +31,6 @@ def world(tmp_path_factory):
 def whole(world):
     """The losses of the run that nothing happens to."""
     return train(world, world / "whole", 2, **SAVING)
-
-
-def wait_for(condition, process, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition() and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.005)
-    assert condition()
 
 
 def latest(run):
@@ -80,18 +74,13 @@ def test_a_rank_that_is_killed_or_hangs(what, lost, world, work):
     arguments = settings(world, work / "run", **SAVING, **{"engine.tensor_model_parallel_size": 2, "trainer.nccl_timeout": 3,
                                                           "trainer.total_training_steps": 10000})
     ranks = start_ranks(4, arguments)
-    try:
+
+    def trouble():
         wait_for((work / "run/latest_checkpointed_iteration.txt").exists, ranks[0])
         ranks[lost].send_signal(what)
-        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    assert {status for status, _ in done.values()} == {2}, done
-    first = done[min(done)][1]
-    assert f"missing: rank {lost} " in first, done  # and no other
-    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+
+    done = lose(ranks, lost, trouble)
+    assert f"missing: rank {lost} " in done[min(done)], done  # and no other
     last = latest(work / "run")
     assert_whole(work / "run", [f".iter_{step:07}.ferry" for step in (last, last + 1)])
 

@@ -1,0 +1,48 @@
+"""Runs of several ranks, and what the others say when one of them is lost."""
+import os
+import socket
+import subprocess
+import time
+
+from support import FERRY
+
+TORCH_PROGRAM = FERRY.parent / "ferry-torch"
+
+
+def start_training(count, algorithm, arguments, limits={}, **environment):
+    """`ferry train <algorithm>` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # The program itself, not ferry that runs it: signals are for it.
+    return [subprocess.Popen([TORCH_PROGRAM, "train", algorithm, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                             preexec_fn=limits.get(rank),
+                             env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
+                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment) for rank in range(count)]
+
+
+def finish(ranks, timeout=60):
+    """(exit status, what it said) of each."""
+    said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
+    return [(rank.returncode, text) for rank, text in zip(ranks, said)]
+
+
+def wait_for(condition, process, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.001)
+    assert condition()
+
+
+def lose(ranks, lost, trouble):
+    """`trouble()` befalls the rank `lost`. {rank: what it said} of the others, each of which ends with status 2 and names it."""
+    try:
+        trouble()
+        done = {rank: finish([process])[0] for rank, process in enumerate(ranks) if rank != lost}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert {status for status, _ in done.values()} == {2}, done
+    assert all(f"rank {lost}" in said.partition("missing: ")[2] for _, said in done.values()), done
+    return {rank: said for rank, (_, said) in done.items()}
