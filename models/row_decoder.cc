@@ -48,14 +48,16 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const distckpt::TransformerConfig& 
     if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;
   const c10::cuda::CUDAGuard guard(device);
   if (!launch::decode_row_fits(shape_of(config))) return nullptr;
-  return std::unique_ptr<RowDecoder>(new RowDecoder(
-      config, parameters, at::zeros({1}, at::TensorOptions().device(device).dtype(at::kLong))));
+  return std::unique_ptr<RowDecoder>(
+      new RowDecoder(config, parameters,
+                     at::zeros({launch::decode_row_exchange(shape_of(config))},
+                               at::TensorOptions().device(device).dtype(at::kByte))));
 }
 
 RowDecoder::RowDecoder(const distckpt::TransformerConfig& config,
                        const Parameters& parameters,
-                       at::Tensor arrivals)
-    : config_(config), parameters_(parameters), arrivals_(std::move(arrivals)) {}
+                       at::Tensor exchange)
+    : config_(config), parameters_(parameters), exchange_(std::move(exchange)) {}
 
 bool RowDecoder::takes(const DecodedRow& row) const {
   auto shape = shape_of(config_);
@@ -87,25 +89,21 @@ ResidualStream RowDecoder::forward(const at::Tensor& hidden,
   for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
     const auto& [key, value] = row.cache[static_cast<std::size_t>(layer)];
     kernel.layers[layer] = {
-        .attention_norm = weight(layer, "self_attention.linear_qkv.layer_norm_weight"),
-        .qkv = weight(layer, "self_attention.linear_qkv.weight"),
+        .weights = {weight(layer, "self_attention.linear_qkv.weight"),
+                    weight(layer, "self_attention.linear_proj.weight"),
+                    weight(layer, "mlp.linear_fc1.weight"), weight(layer, "mlp.linear_fc2.weight")},
         .qkv_bias = weight(layer, "self_attention.linear_qkv.bias"),
+        .attention_norm = weight(layer, "self_attention.linear_qkv.layer_norm_weight"),
+        .mlp_norm = weight(layer, "mlp.linear_fc1.layer_norm_weight"),
         .q_norm = weight(layer, "self_attention.q_layernorm.weight"),
         .k_norm = weight(layer, "self_attention.k_layernorm.weight"),
-        .proj = weight(layer, "self_attention.linear_proj.weight"),
-        .mlp_norm = weight(layer, "mlp.linear_fc1.layer_norm_weight"),
-        .fc1 = weight(layer, "mlp.linear_fc1.weight"),
-        .fc2 = weight(layer, "mlp.linear_fc2.weight"),
         .key_cache = key.mutable_data_ptr(),
         .value_cache = value.mutable_data_ptr()};
   }
   ResidualStream stream{.sum = at::empty_like(hidden), .pending = at::empty_like(hidden)};
-  const auto scratch =
-      at::empty({launch::decode_row_scratch(kernel.shape)}, hidden.options().dtype(at::kByte));
   kernel.residual = stream.sum.mutable_data_ptr();
   kernel.pending = stream.pending.mutable_data_ptr();
-  kernel.scratch = scratch.mutable_data_ptr();
-  kernel.arrivals = reinterpret_cast<unsigned long long*>(arrivals_.mutable_data_ptr());
+  kernel.exchange = exchange_.mutable_data_ptr();
   check(launch::decode_row(kernel, models::stream()));
   return stream;
 }

@@ -40,13 +40,13 @@ class RowDecoder {
  private:
   RowDecoder(const distckpt::TransformerConfig& config,
              const Parameters& parameters,
-             at::Tensor arrivals);
+             at::Tensor exchange);
   // Null where a layer has none.
   const void* weight(std::int64_t layer, const char* name) const;
 
   const distckpt::TransformerConfig& config_;
   const Parameters& parameters_;
-  at::Tensor arrivals_;  // of thread blocks at the kernel's barriers, since ever
+  at::Tensor exchange_;  // in which the kernel's thread blocks pass on results; kept over launches
 };
 
 }  // namespace ferry::models

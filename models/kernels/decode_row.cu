@@ -2,39 +2,41 @@
 
 #include "models/kernels/decode_row_attention.cuh"
 
-// All layers of a model for one row, in one kernel that never stops reading weights. One thread
-// block stays on every multiprocessor for the whole pass: five times a layer all of them compute
-// their part of a vector and wait for the others', at a barrier of the grid.
+// All layers of a model for one row, in one kernel that reads weights all the time. One thread
+// block stays on every multiprocessor for the whole pass: five times a layer each computes its part
+// of a vector, publishes it and waits for the others'.
 namespace ferry::models::launch {
 namespace {
 
-constexpr int kMostSlots = 16;      // of a warp's ring
-constexpr int kMostPieces = 2048;   // of one product, of a thread block
-constexpr int kMostTiles = 512;     // blocks of the cache, of one split
-constexpr int kMostNormChunks = 4;  // of a thread
+constexpr int kMostBlocks = 1024;  // of the cache, of one split
 
 // In shared memory, in front of the ring.
 struct Fixed {
   Rows rows[kProducts];
-  float partial[kMostPieces];
+  Exchange exchange;
+  AttentionShare share;
+  Ring ring;
   float sums[kWarps];
-  std::int32_t tiles[kMostTiles];  // blocks of the cache
-  std::uint64_t landed[kWarps * kMostSlots];
+  std::uint64_t full[kMostSlots];
+  std::uint64_t empty[kMostSlots];
 };
 
 struct SharedSizes {
   int input = 0;  // of a product; attention's memory lies there, too
   int residual = 0;
+  int partial = 0;
+  int blocks = 0;
   int slots = 0;
-  int slot_bytes = 0;
+  int piece_bytes = 0;
   int bytes() const {
-    return static_cast<int>(aligned(sizeof(Fixed))) + input + residual +
-           kWarps * slots * slot_bytes;
+    return static_cast<int>(aligned(sizeof(Fixed))) + input + residual + partial + blocks +
+           slots * kRowsOfSlot * piece_bytes;
   }
 };
 
-// residual += delta (or null), then its norm into `normed`, with the roundings of rms_norm.h.
-__device__ void add_and_norm(const Bf16* delta,
+// residual += delta, then its norm into `normed`, with the roundings of rms_norm.h. Delta null: 0.
+__device__ void add_and_norm(const PairWord* delta,
+                             std::uint32_t tag,
                              const void* weight,
                              const DecodeRowShape& shape,
                              Bf16* residual,
@@ -42,152 +44,216 @@ __device__ void add_and_norm(const Bf16* delta,
                              Bf16* normed) {
   const int chunks = shape.hidden / kChunk;
   const int thread = static_cast<int>(threadIdx.x);
-  uint4 more[kMostNormChunks];
-  uint4 by[kMostNormChunks];
-#pragma unroll
-  for (int n = 0; n < kMostNormChunks; ++n) {
-    const int i = thread + n * kThreads;
-    if (i >= chunks) continue;
-    by[n] = __ldg(static_cast<const uint4*>(weight) + i);
-    if (delta != nullptr) more[n] = load_fresh(delta + i * kChunk);
-  }
-  float x[kMostNormChunks][kChunk];
+  auto* const old = reinterpret_cast<uint4*>(residual);
+  auto* const out = reinterpret_cast<uint4*>(normed);
   float sum = 0;
-#pragma unroll
-  for (int n = 0; n < kMostNormChunks; ++n) {
-    const int i = thread + n * kThreads;
-    if (i >= chunks) continue;
-    auto* const at = reinterpret_cast<uint4*>(residual) + i;
-    widen_chunk(*at, x[n]);
+#pragma unroll 1
+  for (int i = thread; i < chunks; i += kThreads) {
+    const uint4 by = __ldg(static_cast<const uint4*>(weight) + i);
+    float x[kChunk];
+    widen_chunk(old[i], x);
     if (delta != nullptr) {
-      float added[kChunk];
-      widen_chunk(more[n], added);
+      PairWords low;
+      PairWords high;
+      do {
+        low = peek_two(delta + i * 4);
+        high = peek_two(delta + i * 4 + 2);
+      } while (!low.has(tag) || !high.has(tag));
+      float more[kChunk];
+      widen_chunk({low.words[0].pair, low.words[1].pair, high.words[0].pair, high.words[1].pair},
+                  more);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) x[n][j] = rounded<Bf16>(x[n][j] + added[j]);
-      *at = narrow_chunk(x[n]);
+      for (int j = 0; j < kChunk; ++j) x[j] = rounded<Bf16>(x[j] + more[j]);
+      old[i] = narrow_chunk(x);
     }
+    out[i] = by;  // until the sum is there
 #pragma unroll
-    for (int j = 0; j < kChunk; ++j) sum = fmaf(x[n][j], x[n][j], sum);
+    for (int j = 0; j < kChunk; ++j) sum = fmaf(x[j], x[j], sum);
   }
+  __syncwarp();
   sum = add_lanes(sum);
   if (thread % kLanes == 0) sums[thread / kLanes] = sum;
-  __syncthreads();
+  sync();
   float total = 0;
 #pragma unroll
   for (int warp = 0; warp < kWarps; ++warp) total += sums[warp];
   const float inverse = rsqrtf(total / static_cast<float>(shape.hidden) + shape.epsilon);
+#pragma unroll 1
+  for (int i = thread; i < chunks; i += kThreads) {
+    float x[kChunk];
+    float by[kChunk];
+    widen_chunk(old[i], x);
+    widen_chunk(out[i], by);
 #pragma unroll
-  for (int n = 0; n < kMostNormChunks; ++n) {
-    const int i = thread + n * kThreads;
-    if (i >= chunks) continue;
-    float factor[kChunk];
-    widen_chunk(by[n], factor);
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) x[n][j] = factor[j] * rounded<Bf16>(x[n][j] * inverse);
-    reinterpret_cast<uint4*>(normed)[i] = narrow_chunk(x[n]);
+    for (int j = 0; j < kChunk; ++j) x[j] = by[j] * rounded<Bf16>(x[j] * inverse);
+    out[i] = narrow_chunk(x);
   }
-  __syncthreads();
+  sync();
+}
+
+// All of a product's results, into `to`. Words that are not there are read again all at once: one
+// after the other, each would cost a way to L2 and back.
+__device__ void receive(const PairWord* from, int count, std::uint32_t tag, Bf16* to) {
+  constexpr int kAtOnce = 5;
+  const int quads = count / 4;
+#pragma unroll 1
+  for (int first = static_cast<int>(threadIdx.x); first < quads; first += kThreads * kAtOnce) {
+    PairWords words[kAtOnce];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n)
+        words[n] = peek_two(from + min(first + n * kThreads, quads - 1) * 2);
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) there = there && words[n].has(tag);
+    } while (!there);
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first + n * kThreads;
+      if (i < quads)
+        reinterpret_cast<uint2*>(to)[i] = {words[n].words[0].pair, words[n].words[1].pair};
+    }
+  }
+  sync();
 }
 
 __device__ float silu(float x) {
   return x / (1 + expf(-x));
 }
 
+// What the pairs' sums come to, two results at a time.
+template <typename Write>
+__device__ void finish(const Rows& rows,
+                       const PairOfSums* partial,
+                       const Bf16* bias,
+                       const Write& write) {
+  const auto sums_of = [&](int pair) {
+    PairOfSums sums{};
+    for (int part = 0; part < rows.parts; ++part) {
+      const auto more = partial[pair * rows.parts + part];
+      sums.first += more.first;
+      sums.second += more.second;
+    }
+    return sums;
+  };
+  const auto activated = [&](int pair) {
+    const auto sums = sums_of(pair);
+    return rounded<Bf16>(silu(rounded<Bf16>(sums.first))) * rounded<Bf16>(sums.second);
+  };
+  for (int local = static_cast<int>(threadIdx.x); local < rows.results / 2; local += kThreads) {
+    PairOfSums results;
+    if (rows.gated) {
+      results = {activated(local * 2), activated(local * 2 + 1)};
+    } else {
+      results = sums_of(local);
+    }
+    const int word = rows.first / 2 + local;
+    if (bias != nullptr) {
+      results.first += widen(bias[word * 2]);
+      results.second += widen(bias[word * 2 + 1]);
+    }
+    write(word, results);
+  }
+}
+
 template <int kDim>
-__global__ __launch_bounds__(kThreads,
+__global__ __launch_bounds__(kAllThreads,
                              1) void decode_row_kernel(const __grid_constant__ DecodeRow row,
                                                        const SharedSizes sizes) {
   extern __shared__ __align__(128) unsigned char memory[];
   auto& fixed = *reinterpret_cast<Fixed*>(memory);
-  auto* const input = reinterpret_cast<Bf16*>(memory + aligned(sizeof(Fixed)));
-  auto* const residual = input + sizes.input / sizeof(Bf16);
-  auto* const ring = reinterpret_cast<unsigned char*>(residual) + sizes.residual;
-  auto& attention = *reinterpret_cast<AttentionMemory*>(input);
+  auto* at = memory + aligned(sizeof(Fixed));
+  auto* const input = reinterpret_cast<Bf16*>(at);
+  auto& attention = *reinterpret_cast<AttentionMemory*>(at);
+  at += sizes.input;
+  auto* const residual = reinterpret_cast<Bf16*>(at);
+  at += sizes.residual;
+  auto* const partial = reinterpret_cast<PairOfSums*>(at);
+  at += sizes.partial;
+  auto* const blocks = reinterpret_cast<std::int32_t*>(at);
+  at += sizes.blocks;
+  const Ring own_ring{.slots = at,
+                      .full = fixed.full,
+                      .empty = fixed.empty,
+                      .count = sizes.slots,
+                      .piece_bytes = sizes.piece_bytes};
   const auto& shape = row.shape;
   const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kLanes;
-  Scratch scratch;
-  (void)lay_out(shape, static_cast<unsigned char*>(row.scratch), scratch);
-  auto* const pending = static_cast<Bf16*>(row.pending);
 
+  if (thread < kProducts) fixed.rows[thread] = own_rows(shape, thread);
   if (thread == 0) {
-    const int query_columns = shape.heads * kDim;
-    fixed.rows[kQkv] =
-        rows_of((shape.heads + 2 * shape.groups) * kDim, shape.hidden, false, shape.ffn);
-    fixed.rows[kProj] = rows_of(shape.hidden, query_columns, false, shape.ffn);
-    fixed.rows[kFc1] = rows_of(shape.ffn, shape.hidden, true, shape.ffn);
-    fixed.rows[kFc2] = rows_of(shape.hidden, shape.ffn, false, shape.ffn);
+    fixed.ring = own_ring;
+    (void)lay_out(shape, static_cast<unsigned char*>(row.exchange), fixed.exchange);
+    fixed.share = attention_share(row);
   }
+  make_ring(own_ring);
+  __syncthreads();
+  const Ring& ring = fixed.ring;
+  if (thread >= kThreads) {
+    copy_weights(row, fixed.rows, ring, (thread - kThreads) / kLanes);
+    return;
+  }
+  const Exchange& exchange = fixed.exchange;
+  // All thread blocks end a launch before the next one begins.
+  auto tag = static_cast<std::uint32_t>(*exchange.ended / gridDim.x * shape.layers);
   for (int i = thread; i < shape.hidden / kChunk; i += kThreads)
     reinterpret_cast<uint4*>(residual)[i] = static_cast<const uint4*>(row.hidden)[i];
-  __syncthreads();
-  WeightStream stream(row, fixed.rows, ring + warp * sizes.slots * sizes.slot_bytes,
-                      fixed.landed + warp * kMostSlots, sizes.slots, sizes.slot_bytes);
-  GridBarrier barrier(row.arrivals, shape.layers);
-  const auto share = attention_share(row);
-  for (int tile = share.first_tile + thread; tile < share.end_tile; tile += kThreads)
-    fixed.tiles[tile - share.first_tile] = row.block_table[tile];
-  __syncthreads();
-  const auto sum_of = [&](const Rows& rows, int local) {
-    float sum = 0;
-    for (int part = 0; part < rows.parts; ++part) sum += fixed.partial[local * rows.parts + part];
-    return sum;
-  };
-  // Its rows of the product with `input`, as `finish` rounds them.
-  const auto multiply = [&](Product product, Bf16* to, const auto& finish) {
-    const auto& rows = fixed.rows[product];
-    stream.multiply(rows, input, fixed.partial);
-    __syncthreads();
-    for (int local = thread; local < rows.half; local += kThreads)
-      to[rows.first + local] = finish(rows, local);
-  };
-  const auto plain = [&](const Rows& rows, int local) { return narrow<Bf16>(sum_of(rows, local)); };
+  const AttentionShare& share = fixed.share;
+  const int first_block = share.first_tile * (kTile / kCacheBlock);
+  if (share.any) {
+    const int end =
+        min(share.end_tile * (kTile / kCacheBlock), (share.length + kCacheBlock - 1) / kCacheBlock);
+    for (int i = first_block + thread; i < end; i += kThreads)
+      blocks[i - first_block] = row.block_table[i];
+  }
+  sync();
+  Place place;
 
   for (int index = 0; index < shape.layers; ++index) {
     const auto& layer = row.layers[index];
-    if (share.any) prefetch_keys<kDim>(row, layer, share, fixed.tiles);
-    prefetch_all(layer.mlp_norm, shape.hidden);
-    add_and_norm(index == 0 ? nullptr : pending, layer.attention_norm, shape, residual, fixed.sums,
-                 input);
-    multiply(kQkv, scratch.qkv, [&](const Rows& rows, int local) {
-      const auto* const bias = static_cast<const Bf16*>(layer.qkv_bias);
-      return narrow<Bf16>(sum_of(rows, local) +
-                          (bias == nullptr ? 0 : widen(bias[rows.first + local])));
-    });
-    barrier.wait();
-
-    if (share.any) attend<kDim>(row, layer, share, fixed.tiles, scratch, attention);
-    barrier.wait();
-
-    combine_splits<kDim>(shape, share.splits, scratch, input);
-    multiply(kProj, scratch.projected, plain);
-    barrier.wait();
-
-    if (index + 1 < shape.layers) {
-      const auto& next = row.layers[index + 1];
-      prefetch_all(next.attention_norm, shape.hidden);
-      prefetch_all(next.qkv_bias, (shape.heads + 2 * shape.groups) * kDim);
-      prefetch_all(next.q_norm, kDim);
-      prefetch_all(next.k_norm, kDim);
+    ++tag;
+    if (share.any) prefetch_keys<kDim>(row, layer, share, blocks);
+#pragma unroll 1
+    for (int product = 0; product < kProducts; ++product) {
+      switch (product) {
+        case kQkv:
+        case kFc1:
+          add_and_norm(product == kFc1 ? exchange.results[kProj]
+                       : index > 0     ? exchange.results[kFc2]  // of the layer before
+                                       : nullptr,
+                       product == kFc1 ? tag : tag - 1,
+                       product == kFc1 ? layer.mlp_norm : layer.attention_norm, shape, residual,
+                       fixed.sums, input);
+          break;
+        case kProj:
+          if (share.any) {
+            attend<kDim>(row, layer, share, blocks, exchange, tag, attention);
+            sync();
+          }
+          combine_splits<kDim>(shape, share.splits, exchange, tag, input);
+          break;
+        default:
+          receive(exchange.results[kFc1], shape.ffn, tag, input);
+      }
+      const auto& rows = fixed.rows[product];
+      multiply(rows, ring, input, place, partial);
+      sync();
+      const bool last = product == kFc2 && index + 1 == shape.layers;
+      const auto* const bias = product == kQkv ? static_cast<const Bf16*>(layer.qkv_bias) : nullptr;
+      finish(rows, partial, bias, [&](int word, const PairOfSums& results) {
+        if (last)
+          static_cast<std::uint32_t*>(row.pending)[word] = pack(results.first, results.second);
+        else
+          publish(exchange.results[product] + word, results, tag);
+      });
     }
-    add_and_norm(scratch.projected, layer.mlp_norm, shape, residual, fixed.sums, input);
-    multiply(kFc1, scratch.activated, [&](const Rows& rows, int local) {
-      const float gate = rounded<Bf16>(sum_of(rows, local));
-      const float up = rounded<Bf16>(sum_of(rows, local + rows.half));
-      return narrow<Bf16>(rounded<Bf16>(silu(gate)) * up);
-    });
-    barrier.wait();
-
-    for (int i = thread; i < shape.ffn / kChunk; i += kThreads)
-      reinterpret_cast<uint4*>(input)[i] = load_fresh(scratch.activated + i * kChunk);
-    __syncthreads();
-    multiply(kFc2, pending, plain);
-    if (index + 1 < shape.layers) barrier.wait();
   }
   if (blockIdx.x == 0) {
     for (int i = thread; i < shape.hidden / kChunk; i += kThreads)
       static_cast<uint4*>(row.residual)[i] = reinterpret_cast<const uint4*>(residual)[i];
   }
+  if (thread == 0) atomicAdd(exchange.ended, 1ULL);
 }
 
 struct Gpu {
@@ -206,18 +272,25 @@ Gpu current_gpu() {
 
 // No slots: the shape does not fit.
 SharedSizes shared_sizes(const DecodeRowShape& shape, const Gpu& gpu) {
-  const int queries = shape.heads * shape.dim;
   SharedSizes sizes;
   int largest = 0;
-  for (const int columns : {shape.hidden, queries, shape.ffn}) {
+  int most = 0;
+  for (int product = 0; product < kProducts; ++product) {
+    const int columns = columns_of(shape, product);
     largest = std::max(largest, columns);
-    sizes.slot_bytes = std::max(sizes.slot_bytes, static_cast<int>(aligned(piece_of(columns) * 2)));
+    sizes.piece_bytes =
+        std::max(sizes.piece_bytes, static_cast<int>(aligned(piece_of(columns) * 2)));
+    const int words = (rows_of(shape, product) / 2 + gpu.multiprocessors - 1) / gpu.multiprocessors;
+    most = std::max(most, words * parts_of(columns) * (product == kFc1 ? 2 : 1));
   }
   sizes.input =
       static_cast<int>(aligned(std::max<std::int64_t>(largest * 2, sizeof(AttentionMemory))));
   sizes.residual = static_cast<int>(aligned(shape.hidden * 2));
+  sizes.partial = static_cast<int>(aligned(most * sizeof(PairOfSums)));
+  sizes.blocks = kMostBlocks * 4;
   const int left = gpu.shared_bytes - sizes.bytes();
-  sizes.slots = std::clamp(left / (kWarps * sizes.slot_bytes), 0, kMostSlots);
+  sizes.slots = std::clamp(left / (kRowsOfSlot * sizes.piece_bytes), 0, kMostSlots) / kSlotsApart *
+                kSlotsApart;
   return sizes;
 }
 
@@ -228,24 +301,17 @@ bool decode_row_fits(const DecodeRowShape& shape) {
   if (gpu.multiprocessors == 0 || shape.layers == 0 || shape.layers > kMostDecoderLayers ||
       shape.hidden % kChunk != 0 || shape.ffn % kChunk != 0 ||
       (shape.dim != 64 && shape.dim != 128) || shape.heads % shape.groups != 0 ||
-      shape.hidden > kMostNormChunks * kThreads * kChunk)
+      shape.hidden < 2 * gpu.multiprocessors)
     return false;
-  const auto pieces = [&](int rows, int columns) {
-    return ((rows + gpu.multiprocessors - 1) / gpu.multiprocessors) * parts_of(columns);
-  };
-  const int most = std::max({pieces((shape.heads + 2 * shape.groups) * shape.dim, shape.hidden),
-                             pieces(shape.hidden, shape.heads * shape.dim),
-                             2 * pieces(shape.ffn, shape.hidden), pieces(shape.hidden, shape.ffn)});
   const int units = shape.groups * ((shape.heads / shape.groups + kMostHeads - 1) / kMostHeads);
   const int splits = std::min(kMostSplits, gpu.multiprocessors / units);
-  constexpr int kFewestSlots = 2;
-  return most <= kMostPieces && shape.max_blocks <= splits * kMostTiles &&
+  return units <= gpu.multiprocessors && shape.max_blocks <= splits * kMostBlocks &&
          shared_sizes(shape, gpu).slots >= kFewestSlots;
 }
 
-std::int64_t decode_row_scratch(const DecodeRowShape& shape) {
-  Scratch scratch;
-  return lay_out(shape, nullptr, scratch);
+std::int64_t decode_row_exchange(const DecodeRowShape& shape) {
+  Exchange exchange;
+  return lay_out(shape, nullptr, exchange);
 }
 
 cudaError_t decode_row(const DecodeRow& row, cudaStream_t stream) {
@@ -261,7 +327,7 @@ cudaError_t decode_row(const DecodeRow& row, cudaStream_t stream) {
   attribute.val.cooperative = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = static_cast<unsigned>(gpu.multiprocessors);
-  config.blockDim = kThreads;
+  config.blockDim = kAllThreads;
   config.dynamicSmemBytes = static_cast<std::size_t>(sizes.bytes());
   config.stream = stream;
   config.attrs = &attribute;

@@ -1,5 +1,5 @@
-// Attention of one row: heads of a group to a split of the sequence's keys by each thread block, as
-// flash-decoding does it (Dao et al. 2023), and what the splits come to.
+// Attention of one row: some heads of a group to a split of the sequence's keys by each thread
+// block, as flash-decoding does it (Dao et al. 2023), and what the splits come to.
 #pragma once
 
 #include <cmath>
@@ -10,42 +10,19 @@ namespace ferry::models::launch {
 namespace {
 
 constexpr int kCacheBlock = 64;
-constexpr int kMostHeads = 8;    // of a group, that one thread block attends with at once
-constexpr int kMostSplits = 16;  // of a sequence's keys
-
-// In global memory, from one thread block to all.
-struct Scratch {
-  Bf16* qkv;           // [groups, queries of the group + 2, dim]
-  Bf16* projected;     // [hidden]
-  Bf16* activated;     // [ffn]
-  float* attended;     // [heads, splits, dim], not yet divided
-  float2* statistics;  // [heads, splits]: the largest score, times log2 e, and the sum of weights
-};
-
-__host__ __device__ std::int64_t aligned(std::int64_t bytes) {
-  constexpr std::int64_t kAlignment = 128;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-__host__ __device__ std::int64_t lay_out(const DecodeRowShape& s,
-                                         unsigned char* base,
-                                         Scratch& to) {
-  std::int64_t at = 0;
-  const auto take = [&](auto*& pointer, std::int64_t count) {
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + at);
-    at += aligned(count * static_cast<std::int64_t>(sizeof(*pointer)));
-  };
-  take(to.qkv, static_cast<std::int64_t>(s.heads + 2 * s.groups) * s.dim);
-  take(to.projected, s.hidden);
-  take(to.activated, s.ffn);
-  take(to.attended, static_cast<std::int64_t>(s.heads) * kMostSplits * s.dim);
-  take(to.statistics, static_cast<std::int64_t>(s.heads) * kMostSplits);
-  return at;
-}
+constexpr int kTile = 128;  // keys at once
+constexpr int kLanesOfKey = kThreads / kTile;
+constexpr int kMostHeads = 2;  // of a group, that one thread block attends with
+constexpr int kMostDim = 128;
 
 struct AttentionMemory {
-  float query[kMostHeads][128];  // times what makes scores exponents of 2
-  float weights[kMostHeads][kCacheBlock];
+  float query[kMostHeads][kMostDim];  // times what makes scores exponents of 2
+  alignas(16) Bf16 key[kMostDim];     // the row's own
+  alignas(16) Bf16 value[kMostDim];
+  float weights[kMostHeads][kTile];
   float growth[kMostHeads];
+  float2 statistics[kMostHeads];
+  alignas(16) float results[kWarps][kMostHeads][kMostDim];
 };
 
 // Which keys this thread block attends to, with which heads.
@@ -55,283 +32,419 @@ struct AttentionShare {
   int split = 0;
   int first_key = 0;  // that the row sees
   int length = 0;
-  int first_tile = 0;  // tiles are blocks of the cache
+  int first_tile = 0;
   int end_tile = 0;
   int group = 0;
   int first_head = 0;  // in the group
   int heads = 0;
 };
 
-__device__ AttentionShare attention_share(const DecodeRow& row) {
+__device__ inline AttentionShare attention_share(const DecodeRow& row) {
   const auto& shape = row.shape;
   AttentionShare share{.length = *row.length};
   share.first_key = shape.window > 0 ? max(0, share.length - shape.window) : 0;
-  const int heads = shape.heads / shape.groups;
-  const int parts = (heads + kMostHeads - 1) / kMostHeads;  // of a group's heads
-  const int heads_of_part = (heads + parts - 1) / parts;
-  const int units = shape.groups * parts;
-  const int first_tile = share.first_key / kCacheBlock;
-  const int tiles = (share.length + kCacheBlock - 1) / kCacheBlock - first_tile;
+  const int first_tile = share.first_key / kTile;
+  const int tiles = (share.length + kTile - 1) / kTile - first_tile;
   if (tiles <= 0) return share;
-  const int most = min(kMostSplits, max(1, static_cast<int>(gridDim.x) / units));
+  const int blocks = static_cast<int>(gridDim.x);
+  const int heads = shape.heads / shape.groups;
+  int parts = heads;  // of a group's heads: the more the better
+  const auto heads_of = [&](int of_part) { return (heads + of_part - 1) / of_part; };
+  for (int most = 1;
+       most < kMostHeads && shape.groups * parts * min(tiles, kMostSplits) > blocks;) {
+    most *= 2;
+    parts = heads_of(most);
+  }
+  const int heads_of_part = heads_of(parts);
+  const int units = shape.groups * parts;
+  const int most = min(kMostSplits, max(1, blocks / units));
   const int tiles_of_split = (tiles + most - 1) / most;
   share.splits = (tiles + tiles_of_split - 1) / tiles_of_split;
   const int block = static_cast<int>(blockIdx.x);
   share.split = block / units;
-  share.any = share.split < share.splits;
   share.group = block % units / parts;
   share.first_head = block % parts * heads_of_part;
   share.heads = min(heads_of_part, heads - share.first_head);
+  share.any = share.split < share.splits && share.heads > 0;
   share.first_tile = first_tile + share.split * tiles_of_split;
   share.end_tile = min(share.first_tile + tiles_of_split, first_tile + tiles);
   return share;
 }
 
-// Of a group's part of a block.
+// A thread's part of a tile of keys: of one key some chunks; of values one chunk of some keys.
 template <int kDim>
-__device__ std::int64_t cache_offset(std::int32_t block, int groups, int group) {
-  return (static_cast<std::int64_t>(block) * kCacheBlock * groups + group) * kDim;
+struct TileParts {
+  static constexpr int kCount = kTile * kDim / kChunk / kThreads;
+  static constexpr int kChunks = kDim / kChunk;
+  static constexpr int kKeysApart = kThreads / kChunks;
+};
+
+// Where a key's part of its group begins.
+template <int kDim>
+__device__ std::int64_t cache_offset(const std::int32_t* blocks, int key, int groups, int group) {
+  return ((static_cast<std::int64_t>(blocks[key / kCacheBlock]) * kCacheBlock + key % kCacheBlock) *
+              groups +
+          group) *
+         kDim;
 }
 
-// The share's keys and values, but those of the row itself, into L2.
+// Of the keys before the row's own; `blocks` begins with that of the share's first tile.
+template <int kDim>
+__device__ void load_keys(const DecodeRow& row,
+                          const void* cache,
+                          const AttentionShare& share,
+                          int tile,
+                          const std::int32_t* blocks,
+                          uint4 (&to)[TileParts<kDim>::kCount]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int key = thread / kLanesOfKey;
+  const int position = tile * kTile + key;
+  const bool exists = position >= share.first_key && position < share.length - 1;
+  const auto offset = exists ? cache_offset<kDim>(blocks, position - share.first_tile * kTile,
+                                                  row.shape.groups, share.group)
+                             : 0;
+#pragma unroll
+  for (int c = 0; c < TileParts<kDim>::kCount; ++c)
+    to[c] = exists
+                ? *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(cache) + offset +
+                                                  (thread % kLanesOfKey + c * kLanesOfKey) * kChunk)
+                : uint4{};
+}
+template <int kDim>
+__device__ void load_values(const DecodeRow& row,
+                            const void* cache,
+                            const AttentionShare& share,
+                            int tile,
+                            const std::int32_t* blocks,
+                            uint4 (&to)[TileParts<kDim>::kCount]) {
+  using Parts = TileParts<kDim>;
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < Parts::kCount; ++i) {
+    const int position = tile * kTile + thread / Parts::kChunks + i * Parts::kKeysApart;
+    const bool exists = position >= share.first_key && position < share.length - 1;
+    to[i] = exists ? *reinterpret_cast<const uint4*>(
+                         static_cast<const Bf16*>(cache) +
+                         cache_offset<kDim>(blocks, position - share.first_tile * kTile,
+                                            row.shape.groups, share.group) +
+                         thread % Parts::kChunks * kChunk)
+                   : uint4{};
+  }
+}
+
+// The share's keys and values but the row's own, into L2. By all threads.
 template <int kDim>
 __device__ void prefetch_keys(const DecodeRow& row,
                               const DecoderLayer& layer,
                               const AttentionShare& share,
-                              const std::int32_t* tiles) {
-  constexpr int kLinesOfKey = kDim * static_cast<int>(sizeof(Bf16)) / 128;
-  constexpr int kLines = kCacheBlock * kLinesOfKey;
-  const std::int64_t stride = static_cast<std::int64_t>(row.shape.groups) * kDim;
-  for (int tile = share.first_tile; tile < share.end_tile; ++tile) {
+                              const std::int32_t* blocks) {
+  constexpr int kLine = 128 / sizeof(Bf16);
+  constexpr int kLines = kDim / kLine;  // of a key
+  const int first = share.first_tile * kTile;
+  const int count = min(share.end_tile * kTile, share.length - 1) - first;
+  for (int i = static_cast<int>(threadIdx.x); i < count * kLines; i += kThreads) {
     const auto offset =
-        cache_offset<kDim>(tiles[tile - share.first_tile], row.shape.groups, share.group);
-    for (int i = static_cast<int>(threadIdx.x); i < kLines; i += kThreads) {
-      const int key = i / kLinesOfKey;
-      if (tile * kCacheBlock + key >= share.length) break;
-      const auto at = offset + key * stride + i % kLinesOfKey * (kDim / kLinesOfKey);
-      prefetch(static_cast<const Bf16*>(layer.key_cache) + at);
-      prefetch(static_cast<const Bf16*>(layer.value_cache) + at);
-    }
+        cache_offset<kDim>(blocks, i / kLines, row.shape.groups, share.group) + i % kLines * kLine;
+    prefetch(static_cast<const Bf16*>(layer.key_cache) + offset);
+    prefetch(static_cast<const Bf16*>(layer.value_cache) + offset);
   }
 }
 
-// One head by one warp: normed, if there is a weight, and turned.
+// The row's own queries, normed if there is a weight and turned, its key and its value: each head
+// by one warp. The key and the value go into the cache, too.
 template <int kDim>
-__device__ void turn_head(const DecodeRow& row,
-                          const Bf16* head,
-                          const void* norm,
-                          float (&x)[kDim / kLanes]) {
-  constexpr int kOfLane = kDim / kLanes;
+__device__ void receive_heads(const DecodeRow& row,
+                              const DecoderLayer& layer,
+                              const AttentionShare& share,
+                              const Exchange& exchange,
+                              std::uint32_t tag,
+                              AttentionMemory& memory) {
+  constexpr int kHalf = kDim / 2;
+  constexpr int kLanesOfHead = kHalf / 2;
+  const auto& shape = row.shape;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const auto* const cos = static_cast<const Bf16*>(row.cos);
-  const auto* const sin = static_cast<const Bf16*>(row.sin);
-  float sum = 0;
+  const int heads_of_group = shape.heads / shape.groups;
+  const bool last = share.end_tile * kTile >= share.length;
+  const std::int64_t slot = *row.slot;
+  for (int task = warp; task < share.heads + (last ? 2 : 0); task += kWarps) {
+    const bool is_key = task == share.heads;
+    const bool is_value = task > share.heads;
+    const int head = share.group * (heads_of_group + 2) + (is_key     ? heads_of_group
+                                                           : is_value ? heads_of_group + 1
+                                                                      : share.first_head + task);
+    const bool works = lane < kLanesOfHead;
+    const int at[] = {lane * 2, lane * 2 + 1, lane * 2 + kHalf, lane * 2 + 1 + kHalf};
+    const void* const norm = is_value ? nullptr : is_key ? layer.k_norm : layer.q_norm;
+    float by[4];
+    float cos[4];
+    float sin[4];
 #pragma unroll
-  for (int j = 0; j < kOfLane; ++j) {
-    x[j] = widen(__ldcg(head + lane + j * kLanes));
-    sum = fmaf(x[j], x[j], sum);
-  }
-  if (norm != nullptr) {
-    const float inverse = rsqrtf(add_lanes(sum) / static_cast<float>(kDim) + row.shape.epsilon);
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j) {
-      const float by = widen(static_cast<const Bf16*>(norm)[lane + j * kLanes]);
-      x[j] = rounded<Bf16>(by * rounded<Bf16>(x[j] * inverse));
+    for (int j = 0; j < 4; ++j) {
+      by[j] = works && norm != nullptr ? widen(static_cast<const Bf16*>(norm)[at[j]]) : 0;
+      cos[j] = works ? widen(static_cast<const Bf16*>(row.cos)[at[j]]) : 0;
+      sin[j] = works ? widen(static_cast<const Bf16*>(row.sin)[at[j]]) : 0;
     }
-  }
+    float x[4] = {};
+    if (works) {
+      const auto* const words = exchange.results[kQkv] + head * kHalf + lane;
+      PairWord low;
+      PairWord high;
+      do {
+        low = peek(words);
+        high = peek(words + kLanesOfHead);
+      } while (low.tag != tag || high.tag != tag);
+      x[0] = low_half(low.pair);
+      x[1] = high_half(low.pair);
+      x[2] = low_half(high.pair);
+      x[3] = high_half(high.pair);
+    }
+    __syncwarp();
+    if (norm != nullptr) {
+      float sum = 0;
 #pragma unroll
-  for (int j = 0; j < kOfLane / 2; ++j) {
-    const int low = lane + j * kLanes;
-    const int high = low + kDim / 2;
-    const float u = x[j];
-    const float v = x[j + kOfLane / 2];
-    x[j] = rounded<Bf16>(rounded<Bf16>(u * widen(cos[low])) - rounded<Bf16>(v * widen(sin[low])));
-    x[j + kOfLane / 2] =
-        rounded<Bf16>(rounded<Bf16>(v * widen(cos[high])) + rounded<Bf16>(u * widen(sin[high])));
+      for (int j = 0; j < 4; ++j) sum = fmaf(x[j], x[j], sum);
+      const float inverse = rsqrtf(add_lanes(sum) / static_cast<float>(kDim) + shape.epsilon);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) x[j] = rounded<Bf16>(by[j] * rounded<Bf16>(x[j] * inverse));
+    }
+    if (!is_value) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float u = x[j];
+        const float v = x[j + 2];
+        x[j] = rounded<Bf16>(rounded<Bf16>(u * cos[j]) - rounded<Bf16>(v * sin[j]));
+        x[j + 2] = rounded<Bf16>(rounded<Bf16>(v * cos[j + 2]) + rounded<Bf16>(u * sin[j + 2]));
+      }
+    }
+    if (!works) continue;
+    if (!is_key && !is_value) {
+      const float to_exponent = shape.scale * static_cast<float>(M_LOG2E);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) memory.query[task][at[j]] = x[j] * to_exponent;
+      continue;
+    }
+    auto* const own = is_key ? memory.key : memory.value;
+    auto* const cache = static_cast<Bf16*>(is_key ? layer.key_cache : layer.value_cache) +
+                        (slot * shape.groups + share.group) * kDim;
+    const std::uint32_t pairs[] = {pack(x[0], x[1]), pack(x[2], x[3])};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      reinterpret_cast<std::uint32_t*>(own)[lane + half * kLanesOfHead] = pairs[half];
+      if (slot >= 0 && share.first_head == 0)
+        reinterpret_cast<std::uint32_t*>(cache)[lane + half * kLanesOfHead] = pairs[half];
+    }
   }
 }
 
-// The share's heads against its keys, among them the row's own, which goes into the cache.
+// The share's heads against its keys.
 template <int kDim>
 __device__ void attend(const DecodeRow& row,
                        const DecoderLayer& layer,
                        const AttentionShare& share,
-                       const std::int32_t* tiles,
-                       const Scratch& scratch,
-                       AttentionMemory& shared) {
-  constexpr int kOfLane = kDim / kLanes;
-  constexpr int kLanesOfKey = 4;
-  constexpr int kChunksOfKey = kDim / kChunk / kLanesOfKey;  // of each of those lanes
-  constexpr int kChunksOfWarp = kDim / kChunk / kWarps;      // of values
+                       const std::int32_t* blocks,
+                       const Exchange& exchange,
+                       std::uint32_t tag,
+                       AttentionMemory& memory) {
+  using Parts = TileParts<kDim>;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / kLanes;
   const int lane = thread % kLanes;
-  const auto& shape = row.shape;
-  const int heads_of_group = shape.heads / shape.groups;
-  const auto* const mixed =
-      scratch.qkv + static_cast<std::int64_t>(share.group) * (heads_of_group + 2) * kDim;
-  const std::int64_t stride = static_cast<std::int64_t>(shape.groups) * kDim;
-  auto* const keys = static_cast<Bf16*>(layer.key_cache);
-  auto* const values = static_cast<Bf16*>(layer.value_cache);
-
-  const float to_exponent = shape.scale * static_cast<float>(M_LOG2E);
-  const std::int64_t slot = *row.slot;
-  const bool keeps = share.end_tile * kCacheBlock >= share.length && slot >= 0;
-  for (int task = warp; task < share.heads + (keeps ? 2 : 0); task += kWarps) {
-    float x[kOfLane];
-    const auto own = (slot * shape.groups + share.group) * kDim + lane;
-    if (task < share.heads) {
-      turn_head<kDim>(row, mixed + (share.first_head + task) * kDim, layer.q_norm, x);
-#pragma unroll
-      for (int j = 0; j < kOfLane; ++j) shared.query[task][lane + j * kLanes] = x[j] * to_exponent;
-    } else if (task == share.heads) {
-      turn_head<kDim>(row, mixed + heads_of_group * kDim, layer.k_norm, x);
-#pragma unroll
-      for (int j = 0; j < kOfLane; ++j) keys[own + j * kLanes] = narrow<Bf16>(x[j]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kOfLane; ++j)
-        values[own + j * kLanes] = __ldcg(mixed + (heads_of_group + 1) * kDim + lane + j * kLanes);
-    }
-  }
-  __syncthreads();
+  uint4 keys[Parts::kCount];  // the first tile's wait for nothing
+  load_keys<kDim>(row, layer.key_cache, share, share.first_tile, blocks, keys);
+  receive_heads<kDim>(row, layer, share, exchange, tag, memory);
+  sync();
 
   float maximum = -INFINITY;  // of head `warp`
   float sum = 0;
   float result[kMostHeads][kChunk] = {};
   for (int tile = share.first_tile; tile < share.end_tile; ++tile) {
-    const auto offset =
-        cache_offset<kDim>(tiles[tile - share.first_tile], shape.groups, share.group);
-    {  // scores: four lanes a key
+    const int own = share.length - 1 - tile * kTile;  // the row's own key, if below kTile
+    {
       const int key = thread / kLanesOfKey;
       const int part = thread % kLanesOfKey;
-      const int position = tile * kCacheBlock + key;
-      const bool exists = position < share.length;
-      float k[kChunksOfKey][kChunk];
+      const int position = tile * kTile + key;
+      const bool exists = position >= share.first_key && position < share.length;
+      float score[kMostHeads] = {};
 #pragma unroll
-      for (int c = 0; c < kChunksOfKey; ++c) {
-        const auto* const from = keys + offset + key * stride + (part + c * kLanesOfKey) * kChunk;
-        widen_chunk(exists ? load_fresh(from) : uint4{}, k[c]);
-      }
-#pragma unroll
-      for (int head = 0; head < kMostHeads; ++head) {
-        if (head >= share.heads) break;
-        float score = 0;
-#pragma unroll
-        for (int c = 0; c < kChunksOfKey; ++c) {
-          const auto* const q = shared.query[head] + (part + c * kLanesOfKey) * kChunk;
-#pragma unroll
-          for (int j = 0; j < kChunk; ++j) score = fmaf(q[j], k[c][j], score);
-        }
-#pragma unroll
-        for (int distance = kLanesOfKey / 2; distance > 0; distance /= 2)
-          score += __shfl_xor_sync(0xffffffffu, score, distance);
-        if (part == 0)
-          shared.weights[head][key] = exists && position >= share.first_key ? score : -INFINITY;
-      }
-    }
-    __syncthreads();
-    if (warp < share.heads) {  // weights: a warp a head
-      auto& weights = shared.weights[warp];
-      const float scores[] = {weights[lane], weights[lane + kLanes]};
-      const float now = fmaxf(maximum, largest_of_lanes(fmaxf(scores[0], scores[1])));
-      const float shift = now == -INFINITY ? 0 : now;
-      const float growth = exp2f(maximum - shift);
-      const float low = exp2f(scores[0] - shift);
-      const float high = exp2f(scores[1] - shift);
-      maximum = now;
-      sum = sum * growth + add_lanes(low + high);
-      weights[lane] = low;
-      weights[lane + kLanes] = high;
-      if (lane == 0) shared.growth[warp] = growth;
-    }
-    __syncthreads();
-    {  // the result: a warp kChunksOfWarp chunks of channels
-#pragma unroll
-      for (int head = 0; head < kMostHeads; ++head) {
-        if (head >= share.heads) break;
-        const float growth = shared.growth[head];
-#pragma unroll
-        for (int j = 0; j < kChunk; ++j) result[head][j] *= growth;
-      }
-      const int chunk = warp * kChunksOfWarp + lane % kChunksOfWarp;
-      constexpr int kKeysAtOnce = kLanes / kChunksOfWarp;
-#pragma unroll
-      for (int i = 0; i < kCacheBlock / kKeysAtOnce; ++i) {
-        const int key = lane / kChunksOfWarp + i * kKeysAtOnce;
-        if (tile * kCacheBlock + key >= share.length) break;
-        float v[kChunk];
-        widen_chunk(load_fresh(values + offset + key * stride + chunk * kChunk), v);
+      for (int c = 0; c < Parts::kCount; ++c) {
+        float k[kChunk];
+        const int chunk = part + c * kLanesOfKey;
+        uint4 of_key = keys[c];
+        if (key == own) of_key = reinterpret_cast<const uint4*>(memory.key)[chunk];
+        widen_chunk(of_key, k);
 #pragma unroll
         for (int head = 0; head < kMostHeads; ++head) {
-          if (head >= share.heads) break;
-          const float weight = shared.weights[head][key];
+          if (head >= share.heads) continue;
+          const auto* const q = memory.query[head] + chunk * kChunk;
 #pragma unroll
-          for (int j = 0; j < kChunk; ++j) result[head][j] = fmaf(weight, v[j], result[head][j]);
+          for (int j = 0; j < kChunk; ++j) score[head] = fmaf(q[j], k[j], score[head]);
         }
       }
+#pragma unroll
+      for (int head = 0; head < kMostHeads; ++head) {
+        if (head >= share.heads) continue;
+#pragma unroll
+        for (int distance = kLanesOfKey / 2; distance > 0; distance /= 2)
+          score[head] += __shfl_xor_sync(0xffffffffu, score[head], distance);
+        if (part == 0) memory.weights[head][key] = exists ? score[head] : -INFINITY;
+      }
     }
-    __syncthreads();
+    uint4 values[Parts::kCount];
+    load_values<kDim>(row, layer.value_cache, share, tile, blocks, values);
+    sync();
+    if (warp < share.heads) {  // weights: a warp a head
+      auto* const weights = memory.weights[warp];
+      constexpr int kOfLane = kTile / kLanes;
+      float scores[kOfLane];
+      float now = maximum;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        scores[i] = weights[lane + i * kLanes];
+        now = fmaxf(now, scores[i]);
+      }
+      now = largest_of_lanes(now);
+      const float shift = now == -INFINITY ? 0 : now;
+      const float growth = exp2f(maximum - shift);
+      float more_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kOfLane; ++i) {
+        const float weight = exp2f(scores[i] - shift);
+        more_sum += weight;
+        weights[lane + i * kLanes] = weight;
+      }
+      maximum = now;
+      sum = sum * growth + add_lanes(more_sum);
+      if (lane == 0) {
+        memory.growth[warp] = growth;
+        memory.statistics[warp] = {maximum, sum};
+      }
+    }
+    sync();
+    if (tile + 1 < share.end_tile)
+      load_keys<kDim>(row, layer.key_cache, share, tile + 1, blocks, keys);
+#pragma unroll
+    for (int head = 0; head < kMostHeads; ++head) {
+      if (head >= share.heads) continue;
+      const float growth = memory.growth[head];
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) result[head][j] *= growth;
+    }
+#pragma unroll
+    for (int i = 0; i < Parts::kCount; ++i) {
+      const int key = thread / Parts::kChunks + i * Parts::kKeysApart;
+      float v[kChunk];
+      uint4 of_key = values[i];
+      if (key == own)
+        of_key = reinterpret_cast<const uint4*>(memory.value)[thread % Parts::kChunks];
+      widen_chunk(of_key, v);
+#pragma unroll
+      for (int head = 0; head < kMostHeads; ++head) {
+        if (head >= share.heads) continue;
+        const float weight = memory.weights[head][key];
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) result[head][j] = fmaf(weight, v[j], result[head][j]);
+      }
+    }
+    sync();
   }
-  const int first_head = share.group * heads_of_group + share.first_head;
+
+  // Over the keys of a warp, then over warps.
+  const int first_head = share.group * (row.shape.heads / row.shape.groups) + share.first_head;
+  constexpr int kTriples = triples_of(kDim);
 #pragma unroll
   for (int head = 0; head < kMostHeads; ++head) {
-    if (head >= share.heads) break;
+    auto& r = result[head];
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
 #pragma unroll
-      for (int distance = kLanes / 2; distance >= kChunksOfWarp; distance /= 2)
-        result[head][j] += __shfl_xor_sync(0xffffffffu, result[head][j], distance);
+      for (int distance = kLanes / 2; distance >= Parts::kChunks; distance /= 2)
+        r[j] += __shfl_xor_sync(0xffffffffu, r[j], distance);
     }
-    if (lane < kChunksOfWarp) {
-      auto* const to = reinterpret_cast<float4*>(
-          scratch.attended +
-          (static_cast<std::int64_t>(first_head + head) * kMostSplits + share.split) * kDim +
-          (warp * kChunksOfWarp + lane) * kChunk);
-      to[0] = {result[head][0], result[head][1], result[head][2], result[head][3]};
-      to[1] = {result[head][4], result[head][5], result[head][6], result[head][7]};
+    if (lane < Parts::kChunks) {
+      auto* const to = reinterpret_cast<float4*>(memory.results[warp][head] + lane * kChunk);
+      to[0] = {r[0], r[1], r[2], r[3]};
+      to[1] = {r[4], r[5], r[6], r[7]};
     }
   }
-  if (warp < share.heads && lane == 0)
-    scratch.statistics[(first_head + warp) * kMostSplits + share.split] = {maximum, sum};
+  sync();
+  const int head = thread / (kTriples + 1);
+  const int triple = thread % (kTriples + 1);
+  if (head < share.heads) {
+    TripleWord word{.values = {}, .tag = tag};
+    if (triple == kTriples) {
+      word.values[0] = memory.statistics[head].x;
+      word.values[1] = memory.statistics[head].y;
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+        for (int j = 0; j < kOfTriple; ++j)
+          word.values[j] += memory.results[w][head][min(triple * kOfTriple + j, kDim - 1)];
+      }
+    }
+    publish(exchange.attended +
+                (static_cast<std::int64_t>(first_head + head) * kMostSplits + share.split) *
+                    (kTriples + 1) +
+                triple,
+            word);
+  }
 }
 
 // What the splits of each head come to, [heads, dim].
 template <int kDim>
 __device__ void combine_splits(const DecodeRowShape& shape,
                                int splits,
-                               const Scratch& scratch,
+                               const Exchange& exchange,
+                               std::uint32_t tag,
                                Bf16* attended) {
-  constexpr int kWidth = 4;
-  for (int i = static_cast<int>(threadIdx.x); i < shape.heads * kDim / kWidth; i += kThreads) {
-    const int head = i * kWidth / kDim;
-    const int channel = i * kWidth % kDim;
-    const auto* const statistics = scratch.statistics + head * kMostSplits;
+  constexpr int kTriples = triples_of(kDim);
+  constexpr int kAtOnce = 4;
+  for (int i = static_cast<int>(threadIdx.x); i < shape.heads * kTriples; i += kThreads) {
+    const int head = i / kTriples;
+    const int triple = i % kTriples;
+    const auto* const words =
+        exchange.attended + static_cast<std::int64_t>(head) * kMostSplits * (kTriples + 1);
     float maximum = -INFINITY;
-#pragma unroll 4
-    for (int split = 0; split < splits; ++split)
-      maximum = fmaxf(maximum, __ldcg(statistics + split).x);
     float sum = 0;
-    float4 result{};
-#pragma unroll 4
-    for (int split = 0; split < splits; ++split) {
-      const float2 of_split = __ldcg(statistics + split);
-      const float weight = exp2f(of_split.x - maximum);
-      const float4 x = __ldcg(reinterpret_cast<const float4*>(
-          scratch.attended + (static_cast<std::int64_t>(head) * kMostSplits + split) * kDim +
-          channel));
-      sum = fmaf(weight, of_split.y, sum);
-      result.x = fmaf(weight, x.x, result.x);
-      result.y = fmaf(weight, x.y, result.y);
-      result.z = fmaf(weight, x.z, result.z);
-      result.w = fmaf(weight, x.w, result.w);
+    float result[kOfTriple] = {};
+    for (int first = 0; first < splits; first += kAtOnce) {
+      TripleWord parts[kAtOnce];
+      TripleWord statistics[kAtOnce];
+      bool there;
+      do {
+        there = true;
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s) {
+          const auto* const of_split = words + min(first + s, splits - 1) * (kTriples + 1);
+          parts[s] = peek(of_split + triple);
+          statistics[s] = peek(of_split + kTriples);
+        }
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s)
+          there = there && parts[s].tag == tag && statistics[s].tag == tag;
+      } while (!there);
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s) {
+        if (first + s >= splits) continue;
+        const float now = fmaxf(maximum, statistics[s].values[0]);
+        const float old_weight = exp2f(maximum - now);
+        const float weight = exp2f(statistics[s].values[0] - now);
+        maximum = now;
+        sum = sum * old_weight + statistics[s].values[1] * weight;
+#pragma unroll
+        for (int j = 0; j < kOfTriple; ++j)
+          result[j] = result[j] * old_weight + parts[s].values[j] * weight;
+      }
     }
     const float factor = sum > 0 ? 1 / sum : 0;
-    auto* const to = reinterpret_cast<__nv_bfloat162*>(attended + i * kWidth);
-    to[0] = __floats2bfloat162_rn(result.x * factor, result.y * factor);
-    to[1] = __floats2bfloat162_rn(result.z * factor, result.w * factor);
+#pragma unroll
+    for (int j = 0; j < kOfTriple; ++j) {
+      const int channel = triple * kOfTriple + j;
+      if (channel < kDim) attended[head * kDim + channel] = narrow<Bf16>(result[j] * factor);
+    }
   }
-  __syncthreads();
+  sync();
 }
 
 }  // namespace

@@ -8,16 +8,17 @@
 
 namespace ferry::models::launch {
 
+// A layer's products, in their order.
+enum Product : int { kQkv, kProj, kFc1, kFc2, kProducts };
+
 struct DecoderLayer {
-  const void* attention_norm = nullptr;
-  const void* qkv = nullptr;       // of each group: its queries, key and value
+  const void* weights[kProducts] =
+      {};  // kQkv: of each group its queries, key and value; kFc1: gate above up
   const void* qkv_bias = nullptr;  // or null
-  const void* q_norm = nullptr;    // of each head; or null, like k_norm
-  const void* k_norm = nullptr;
-  const void* proj = nullptr;
+  const void* attention_norm = nullptr;
   const void* mlp_norm = nullptr;
-  const void* fc1 = nullptr;  // gate above up
-  const void* fc2 = nullptr;
+  const void* q_norm = nullptr;  // of each head; or null, like k_norm
+  const void* k_norm = nullptr;
   void* key_cache = nullptr;  // [blocks, 64, groups, dim]
   void* value_cache = nullptr;
 };
@@ -47,14 +48,14 @@ struct DecodeRow {
   const std::int64_t* slot = nullptr;         // of the row's key; below 0: kept nowhere
   void* residual = nullptr;                   // [hidden], out
   void* pending = nullptr;                    // [hidden], out: what is still to be added to it
-  void* scratch = nullptr;                    // of decode_row_scratch() bytes
-  unsigned long long* arrivals = nullptr;     // 0 before the first launch; of one shape for ever
+  // Of decode_row_exchange() bytes, 0 before the first launch, of one shape and GPU for ever.
+  void* exchange = nullptr;
   DecoderLayer layers[kMostDecoderLayers];
 };
 
 // Whether the current device has the shared memory that the shape needs, and the kernel the bounds.
 bool decode_row_fits(const DecodeRowShape& shape);
-std::int64_t decode_row_scratch(const DecodeRowShape& shape);
+std::int64_t decode_row_exchange(const DecodeRowShape& shape);
 cudaError_t decode_row(const DecodeRow& row, cudaStream_t stream);
 
 }  // namespace ferry::models::launch
