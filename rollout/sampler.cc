@@ -92,8 +92,8 @@ void plain_log_probs(const at::Tensor& logits,
     const auto of = [&](const at::Tensor& x) { return all ? x : x.index_select(0, index); };
     const auto log_probs = temperature == 1
                                ? of(sampled.logprobs)
-                               : models::log_probs_of(models::row_statistics(
-                                     of(logits), of(sampled.tokens), range, temperature));
+                               : models::score_rows(of(logits), of(sampled.tokens), range, temperature)
+                                     .log_probs;
     if (all) {
       sampled.processed_logprobs = log_probs;
     } else {
@@ -141,13 +141,13 @@ SampledTokens sample(const at::Tensor& logits,
   }
   (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws_of(rows, vocab_size),
                                                   sampled.tokens, sampled.processed_logprobs);
-  const auto statistics = models::row_statistics(
+  const auto scored = models::score_rows(
       logits, sampled.tokens, {.first = 0, .count = vocab_size}, /*temperature=*/1);
-  sampled.logprobs = models::log_probs_of(statistics);
+  sampled.logprobs = scored.log_probs;
   plain_log_probs(logits, vocab_size, rows, sampled);
   std::int64_t most = 0;
   for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
-  if (most > 0) top_log_probs(logits, vocab_size, most, statistics, sampled);
+  if (most > 0) top_log_probs(logits, vocab_size, most, scored.statistics, sampled);
   return sampled;
 }
 

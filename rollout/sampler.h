@@ -40,8 +40,8 @@ struct SamplingRow {
 
 struct SampledTokens {
   at::Tensor tokens{};  // [rows], int64, on the logits' device, like the rest
-  // [rows], fp32, of the model: log_probs_of(row_statistics) of models/kernels/log_probs.h at
-  // temperature 1, the bytes that a trainer computes from these logits.
+  // [rows], fp32, of the model: of score_rows() of models/kernels/log_probs.h at temperature 1, the
+  // bytes that a trainer computes from these logits.
   at::Tensor logprobs{};
   // [rows], fp32, of the processed distribution. Where it is the model's at some temperature, the
   // bytes of log_probs_of(row_statistics) at that temperature; of a greedy row, at temperature 1.

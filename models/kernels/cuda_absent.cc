@@ -89,8 +89,7 @@ at::Tensor swiglu_cuda(const at::Tensor&) {
 at::Tensor swiglu_backward_cuda(const at::Tensor&, const at::Tensor&) {
   absent();
 }
-void row_statistics_cuda(
-    const at::Tensor&, const at::Tensor&, at::Tensor&, VocabularyRange, double) {
+ScoredRows score_rows_cuda(const at::Tensor&, const at::Tensor&, VocabularyRange, double) {
   absent();
 }
 void logits_to_gradient_cuda(at::Tensor&,

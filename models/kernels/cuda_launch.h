@@ -97,10 +97,11 @@ struct LogProbShape {
   std::int64_t first = 0;       // token of column 0
   float inverse_temperature = 1;
 };
-// statistics [4, rows].
+// statistics [4, rows], log_probs [rows].
 cudaError_t row_statistics(const void* logits,
                            const std::int64_t* labels,
                            float* statistics,
+                           float* log_probs,
                            LogProbShape shape,
                            Element element,
                            cudaStream_t stream);

@@ -190,17 +190,21 @@ at::Tensor swiglu_backward_cuda(const at::Tensor& grad_y, const at::Tensor& gate
   return grad;
 }
 
-void row_statistics_cuda(const at::Tensor& logits,
-                         const at::Tensor& labels,
-                         at::Tensor& statistics,
-                         VocabularyRange range,
-                         double temperature) {
+ScoredRows score_rows_cuda(const at::Tensor& logits,
+                           const at::Tensor& labels,
+                           VocabularyRange range,
+                           double temperature) {
   const auto element = element_of(logits);
   const c10::cuda::CUDAGuard device(logits.device());
+  ScoredRows scored{
+      .statistics = at::empty({kRowStatistics, logits.size(0)}, logits.options().dtype(at::kFloat)),
+      .log_probs = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat))};
   check(launch::row_statistics(logits.const_data_ptr(),
                                labels.contiguous().const_data_ptr<std::int64_t>(),
-                               statistics.mutable_data_ptr<float>(),
+                               scored.statistics.mutable_data_ptr<float>(),
+                               scored.log_probs.mutable_data_ptr<float>(),
                                log_prob_shape(logits, range, temperature), element, stream()));
+  return scored;
 }
 
 void logits_to_gradient_cuda(at::Tensor& logits,

@@ -2,10 +2,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "models/kernels/attention_cuda.h"
+#include "models/kernels/log_probs.h"
 #include "models/kernels/paged_attention.h"
 #include "tests/models/cuda_fixture.h"
 
@@ -65,6 +67,35 @@ TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {
       expected[slots[i].item<std::int64_t>()].copy_(rows[i]);
     EXPECT_TRUE(same_bytes(cache.flatten(0, 1), expected));
   }
+}
+
+// Few rows have several thread blocks each: a token that is drawn and the trainer's have one number.
+TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const std::int64_t vocabulary : {1, 5, 997, 4096, 12292, 32000, 50001, 151936}) {
+      const std::int64_t most = 300;
+      const std::int64_t padding = vocabulary % 2 == 0 ? 0 : 3;
+      auto logits = random({most, vocabulary + padding}, dtype) * 8;
+      logits[1][vocabulary / 2] = std::numeric_limits<float>::infinity();
+      logits[2].fill_(-3);
+      logits.narrow(1, vocabulary, padding).fill_(1000);
+      // Of a part of a vocabulary, in which some rows have no label.
+      const VocabularyRange range{.first = 7, .count = vocabulary};
+      const auto labels =
+          at::randint(0, vocabulary + 14, {most}, at::TensorOptions(at::kLong).device(at::kCUDA));
+      for (const double temperature : {1.0, 0.7}) {
+        const auto all = score_rows(logits, labels, range, temperature);
+        EXPECT_TRUE(same_bytes(all.log_probs, log_probs_of(all.statistics))) << vocabulary;
+        for (const std::int64_t rows : {1, 2, 7, 64, 131, 132}) {
+          const auto some = score_rows(logits.narrow(0, 0, rows).clone(),
+                                       labels.narrow(0, 0, rows), range, temperature);
+          EXPECT_TRUE(same_bytes(some.statistics, all.statistics.narrow(1, 0, rows)))
+              << vocabulary << ", rows " << rows;
+          EXPECT_TRUE(same_bytes(some.log_probs, all.log_probs.narrow(0, 0, rows)))
+              << vocabulary << ", rows " << rows;
+        }
+      }
+    }
 }
 
 }  // namespace
