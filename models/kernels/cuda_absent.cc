@@ -64,6 +64,9 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   absent();
 }
+at::Tensor rotary_angles_cuda(const at::Tensor&, const at::Tensor&, double, at::ScalarType) {
+  absent();
+}
 at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
   absent();
 }

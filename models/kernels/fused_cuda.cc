@@ -123,6 +123,26 @@ void turn(const at::Tensor& x,
 
 }  // namespace
 
+at::Tensor rotary_angles_cuda(const at::Tensor& positions,
+                              const at::Tensor& inv_freq,
+                              double scaling,
+                              at::ScalarType dtype) {
+  require(positions.dim() == 1 && positions.scalar_type() == at::kLong &&
+              positions.device() == inv_freq.device() && inv_freq.scalar_type() == at::kFloat &&
+              inv_freq.is_contiguous(),
+          ErrorKind::kBug, "rotary: positions or frequencies of another type");
+  const c10::cuda::CUDAGuard device(positions.device());
+  const auto tokens = positions.size(0);
+  const auto dim = 2 * inv_freq.size(0);
+  auto both = at::empty({2, tokens, 1, dim}, inv_freq.options().dtype(dtype));
+  if (tokens == 0) return both;
+  check(launch::rotary_angles(positions.contiguous().const_data_ptr<std::int64_t>(),
+                              inv_freq.const_data_ptr<float>(), both[0].mutable_data_ptr(),
+                              both[1].mutable_data_ptr(), tokens, dim, static_cast<float>(scaling),
+                              element_of(both), stream()));
+  return both;
+}
+
 at::Tensor rotary_cuda(const at::Tensor& x,
                        const at::Tensor& cos,
                        const at::Tensor& sin,

@@ -9,6 +9,7 @@
 #include "models/kernels/attention_cuda.h"
 #include "models/kernels/log_probs.h"
 #include "models/kernels/paged_attention.h"
+#include "models/kernels/rotary_cuda.h"
 #include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
@@ -96,6 +97,25 @@ TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
         }
       }
     }
+}
+
+TEST_F(GenerationKernels, AnglesHaveTheBytesOfHuggingFacesOperations) {
+  const auto longs = at::TensorOptions(at::kLong).device(at::kCUDA);
+  const auto positions = at::cat({at::arange(5000, longs), at::randint(1 << 24, {5000}, longs)});
+  for (const double base : {1e4, 1e6})
+    for (const std::int64_t dim : {64, 96, 128})
+      for (const double scaling : {1.0, 1.2079441541679836})
+        for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+          const auto powers = at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
+          const auto inv_freq = at::reciprocal(at::pow(base, powers)).cuda();
+          const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq;
+          const auto both = at::cat({angle, angle}, -1);
+          const auto expected = at::stack({both.cos() * scaling, both.sin() * scaling}).to(dtype);
+          const auto got = rotary_angles_cuda(positions, inv_freq, scaling, dtype);
+          EXPECT_TRUE(same_bytes(got.squeeze(2), expected)) << base << " " << dim << " " << scaling;
+          EXPECT_TRUE(same_bytes(rotary_angles_cuda(positions.narrow(0, 6000, 1), inv_freq, scaling, dtype),
+                                 got.narrow(1, 6000, 1)));
+        }
 }
 
 }  // namespace
