@@ -54,8 +54,9 @@ struct RowThreads {
   static __device__ void give(float* of_warps, float value) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     if (lane >= kBlocks) return;
-    float* const there =
-        kBlocks == 1 ? of_warps : cooperative_groups::this_cluster().map_shared_rank(of_warps, lane);
+    float* const there = kBlocks == 1
+                             ? of_warps
+                             : cooperative_groups::this_cluster().map_shared_rank(of_warps, lane);
     there[thread() / kLanes] = value;
   }
   // What was given is there.
@@ -68,10 +69,11 @@ struct RowThreads {
   }
 };
 
-// Visits the elements of a row that are the thread's, in the order of the sum. kAhead reads are under
-// way at a time.
+// Visits the elements of a row that are the thread's, in the order of the sum. kAhead reads are
+// under way at a time.
 template <int kAhead, typename T, typename Visit>
-__device__ void visit_row(const T* row, std::int64_t columns, int thread, bool aligned, Visit visit) {
+__device__ void visit_row(
+    const T* row, std::int64_t columns, int thread, bool aligned, Visit visit) {
   const int steps = static_cast<int>(columns / (kVector * kThreads));
   const T* const mine = row + thread * kVector;
   for (int first = 0; first < steps; first += kAhead) {
