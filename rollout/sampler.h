@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <span>
 
+#include "rollout/kernels/draw.h"
 #include "rollout/sampling_params.h"
 
 namespace ferry::rollout {
@@ -52,7 +53,14 @@ struct SampledTokens {
   at::Tensor top_logprobs{};  // fp32
 };
 
+// In plain numbers, which need no logits.
+Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size);
+
 // logits [rows, >= vocab_size], bf16 or fp32, contiguous; columns from vocab_size on are padding.
+SampledTokens sample(const at::Tensor& logits,
+                     std::int64_t vocab_size,
+                     std::span<const SamplingRow> rows,
+                     const Draws& draws);
 SampledTokens sample(const at::Tensor& logits,
                      std::int64_t vocab_size,
                      std::span<const SamplingRow> rows);

@@ -219,11 +219,10 @@ ScoredRows score_rows_cuda(const at::Tensor& logits,
   ScoredRows scored{
       .statistics = at::empty({kRowStatistics, logits.size(0)}, logits.options().dtype(at::kFloat)),
       .log_probs = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat))};
-  check(launch::row_statistics(logits.const_data_ptr(),
-                               labels.contiguous().const_data_ptr<std::int64_t>(),
-                               scored.statistics.mutable_data_ptr<float>(),
-                               scored.log_probs.mutable_data_ptr<float>(),
-                               log_prob_shape(logits, range, temperature), element, stream()));
+  check(launch::row_statistics(
+      logits.const_data_ptr(), labels.contiguous().const_data_ptr<std::int64_t>(),
+      scored.statistics.mutable_data_ptr<float>(), scored.log_probs.mutable_data_ptr<float>(),
+      log_prob_shape(logits, range, temperature), element, stream()));
   return scored;
 }
 
@@ -252,8 +251,8 @@ void strided_copy_cuda(const at::Tensor& boxes,
   const c10::cuda::CUDAGuard guard(boxes.device());
   check(launch::strided_copy(static_cast<const StridedBox*>(boxes.const_data_ptr()),
                              box_of_tile.const_data_ptr<std::int32_t>(),
-                             memories.const_data_ptr<std::int64_t>(), staging,
-                             box_of_tile.numel(), stream()));
+                             memories.const_data_ptr<std::int64_t>(), staging, box_of_tile.numel(),
+                             stream()));
 }
 
 }  // namespace ferry::models

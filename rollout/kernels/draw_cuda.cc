@@ -47,7 +47,8 @@ void draw_on_gpu(const at::Tensor& logits,
       .tokens = tokens.mutable_data_ptr<std::int64_t>(),
       .processed_logprobs = processed_logprobs.mutable_data_ptr<float>()};
   if (const auto count = static_cast<std::int64_t>(draws.plain.size()); count > 0) {
-    const auto rows = upload(draws.plain, logits.device());
+    const auto rows =
+        draws.plain_on_gpu.defined() ? draws.plain_on_gpu : upload(draws.plain, logits.device());
     check(launch::draw_plain(tensors, items_of<DrawRow>(rows), count, stream));
   }
   if (const auto count = static_cast<std::int64_t>(draws.shaped.size()); count > 0) {

@@ -70,7 +70,8 @@ TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {
   }
 }
 
-// Few rows have several thread blocks each: a token that is drawn and the trainer's have one number.
+// Few rows have several thread blocks each: a token that is drawn and the trainer's have one
+// number.
 TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const std::int64_t vocabulary : {1, 5, 997, 4096, 12292, 32000, 50001, 151936}) {
@@ -88,8 +89,8 @@ TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
         const auto all = score_rows(logits, labels, range, temperature);
         EXPECT_TRUE(same_bytes(all.log_probs, log_probs_of(all.statistics))) << vocabulary;
         for (const std::int64_t rows : {1, 2, 7, 64, 131, 132}) {
-          const auto some = score_rows(logits.narrow(0, 0, rows).clone(),
-                                       labels.narrow(0, 0, rows), range, temperature);
+          const auto some = score_rows(logits.narrow(0, 0, rows).clone(), labels.narrow(0, 0, rows),
+                                       range, temperature);
           EXPECT_TRUE(same_bytes(some.statistics, all.statistics.narrow(1, 0, rows)))
               << vocabulary << ", rows " << rows;
           EXPECT_TRUE(same_bytes(some.log_probs, all.log_probs.narrow(0, 0, rows)))
@@ -106,15 +107,17 @@ TEST_F(GenerationKernels, AnglesHaveTheBytesOfHuggingFacesOperations) {
     for (const std::int64_t dim : {64, 96, 128})
       for (const double scaling : {1.0, 1.2079441541679836})
         for (const auto dtype : {at::kBFloat16, at::kFloat}) {
-          const auto powers = at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
+          const auto powers =
+              at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
           const auto inv_freq = at::reciprocal(at::pow(base, powers)).cuda();
           const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq;
           const auto both = at::cat({angle, angle}, -1);
           const auto expected = at::stack({both.cos() * scaling, both.sin() * scaling}).to(dtype);
           const auto got = rotary_angles_cuda(positions, inv_freq, scaling, dtype);
           EXPECT_TRUE(same_bytes(got.squeeze(2), expected)) << base << " " << dim << " " << scaling;
-          EXPECT_TRUE(same_bytes(rotary_angles_cuda(positions.narrow(0, 6000, 1), inv_freq, scaling, dtype),
-                                 got.narrow(1, 6000, 1)));
+          EXPECT_TRUE(
+              same_bytes(rotary_angles_cuda(positions.narrow(0, 6000, 1), inv_freq, scaling, dtype),
+                         got.narrow(1, 6000, 1)));
         }
 }
 
