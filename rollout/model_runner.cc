@@ -40,6 +40,13 @@ std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> schedul
   return slots;
 }
 
+// Its last token is one that the step before it draws.
+bool takes_unknown(const ScheduledSequence& one) {
+  const auto& [sequence, num_new_tokens] = one;
+  return sequence->has_unknown() &&
+         sequence->num_computed_tokens + num_new_tokens == sequence->size();
+}
+
 // On the host, once the device has come so far.
 at::Tensor begin_download(const at::Tensor& x) {
   if (!x.defined() || !x.is_cuda()) return x.defined() ? x.contiguous() : x;
@@ -48,11 +55,38 @@ at::Tensor begin_download(const at::Tensor& x) {
   return host;
 }
 
+// What a step draws, on the host.
+DrawnNumbers pinned_numbers(std::int64_t rows) {
+  const auto pinned = at::TensorOptions().pinned_memory(true);
+  return {.tokens = at::empty({rows}, pinned.dtype(at::kLong)),
+          .logprobs = at::empty({rows}, pinned.dtype(at::kFloat)),
+          .processed_logprobs = at::empty({rows}, pinned.dtype(at::kFloat))};
+}
+
+std::int64_t blocks_of(std::int64_t tokens) {
+  return (tokens + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
+}
+
+// Of the largest step.
+std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple) {
+  const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs);
+  const auto rows = std::max(limits.max_num_batched_tokens, sequences) + rows_multiple;
+  constexpr std::int64_t kInt = sizeof(std::int32_t);
+  constexpr std::int64_t kLong = sizeof(std::int64_t);
+  std::int64_t bytes = 0;
+  for (const auto array : {kLong * rows, kLong * rows, kLong * rows, kInt * sequences,
+                           kInt * sequences * blocks_of(limits.max_model_len),
+                           2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences,
+                           std::int64_t{sizeof(DrawRow)} * sequences})
+    bytes += StepInputs::bytes_of(array);
+  return bytes;
+}
+
 // Whether a step of decoding asks the host for nothing: routers of experts count their tokens
 // there, and collectives are watched from there.
 bool can_capture(const models::GPTModel& model) {
-  const auto shape = models::key_value_shape(
-      model.config(), model.mesh().shape().tp(), model.options().alignment);
+  const auto shape =
+      models::key_value_shape(model.config(), model.mesh().shape().tp(), model.options().alignment);
   return !model.config().num_moe_experts && model.mesh().shape().tp() == 1 &&
          models::paged_attention_cuda_supports(model.mesh().world().device(),
                                                models::scalar_type(model.options().dtype),
@@ -64,57 +98,39 @@ bool can_capture(const models::GPTModel& model) {
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
       rows_multiple_(model.mesh().shape().tp()),
+      max_blocks_(blocks_of(limits.max_model_len)),
+      inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts) {
   require(model.config().head == distckpt::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
-  const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs) + rows_multiple_;
-  const auto rows = std::max(limits.max_num_batched_tokens + rows_multiple_, sequences);
-  const auto blocks = (limits.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
-  tokens_ = make_buffer({rows}, at::kLong);
-  positions_ = make_buffer({rows}, at::kLong);
-  slots_ = make_buffer({rows}, at::kLong);
-  lengths_ = make_buffer({sequences}, at::kInt);
-  block_tables_ = make_buffer({sequences, blocks}, at::kInt);
-  copied_slots_ = make_buffer({limits.max_num_seqs * KVCache::kBlockSize, 2}, at::kLong);
-  last_rows_ = make_buffer({limits.max_num_seqs}, at::kLong);
-  unknown_ = make_buffer({2, limits.max_num_seqs}, at::kLong);
-}
-
-ModelRunner::Buffer ModelRunner::make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const {
-  const auto device = model_.mesh().world().device();
-  const auto options = at::TensorOptions().dtype(dtype);
-  if (!device.is_cuda()) {
-    const auto both = at::zeros(shape, options);
-    return {.hosts = {both, both}, .device = both};
+  if (model.mesh().world().device().is_cuda()) {
+    for (auto& one : results_) one = pinned_numbers(limits.max_num_seqs);
   }
-  const auto host = [&] { return at::zeros(shape, options.pinned_memory(true)); };
-  return {.hosts = {host(), host()}, .device = at::zeros(shape, options.device(device))};
-}
-
-at::Tensor ModelRunner::Buffer::upload(std::int64_t rows) const {
-  auto part = device.narrow(0, 0, rows);
-  if (device.is_cuda()) part.copy_(hosts[side].narrow(0, 0, rows), /*non_blocking=*/true);
-  return part;
 }
 
 StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
                                  KVCache& cache,
                                  const StepInFlight* before) {
   const at::NoGradGuard no_grad;
-  for (auto* const buffer :
-       {&tokens_, &positions_, &slots_, &lengths_, &block_tables_, &copied_slots_, &last_rows_,
-        &unknown_})
-    buffer->side = 1 - buffer->side;
   StepInFlight step{.copied_slots = slots_to_copy(scheduled)};
+  const auto sampling = begin_draws(scheduled, step);
+  auto draws = draws_of(sampling, model_.config().vocab_size);
+  const bool captured =
+      captures_graphs_ && step.copied_slots.empty() &&
+      std::ranges::all_of(scheduled, [](const auto& one) { return one.num_new_tokens == 1; });
+  write_inputs(scheduled, step, draws, captured);
+  require(before != nullptr || std::ranges::none_of(scheduled, takes_unknown), ErrorKind::kBug,
+          "a token of no step is not known");
+  inputs_.upload(before != nullptr ? before->tokens : at::Tensor());
   StepRoutes routes(model_);
   const bool keeps = enable_return_routed_experts_;
-  const auto hidden =
-      forward(scheduled, cache, before, step.copied_slots, keeps ? routes.recording() : models::RouterReplay{});
-  draw(scheduled, hidden, step);
+  const auto hidden = captured ? replay(cache)
+                               : forward(scheduled, cache, step.copied_slots,
+                                         keeps ? routes.recording() : models::RouterReplay{});
+  draw(sampling, draws, hidden, step);
   if (keeps) keep_routes(scheduled, routes, step);
-  const bool comes_down = !step.drawn.empty() || !step.slots.empty();
-  if (comes_down && hidden.is_cuda()) {
+  if (hidden.is_cuda()) {
     step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);
     step.done->record(
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(hidden.device()));
@@ -138,140 +154,15 @@ void ModelRunner::forget_graphs() {
   graphs_.reset();
 }
 
-// [rows, hidden], those that fill the step up behind the others.
-at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
-                                KVCache& cache,
-                                const StepInFlight* before,
-                                std::span<const CopiedSlot> copied_slots,
-                                const models::RouterReplay& routes) {
-  const bool all_decode = std::ranges::all_of(
-      scheduled, [](const ScheduledSequence& one) { return one.num_new_tokens == 1; });
-  if (captures_graphs_ && all_decode && copied_slots.empty()) {
-    const auto count = static_cast<std::int64_t>(scheduled.size());
-    const auto rows = fill_rows(scheduled, DecodeGraphs::bucket_of(count));
-    for (const auto* const buffer : {&tokens_, &positions_, &slots_, &lengths_, &block_tables_})
-      (void)buffer->upload(rows);
-    fill_in_unknown(scheduled, before);
-    if (!graphs_) {
-      graphs_.emplace([this, &cache](std::int64_t bucket) { return decode(bucket, cache); });
-    }
-    return graphs_->replay(rows);
-  }
-  // Tensor parallel ranks share out rows in equal parts where there are experts.
-  const auto rows = fill_rows(scheduled, rows_multiple_);
-  const auto step = make_step(scheduled, rows, copied_slots);
-  PagedContext context(cache, step);
-  const auto tokens = tokens_.upload(rows);
-  fill_in_unknown(scheduled, before);
-  return model_.forward(tokens, positions_.upload(rows), context, routes);
-}
-
-// Tokens that are under way, out of the step that draws them.
-void ModelRunner::fill_in_unknown(std::span<const ScheduledSequence> scheduled,
-                                  const StepInFlight* before) {
-  auto* const rows = unknown_.data<std::int64_t>();
-  auto* const from = rows + unknown_.device.size(1);
-  std::int64_t count = 0;
-  std::int64_t row = 0;
-  for (const auto& [sequence, num_new_tokens] : scheduled) {
-    row += num_new_tokens;
-    if (!sequence->has_unknown() ||
-        sequence->num_computed_tokens + num_new_tokens < sequence->size())
-      continue;
-    rows[count] = row - 1;
-    from[count++] = sequence->drawn_at;
-  }
-  if (count == 0) return;
-  require(before != nullptr, ErrorKind::kBug, "a token of no step is not known");
-  const auto both = unknown_.upload(2).narrow(1, 0, count);
-  tokens_.device.index_copy_(0, both[0], before->tokens.index_select(0, both[1]));
-}
-
-at::Tensor ModelRunner::decode(std::int64_t rows, KVCache& cache) const {
-  const auto first = [rows](const Buffer& buffer) { return buffer.device.narrow(0, 0, rows); };
-  const PagedStep step{.slots = first(slots_),
-                       .block_tables = first(block_tables_),
-                       .lengths = first(lengths_),
-                       .num_decodes = rows};
-  PagedContext context(cache, step);
-  return model_.forward(first(tokens_), first(positions_), context);
-}
-
-// Returns how many, up to a multiple.
-std::int64_t ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled,
-                                    std::int64_t multiple) {
-  auto* const tokens = tokens_.data<std::int64_t>();
-  auto* const positions = positions_.data<std::int64_t>();
-  auto* const slots = slots_.data<std::int64_t>();
-  auto* lengths = lengths_.data<std::int32_t>();
-  auto* table = block_tables_.data<std::int32_t>();
-  std::int64_t row = 0;
-  for (const auto& [sequence, num_new_tokens] : scheduled) {
-    const auto begin = sequence->num_computed_tokens;
-    for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
-      const auto block =
-          sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];
-      tokens[row] = sequence->token_ids[static_cast<std::size_t>(position)];
-      positions[row] = position;
-      slots[row] = block * KVCache::kBlockSize + position % KVCache::kBlockSize;
-    }
-    *lengths++ = static_cast<std::int32_t>(begin + num_new_tokens);
-    std::ranges::copy(sequence->block_table, table);
-    table += block_tables_.device.size(1);
-  }
-  for (; row == 0 || row % multiple != 0; ++row) {
-    tokens[row] = 0;
-    positions[row] = 0;
-    slots[row] = -1;
-    *lengths++ = 0;
-  }
-  return row;
-}
-
-PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
-                                 std::int64_t rows,
-                                 std::span<const CopiedSlot> copied_slots) const {
-  const auto count = static_cast<std::int64_t>(scheduled.size());
-  std::size_t widest = 0;
-  PagedStep step{.slots = slots_.upload(rows), .lengths = lengths_.upload(count)};
-  const auto tables = block_tables_.upload(count);
-  std::int64_t row = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto& [sequence, num_new_tokens] = scheduled[static_cast<std::size_t>(i)];
-    step.chunks.push_back({.row_begin = row,
-                           .num_rows = num_new_tokens,
-                           .num_keys = sequence->num_computed_tokens + num_new_tokens,
-                           .blocks = tables.select(0, i)});
-    row += num_new_tokens;
-    if (num_new_tokens > 1) continue;
-    ++step.num_decodes;
-    widest = std::max(widest, sequence->block_table.size());
-  }
-  step.lengths = step.lengths.narrow(0, 0, step.num_decodes);
-  step.block_tables =
-      tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
-  if (copied_slots.empty()) return step;
-  auto* both = copied_slots_.data<std::int64_t>();
-  for (const auto& slot : copied_slots) {
-    *both++ = slot.from;
-    *both++ = slot.to;
-  }
-  step.copied_slots =
-      copied_slots_.upload(static_cast<std::int64_t>(copied_slots.size())).t().contiguous();
-  return step;
-}
-
-void ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
-                       const at::Tensor& hidden,
-                       StepInFlight& step) {
+// Which rows are drawn from.
+std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSequence> scheduled,
+                                                  StepInFlight& step) {
   std::vector<SamplingRow> sampling;
-  auto* const last = last_rows_.data<std::int64_t>();
   std::int64_t row = 0;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     row += num_new_tokens;
     if (sequence->num_computed_tokens + num_new_tokens < sequence->size()) continue;
-    last[step.drawn.size()] = row - 1;
-    step.drawn.push_back({.sequence = sequence, .position = sequence->size()});
+    step.drawn.push_back({.sequence = sequence, .row = row - 1, .position = sequence->size()});
     sampling.push_back({.params = sequence->params.get(),
                         .seed = sequence->seed,
                         .request = sequence->random_stream,
@@ -280,16 +171,155 @@ void ModelRunner::draw(std::span<const ScheduledSequence> scheduled,
                         .output = sequence->output(),
                         .forbidden = sequence->forbidden()});
   }
+  return sampling;
+}
+
+// Those that the forward pass of a graph reads come first: where they lie depends on its rows
+// alone.
+void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
+                               const StepInFlight& step,
+                               const Draws& draws,
+                               bool captured) {
+  const auto count = static_cast<std::int64_t>(scheduled.size());
+  std::int64_t rows = 0;
+  for (const auto& one : scheduled) rows += one.num_new_tokens;
+  // Tensor parallel ranks share out rows in equal parts where there are experts.
+  rows = captured ? DecodeGraphs::bucket_of(rows)
+                  : std::max(rows + rows_multiple_ - 1, rows_multiple_) / rows_multiple_ *
+                        rows_multiple_;
+  const auto sequences = captured ? rows : count;
+  inputs_.begin();
+  tokens_ = inputs_.add({rows}, at::kLong);
+  positions_ = inputs_.add({rows}, at::kLong);
+  slots_ = inputs_.add({rows}, at::kLong);
+  lengths_ = inputs_.add({sequences}, at::kInt);
+  block_tables_ = inputs_.add({sequences, max_blocks_}, at::kInt);
+  fill_rows(scheduled);
+
+  copied_slots_ = inputs_.add({2, static_cast<std::int64_t>(step.copied_slots.size())}, at::kLong);
+  auto* slot = copied_slots_.data<std::int64_t>();
+  for (const auto& one : step.copied_slots) *slot++ = one.from;
+  for (const auto& one : step.copied_slots) *slot++ = one.to;
+
+  const auto drawn = static_cast<std::int64_t>(step.drawn.size());
+  last_rows_ = inputs_.add({drawn}, at::kLong);
+  std::ranges::transform(step.drawn, last_rows_.data<std::int64_t>(), &DrawnToken::row);
+
+  const auto bytes = static_cast<std::int64_t>(draws.plain.size() * sizeof(DrawRow));
+  plain_draws_ = inputs_.add({bytes}, at::kByte);
+  std::ranges::copy(draws.plain, plain_draws_.data<DrawRow>());
+}
+
+void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
+  auto* const tokens = tokens_.data<std::int64_t>();
+  auto* const positions = positions_.data<std::int64_t>();
+  auto* const slots = slots_.data<std::int64_t>();
+  auto* const lengths = lengths_.data<std::int32_t>();
+  auto* table = block_tables_.data<std::int32_t>();
+  std::int64_t row = 0;
+  std::int64_t index = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    const auto begin = sequence->num_computed_tokens;
+    for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
+      const auto block =
+          sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];
+      const auto token = sequence->token_ids[static_cast<std::size_t>(position)];
+      tokens[row] = token == Sequence::kUnknown ? -1 - sequence->drawn_at : token;
+      positions[row] = position;
+      slots[row] = block * KVCache::kBlockSize + position % KVCache::kBlockSize;
+    }
+    lengths[index++] = static_cast<std::int32_t>(begin + num_new_tokens);
+    const auto end = std::ranges::copy(sequence->block_table, table).out;
+    std::fill(end, table += max_blocks_, 0);
+  }
+  for (const auto rows = tokens_.sizes[0]; row < rows; ++row) {
+    tokens[row] = 0;
+    positions[row] = 0;
+    slots[row] = -1;
+  }
+  for (const auto sequences = lengths_.sizes[0]; index < sequences; ++index) {
+    lengths[index] = 0;
+    std::fill_n(table, max_blocks_, 0);
+    table += max_blocks_;
+  }
+}
+
+// [rows, hidden], those that fill the step up behind the others.
+at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
+                                KVCache& cache,
+                                std::span<const CopiedSlot> copied_slots,
+                                const models::RouterReplay& routes) const {
+  const auto step = make_step(scheduled, !copied_slots.empty());
+  PagedContext context(cache, step);
+  return model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context, routes);
+}
+
+// The same of a step whose rows all decode.
+at::Tensor ModelRunner::replay(KVCache& cache) {
+  if (!graphs_) graphs_.emplace([this, &cache](std::int64_t) { return decode(cache); });
+  return graphs_->replay(tokens_.sizes[0]);
+}
+
+at::Tensor ModelRunner::decode(KVCache& cache) const {
+  const PagedStep step{.slots = inputs_.on_device(slots_),
+                       .block_tables = inputs_.on_device(block_tables_),
+                       .lengths = inputs_.on_device(lengths_),
+                       .num_decodes = slots_.sizes[0]};
+  PagedContext context(cache, step);
+  return model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context);
+}
+
+PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled, bool copies) const {
+  std::size_t widest = 0;
+  PagedStep step{.slots = inputs_.on_device(slots_), .lengths = inputs_.on_device(lengths_)};
+  const auto tables = inputs_.on_device(block_tables_);
+  std::int64_t row = 0;
+  for (std::size_t i = 0; i < scheduled.size(); ++i) {
+    const auto& [sequence, num_new_tokens] = scheduled[i];
+    step.chunks.push_back({.row_begin = row,
+                           .num_rows = num_new_tokens,
+                           .num_keys = sequence->num_computed_tokens + num_new_tokens,
+                           .blocks = tables.select(0, static_cast<std::int64_t>(i))});
+    row += num_new_tokens;
+    if (num_new_tokens > 1) continue;
+    ++step.num_decodes;
+    widest = std::max(widest, sequence->block_table.size());
+  }
+  step.lengths = step.lengths.narrow(0, 0, step.num_decodes);
+  step.block_tables =
+      tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
+  if (copies) step.copied_slots = inputs_.on_device(copied_slots_);
+  return step;
+}
+
+void ModelRunner::draw(std::span<const SamplingRow> sampling,
+                       Draws& draws,
+                       const at::Tensor& hidden,
+                       StepInFlight& step) {
   if (step.drawn.empty()) return;
-  const auto rows = last_rows_.upload(static_cast<std::int64_t>(step.drawn.size()));
-  const auto logits = model_.whole_output(hidden.index_select(0, rows)).contiguous();
-  const auto sampled = sample(logits, model_.config().vocab_size, sampling);
+  // In order, and so, where they are as many as the last one's place says, the first ones.
+  const auto count = static_cast<std::int64_t>(step.drawn.size());
+  const auto rows = step.drawn.back().row + 1 == count
+                        ? hidden.narrow(0, 0, count)
+                        : hidden.index_select(0, inputs_.on_device(last_rows_));
+  const auto logits = model_.whole_output(rows).contiguous();
+  if (logits.is_cuda()) draws.plain_on_gpu = inputs_.on_device(plain_draws_);
+  const auto sampled = sample(logits, model_.config().vocab_size, sampling, draws);
   step.tokens = sampled.tokens;
-  step.results = {.tokens = begin_download(sampled.tokens),
-                  .logprobs = begin_download(sampled.logprobs),
-                  .processed_logprobs = begin_download(sampled.processed_logprobs),
+  step.results = {.tokens = sampled.tokens,
+                  .logprobs = sampled.logprobs,
+                  .processed_logprobs = sampled.processed_logprobs,
                   .top_tokens = begin_download(sampled.top_tokens),
                   .top_logprobs = begin_download(sampled.top_logprobs)};
+  if (!logits.is_cuda()) return;
+  const auto& host = results_[results_side_ = 1 - results_side_];
+  download_step({.tokens = sampled.tokens,
+                 .logprobs = sampled.logprobs,
+                 .processed_logprobs = sampled.processed_logprobs},
+                host);
+  step.results.tokens = host.tokens;
+  step.results.logprobs = host.logprobs;
+  step.results.processed_logprobs = host.processed_logprobs;
 }
 
 // Rows that fill the step up have none.

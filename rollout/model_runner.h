@@ -1,8 +1,8 @@
 // One step on the device: the rows of all scheduled sequences through the model, and a token for
-// each that is computed to its end. Numbers go up in buffers that never move, so that a step can be
-// captured in a CUDA graph: those in which every sequence decodes are, of dense models on one GPU.
-// Tokens and their log-probabilities come down when they are asked for: meanwhile the next step may
-// be launched, whose rows take the tokens of this one on the device.
+// each that is computed to its end. Numbers go up at once, into memory that never moves, so that a
+// step can be captured in a CUDA graph: those in which every sequence decodes are, of dense models
+// on one GPU. Tokens and their log-probabilities come down when they are asked for: meanwhile the
+// next step may be launched, whose rows take the tokens of this one on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,12 +17,15 @@
 
 #include "models/gpt_model.h"
 #include "rollout/decode_graphs.h"
+#include "rollout/kernels/draw.h"
+#include "rollout/kernels/step_copies.h"
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
 #include "rollout/request_output.h"
 #include "rollout/routed_experts.h"
 #include "rollout/sampler.h"
 #include "rollout/scheduler.h"
+#include "rollout/step_inputs.h"
 
 namespace ferry::rollout {
 
@@ -35,17 +38,18 @@ struct RunnerLimits {
 };
 
 struct DrawnToken {
-  Sequence* sequence = nullptr;  // null: it has ended meanwhile
-  std::int64_t position = 0;     // of the token, in the sequence
+  Sequence* sequence = nullptr;             // null: it has ended meanwhile
+  std::int64_t row = 0;                     // of the step
+  std::int64_t position = 0;                // of the token, in the sequence
   std::vector<std::int32_t> block_table{};  // the sequence's then; kept where routes are
   TokenOutput token{};
 };
 
 // A step that the device computes.
 struct StepInFlight {
-  std::vector<DrawnToken> drawn{};  // whose tokens come with collect()
-  at::Tensor tokens{};              // [drawn], on the device
-  SampledTokens results{};          // on the host, as soon as `done` has happened
+  std::vector<DrawnToken> drawn{};    // whose tokens come with collect()
+  at::Tensor tokens{};                // [drawn], on the device
+  SampledTokens results{};            // on the host, as soon as `done` has happened
   std::vector<std::int64_t> slots{};  // of the rows whose routes are kept
   at::Tensor routed_experts{};        // theirs: StepRoutes::gather(), on the host like the results
   std::vector<CopiedSlot> copied_slots{};
@@ -69,34 +73,22 @@ class ModelRunner {
   void forget_graphs();
 
  private:
-  // Numbers that the host writes and the device reads. Of two sides on the host one is written
-  // while the other may still be on its way.
-  struct Buffer {
-    std::array<at::Tensor, 2> hosts{};
-    at::Tensor device{};
-    std::size_t side = 0;
-    template <typename T>
-    T* data() const {
-      return hosts[side].mutable_data_ptr<T>();
-    }
-    // Its first `rows`, uploaded.
-    at::Tensor upload(std::int64_t rows) const;
-  };
-  Buffer make_buffer(at::IntArrayRef shape, at::ScalarType dtype) const;
-
-  std::int64_t fill_rows(std::span<const ScheduledSequence> scheduled, std::int64_t multiple);
+  static std::vector<SamplingRow> begin_draws(std::span<const ScheduledSequence> scheduled,
+                                              StepInFlight& step);
+  void write_inputs(std::span<const ScheduledSequence> scheduled,
+                    const StepInFlight& step,
+                    const Draws& draws,
+                    bool captured);
+  void fill_rows(std::span<const ScheduledSequence> scheduled);
   at::Tensor forward(std::span<const ScheduledSequence> scheduled,
                      KVCache& cache,
-                     const StepInFlight* before,
                      std::span<const CopiedSlot> copied_slots,
-                     const models::RouterReplay& routes);
-  // Every one of the first `rows` rows decodes: out of the buffers, as uploaded.
-  at::Tensor decode(std::int64_t rows, KVCache& cache) const;
-  PagedStep make_step(std::span<const ScheduledSequence> scheduled,
-                      std::int64_t rows,
-                      std::span<const CopiedSlot> copied_slots) const;
-  void fill_in_unknown(std::span<const ScheduledSequence> scheduled, const StepInFlight* before);
-  void draw(std::span<const ScheduledSequence> scheduled,
+                     const models::RouterReplay& routes) const;
+  at::Tensor replay(KVCache& cache);
+  at::Tensor decode(KVCache& cache) const;
+  PagedStep make_step(std::span<const ScheduledSequence> scheduled, bool copies) const;
+  void draw(std::span<const SamplingRow> sampling,
+            Draws& draws,
             const at::Tensor& hidden,
             StepInFlight& step);
   void keep_routes(std::span<const ScheduledSequence> scheduled,
@@ -105,12 +97,18 @@ class ModelRunner {
 
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
-  Buffer tokens_, positions_, slots_;  // [rows], int64
-  Buffer lengths_;                     // [sequences], int32
-  Buffer block_tables_;                // [sequences, max_blocks], int32
-  Buffer last_rows_;                   // [sequences], int64
-  Buffer copied_slots_;                // [tokens, 2], int64
-  Buffer unknown_;                     // [2, sequences], int64: rows, and where `before` draws them
+  std::int64_t max_blocks_;
+  // On the host; of two sides one is read while the other may still be on its way.
+  std::array<DrawnNumbers, 2> results_{};
+  std::size_t results_side_ = 0;
+  StepInputs inputs_;  // behind the results: it waits for what is on its way
+  // Of the last step.
+  StepInputs::Array tokens_, positions_, slots_;  // [rows], int64
+  StepInputs::Array lengths_;                     // [sequences], int32
+  StepInputs::Array block_tables_;                // [sequences, max_blocks], int32
+  StepInputs::Array copied_slots_;                // [2, tokens], int64
+  StepInputs::Array last_rows_;                   // [drawn], int64
+  StepInputs::Array plain_draws_;                 // bytes of DrawRow
   bool captures_graphs_;
   bool enable_return_routed_experts_;
   std::optional<DecodeGraphs> graphs_;  // of one cache

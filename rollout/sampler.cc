@@ -52,23 +52,6 @@ DrawRow draw_row(const SamplingRow& row, std::int64_t index, std::int64_t vocab_
                         .frequency = static_cast<float>(params.frequency_penalty)}};
 }
 
-Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size) {
-  Draws draws;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    auto draw = draw_row(rows[i], static_cast<std::int64_t>(i), vocab_size);
-    if (!is_shaped(rows[i])) {
-      draws.plain.push_back(draw);
-      continue;
-    }
-    draw.first_change = static_cast<std::int64_t>(draws.changes.size());
-    add_changes(rows[i], vocab_size, draws.changes);
-    draw.num_changes = static_cast<std::int32_t>(static_cast<std::int64_t>(draws.changes.size()) -
-                                                 draw.first_change);
-    draws.shaped.push_back(draw);
-  }
-  return draws;
-}
-
 // The host goes on while they are copied.
 at::Tensor upload(const std::vector<std::int64_t>& values, at::Device device) {
   const auto host = at::tensor(values);
@@ -90,10 +73,10 @@ void plain_log_probs(const at::Tensor& logits,
     const bool all = indices.size() == rows.size();
     const auto index = all ? at::Tensor() : upload(indices, logits.device());
     const auto of = [&](const at::Tensor& x) { return all ? x : x.index_select(0, index); };
-    const auto log_probs = temperature == 1
-                               ? of(sampled.logprobs)
-                               : models::log_probs_of(models::row_statistics(
-                                     of(logits), of(sampled.tokens), range, temperature));
+    const auto log_probs =
+        temperature == 1
+            ? of(sampled.logprobs)
+            : models::score_rows(of(logits), of(sampled.tokens), range, temperature).log_probs;
     if (all) {
       sampled.processed_logprobs = log_probs;
     } else {
@@ -121,9 +104,33 @@ void top_log_probs(const at::Tensor& logits,
 
 }  // namespace
 
+Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size) {
+  Draws draws;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    auto draw = draw_row(rows[i], static_cast<std::int64_t>(i), vocab_size);
+    if (!is_shaped(rows[i])) {
+      draws.plain.push_back(draw);
+      continue;
+    }
+    draw.first_change = static_cast<std::int64_t>(draws.changes.size());
+    add_changes(rows[i], vocab_size, draws.changes);
+    draw.num_changes = static_cast<std::int32_t>(static_cast<std::int64_t>(draws.changes.size()) -
+                                                 draw.first_change);
+    draws.shaped.push_back(draw);
+  }
+  return draws;
+}
+
 SampledTokens sample(const at::Tensor& logits,
                      std::int64_t vocab_size,
                      std::span<const SamplingRow> rows) {
+  return sample(logits, vocab_size, rows, draws_of(rows, vocab_size));
+}
+
+SampledTokens sample(const at::Tensor& logits,
+                     std::int64_t vocab_size,
+                     std::span<const SamplingRow> rows,
+                     const Draws& draws) {
   require(logits.dim() == 2 && logits.size(0) == static_cast<std::int64_t>(rows.size()) &&
               logits.is_contiguous() && vocab_size > 0 && vocab_size <= logits.size(1) &&
               (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16),
@@ -139,15 +146,15 @@ SampledTokens sample(const at::Tensor& logits,
     sampled.logprobs = sampled.processed_logprobs;
     return sampled;
   }
-  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws_of(rows, vocab_size),
-                                                  sampled.tokens, sampled.processed_logprobs);
-  const auto statistics = models::row_statistics(
-      logits, sampled.tokens, {.first = 0, .count = vocab_size}, /*temperature=*/1);
-  sampled.logprobs = models::log_probs_of(statistics);
+  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws, sampled.tokens,
+                                                  sampled.processed_logprobs);
+  const auto scored = models::score_rows(logits, sampled.tokens, {.first = 0, .count = vocab_size},
+                                         /*temperature=*/1);
+  sampled.logprobs = scored.log_probs;
   plain_log_probs(logits, vocab_size, rows, sampled);
   std::int64_t most = 0;
   for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
-  if (most > 0) top_log_probs(logits, vocab_size, most, statistics, sampled);
+  if (most > 0) top_log_probs(logits, vocab_size, most, scored.statistics, sampled);
   return sampled;
 }
 

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <span>
 
+#include "rollout/kernels/draw.h"
 #include "rollout/sampling_params.h"
 
 namespace ferry::rollout {
@@ -40,8 +41,8 @@ struct SamplingRow {
 
 struct SampledTokens {
   at::Tensor tokens{};  // [rows], int64, on the logits' device, like the rest
-  // [rows], fp32, of the model: log_probs_of(row_statistics) of models/kernels/log_probs.h at
-  // temperature 1, the bytes that a trainer computes from these logits.
+  // [rows], fp32, of the model: of score_rows() of models/kernels/log_probs.h at temperature 1, the
+  // bytes that a trainer computes from these logits.
   at::Tensor logprobs{};
   // [rows], fp32, of the processed distribution. Where it is the model's at some temperature, the
   // bytes of log_probs_of(row_statistics) at that temperature; of a greedy row, at temperature 1.
@@ -52,7 +53,14 @@ struct SampledTokens {
   at::Tensor top_logprobs{};  // fp32
 };
 
+// In plain numbers, which need no logits.
+Draws draws_of(std::span<const SamplingRow> rows, std::int64_t vocab_size);
+
 // logits [rows, >= vocab_size], bf16 or fp32, contiguous; columns from vocab_size on are padding.
+SampledTokens sample(const at::Tensor& logits,
+                     std::int64_t vocab_size,
+                     std::span<const SamplingRow> rows,
+                     const Draws& draws);
 SampledTokens sample(const at::Tensor& logits,
                      std::int64_t vocab_size,
                      std::span<const SamplingRow> rows);

@@ -64,6 +64,9 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   absent();
 }
+at::Tensor rotary_angles_cuda(const at::Tensor&, const at::Tensor&, double, at::ScalarType) {
+  absent();
+}
 at::Tensor rotary_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool) {
   absent();
 }
@@ -89,8 +92,7 @@ at::Tensor swiglu_cuda(const at::Tensor&) {
 at::Tensor swiglu_backward_cuda(const at::Tensor&, const at::Tensor&) {
   absent();
 }
-void row_statistics_cuda(
-    const at::Tensor&, const at::Tensor&, at::Tensor&, VocabularyRange, double) {
+ScoredRows score_rows_cuda(const at::Tensor&, const at::Tensor&, VocabularyRange, double) {
   absent();
 }
 void logits_to_gradient_cuda(at::Tensor&,

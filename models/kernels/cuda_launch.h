@@ -51,6 +51,17 @@ cudaError_t rms_norm_backward(const void* grad_y,
                               Element element,
                               cudaStream_t stream);
 
+// cos and sin [tokens, dim] of positions [tokens] times inverse_frequencies [dim / 2], each scaled.
+cudaError_t rotary_angles(const std::int64_t* positions,
+                          const float* inverse_frequencies,
+                          void* cos,
+                          void* sin,
+                          std::int64_t tokens,
+                          std::int64_t dim,
+                          float scaling,
+                          Element element,
+                          cudaStream_t stream);
+
 struct RotaryShape {
   std::int64_t tokens = 0;
   std::int64_t heads = 0;
@@ -97,10 +108,11 @@ struct LogProbShape {
   std::int64_t first = 0;       // token of column 0
   float inverse_temperature = 1;
 };
-// statistics [4, rows].
+// statistics [4, rows], log_probs [rows].
 cudaError_t row_statistics(const void* logits,
                            const std::int64_t* labels,
                            float* statistics,
+                           float* log_probs,
                            LogProbShape shape,
                            Element element,
                            cudaStream_t stream);

@@ -123,6 +123,26 @@ void turn(const at::Tensor& x,
 
 }  // namespace
 
+at::Tensor rotary_angles_cuda(const at::Tensor& positions,
+                              const at::Tensor& inv_freq,
+                              double scaling,
+                              at::ScalarType dtype) {
+  require(positions.dim() == 1 && positions.scalar_type() == at::kLong &&
+              positions.device() == inv_freq.device() && inv_freq.scalar_type() == at::kFloat &&
+              inv_freq.is_contiguous(),
+          ErrorKind::kBug, "rotary: positions or frequencies of another type");
+  const c10::cuda::CUDAGuard device(positions.device());
+  const auto tokens = positions.size(0);
+  const auto dim = 2 * inv_freq.size(0);
+  auto both = at::empty({2, tokens, 1, dim}, inv_freq.options().dtype(dtype));
+  if (tokens == 0) return both;
+  check(launch::rotary_angles(positions.contiguous().const_data_ptr<std::int64_t>(),
+                              inv_freq.const_data_ptr<float>(), both[0].mutable_data_ptr(),
+                              both[1].mutable_data_ptr(), tokens, dim, static_cast<float>(scaling),
+                              element_of(both), stream()));
+  return both;
+}
+
 at::Tensor rotary_cuda(const at::Tensor& x,
                        const at::Tensor& cos,
                        const at::Tensor& sin,
@@ -190,17 +210,20 @@ at::Tensor swiglu_backward_cuda(const at::Tensor& grad_y, const at::Tensor& gate
   return grad;
 }
 
-void row_statistics_cuda(const at::Tensor& logits,
-                         const at::Tensor& labels,
-                         at::Tensor& statistics,
-                         VocabularyRange range,
-                         double temperature) {
+ScoredRows score_rows_cuda(const at::Tensor& logits,
+                           const at::Tensor& labels,
+                           VocabularyRange range,
+                           double temperature) {
   const auto element = element_of(logits);
   const c10::cuda::CUDAGuard device(logits.device());
-  check(launch::row_statistics(logits.const_data_ptr(),
-                               labels.contiguous().const_data_ptr<std::int64_t>(),
-                               statistics.mutable_data_ptr<float>(),
-                               log_prob_shape(logits, range, temperature), element, stream()));
+  ScoredRows scored{
+      .statistics = at::empty({kRowStatistics, logits.size(0)}, logits.options().dtype(at::kFloat)),
+      .log_probs = at::empty({logits.size(0)}, logits.options().dtype(at::kFloat))};
+  check(launch::row_statistics(
+      logits.const_data_ptr(), labels.contiguous().const_data_ptr<std::int64_t>(),
+      scored.statistics.mutable_data_ptr<float>(), scored.log_probs.mutable_data_ptr<float>(),
+      log_prob_shape(logits, range, temperature), element, stream()));
+  return scored;
 }
 
 void logits_to_gradient_cuda(at::Tensor& logits,
@@ -228,8 +251,8 @@ void strided_copy_cuda(const at::Tensor& boxes,
   const c10::cuda::CUDAGuard guard(boxes.device());
   check(launch::strided_copy(static_cast<const StridedBox*>(boxes.const_data_ptr()),
                              box_of_tile.const_data_ptr<std::int32_t>(),
-                             memories.const_data_ptr<std::int64_t>(), staging,
-                             box_of_tile.numel(), stream()));
+                             memories.const_data_ptr<std::int64_t>(), staging, box_of_tile.numel(),
+                             stream()));
 }
 
 }  // namespace ferry::models

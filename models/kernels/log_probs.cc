@@ -24,23 +24,16 @@ at::Tensor scaled(const at::Tensor& logits, VocabularyRange range, double temper
   return temperature == 1 ? wide : wide / temperature;
 }
 
-}  // namespace
-
-at::Tensor row_statistics(const at::Tensor& logits,
-                          const at::Tensor& labels,
-                          VocabularyRange range,
-                          double temperature) {
-  check(logits, labels, range);
+at::Tensor statistics_without_kernel(const at::Tensor& logits,
+                                     const at::Tensor& labels,
+                                     VocabularyRange range,
+                                     double temperature) {
   constexpr float kNothing = -std::numeric_limits<float>::infinity();
   auto statistics =
       at::full({kRowStatistics, logits.size(0)}, kNothing, logits.options().dtype(at::kFloat));
   if (logits.size(0) == 0) return statistics;
   if (range.count == 0) {  // a rank whose rows of the vocabulary are all padding
     statistics[kMeanBelow].zero_();
-    return statistics;
-  }
-  if (logits.is_cuda()) {
-    row_statistics_cuda(logits, labels, statistics, range, temperature);
     return statistics;
   }
   const auto l = scaled(logits, range, temperature);
@@ -56,6 +49,26 @@ at::Tensor row_statistics(const at::Tensor& logits,
   const auto label = l.gather(1, local.masked_fill(elsewhere, 0).unsqueeze(1)).squeeze(1);
   statistics[kLabelLogit].copy_(label.masked_fill(elsewhere, kNothing));
   return statistics;
+}
+
+}  // namespace
+
+ScoredRows score_rows(const at::Tensor& logits,
+                      const at::Tensor& labels,
+                      VocabularyRange range,
+                      double temperature) {
+  check(logits, labels, range);
+  if (logits.is_cuda() && logits.size(0) > 0 && range.count > 0)
+    return score_rows_cuda(logits, labels, range, temperature);
+  const auto statistics = statistics_without_kernel(logits, labels, range, temperature);
+  return {.statistics = statistics, .log_probs = log_probs_of(statistics)};
+}
+
+at::Tensor row_statistics(const at::Tensor& logits,
+                          const at::Tensor& labels,
+                          VocabularyRange range,
+                          double temperature) {
+  return score_rows(logits, labels, range, temperature).statistics;
 }
 
 at::Tensor combine_row_statistics(const at::Tensor& of_ranges) {

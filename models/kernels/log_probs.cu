@@ -1,4 +1,7 @@
+#include <cooperative_groups.h>
+
 #include <cfloat>
+#include <cmath>
 
 #include "models/kernels/cuda_element.cuh"
 
@@ -12,6 +15,10 @@ namespace {
 
 constexpr int kThreads = 1024;
 constexpr int kVector = 4;
+constexpr int kWarps = kThreads / kLanes;
+constexpr std::int64_t kFewRows = 132;  // a multiprocessor for each
+constexpr int kBlocksOfFew = 8;         // the most of a cluster that every GPU has
+static_assert(kWarps == kLanes);
 
 struct Sum {
   __device__ float operator()(float a, float b) const { return __fadd_rn(a, b); }
@@ -21,76 +28,130 @@ struct Maximum {
 };
 
 template <typename Combine>
-__device__ float over_block(float value, float none, float* shared, Combine combine) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+__device__ float over_lanes(float value, Combine combine) {
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
     value = combine(value, __shfl_down_sync(0xffffffffu, value, distance));
-  __syncthreads();  // the last result has been read
-  if (lane == 0) shared[warp] = value;
-  __syncthreads();
-  value = lane < kThreads / kLanes ? shared[lane] : none;
-  if (warp == 0) {
-    for (int distance = kLanes / 2; distance > 0; distance /= 2)
-      value = combine(value, __shfl_down_sync(0xffffffffu, value, distance));
-    if (lane == 0) shared[0] = value;
-  }
-  __syncthreads();
-  return shared[0];
+  return __shfl_sync(0xffffffffu, value, 0);
 }
 
-// Visits the elements of a row that are this thread's, in the order of the sum.
-template <typename T, typename Visit>
-__device__ void visit_row(const T* row, std::int64_t columns, bool aligned, Visit visit) {
-  const std::int64_t step = blockDim.x;
-  const std::int64_t whole = columns - columns % (kVector * step);
-#pragma unroll 4
-  for (std::int64_t at = threadIdx.x; at * kVector < whole; at += step) {
-    Vector<T, kVector> four;
-    if (aligned) {
-      four = load<kVector>(row + at * kVector);
+// The threads of a row: those of one thread block, or of the kBlocks of a cluster, so that few rows
+// keep more than as many multiprocessors busy. What is summed, and in which order, is the same.
+template <int kBlocks>
+struct RowThreads {
+  static constexpr int kOfBlock = kThreads / kBlocks;
+  static_assert(kOfBlock % kLanes == 0 && kBlocks <= kLanes);
+
+  static __device__ int block() {
+    return kBlocks == 1 ? 0 : static_cast<int>(cooperative_groups::this_cluster().block_rank());
+  }
+  static __device__ int thread() { return block() * kOfBlock + static_cast<int>(threadIdx.x); }
+
+  // Before the first give().
+  static __device__ void begin() {
+    if constexpr (kBlocks > 1) cooperative_groups::this_cluster().sync();
+  }
+  // `of_warps` [kWarps] of all blocks gets the value of this warp.
+  static __device__ void give(float* of_warps, float value) {
+    const int lane = static_cast<int>(threadIdx.x) % kLanes;
+    if (lane >= kBlocks) return;
+    float* const there = kBlocks == 1
+                             ? of_warps
+                             : cooperative_groups::this_cluster().map_shared_rank(of_warps, lane);
+    there[thread() / kLanes] = value;
+  }
+  // What was given is there.
+  static __device__ void meet() {
+    if constexpr (kBlocks > 1) {
+      cooperative_groups::this_cluster().sync();
     } else {
-      for (int i = 0; i < kVector; ++i) four.at[i] = row[at * kVector + i];
+      __syncthreads();
+    }
+  }
+};
+
+// Visits the elements of a row that are the thread's, in the order of the sum. kAhead reads are
+// under way at a time.
+template <int kAhead, typename T, typename Visit>
+__device__ void visit_row(
+    const T* row, std::int64_t columns, int thread, bool aligned, Visit visit) {
+  const int steps = static_cast<int>(columns / (kVector * kThreads));
+  const T* const mine = row + thread * kVector;
+  for (int first = 0; first < steps; first += kAhead) {
+    Vector<T, kVector> fours[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= steps) continue;
+      const T* const four = mine + static_cast<std::int64_t>(first + i) * (kVector * kThreads);
+      if (aligned) {
+        fours[i] = load<kVector>(four);
+      } else {
+        for (int j = 0; j < kVector; ++j) fours[i].at[j] = four[j];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) visit(widen(four.at[i]));
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= steps) continue;
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) visit(widen(fours[i].at[j]));
+    }
   }
-  for (std::int64_t at = whole + threadIdx.x; at < columns; at += step) visit(widen(row[at]));
+  for (std::int64_t at = std::int64_t{steps} * (kVector * kThreads) + thread; at < columns;
+       at += kThreads)
+    visit(widen(row[at]));
 }
 
 __device__ float scaled(float logit, LogProbShape shape) {
   return __fmul_rn(logit, shape.inverse_temperature);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) statistics_of_rows(const T* logits,
-                                                               const std::int64_t* labels,
-                                                               float* statistics,
-                                                               LogProbShape shape) {
-  __shared__ float shared[kThreads / kLanes];
-  const std::int64_t index = blockIdx.x;
+template <typename T, int kBlocks>
+__global__ void __launch_bounds__(kThreads / kBlocks, 2)
+    statistics_of_rows(const T* logits,
+                       const std::int64_t* labels,
+                       float* statistics,
+                       float* log_probs,
+                       LogProbShape shape) {
+  using Threads = RowThreads<kBlocks>;
+  __shared__ float maxima[kWarps];
+  __shared__ float sums[kWarps];
+  __shared__ float weighted_sums[kWarps];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int thread = Threads::thread();
+  const std::int64_t index = blockIdx.x / kBlocks;
   const T* row = logits + index * shape.row_stride;
   const bool aligned = is_aligned<T, kVector>(row);
+  constexpr int kAhead = kBlocks == 1 ? 2 : 16;
   float most = -FLT_MAX;
-  visit_row(row, shape.columns, aligned, [&](float l) { most = fmaxf(most, scaled(l, shape)); });
-  const float maximum = over_block(most, -FLT_MAX, shared, Maximum{});
+  visit_row<kAhead>(row, shape.columns, thread, aligned,
+                    [&](float l) { most = fmaxf(most, scaled(l, shape)); });
+  Threads::begin();
+  Threads::give(maxima, over_lanes(most, Maximum{}));
+  Threads::meet();
+  const float maximum = over_lanes(maxima[lane], Maximum{});
   float sum = 0;
   float weighted = 0;
-  visit_row(row, shape.columns, aligned, [&](float l) {
+  visit_row<kAhead>(row, shape.columns, thread, aligned, [&](float l) {
     const float below = __fsub_rn(scaled(l, shape), maximum);
     const float e = ::expf(below);
     sum = __fadd_rn(sum, e);
     weighted += e * below;
   });
-  const float total = over_block(sum, 0, shared, Sum{});
-  const float below = over_block(weighted, 0, shared, Sum{});
-  if (threadIdx.x != 0) return;
+  Threads::give(sums, over_lanes(sum, Sum{}));
+  Threads::give(weighted_sums, over_lanes(weighted, Sum{}));
+  Threads::meet();
+  if (thread >= kLanes) return;
+  const float total = over_lanes(sums[lane], Sum{});
+  const float below = over_lanes(weighted_sums[lane], Sum{});
+  if (thread != 0) return;
   const std::int64_t label = labels[index] - shape.first;
+  const bool here = label >= 0 && label < shape.columns;
+  const float of_label = here ? scaled(widen(row[label]), shape) : -INFINITY;
+  const float log_sum = ::logf(total);
   statistics[index] = maximum;
-  statistics[shape.rows + index] = ::logf(total);
+  statistics[shape.rows + index] = log_sum;
   statistics[2 * shape.rows + index] = below / total;
-  if (label >= 0 && label < shape.columns)
-    statistics[3 * shape.rows + index] = scaled(widen(row[label]), shape);
+  statistics[3 * shape.rows + index] = of_label;
+  log_probs[index] = __fsub_rn(__fsub_rn(of_label, maximum), log_sum);
 }
 
 template <typename T>
@@ -134,14 +195,28 @@ __global__ void __launch_bounds__(kThreads) gradients_of_rows(T* logits,
 cudaError_t row_statistics(const void* logits,
                            const std::int64_t* labels,
                            float* statistics,
+                           float* log_probs,
                            LogProbShape shape,
                            Element element,
                            cudaStream_t stream) {
-  return by_element(element, [&](auto* none) {
+  const bool few = shape.rows < kFewRows;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {.x = kBlocksOfFew, .y = 1, .z = 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(few ? shape.rows * kBlocksOfFew : shape.rows);
+  config.blockDim = few ? kThreads / kBlocksOfFew : kThreads;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = few ? 1 : 0;
+  cudaError_t launched = cudaSuccess;
+  const auto status = by_element(element, [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
-    statistics_of_rows<<<static_cast<unsigned>(shape.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(logits), labels, statistics, shape);
+    const auto kernel = few ? statistics_of_rows<T, kBlocksOfFew> : statistics_of_rows<T, 1>;
+    launched = cudaLaunchKernelEx(&config, kernel, static_cast<const T*>(logits), labels,
+                                  statistics, log_probs, shape);
   });
+  return launched != cudaSuccess ? launched : status;
 }
 
 cudaError_t logits_to_gradient(void* logits,

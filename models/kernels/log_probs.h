@@ -31,7 +31,17 @@ enum RowStatistic : std::int64_t {
   kRowStatistics
 };
 
-// logits [rows, >= range.count], bf16 or fp32; labels [rows], int64 -> [4, rows].
+struct ScoredRows {
+  at::Tensor statistics{};  // [4, rows]
+  at::Tensor log_probs{};   // [rows]: log_probs_of(statistics), on a GPU out of the same kernel
+};
+// logits [rows, >= range.count], bf16 or fp32; labels [rows], int64.
+ScoredRows score_rows(const at::Tensor& logits,
+                      const at::Tensor& labels,
+                      VocabularyRange range,
+                      double temperature);
+
+// Of score_rows(): [4, rows].
 at::Tensor row_statistics(const at::Tensor& logits,
                           const at::Tensor& labels,
                           VocabularyRange range,

@@ -1,4 +1,4 @@
-// row_statistics and logits_to_gradient on a GPU: two readings of the logits, and one writing.
+// score_rows and logits_to_gradient on a GPU: two readings of the logits, and one writing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,10 @@
 
 namespace ferry::models {
 
-// Writes `statistics` [4, rows].
-void row_statistics_cuda(const at::Tensor& logits,
-                         const at::Tensor& labels,
-                         at::Tensor& statistics,
-                         VocabularyRange range,
-                         double temperature);
+ScoredRows score_rows_cuda(const at::Tensor& logits,
+                           const at::Tensor& labels,
+                           VocabularyRange range,
+                           double temperature);
 
 void logits_to_gradient_cuda(at::Tensor& logits,
                              const at::Tensor& statistics,

@@ -119,6 +119,10 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
 }
 
 RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
+  if (positions.is_cuda() && style_ != RotaryStyle::kComplex) {
+    const auto both = rotary_angles_cuda(positions, inv_freq_, attention_scaling_, dtype);
+    return {.style = style_, .cos = both[0], .sin = both[1]};
+  }
   const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq_;  // [tokens, dim/2]
   if (style_ == RotaryStyle::kComplex) {
     const auto turn = at::polar(at::ones_like(angle), angle) * attention_scaling_;

@@ -75,7 +75,45 @@ __global__ void turn(T* strided_heads,
   }
 }
 
+// Rounded as Hugging Face's tensors are: the angle, its cosine, that scaled, and that in T. Both
+// halves of a row have the same.
+template <typename T>
+__global__ void angles_of_tokens(const std::int64_t* positions,
+                                 const float* inverse_frequencies,
+                                 T* cos,
+                                 T* sin,
+                                 std::int64_t tokens,
+                                 std::int64_t half,
+                                 float scaling) {
+  for (std::int64_t at = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; at < tokens * half;
+       at += std::int64_t{gridDim.x} * blockDim.x) {
+    const auto token = at / half;
+    const auto i = at % half;
+    const float angle = __fmul_rn(static_cast<float>(positions[token]), inverse_frequencies[i]);
+    const auto low = token * 2 * half + i;
+    cos[low] = cos[low + half] = narrow<T>(__fmul_rn(::cosf(angle), scaling));
+    sin[low] = sin[low + half] = narrow<T>(__fmul_rn(::sinf(angle), scaling));
+  }
+}
+
 }  // namespace
+
+cudaError_t rotary_angles(const std::int64_t* positions,
+                          const float* inverse_frequencies,
+                          void* cos,
+                          void* sin,
+                          std::int64_t tokens,
+                          std::int64_t dim,
+                          float scaling,
+                          Element element,
+                          cudaStream_t stream) {
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    angles_of_tokens<<<blocks_of(tokens * dim / 2, kThreads), kThreads, 0, stream>>>(
+        positions, inverse_frequencies, static_cast<T*>(cos), static_cast<T*>(sin), tokens, dim / 2,
+        scaling);
+  });
+}
 
 cudaError_t rotary(void* strided,
                    const void* cos,

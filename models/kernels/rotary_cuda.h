@@ -1,10 +1,17 @@
-// Rotary position embeddings on a GPU, in one kernel with Hugging Face's three roundings:
-// x * cos, rotate_half(x) * sin, and their sum.
+// Rotary position embeddings on a GPU: the angles in one kernel; and in one kernel, with Hugging
+// Face's three roundings, x * cos, rotate_half(x) * sin, and their sum.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace ferry::models {
+
+// positions [tokens], int64, and inv_freq [dim/2], fp32 -> [2, tokens, 1, dim], of `dtype`: cosines
+// and sines of their products, times `scaling`.
+at::Tensor rotary_angles_cuda(const at::Tensor& positions,
+                              const at::Tensor& inv_freq,
+                              double scaling,
+                              at::ScalarType dtype);
 
 // x [tokens, heads, dim] or [tokens, groups, heads of a group, dim], with any strides but that of
 // dim; cos and sin [tokens, 1, dim] of x's type -> [tokens, heads, dim], contiguous. With

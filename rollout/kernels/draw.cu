@@ -78,12 +78,13 @@ struct Best {
 };
 
 constexpr int kPlainThreads = 256;
-constexpr int kQuadsOfThread = 8;
+constexpr std::int64_t kMostQuadsOfThread = 8;  // fewer where rows are
+constexpr std::int64_t kEnoughBlocks = std::int64_t{132} * 8;
 
 // A grid of [parts of a row, rows].
 template <typename T>
 __global__ void __launch_bounds__(kPlainThreads)
-    draw_plain_rows(DrawTensors tensors, const DrawRow* rows, std::uint64_t* best) {
+    draw_plain_rows(DrawTensors tensors, DrawRow* rows) {
   const auto row = rows[blockIdx.y];
   const T* logits = static_cast<const T*>(tensors.logits) + row.row * tensors.row_stride;
   const auto quads = static_cast<std::uint32_t>((tensors.vocab_size + 3) / 4);
@@ -94,17 +95,13 @@ __global__ void __launch_bounds__(kPlainThreads)
       return logit_of(logits, token) * row.inverse_temperature;
     });
   const auto of_block = over_block<kPlainThreads>(mine.key, Largest{});
-  if (threadIdx.x == 0)
-    atomicMax(reinterpret_cast<unsigned long long*>(best + blockIdx.y),
-              static_cast<unsigned long long>(of_block));
-}
-
-__global__ void write_tokens(DrawTensors tensors,
-                             const DrawRow* rows,
-                             const std::uint64_t* best,
-                             std::int64_t count) {
-  const auto i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  if (i < count) tensors.tokens[rows[i].row] = token_of_key(best[i]);
+  if (threadIdx.x != 0) return;
+  auto* const best = reinterpret_cast<unsigned long long*>(&rows[blockIdx.y].best);
+  atomicMax(best, static_cast<unsigned long long>(of_block));
+  __threadfence();
+  if (atomicAdd(&rows[blockIdx.y].arrived, 1U) + 1 < gridDim.x) return;
+  __threadfence();
+  tensors.tokens[row.row] = token_of_key(atomicMax(best, 0ULL));
 }
 
 constexpr int kThreads = 512;  // a warp for each digit
@@ -248,21 +245,20 @@ cudaError_t by_type(const DrawTensors& tensors, const Launch& launch) {
 }  // namespace
 
 cudaError_t draw_plain(const DrawTensors& tensors,
-                       const DrawRow* rows,
+                       DrawRow* rows,
                        std::int64_t count,
-                       std::uint64_t* best,
                        cudaStream_t stream) {
-  constexpr std::int64_t kOfBlock = std::int64_t{4} * kQuadsOfThread * kPlainThreads;
-  const dim3 grid(static_cast<unsigned>((tensors.vocab_size + kOfBlock - 1) / kOfBlock),
-                  static_cast<unsigned>(count));
-  const auto status = by_type(tensors, [&](auto* none) {
+  const auto blocks_for = [&](std::int64_t quads_of_thread) {
+    const auto of_block = 4 * quads_of_thread * kPlainThreads;
+    return (tensors.vocab_size + of_block - 1) / of_block;
+  };
+  const auto blocks =
+      std::clamp(kEnoughBlocks / count, blocks_for(kMostQuadsOfThread), blocks_for(1));
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(count));
+  return by_type(tensors, [&](auto* none) {
     draw_plain_rows<std::remove_pointer_t<decltype(none)>>
-        <<<grid, kPlainThreads, 0, stream>>>(tensors, rows, best);
+        <<<grid, kPlainThreads, 0, stream>>>(tensors, rows);
   });
-  if (status != cudaSuccess) return status;
-  write_tokens<<<static_cast<unsigned>((count + kLanes - 1) / kLanes), kLanes, 0, stream>>>(
-      tensors, rows, best, count);
-  return cudaGetLastError();
 }
 
 cudaError_t draw_shaped(const DrawTensors& tensors,

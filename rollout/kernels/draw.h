@@ -14,6 +14,8 @@ struct Draws {
   std::vector<DrawRow> plain{};   // all tokens take part, with the model's logits
   std::vector<DrawRow> shaped{};  // penalties, forbidden tokens, or a part of the vocabulary
   std::vector<LogitChange> changes{};
+  // The bytes of `plain` for one draw, if they are on the GPU already.
+  at::Tensor plain_on_gpu{};
 };
 
 // Writes tokens [rows] int64, and of shaped rows processed_logprobs [rows] fp32. logits [rows, >=

@@ -26,8 +26,8 @@ at::Tensor upload(const std::vector<Item>& items, at::Device device) {
 }
 
 template <typename Item>
-const Item* items_of(const at::Tensor& bytes) {
-  return static_cast<const Item*>(bytes.const_data_ptr());
+Item* items_of(const at::Tensor& bytes) {
+  return static_cast<Item*>(bytes.mutable_data_ptr());
 }
 
 }  // namespace
@@ -47,10 +47,9 @@ void draw_on_gpu(const at::Tensor& logits,
       .tokens = tokens.mutable_data_ptr<std::int64_t>(),
       .processed_logprobs = processed_logprobs.mutable_data_ptr<float>()};
   if (const auto count = static_cast<std::int64_t>(draws.plain.size()); count > 0) {
-    const auto rows = upload(draws.plain, logits.device());
-    auto best = at::zeros({count}, logits.options().dtype(at::kLong));
-    check(launch::draw_plain(tensors, items_of<DrawRow>(rows), count,
-                             static_cast<std::uint64_t*>(best.mutable_data_ptr()), stream));
+    const auto rows =
+        draws.plain_on_gpu.defined() ? draws.plain_on_gpu : upload(draws.plain, logits.device());
+    check(launch::draw_plain(tensors, items_of<DrawRow>(rows), count, stream));
   }
   if (const auto count = static_cast<std::int64_t>(draws.shaped.size()); count > 0) {
     const auto rows = upload(draws.shaped, logits.device());

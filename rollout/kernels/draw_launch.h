@@ -19,11 +19,10 @@ struct DrawTensors {
   float* processed_logprobs = nullptr;  // [rows], of shaped rows
 };
 
-// best: [count], zeros.
+// Uses the rows up: each copy of them is for one draw.
 cudaError_t draw_plain(const DrawTensors& tensors,
-                       const DrawRow* rows,
+                       DrawRow* rows,
                        std::int64_t count,
-                       std::uint64_t* best,
                        cudaStream_t stream);
 // z: [count, vocab_size], for the kernel's own use.
 cudaError_t draw_shaped(const DrawTensors& tensors,

@@ -21,6 +21,10 @@ struct DrawRow {
   std::int32_t num_changes = 0;
   std::int64_t first_change = 0;
 
+  // What a GPU's thread blocks have found of the row, and how many of them have.
+  std::uint64_t best = 0;
+  std::uint32_t arrived = 0;
+
   constexpr float noise_of(std::int64_t token) const {
     const auto quad = static_cast<std::uint32_t>(token / 4);
     return gumbel_noise(philox(draw_counter(request, position, quad), seed).at[token % 4]);

@@ -2,11 +2,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <optional>
 #include <vector>
 
 #include "models/kernels/attention_cuda.h"
+#include "models/kernels/log_probs.h"
 #include "models/kernels/paged_attention.h"
+#include "models/kernels/rotary_cuda.h"
 #include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
@@ -65,6 +68,57 @@ TEST_F(GenerationKernels, RowsGoIntoTheirSlotsOrNowhere) {
       expected[slots[i].item<std::int64_t>()].copy_(rows[i]);
     EXPECT_TRUE(same_bytes(cache.flatten(0, 1), expected));
   }
+}
+
+// Few rows have several thread blocks each: a token that is drawn and the trainer's have one
+// number.
+TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const std::int64_t vocabulary : {1, 5, 997, 4096, 12292, 32000, 50001, 151936}) {
+      const std::int64_t most = 300;
+      const std::int64_t padding = vocabulary % 2 == 0 ? 0 : 3;
+      auto logits = random({most, vocabulary + padding}, dtype) * 8;
+      logits[1][vocabulary / 2] = std::numeric_limits<float>::infinity();
+      logits[2].fill_(-3);
+      logits.narrow(1, vocabulary, padding).fill_(1000);
+      // Of a part of a vocabulary, in which some rows have no label.
+      const VocabularyRange range{.first = 7, .count = vocabulary};
+      const auto labels =
+          at::randint(0, vocabulary + 14, {most}, at::TensorOptions(at::kLong).device(at::kCUDA));
+      for (const double temperature : {1.0, 0.7}) {
+        const auto all = score_rows(logits, labels, range, temperature);
+        EXPECT_TRUE(same_bytes(all.log_probs, log_probs_of(all.statistics))) << vocabulary;
+        for (const std::int64_t rows : {1, 2, 7, 64, 131, 132}) {
+          const auto some = score_rows(logits.narrow(0, 0, rows).clone(), labels.narrow(0, 0, rows),
+                                       range, temperature);
+          EXPECT_TRUE(same_bytes(some.statistics, all.statistics.narrow(1, 0, rows)))
+              << vocabulary << ", rows " << rows;
+          EXPECT_TRUE(same_bytes(some.log_probs, all.log_probs.narrow(0, 0, rows)))
+              << vocabulary << ", rows " << rows;
+        }
+      }
+    }
+}
+
+TEST_F(GenerationKernels, AnglesHaveTheBytesOfHuggingFacesOperations) {
+  const auto longs = at::TensorOptions(at::kLong).device(at::kCUDA);
+  const auto positions = at::cat({at::arange(5000, longs), at::randint(1 << 24, {5000}, longs)});
+  for (const double base : {1e4, 1e6})
+    for (const std::int64_t dim : {64, 96, 128})
+      for (const double scaling : {1.0, 1.2079441541679836})
+        for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+          const auto powers =
+              at::arange(0, dim, 2, at::kLong).to(at::kFloat) / static_cast<double>(dim);
+          const auto inv_freq = at::reciprocal(at::pow(base, powers)).cuda();
+          const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq;
+          const auto both = at::cat({angle, angle}, -1);
+          const auto expected = at::stack({both.cos() * scaling, both.sin() * scaling}).to(dtype);
+          const auto got = rotary_angles_cuda(positions, inv_freq, scaling, dtype);
+          EXPECT_TRUE(same_bytes(got.squeeze(2), expected)) << base << " " << dim << " " << scaling;
+          EXPECT_TRUE(
+              same_bytes(rotary_angles_cuda(positions.narrow(0, 6000, 1), inv_freq, scaling, dtype),
+                         got.narrow(1, 6000, 1)));
+        }
 }
 
 }  // namespace

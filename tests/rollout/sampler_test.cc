@@ -293,5 +293,32 @@ TEST(Sampler, TheHostsTokensAreTheGpus) {
       }
 }
 
+// Few rows have more thread blocks each; and what is to be drawn may be on the GPU already.
+TEST(Sampler, AGpusDrawsAreTheHostsForAnyNumberOfRows) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  at::manual_seed(6);
+  const SamplingParams params;
+  const SamplingParams greedy{.temperature = 0};
+  const SamplingParams cold{.temperature = 0.6};
+  for (const std::int64_t vocab : {1, 3, 997, 8193, 151936})
+    for (const std::int64_t count : {1, 2, 7, 64, 300}) {
+      auto rows = rows_of(params, count);
+      for (std::size_t i = 0; i < rows.size(); ++i)
+        rows[i].params = i % 3 == 1 ? &greedy : i % 3 == 2 ? &cold : &params;
+      const auto logits = (at::randn({count, vocab + 5}) * 3).to(at::kBFloat16);
+      const auto on_gpu = logits.cuda();
+      const auto host = sample(logits, vocab, rows);
+      const auto gpu = sample(on_gpu, vocab, rows);
+      EXPECT_TRUE(same_bytes(gpu.tokens, host.tokens)) << vocab << ", rows " << count;
+      auto draws = draws_of(rows, vocab);
+      const auto bytes = static_cast<std::int64_t>(draws.plain.size() * sizeof(DrawRow));
+      draws.plain_on_gpu = at::from_blob(draws.plain.data(), {bytes}, at::kByte).cuda();
+      const auto uploaded = sample(on_gpu, vocab, rows, draws);
+      EXPECT_TRUE(same_bytes(uploaded.tokens, host.tokens)) << vocab << ", rows " << count;
+      EXPECT_TRUE(same_bytes(uploaded.logprobs, gpu.logprobs));
+      EXPECT_TRUE(same_bytes(uploaded.processed_logprobs, gpu.processed_logprobs));
+    }
+}
+
 }  // namespace
 }  // namespace ferry::rollout
