@@ -101,7 +101,7 @@ class ModelRunner {
   // On the host; of two sides one is read while the other may still be on its way.
   std::array<DrawnNumbers, 2> results_{};
   std::size_t results_side_ = 0;
-  StepInputs inputs_;  // behind the results: it waits for what is on its way
+  StepInputs inputs_;
   // Of the last step.
   StepInputs::Array tokens_, positions_, slots_;  // [rows], int64
   StepInputs::Array lengths_;                     // [sequences], int32

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "distckpt/error.h"
-#include "models/device.h"
 #include "rollout/kernels/step_copies.h"
 
 namespace ferry::rollout {
@@ -14,10 +13,6 @@ StepInputs::StepInputs(std::int64_t capacity, at::Device device)
     host = device.is_cuda()
                ? at::zeros(device_.sizes(), at::TensorOptions(at::kByte).pinned_memory(true))
                : device_;
-}
-
-StepInputs::~StepInputs() {
-  models::synchronize(device_.device());
 }
 
 std::int64_t StepInputs::bytes_of(std::int64_t bytes) {

@@ -28,9 +28,6 @@ class StepInputs {
   };
 
   StepInputs(std::int64_t capacity, at::Device device);
-  ~StepInputs();  // waits until nothing is on its way
-  StepInputs(const StepInputs&) = delete;
-  StepInputs& operator=(const StepInputs&) = delete;
 
   // Bytes that an array takes.
   static std::int64_t bytes_of(std::int64_t bytes);

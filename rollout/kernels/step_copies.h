@@ -1,7 +1,6 @@
 // What goes to a GPU before a step and comes from there after it, by kernels that read and write
 // the host's pinned memory: few bytes, for which a copy of the driver's would have the stream wait
-// for the GPU's copy engine and come back. None is known to LibTorch's allocators: the host's
-// memory stays until the stream has come by.
+// for the GPU's copy engine and come back.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,3 +1,4 @@
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -8,6 +9,13 @@
 namespace ferry::rollout {
 
 namespace {
+
+// Where it is let go meanwhile, nobody else gets it before the stream has come by.
+void keep(const at::Tensor& pinned) {
+  at::getHostAllocator(at::kCUDA)->record_event(pinned.mutable_data_ptr(),
+                                                pinned.storage().data_ptr().get_context(),
+                                                c10::cuda::getCurrentCUDAStream().unwrap());
+}
 
 launch::DrawnPointers pointers_of(const DrawnNumbers& numbers) {
   return {.tokens = numbers.tokens.mutable_data_ptr<std::int64_t>(),
@@ -26,12 +34,14 @@ void upload_step(const at::Tensor& host,
   models::check(launch::upload_step(
       host.const_data_ptr(), device.mutable_data_ptr(), bytes, num_tokens,
       drawn.defined() ? drawn.const_data_ptr<std::int64_t>() : nullptr, models::stream()));
+  keep(host);
 }
 
 void download_step(const DrawnNumbers& device, const DrawnNumbers& host) {
   const c10::cuda::CUDAGuard guard(device.tokens.device());
   models::check(launch::download_step(pointers_of(device), pointers_of(host), device.tokens.size(0),
                                       models::stream()));
+  for (const auto& one : {host.tokens, host.logprobs, host.processed_logprobs}) keep(one);
 }
 
 }  // namespace ferry::rollout
