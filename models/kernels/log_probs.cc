@@ -1,7 +1,10 @@
 #include "models/kernels/log_probs.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 
+#include <array>
 #include <limits>
 
 #include "distckpt/error.h"
@@ -24,31 +27,81 @@ at::Tensor scaled(const at::Tensor& logits, VocabularyRange range, double temper
   return temperature == 1 ? wide : wide / temperature;
 }
 
-at::Tensor statistics_without_kernel(const at::Tensor& logits,
-                                     const at::Tensor& labels,
-                                     VocabularyRange range,
-                                     double temperature) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  auto statistics =
-      at::full({kRowStatistics, logits.size(0)}, kNothing, logits.options().dtype(at::kFloat));
-  if (logits.size(0) == 0) return statistics;
-  if (range.count == 0) {  // a rank whose rows of the vocabulary are all padding
-    statistics[kMeanBelow].zero_();
+// One row at a time, which stays in a thread's cache.
+class HostRows {
+ public:
+  HostRows(const at::Tensor& logits, VocabularyRange range, double temperature, bool with_mean)
+      : logits_(logits), range_(range), temperature_(temperature), with_mean_(with_mean) {}
+
+  // [kRowStatistics, rows]
+  at::Tensor statistics(const at::Tensor& labels) const {
+    const auto rows = logits_.size(0);
+    auto statistics = at::empty({kRowStatistics, rows}, logits_.options().dtype(at::kFloat));
+    const auto own_labels = labels.contiguous();
+    const auto* const label = own_labels.const_data_ptr<std::int64_t>();
+    auto* const out = statistics.mutable_data_ptr<float>();
+    at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+      // Other threads know nothing of the caller's guards.
+      const at::AutoDispatchBelowADInplaceOrView no_autograd;
+      auto row = at::empty({1, range_.count}, statistics.options());
+      auto log_probs = at::empty_like(row);
+      for (auto i = begin; i < end; ++i) {
+        const auto values = of_row(i, label[i] - range_.first, row, log_probs);
+        for (std::int64_t k = 0; k < kRowStatistics; ++k)
+          out[k * rows + i] = values[static_cast<std::size_t>(k)];
+      }
+    });
     return statistics;
   }
-  const auto l = scaled(logits, range, temperature);
-  const auto maximum = l.amax(-1, /*keepdim=*/true);
-  const auto below = l - maximum;
-  // log_softmax is (l - maximum) - log sum: where l is the maximum, - log sum.
-  const auto log_sum = -at::log_softmax(l, -1).amax(-1);
-  statistics[kMaximum].copy_(maximum.squeeze(-1));
-  statistics[kLogSum].copy_(log_sum);
-  statistics[kMeanBelow].copy_(((below - log_sum.unsqueeze(-1)).exp() * below).sum(-1));
-  const auto local = labels - range.first;
-  const auto elsewhere = local.lt(0).logical_or(local.ge(range.count));
-  const auto label = l.gather(1, local.masked_fill(elsewhere, 0).unsqueeze(1)).squeeze(1);
-  statistics[kLabelLogit].copy_(label.masked_fill(elsewhere, kNothing));
-  return statistics;
+
+ private:
+  using Values = std::array<float, kRowStatistics>;
+
+  Values of_row(std::int64_t i, std::int64_t label, at::Tensor& row, at::Tensor& log_probs) const {
+    row.copy_(logits_.narrow(0, i, 1).narrow(1, 0, range_.count));
+    if (temperature_ != 1) row.div_(temperature_);
+    at::_log_softmax_out(log_probs, row, -1, /*half_to_float=*/false);
+    Values values{};
+    values[kMaximum] = row.amax().item<float>();
+    // log_softmax is (l - maximum) - log sum: where l is the maximum, - log sum.
+    values[kLogSum] = -log_probs.amax().item<float>();
+    values[kLabelLogit] = label >= 0 && label < range_.count
+                              ? row.const_data_ptr<float>()[label]
+                              : -std::numeric_limits<float>::infinity();
+    values[kMeanBelow] = std::numeric_limits<float>::quiet_NaN();
+    // Twice, since ATen shares out the sum of a single row among threads, in another order.
+    if (with_mean_)
+      values[kMeanBelow] = log_probs.exp_()
+                               .mul_(row.sub_(values[kMaximum]))
+                               .expand({2, range_.count})
+                               .sum(-1)[0]
+                               .item<float>();
+    return values;
+  }
+
+  const at::Tensor& logits_;
+  VocabularyRange range_;
+  double temperature_ = 1;
+  bool with_mean_ = false;
+};
+
+ScoredRows score(const at::Tensor& logits,
+                 const at::Tensor& labels,
+                 VocabularyRange range,
+                 double temperature,
+                 bool with_mean) {
+  check(logits, labels, range);
+  if (logits.size(0) > 0 && range.count > 0 && logits.is_cuda())
+    return score_rows_cuda(logits, labels, range, temperature);
+  at::Tensor statistics;
+  if (range.count > 0) {
+    statistics = HostRows(logits, range, temperature, with_mean).statistics(labels);
+  } else {  // a rank whose rows of the vocabulary are all padding
+    statistics = at::full({kRowStatistics, logits.size(0)}, -std::numeric_limits<float>::infinity(),
+                          logits.options().dtype(at::kFloat));
+    statistics[kMeanBelow].zero_();
+  }
+  return {.statistics = statistics, .log_probs = log_probs_of(statistics)};
 }
 
 }  // namespace
@@ -57,18 +110,14 @@ ScoredRows score_rows(const at::Tensor& logits,
                       const at::Tensor& labels,
                       VocabularyRange range,
                       double temperature) {
-  check(logits, labels, range);
-  if (logits.is_cuda() && logits.size(0) > 0 && range.count > 0)
-    return score_rows_cuda(logits, labels, range, temperature);
-  const auto statistics = statistics_without_kernel(logits, labels, range, temperature);
-  return {.statistics = statistics, .log_probs = log_probs_of(statistics)};
+  return score(logits, labels, range, temperature, /*with_mean=*/false);
 }
 
 at::Tensor row_statistics(const at::Tensor& logits,
                           const at::Tensor& labels,
                           VocabularyRange range,
                           double temperature) {
-  return score_rows(logits, labels, range, temperature).statistics;
+  return score(logits, labels, range, temperature, /*with_mean=*/true).statistics;
 }
 
 at::Tensor combine_row_statistics(const at::Tensor& of_ranges) {

@@ -32,7 +32,7 @@ enum RowStatistic : std::int64_t {
 };
 
 struct ScoredRows {
-  at::Tensor statistics{};  // [4, rows]
+  at::Tensor statistics{};  // [4, rows]; on the host without the mean, which is NaN
   at::Tensor log_probs{};   // [rows]: log_probs_of(statistics), on a GPU out of the same kernel
 };
 // logits [rows, >= range.count], bf16 or fp32; labels [rows], int64.
@@ -41,7 +41,7 @@ ScoredRows score_rows(const at::Tensor& logits,
                       VocabularyRange range,
                       double temperature);
 
-// Of score_rows(): [4, rows].
+// With the mean: [4, rows].
 at::Tensor row_statistics(const at::Tensor& logits,
                           const at::Tensor& labels,
                           VocabularyRange range,

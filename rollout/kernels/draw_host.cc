@@ -1,38 +1,66 @@
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
+#include "rollout/kernels/best_token.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/kernels/host_row.h"
 
 namespace ferry::rollout {
 namespace {
 
+constexpr std::int64_t kPart = 512 * kTokenChunk;  // of a row, for a thread
+
 template <typename T>
-void draw_rows(const at::Tensor& logits,
-               std::int64_t vocab_size,
-               const Draws& draws,
-               at::Tensor& tokens,
-               at::Tensor& processed_logprobs) {
+void draw_plain(const at::Tensor& logits,
+                std::int64_t vocab_size,
+                const std::vector<DrawRow>& rows,
+                at::Tensor& tokens) {
+  const auto* values = static_cast<const T*>(logits.const_data_ptr());
+  const auto parts = (vocab_size + kPart - 1) / kPart;
+  std::vector<BestToken> best(rows.size() * static_cast<std::size_t>(parts));
+  at::parallel_for(0, static_cast<std::int64_t>(best.size()), 1, [&](auto begin, auto end) {
+    for (auto i = begin; i < end; ++i) {
+      const auto& draw = rows[static_cast<std::size_t>(i / parts)];
+      const auto first = i % parts * kPart;
+      best[static_cast<std::size_t>(i)] =
+          best_token(draw, values + draw.row * logits.size(1), draw.inverse_temperature, first,
+                     std::min(vocab_size, first + kPart));
+    }
+  });
+  auto* const drawn = tokens.mutable_data_ptr<std::int64_t>();
+  auto part = best.begin();
+  for (const auto& draw : rows) {
+    BestToken of_row;
+    for (std::int64_t i = 0; i < parts; ++i, ++part) of_row.offer(part->sum, part->token);
+    drawn[draw.row] = of_row.token;
+  }
+}
+
+template <typename T>
+void draw_shaped(const at::Tensor& logits,
+                 std::int64_t vocab_size,
+                 const Draws& draws,
+                 at::Tensor& tokens,
+                 at::Tensor& processed_logprobs) {
   const auto* values = logits.const_data_ptr<T>();
-  auto* drawn = tokens.mutable_data_ptr<std::int64_t>();
-  auto* log_probs = processed_logprobs.mutable_data_ptr<float>();
-  const auto num_plain = static_cast<std::int64_t>(draws.plain.size());
-  at::parallel_for(0, logits.size(0), 1, [&](std::int64_t begin, std::int64_t end) {
+  auto* const drawn = tokens.mutable_data_ptr<std::int64_t>();
+  auto* const log_probs = processed_logprobs.mutable_data_ptr<float>();
+  const auto count = static_cast<std::int64_t>(draws.shaped.size());
+  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> z(static_cast<std::size_t>(vocab_size));
     for (auto i = begin; i < end; ++i) {
-      const bool shaped = i >= num_plain;
-      const auto& draw = shaped ? draws.shaped[static_cast<std::size_t>(i - num_plain)]
-                                : draws.plain[static_cast<std::size_t>(i)];
+      const auto& draw = draws.shaped[static_cast<std::size_t>(i)];
       HostRow row(draw, z);
       row.read(values + draw.row * logits.size(1),
                std::span(draws.changes)
                    .subspan(static_cast<std::size_t>(draw.first_change),
                             static_cast<std::size_t>(draw.num_changes)));
-      if (shaped) row.truncate();
+      row.truncate();
       drawn[draw.row] = row.draw();
-      if (shaped) log_probs[draw.row] = row.log_prob(drawn[draw.row]);
+      log_probs[draw.row] = row.log_prob(drawn[draw.row]);
     }
   });
 }
@@ -45,9 +73,11 @@ void draw_on_host(const at::Tensor& logits,
                   at::Tensor& tokens,
                   at::Tensor& processed_logprobs) {
   if (logits.scalar_type() == at::kFloat) {
-    draw_rows<float>(logits, vocab_size, draws, tokens, processed_logprobs);
+    draw_plain<float>(logits, vocab_size, draws.plain, tokens);
+    draw_shaped<float>(logits, vocab_size, draws, tokens, processed_logprobs);
   } else {
-    draw_rows<at::BFloat16>(logits, vocab_size, draws, tokens, processed_logprobs);
+    draw_plain<std::uint16_t>(logits, vocab_size, draws.plain, tokens);
+    draw_shaped<at::BFloat16>(logits, vocab_size, draws, tokens, processed_logprobs);
   }
 }
 

@@ -1,29 +1,12 @@
 #include "rollout/kernels/host_row.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
+
+#include "rollout/kernels/best_token.h"
 
 namespace ferry::rollout {
 namespace {
-
-constexpr std::int64_t kChunk = 64;  // tokens whose noise is computed at once, as vectors
-
-using Noise = std::array<float, kChunk>;
-
-// Of the tokens first .. first + 63.
-__attribute__((target_clones("avx2", "default"))) void fill_noise(const DrawRow& draw,
-                                                                  std::int64_t first,
-                                                                  Noise& noise) {
-  std::array<std::array<std::uint32_t, kChunk / 4>, 4> bits;
-  for (std::uint32_t i = 0; i < kChunk / 4; ++i) {
-    const auto quad = static_cast<std::uint32_t>(first / 4) + i;
-    const auto random = philox(draw_counter(draw.request, draw.position, quad), draw.seed);
-    for (std::size_t k = 0; k < 4; ++k) bits[k][i] = random.at[k];
-  }
-  for (std::size_t k = 0; k < 4; ++k)
-    for (std::size_t i = 0; i < kChunk / 4; ++i) noise[4 * i + k] = gumbel_noise(bits[k][i]);
-}
 
 void keep_from(std::uint64_t least, std::vector<std::uint64_t>& keys) {
   std::erase_if(keys, [&](std::uint64_t key) { return key < least; });
@@ -54,24 +37,7 @@ void HostRow::truncate() {
 }
 
 std::int64_t HostRow::draw() const {
-  const auto size = static_cast<std::int64_t>(z_.size());
-  float best = kMinusInfinity;
-  std::int64_t token = -1;
-  for (std::int64_t first = 0; first < size; first += kChunk) {
-    const auto end = std::min(size, first + kChunk);
-    const float largest = *std::max_element(z_.begin() + first, z_.begin() + end);
-    if (token >= 0 && largest + (draw_.greedy ? 0 : kMostNoise) <= best) continue;
-    Noise noise{};
-    if (!draw_.greedy) fill_noise(draw_, first, noise);
-    for (auto i = first; i < end; ++i) {
-      const float sum =
-          z_[static_cast<std::size_t>(i)] + noise[static_cast<std::size_t>(i - first)];
-      if (token >= 0 && sum <= best) continue;
-      best = sum;
-      token = i;
-    }
-  }
-  return token;
+  return best_token(draw_, z_.data(), 1, 0, static_cast<std::int64_t>(z_.size())).token;
 }
 
 float HostRow::log_prob(std::int64_t token) const {

@@ -1,4 +1,4 @@
-// One row of logits on the host, on its way through the steps of rollout/sampler.h.
+// One shaped row of logits on the host, on its way through the steps of rollout/sampler.h.
 #pragma once
 
 #include <cstdint>

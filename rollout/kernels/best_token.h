@@ -1,0 +1,35 @@
+// Gumbel-max over a stretch of a row on the host: the token with the largest sum of logit and
+// noise. Noise is computed only where the random bits leave a chance that it is enough.
+#pragma once
+
+#include <cstdint>
+
+#include "rollout/kernels/draw_row.h"
+
+namespace ferry::rollout {
+
+struct BestToken {
+  float sum = kMinusInfinity;
+  std::int64_t token = -1;
+
+  // Tokens come from the smallest id up: of equal sums the first stays.
+  void offer(float its_sum, std::int64_t its_token) {
+    if (token >= 0 && !(its_sum > sum)) return;
+    sum = its_sum;
+    token = its_token;
+  }
+};
+
+// Stretches begin at multiples of it.
+inline constexpr std::int64_t kTokenChunk = 64;
+
+// Of the tokens first .. end - 1; z = usable(logit) * scale. logits: fp32, or the bits of bf16.
+BestToken best_token(
+    const DrawRow& draw, const float* logits, float scale, std::int64_t first, std::int64_t end);
+BestToken best_token(const DrawRow& draw,
+                     const std::uint16_t* logits,
+                     float scale,
+                     std::int64_t first,
+                     std::int64_t end);
+
+}  // namespace ferry::rollout
