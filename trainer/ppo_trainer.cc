@@ -294,6 +294,7 @@ void PpoTrainer::add_reward_baselines(DataProto& batch, std::span<const EncodedP
 
 PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_t first) {
   Answering answering{.prompts = next_prompts()};
+  answering.epoch = stream_.cursor().epoch;
   answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
   answering.call = start_generating(answering.rows, {.temperature = config_.rollout.temperature,
                                                      .top_k = config_.rollout.top_k,
@@ -335,6 +336,7 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
       answering = ahead_ ? *std::exchange(ahead_, {}) : start_answering(step_ + 1, batches);
       finish_answering(answering);
     });
+    metrics["training/epoch"] = static_cast<double>(answering.epoch);
     auto& batch = answering.rows;
     if (!filter.enable && !baselines) answer_ahead();  // the rollout is not asked again
     phase("reward", [&] { add_rewards(batch); });
@@ -447,7 +449,6 @@ Metrics PpoTrainer::train_step() {
                                      .cpu_memory_used = host_memory_used(),
                                      .timing = timing}));
   metrics["training/global_step"] = static_cast<double>(step_);
-  metrics["training/epoch"] = static_cast<double>(stream_.cursor().epoch);
   metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);
   if (!config_.reward.command.empty())
     metrics["reward/num_restarts"] = static_cast<double>(workers_.num_reward_restarts());

@@ -66,6 +66,7 @@ class PpoTrainer {
     std::vector<EncodedPrompt> prompts{};
     DataProto rows{};                         // of the prompts; once they are there, with answers
     std::optional<WorkerGroup::Call> call{};  // under way
+    std::int64_t epoch = 0;                   // of the data, once the prompts are drawn
   };
 
   void fit();

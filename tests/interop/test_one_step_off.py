@@ -54,9 +54,13 @@ def test_it_learns_as_the_synchronous_run_does(world, work):
                        "    print(json.dumps({'id': q['id'], 'score': sum(c < 'n' for c in text) / max(1, len(text))}), flush=True)\n")
     more = {"reward_model.command": f"python3 {program}", "trainer.total_training_steps": 12, f"{ROLLOUT}.n": 8, f"{ACTOR}.optim.lr": 3e-2,
             f"{ROLLOUT}.max_num_seqs": 32}
+    epochs = []
     for name, mode in {"alone": APART, "ahead": AHEAD}.items():
-        score = values(train(world, work / name, 2, **mode, **more), "critic/score/mean")
+        steps = train(world, work / name, 2, **mode, **more)
+        score = values(steps, "critic/score/mean")
         assert sum(score[-3:]) / 3 > sum(score[:3]) / 3 + 0.1, (name, score)
+        epochs.append(values(steps, "training/epoch"))
+    assert epochs[0] == epochs[1] and len(set(epochs[0])) > 1  # of the prompts that the step learns from
 
 
 def test_a_killed_run_goes_on_as_if_it_had_not_been(world, work):

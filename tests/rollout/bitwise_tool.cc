@@ -19,7 +19,14 @@ namespace {
 
 nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device device) {
   auto config = support::tiny_config(
-      {.family = family, .head_dim = 64, .hidden = 256, .ffn = 512, .vocab = 1000, .experts = 8});
+      {.family = family,
+       .head_dim = 64,
+       .hidden = 256,
+       .ffn = 512,
+       .vocab = 1000,
+       .experts = 8,
+       .rope_dim = 16,
+       .v_dim = 64});
   config.max_position_embeddings = 2048;
   models::World world({.device = device});
   const models::ParallelState mesh(world, {}, "tool");
