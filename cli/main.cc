@@ -17,8 +17,7 @@ namespace {
 bool is_of_models(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
   if (command == "bench" || command == "generate" || command == "train") return true;
-  return command == "verify" &&
-         std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
+  return command == "verify" && std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
            return argument == "--logits" || argument == "--numerics";
          });
 }

@@ -23,7 +23,7 @@ struct OpenOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
                                       // lacks; replaces its sidecar
-  bool keep_fp8 = false;  // leave block-quantised weights as they are, with their scales
+  bool keep_fp8 = false;        // leave block-quantised weights as they are, with their scales
   bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
 };
 
@@ -57,8 +57,8 @@ void refuse_hf_config(const Location& location, const std::filesystem::path& hf_
 // True for a checkpoint without iterations whose configuration says that it holds blocks of FP8.
 bool is_quantized(const std::filesystem::path& path);
 
-// Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source has
-// none.
+// Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source
+// has none.
 void require_hf_form(const Checkpoint& checkpoint);
 
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws

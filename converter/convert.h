@@ -69,8 +69,8 @@ struct ConvertReport {
   std::int64_t resumed_bytes = 0;
   double copy_seconds = 0;  // also made durable
   double proof_seconds = 0;
-  bool proved =
-      false;  // each tensor's digest, re-read from the published files, is that of what was copied
+  // Each tensor's digest, re-read from the published files, is that of what was copied.
+  bool proved = false;
   bool proof_from_disk = false;  // past the page cache; not on memory-backed file systems
   std::string model_digest{};
   std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped

@@ -125,8 +125,7 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
       const auto& storage = layout.storages()[shard.at.storage];
       const auto* encoded = std::get_if<distckpt::ChunkStorage>(&storage);
       inspected.chunks.push_back(
-          {.file =
-               distckpt::file_of(storage)->lexically_relative(report.location.folder).string(),
+          {.file = distckpt::file_of(storage)->lexically_relative(report.location.folder).string(),
            .offset = encoded != nullptr ? encoded->offset : shard.at.offset,
            .length = encoded != nullptr ? encoded->encoded_size
                                         : shard.box.size.product() * size_of(tensor.dtype),

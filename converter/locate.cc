@@ -229,8 +229,7 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
     return {.format = Format::kTorchDist, .root = path, .folder = path / "weights"};
   }
   if (const auto format = format_without_iterations(path)) {
-    require(!iteration, ErrorKind::kUsage,
-            "{}: is {}, which has no iterations", path.string(),
+    require(!iteration, ErrorKind::kUsage, "{}: is {}, which has no iterations", path.string(),
             *format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
     return {.format = *format, .root = path, .folder = path};
   }

@@ -26,8 +26,8 @@ void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys
 
 inline constexpr std::string_view kTrainerPrefix = "trainer.";  // of a trainer's own objects
 
-// State of a training run that is not the model: optimizer, RNG, a trainer's own. Its keys are told apart from
-// tensors that are not mapped.
+// State of a training run that is not the model: optimizer, RNG, a trainer's own. Its keys are told
+// apart from tensors that are not mapped.
 bool is_training_state(std::string_view key);
 
 // A key of experts, for one of them: "….experts.experts.linear_fc1.weight" ->

@@ -33,8 +33,8 @@ void link_optimizer(const ModelMap& map,
                     const distckpt::Layout& layout,
                     distckpt::TensorMap& links);
 
-// The kinds of the optimizer's tensors in a layout that names them so. Throws Error(kLayout) for one
-// that is not known.
+// The kinds of the optimizer's tensors in a layout that names them so. Throws Error(kLayout) for
+// one that is not known.
 std::vector<std::string> optimizer_kinds(const distckpt::Layout& layout);
 
 struct OptimizerTensors {

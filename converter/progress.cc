@@ -9,9 +9,10 @@ distckpt::ExecuteReport wait_reporting(distckpt::Execution execution,
                                        std::string_view stage,
                                        const ProgressFunction& progress) {
   while (!execution.wait_for(std::chrono::milliseconds(100))) {
-    const bool go_on = !progress || stage.empty() || progress({.stage = stage,
-                                              .bytes_done = execution.bytes_done(),
-                                              .bytes_total = execution.bytes_total()});
+    const bool go_on = !progress || stage.empty() ||
+                       progress({.stage = stage,
+                                 .bytes_done = execution.bytes_done(),
+                                 .bytes_total = execution.bytes_total()});
     if (!go_on) execution.cancel();
   }
   auto report = execution.wait();

@@ -19,7 +19,8 @@ struct Progress {
 // Called several times a second, and once when the stage is finished. Returns false to stop.
 using ProgressFunction = std::function<bool(const Progress&)>;
 
-// Waits for an execution while it reports; a stage without a name does not. Throws Error(kCancelled) when told to stop.
+// Waits for an execution while it reports; a stage without a name does not. Throws
+// Error(kCancelled) when told to stop.
 distckpt::ExecuteReport wait_reporting(distckpt::Execution execution,
                                        std::string_view stage,
                                        const ProgressFunction& progress);

@@ -62,8 +62,7 @@ bool Proof::from_disk() const {
 void Proof::require_same(const std::vector<distckpt::ModelTensor>& copied,
                          const std::vector<distckpt::Digest>& digests) const {
   std::map<std::string_view, std::size_t> index;
-  for (std::size_t i = 0; i < tensors_.size(); ++i)
-    index.emplace(tensors_[i].name, i);
+  for (std::size_t i = 0; i < tensors_.size(); ++i) index.emplace(tensors_[i].name, i);
   std::size_t proved = 0;
   for (std::size_t i = 0; i < copied.size(); ++i) {
     const auto at = index.find(copied[i].name);
@@ -79,8 +78,8 @@ void Proof::require_same(const std::vector<distckpt::ModelTensor>& copied,
     }
     ++proved;
   }
-  require(proved == tensors_.size(), ErrorKind::kBug,
-          "{} tensors were written, {} were copied", tensors_.size(), proved);
+  require(proved == tensors_.size(), ErrorKind::kBug, "{} tensors were written, {} were copied",
+          tensors_.size(), proved);
 }
 
 }  // namespace ferry::converter

@@ -1,5 +1,5 @@
-// The proof of a checkpoint that was just written: it is opened as any reader would, and each tensor
-// is digested anew, from the disk. Ranks that wrote it together share the reading.
+// The proof of a checkpoint that was just written: it is opened as any reader would, and each
+// tensor is digested anew, from the disk. Ranks that wrote it together share the reading.
 //
 //   Proof proof(folder, {}, padding, shared, how);
 //   proof.read(progress);            // this rank's share
@@ -35,7 +35,7 @@ class Proof {
   void finish();
 
   const Checkpoint& written() const { return written_; }  // as it was opened
-  bool from_disk() const;  // past the page cache
+  bool from_disk() const;                                 // past the page cache
 
   // Once it is finished: of written().tensors, and of the padding behind them.
   const std::vector<distckpt::Digest>& digests() const { return digests_; }

@@ -40,11 +40,12 @@ struct SaveOptions {
   // configuration, but for a new head and prediction layers that it lacks, its config.json and
   // tokenizer. Null: the checkpoint has weights alone.
   const Checkpoint* origin = nullptr;
-  // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and under
-  // `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the
+  // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and
+  // under `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the
   // origin's, if it has one.
   std::shared_ptr<const distckpt::Pickle> common{};
-  // Of this rank, each under a key of its own: "rng_state/shard_0.1_1.2", "trainer.cursor/shard_0_1".
+  // Of this rank, each under a key of its own: "rng_state/shard_0.1_1.2",
+  // "trainer.cursor/shard_0_1".
   std::vector<distckpt::StoredObject> objects{};
   bool overwrite = false;
   // Before it appears, read it back from the disk: each rank compares what it would load with its

@@ -1,7 +1,7 @@
 // What a Megatron checkpoint keeps of a training run beside the model: masters and moments of the
 // optimizer, its parameter groups, the RNG of each rank. It is carried to another layout; what
-// cannot be is named. A trainer's own objects ("trainer.data_cursor/shard_0_1") go along too; Megatron
-// does not ask for them.
+// cannot be is named. A trainer's own objects ("trainer.data_cursor/shard_0_1") go along too;
+// Megatron does not ask for them.
 #pragma once
 
 #include <cstdint>
@@ -27,12 +27,12 @@ struct TrainingState {
   std::vector<distckpt::PickleValue> param_groups{};
   std::vector<distckpt::StoredObject> rng{};      // "rng_state/shard_0.1_1.2": of the ranks
   std::vector<distckpt::StoredObject> objects{};  // "trainer.": whatever the layout is
-  std::vector<std::string> notes{};  // what is not carried, and why; what looks wrong
+  std::vector<std::string> notes{};               // what is not carried, and why; what looks wrong
   std::vector<std::shared_ptr<const distckpt::Pickle>> pickles{};
 };
 
-// Dicts with the `param_groups` of the optimizers in a common state's "optimizer": of one, or of the
-// dense one and that of experts.
+// Dicts with the `param_groups` of the optimizers in a common state's "optimizer": of one, or of
+// the dense one and that of experts.
 std::vector<distckpt::PickleValue> param_groups_of_common(distckpt::PickleValue optimizer);
 
 // Whether a checkpoint holds state of an optimizer, as far as its keys tell.

@@ -70,7 +70,8 @@ void split_planes(std::span<const std::byte> elements,
   }
   scratch.resize(size);
   split_pairs(elements.data(), size / 2, scratch.data(), scratch.data() + size / 2);
-  // Both halves hold elements of half the size: bytes 0, 2, .. and bytes 1, 3, .. of the whole ones.
+  // Both halves hold elements of half the size: bytes 0, 2, .. and bytes 1, 3, .. of the whole
+  // ones.
   const auto half = element_size / 2;
   const auto plane = size / static_cast<std::size_t>(element_size);
   std::vector<std::byte> parts(size / 2);

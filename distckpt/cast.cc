@@ -19,7 +19,9 @@ bool same_value(float a, float b) {
   return (a == b) | (std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b));
 }
 
-bool is_infinite(double value) { return std::isinf(value); }
+bool is_infinite(double value) {
+  return std::isinf(value);
+}
 bool is_infinite(float value) {
   return (std::bit_cast<std::uint32_t>(value) & 0x7FFFFFFFU) == 0x7F800000U;
 }

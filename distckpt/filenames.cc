@@ -104,7 +104,8 @@ std::optional<std::size_t> shard_store_file_count(std::string_view name) {
   const auto digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - 3);
   std::size_t count = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  if (error != std::errc() || count < 2 || name != shard_store_filename(0, count)) return std::nullopt;
+  if (error != std::errc() || count < 2 || name != shard_store_filename(0, count))
+    return std::nullopt;
   return count;
 }
 

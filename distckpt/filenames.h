@@ -57,8 +57,8 @@ struct FsdpRank {
 };
 std::string fsdp_filename(const FsdpRank& rank);
 std::optional<FsdpRank> parse_fsdp_filename(std::string_view name);
-// Our own archive: "weights.h5" if it is the only file, else "weights-00002-of-00004.h5" (counted from
-// 1).
+// Our own archive: "weights.h5" if it is the only file, else "weights-00002-of-00004.h5" (counted
+// from 1).
 std::string shard_store_filename(std::size_t index, std::size_t count);
 
 // The number of files, if `name` is that of the first.

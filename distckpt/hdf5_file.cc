@@ -86,7 +86,8 @@ Hdf5Handle create_hdf5(const std::filesystem::path& path, std::int64_t metadata_
   // No times: the same weights give the same file.
   const auto create = own_hdf5(H5Pcreate(H5P_FILE_CREATE), "HDF5");
   check_hdf5(H5Pset_obj_track_times(create.get(), false), "HDF5");
-  return own_hdf5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, create.get(), access.get()), path.string());
+  return own_hdf5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, create.get(), access.get()),
+                  path.string());
 }
 
 void close_hdf5(Hdf5Handle file, const std::filesystem::path& path) {

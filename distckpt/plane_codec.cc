@@ -125,7 +125,8 @@ std::vector<std::byte> PlaneCodec::encode(std::span<const std::byte> decoded,
       max_encoded_size(static_cast<std::int64_t>(decoded.size()), element_size)));
   chunk.resize(static_cast<std::size_t>(header_size(element_size)));
   for (std::int64_t p = 0; p < element_size; ++p) {
-    const auto plane = std::span(planes).subspan(static_cast<std::size_t>(p) * plane_size, plane_size);
+    const auto plane =
+        std::span(planes).subspan(static_cast<std::size_t>(p) * plane_size, plane_size);
     const auto frame = state_->compress(plane);
     const std::span<const std::byte> stored = frame.empty() ? plane : frame;
     write_u32(chunk, 4 + 4 * p, static_cast<std::int64_t>(stored.size()));
@@ -160,8 +161,7 @@ void PlaneCodec::decode(std::span<const std::byte> encoded,
     begin = encoded.data() + at;
     if (size < plane_size) {
       auto* const into = planes.data() + static_cast<std::size_t>(p) * plane_size;
-      const auto written =
-          ZSTD_decompressDCtx(state_->decompressor, into, plane_size, begin, size);
+      const auto written = ZSTD_decompressDCtx(state_->decompressor, into, plane_size, begin, size);
       require(ZSTD_isError(written) == 0, ErrorKind::kCorrupt, "plane {} of the chunk: zstd: {}", p,
               ZSTD_getErrorName(written));
       require(written == plane_size, ErrorKind::kCorrupt,

@@ -34,8 +34,9 @@ struct ShardStoreTensor {
 };
 
 struct ShardStoreOptions {
-  std::optional<std::int64_t> max_file_bytes{};        // of tensors, before compression. Default: one file
-  std::int64_t chunk_bytes = std::int64_t{1} << 20;    // at most, before compression
+  std::optional<std::int64_t>
+      max_file_bytes{};  // of tensors, before compression. Default: one file
+  std::int64_t chunk_bytes = std::int64_t{1} << 20;         // at most, before compression
   std::int64_t small_tensor_bytes = std::int64_t{1} << 15;  // smaller tensors share chunks
 };
 

@@ -19,17 +19,15 @@ constexpr std::size_t kMaxOpenDatasets = 16;
 constexpr H5Z_filter_t kPlaneFilter = 311;
 
 void register_plane_filter() {
-  const H5Z_class2_t filter{
-      H5Z_CLASS_T_VERS,
-      kPlaneFilter,
-      1,
-      1,
-      "ferry byte planes",
-      nullptr,
-      nullptr,
-      [](unsigned, std::size_t, const unsigned*, std::size_t, std::size_t*, void**) -> std::size_t {
-        return 0;
-      }};
+  const H5Z_class2_t filter{H5Z_CLASS_T_VERS,
+                            kPlaneFilter,
+                            1,
+                            1,
+                            "ferry byte planes",
+                            nullptr,
+                            nullptr,
+                            [](unsigned, std::size_t, const unsigned*, std::size_t, std::size_t*,
+                               void**) -> std::size_t { return 0; }};
   check_hdf5(H5PLset_loading_state(0), "HDF5");
   check_hdf5(H5Zregister(&filter), "HDF5");
 }
@@ -86,9 +84,9 @@ void ShardStoreFile::create_dataset(const StoredDataset& dataset) {
   check_hdf5(H5Pset_chunk(create.get(), dataset.chunk.rank(), chunk.data()), what);
   check_hdf5(H5Pset_fill_time(create.get(), H5D_FILL_TIME_NEVER), what);
   const std::array<unsigned, 2> values{1, static_cast<unsigned>(size_of(dataset.dtype))};
-  check_hdf5(H5Pset_filter(create.get(), kPlaneFilter, H5Z_FLAG_MANDATORY, values.size(),
-                           values.data()),
-             what);
+  check_hdf5(
+      H5Pset_filter(create.get(), kPlaneFilter, H5Z_FLAG_MANDATORY, values.size(), values.data()),
+      what);
   const auto made =
       own_hdf5(H5Dcreate2(file_.get(), dataset.path.c_str(), hdf5_type(size_of(dataset.dtype)),
                           space.get(), H5P_DEFAULT, create.get(), H5P_DEFAULT),

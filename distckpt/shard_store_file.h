@@ -1,5 +1,5 @@
-// One file of an archive while it is written: the HDF5 side of it. Chunks come encoded, and go where
-// HDF5 wants them.
+// One file of an archive while it is written: the HDF5 side of it. Chunks come encoded, and go
+// where HDF5 wants them.
 #pragma once
 
 #include <cstdint>

@@ -32,13 +32,14 @@ class IndexReader {
             "{}: the format is \"{}\", expected \"{}\"", what_, format, kShardStoreFormat);
     require(integer(index, "file") == file_ &&
                 integer(index, "files") == static_cast<std::int64_t>(num_files),
-            ErrorKind::kCorrupt, "{}: says that it is file {} of {}, counted from 0, expected {} of {}",
-            what_, integer(index, "file"), integer(index, "files"), file_, num_files);
+            ErrorKind::kCorrupt,
+            "{}: says that it is file {} of {}, counted from 0, expected {} of {}", what_,
+            integer(index, "file"), integer(index, "files"), file_, num_files);
     const auto first_dataset = store_.datasets.size();
     std::int64_t chunks_left = static_cast<std::int64_t>(num_chunks);
     for (const auto& dataset : array(index, "datasets")) add_dataset(dataset, chunks_left);
-    require(chunks_left == 0, ErrorKind::kCorrupt, "{}: has {} chunks fewer than the trailer", what_,
-            chunks_left);
+    require(chunks_left == 0, ErrorKind::kCorrupt, "{}: has {} chunks fewer than the trailer",
+            what_, chunks_left);
     uses_.assign(store_.datasets.size() - first_dataset, 0);
     for (const auto& tensor : array(index, "tensors")) add_tensor(tensor, first_dataset);
     for (std::size_t i = 0; i < uses_.size(); ++i) {
@@ -114,8 +115,8 @@ class IndexReader {
     tensor.shape = dims(entry, "shape", name);
     tensor.begin = integer(entry, "begin");
     const auto elements = checked_volume(tensor.shape);
-    require(elements.has_value(), ErrorKind::kCorrupt, "{}: {}: the shape {} overflows", what_, name,
-            to_string(tensor.shape));
+    require(elements.has_value(), ErrorKind::kCorrupt, "{}: {}: the shape {} overflows", what_,
+            name, to_string(tensor.shape));
     const auto& dataset = store_.datasets[tensor.dataset];
     if (dataset.is_slab()) {
       const auto length = dataset.shape.rank() == 1 ? dataset.shape[0] : 0;
@@ -125,10 +126,10 @@ class IndexReader {
               ErrorKind::kCorrupt, "{}: {}: elements {} and {} more do not lie in one chunk of {}",
               what_, name, tensor.begin, *elements, dataset.path);
     } else {
-      require(tensor.begin == 0 && dataset.shape == tensor.shape &&
-                  dataset.path == tensor_path(name),
-              ErrorKind::kCorrupt, "{}: {}: has shape {}, but its dataset {} has {}", what_, name,
-              to_string(tensor.shape), dataset.path, to_string(dataset.shape));
+      require(
+          tensor.begin == 0 && dataset.shape == tensor.shape && dataset.path == tensor_path(name),
+          ErrorKind::kCorrupt, "{}: {}: has shape {}, but its dataset {} has {}", what_, name,
+          to_string(tensor.shape), dataset.path, to_string(dataset.shape));
     }
     store_.tensors.push_back(std::move(tensor));
   }
@@ -160,12 +161,9 @@ class IndexReader {
 std::string make_index(const ShardStoreLayout& store,
                        std::uint32_t file,
                        const ShardStoreContents& contents) {
-  json index = {{"format", kShardStoreFormat},
-                {"file", file},
-                {"files", store.files.size()},
-                {"datasets", json::array()},
-                {"tensors", json::array()},
-                {"small_files", json::object()},
+  json index = {{"format", kShardStoreFormat},  {"file", file},
+                {"files", store.files.size()},  {"datasets", json::array()},
+                {"tensors", json::array()},     {"small_files", json::object()},
                 {"trailers", contents.trailers}};
   std::vector<std::size_t> position(store.datasets.size());  // in the file
   for (std::size_t i = 0; i < store.datasets.size(); ++i) {

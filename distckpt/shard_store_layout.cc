@@ -38,14 +38,17 @@ class Planner {
 
  private:
   void add(const ShardStoreTensor& tensor) {
-    require(tensor.name.find('/') == std::string::npos && tensor.name != "." && !tensor.name.empty(),
-            ErrorKind::kLayout, "{}: cannot be the name of a dataset", tensor.name);
+    require(
+        tensor.name.find('/') == std::string::npos && tensor.name != "." && !tensor.name.empty(),
+        ErrorKind::kLayout, "{}: cannot be the name of a dataset", tensor.name);
     const auto bytes = tensor.shape.product() * size_of(tensor.dtype);
-    if (options_.max_file_bytes && file_bytes_ > 0 && file_bytes_ + bytes > *options_.max_file_bytes)
+    if (options_.max_file_bytes && file_bytes_ > 0 &&
+        file_bytes_ + bytes > *options_.max_file_bytes)
       end_file();
     file_bytes_ += std::max<std::int64_t>(bytes, 1);
     StoredTensor stored{.name = tensor.name, .shape = tensor.shape};
-    if (tensor.shape.empty() || bytes <= std::min(options_.small_tensor_bytes, options_.chunk_bytes)) {
+    if (tensor.shape.empty() ||
+        bytes <= std::min(options_.small_tensor_bytes, options_.chunk_bytes)) {
       stored.dataset = slab(tensor.dtype);
       auto& length = store_.datasets[stored.dataset].shape[0];
       const auto chunk = options_.chunk_bytes / size_of(tensor.dtype);
@@ -56,11 +59,12 @@ class Planner {
       length += elements;
     } else {
       stored.dataset = static_cast<std::uint32_t>(store_.datasets.size());
-      store_.datasets.push_back({.path = tensor_path(tensor.name),
-                                 .dtype = tensor.dtype,
-                                 .shape = tensor.shape,
-                                 .chunk = chunk_shape(tensor.shape, tensor.dtype, options_.chunk_bytes),
-                                 .file = file_});
+      store_.datasets.push_back(
+          {.path = tensor_path(tensor.name),
+           .dtype = tensor.dtype,
+           .shape = tensor.shape,
+           .chunk = chunk_shape(tensor.shape, tensor.dtype, options_.chunk_bytes),
+           .file = file_});
     }
     store_.tensors.push_back(std::move(stored));
   }
@@ -82,8 +86,8 @@ class Planner {
     if (file_bytes_ == 0) return;
     for (const auto& [dtype, index] : slabs_) {
       auto& dataset = store_.datasets[index];
-      dataset.chunk[0] = std::clamp<std::int64_t>(dataset.shape[0], 1,
-                                                  options_.chunk_bytes / size_of(dtype));
+      dataset.chunk[0] =
+          std::clamp<std::int64_t>(dataset.shape[0], 1, options_.chunk_bytes / size_of(dtype));
     }
     slabs_.clear();
     file_bytes_ = 0;
@@ -188,9 +192,8 @@ Layout make_layout(ShardStoreLayout& store) {
       for (int d = 0; d < strides.rank(); ++d) strides[d] *= size;
       const auto count = dataset.num_chunks();
       for (std::int64_t i = 0; i < count; ++i) {
-        tensor.shards.push_back(
-            {.box = dataset.chunk_box(i),
-             .at = {.storage = storage(i), .offset = 0, .strides = strides}});
+        tensor.shards.push_back({.box = dataset.chunk_box(i),
+                                 .at = {.storage = storage(i), .offset = 0, .strides = strides}});
       }
     } else if (stored.shape.product() > 0) {
       tensor.shards.push_back(packed_shard(Box::whole(stored.shape), dataset.dtype,

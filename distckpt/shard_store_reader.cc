@@ -46,9 +46,9 @@ class Reader {
     }
     require(!counts.empty(), ErrorKind::kNotFound, "{}: holds no {}", folder_.string(),
             shard_store_filename(0, 1));
-    require(counts.size() == 1, ErrorKind::kLayout, "{}: holds files of several archives, {} and {}",
-            folder_.string(), shard_store_filename(0, *counts.begin()),
-            shard_store_filename(0, *counts.rbegin()));
+    require(counts.size() == 1, ErrorKind::kLayout,
+            "{}: holds files of several archives, {} and {}", folder_.string(),
+            shard_store_filename(0, *counts.begin()), shard_store_filename(0, *counts.rbegin()));
     const auto count = *counts.begin();
     for (std::size_t i = 0; i < count; ++i) {
       const auto name = shard_store_filename(i, count);
@@ -83,10 +83,10 @@ class Reader {
                         const std::string& what) {
     auto room = end;  // together they are no larger than the file
     for (const auto& [name, range] : contents.small_files) {
-      require(range.begin >= 0 && range.begin <= range.end && range.end <= end &&
-                  range.size() <= room,
-              ErrorKind::kCorrupt, "{}: {} cannot lie in bytes {} to {}", what, name, range.begin,
-              range.end);
+      require(
+          range.begin >= 0 && range.begin <= range.end && range.end <= end && range.size() <= room,
+          ErrorKind::kCorrupt, "{}: {} cannot lie in bytes {} to {}", what, name, range.begin,
+          range.end);
       room -= range.size();
       small_files_.emplace(name, read_range(file, range));
     }

@@ -50,15 +50,16 @@ std::uint32_t checksum_range(const ReadFile& file, const ByteRange& range) {
   return crc;
 }
 
-// The ranges between and around the chunks, up to `end`. Nothing if chunks overlap, are empty or end
-// behind it.
+// The ranges between and around the chunks, up to `end`. Nothing if chunks overlap, are empty or
+// end behind it.
 std::optional<std::vector<ByteRange>> gaps_between(std::vector<ChunkPlace> chunks,
                                                    std::int64_t end) {
   std::ranges::sort(chunks, {}, &ChunkPlace::offset);
   std::vector<ByteRange> gaps;
   std::int64_t at = 0;
   for (const auto& chunk : chunks) {
-    if (chunk.offset < at || chunk.size == 0 || chunk.size > end - chunk.offset) return std::nullopt;
+    if (chunk.offset < at || chunk.size == 0 || chunk.size > end - chunk.offset)
+      return std::nullopt;
     if (chunk.offset > at) gaps.push_back({.begin = at, .end = chunk.offset});
     at = chunk.end();
   }
@@ -152,10 +153,11 @@ ShardStoreTrailer read_trailer(const ReadFile& file) {
                 sizeof stated);
     const auto& gap = (*gaps)[i];
     const auto found = checksum_range(file, gap);
-    require(found == stated, ErrorKind::kCorrupt,
-            "{}: bytes {} to {}, which hold HDF5's structures, the index or small files, have CRC-32 "
-            "{:08x}, the trailer says {:08x}",
-            name, gap.begin, gap.end, found, stated);
+    require(
+        found == stated, ErrorKind::kCorrupt,
+        "{}: bytes {} to {}, which hold HDF5's structures, the index or small files, have CRC-32 "
+        "{:08x}, the trailer says {:08x}",
+        name, gap.begin, gap.end, found, stated);
   }
   return trailer;
 }

@@ -264,13 +264,12 @@ BoxSink& ShardStoreTarget::open(const CopyPlan& plan, Journal& journal) {
           if (segment.kind != Segment::Kind::kTensor) return true;
           const auto& targets = plan.tensors[segment.index].targets;
           return std::ranges::all_of(targets, [&](const Cover& cover) {
-            return std::ranges::all_of(
-                cover, [&](const Piece& piece) { return kept[piece.at.storage]; });
+            return std::ranges::all_of(cover,
+                                       [&](const Piece& piece) { return kept[piece.at.storage]; });
           });
         });
   });
-  state_->sink =
-      std::make_unique<StoreSink>(store, state_->layout, plan, std::move(finished));
+  state_->sink = std::make_unique<StoreSink>(store, state_->layout, plan, std::move(finished));
   return *state_->sink;
 }
 

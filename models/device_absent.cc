@@ -1,11 +1,11 @@
-#include "models/device.h"
-
 #include "distckpt/error.h"
+#include "models/device.h"
 
 namespace ferry::models {
 
 void set_device(c10::Device device) {
-  require(!device.is_cuda(), ErrorKind::kDevice, "this build has no CUDA: it runs on the host alone");
+  require(!device.is_cuda(), ErrorKind::kDevice,
+          "this build has no CUDA: it runs on the host alone");
 }
 
 void synchronize(c10::Device) {}

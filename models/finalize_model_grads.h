@@ -13,9 +13,9 @@ namespace ferry::models {
 
 inline constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
 
-// Called by all ranks of the mesh, for each chunk of a stage at once: `chunks` are this rank's, first
-// to last. Sums, in the order of the ranks: nothing is averaged. Parameters without a gradient on
-// this rank get zeros.
+// Called by all ranks of the mesh, for each chunk of a stage at once: `chunks` are this rank's,
+// first to last. Sums, in the order of the ranks: nothing is averaged. Parameters without a
+// gradient on this rank get zeros.
 void finalize_model_grads(const std::vector<GPTModel*>& chunks);
 
 // What those stages have of one gradient becomes the sum, in their order. Called by all of them.

@@ -174,9 +174,8 @@ TokenLogProbs GPTModel::log_probs(const at::Tensor& hidden,
                                   const at::Tensor& labels,
                                   double temperature,
                                   const at::Tensor& scored) const {
-  const auto of_scored =
-      linear_log_probs(rows_of(setup_.tensor_parallel.enter(hidden), scored),
-                       rows_of(labels, scored), head(), temperature);
+  const auto of_scored = linear_log_probs(rows_of(setup_.tensor_parallel.enter(hidden), scored),
+                                          rows_of(labels, scored), head(), temperature);
   return {.log_probs = among_all(of_scored.log_probs, scored, labels.size(0)),
           .entropy = among_all(of_scored.entropy, scored, labels.size(0))};
 }

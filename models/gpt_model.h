@@ -27,8 +27,8 @@ struct ModelOptions {
   Alignment alignment = Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;
   bool sequence_parallel = false;  // of tensor parallel ranks, between the layers
-  // Whether gradients have the same bits at every run also in kFast, where attention's backward on a
-  // GPU is up to three times as fast without.
+  // Whether gradients have the same bits at every run also in kFast, where attention's backward on
+  // a GPU is up to three times as fast without.
   bool deterministic_mode = true;
   Recompute recompute{};
 };
@@ -44,8 +44,8 @@ class GPTModel {
   GPTModel(const GPTModel&) = delete;
   GPTModel& operator=(const GPTModel&) = delete;
 
-  // `hidden`: of the stage before, undefined on the first. Returns what the next stage takes, and on
-  // the last stage the normed hidden states: [tokens, hidden], this rank's part of the batch.
+  // `hidden`: of the stage before, undefined on the first. Returns what the next stage takes, and
+  // on the last stage the normed hidden states: [tokens, hidden], this rank's part of the batch.
   at::Tensor forward(const SequencePartition& batch,
                      const at::Tensor& hidden = {},
                      const Observer& observe = {},
@@ -66,9 +66,9 @@ class GPTModel {
   at::Tensor output(const at::Tensor& hidden) const;
   // The same of the whole padded vocabulary, [local, padded], on every tensor parallel rank.
   at::Tensor whole_output(const at::Tensor& hidden) const;
-  // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the tokens
-  // that come next. `scored`: the rows of these that have logits, as SequencePartition has them;
-  // of others the results are zeros, and so is the gradient. The logits are never held whole.
+  // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the
+  // tokens that come next. `scored`: the rows of these that have logits, as SequencePartition has
+  // them; of others the results are zeros, and so is the gradient. The logits are never held whole.
   // Results are [local], the same on all tensor parallel ranks. Throws Error(kUsage) if the head is
   // not a language model's.
   TokenLogProbs log_probs(const at::Tensor& hidden,
@@ -79,16 +79,16 @@ class GPTModel {
                              const at::Tensor& labels,
                              const at::Tensor& token_weights,
                              const at::Tensor& scored = {}) const;
-  // The logits of the whole vocabulary, without padding, of the whole batch in the order of the pack:
-  // [tokens, vocab], on every rank of the stage.
+  // The logits of the whole vocabulary, without padding, of the whole batch in the order of the
+  // pack: [tokens, vocab], on every rank of the stage.
   at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;
 
   // Rows as they are between the layers -> those of the whole batch in the order of the pack.
   at::Tensor whole_batch(const at::Tensor& between_layers, const SequencePartition& batch) const;
 
   // What the prediction layers of this chunk make of the last stage's normed hidden states, each of
-  // what the one before it gave: as output() takes them. At position t of its sequence the i-th, from
-  // 0, predicts token t + i + 2; at its last i + 1 positions nothing.
+  // what the one before it gave: as output() takes them. At position t of its sequence the i-th,
+  // from 0, predicts token t + i + 2; at its last i + 1 positions nothing.
   std::vector<at::Tensor> predict(const at::Tensor& hidden, const SequencePartition& batch) const;
 
   const distckpt::TransformerConfig& config() const { return config_; }

@@ -20,7 +20,8 @@ struct DecodedRow {
   at::Tensor slot{};         // [1], int64: of its own, counted over the blocks; -1: kept nowhere
   at::Tensor block_table{};  // [max_blocks], int32: of the sequence, blocks of 64 keys
   at::Tensor length{};       // [1], int32: keys of the sequence, the row's own among them
-  std::vector<std::pair<at::Tensor, at::Tensor>> cache{};  // of each layer, [blocks, 64, groups, dim]
+  std::vector<std::pair<at::Tensor, at::Tensor>>
+      cache{};  // of each layer, [blocks, 64, groups, dim]
 };
 
 class InferenceContext {

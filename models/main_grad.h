@@ -10,7 +10,8 @@
 namespace ferry::models {
 
 // Set as a leaf's post-accumulate hook (torch::autograd::impl::set_post_acc_grad_hooks): autograd
-// calls it after each backward pass, with a leaf whose grad() is undefined if a product has added it.
+// calls it after each backward pass, with a leaf whose grad() is undefined if a product has added
+// it.
 class MainGradHook : public torch::autograd::PostAccumulateGradHook {
  public:
   virtual at::Tensor main_grad() const = 0;  // of the leaf's shape

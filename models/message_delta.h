@@ -1,9 +1,9 @@
 // What changed in a message since it was last sent, where that is less than the message: weights of
 // bf16 change in a few percent of their elements at a step of reinforcement learning.
 //
-// Words of 16 bits, in blocks of 256: the number of changed words of each block (2 bytes), the place
-// of each in its block (1 byte; one more to an even number), its new value (2 bytes). With 2 % of
-// the words changed, 3.4 % of the message.
+// Words of 16 bits, in blocks of 256: the number of changed words of each block (2 bytes), the
+// place of each in its block (1 byte; one more to an even number), its new value (2 bytes). With 2
+// % of the words changed, 3.4 % of the message.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,9 +33,9 @@ struct WatchedRun {
   std::function<void(const Error&)> last_words{};  // called before the process ends
 };
 
-// A kernel that waits for a rank that has died never ends, and nobody can stop it: if this work is not
-// done in time, breaks, or still waits some seconds after another rank has failed, the process prints
-// what `failure` says of it and ends with status 2.
+// A kernel that waits for a rank that has died never ends, and nobody can stop it: if this work is
+// not done in time, breaks, or still waits some seconds after another rank has failed, the process
+// prints what `failure` says of it and ends with status 2.
 void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
                 std::shared_ptr<const WatchedRun> run,
                 std::function<Error(const std::string& why)> failure);

@@ -97,8 +97,7 @@ class Examiner {
 
     differing.clear();
     const auto order = at::randperm(most_rows_, x.options().dtype(at::kLong));
-    if (!same_bytes(op(x.index_select(0, order), weight, bias),
-                    all.index_select(0, order)))
+    if (!same_bytes(op(x.index_select(0, order), weight, bias), all.index_select(0, order)))
       differing = " another order of rows";
     report(shape.subject(), "order", differing);
     if (!shape.sliced) return;
@@ -109,10 +108,9 @@ class Examiner {
       if (shape.n % slices != 0 || width < kNarrowestSlice) continue;
       for (const auto first : {std::int64_t{0}, shape.n - width})
         for (const auto rows : {rows_[3], most_rows_})
-          if (!same_bytes(
-                  op(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
-                              bias.defined() ? bias.narrow(0, first, width) : bias),
-                  all.narrow(0, 0, rows).narrow(1, first, width)))
+          if (!same_bytes(op(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
+                             bias.defined() ? bias.narrow(0, first, width) : bias),
+                          all.narrow(0, 0, rows).narrow(1, first, width)))
             differing += fmt::format(" column {} of TP {} with {} rows", first, slices, rows);
     }
     report(shape.subject(), "slices", differing);
@@ -248,10 +246,11 @@ bool NumericsCertificate::passed() const {
 void NumericsCertificate::require_passed() const {
   const auto failed = std::ranges::find(checks, false, &NumericsCheck::passed);
   if (failed == checks.end()) return;
-  throw Error(ErrorKind::kDevice,
-              fmt::format("this machine does not compute bit for bit: {}, {}: {}", failed->subject,
-                          failed->property, failed->detail),
-              "ferry verify --numerics lists all that was measured; --alignment fast asks for less");
+  throw Error(
+      ErrorKind::kDevice,
+      fmt::format("this machine does not compute bit for bit: {}, {}: {}", failed->subject,
+                  failed->property, failed->detail),
+      "ferry verify --numerics lists all that was measured; --alignment fast asks for less");
 }
 
 std::string GemmShape::subject() const {

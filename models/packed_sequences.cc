@@ -94,7 +94,8 @@ at::Tensor SequencePartition::local(const at::Tensor& of_pack) const {
           of_pack.size(0), num_tokens_);
   auto padding = of_pack.sizes().vec();
   padding[0] = padded_.size(0) - num_tokens_;
-  const auto whole = padding[0] == 0 ? of_pack : at::cat({of_pack, at::zeros(padding, of_pack.options())});
+  const auto whole =
+      padding[0] == 0 ? of_pack : at::cat({of_pack, at::zeros(padding, of_pack.options())});
   return whole.to(rows_.device()).index_select(0, rows_);
 }
 

@@ -17,9 +17,9 @@
 namespace ferry::models {
 
 struct PackedSequences {
-  at::Tensor tokens{};                   // [tokens], int64
+  at::Tensor tokens{};                     // [tokens], int64
   std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
-  at::Tensor scored{};                   // [tokens], bool: what is wanted of; undefined: all
+  at::Tensor scored{};                     // [tokens], bool: what is wanted of; undefined: all
 };
 
 // One sequence after another.

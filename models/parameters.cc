@@ -121,8 +121,7 @@ void Parameters::rebind(std::size_t leaf, const at::Tensor& memory) {
 at::Tensor Parameters::take(const std::string& key, GradientOverTp gradient) {
   const auto index = find(key);
   const auto& spec = parameters_[index].spec;
-  add_leaf(empty_of(sizes(spec.shape).vec(), scalar_type(spec.dtype), device_), {index},
-           gradient);
+  add_leaf(empty_of(sizes(spec.shape).vec(), scalar_type(spec.dtype), device_), {index}, gradient);
   return leaves_.back().value;
 }
 

@@ -18,7 +18,8 @@ namespace ferry::models {
 
 struct Parameter {
   ParameterSpec spec{};
-  at::Tensor value{};  // of the spec's shape; shares the memory of the leaf that modules compute with
+  at::Tensor
+      value{};  // of the spec's shape; shares the memory of the leaf that modules compute with
 };
 
 // What the tensor parallel ranks that hold a parameter whole have of its gradient.
@@ -29,7 +30,7 @@ enum class GradientOverTp : std::uint8_t {
 
 // What a module computes with and an optimizer updates: one parameter, or one of each expert.
 struct Leaf {
-  at::Tensor value{};  // requires_grad where it is trained
+  at::Tensor value{};                     // requires_grad where it is trained
   std::vector<std::size_t> parameters{};  // indices; several lie along the first dimension
   GradientOverTp gradient = GradientOverTp::kWhole;
 };
@@ -55,8 +56,9 @@ class Parameters {
   const std::vector<Leaf>& leaves() const { return leaves_; }
   // Moves a leaf, its values too, into `memory` of as many elements; modules and all() follow.
   void rebind(std::size_t leaf, const at::Tensor& memory);
-  // Gives the memory of all values back to the device. Nothing may compute with them before restore(),
-  // after which they are as if nothing had been loaded. Whoever holds their addresses asks anew.
+  // Gives the memory of all values back to the device. Nothing may compute with them before
+  // restore(), after which they are as if nothing had been loaded. Whoever holds their addresses
+  // asks anew.
   void release();
   void restore();
   bool released() const { return !released_.empty(); }
@@ -82,7 +84,8 @@ class Parameters {
   at::Device device_;
   std::vector<Parameter> parameters_;
   std::vector<Leaf> leaves_;
-  std::vector<std::pair<std::size_t, std::int64_t>> leaf_of_;  // of each parameter: leaf, index in it
+  std::vector<std::pair<std::size_t, std::int64_t>>
+      leaf_of_;  // of each parameter: leaf, index in it
   std::unordered_map<std::string, std::size_t> index_;
   std::vector<std::pair<c10::Storage, std::size_t>> released_;  // and its bytes
 };

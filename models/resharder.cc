@@ -268,8 +268,8 @@ void Resharder::fill_padding() const {
     for (const auto stride : end.strides) strides.push_back(stride / size_of(dtype));
     at::from_blob(
         addresses_.of(end), at::IntArrayRef(fill.box.size.begin(), fill.box.size.end()), strides,
-        [](void*) {},
-        at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()), world_.device())
+        [](void*) {}, at::TensorOptions().dtype(scalar_type(dtype)).device(world_.device()),
+        world_.device())
         .zero_();
   }
 }

@@ -75,7 +75,9 @@ class BlockManager {
   void take_prompt_end(Sequence& sequence);
   void remember_full_blocks(Sequence& sequence, std::int64_t tokens);
   void remember_prompt_end(const Sequence& sequence, std::int64_t tokens);
-  void remember(Content& content, std::int32_t id, const PrefixHash& hash,
+  void remember(Content& content,
+                std::int32_t id,
+                const PrefixHash& hash,
                 std::span<const std::int64_t> tokens);
   void refer_to(std::int32_t id);
   void give_back(std::int32_t id);

@@ -21,7 +21,8 @@ using models::GPTModel;
 namespace {
 
 constexpr const char* kHowToFit =
-    "lower max_num_batched_tokens (--max-num-batched-tokens) or max_num_seqs; gpu_memory_utilization "
+    "lower max_num_batched_tokens (--max-num-batched-tokens) or max_num_seqs; "
+    "gpu_memory_utilization "
     "(--gpu-memory-utilization) says how much the cache leaves";
 
 EngineOptions completed(EngineOptions options, const GPTModel& model) {
@@ -212,8 +213,7 @@ bool LLMEngine::has_unfinished() const {
 }
 
 std::vector<RequestOutput> LLMEngine::step() {
-  require(!asleep_, ErrorKind::kUsage,
-          "the engine sleeps: wake_up() comes before the next step");
+  require(!asleep_, ErrorKind::kUsage, "the engine sleeps: wake_up() comes before the next step");
   auto outputs = std::exchange(ready_, {});
   if (!in_flight_) in_flight_ = launch(nullptr);
   if (!in_flight_) return outputs;
@@ -248,8 +248,8 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   } catch (const c10::Error& error) {
     forget();
     if (!models::is_out_of_memory(error)) throw;
-    throw models::error_of(
-        error, fmt::format("in a step of {} sequences", scheduled.size()), kHowToFit);
+    throw models::error_of(error, fmt::format("in a step of {} sequences", scheduled.size()),
+                           kHowToFit);
   } catch (...) {
     forget();
     throw;

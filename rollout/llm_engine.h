@@ -29,7 +29,8 @@ struct EngineOptions {
   std::int64_t max_num_batched_tokens = 8192;  // in one step
   std::int64_t max_model_len = 0;  // tokens of a sequence, at most. 0: as many as the model knows
   std::int64_t num_blocks = 0;     // of the KV cache. 0: what there is memory for
-  // Share of the memory that is free on a GPU: what a step takes and, with the rest of it, the cache.
+  // Share of the memory that is free on a GPU: what a step takes and, with the rest of it, the
+  // cache.
   double gpu_memory_utilization = 0.9;
   std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
   bool enable_prefix_caching = true;

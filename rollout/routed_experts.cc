@@ -60,8 +60,8 @@ void RoutedExperts::store(std::span<const std::int64_t> slots, const at::Tensor&
   const auto token_bytes = bytes_.size(1);
   const auto rows = static_cast<std::int64_t>(slots.size());
   require(routes.size(0) == rows && routes.size(1) == token_bytes, ErrorKind::kBug,
-          "routes of {} rows, of {} bytes, for {} slots of {}", routes.size(0), routes.size(1), rows,
-          token_bytes);
+          "routes of {} rows, of {} bytes, for {} slots of {}", routes.size(0), routes.size(1),
+          rows, token_bytes);
   const auto* from = routes.const_data_ptr<std::uint8_t>();
   auto* const to = bytes_.mutable_data_ptr<std::uint8_t>();
   for (const auto slot : slots) {

@@ -31,8 +31,8 @@ class StepRoutes {
 
   models::RouterReplay recording();  // of the step's forward; this outlives it
 
-  // Behind it, by all tensor parallel ranks, each of which has the choices of its share of the rows:
-  // the bytes of all, [rows, bytes of a token].
+  // Behind it, by all tensor parallel ranks, each of which has the choices of its share of the
+  // rows: the bytes of all, [rows, bytes of a token].
   at::Tensor gather() const;
 
  private:
@@ -45,8 +45,8 @@ class RoutedExperts {
   // Of a model with experts, for a cache of so many blocks.
   RoutedExperts(const models::GPTModel& model, std::int64_t num_blocks, std::int64_t block_size);
 
-  // Of a step's first rows, in the order of the steps: their slots, and what StepRoutes has of them,
-  // on the host.
+  // Of a step's first rows, in the order of the steps: their slots, and what StepRoutes has of
+  // them, on the host.
   void store(std::span<const std::int64_t> slots, const at::Tensor& routes);
   void copy(std::span<const CopiedSlot> slots);  // behind the step's rows, as KVCache::copy()
 

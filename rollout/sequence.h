@@ -45,8 +45,9 @@ struct Sequence {
   std::int64_t num_cached_tokens = 0;       // of these, found there when it was scheduled first
   std::vector<std::int32_t> block_table{};  // the blocks, in order
   std::int64_t num_hashed_blocks = 0;       // of block_table, known to the prefix cache
-  std::int32_t copied_from = -1;  // in its first step: the block whose beginning its last one copies
-  std::int64_t num_routed_tokens = 0;       // whose routes have been handed out
+  std::int32_t copied_from =
+      -1;  // in its first step: the block whose beginning its last one copies
+  std::int64_t num_routed_tokens = 0;  // whose routes have been handed out
   std::int64_t num_preemptions = 0;
   std::int64_t drawn_at = -1;  // where the step under way draws for it
   bool is_complete = false;    // its last token is drawn, or under way

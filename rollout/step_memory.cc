@@ -18,7 +18,8 @@ namespace {
 // Every kind of number that a draw can be asked for.
 const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
 
-// A sequence whose last tokens are new. All its keys lie in one block: what they are does not matter.
+// A sequence whose last tokens are new. All its keys lie in one block: what they are does not
+// matter.
 Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
   const auto blocks = (tokens + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
   return {.params = std::make_shared<const SamplingParams>(kAll),
@@ -34,20 +35,22 @@ std::vector<Sequence> many_begin(const RunnerLimits& limits) {
   std::vector<Sequence> sequences;
   for (std::int64_t i = 0; i < count; ++i) {  // the shorter ones first, as they are scheduled
     const auto tokens = (limits.max_num_batched_tokens + i) / count;
-    sequences.push_back(dummy(std::min(tokens, limits.max_model_len), std::min(tokens, limits.max_model_len)));
+    sequences.push_back(
+        dummy(std::min(tokens, limits.max_model_len), std::min(tokens, limits.max_model_len)));
   }
   return sequences;
 }
 
 std::vector<Sequence> the_longest_ends(const RunnerLimits& limits) {
-  return {dummy(limits.max_model_len, std::min(limits.max_model_len, limits.max_num_batched_tokens))};
+  return {
+      dummy(limits.max_model_len, std::min(limits.max_model_len, limits.max_num_batched_tokens))};
 }
 
 void run(ModelRunner& runner, KVCache& cache, std::vector<Sequence> sequences) {
   std::vector<ScheduledSequence> scheduled;
   for (auto& sequence : sequences)
-    scheduled.push_back({.sequence = &sequence,
-                         .num_new_tokens = sequence.size() - sequence.num_computed_tokens});
+    scheduled.push_back(
+        {.sequence = &sequence, .num_new_tokens = sequence.size() - sequence.num_computed_tokens});
   auto step = runner.launch(scheduled, cache, nullptr);
   ModelRunner::collect(step);
 }
@@ -82,8 +85,8 @@ std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limi
 }
 
 std::int64_t gathered_bytes_per_block(const models::GPTModel& model) {
-  const auto shape = models::key_value_shape(model.config(), model.mesh().shape().tp(),
-                                             model.options().alignment);
+  const auto shape =
+      models::key_value_shape(model.config(), model.mesh().shape().tp(), model.options().alignment);
   const bool in_place = models::paged_attention_cuda_supports(
       model.mesh().world().device(), models::scalar_type(model.options().dtype), shape.dim,
       shape.value_dim);

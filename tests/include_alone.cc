@@ -2,4 +2,6 @@
 #include HEADER
 #include HEADER
 
-int main() { return 0; }
+int main() {
+  return 0;
+}

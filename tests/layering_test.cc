@@ -110,7 +110,8 @@ TEST(Layering, OurHeadersAreInQuotesAndOthersAreNot) {
 
 TEST(Layering, NoTorchOrPythonHeaderIsIncluded) {
   const std::set<std::string> refused{"torch", "ATen", "c10", "caffe2", "pybind11", "Python.h"};
-  for (const char* folder : {"distckpt", "converter", "rollout/text", "trainer/config", "trainer/data", "trainer/metrics", "trainer/rewards", "cli"}) {
+  for (const char* folder : {"distckpt", "converter", "rollout/text", "trainer/config",
+                             "trainer/data", "trainer/metrics", "trainer/rewards", "cli"}) {
     for (const auto& include : includes_of(folder)) {
       if (uses_torch(include.file)) continue;
       EXPECT_FALSE(refused.contains(include.folder())) << include.where() << ": " << include.path;

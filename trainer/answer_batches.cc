@@ -94,10 +94,11 @@ at::Tensor AnswerBatches::response_mask(std::size_t i) const {
   return pad(rows);
 }
 
-std::map<std::string, double> AnswerBatches::run(const Pipeline& pipeline,
-                                                 const LossFunction& loss,
-                                                 double grad_scale,
-                                                 const std::vector<at::Tensor>& routed_experts) const {
+std::map<std::string, double> AnswerBatches::run(
+    const Pipeline& pipeline,
+    const LossFunction& loss,
+    double grad_scale,
+    const std::vector<at::Tensor>& routed_experts) const {
   ForwardBackwardOptions options{.grad_scale = grad_scale};
   if (!routed_experts.empty())
     options.routes = replay_routes(pipeline, batches_, parts_, routed_experts);

@@ -27,8 +27,8 @@ struct AnsweredPrompt {
 
 std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& prompts);
 
-// Where something is said of an answer's tokens: [prompt + R] of each, bool. Place t speaks of token
-// t + 1.
+// Where something is said of an answer's tokens: [prompt + R] of each, bool. Place t speaks of
+// token t + 1.
 std::vector<at::Tensor> scored_of(const std::vector<AnsweredPrompt>& prompts);
 
 // [prompt + R, ...] of such places -> [R, ...] of the answer.
@@ -72,7 +72,8 @@ class AnswerBatches {
   at::Tensor response_mask(std::size_t i) const;  // int64
 
   // Forwards and backwards; the metrics of the whole mini-batch, on all ranks of the mesh.
-  // `routed_experts` of each sample: where its tokens go (router_replay.h); none: as routers choose.
+  // `routed_experts` of each sample: where its tokens go (router_replay.h); none: as routers
+  // choose.
   std::map<std::string, double> run(const Pipeline& pipeline,
                                     const LossFunction& loss,
                                     double grad_scale,

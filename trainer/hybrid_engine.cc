@@ -78,12 +78,11 @@ models::ReshardReport HybridEngine::rollout_mode() {
     offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
   resharder_.set_memory(models::owner_addresses(actor_),
-                        rollout_.model == nullptr
-                            ? std::vector<std::byte*>()
-                            : rollout_.model->parameters().owner_addresses());
-  const auto report =
-      with_context([] { return "resharding the actor's weights into the rollout's"; },
-                   [&] { return options_.verify ? resharder_.run_and_verify() : resharder_.run(); });
+                        rollout_.model == nullptr ? std::vector<std::byte*>()
+                                                  : rollout_.model->parameters().owner_addresses());
+  const auto report = with_context(
+      [] { return "resharding the actor's weights into the rollout's"; },
+      [&] { return options_.verify ? resharder_.run_and_verify() : resharder_.run(); });
   if (rollout_.engine != nullptr) rollout_.engine->reset_prefix_cache();
   if (offload_ != nullptr) offload_->to_host({.param = options_.offload.param});
   rolling_ = true;

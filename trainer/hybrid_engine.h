@@ -37,8 +37,8 @@ class HybridEngine {
  public:
   // Called by all ranks of the world, each with its chunks of the actor and its rollout, either
   // perhaps none; `actor_offload` null: the actor stays where it is. All outlive this. Begins in
-  // train_mode(). Throws Error(kUsage), on all ranks: in kBitwise, if any rank's rollout computes by
-  // another numerical policy than the actor; in any mode, if deltas are sent to a rollout whose
+  // train_mode(). Throws Error(kUsage), on all ranks: in kBitwise, if any rank's rollout computes
+  // by another numerical policy than the actor; in any mode, if deltas are sent to a rollout whose
   // weights sleep.
   HybridEngine(models::World& world,
                const std::string& name,

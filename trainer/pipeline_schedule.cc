@@ -134,9 +134,10 @@ class Run {
   void forward(const PipelineStep& step, at::Tensor input) {
     Flight flight{.input = std::move(input)};
     if (flight.input.defined() && !options_.forward_only) flight.input.requires_grad_();
-    auto output = model(step.chunk).forward(
-        batches_[step.micro_batch], flight.input, options_.observe,
-        options_.routes ? options_.routes(step.chunk, step.micro_batch) : models::RouterReplay{});
+    auto output = model(step.chunk)
+                      .forward(batches_[step.micro_batch], flight.input, options_.observe,
+                               options_.routes ? options_.routes(step.chunk, step.micro_batch)
+                                               : models::RouterReplay{});
     if (target(step) < 0) {
       auto result = loss_(model(step.chunk), output, step.micro_batch);
       if (metrics_.size() <= step.micro_batch) metrics_.resize(step.micro_batch + 1);

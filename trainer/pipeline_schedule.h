@@ -37,8 +37,8 @@ using RouteFunction =
     std::function<models::RouterReplay(std::size_t chunk, std::size_t micro_batch)>;
 
 struct ForwardBackwardOptions {
-  bool forward_only = false;  // for log-probabilities and values: no graph is made
-  double grad_scale = 1;      // of the loss: DistributedOptimizer::loss_scale()
+  bool forward_only = false;   // for log-probabilities and values: no graph is made
+  double grad_scale = 1;       // of the loss: DistributedOptimizer::loss_scale()
   models::Observer observe{};  // of every forward pass; may be empty
   RouteFunction routes{};      // the same
 };

@@ -48,8 +48,10 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       origin_(open_checkpoint(config.model)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
-      total_steps_(total_training_steps(config.trainer.run, "data.train_batch_size",
-                                        config.data.train_batch_size, stream_.num_records())),
+      total_steps_(total_training_steps(config.trainer.run,
+                                        "data.train_batch_size",
+                                        config.data.train_batch_size,
+                                        stream_.num_records())),
       workers_(world, config, origin_, encoder_, total_steps_),
       kl_(kl_control(config.algorithm.kl_ctrl)),
       peak_flops_(peak_flops(models::device_name(world.device()))) {
@@ -128,9 +130,8 @@ std::int64_t PpoTrainer::first_step() const {
   const auto& checkpoint = config_.checkpoint;
   const std::filesystem::path folder = config_.trainer.run.default_local_dir;
   if (checkpoint.resume_mode == "auto") return latest_step(folder);
-  const auto step = checkpoint.resume_mode == "resume_path"
-                        ? latest_step(checkpoint.resume_from_path)
-                        : 0;
+  const auto step =
+      checkpoint.resume_mode == "resume_path" ? latest_step(checkpoint.resume_from_path) : 0;
   require(step > 0 || checkpoint.resume_mode == "disable", ErrorKind::kNotFound,
           "{}: no checkpoint of actor{} to go on from", checkpoint.resume_from_path,
           config_.use_critic() ? " and critic" : "");
@@ -142,9 +143,9 @@ void PpoTrainer::resume() {
   if (step_ == 0) return;
   const std::filesystem::path elsewhere = config_.checkpoint.resume_from_path;
   const auto load = [&](const std::string& role) {
-    return tell(role + "/load_checkpoint",
-                {{"root", elsewhere.empty() ? "" : (elsewhere / role).string()},
-                 {"global_step", step_}});
+    return tell(
+        role + "/load_checkpoint",
+        {{"root", elsewhere.empty() ? "" : (elsewhere / role).string()}, {"global_step", step_}});
   };
   const auto caller = load("actor").meta_info.at("caller");
   if (config_.use_critic()) (void)load("critic");
@@ -159,13 +160,12 @@ void PpoTrainer::save() {
   const nlohmann::json call{
       {"global_step", step_},
       {"async", config_.checkpoint.async_save},
-      {"caller",
-       {{"data", stream_.state().dump()}, {"kl_coef", fmt::format("{}", kl_.value())}}}};
+      {"caller", {{"data", stream_.state().dump()}, {"kl_coef", fmt::format("{}", kl_.value())}}}};
   if (config_.use_critic()) (void)tell("critic/save_checkpoint", call);
   (void)tell("actor/save_checkpoint", call);
   if (!config_.checkpoint.async_save) export_hf();
-  output_.say(fmt::format("saved      step {} to {}", step_,
-                          config_.trainer.run.default_local_dir));
+  output_.say(
+      fmt::format("saved      step {} to {}", step_, config_.trainer.run.default_local_dir));
 }
 
 void PpoTrainer::export_hf() const {
@@ -288,18 +288,19 @@ void PpoTrainer::add_rewards(DataProto& batch) {
 void PpoTrainer::add_reward_baselines(DataProto& batch, std::span<const EncodedPrompt> prompts) {
   auto greedy = generate(rows_of(prompts, 1, kBaseline, 0, step_ + 1), {.temperature = 0});
   add_rewards(greedy);
-  batch.set("reward_baselines", at::repeat_interleave(greedy.tensor("token_level_scores").sum(1),
-                                                      config_.rollout.n));
+  batch.set("reward_baselines",
+            at::repeat_interleave(greedy.tensor("token_level_scores").sum(1), config_.rollout.n));
 }
 
 PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_t first) {
   Answering answering{.prompts = next_prompts()};
   answering.epoch = stream_.cursor().epoch;
   answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
-  answering.call = start_generating(answering.rows, {.temperature = config_.rollout.temperature,
-                                                     .top_k = config_.rollout.top_k,
-                                                     .top_p = config_.rollout.top_p,
-                                                     .routed_experts = config_.actor.router_replay.mode == "R3"});
+  answering.call = start_generating(answering.rows,
+                                    {.temperature = config_.rollout.temperature,
+                                     .top_k = config_.rollout.top_k,
+                                     .top_p = config_.rollout.top_p,
+                                     .routed_experts = config_.actor.router_replay.mode == "R3"});
   return answering;
 }
 
@@ -325,12 +326,12 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
   DataProto all;
   std::int64_t batches = 0;
   while (all.size() < wanted) {
-    require(filter.max_num_gen_batches == 0 || !filter.enable ||
-                batches < filter.max_num_gen_batches,
-            ErrorKind::kUsage,
-            "algorithm.filter_groups: {} of {} groups differ in {} after {} batches of prompts "
-            "(max_num_gen_batches): the data may be too hard, or too easy",
-            all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
+    require(
+        filter.max_num_gen_batches == 0 || !filter.enable || batches < filter.max_num_gen_batches,
+        ErrorKind::kUsage,
+        "algorithm.filter_groups: {} of {} groups differ in {} after {} batches of prompts "
+        "(max_num_gen_batches): the data may be too hard, or too easy",
+        all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
     Answering answering;
     phase("gen", [&] {
       answering = ahead_ ? *std::exchange(ahead_, {}) : start_answering(step_ + 1, batches);
@@ -342,7 +343,8 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
     phase("reward", [&] { add_rewards(batch); });
     if (baselines) phase("gen_max", [&] { add_reward_baselines(batch, answering.prompts); });
     if (filter.enable) batch = varied_groups(batch, filter.metric);
-    if (batch.size() > 0) all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
+    if (batch.size() > 0)
+      all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
     ++batches;
   }
   answer_ahead();
@@ -356,7 +358,8 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   auto of_actor = columns;
   if (batch.batch().contains("routed_experts")) of_actor.emplace_back("routed_experts");
   const auto add = [&](const char* name, const char* method, const auto& asked) {
-    phase(name, [&] { batch = batch.union_with(ask_balanced(method, batch, asked, batch.size())); });
+    phase(name,
+          [&] { batch = batch.union_with(ask_balanced(method, batch, asked, batch.size())); });
   };
   if (config_.algorithm.rollout_correction.bypass_mode) {
     batch.set("old_log_probs", batch.tensor("rollout_log_probs"));
@@ -367,8 +370,8 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
         agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(config_.actor.loss_agg_mode),
                  {.batch_num_tokens = mask.sum().item<std::int64_t>(),
                   .global_batch_size = batch.size(),
-                  .loss_scale_factor = config_.actor.loss_scale_factor.value_or(
-                      config_.data.max_response_length)})
+                  .loss_scale_factor =
+                      config_.actor.loss_scale_factor.value_or(config_.data.max_response_length)})
             .item<double>();
     for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
   }
@@ -385,7 +388,8 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
       const auto answer =
           ask_balanced(method, batch, columns, std::int64_t{prompts} * config_.rollout.n).meta_info;
       for (const auto& [name, value] : answer.at("metrics").items()) metrics[name] = value;
-      memory_.add({.allocated = answer.at("max_memory")[0], .reserved = answer.at("max_memory")[1]});
+      memory_.add(
+          {.allocated = answer.at("max_memory")[0], .reserved = answer.at("max_memory")[1]});
       not_finite = answer.at("not_finite").get<std::string>();
     });
     if (!not_finite.empty())
@@ -438,8 +442,10 @@ Metrics PpoTrainer::train_step() {
   metrics.merge(compute_data_metrics(batch));
   const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (peak_flops_)
-    metrics.merge(mfu_metrics(batch, origin_->map.config, {.seconds = timing, .ppo_epochs = config_.actor.ppo_epochs,
-                                                           .peak_flops = *peak_flops_ * num_actor_ranks}));
+    metrics.merge(mfu_metrics(batch, origin_->map.config,
+                              {.seconds = timing,
+                               .ppo_epochs = config_.actor.ppo_epochs,
+                               .peak_flops = *peak_flops_ * num_actor_ranks}));
   metrics.merge(performance_metrics({.seconds = seconds,
                                      .tokens = counts.prompt + counts.response,
                                      .response_tokens = counts.response,
@@ -475,7 +481,8 @@ Metrics PpoTrainer::validate() {
     std::ranges::move(validation_samples(batch), std::back_inserter(samples));
     all = all.size() == 0 ? batch : DataProto::concat(std::vector{all, batch});
   }
-  if (validation_log_ && all.size() > 0) validation_log_->write(step_, logged_samples(all, encoder_));
+  if (validation_log_ && all.size() > 0)
+    validation_log_->write(step_, logged_samples(all, encoder_));
   return validation_metrics(samples);
 }
 

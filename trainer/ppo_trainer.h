@@ -5,10 +5,11 @@
 //   was, of the reference, values -> advantages -> critic and actor learn -> the actor's weights to
 //   the rollout
 //
-// A step is a function of the seed, its number and the weights: a run that was stopped goes on as if
-// it had not been. One step off (trainer.one_step_off) the rollout answers the prompts of step k + 1
-// on its own ranks while step k learns, with the weights that step k began with. Before a checkpoint
-// nothing is answered ahead, so that a run that goes on from it is where the other one was.
+// A step is a function of the seed, its number and the weights: a run that was stopped goes on as
+// if it had not been. One step off (trainer.one_step_off) the rollout answers the prompts of step k
+// + 1 on its own ranks while step k learns, with the weights that step k began with. Before a
+// checkpoint nothing is answered ahead, so that a run that goes on from it is where the other one
+// was.
 #pragma once
 
 #include <cstdint>
@@ -101,7 +102,9 @@ class PpoTrainer {
   void wake_rollout();
   void sleep_rollout();
 
-  DataProto ask(const std::string& method, const DataProto& batch, const std::vector<std::string>& columns);
+  DataProto ask(const std::string& method,
+                const DataProto& batch,
+                const std::vector<std::string>& columns);
   // The same, of a role with data parallel ranks: which rows a mini-batch has does not depend on
   // these, and the answer's are in the order of the batch.
   DataProto ask_balanced(const std::string& method,
@@ -124,10 +127,10 @@ class PpoTrainer {
   KlController kl_;
   std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
   std::int64_t step_ = 0;
-  int not_finite_ = 0;     // steps in a row
-  bool awake_ = false;     // the rollout, with the weights of step_
+  int not_finite_ = 0;              // steps in a row
+  bool awake_ = false;              // the rollout, with the weights of step_
   std::optional<Answering> ahead_;  // of the step after the one that learns
-  PeakMemory memory_;      // of this step
+  PeakMemory memory_;               // of this step
   std::unique_ptr<Timeline> timeline_;
   std::vector<std::unique_ptr<MetricLog>> logs_;
   std::unique_ptr<SampleLog> rollout_log_, validation_log_;

@@ -35,10 +35,10 @@ RouteRecorder::RouteRecorder(const Pipeline& pipeline,
 
 RouteFunction RouteRecorder::routes() {
   return [this](std::size_t, std::size_t micro_batch) {
-    return models::RouterReplay{.record = [this, micro_batch](std::int64_t layer,
-                                                              const at::Tensor& experts) {
-      chosen_[micro_batch][layer] = experts.to(wire_type(config_of(pipeline_)));
-    }};
+    return models::RouterReplay{
+        .record = [this, micro_batch](std::int64_t layer, const at::Tensor& experts) {
+          chosen_[micro_batch][layer] = experts.to(wire_type(config_of(pipeline_)));
+        }};
   };
 }
 

@@ -1,6 +1,6 @@
-// The experts that the tokens of a batch went to, as they travel from the pass that recorded them to
-// those that replay them (verl's router replay): of each sequence [tokens, layers with experts, topk],
-// on the host, the layers of the whole model in its order; of models::routed_experts_type().
+// The experts that the tokens of a batch went to, as they travel from the pass that recorded them
+// to those that replay them (verl's router replay): of each sequence [tokens, layers with experts,
+// topk], on the host, the layers of the whole model in its order; of models::routed_experts_type().
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -64,8 +64,10 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       origin_(open_checkpoint(config.model)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
-      total_steps_(total_training_steps(config.trainer, "data.global_batch_size",
-                                        config.data.global_batch_size, stream_.num_records())),
+      total_steps_(total_training_steps(config.trainer,
+                                        "data.global_batch_size",
+                                        config.data.global_batch_size,
+                                        stream_.num_records())),
       engine_(world, engine_options(config, origin_, total_steps_)),
       mesh_(engine_.mesh()),
       peak_flops_(peak_flops(models::device_name(world.device()))),
@@ -132,11 +134,12 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     const auto per_gpu = config_.data.max_token_len_per_gpu;
     const auto budget =
         per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
-    parts = rearrange_micro_batches(
-                all, {.max_token_len = budget,
-                      .num_batches_divided_by =
-                          engine_.is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
-                .at(static_cast<std::size_t>(mesh_.coordinates().dp));
+    parts =
+        rearrange_micro_batches(
+            all, {.max_token_len = budget,
+                  .num_batches_divided_by =
+                      engine_.is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+            .at(static_cast<std::size_t>(mesh_.coordinates().dp));
   } else {
     parts = split_micro_batches(seqlens.size(),
                                 static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
@@ -176,7 +179,8 @@ double SftTrainer::run_batch(const Batch& batch,
   };
   std::vector<LossMetrics> metrics;
   allocating(
-      world_.device(), [&] { return activations_buffer(config_, engine_.chunks(), batch.shape, engine_.memory()); },
+      world_.device(),
+      [&] { return activations_buffer(config_, engine_.chunks(), batch.shape, engine_.memory()); },
       [&] {
         metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
                                    {.forward_only = forward_only,
@@ -188,7 +192,8 @@ double SftTrainer::run_batch(const Batch& batch,
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
     for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
   }
-  const auto sums = sum_over(mesh_.all(), {mine, engine_.checkpoint().save_has_ended() ? 1.0 : 0.0});
+  const auto sums =
+      sum_over(mesh_.all(), {mine, engine_.checkpoint().save_has_ended() ? 1.0 : 0.0});
   save_has_ended_ = sums[1] > 0;
   return sums[0];
 }
@@ -233,8 +238,9 @@ Metrics SftTrainer::train_step() {
   ++step_;
   not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
   if (!update.update_successful) say_not_finite(batch, loss, update);
-  require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1, ErrorKind::kCorrupt,
-          "{}: no finite gradient in {} steps in a row", update.not_finite, not_finite_);
+  require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1,
+          ErrorKind::kCorrupt, "{}: no finite gradient in {} steps in a row", update.not_finite,
+          not_finite_);
   const auto memory = peak_memory(mesh_.all(), device);
   const auto timing = timeline_->end_step();
   Metrics metrics = performance_metrics({.seconds = wall_time() - started,
@@ -245,8 +251,9 @@ Metrics SftTrainer::train_step() {
                                          .cpu_memory_used = host_memory_used(),
                                          .timing = timing});
   if (peak_flops_)
-    metrics["train/mfu"] = training_flops(engine_.config(), batch.seqlens) /
-                           ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
+    metrics["train/mfu"] =
+        training_flops(engine_.config(), batch.seqlens) /
+        ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
   metrics["train/loss"] = loss;
   metrics["train/grad_norm"] = update.grad_norm;
@@ -288,7 +295,8 @@ void SftTrainer::save() {
   engine_.offload().to_device({.optimizer = config_.engine.optimizer_offload});
   if (config_.checkpoint.async_save) {
     allocating(
-        c10::kCPU, [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
+        c10::kCPU,
+        [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
         [&] { engine_.checkpoint().save_in_background(step_, caller); });
   } else {
     (void)engine_.checkpoint().save(step_, caller);

@@ -273,11 +273,12 @@ std::vector<std::int64_t> saved_iterations(const fs::path& root) {
 void require_none_newer(const fs::path& root, std::int64_t step) {
   const auto saved = saved_iterations(root);
   if (saved.empty() || saved.back() <= step) return;
-  throw Error(ErrorKind::kUsage,
-              fmt::format("{}: has a checkpoint of step {}, and this run would begin behind step {}",
-                          root.string(), saved.back(), step),
-              "choose another trainer.default_local_dir, go on from that checkpoint with "
-              "checkpoint.resume_mode=auto, or move it away");
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{}: has a checkpoint of step {}, and this run would begin behind step {}",
+                  root.string(), saved.back(), step),
+      "choose another trainer.default_local_dir, go on from that checkpoint with "
+      "checkpoint.resume_mode=auto, or move it away");
 }
 
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,

@@ -95,7 +95,7 @@ class TrainingCheckpoint {
   CheckpointConfig config_;
   std::unique_ptr<models::ProcessGroup> background_ranks_;  // that nobody else talks over
   HostSnapshot snapshot_;
-  std::future<converter::SaveReport> background_;           // its end waits for the thread
+  std::future<converter::SaveReport> background_;  // its end waits for the thread
 };
 
 // Of the iterations of a run's folder; none without it. Ascending.

@@ -42,8 +42,8 @@ struct ActorUpdate {
 // Called by all ranks of the mesh, with the samples of their data parallel rank and the parts of
 // each micro-batch. The gradients are for DistributedOptimizer::step() to take; returns the metrics
 // of the whole mini-batch, on all ranks: none, and no gradients, if no token of it counts.
-// `grad_scale`: DistributedOptimizer::loss_scale(). Throws Error(kUsage) for a sample without prompt
-// or answer.
+// `grad_scale`: DistributedOptimizer::loss_scale(). Throws Error(kUsage) for a sample without
+// prompt or answer.
 std::map<std::string, double> update_actor(const Pipeline& pipeline,
                                            const std::vector<ActorSample>& samples,
                                            const std::vector<Partition>& parts,

@@ -164,9 +164,10 @@ RunCurves run_curves(const RunReport& report) {
         series.push_back(series_of(report.log.metrics, metric, name));
     }
     // A run on the host fills no GPU.
-    const bool tells = panel.options.unit != "GiB" || std::ranges::any_of(series, [](const Series& one) {
-      return std::ranges::any_of(one.values, [](double value) { return value != 0; });
-    });
+    const bool tells =
+        panel.options.unit != "GiB" || std::ranges::any_of(series, [](const Series& one) {
+          return std::ranges::any_of(one.values, [](double value) { return value != 0; });
+        });
     if (!series.empty() && tells) curves.main += line_chart(panel.options, series);
   }
   curves.other = remaining_charts(report, drawn) + validation_charts(report, false, drawn);

@@ -80,13 +80,14 @@ std::string parts(const RunReport& report) {
   if (step == nullptr) step = found.front();
   std::string html = "<h2>Where the time of a step goes</h2>\n<table class=\"parts\">\n";
   for (const auto* part : found) {
-    const auto share = seconds(step) > 0 ? std::clamp(seconds(part) / seconds(step), 0.0, 1.0) : 0.0;
+    const auto share =
+        seconds(step) > 0 ? std::clamp(seconds(part) / seconds(step), 0.0, 1.0) : 0.0;
     html += fmt::format(
         "<tr><th>{}</th><td><svg viewBox=\"0 0 100 10\" preserveAspectRatio=\"none\"><rect "
         "class=\"rail\" width=\"100\" height=\"10\"/><rect class=\"c0\" width=\"{:.2f}\" "
         "height=\"10\"/></svg></td><td>{}</td><td class=\"dim\">{:.1f}%</td></tr>\n",
-        escape_xml(part->name.substr(kPrefix.size())), share * 100, short_time(seconds(part) / static_cast<double>(step->num_finite)),
-        share * 100);
+        escape_xml(part->name.substr(kPrefix.size())), share * 100,
+        short_time(seconds(part) / static_cast<double>(step->num_finite)), share * 100);
   }
   return html +
          "</table>\n<p class=\"dim\">Seconds of each part, on average over all steps. A part may "

@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
+#include "distckpt/parallel_config.h"
 #include "models/alignment.h"
 #include "models/world.h"
-#include "distckpt/parallel_config.h"
 
 namespace ferry::cli {
 

@@ -296,9 +296,9 @@ void add_generate(CLI::App& app) {
   command->add_option("--system", flags->system, "With --chat: the system's message");
   add_sampling(*command, flags->sampling);
   command->add_flag("--json", flags->json, "Print a line of JSON for each prompt on stdout");
-  command->add_flag("--enable-return-routed-experts",
-                    flags->rollout.engine.enable_return_routed_experts,
-                    "With --json: also the experts of all tokens but the last, of models that have some");
+  command->add_flag(
+      "--enable-return-routed-experts", flags->rollout.engine.enable_return_routed_experts,
+      "With --json: also the experts of all tokens but the last, of models that have some");
   command->add_flag("-q,--quiet", flags->quiet, "Say nothing of speed and memory");
   command->footer(
       "Ranks are those that torchrun, srun or mpirun started; of one process on the host they are "

@@ -1,5 +1,5 @@
-// What LibTorch throws, as people are told of it: without its backtrace, and of memory that could not
-// be had with what to do.
+// What LibTorch throws, as people are told of it: without its backtrace, and of memory that could
+// not be had with what to do.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -5,25 +5,25 @@
 #include <vector>
 
 #include "cli/report/html.h"
-#include "cli/torch/logits_report.h"
 #include "cli/report/text.h"
+#include "cli/torch/logits_report.h"
 
 namespace ferry::cli {
 namespace {
 
 using converter::LogitsReport;
-using converter::SequenceDifference;
 using converter::OutputDifference;
+using converter::SequenceDifference;
 
-constexpr double kBar = 14;       // of one module
-constexpr double kHeight = 150;   // of a bar in which every value differs
+constexpr double kBar = 14;      // of one module
+constexpr double kHeight = 150;  // of a bar in which every value differs
 constexpr double kLeft = 46;
 constexpr double kTop = 10;
 
 double share(const OutputDifference& difference) {
-  return difference.elements == 0 ? 0.0
-                                  : static_cast<double>(difference.unequal) /
-                                        static_cast<double>(difference.elements);
+  return difference.elements == 0
+             ? 0.0
+             : static_cast<double>(difference.unequal) / static_cast<double>(difference.elements);
 }
 
 // "decoder.layers.12.mlp" -> "12"; "" for what is no whole layer.
@@ -34,18 +34,20 @@ std::string layer_label(const std::string& module) {
   return rest.find('.') == std::string::npos ? rest : "";
 }
 
-// One bar for each module, in the order in which they are computed: the share of values that differ.
+// One bar for each module, in the order in which they are computed: the share of values that
+// differ.
 std::string bars(const SequenceDifference& sequence) {
   auto modules = sequence.modules;
   modules.push_back(sequence.logits);
   const double width = kLeft + kBar * static_cast<double>(modules.size()) + 40;
-  auto svg = fmt::format(
-      "<svg width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" role=\"img\">\n", width,
-      kTop + kHeight + 34);
+  auto svg =
+      fmt::format("<svg width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" role=\"img\">\n",
+                  width, kTop + kHeight + 34);
   for (const double level : {0.0, 0.5, 1.0}) {
     const double y = kTop + kHeight * (1 - level);
     svg += fmt::format(
-        "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\"/><text class=\"layer\" x=\"{}\" "
+        "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{}\" y2=\"{}\"/><text class=\"layer\" "
+        "x=\"{}\" "
         "y=\"{}\">{:.0f} %</text>\n",
         kLeft, width, y, y, kLeft - 6, y + 4, 100 * level);
   }
@@ -56,7 +58,8 @@ std::string bars(const SequenceDifference& sequence) {
     const double x = kLeft + kBar * static_cast<double>(i);
     const double height = module.unequal == 0 ? 2 : std::max(4.0, kHeight * share(module));
     svg += fmt::format(
-        "<rect class=\"bar{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"><title>{}: {} of {} values differ, "
+        "<rect class=\"bar{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"><title>{}: {} of {} "
+        "values differ, "
         "by {:.3g} at most ({} ulps)</title></rect>\n",
         module.unequal == 0 ? " equal" : "", x + 1, kTop + kHeight - height, kBar - 2, height,
         escape_xml(module.module), format_count(module.unequal), format_count(module.elements),
@@ -94,8 +97,10 @@ std::string logits_html(const LogitsSubject& subject, const LogitsReport& report
                         report.sequences[i].num_tokens, bars(report.sequences[i]));
   }
   html +=
-      "<p class=\"dim\">Bars: the share of values that differ, after each module in the order of the "
-      "computation: embedding, each layer's attention, feed-forward network and sum, the last norm, "
+      "<p class=\"dim\">Bars: the share of values that differ, after each module in the order of "
+      "the "
+      "computation: embedding, each layer's attention, feed-forward network and sum, the last "
+      "norm, "
       "the logits. Point at one for its numbers.</p>\n";
   return html_page("Logits beside a reference", html);
 }

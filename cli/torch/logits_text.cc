@@ -1,15 +1,14 @@
-#include "cli/torch/logits_report.h"
-
 #include <fmt/format.h>
 
 #include "cli/report/text.h"
+#include "cli/torch/logits_report.h"
 
 namespace ferry::cli {
 namespace {
 
 using converter::LogitsReport;
-using converter::SequenceDifference;
 using converter::OutputDifference;
+using converter::SequenceDifference;
 
 std::string mesh_text(const LogitsSubject& subject) {
   const auto& mesh = subject.mesh;
@@ -28,7 +27,8 @@ std::string regime_text(const std::string& regime) {
   const auto parsed = nlohmann::json::parse(regime, nullptr, /*allow_exceptions=*/false);
   if (!parsed.is_object()) return regime;
   std::string text;
-  for (const char* key : {"transformers", "megatron_core", "torch", "dtype", "device", "attention", "experts"}) {
+  for (const char* key :
+       {"transformers", "megatron_core", "torch", "dtype", "device", "attention", "experts"}) {
     if (!parsed.contains(key)) continue;
     const auto& value = parsed[key];
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", key,
@@ -39,7 +39,8 @@ std::string regime_text(const std::string& regime) {
 
 std::string difference_text(const OutputDifference& difference) {
   if (difference.unequal == 0) return "equal in every bit";
-  if (!difference.finite) return fmt::format("{} of {} values differ, and ours are not all finite",
+  if (!difference.finite)
+    return fmt::format("{} of {} values differ, and ours are not all finite",
                        format_count(difference.unequal), format_count(difference.elements));
   return fmt::format("{} of {} values differ, by {:.3g} at most ({} ulps)",
                      format_count(difference.unequal), format_count(difference.elements),
@@ -47,25 +48,26 @@ std::string difference_text(const OutputDifference& difference) {
 }
 
 nlohmann::ordered_json difference_json(const OutputDifference& difference) {
-  return {{"module", difference.module},   {"elements", difference.elements},
-          {"unequal", difference.unequal}, {"largest", difference.largest},
+  return {{"module", difference.module},     {"elements", difference.elements},
+          {"unequal", difference.unequal},   {"largest", difference.largest},
           {"ulps", difference.largest_ulps}, {"finite", difference.finite}};
 }
 
 }  // namespace
 
 std::string logits_text(const LogitsSubject& subject, const LogitsReport& report) {
-  auto text = fmt::format("model      {} ({}), {} {} on {}, {}\n", subject.checkpoint,
-                          subject.family, subject.alignment, subject.dtype, subject.device,
-                          mesh_text(subject));
+  auto text =
+      fmt::format("model      {} ({}), {} {} on {}, {}\n", subject.checkpoint, subject.family,
+                  subject.alignment, subject.dtype, subject.device, mesh_text(subject));
   text += fmt::format("reference  {} ({})\n", subject.reference, regime_text(report.regime));
   for (std::size_t i = 0; i < report.sequences.size(); ++i) {
     const auto& sequence = report.sequences[i];
     text += fmt::format("sequence   {}, {} tokens{}: logits {}\n", i, sequence.num_tokens,
                         report.packed ? ", packed" : "", difference_text(sequence.logits));
     if (sequence.largest_log_prob > 0) {
-      text += fmt::format("           log-probabilities differ by {:.3g} at most, {:.3g} in the mean\n",
-                          sequence.largest_log_prob, sequence.mean_log_prob);
+      text +=
+          fmt::format("           log-probabilities differ by {:.3g} at most, {:.3g} in the mean\n",
+                      sequence.largest_log_prob, sequence.mean_log_prob);
     }
   }
   if (const auto first = report.first_difference()) {

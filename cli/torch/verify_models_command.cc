@@ -7,9 +7,9 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/torch/numerics_report.h"
-#include "cli/torch/logits_report.h"
 #include "cli/torch/commands.h"
+#include "cli/torch/logits_report.h"
+#include "cli/torch/numerics_report.h"
 #include "converter/alignment/logits_check.h"
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
@@ -49,19 +49,18 @@ models::NumericsCertificate certify(const Flags& flags,
                                     const distckpt::TransformerConfig& config,
                                     at::ScalarType dtype) {
   const auto device = world_options(flags.mesh).device;
-  return models::certify_numerics(config,
-                                  {.device = device,
-                                   .dtype = dtype,
-                                   .most_columns = device.is_cuda() ? 0 : kMostColumnsOfHost},
-                                  models::bitwise_ops(device));
+  return models::certify_numerics(
+      config,
+      {.device = device, .dtype = dtype, .most_columns = device.is_cuda() ? 0 : kMostColumnsOfHost},
+      models::bitwise_ops(device));
 }
 
 void verify_numerics(const Flags& flags) {
   const auto checkpoint = converter::open(
       flags.numerics,
       {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
-  const auto certificate = certify(flags, checkpoint.map.config,
-                                   flags.dtype == "fp32" ? at::kFloat : at::kBFloat16);
+  const auto certificate =
+      certify(flags, checkpoint.map.config, flags.dtype == "fp32" ? at::kFloat : at::kBFloat16);
   if (flags.json) {
     fmt::print("{}\n", numerics_json(certificate).dump(2));
   } else if (!flags.quiet) {
@@ -71,7 +70,8 @@ void verify_numerics(const Flags& flags) {
 }
 
 // Weights that are not finite are named by rank 0; with --finite they are refused.
-void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks, const Flags& flags) {
+void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
+                  const Flags& flags) {
   std::string mine;
   for (const auto& chunk : chunks) {
     for (const auto& key : chunk->parameters().not_finite()) mine += key + "\n";
@@ -83,10 +83,8 @@ void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks, 
     for (std::string key; std::getline(text, key);) keys.insert(key);
   }
   if (keys.empty()) return;
-  const auto named = fmt::format("{}{}", *keys.begin(),
-                                 keys.size() == 1
-                                     ? ""
-                                     : fmt::format(" and {} more", keys.size() - 1));
+  const auto named = fmt::format(
+      "{}{}", *keys.begin(), keys.size() == 1 ? "" : fmt::format(" and {} more", keys.size() - 1));
   require(!flags.finite, ErrorKind::kCorrupt, "{}: the weights hold NaN or Inf", named);
   if (all.rank() == 0 && !flags.quiet)
     fmt::print(stderr, "note       NaN or Inf among the weights of {}\n", named);
@@ -96,10 +94,11 @@ void verify_logits(const Flags& flags) {
   const auto parallel = parallel_of(flags.mesh);
   require(!flags.checkpoint.empty(), ErrorKind::kUsage, "--logits names no checkpoint");
   if (flags.reference.empty()) {
-    throw Error(ErrorKind::kUsage, "there is no --reference to compare with",
-                fmt::format("make one, with transformers 5.17.0 and torch 2.11.0: "
-                            "python3 tests/interop/hf_reference.py {} reference.safetensors --layers",
-                            flags.checkpoint));
+    throw Error(
+        ErrorKind::kUsage, "there is no --reference to compare with",
+        fmt::format("make one, with transformers 5.17.0 and torch 2.11.0: "
+                    "python3 tests/interop/hf_reference.py {} reference.safetensors --layers",
+                    flags.checkpoint));
   }
   const auto reference = converter::read_reference(flags.reference);
   const auto checkpoint = converter::open(
@@ -131,8 +130,7 @@ void verify_logits(const Flags& flags) {
                                 .device = flags.mesh.device,
                                 .mesh = mesh.shape(),
                                 .sequence_parallel = flags.mesh.sequence_parallel};
-    if (!flags.html.empty())
-      distckpt::write_text(flags.html, logits_html(subject, report));
+    if (!flags.html.empty()) distckpt::write_text(flags.html, logits_html(subject, report));
     if (flags.json) {
       fmt::print("{}\n", logits_json(subject, report).dump(2));
     } else if (!flags.quiet) {
@@ -150,12 +148,12 @@ void add_verify_models(CLI::App& app) {
       "verify", "Compare our model of a checkpoint with what another program computes from it");
   command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")
       ->expected(0, 1);
-  command->add_option("--numerics", flags->numerics,
-                      "Certify, for the shapes of this checkpoint's model, that the operations of this "
-                      "machine are bitwise: PASS or FAIL");
-  command
-      ->add_option("--reference", flags->reference,
-                   "What transformers computes: a file of hf_reference.py CHECKPOINT FILE");
+  command->add_option(
+      "--numerics", flags->numerics,
+      "Certify, for the shapes of this checkpoint's model, that the operations of this "
+      "machine are bitwise: PASS or FAIL");
+  command->add_option("--reference", flags->reference,
+                      "What transformers computes: a file of hf_reference.py CHECKPOINT FILE");
   add_iteration(*command, "--iteration", flags->iteration,
                 "Which iteration of a Megatron checkpoint");
   add_hf_config(*command, flags->hf_config);

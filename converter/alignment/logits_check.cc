@@ -76,7 +76,8 @@ class Check {
   }
 
  private:
-  // On every rank, before any of them computes: a stage that fails alone would leave others waiting.
+  // On every rank, before any of them computes: a stage that fails alone would leave others
+  // waiting.
   void check_fits(const ReferenceSequence& sequence) const {
     const auto& config = model_.config();
     const bool words = config.head == distckpt::Head::kLanguageModel;
@@ -110,9 +111,8 @@ class Check {
         visit(indices[i], host.narrow(0, begin, packed.cu_seqlens[i + 1] - begin));
       }
     };
-    const bool has_hidden = std::ranges::any_of(indices, [&](std::size_t i) {
-      return !reference_.sequences[i].hidden.empty();
-    });
+    const bool has_hidden = std::ranges::any_of(
+        indices, [&](std::size_t i) { return !reference_.sequences[i].hidden.empty(); });
     models::Observer observe;
     if (has_hidden) {
       observe = [&](const std::string& module, const at::Tensor& output) {
@@ -126,12 +126,10 @@ class Check {
     }
     const auto hidden = models::pipeline_forward(chunks_, batch, observe);
     if (!hidden.defined()) return;
-    each(chunks_.back()->all_logits(hidden, batch), [&](std::size_t i, const at::Tensor& ours) {
-      compare_logits(i, ours);
-    });
-    const bool has_predicted = std::ranges::any_of(indices, [&](std::size_t i) {
-      return !reference_.sequences[i].predicted.empty();
-    });
+    each(chunks_.back()->all_logits(hidden, batch),
+         [&](std::size_t i, const at::Tensor& ours) { compare_logits(i, ours); });
+    const bool has_predicted = std::ranges::any_of(
+        indices, [&](std::size_t i) { return !reference_.sequences[i].predicted.empty(); });
     if (!has_predicted) return;
     const auto predicted = chunks_.back()->predict(hidden, batch);
     for (std::size_t k = 0; k < predicted.size(); ++k) {
@@ -147,8 +145,8 @@ class Check {
     const auto theirs = predicted.find(module);
     const auto tokens = ours.size(0) - static_cast<std::int64_t>(k) - 1;
     if (theirs == predicted.end() || tokens <= 0) return;
-    report_.sequences[i].modules.push_back(compare_tensors(
-        module, ours.narrow(0, 0, tokens), theirs->second.narrow(0, 0, tokens)));
+    report_.sequences[i].modules.push_back(
+        compare_tensors(module, ours.narrow(0, 0, tokens), theirs->second.narrow(0, 0, tokens)));
   }
 
   void compare_logits(std::size_t i, const at::Tensor& ours) {
@@ -157,7 +155,8 @@ class Check {
     difference.logits = compare_tensors("logits", ours, sequence.logits);
     if (model_.config().head != distckpt::Head::kLanguageModel || sequence.tokens.size(0) < 2)
       return;
-    const auto gap = (log_probs(ours, sequence.tokens) - log_probs(sequence.logits, sequence.tokens)).abs();
+    const auto gap =
+        (log_probs(ours, sequence.tokens) - log_probs(sequence.logits, sequence.tokens)).abs();
     if (!gap.isfinite().all().item<bool>()) return;  // NaN among the logits, which the report says
     difference.largest_log_prob = gap.max().item<double>();
     difference.mean_log_prob = gap.mean().item<double>();
@@ -170,8 +169,8 @@ class Check {
     for (const auto& sequence : report_.sequences) {
       json modules = json::array();
       for (const auto& module : sequence.modules) modules.push_back(to_json(module));
-      mine.push_back({modules, to_json(sequence.logits), sequence.largest_log_prob,
-                      sequence.mean_log_prob});
+      mine.push_back(
+          {modules, to_json(sequence.logits), sequence.largest_log_prob, sequence.mean_log_prob});
     }
     const auto all = mesh.pp().all_gather_bytes(mine.dump());
     for (auto& sequence : report_.sequences) sequence.modules.clear();
@@ -220,8 +219,8 @@ OutputDifference compare_tensors(const std::string& module,
           "{}: the model gives [{}], the reference has [{}]", module, fmt::join(ours.sizes(), ", "),
           fmt::join(theirs.sizes(), ", "));
   require(ours.scalar_type() == theirs.scalar_type(), ErrorKind::kLayout,
-          "{}: the model gives {}, the reference has {}", module,
-          c10::toString(ours.scalar_type()), c10::toString(theirs.scalar_type()));
+          "{}: the model gives {}, the reference has {}", module, c10::toString(ours.scalar_type()),
+          c10::toString(theirs.scalar_type()));
   const auto a = ours.contiguous();
   const auto b = theirs.contiguous();
   const auto steps = (ordered(a) - ordered(b)).abs();

@@ -16,8 +16,8 @@ namespace ferry::converter {
 distckpt::RankGroup rank_group(const models::ProcessGroup& group);
 
 // Fills the chunks of this rank's stage. Called by all ranks of the mesh; throws as load() does. A
-// critic that begins as a language model is of with_value_head(checkpoint.map.config), and asks for a
-// new_head.
+// critic that begins as a language model is of with_value_head(checkpoint.map.config), and asks for
+// a new_head.
 LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
                       const Checkpoint& checkpoint,
                       LoadOptions options = {});

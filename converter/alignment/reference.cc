@@ -43,10 +43,9 @@ Reference read_reference(const std::filesystem::path& path) {
     return reference.sequences[index];
   };
   for (const auto& entry : header.entries) {
-    auto tensor = at::empty(at::IntArrayRef(entry.shape.begin(), entry.shape.end()),
-                            entry.dtype == distckpt::DType::kI64
-                                ? at::kLong
-                                : models::scalar_type(entry.dtype));
+    auto tensor = at::empty(
+        at::IntArrayRef(entry.shape.begin(), entry.shape.end()),
+        entry.dtype == distckpt::DType::kI64 ? at::kLong : models::scalar_type(entry.dtype));
     file.read_at(entry.begin, std::span(static_cast<std::byte*>(tensor.mutable_data_ptr()),
                                         static_cast<std::size_t>(entry.end - entry.begin)));
     if (const auto at = parse_name(entry.name, "tokens.")) {
@@ -73,7 +72,8 @@ Reference read_reference(const std::filesystem::path& path) {
     for (const auto* const outputs : {&hidden, &predicted}) {
       for (const auto& [module, output] : *outputs) {
         require(output.dim() == 2 && output.size(0) == tokens.size(0), ErrorKind::kCorrupt,
-                "{}: {} of sequence {} is not of the length of its tokens", name_of_file, module, i);
+                "{}: {} of sequence {} is not of the length of its tokens", name_of_file, module,
+                i);
       }
     }
   }

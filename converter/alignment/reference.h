@@ -1,7 +1,7 @@
 // What another program computed from the same weights: a safetensors file as tests/interop's
-// hf_reference.py writes it. For each sequence i `tokens.i` and `logits.i`, perhaps `hidden.i.MODULE`
-// under Megatron's names of modules, and `predicted.i.mtp.layers.K`, the logits of a prediction layer;
-// the metadata says how it was computed.
+// hf_reference.py writes it. For each sequence i `tokens.i` and `logits.i`, perhaps
+// `hidden.i.MODULE` under Megatron's names of modules, and `predicted.i.mtp.layers.K`, the logits
+// of a prediction layer; the metadata says how it was computed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 namespace ferry::converter {
 
 struct ReferenceSequence {
-  at::Tensor tokens{};                         // [tokens], int64
-  at::Tensor logits{};                         // [tokens, vocab] or [tokens, num_labels]
+  at::Tensor tokens{};                            // [tokens], int64
+  at::Tensor logits{};                            // [tokens, vocab] or [tokens, num_labels]
   std::map<std::string, at::Tensor> hidden{};     // by module: [tokens, hidden]
   std::map<std::string, at::Tensor> predicted{};  // by prediction layer: [tokens, vocab]
 };

@@ -48,11 +48,11 @@ inline constexpr ExtraStateRule kGatedMlpStates[] = {
 };
 
 inline constexpr ExtraStateRule kMoeStates[] = {
-    {"pre_mlp_layernorm",              kAlways      },
+    {"pre_mlp_layernorm",              kAlways},
     {"mlp.experts.experts.linear_fc1", kAlways, true},
-    {"mlp.experts.experts.linear_fc2", kAlways, true},
-    {"mlp.shared_experts.linear_fc1",  kShared      },
-    {"mlp.shared_experts.linear_fc2",  kShared      },
+    {"mlp.experts.experts.linear_fc2",                                kAlways,        true},
+    {"mlp.shared_experts.linear_fc1",                            kShared                           },
+    {"mlp.shared_experts.linear_fc2",kShared},
 };
 
 inline constexpr Rule kFinal[] = {

@@ -28,13 +28,13 @@ constexpr ExtraStateRule kLatentAttentionStates[] = {
 };
 
 constexpr Rule kMoe[] = {
-    {"pre_mlp_layernorm.weight",              kCopy,   kNone,   "post_attention_layernorm.weight",          E::kHidden,    E::kNone,      kAlways          },
-    {"mlp.router.weight",                     kCopy,   kNone,   "mlp.gate.weight",                          E::kExperts,   E::kHidden,    kAlways          },
-    {"mlp.router.expert_bias",                kCopy,   kNone,   "mlp.gate.e_score_correction_bias",         E::kExperts,   E::kNone,      kExpertBias, true},
-    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, "mlp.experts.{e}.{gate,up}_proj.weight",    E::kMoeFfn,    E::kHidden,    kAlways          },
-    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    "mlp.experts.{e}.down_proj.weight",         E::kHidden,    E::kMoeFfn,    kAlways          },
-    {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, "mlp.shared_experts.{gate,up}_proj.weight", E::kSharedFfn, E::kHidden,    kShared          },
-    {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    "mlp.shared_experts.down_proj.weight",      E::kHidden,    E::kSharedFfn, kShared          },
+    {"pre_mlp_layernorm.weight", kCopy,         kNone,                            "post_attention_layernorm.weight",  E::kHidden,       E::kNone,                                 kAlways        },
+    {"mlp.router.weight",        kCopy,         kNone,                            "mlp.gate.weight",                  E::kExperts,      E::kHidden,                               kAlways        },
+    {"mlp.router.expert_bias",   kCopy,         kNone,                            "mlp.gate.e_score_correction_bias", E::kExperts,      E::kNone,                                 kExpertBias,     true},
+    {"mlp.experts.experts.linear_fc1.weight",                          kGateUp, kColumn, "mlp.experts.{e}.{gate,up}_proj.weight",                            E::kMoeFfn,     E::kHidden,        kAlways        },
+    {"mlp.experts.experts.linear_fc2.weight",                          kCopy, kRow,   "mlp.experts.{e}.down_proj.weight",                                 E::kHidden,             E::kMoeFfn,           kAlways},
+    {"mlp.shared_experts.linear_fc1.weight",                          kGateUp,  kColumn,  "mlp.shared_experts.{gate,up}_proj.weight",                            E::kSharedFfn, E::kHidden, kShared          },
+    {"mlp.shared_experts.linear_fc2.weight",                          kCopy,  kRow,    "mlp.shared_experts.down_proj.weight",                                 E::kHidden,         E::kSharedFfn,       kShared},
 };
 
 constexpr Rule kPrediction[] = {

@@ -26,7 +26,8 @@ struct AttentionSegment {
   std::int64_t query_begin = 0;
   std::int64_t num_queries = 0;
   std::int64_t key_begin = 0;
-  std::int64_t num_keys = 0;  // at least num_queries; query i is at position num_keys - num_queries + i
+  std::int64_t num_keys =
+      0;  // at least num_queries; query i is at position num_keys - num_queries + i
 
   bool operator==(const AttentionSegment&) const = default;
 };

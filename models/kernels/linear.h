@@ -29,8 +29,8 @@ at::Tensor linear_slice(const at::Tensor& x,
                         const at::Tensor& bias,
                         Alignment alignment);
 
-// The same of a classification head. In fp32, where the host's kernels for a few columns look at the
-// number of rows, kBitwise takes a wider one, and so has other bits than transformers.
+// The same of a classification head. In fp32, where the host's kernels for a few columns look at
+// the number of rows, kBitwise takes a wider one, and so has other bits than transformers.
 at::Tensor linear_head(const at::Tensor& x,
                        const at::Tensor& weight,
                        const at::Tensor& bias,

@@ -5,8 +5,8 @@
 // With l the row in fp32, divided by the temperature: log_prob(t) = (l[t] - max l) - log sum exp(l
 // - max l), entropy = log sum exp(l - max l) - sum p (l - max l). The sums of a row depend on
 // nothing but the row. On the host log_prob has the bytes of torch.log_softmax; on a GPU of
-// vocabularies of more than 12,288 entries, a multiple of four, where torch's sums too depend on the
-// row alone.
+// vocabularies of more than 12,288 entries, a multiple of four, where torch's sums too depend on
+// the row alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>

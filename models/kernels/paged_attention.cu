@@ -20,7 +20,6 @@ constexpr int kQuad = 4;   // lanes that hold a row's columns
 constexpr int kChunk = 8;  // elements of 16 bytes
 constexpr int kCacheBlock = 64;
 
-
 // 16 bytes that come later, or zeros.
 __device__ void copy_async(void* to, const void* from, bool exists) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

@@ -13,13 +13,13 @@ namespace ferry::models {
 bool rms_norm_cuda_supports(std::int64_t channels);
 
 struct RmsNormResult {
-  at::Tensor sum{};          // x + delta, rounded; x where there is no delta
+  at::Tensor sum{};  // x + delta, rounded; x where there is no delta
   at::Tensor y{};
   at::Tensor inverse_rms{};  // [rows], fp32
 };
 
-// Of x, or, where delta is defined, of x + delta; both [..., channels]. weight [channels]. All bf16 or
-// all fp32. Not differentiable.
+// Of x, or, where delta is defined, of x + delta; both [..., channels]. weight [channels]. All bf16
+// or all fp32. Not differentiable.
 RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,

@@ -43,7 +43,8 @@ class HostSilu : public torch::autograd::Function<HostSilu> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
-    return by_whole_vectors(x, [](at::Tensor& y, const at::Tensor& part) { at::silu_out(y, part); });
+    return by_whole_vectors(x,
+                            [](at::Tensor& y, const at::Tensor& part) { at::silu_out(y, part); });
   }
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
     return {at::silu_backward(grads[0], context->get_saved_variables()[0])};

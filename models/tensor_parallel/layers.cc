@@ -57,9 +57,10 @@ RowParallelLinear::RowParallelLinear(const TensorParallel& parallel,
                                      const std::string& module)
     : parallel_(parallel),
       weight_(parameters.take(module + ".weight")),
-      bias_(parameters.take_if(module + ".bias", parallel.alignment == Alignment::kBitwise
-                                                     ? GradientOverTp::kPartial
-                                                     : parallel.between_layers())) {}
+      bias_(parameters.take_if(module + ".bias",
+                               parallel.alignment == Alignment::kBitwise
+                                   ? GradientOverTp::kPartial
+                                   : parallel.between_layers())) {}
 
 at::Tensor RowParallelLinear::forward(const at::Tensor& x) const {
   const auto& group = *parallel_.group;

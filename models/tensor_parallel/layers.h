@@ -35,7 +35,9 @@ class ColumnParallelLinear {
  public:
   ColumnParallelLinear() = default;
   // Takes `module`.weight and, if the layout has it, `module`.bias.
-  ColumnParallelLinear(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+  ColumnParallelLinear(const TensorParallel& parallel,
+                       Parameters& parameters,
+                       const std::string& module);
 
   // x [tokens, in], as enter() gives it -> [tokens, out/tp].
   at::Tensor forward(const at::Tensor& x) const;
@@ -46,13 +48,15 @@ class ColumnParallelLinear {
   at::Tensor weight_, bias_;
 };
 
-// y = x w^T + b of channels that the ranks share out. kFast: each rank multiplies its columns of the
-// weight, and the ranks' products are summed. kBitwise: the ranks gather x and share out the rows of
-// the weight, so that no sum crosses ranks.
+// y = x w^T + b of channels that the ranks share out. kFast: each rank multiplies its columns of
+// the weight, and the ranks' products are summed. kBitwise: the ranks gather x and share out the
+// rows of the weight, so that no sum crosses ranks.
 class RowParallelLinear {
  public:
   RowParallelLinear() = default;
-  RowParallelLinear(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+  RowParallelLinear(const TensorParallel& parallel,
+                    Parameters& parameters,
+                    const std::string& module);
 
   // x [tokens, in/tp] -> [tokens, out], as it is between the layers.
   at::Tensor forward(const at::Tensor& x) const;
@@ -66,7 +70,9 @@ class RowParallelLinear {
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding() = default;
-  VocabParallelEmbedding(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+  VocabParallelEmbedding(const TensorParallel& parallel,
+                         Parameters& parameters,
+                         const std::string& module);
 
   // tokens [tokens] -> [tokens, hidden], as it is between the layers.
   at::Tensor forward(const at::Tensor& tokens) const;

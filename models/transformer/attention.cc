@@ -186,19 +186,17 @@ class MLASelfAttention : public Attention {
     const auto whole_query = at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2);
     const auto turned = turn(rotated.unsqueeze(1));  // [tokens, 1, channels]
     if (context.inference != nullptr && alignment == Alignment::kFast) {
-      const LatentUpProjection up{
-          .weight = kv_up_.weight().view({heads, -1, config.kv_lora_rank}),
-          .key_dim = config.qk_head_dim};
-      return proj_.forward(core_.forward_latents(
-          whole_query, at::cat({latent, turned.squeeze(1)}, 1), up, context));
+      const LatentUpProjection up{.weight = kv_up_.weight().view({heads, -1, config.kv_lora_rank}),
+                                  .key_dim = config.qk_head_dim};
+      return proj_.forward(
+          core_.forward_latents(whole_query, at::cat({latent, turned.squeeze(1)}, 1), up, context));
     }
     const auto key_value = kv_up_.forward(parallel.enter(latent));
     const auto kv = key_value.view({tokens, heads, config.qk_head_dim + config.v_head_dim});
     const auto k_rotated = turned.expand({tokens, heads, config.qk_pos_emb_head_dim});
-    return proj_.forward(core_.forward(
-        whole_query,
-        at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
-        kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context));
+    return proj_.forward(
+        core_.forward(whole_query, at::cat({kv.narrow(2, 0, config.qk_head_dim), k_rotated}, 2),
+                      kv.narrow(2, config.qk_head_dim, config.v_head_dim).contiguous(), context));
   }
 
  private:

@@ -232,8 +232,8 @@ at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choic
     output = route_and_compute(normed, choice);
   } else {
     const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
-    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice),
-                                                  *parallel.group, /*replicated=*/true);
+    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice), *parallel.group,
+                                                  /*replicated=*/true);
   }
   if (!shared_) return output;
   auto shared = shared_->forward(normed);

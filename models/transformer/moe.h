@@ -1,9 +1,10 @@
 // A mixture of experts. Tokens travel to the ranks that hold their experts and back by all-to-all
-// over the expert parallel group (Megatron-Core token_dispatcher.py, MoEAlltoAllTokenDispatcher); the
-// ranks of an expert tensor parallel group share out each expert and see each other's tokens.
+// over the expert parallel group (Megatron-Core token_dispatcher.py, MoEAlltoAllTokenDispatcher);
+// the ranks of an expert tensor parallel group share out each expert and see each other's tokens.
 //
-// What the experts return comes back to the token's rank unreduced, one row for each of its choices,
-// and is summed there in the order of the choices: the sum does not depend on where experts are.
+// What the experts return comes back to the token's rank unreduced, one row for each of its
+// choices, and is summed there in the order of the choices: the sum does not depend on where
+// experts are.
 #pragma once
 
 #include <ATen/core/Tensor.h>

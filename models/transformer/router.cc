@@ -61,8 +61,7 @@ Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const 
   routing.logits = linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
   if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
-    const auto limited =
-        groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;
+    const auto limited = groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;
     const auto [best, chosen] = at::topk(limited, topk, -1, /*largest=*/true, /*sorted=*/false);
     routing.experts = experts_for(chosen);
     routing.weights = (replays ? scores.gather(1, routing.experts) : best) *

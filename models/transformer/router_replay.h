@@ -1,7 +1,8 @@
-// Which experts the tokens of a forward pass go to: as its routers choose, or as those of another pass
-// chose (Megatron-Core transformer/moe/router_replay.py; "Stabilizing MoE Reinforcement Learning by
-// Aligning Training and Inference Routers", arXiv:2510.11370). Weights of experts are always those of
-// this pass's own scores, at the experts that are given: gradients flow through them.
+// Which experts the tokens of a forward pass go to: as its routers choose, or as those of another
+// pass chose (Megatron-Core transformer/moe/router_replay.py; "Stabilizing MoE Reinforcement
+// Learning by Aligning Training and Inference Routers", arXiv:2510.11370). Weights of experts are
+// always those of this pass's own scores, at the experts that are given: gradients flow through
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

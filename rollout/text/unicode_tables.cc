@@ -1,3 +1,4 @@
+// clang-format off
 // Written by tests/interop/make_unicode_tables.py: what the tokenizers package 0.23.3 knows of every
 // character.
 #include "rollout/text/unicode_tables.h"

@@ -11,7 +11,9 @@
 
 namespace ferry {
 
-inline void write_trace(const std::function<void()>& body, at::Device device, const std::string& file) {
+inline void write_trace(const std::function<void()>& body,
+                        at::Device device,
+                        const std::string& file) {
   namespace profiler = torch::autograd::profiler;
   const std::set<torch::profiler::impl::ActivityType> activities{
       torch::profiler::impl::ActivityType::CPU, torch::profiler::impl::ActivityType::CUDA};

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <ctime>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <numeric>
 #include <random>
@@ -148,7 +148,8 @@ void run_slices(const char* folder) {
   };
   measure("64 x 512 elements of a chunk", [&](const distckpt::TensorLayout& tensor) {
     auto box = chunk(tensor);
-    for (int d = 0; d < 2; ++d) box.size[d] = std::min<std::int64_t>(box.size[d], d == 0 ? 64 : 512);
+    for (int d = 0; d < 2; ++d)
+      box.size[d] = std::min<std::int64_t>(box.size[d], d == 0 ? 64 : 512);
     return box;
   });
   measure("a chunk", chunk);

@@ -1,7 +1,8 @@
-// device_load_bench CHECKPOINT [cpu|cuda] [ROUNDS] [threads]: loads a checkpoint into a model on one
-// device, beside the limits: the files read into one buffer after another, of memory that the device
-// copies from (the page cache, or the disk where it holds less), and copying that to the device.
-// Prints a JSON object; the last round's times. Beside it: tests/bench/safetensors_load_bench.py.
+// device_load_bench CHECKPOINT [cpu|cuda] [ROUNDS] [threads]: loads a checkpoint into a model on
+// one device, beside the limits: the files read into one buffer after another, of memory that the
+// device copies from (the page cache, or the disk where it holds less), and copying that to the
+// device. Prints a JSON object; the last round's times. Beside it:
+// tests/bench/safetensors_load_bench.py.
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -47,7 +48,8 @@ std::int64_t read_plainly(const converter::Checkpoint& checkpoint, int threads) 
       workers.emplace_back([&, begin = t * share, end = std::min(size, (t + 1) * share)] {
         std::vector<std::byte> buffer(static_cast<std::size_t>(kBuffer));
         for (auto at = begin; at < end; at += kBuffer)
-          file.read_at(at, std::span(buffer).first(static_cast<std::size_t>(std::min(kBuffer, end - at))));
+          file.read_at(
+              at, std::span(buffer).first(static_cast<std::size_t>(std::min(kBuffer, end - at))));
       });
     }
     workers.clear();
@@ -58,9 +60,11 @@ std::int64_t read_plainly(const converter::Checkpoint& checkpoint, int threads) 
 
 int run(int argc, char** argv) {
   const std::string path = argv[1];
-  const at::Device device = argc > 2 && std::string(argv[2]) == "cuda" ? at::Device(at::kCUDA, 0) : at::kCPU;
+  const at::Device device =
+      argc > 2 && std::string(argv[2]) == "cuda" ? at::Device(at::kCUDA, 0) : at::kCPU;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 2;
-  const int threads = argc > 4 ? std::atoi(argv[4]) : static_cast<int>(std::thread::hardware_concurrency());
+  const int threads =
+      argc > 4 ? std::atoi(argv[4]) : static_cast<int>(std::thread::hardware_concurrency());
   const auto checkpoint = converter::open(path);
   models::World world(models::World::Options{.device = device});
   const models::ParallelState mesh(world, {}, "bench");
@@ -77,7 +81,8 @@ int run(int argc, char** argv) {
       models::synchronize(device);
     });
   }
-  const auto pinned = at::empty({kBuffer * 16}, at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
+  const auto pinned =
+      at::empty({kBuffer * 16}, at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
   auto target = at::empty({kBuffer * 16}, at::TensorOptions(at::kByte).device(device));
   target.copy_(pinned);
   models::synchronize(device);
@@ -86,15 +91,18 @@ int run(int argc, char** argv) {
     for (int i = 0; i < kCopies; ++i) target.copy_(pinned, /*non_blocking=*/true);
     models::synchronize(device);
   });
-  const auto rate = [](std::int64_t size, double seconds) { return static_cast<double>(size) / seconds / 1e9; };
-  fmt::print("{}\n", nlohmann::ordered_json{{"program", "ferry"},
-                                            {"gb", static_cast<double>(bytes) / 1e9},
-                                            {"threads", threads},
-                                            {"load_s", load},
-                                            {"load_gb_per_s", rate(bytes, load)},
-                                            {"plain_reading_gb_per_s", rate(bytes, plain)},
-                                            {"pinned_copy_gb_per_s", rate(kBuffer * 16 * kCopies, copy)}}
-                         .dump());
+  const auto rate = [](std::int64_t size, double seconds) {
+    return static_cast<double>(size) / seconds / 1e9;
+  };
+  fmt::print("{}\n",
+             nlohmann::ordered_json{{"program", "ferry"},
+                                    {"gb", static_cast<double>(bytes) / 1e9},
+                                    {"threads", threads},
+                                    {"load_s", load},
+                                    {"load_gb_per_s", rate(bytes, load)},
+                                    {"plain_reading_gb_per_s", rate(bytes, plain)},
+                                    {"pinned_copy_gb_per_s", rate(kBuffer * 16 * kCopies, copy)}}
+                 .dump());
   return 0;
 }
 

@@ -1,8 +1,9 @@
 // The peer of a reshard: every rank gets every tensor whole, as verl's per_tensor_generator does it
 // (verl/utils/megatron_utils.py): a broadcast from the stage that has it, an all-gather over tensor
-// or expert parallel ranks, and each rank keeps its part. Ranks that do not train get what the first
-// that does has gathered (verl's nccl checkpoint engine). No names are sent and nothing is pickled:
-// who holds what was worked out before. One tensor at a time, or in buckets of as many as fit.
+// or expert parallel ranks, and each rank keeps its part. Ranks that do not train get what the
+// first that does has gathered (verl's nccl checkpoint engine). No names are sent and nothing is
+// pickled: who holds what was worked out before. One tensor at a time, or in buckets of as many as
+// fit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

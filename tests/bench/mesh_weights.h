@@ -27,13 +27,17 @@ struct BenchMesh {
   // The place of a rank of the world among `ranks`, -1 if it is none of them.
   int index_of(int rank) const;
   // Of all chunks of ranks[index], first to last, in bf16.
-  std::vector<models::ParameterSpec> specs(const distckpt::TransformerConfig& config, int index) const;
+  std::vector<models::ParameterSpec> specs(const distckpt::TransformerConfig& config,
+                                           int index) const;
 };
 
 class MeshWeights {
  public:
   // Of rank `rank` of the world, perhaps none.
-  MeshWeights(const distckpt::TransformerConfig& config, const BenchMesh& mesh, int rank, at::Device device);
+  MeshWeights(const distckpt::TransformerConfig& config,
+              const BenchMesh& mesh,
+              int rank,
+              at::Device device);
 
   const std::vector<models::Parameter>& all() const;
   std::vector<distckpt::LocalShard> sharded_state_dict() const;

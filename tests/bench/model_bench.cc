@@ -1,7 +1,7 @@
-// One forward pass, and one with its backward, of a model on one device or on a mesh: time, share of
-// the devices' bf16 rate, peak memory. Prints a JSON object for each mode; on a mesh of several
-// ranks also in how many tokens its log-probabilities differ from those of each rank alone. Beside it
-// tests/bench/hf_model_bench.py, the same with transformers.
+// One forward pass, and one with its backward, of a model on one device or on a mesh: time, share
+// of the devices' bf16 rate, peak memory. Prints a JSON object for each mode; on a mesh of several
+// ranks also in how many tokens its log-probabilities differ from those of each rank alone. Beside
+// it tests/bench/hf_model_bench.py, the same with transformers.
 //   model_bench CHECKPOINT --device cuda --lengths 2048,2048,2048,2048 --tp 2 --sp
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -63,8 +63,9 @@ double multiply_adds(const distckpt::TransformerConfig& config,
   }
   double sum = 0;
   for (const auto length : lengths) {
-    const double attention = static_cast<double>(config.num_layers * config.num_attention_heads *
-                                                 config.kv_channels * length);  // causal: half of both
+    const double attention =
+        static_cast<double>(config.num_layers * config.num_attention_heads * config.kv_channels *
+                            length);  // causal: half of both
     sum += static_cast<double>(length) * (weights + attention);
   }
   return sum;
@@ -99,17 +100,22 @@ struct Subject {
   at::Tensor labels, weights;
 };
 
-void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::World& world, const Mode& mode) {
+void run(const Flags& flags,
+         const converter::Checkpoint& checkpoint,
+         models::World& world,
+         const Mode& mode) {
   const auto& config = checkpoint.map.config;
   const auto device = world.device();
   const models::ParallelState mesh(world, flags.parallel, "bench " + mode.name);
-  require(mesh.shape().pp() == 1, ErrorKind::kUsage, "one stage is measured, not {}", mesh.shape().pp());
+  require(mesh.shape().pp() == 1, ErrorKind::kUsage, "one stage is measured, not {}",
+          mesh.shape().pp());
   const models::ModelOptions options{.alignment = mode.alignment,
                                      .sequence_parallel = flags.sequence_parallel,
                                      .deterministic_mode = mode.deterministic};
   at::manual_seed(1);
   std::vector<at::Tensor> sequences;
-  for (const auto length : flags.lengths) sequences.push_back(at::randint(config.vocab_size, {length}, at::kLong));
+  for (const auto length : flags.lengths)
+    sequences.push_back(at::randint(config.vocab_size, {length}, at::kLong));
   const auto pack = models::pack(sequences);
 
   nlohmann::ordered_json report{{"program", "ferry"}, {"mode", mode.name}, {"ranks", world.size()}};
@@ -158,7 +164,8 @@ void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::Wo
     report["tokens_per_second"] = replicas * static_cast<double>(pack.tokens.size(0)) / both;
     report["peak_gib"] = static_cast<double>(models::peak_memory(device)) / (1LL << 30);
     if (!flags.trace.empty() && world.rank() == 0)
-      write_trace([&] { subject.step(); }, device, fmt::format("{}-{}.json", flags.trace, mode.name));
+      write_trace([&] { subject.step(); }, device,
+                  fmt::format("{}-{}.json", flags.trace, mode.name));
     else if (!flags.trace.empty())
       subject.step();
   }
@@ -173,11 +180,13 @@ int main(int argc, char** argv) {
   using namespace ferry;
   Flags flags;
   CLI::App app("Measures a model");
-  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")->required();
+  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")
+      ->required();
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--lengths", flags.lengths, "Of the sequences that are packed")->delimiter(',');
   app.add_option("--rounds", flags.rounds, "Of which the fastest counts");
-  app.add_option("--trace", flags.trace, "Write one more round of each mode as a Chrome trace, PREFIX-MODE.json");
+  app.add_option("--trace", flags.trace,
+                 "Write one more round of each mode as a Chrome trace, PREFIX-MODE.json");
   app.add_flag("--sp", flags.sequence_parallel, "Sequence parallelism");
   app.add_flag("--forward-only", flags.forward_only, "Measure no backward");
   app.add_option("--tp", flags.parallel.tensor_model_parallel_size, "Tensor parallel ranks");
@@ -187,9 +196,9 @@ int main(int argc, char** argv) {
   try {
     const auto checkpoint = converter::open(flags.checkpoint);
     auto world = models::World::from_environment({.device = at::Device(flags.device)});
-    for (const auto& mode : {Mode{"fast", Alignment::kFast, false},
-                             Mode{"fast-deterministic", Alignment::kFast, true},
-                             Mode{"bitwise", Alignment::kBitwise, true}}) {
+    for (const auto& mode :
+         {Mode{"fast", Alignment::kFast, false}, Mode{"fast-deterministic", Alignment::kFast, true},
+          Mode{"bitwise", Alignment::kBitwise, true}}) {
       run(flags, checkpoint, world, mode);
     }
   } catch (const Error& error) {

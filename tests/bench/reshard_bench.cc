@@ -1,9 +1,10 @@
-// The weights of a training mesh into those of a rollout mesh, over the same ranks or from the first
-// half of them to the second: milliseconds, GB/s of the rank that sends or receives most, and their
-// share of what the links between the same ranks give one large message each, measured just before.
-// Beside it, on the same weights, every tensor gathered and broadcast whole, one at a time and in
-// buckets. Every way's result is compared in every bit. Prints a table, or JSON objects.
-//   torchrun --no-python --nproc-per-node 4 reshard_bench CHECKPOINT --device cuda --case tp2pp2:tp4
+// The weights of a training mesh into those of a rollout mesh, over the same ranks or from the
+// first half of them to the second: milliseconds, GB/s of the rank that sends or receives most, and
+// their share of what the links between the same ranks give one large message each, measured just
+// before. Beside it, on the same weights, every tensor gathered and broadcast whole, one at a time
+// and in buckets. Every way's result is compared in every bit. Prints a table, or JSON objects.
+//   torchrun --no-python --nproc-per-node 4 reshard_bench CHECKPOINT --device cuda
+//     --case tp2pp2:tp4
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -49,10 +50,12 @@ struct Case {
 
   static Case parse(const std::string& text) {
     const auto first = text.find(':');
-    require(first != std::string::npos, ErrorKind::kUsage, "case {}: expected FROM:TO or FROM:TO:disjoint", text);
+    require(first != std::string::npos, ErrorKind::kUsage,
+            "case {}: expected FROM:TO or FROM:TO:disjoint", text);
     const auto second = text.find(':', first + 1);
     const auto placement = second == std::string::npos ? "" : text.substr(second + 1);
-    require(placement.empty() || placement == "disjoint", ErrorKind::kUsage, "case {}: what is {}", text, placement);
+    require(placement.empty() || placement == "disjoint", ErrorKind::kUsage, "case {}: what is {}",
+            text, placement);
     return {.text = text,
             .source = BenchMesh::parse(text.substr(0, first)),
             .target = BenchMesh::parse(text.substr(first + 1, second - first - 1)),
@@ -77,7 +80,8 @@ class Bench {
       return BenchMesh{.shape = models::MeshShape(parallel, size), .ranks = std::move(ranks)};
     };
     const auto source_mesh = mesh(one.source, 0, one.disjoint ? half : world_.size());
-    const auto target_mesh = one.disjoint ? mesh(one.target, half, world_.size() - half) : mesh(one.target, 0, world_.size());
+    const auto target_mesh = one.disjoint ? mesh(one.target, half, world_.size() - half)
+                                          : mesh(one.target, 0, world_.size());
     models::check_fits(config_, source_mesh.shape);
     models::check_fits(config_, target_mesh.shape);
 
@@ -91,13 +95,16 @@ class Bench {
     result_["weight_gb"] = agree([&] { return gigabytes(source) + gigabytes(target); });
 
     const auto before = Clock::now();
-    models::Resharder resharder(world_, "reshard " + one.text, source.sharded_state_dict(), target.sharded_state_dict(),
+    models::Resharder resharder(world_, "reshard " + one.text, source.sharded_state_dict(),
+                                target.sharded_state_dict(),
                                 {.bucket_bytes = flags_.bucket_mib << 20});
     result_["planning_ms"] = agree([&] { return milliseconds_since(before); });
     result_["copies"] = resharder.plan().copies.size();
 
     models::ReshardReport report;
-    const auto check = [&] { return agree([&] { return static_cast<double>(target.count_unequal(padded_vocab)); }); };
+    const auto check = [&] {
+      return agree([&] { return static_cast<double>(target.count_unequal(padded_vocab)); });
+    };
     target.clear();
     resharder.run_and_verify();  // throws where digests differ
     result_["digests_equal"] = true;
@@ -114,10 +121,13 @@ class Bench {
     result_["set_memory_ms"] = agree([&] { return memory; });
     result_["run_host_ms"] = agree([&] { return host; });
     result_["rounds"] = report.rounds;
-    result_["staging_mib"] = agree([&] { return static_cast<double>(report.staging_bytes) / (1 << 20); });
-    const double largest = agree([&] { return static_cast<double>(std::max(report.bytes_sent, report.bytes_received)); });
+    result_["staging_mib"] =
+        agree([&] { return static_cast<double>(report.staging_bytes) / (1 << 20); });
+    const double largest = agree(
+        [&] { return static_cast<double>(std::max(report.bytes_sent, report.bytes_received)); });
     result_["largest_rank_gb"] = largest / 1e9;
-    result_["moved_on_rank_gb"] = agree([&] { return static_cast<double>(report.bytes_local) / 1e9; });
+    result_["moved_on_rank_gb"] =
+        agree([&] { return static_cast<double>(report.bytes_local) / 1e9; });
     const auto add = [&](const std::string& way, const Timing& of) {
       Json row{{"ms", of.median}, {"fastest_ms", of.fastest}, {"extra_peak_mib", of.extra_mib}};
       const double rate = largest / of.median / 1e6;
@@ -125,12 +135,14 @@ class Bench {
       row["of_link"] = link > 0 ? rate / link : 0;
       row["unequal"] = check();
       result_[way] = row;
-      require(row["unequal"] == 0, ErrorKind::kCorrupt, "{}, {}: {} elements are wrong", one.text, way, row["unequal"].dump());
+      require(row["unequal"] == 0, ErrorKind::kCorrupt, "{}, {}: {} elements are wrong", one.text,
+              way, row["unequal"].dump());
       target.clear();
     };
     add("reshard", timing);
 
-    GatherAndBroadcast peer(world_, "peer " + one.text, config_, source_mesh, source, target_mesh, target);
+    GatherAndBroadcast peer(world_, "peer " + one.text, config_, source_mesh, source, target_mesh,
+                            target);
     add("per_tensor", measure(flags_.peer_rounds, [&] { peer.run(0); }));
     add("buckets", measure(flags_.peer_rounds, [&] { peer.run(flags_.bucket_mib << 20); }));
     all_.barrier();
@@ -150,14 +162,16 @@ class Bench {
 
   static double gigabytes(const MeshWeights& weights) {
     double bytes = 0;
-    for (const auto& parameter : weights.all()) bytes += static_cast<double>(parameter.value.nbytes());
+    for (const auto& parameter : weights.all())
+      bytes += static_cast<double>(parameter.value.nbytes());
     return bytes / 1e9;
   }
 
   // The largest of all ranks.
   double agree(const std::function<double()>& mine) const {
     double most = 0;
-    for (const auto& text : all_.all_gather_bytes(fmt::format("{}", mine()))) most = std::max(most, std::stod(text));
+    for (const auto& text : all_.all_gather_bytes(fmt::format("{}", mine())))
+      most = std::max(most, std::stod(text));
     return most;
   }
 
@@ -174,7 +188,9 @@ class Bench {
       models::synchronize(world_.device());
       const auto mine = milliseconds_since(start);
       if (round >= 0) times.push_back(agree([&] { return mine; }));
-      timing.extra_mib = agree([&] { return static_cast<double>(models::peak_memory(world_.device()) - in_use) / (1 << 20); });
+      timing.extra_mib = agree([&] {
+        return static_cast<double>(models::peak_memory(world_.device()) - in_use) / (1 << 20);
+      });
     }
     std::ranges::sort(times);
     timing.median = times[times.size() / 2];
@@ -182,8 +198,8 @@ class Bench {
     return timing;
   }
 
-  // One message between each two ranks that the meshes have something to move between, all at once: GB/s out of a
-  // rank that sends, or into one that receives.
+  // One message between each two ranks that the meshes have something to move between, all at once:
+  // GB/s out of a rank that sends, or into one that receives.
   double measure_link(const BenchMesh& source, const BenchMesh& target) const {
     const auto peers = [&](const BenchMesh& from, const BenchMesh& to) {
       std::vector<int> ranks;
@@ -195,13 +211,15 @@ class Bench {
     };
     const auto receivers = peers(source, target);
     const auto senders = peers(target, source);
-    const auto most_peers = static_cast<std::int64_t>(agree([&] { return static_cast<double>(std::max(receivers.size(), senders.size())); }));
+    const auto most_peers = static_cast<std::int64_t>(
+        agree([&] { return static_cast<double>(std::max(receivers.size(), senders.size())); }));
     if (most_peers == 0) return 0;
     const auto each = (flags_.link_mib << 20) / most_peers;
     std::vector<models::P2POp> messages;
     const auto add = [&](bool sends, const std::vector<int>& ranks) {
       const auto options = at::TensorOptions().dtype(at::kByte).device(world_.device());
-      for (const int rank : ranks) messages.push_back({.sends = sends, .tensor = at::zeros({each}, options), .peer = rank});
+      for (const int rank : ranks)
+        messages.push_back({.sends = sends, .tensor = at::zeros({each}, options), .peer = rank});
     };
     add(true, receivers);
     add(false, senders);
@@ -217,17 +235,25 @@ class Bench {
       fmt::print("{}\n", result_.dump());
     } else {
       if (!std::exchange(has_header_, true))
-        fmt::print("| case | way | ms | fastest | GB/s | of link | extra MiB |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n");
-      for (const auto& [way, name] : {std::pair("reshard", "ferry"), std::pair("per_tensor", "gather + broadcast, per tensor"), std::pair("buckets", "the same in buckets")}) {
+        fmt::print(
+            "| case | way | ms | fastest | GB/s | of link | extra MiB |\n| --- | --- | ---: | ---: "
+            "| ---: | ---: | ---: |\n");
+      for (const auto& [way, name] : {std::pair("reshard", "ferry"),
+                                      std::pair("per_tensor", "gather + broadcast, per tensor"),
+                                      std::pair("buckets", "the same in buckets")}) {
         const auto& row = result_[way];
-        fmt::print("| {} | {} | {:.2f} | {:.2f} | {:.1f} | {:.2f} | {:.0f} |\n", result_["case"].get<std::string>(), name,
-                   row["ms"].get<double>(), row["fastest_ms"].get<double>(), row["gb_per_second"].get<double>(),
+        fmt::print("| {} | {} | {:.2f} | {:.2f} | {:.1f} | {:.2f} | {:.0f} |\n",
+                   result_["case"].get<std::string>(), name, row["ms"].get<double>(),
+                   row["fastest_ms"].get<double>(), row["gb_per_second"].get<double>(),
                    row["of_link"].get<double>(), row["extra_peak_mib"].get<double>());
       }
       const auto number = [&](const char* key) { return result_[key].get<double>(); };
-      fmt::print("| | {:.2f} GB at most per rank, link {:.1f} GB/s, {} copies planned in {:.1f} ms, then {:.2f} + {:.2f} ms on the host, {} rounds | | | | | |\n",
-                 number("largest_rank_gb"), number("link_gb_per_second"), result_["copies"].dump(), number("planning_ms"),
-                 number("set_memory_ms"), number("run_host_ms"), result_["rounds"].dump());
+      fmt::print(
+          "| | {:.2f} GB at most per rank, link {:.1f} GB/s, {} copies planned in {:.1f} ms, then "
+          "{:.2f} + {:.2f} ms on the host, {} rounds | | | | | |\n",
+          number("largest_rank_gb"), number("link_gb_per_second"), result_["copies"].dump(),
+          number("planning_ms"), number("set_memory_ms"), number("run_host_ms"),
+          result_["rounds"].dump());
     }
     std::fflush(stdout);
   }
@@ -247,9 +273,14 @@ int main(int argc, char** argv) {
   using namespace ferry;
   Flags flags;
   CLI::App app("Measures resharding");
-  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, of which only the shape is looked at")->required();
+  app.add_option("checkpoint", flags.checkpoint,
+                 "A checkpoint, of which only the shape is looked at")
+      ->required();
   app.add_option("--device", flags.device, "cpu or cuda");
-  app.add_option("--case", flags.cases, "FROM:TO, or FROM:TO:disjoint from the first half of the ranks to the second; a mesh is tp2pp2vpp2 or the like")->required();
+  app.add_option("--case", flags.cases,
+                 "FROM:TO, or FROM:TO:disjoint from the first half of the ranks to the second; a "
+                 "mesh is tp2pp2vpp2 or the like")
+      ->required();
   app.add_option("--rounds", flags.rounds, "Of which the median counts");
   app.add_option("--peer-rounds", flags.peer_rounds, "The same of what stands beside it");
   app.add_option("--bucket-mib", flags.bucket_mib, "MiB of a bucket");

@@ -1,6 +1,6 @@
-// Requests of one shape through the engine, in both numerical modes: tokens a second, and in how many
-// tokens the log-probabilities differ, in their bytes, from the trainer's forward of the finished
-// sequences, packed. Prints a JSON object for each mode.
+// Requests of one shape through the engine, in both numerical modes: tokens a second, and in how
+// many tokens the log-probabilities differ, in their bytes, from the trainer's forward of the
+// finished sequences, packed. Prints a JSON object for each mode.
 //   rollout_bench CHECKPOINT --device cuda --batch 256 --input 128 --output 128 --verify
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -34,7 +34,7 @@ struct Flags {
   std::string device = "cpu";
   std::vector<std::string> modes{"fast", "bitwise"};
   std::int64_t batch = 16;
-  std::vector<std::int64_t> input{128};   // one length, or the ends of a range
+  std::vector<std::int64_t> input{128};  // one length, or the ends of a range
   std::vector<std::int64_t> output{128};
   std::int64_t max_num_seqs = 512;
   std::int64_t max_num_batched_tokens = 16384;
@@ -63,7 +63,8 @@ std::vector<Request> make_requests(const Flags& flags, std::int64_t vocab, int r
     request.prompt = length(flags.input);
     request.wanted = length(flags.output);
     for (std::int64_t i = 0; i < request.prompt; ++i)
-      request.tokens.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab)));
+      request.tokens.push_back(
+          static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab)));
   }
   return requests;
 }
@@ -82,13 +83,18 @@ std::int64_t count_unequal(const models::GPTModel& model, const std::vector<Requ
       tokens += sequences.back().size(0);
     }
     const models::SequencePartition batch(models::pack(sequences), model.mesh());
-    const auto log_probs = model.log_probs(model.forward(batch), batch.tokens_behind(1)).log_probs.cpu();
+    const auto log_probs =
+        model.log_probs(model.forward(batch), batch.tokens_behind(1)).log_probs.cpu();
     std::int64_t begin = 0;
     for (auto i = first; i < last; ++i) {
       const auto& request = requests[i];
-      const auto expected =
-          log_probs.narrow(0, begin + request.prompt - 1, static_cast<std::int64_t>(request.logprobs.size()));
-      unequal += at::tensor(request.logprobs).view(at::kInt).ne(expected.view(at::kInt)).sum().item<std::int64_t>();
+      const auto expected = log_probs.narrow(0, begin + request.prompt - 1,
+                                             static_cast<std::int64_t>(request.logprobs.size()));
+      unequal += at::tensor(request.logprobs)
+                     .view(at::kInt)
+                     .ne(expected.view(at::kInt))
+                     .sum()
+                     .item<std::int64_t>();
       begin += static_cast<std::int64_t>(request.tokens.size());
     }
     first = last;
@@ -103,14 +109,18 @@ struct Timing {
   std::int64_t steps = 0;
 };
 
-Timing serve(rollout::LLMEngine& engine, std::vector<Request>& requests, const Flags& flags, at::Device device) {
+Timing serve(rollout::LLMEngine& engine,
+             std::vector<Request>& requests,
+             const Flags& flags,
+             at::Device device) {
   Timing timing;
   models::synchronize(device);
   const auto begin = Clock::now();
   const auto since = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   for (std::size_t i = 0; i < requests.size(); ++i)
-    engine.add_request(std::to_string(i), requests[i].tokens,
-                       {.temperature = flags.temperature, .ignore_eos = true, .max_tokens = requests[i].wanted});
+    engine.add_request(
+        std::to_string(i), requests[i].tokens,
+        {.temperature = flags.temperature, .ignore_eos = true, .max_tokens = requests[i].wanted});
   std::size_t started = 0;
   while (engine.has_unfinished()) {
     ++timing.steps;
@@ -129,11 +139,16 @@ Timing serve(rollout::LLMEngine& engine, std::vector<Request>& requests, const F
   return timing;
 }
 
-void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::World& world, const std::string& mode) {
+void run(const Flags& flags,
+         const converter::Checkpoint& checkpoint,
+         models::World& world,
+         const std::string& mode) {
   const auto device = world.device();
-  const models::ParallelState mesh(world, {.tensor_model_parallel_size = world.size()}, "bench " + mode);
-  const auto chunks = models::make_stage(checkpoint.map.config, mesh,
-                                         {.alignment = mode == "bitwise" ? Alignment::kBitwise : Alignment::kFast});
+  const models::ParallelState mesh(world, {.tensor_model_parallel_size = world.size()},
+                                   "bench " + mode);
+  const auto chunks =
+      models::make_stage(checkpoint.map.config, mesh,
+                         {.alignment = mode == "bitwise" ? Alignment::kBitwise : Alignment::kFast});
   converter::load_model(chunks, checkpoint, {.round = true});
   auto& model = *chunks.front();
   rollout::LLMEngine engine(model, {.max_num_seqs = flags.max_num_seqs,
@@ -141,13 +156,15 @@ void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::Wo
                                     .max_model_len = flags.input.back() + flags.output.back() + 1,
                                     .gpu_memory_utilization = flags.verify ? 0.5 : 0.9,
                                     .enforce_eager = flags.eager});
-  nlohmann::ordered_json report{{"program", "ferry"}, {"mode", mode}, {"ranks", world.size()}, {"batch", flags.batch}};
+  nlohmann::ordered_json report{
+      {"program", "ferry"}, {"mode", mode}, {"ranks", world.size()}, {"batch", flags.batch}};
   Timing best{.seconds = 1e30};
   auto short_ones = flags;
   short_ones.output = {16};
   std::int64_t unequal = 0;
   std::int64_t compared = 0;
-  for (int round = 0; round <= flags.rounds; ++round) {  // the first chooses kernels and captures graphs
+  for (int round = 0; round <= flags.rounds;
+       ++round) {  // the first chooses kernels and captures graphs
     auto requests = make_requests(round == 0 && flags.short_warmup ? short_ones : flags,
                                   checkpoint.map.config.vocab_size, round);
     const auto timing = serve(engine, requests, flags, device);
@@ -161,7 +178,8 @@ void run(const Flags& flags, const converter::Checkpoint& checkpoint, models::Wo
     auto few = flags;
     few.output = {12};
     auto requests = make_requests(few, checkpoint.map.config.vocab_size, 99);
-    write_trace([&] { serve(engine, requests, few, device); }, device, fmt::format("{}-{}.json", flags.trace, mode));
+    write_trace([&] { serve(engine, requests, few, device); }, device,
+                fmt::format("{}-{}.json", flags.trace, mode));
   }
   const auto stats = engine.stats();
   report["output_tokens_per_second"] = static_cast<double>(best.outputs) / best.seconds;
@@ -187,7 +205,8 @@ int main(int argc, char** argv) {
   using namespace ferry;
   Flags flags;
   CLI::App app("Measures generation");
-  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")->required();
+  app.add_option("checkpoint", flags.checkpoint, "A checkpoint, whose weights are loaded")
+      ->required();
   app.add_option("--device", flags.device, "cpu or cuda");
   app.add_option("--modes", flags.modes, "fast, bitwise")->delimiter(',');
   app.add_option("--batch", flags.batch, "Requests, all there from the beginning");
@@ -200,7 +219,8 @@ int main(int argc, char** argv) {
   app.add_flag("--verify", flags.verify, "Compare log-probabilities with the trainer's");
   app.add_flag("--short-warmup", flags.short_warmup, "Of 16 tokens each");
   app.add_flag("--enforce-eager", flags.eager, "No CUDA graphs");
-  app.add_option("--trace", flags.trace, "Write a short round of each mode as a Chrome trace, PREFIX-MODE.json");
+  app.add_option("--trace", flags.trace,
+                 "Write a short round of each mode as a Chrome trace, PREFIX-MODE.json");
   CLI11_PARSE(app, argc, argv);
   try {
     const auto checkpoint = converter::open(flags.checkpoint);

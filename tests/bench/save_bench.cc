@@ -1,8 +1,8 @@
-// save_bench FOLDER [--device cpu|cuda] [--layers N] [--rounds N] [--pause S]: saves a training run of the
-// Qwen2.5-0.5B or 1.5B shape (bf16 parameters, fp32 masters and moments) from one rank, at once and
-// in the background, in turn with its limits: copying the same bytes off the device, and writing
-// them to one file from memory. Prints a JSON object: the seconds of each round. Beside it, with
-// torch.distributed.checkpoint: tests/bench/save_bench.py, which runs this.
+// save_bench FOLDER [--device cpu|cuda] [--layers N] [--rounds N] [--pause S]: saves a training run
+// of the Qwen2.5-0.5B or 1.5B shape (bf16 parameters, fp32 masters and moments) from one rank, at
+// once and in the background, in turn with its limits: copying the same bytes off the device, and
+// writing them to one file from memory. Prints a JSON object: the seconds of each round. Beside it,
+// with torch.distributed.checkpoint: tests/bench/save_bench.py, which runs this.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -85,14 +85,16 @@ void write_plainly(const fs::path& path, const std::vector<at::Tensor>& tensors,
     const auto* const data = static_cast<const std::byte*>(tensor.const_data_ptr());
     const auto nbytes = static_cast<std::int64_t>(tensor.nbytes());
     for (std::int64_t at = 0; at < nbytes; at += kPiece)
-      pieces.push_back({size + at, {data + at, static_cast<std::size_t>(std::min(kPiece, nbytes - at))}});
+      pieces.push_back(
+          {size + at, {data + at, static_cast<std::size_t>(std::min(kPiece, nbytes - at))}});
     size += nbytes;
   }
   const distckpt::WriteFile file(path, size);
   std::vector<std::jthread> workers;
   for (int t = 0; t < threads; ++t) {
     workers.emplace_back([&, t] {
-      for (auto i = static_cast<std::size_t>(t); i < pieces.size(); i += static_cast<std::size_t>(threads))
+      for (auto i = static_cast<std::size_t>(t); i < pieces.size();
+           i += static_cast<std::size_t>(threads))
         file.write_at(pieces[i].offset, pieces[i].bytes);
     });
   }
@@ -101,7 +103,8 @@ void write_plainly(const fs::path& path, const std::vector<at::Tensor>& tensors,
 }
 
 int run(const Options& options) {
-  const at::Device device = options.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  const at::Device device =
+      options.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
   models::set_device(device);
   models::World world(models::World::Options{.device = device});
   const models::ParallelState mesh(world, {}, "bench");
@@ -113,7 +116,8 @@ int run(const Options& options) {
   for (const auto& buffer : ddp.buffers()) state.push_back(buffer.params());
   for (auto& tensor : state) tensor.fill_(0.37);  // no page is a page of zeros
   const auto bytes = bytes_of(state);
-  const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
+  const int threads =
+      options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
 
   std::vector<double> copy, plain, save, stall, background;
   const fs::path folder = options.folder;
@@ -121,7 +125,9 @@ int run(const Options& options) {
   const auto pinned = [&] {
     std::vector<at::Tensor> host;
     for (const auto& tensor : state)
-      host.push_back(at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).pinned_memory(device.is_cuda())));
+      host.push_back(at::empty(
+          tensor.sizes(),
+          at::TensorOptions().dtype(tensor.scalar_type()).pinned_memory(device.is_cuda())));
     return host;
   };
   // A disk that owes a burst of writes is slower for a while.
@@ -136,7 +142,8 @@ int run(const Options& options) {
       fs::remove(folder / "plain");
     }
     rest();
-    TrainingCheckpoint checkpoint(world, {chunks[0].get()}, optimizer, scheduler, {.root = folder / "run", .threads = options.threads});
+    TrainingCheckpoint checkpoint(world, {chunks[0].get()}, optimizer, scheduler,
+                                  {.root = folder / "run", .threads = options.threads});
     save.push_back(seconds_of([&] { checkpoint.save(1, {}); }));
     fs::remove_all(folder / "run");
     for (const int iteration : {2, 3}) {  // the first one makes the snapshot's memory

@@ -22,7 +22,8 @@ std::string environment(const char* name) {
 }
 
 bool has_models() {
-  return std::filesystem::exists(std::filesystem::path(environment("FERRY")).parent_path() / "ferry-torch");
+  return std::filesystem::exists(std::filesystem::path(environment("FERRY")).parent_path() /
+                                 "ferry-torch");
 }
 
 // What `ferry ARGUMENTS` prints on stdout; nothing if it fails.

@@ -223,9 +223,8 @@ TEST(Save, OfAnOptimizerIsTheStateThatWasLoaded) {
 
 TEST(Save, NeedsTheParameterGroupsOfAnOptimizer) {
   const TempDir dir;
-  const MeshOptions mesh{.parallel = {.make_vocab_size_divisible_by = 4},
-                         .dtype = {},
-                         .optimizer = {"exp_avg"}};
+  const MeshOptions mesh{
+      .parallel = {.make_vocab_size_divisible_by = 4}, .dtype = {}, .optimizer = {"exp_avg"}};
   const Loaded loaded(test_data("llama_optim_full"), mesh, {.training_state = true});
   auto options = loaded.to(dir / "saved");
   options.origin = nullptr;
@@ -242,11 +241,11 @@ TEST(Save, NeedsTheParameterGroupsOfAnOptimizer) {
 
 TEST(Save, CarriesTheObjectsOfAllRanks) {
   const TempDir dir;
-  const Loaded loaded(test_data("llama_optim_zero"),
-                      {.parallel = {.tensor_model_parallel_size = 2,
-                                    .make_vocab_size_divisible_by = 4},
-                       .dtype = {}},
-                      {.training_state = true});
+  const Loaded loaded(
+      test_data("llama_optim_zero"),
+      {.parallel = {.tensor_model_parallel_size = 2, .make_vocab_size_divisible_by = 4},
+       .dtype = {}},
+      {.training_state = true});
   const auto& rng = loaded.origin.training->rng;
   ASSERT_EQ(rng.size(), 2U);
   const auto save_with = [&](const std::function<distckpt::StoredObject(int)>& object_of) {

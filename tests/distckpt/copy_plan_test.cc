@@ -176,10 +176,8 @@ TEST(CopyPlan, WritesAGridOfEncodedChunks) {
   std::vector<Shard> shards;
   for (std::int64_t r = 0; r < 2; ++r) {
     for (std::int64_t c = 0; c < 2; ++c) {
-      const auto chunk = target.layout.add_storage(ChunkStorage{.path = "w.h5",
-                                                                .offset = 1000 * (2 * r + c),
-                                                                .encoded_size = 20,
-                                                                .decoded_size = 32});
+      const auto chunk = target.layout.add_storage(ChunkStorage{
+          .path = "w.h5", .offset = 1000 * (2 * r + c), .encoded_size = 20, .decoded_size = 32});
       shards.push_back(packed_shard(box({4 * r, 4 * c}, {4, 4}), DType::kBF16, chunk, 0));
     }
   }

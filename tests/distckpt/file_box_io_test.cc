@@ -152,8 +152,8 @@ TEST(FileSource, RefusesAFileThatWasChangedMeanwhile) {
 TEST(FileSource, RefusesABoxBeyondAChunkAndWhatIsNoFile) {
   FileSource source({ChunkStorage{.path = "w.h5", .offset = 12}, MemoryStorage{}});
   auto region = region_of(0, 1, 10, 10);
-  EXPECT_TRUE(
-      fails(ErrorKind::kLayout, {"w.h5", "bytes 12 to 12", "ends behind"}, [&] { read(source, region); }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"w.h5", "bytes 12 to 12", "ends behind"},
+                    [&] { read(source, region); }));
   region.at.storage = 1;
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"memory"}, [&] { read(source, region); }));
 }

@@ -29,7 +29,8 @@ TEST(ForeignError, BecomesAnErrorOfItsKind) {
   EXPECT_EQ(report(std::bad_alloc()), "io out of memory");
   EXPECT_EQ(report(system(std::errc::resource_unavailable_try_again)),
             "io no thread could be started: out of memory, or of threads");
-  const std::filesystem::filesystem_error of_files("rename", std::make_error_code(std::errc::no_such_file_or_directory));
+  const std::filesystem::filesystem_error of_files(
+      "rename", std::make_error_code(std::errc::no_such_file_or_directory));
   EXPECT_EQ(report(of_files), std::string("io ") + of_files.what());
   EXPECT_EQ(report(std::logic_error("never")), "bug never");
 }

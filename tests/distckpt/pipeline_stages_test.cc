@@ -56,7 +56,8 @@ TEST(PipelineStages, ReadsMegatronsLayoutText) {
 }
 
 TEST(PipelineStages, RefusesALayoutThatIsNotTheModels) {
-  const auto refused = [](std::string text, int stages, const std::vector<std::string_view>& words) {
+  const auto refused = [](std::string text, int stages,
+                          const std::vector<std::string_view>& words) {
     return fails(ErrorKind::kUsage, words,
                  [&] { pipeline_stages(layout(std::move(text), stages), 4, 0); });
   };

@@ -26,8 +26,8 @@ std::vector<std::byte> weights(Random& random, std::int64_t count) {
     const auto uniform = [&] { return (static_cast<double>(random.bits() >> 11) + 1) * 0x1p-53; };
     const auto value = static_cast<float>(0.02 * std::sqrt(-2 * std::log(uniform())) *
                                           std::cos(2 * std::numbers::pi * uniform()));
-    std::memcpy(&bytes[static_cast<std::size_t>(2 * i)],
-                reinterpret_cast<const char*>(&value) + 2, 2);
+    std::memcpy(&bytes[static_cast<std::size_t>(2 * i)], reinterpret_cast<const char*>(&value) + 2,
+                2);
   }
   return bytes;
 }
@@ -160,7 +160,8 @@ TEST(PlaneCodec, RefusesWhatNoEncoderWrites) {
   for (int i = 0; i < 2000; ++i) {
     auto other = good;
     for (int n = 0; n < 3; ++n)
-      other[static_cast<std::size_t>(random.between(4, std::ssize(good) - 1))] = std::byte(random.bits());
+      other[static_cast<std::size_t>(random.between(4, std::ssize(good) - 1))] =
+          std::byte(random.bits());
     try {
       codec.decode(seal(other), 2, "w", decoded);
     } catch (const Error& error) {

@@ -1,5 +1,5 @@
-// Archives that are damaged, byte by byte, and archives that somebody made up: always an Error, that
-// names file and tensor.
+// Archives that are damaged, byte by byte, and archives that somebody made up: always an Error,
+// that names file and tensor.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -53,10 +53,13 @@ void read_everything(const fs::path& folder) {
     for (const auto& shard : tensor.shards) {
       std::vector<std::byte> bytes(
           static_cast<std::size_t>(shard.box.volume() * size_of(tensor.dtype)));
-      with_context([&] { return "reading " + tensor.name; }, [&] {
-        source.read({.at = shard.at, .size = shard.box.size, .element_size = size_of(tensor.dtype)},
-                    bytes, parts);
-      });
+      with_context(
+          [&] { return "reading " + tensor.name; },
+          [&] {
+            source.read(
+                {.at = shard.at, .size = shard.box.size, .element_size = size_of(tensor.dtype)},
+                bytes, parts);
+          });
     }
   }
 }
@@ -72,7 +75,8 @@ TEST(ShardStoreDamage, EveryByteIsUnderAChecksum) {
     auto damaged = good;
     damaged[i] ^= static_cast<std::byte>(1 << random.between(0, 7));
     support::write_bytes(path, damaged);
-    ASSERT_TRUE(fails(ErrorKind::kCorrupt, {"weights.h5"}, [&] { read_everything(dir / "a"); })) << i;
+    ASSERT_TRUE(fails(ErrorKind::kCorrupt, {"weights.h5"}, [&] { read_everything(dir / "a"); }))
+        << i;
   }
 }
 
@@ -105,7 +109,8 @@ TEST(ShardStoreDamage, NamesTheTensor) {
       auto damaged = good;
       damaged[static_cast<std::size_t>(chunk.offset + chunk.encoded_size / 2)] ^= std::byte{1};
       support::write_bytes(path, damaged);
-      const auto bytes = fmt::format("bytes {} to {}", chunk.offset, chunk.offset + chunk.encoded_size);
+      const auto bytes =
+          fmt::format("bytes {} to {}", chunk.offset, chunk.offset + chunk.encoded_size);
       EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"weights.h5", tensor.name, bytes, "CRC-32"},
                         [&] { read_everything(dir / "a"); }));
     }
@@ -129,7 +134,8 @@ TEST(ShardStoreDamage, NoticesAFileOfAnotherArchive) {
   EXPECT_TRUE(fails(ErrorKind::kNotFound, {"weights-00002-of-00002.h5", "is missing"},
                     [&] { read_shard_store(dir / "b"); }));
   fs::copy_file(dir / "a" / first, dir / "a" / "weights.h5");
-  EXPECT_TRUE(fails(ErrorKind::kLayout, {"several archives"}, [&] { read_shard_store(dir / "a"); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"several archives"}, [&] { read_shard_store(dir / "a"); }));
 }
 
 // --- Made up, with checksums that are right ---
@@ -163,10 +169,12 @@ const std::vector<ChunkPlace> kGoodChunks{{.offset = 100, .size = 60, .crc = 0x7
 
 TEST(ShardStoreMadeUp, TheIndexThatTheOthersVary) {
   const TempDir dir;
-  const auto store = read_shard_store(write(dir, {.index = std::string(kGoodIndex), .chunks = kGoodChunks}));
+  const auto store =
+      read_shard_store(write(dir, {.index = std::string(kGoodIndex), .chunks = kGoodChunks}));
   ASSERT_EQ(store.layout.tensors().size(), 2U);
   EXPECT_EQ(store.files.at("hf/a"), "xxxx");
-  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"tensors/w[0:4, 0:8]", "CRC-32"}, [&] { read_tensors(store); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kCorrupt, {"tensors/w[0:4, 0:8]", "CRC-32"}, [&] { read_tensors(store); }));
 }
 
 TEST(ShardStoreMadeUp, RefusesAnIndexThatDoesNotFit) {
@@ -180,9 +188,10 @@ TEST(ShardStoreMadeUp, RefusesAnIndexThatDoesNotFit) {
       {R"("shape":[8,8]},{"chunk")", R"("shape":[4,8]},{"chunk")", "fewer than the trailer"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[-8,8]},{"chunk")", "dimension of -8"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[8]},{"chunk")", "chunks [4, 8]"},
-      {R"("shape":[8,8]},{"chunk")", R"("shape":[4611686018427387904,4611686018427387904]},{"chunk")",
-       "more chunks"},
-      {R"("shape":[8,8]},{"chunk")", R"("shape":[9223372036854775807,8]},{"chunk")", "dimension of"},
+      {R"("shape":[8,8]},{"chunk")",
+       R"("shape":[4611686018427387904,4611686018427387904]},{"chunk")", "more chunks"},
+      {R"("shape":[8,8]},{"chunk")", R"("shape":[9223372036854775807,8]},{"chunk")",
+       "dimension of"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[1,1,1,1,1,8,8]},{"chunk")", "7 dimensions"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":[8,"8"]},{"chunk")", "shape"},
       {R"("shape":[8,8]},{"chunk")", R"("shape":8},{"chunk")", "is not a list"},
@@ -254,8 +263,8 @@ TEST(ShardStoreMadeUp, RefusesATrailerThatDoesNotFit) {
   const auto trailer = 4096 + kGoodIndex.size();
   for (auto at = trailer; at + 8 <= good.size(); at += 4) {
     for (const std::uint64_t value :
-         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{0x7fff'ffff'ffff'ffff}, ~std::uint64_t{0},
-          std::uint64_t{1} << 60, std::uint64_t{5000}}) {
+         {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{0x7fff'ffff'ffff'ffff},
+          ~std::uint64_t{0}, std::uint64_t{1} << 60, std::uint64_t{5000}}) {
       auto damaged = good;
       std::memcpy(damaged.data() + at, &value, sizeof value);
       if (damaged == good) continue;
@@ -267,10 +276,11 @@ TEST(ShardStoreMadeUp, RefusesATrailerThatDoesNotFit) {
 
 TEST(ShardStoreMadeUp, ChunksLieApart) {
   const TempDir dir;
-  for (const auto& other : {ChunkPlace{.offset = 120, .size = 60}, ChunkPlace{.offset = 100, .size = 60},
-                            ChunkPlace{.offset = 330, .size = 0}, ChunkPlace{.offset = 50, .size = 51},
-                            ChunkPlace{.offset = -1, .size = 9}, ChunkPlace{.offset = 1LL << 62, .size = 9},
-                            ChunkPlace{.offset = 2000, .size = 0xffffffff}}) {
+  for (const auto& other :
+       {ChunkPlace{.offset = 120, .size = 60}, ChunkPlace{.offset = 100, .size = 60},
+        ChunkPlace{.offset = 330, .size = 0}, ChunkPlace{.offset = 50, .size = 51},
+        ChunkPlace{.offset = -1, .size = 9}, ChunkPlace{.offset = 1LL << 62, .size = 9},
+        ChunkPlace{.offset = 2000, .size = 0xffffffff}}) {
     // append_trailer refuses to write it, so that the range is put in afterwards.
     write(dir, {.index = std::string(kGoodIndex), .chunks = kGoodChunks});
     const auto path = dir / "a" / "weights.h5";

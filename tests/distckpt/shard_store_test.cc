@@ -48,7 +48,8 @@ TEST(ShardStore, GivesBackAnyTensors) {
     SCOPED_TRACE(seed);
     Random random(seed);
     const TempDir dir;
-    const auto tensors = support::random_tensors(random, static_cast<int>(random.between(1, 12)), 90);
+    const auto tensors =
+        support::random_tensors(random, static_cast<int>(random.between(1, 12)), 90);
     write_shard_store(dir / "a", tensors, {.store = small_chunks(random)});
     const auto store = read_shard_store(dir / "a");
     expect_holds(store, tensors);
@@ -81,8 +82,9 @@ TEST(ShardStore, GoesOnWithWhatARunLeftFileByFile) {
     std::int64_t total = 0;
     for (int i = 0; i < 12; ++i) {  // each of a task or two
       const Shape shape{random.between(500, 1500), 1024};
-      tensors.push_back({.tensor = {.name = fmt::format("t{}", i), .dtype = DType::kBF16, .shape = shape},
-                         .bytes = random.bytes(2 * shape.product())});
+      tensors.push_back(
+          {.tensor = {.name = fmt::format("t{}", i), .dtype = DType::kBF16, .shape = shape},
+           .bytes = random.bytes(2 * shape.product())});
       total += std::ssize(tensors.back().bytes);
     }
     support::WriteOptions options{.store = {.max_file_bytes = 5 << 20, .chunk_bytes = 1 << 18}};
@@ -102,8 +104,9 @@ TEST(ShardStore, SplitsIntoFilesOfAtMostThatSize) {
   const TempDir dir;
   std::vector<StoredBytes> tensors;
   for (int i = 0; i < 10; ++i) {
-    tensors.push_back({.tensor = {.name = fmt::format("t{}", i), .dtype = DType::kU8, .shape = {400}},
-                       .bytes = random.bytes(400)});
+    tensors.push_back(
+        {.tensor = {.name = fmt::format("t{}", i), .dtype = DType::kU8, .shape = {400}},
+         .bytes = random.bytes(400)});
   }
   write_shard_store(dir / "a", tensors, {.store = {.max_file_bytes = 1000}});
   EXPECT_EQ(support::list(dir / "a"),
@@ -119,7 +122,8 @@ TEST(ShardStore, ATensorParallelSliceIsFewChunks) {
   const TempDir dir;
   const Shape shape{2048, 4096};
   const std::vector<StoredBytes> tensors{
-      {.tensor = {.name = "w", .dtype = DType::kBF16, .shape = shape}, .bytes = random.bytes(2 * shape.product())}};
+      {.tensor = {.name = "w", .dtype = DType::kBF16, .shape = shape},
+       .bytes = random.bytes(2 * shape.product())}};
   write_shard_store(dir / "a", tensors, {});
   const auto store = read_shard_store(dir / "a");
   const auto& tensor = store.layout.tensor(0);
@@ -135,7 +139,8 @@ TEST(ShardStore, ATensorParallelSliceIsFewChunks) {
         const auto part = intersect(shard.box, slice);
         if (!part) continue;
         auto at = shard.at;
-        for (int d = 0; d < 2; ++d) at.offset += (part->offset[d] - shard.box.offset[d]) * at.strides[d];
+        for (int d = 0; d < 2; ++d)
+          at.offset += (part->offset[d] - shard.box.offset[d]) * at.strides[d];
         std::vector<std::byte> bytes(static_cast<std::size_t>(2 * part->volume()));
         source.read({.at = at, .size = part->size, .element_size = 2}, bytes, parts);
         read += 2 * shard.box.volume();
@@ -151,7 +156,8 @@ TEST(ShardStore, DecodesEachChunkOnce) {
   const TempDir dir;
   const Shape shape{3000, 1024};
   const std::vector<StoredBytes> tensors{
-      {.tensor = {.name = "w", .dtype = DType::kBF16, .shape = shape}, .bytes = random.bytes(2 * shape.product())}};
+      {.tensor = {.name = "w", .dtype = DType::kBF16, .shape = shape},
+       .bytes = random.bytes(2 * shape.product())}};
   write_shard_store(dir / "a", tensors, {.store = {.chunk_bytes = 1 << 17}});
   const auto store = read_shard_store(dir / "a");
   FileSource source(store.layout.storages());
@@ -179,7 +185,8 @@ TEST(ChunkShape, CutsColumnsFirstAndNeverExceedsTheSize) {
   EXPECT_EQ(chunk_shape({8, 64, 64}, DType::kBF16, 1 << 20), (Shape{8, 64, 64}));
   Random random(9);
   for (int i = 0; i < 2000; ++i) {
-    const auto shape = support::random_shape(random, static_cast<int>(random.between(1, 4)), 1, 3000);
+    const auto shape =
+        support::random_shape(random, static_cast<int>(random.between(1, 4)), 1, 3000);
     const auto bytes = random.between(8, 1 << 20);
     const auto chunk = chunk_shape(shape, DType::kF64, bytes);
     ASSERT_LE(8 * chunk.product(), bytes);

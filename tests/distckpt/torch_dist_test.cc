@@ -250,8 +250,8 @@ TEST(TorchDistTarget, RefusesToFinishWhatWasNotWrittenWhole) {
   const TorchDistTarget target(dir.path(), {{.tensors = {shard}}},
                                [](PickleWriter& pickle) { pickle.begin_dict().end_dict(); });
   FileSink sink(target.layout().storages(), target.protected_ranges(), WriteFile::Mode::kCreate);
-  EXPECT_TRUE(
-      fails(ErrorKind::kBug, {"w [0:2, 0:3]", "not written whole"}, [&] { target.finish_files(sink); }));
+  EXPECT_TRUE(fails(ErrorKind::kBug, {"w [0:2, 0:3]", "not written whole"},
+                    [&] { target.finish_files(sink); }));
   EXPECT_FALSE(is_torch_dist(dir.path()));
 }
 

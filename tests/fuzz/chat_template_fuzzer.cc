@@ -1,8 +1,7 @@
-#include "rollout/text/chat_template.h"
-
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "rollout/text/chat_template.h"
 #include "rollout/text/unicode.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"

@@ -1,8 +1,7 @@
-#include "distckpt/shard_store.h"
-
 #include <charconv>
 #include <string>
 
+#include "distckpt/shard_store.h"
 #include "distckpt/shard_store_index.h"
 #include "distckpt/shard_store_layout.h"
 #include "tests/fuzz/property.h"
@@ -27,8 +26,8 @@ Read read(std::string_view text, std::size_t num_chunks) {
 }  // namespace
 
 // A line with the number of chunks that a trailer would list, and the index. What is taken makes a
-// layout in which every tensor is whole and has storages as many as there are chunks, and is written
-// as an index that says the same.
+// layout in which every tensor is whole and has storages as many as there are chunks, and is
+// written as an index that says the same.
 void shard_store(std::string_view input) {
   const auto line = input.find('\n');
   std::size_t num_chunks = 0;

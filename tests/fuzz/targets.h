@@ -26,10 +26,17 @@ void tokenizer(std::string_view input);      // a tokenizer.json
 void chat_template(std::string_view input);  // a chat template
 
 inline constexpr Target kTargets[] = {
-    {"safetensors", safetensors}, {"pickle", pickle},       {"zip", zip},
-    {"torch_dist", torch_dist},   {"hf_config", hf_config}, {"megatron_args", megatron_args},
-    {"manifest", manifest},       {"journal", journal},     {"shard_store", shard_store},
-    {"tokenizer", tokenizer},     {"chat_template", chat_template},
+    {"safetensors", safetensors},
+    {"pickle", pickle},
+    {"zip", zip},
+    {"torch_dist", torch_dist},
+    {"hf_config", hf_config},
+    {"megatron_args", megatron_args},
+    {"manifest", manifest},
+    {"journal", journal},
+    {"shard_store", shard_store},
+    {"tokenizer", tokenizer},
+    {"chat_template", chat_template},
 };
 inline constexpr std::span<const Target> targets() {
   return kTargets;

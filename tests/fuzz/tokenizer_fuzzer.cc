@@ -1,8 +1,7 @@
-#include "rollout/text/tokenizer.h"
-
 #include <string>
 #include <vector>
 
+#include "rollout/text/tokenizer.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 
@@ -14,7 +13,8 @@ using rollout::text::TokenId;
 using rollout::text::Tokenizer;
 
 constexpr std::string_view kTexts[] = {
-    "", " ", "It's 12 \xC3\xA9\xE6\xBC\xA2\xF0\x9F\x91\x8D\n\n  <s>aab ab\xCC\x81", "a\xFF\xE2\x82"};
+    "", " ", "It's 12 \xC3\xA9\xE6\xBC\xA2\xF0\x9F\x91\x8D\n\n  <s>aab ab\xCC\x81",
+    "a\xFF\xE2\x82"};
 
 // Ids of texts are ids of tokens, and a stream says what the whole says.
 void expect_sound(const Tokenizer& tokenizer, std::string_view text) {

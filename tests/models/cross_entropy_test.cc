@@ -52,7 +52,10 @@ Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
 
-OutputHead head_of(const at::Tensor& weight, const ProcessGroup& group, Alignment alignment, std::int64_t chunk) {
+OutputHead head_of(const at::Tensor& weight,
+                   const ProcessGroup& group,
+                   Alignment alignment,
+                   std::int64_t chunk) {
   return {.weight = weight,
           .vocab_size = kVocabulary,
           .parallel = {.group = &group, .alignment = alignment},
@@ -100,9 +103,13 @@ TEST(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinition)
       const auto usual = plain(p, dtype, temperature);
       for (const std::int64_t chunk : {20, 1000}) {
         const auto got = fused(p, temperature, chunk);
-        EXPECT_LE(error(got.grad_hidden, exact.grad_hidden), 2 * error(usual.grad_hidden, exact.grad_hidden));
-        EXPECT_LE(error(got.grad_weight, exact.grad_weight), 2 * error(usual.grad_weight, exact.grad_weight));
-        EXPECT_EQ(got.grad_weight.narrow(0, kVocabulary, kPadded - kVocabulary).abs().max().item<float>(), 0);
+        EXPECT_LE(error(got.grad_hidden, exact.grad_hidden),
+                  2 * error(usual.grad_hidden, exact.grad_hidden));
+        EXPECT_LE(error(got.grad_weight, exact.grad_weight),
+                  2 * error(usual.grad_weight, exact.grad_weight));
+        EXPECT_EQ(
+            got.grad_weight.narrow(0, kVocabulary, kPadded - kVocabulary).abs().max().item<float>(),
+            0);
       }
     }
 }
@@ -148,14 +155,16 @@ TEST(LinearCrossEntropy, IsTheWeightedSumWithItsGradient) {
     const ProcessGroup alone;
     const auto hidden = p.hidden.clone().requires_grad_();
     const auto weight = p.weight.clone().requires_grad_();
-    const auto got = linear_cross_entropy(hidden, p.labels, -p.of_log_prob, head_of(weight, alone, Alignment::kBitwise, chunk));
+    const auto got = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                                          head_of(weight, alone, Alignment::kBitwise, chunk));
     EXPECT_TRUE(at::equal(got.log_probs, expected.log_probs));
     EXPECT_TRUE(at::allclose(got.loss, (p.of_log_prob * expected.log_probs).sum()));
     (got.loss * 0.5).backward();
     EXPECT_TRUE(at::allclose(hidden.grad(), expected.grad_hidden * 0.5, 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(weight.grad(), expected.grad_weight * 0.5, 1e-5, 1e-6));
     const at::NoGradGuard no_grad;
-    const auto scored = linear_cross_entropy(hidden, p.labels, -p.of_log_prob, head_of(weight, alone, Alignment::kBitwise, chunk));
+    const auto scored = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                                             head_of(weight, alone, Alignment::kBitwise, chunk));
     EXPECT_TRUE(at::equal(scored.loss, got.loss.detach()));
   }
 }

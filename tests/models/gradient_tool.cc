@@ -1,6 +1,7 @@
-// The gradients of our models beside Hugging Face's, for tests/interop/test_gradients.py. Prints one
-// JSON object a parameter: the error of both against gradients in fp64, relative to their norm.
-//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT [cuda]
+// The gradients of our models beside Hugging Face's, for tests/interop/test_gradients.py. Prints
+// one JSON object a parameter: the error of both against gradients in fp64, relative to their norm.
+//   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT
+//   [cuda]
 // LAYOUT: that of the pipeline, empty for one stage. The ranks are threads; on GPUs processes, as
 // torchrun starts them.
 // REFERENCE: of hf_reference.py --gradients, in the dtype that is run.
@@ -67,7 +68,8 @@ void run(const Flags& flags, models::World& world) {
   std::vector<at::Tensor> first;  // of the first run, in the order of the parameters
   for (int round = 0; round < 2; ++round) {
     for (auto* const model : pointers) {
-      for (const auto& leaf : model->parameters().leaves()) leaf.value.mutable_grad() = at::Tensor();
+      for (const auto& leaf : model->parameters().leaves())
+        leaf.value.mutable_grad() = at::Tensor();
     }
     std::vector<at::Tensor> received;
     std::vector<at::Tensor> sent;
@@ -129,21 +131,21 @@ int main(int argc, char** argv) {
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   try {
     const bool bf16 = std::string(argv[11]) == "bfloat16";
-    Flags flags{.checkpoint = argv[1],
-                .reference = converter::read_reference(argv[2]),
-                .exact = converter::read_reference(argv[3]),
-                .options = {.alignment = std::string(argv[4]) == "bitwise"
-                                             ? models::Alignment::kBitwise
-                                             : models::Alignment::kFast,
-                            .dtype = bf16 ? distckpt::DType::kBF16 : distckpt::DType::kF32,
-                            .sequence_parallel = number(6) != 0},
-                .parallel = {.tensor_model_parallel_size = number(5),
-                             .pipeline_model_parallel_size = number(7),
-                             .context_parallel_size = number(8),
-                             .expert_model_parallel_size = number(9),
-                             .expert_tensor_parallel_size = number(10),
-                             .pipeline_model_parallel_layout = argv[12],
-                             .make_vocab_size_divisible_by = 8}};
+    Flags flags{
+        .checkpoint = argv[1],
+        .reference = converter::read_reference(argv[2]),
+        .exact = converter::read_reference(argv[3]),
+        .options = {.alignment = std::string(argv[4]) == "bitwise" ? models::Alignment::kBitwise
+                                                                   : models::Alignment::kFast,
+                    .dtype = bf16 ? distckpt::DType::kBF16 : distckpt::DType::kF32,
+                    .sequence_parallel = number(6) != 0},
+        .parallel = {.tensor_model_parallel_size = number(5),
+                     .pipeline_model_parallel_size = number(7),
+                     .context_parallel_size = number(8),
+                     .expert_model_parallel_size = number(9),
+                     .expert_tensor_parallel_size = number(10),
+                     .pipeline_model_parallel_layout = argv[12],
+                     .make_vocab_size_divisible_by = 8}};
     if (argc == 14) {
       auto world = models::World::from_environment({.device = at::Device(argv[13])});
       run(flags, world);

@@ -1,8 +1,7 @@
 #include "models/process_group.h"
 
-#include <gtest/gtest.h>
-
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
@@ -27,19 +26,21 @@ TEST(ProcessGroup, MovesTensorsInTheOrderOfRanks) {
     const ProcessGroup group(world, "all", first_ranks(3));
     const auto mine = at::full({2, 2}, world.rank(), at::kBFloat16);
     const auto whole = group.all_gather(mine);
-    EXPECT_TRUE(at::equal(whole, at::cat({at::full({2, 2}, 0), at::full({2, 2}, 1), at::full({2, 2}, 2)})
-                                     .to(at::kBFloat16)));
+    EXPECT_TRUE(
+        at::equal(whole, at::cat({at::full({2, 2}, 0), at::full({2, 2}, 1), at::full({2, 2}, 2)})
+                             .to(at::kBFloat16)));
     // Rank r sends r + 1 rows to rank 0, none to the others.
     const auto rows = at::full({world.rank() + 1, 1}, world.rank(), at::kLong);
-    const auto received =
-        group.all_to_all(rows, {world.rank() + 1, 0, 0},
-                         world.rank() == 0 ? std::vector<std::int64_t>{1, 2, 3} : std::vector<std::int64_t>{0, 0, 0});
+    const auto received = group.all_to_all(rows, {world.rank() + 1, 0, 0},
+                                           world.rank() == 0 ? std::vector<std::int64_t>{1, 2, 3}
+                                                             : std::vector<std::int64_t>{0, 0, 0});
     if (world.rank() == 0)
       EXPECT_TRUE(at::equal(received.flatten(), at::tensor({0, 1, 1, 2, 2, 2}, at::kLong)));
     else
       EXPECT_EQ(received.size(0), 0);
     EXPECT_TRUE(at::equal(group.broadcast(mine, 2), at::full({2, 2}, 2).to(at::kBFloat16)));
-    const auto texts = group.all_gather_bytes(std::string(static_cast<std::size_t>(world.rank()), 'x'));
+    const auto texts =
+        group.all_gather_bytes(std::string(static_cast<std::size_t>(world.rank()), 'x'));
     EXPECT_EQ(texts, (std::vector<std::string>{"", "x", "xx"}));
   });
 }
@@ -48,7 +49,8 @@ TEST(ProcessGroup, SumsInTheOrderOfRanksAndInFp32) {
   run_ranks(2, {}, [](World& world) {
     const ProcessGroup group(world, "all", first_ranks(2));
     // 1 + 2^-8 is between two bf16: summed in fp32 and rounded once.
-    const auto mine = world.rank() == 0 ? at::full({4}, 1.0).to(at::kBFloat16) : at::full({4}, 0.015625).to(at::kBFloat16);
+    const auto mine = world.rank() == 0 ? at::full({4}, 1.0).to(at::kBFloat16)
+                                        : at::full({4}, 0.015625).to(at::kBFloat16);
     const auto expected = at::full({4}, 1.015625).to(at::kBFloat16);
     EXPECT_TRUE(at::equal(group.all_reduce(mine), expected));
     EXPECT_TRUE(at::equal(group.reduce_scatter(mine), expected.slice(0, 0, 2)));
@@ -79,8 +81,10 @@ TEST(ProcessGroup, NamesTheRankThatNeverComes) {
 TEST(ProcessGroup, RepeatsWhyARankNeverComesToMakeIt) {
   run_ranks(2, {.timeout = std::chrono::minutes(5)}, [](World& world) {
     if (world.rank() == 1) return announce_failure(world, "out of memory for all it has");
-    EXPECT_TRUE(support::fails(ErrorKind::kIo, {"mesh/dp of ranks 0, 1: creation", "rank 1, which failed: out of memory for all it has"},
-                               [&] { ProcessGroup(world, "mesh/dp", first_ranks(2)); }));
+    EXPECT_TRUE(support::fails(
+        ErrorKind::kIo,
+        {"mesh/dp of ranks 0, 1: creation", "rank 1, which failed: out of memory for all it has"},
+        [&] { ProcessGroup(world, "mesh/dp", first_ranks(2)); }));
   });
 }
 
@@ -110,7 +114,8 @@ TEST(ParallelState, MeshesOfOtherShapesLiveSideBySide) {
     const ParallelState deep(
         world, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}, "deep");
     EXPECT_EQ(wide.tp().size(), 4);
-    EXPECT_EQ(deep.tp().ranks(), (world.rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}));
+    EXPECT_EQ(deep.tp().ranks(),
+              (world.rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}));
     EXPECT_EQ(deep.pp().ranks(), (std::vector<int>{world.rank() % 2, world.rank() % 2 + 2}));
     const auto sum = [&](const ProcessGroup& group) {
       return group.all_reduce(at::full({1}, world.rank(), at::kLong)).item<int>();

@@ -37,10 +37,11 @@ Result run(const std::filesystem::path& folder, int tp, int cp, const Recompute&
   const auto sequences =
       pack({at::randint(200, {24}, at::kLong), at::randint(200, {40}, at::kLong)});
   run_ranks(tp * cp, {}, [&](World& world) {
-    const ParallelState mesh(world, {.tensor_model_parallel_size = tp, .context_parallel_size = cp}, "test");
-    const auto chunks =
-        make_stage(support::read_config(folder), mesh,
-                   {.alignment = Alignment::kBitwise, .sequence_parallel = tp > 1, .recompute = recompute});
+    const ParallelState mesh(world, {.tensor_model_parallel_size = tp, .context_parallel_size = cp},
+                             "test");
+    const auto chunks = make_stage(
+        support::read_config(folder), mesh,
+        {.alignment = Alignment::kBitwise, .sequence_parallel = tp > 1, .recompute = recompute});
     auto& model = *chunks.front();
     support::naive_load(model, folder);
     const SequencePartition batch(sequences, mesh);
@@ -69,11 +70,13 @@ TEST(Recompute, GradientsHaveTheSameBits) {
     for (const auto& [tp, cp] : {std::pair{1, 1}, {2, 1}, {1, 2}}) {
       const auto kept = run(model(name), tp, cp, {});
       for (const auto& recompute :
-           {Recompute{.granularity = Granularity::kFull, .method = Method::kUniform, .num_layers = 1},
-            Recompute{.granularity = Granularity::kFull, .method = Method::kUniform, .num_layers = 3},
+           {Recompute{
+                .granularity = Granularity::kFull, .method = Method::kUniform, .num_layers = 1},
+            Recompute{
+                .granularity = Granularity::kFull, .method = Method::kUniform, .num_layers = 3},
             Recompute{.granularity = Granularity::kFull, .method = Method::kBlock, .num_layers = 2},
             Recompute{.granularity = Granularity::kSelective,
-                      .modules = {.core_attn = true, .mlp = true, .moe = true}}}) {
+            .modules = {.core_attn = true, .mlp = true, .moe = true}}}) {
         EXPECT_TRUE(run(model(name), tp, cp, recompute) == kept)
             << name << ", tp " << tp << ", cp " << cp << ", granularity "
             << static_cast<int>(recompute.granularity) << ", layers " << recompute.num_layers;

@@ -32,13 +32,17 @@ struct Whole {
   distckpt::Shape shape{};
 };
 
-Mesh random_mesh(Random& random, const std::vector<Whole>& tensors, int world, const std::vector<int>& ranks) {
+Mesh random_mesh(Random& random,
+                 const std::vector<Whole>& tensors,
+                 int world,
+                 const std::vector<int>& ranks) {
   Mesh mesh(static_cast<std::size_t>(world));
   for (const auto& whole : tensors) {
     for (const auto& box : support::random_tiling(random, whole.shape, 5)) {
       auto order = ranks;
       random.shuffle(order);
-      const auto holders = random.chance(40) ? random.between(1, static_cast<std::int64_t>(ranks.size())) : 1;
+      const auto holders =
+          random.chance(40) ? random.between(1, static_cast<std::int64_t>(ranks.size())) : 1;
       for (int replica = 0; replica < holders; ++replica) {
         mesh[static_cast<std::size_t>(order[static_cast<std::size_t>(replica)])].push_back(
             {.key = whole.key,
@@ -71,11 +75,13 @@ Memory memory_of(const std::vector<ShardedTensor>& tensors) {
     std::vector<std::int64_t> sizes(size.begin(), size.end());
     std::ranges::reverse(sizes);
     std::vector<std::int64_t> back(sizes.size());
-    for (std::size_t d = 0; d < back.size(); ++d) back[d] = static_cast<std::int64_t>(back.size() - 1 - d);
+    for (std::size_t d = 0; d < back.size(); ++d)
+      back[d] = static_cast<std::int64_t>(back.size() - 1 - d);
     auto value = at::full(sizes, -1, scalar_type(tensor.dtype)).permute(back);
     memory.shards.push_back({.tensor = tensor,
                              .data = static_cast<std::byte*>(value.data_ptr()),
-                             .strides = distckpt::Dims(std::span<const std::int64_t>(value.strides().data(), value.strides().size()))});
+                             .strides = distckpt::Dims(std::span<const std::int64_t>(
+                                 value.strides().data(), value.strides().size()))});
     memory.values.push_back(value);
   }
   return memory;
@@ -89,17 +95,24 @@ struct Ranks {
 TEST(Resharder, MovesWhatEachRankLacksBetweenAnyTwoMeshes) {
   constexpr int kWorld = 4;
   std::atomic<std::int64_t> most_rounds = 0;
-  for (const auto& ranks : {Ranks{"same", {0, 1, 2, 3}, {0, 1, 2, 3}}, Ranks{"disjoint", {0, 1}, {2, 3}},
-                            Ranks{"overlapping", {0, 1, 2}, {1, 2, 3}}}) {
+  for (const auto& ranks :
+       {Ranks{"same", {0, 1, 2, 3}, {0, 1, 2, 3}}, Ranks{"disjoint", {0, 1}, {2, 3}},
+        Ranks{"overlapping", {0, 1, 2}, {1, 2, 3}}}) {
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
       SCOPED_TRACE(fmt::format("{} {}", ranks.name, seed));
       Random random(seed);
       std::vector<Whole> tensors;
       std::vector<at::Tensor> values;
       for (int i = 0; i < 6; ++i) {
-        const auto shape = support::random_shape(random, static_cast<int>(random.between(1, 3)), 1, 40);
-        tensors.push_back({fmt::format("tensor {}", i), random.chance(50) ? DType::kBF16 : DType::kF32, shape});
-        values.push_back(at::arange(shape.product(), at::kFloat).remainder(251).view(at::IntArrayRef(&*shape.begin(), static_cast<std::size_t>(shape.rank()))).to(scalar_type(tensors.back().dtype)));
+        const auto shape =
+            support::random_shape(random, static_cast<int>(random.between(1, 3)), 1, 40);
+        tensors.push_back(
+            {fmt::format("tensor {}", i), random.chance(50) ? DType::kBF16 : DType::kF32, shape});
+        values.push_back(
+            at::arange(shape.product(), at::kFloat)
+                .remainder(251)
+                .view(at::IntArrayRef(&*shape.begin(), static_cast<std::size_t>(shape.rank())))
+                .to(scalar_type(tensors.back().dtype)));
       }
       const auto sources = random_mesh(random, tensors, kWorld, ranks.source);
       const auto targets = random_mesh(random, tensors, kWorld, ranks.target);
@@ -111,13 +124,15 @@ TEST(Resharder, MovesWhatEachRankLacksBetweenAnyTwoMeshes) {
           const auto i = std::ranges::find(tensors, tensor.key, &Whole::key) - tensors.begin();
           return part_of(values[static_cast<std::size_t>(i)], tensor.box());
         };
-        for (std::size_t i = 0; i < source.values.size(); ++i) source.values[i].copy_(value_of(sources[me][i]));
+        for (std::size_t i = 0; i < source.values.size(); ++i)
+          source.values[i].copy_(value_of(sources[me][i]));
         Resharder resharder(world, "reshard", source.shards, target.shards, {.bucket_bytes = 1});
         for (int round = 0; round < 2; ++round) {
           for (auto& value : target.values) value.fill_(-1);
           const auto report = resharder.run_and_verify();
           for (std::size_t i = 0; i < target.values.size(); ++i)
-            EXPECT_TRUE(at::equal(target.values[i], value_of(targets[me][i]))) << targets[me][i].key;
+            EXPECT_TRUE(at::equal(target.values[i], value_of(targets[me][i])))
+                << targets[me][i].key;
           EXPECT_TRUE(!sources[me].empty() || report.bytes_sent == 0);
           EXPECT_TRUE(!targets[me].empty() || report.bytes_received == 0);
           most_rounds = std::max(most_rounds.load(), report.rounds);
@@ -135,7 +150,9 @@ at::Tensor words_of(const at::Tensor& value) {
 // Bytes that ranks have sent in so many steps of training, of what they would have sent.
 double share_sent(Delta delta, int steps) {
   Random layout(5);
-  const std::vector<Whole> tensors{{"matrix", DType::kBF16, {60, 70}}, {"vector", DType::kF32, {900}}, {"still", DType::kBF16, {200}}};
+  const std::vector<Whole> tensors{{"matrix", DType::kBF16, {60, 70}},
+                                   {"vector", DType::kF32, {900}},
+                                   {"still", DType::kBF16, {200}}};
   const auto sources = random_mesh(layout, tensors, 4, {0, 1});
   const auto targets = random_mesh(layout, tensors, 4, {2, 3});
   std::atomic<std::int64_t> sent = 0;
@@ -143,24 +160,31 @@ double share_sent(Delta delta, int steps) {
   run_ranks(4, {}, [&](World& world) {
     const auto me = static_cast<std::size_t>(world.rank());
     std::vector<at::Tensor> values;
-    for (const auto& one : tensors) values.push_back(at::zeros(at::IntArrayRef(one.shape.begin(), one.shape.end()), scalar_type(one.dtype)));
+    for (const auto& one : tensors)
+      values.push_back(
+          at::zeros(at::IntArrayRef(one.shape.begin(), one.shape.end()), scalar_type(one.dtype)));
     const auto value_of = [&](const ShardedTensor& tensor) {
       const auto i = std::ranges::find(tensors, tensor.key, &Whole::key) - tensors.begin();
       return part_of(values[static_cast<std::size_t>(i)], tensor.box());
     };
     const auto source = memory_of(sources[me]);
     const auto target = memory_of(targets[me]);
-    Resharder resharder(world, "delta", source.shards, target.shards, {.bucket_bytes = 8192, .delta = delta});
+    Resharder resharder(world, "delta", source.shards, target.shards,
+                        {.bucket_bytes = 8192, .delta = delta});
     std::int64_t first = 0;  // bytes of the first run, which sends all
-    Random random(7);  // the same on all ranks
+    Random random(7);        // the same on all ranks
     for (int step = 0; step < steps; ++step) {
       for (std::size_t i = 0; i < 2; ++i) {
         const auto words = words_of(values[i]);
-        const auto changes = step == steps / 2 ? words.numel() : random.between(0, words.numel() / 50);  // once most of them
+        const auto changes = step == steps / 2
+                                 ? words.numel()
+                                 : random.between(0, words.numel() / 50);  // once most of them
         for (std::int64_t change = 0; change < changes; ++change)
-          words.mutable_data_ptr<std::int16_t>()[random.between(0, words.numel() - 1)] = static_cast<std::int16_t>(random.bits());
+          words.mutable_data_ptr<std::int16_t>()[random.between(0, words.numel() - 1)] =
+              static_cast<std::int16_t>(random.bits());
       }
-      for (std::size_t i = 0; i < source.values.size(); ++i) source.values[i].copy_(value_of(sources[me][i]));
+      for (std::size_t i = 0; i < source.values.size(); ++i)
+        source.values[i].copy_(value_of(sources[me][i]));
       const bool look = step + 1 == steps || step == steps / 2 || random.chance(3);
       if (step == steps * 7 / 10) {  // the rollout slept, and lost its weights
         for (const auto& value : target.values) value.fill_(-1);
@@ -172,7 +196,8 @@ double share_sent(Delta delta, int steps) {
       if (step == 0) first = report.bytes_sent;
       EXPECT_EQ(report.kept_bytes, first);
       for (std::size_t i = 0; look && i < target.values.size(); ++i)
-        ASSERT_TRUE(at::equal(words_of(target.values[i]), words_of(value_of(targets[me][i])))) << "step " << step << ", " << targets[me][i].key;
+        ASSERT_TRUE(at::equal(words_of(target.values[i]), words_of(value_of(targets[me][i]))))
+            << "step " << step << ", " << targets[me][i].key;
     }
   });
   return static_cast<double>(sent) / static_cast<double>(whole);
@@ -181,13 +206,19 @@ double share_sent(Delta delta, int steps) {
 TEST(Resharder, SendsOnlyWhatChangedAndIsTheSameAfterAThousandSteps) {
   const auto share = share_sent(Delta::kOnDevice, 1000);
   EXPECT_GT(share, 0.005);
-  EXPECT_LT(share, 0.05);  // 1 % of the elements, on average; 3 bytes for 2, and a count for each 256
+  EXPECT_LT(share,
+            0.05);  // 1 % of the elements, on average; 3 bytes for 2, and a count for each 256
   EXPECT_LT(share_sent(Delta::kOnHost, 40), 0.2);  // three of them send everything
 }
 
 TEST(Resharder, RefusesSidesThatDoNotFit) {
   const auto tensor = [](std::string key, std::int64_t rows, DType dtype = DType::kF32) {
-    return ShardedTensor{.key = std::move(key), .dtype = dtype, .local_shape = {rows}, .global_shape = {rows}, .global_offset = {0}, .replica_id = {0}};
+    return ShardedTensor{.key = std::move(key),
+                         .dtype = dtype,
+                         .local_shape = {rows},
+                         .global_shape = {rows},
+                         .global_offset = {0},
+                         .replica_id = {0}};
   };
   using distckpt::plan_between_ranks;
   EXPECT_THROW(plan_between_ranks({{tensor("a", 4)}}, {{tensor("b", 4)}}), Error);
@@ -211,9 +242,17 @@ struct Meshes {
 TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
   using Parallel = distckpt::ParallelConfig;
   const std::vector<Meshes> all{
-      {"llama", Parallel{.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}, Parallel{.tensor_model_parallel_size = 4}},
-      {"qwen2", Parallel{.pipeline_model_parallel_size = 4}, Parallel{.tensor_model_parallel_size = 2}, Alignment::kBitwise},
-      {"qwen3_moe", Parallel{.pipeline_model_parallel_size = 2, .expert_model_parallel_size = 2, .expert_tensor_parallel_size = 1}, Parallel{.tensor_model_parallel_size = 4, .expert_model_parallel_size = 1, .expert_tensor_parallel_size = 4}},
+      {"llama", Parallel{.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2},
+       Parallel{.tensor_model_parallel_size = 4}},
+      {"qwen2", Parallel{.pipeline_model_parallel_size = 4},
+       Parallel{.tensor_model_parallel_size = 2}, Alignment::kBitwise},
+      {"qwen3_moe",
+       Parallel{.pipeline_model_parallel_size = 2,
+                .expert_model_parallel_size = 2,
+                .expert_tensor_parallel_size = 1},
+       Parallel{.tensor_model_parallel_size = 4,
+                .expert_model_parallel_size = 1,
+                .expert_tensor_parallel_size = 4}},
   };
   for (const auto& one : all) {
     SCOPED_TRACE(one.family);
@@ -221,7 +260,8 @@ TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
     run_ranks(4, {}, [&](World& world) {
       auto source_parallel = one.source;
       auto target_parallel = one.target;
-      source_parallel.make_vocab_size_divisible_by = target_parallel.make_vocab_size_divisible_by = 2;
+      source_parallel.make_vocab_size_divisible_by = target_parallel.make_vocab_size_divisible_by =
+          2;
       const ParallelState training(world, source_parallel, "training");
       const ParallelState rollout(world, target_parallel, "rollout");
       const auto trained = make_stage(config, training, {});
@@ -229,7 +269,8 @@ TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
       const auto served = make_stage(config, rollout, {.alignment = one.target_alignment});
       const auto expected = make_stage(config, rollout, {.alignment = one.target_alignment});
       for (const auto& chunk : expected) support::fill_parameters(*chunk, 3);
-      Resharder resharder(world, "reshard", sharded_state_dict(trained), sharded_state_dict(served));
+      Resharder resharder(world, "reshard", sharded_state_dict(trained),
+                          sharded_state_dict(served));
       const auto check = [&] {
         resharder.run_and_verify();
         for (std::size_t chunk = 0; chunk < served.size(); ++chunk) {

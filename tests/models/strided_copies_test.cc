@@ -23,16 +23,20 @@ class StridedCopiesOn : public testing::TestWithParam<at::DeviceType> {
   }
   at::TensorOptions bytes() const { return at::TensorOptions().dtype(at::kByte).device(device_); }
 
-  const at::Device device_ = GetParam() == at::kCUDA ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
+  const at::Device device_ =
+      GetParam() == at::kCUDA ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
 };
 
-// A tensor of elements of so many bytes, in memory that begins anywhere and lies in any order of its
-// dimensions.
+// A tensor of elements of so many bytes, in memory that begins anywhere and lies in any order of
+// its dimensions.
 struct Laid {
   at::Tensor memory{};  // all of it
   at::Tensor value{};   // [shape..., element bytes]
 };
-Laid lay(Random& random, const Dims& shape, std::int64_t element, const at::TensorOptions& options) {
+Laid lay(Random& random,
+         const Dims& shape,
+         std::int64_t element,
+         const at::TensorOptions& options) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(shape.rank()));
   for (std::size_t d = 0; d < order.size(); ++d) order[d] = static_cast<std::int64_t>(d);
   if (random.chance(50)) random.shuffle(order);
@@ -51,8 +55,7 @@ Laid lay(Random& random, const Dims& shape, std::int64_t element, const at::Tens
 }
 
 BoxEnd end_of(std::int32_t memory, const Laid& laid, const distckpt::Box& box, bool staged) {
-  BoxEnd end{.memory = staged ? -1 : memory,
-             .offset = staged ? laid.value.storage_offset() : 0};
+  BoxEnd end{.memory = staged ? -1 : memory, .offset = staged ? laid.value.storage_offset() : 0};
   for (int d = 0; d < box.rank(); ++d) {
     end.strides.push_back(laid.value.stride(d));
     end.offset += box.offset[d] * laid.value.stride(d);
@@ -78,14 +81,16 @@ TEST_P(StridedCopiesOn, AreTheCopiesOfEachBox) {
     const auto count = static_cast<int>(random.between(1, 5));
     for (int i = 0; i < count; ++i) {
       const auto element = std::int64_t{1} << random.between(0, 3);
-      const auto shape = large ? support::random_shape(random, 2, 200, 400)
-                               : support::random_shape(random, static_cast<int>(random.between(1, 5)), 1, 9);
+      const auto shape =
+          large ? support::random_shape(random, 2, 200, 400)
+                : support::random_shape(random, static_cast<int>(random.between(1, 5)), 1, 9);
       sources.push_back(lay(random, shape, element, bytes()));
       targets.push_back(lay(random, shape, element, bytes()));
       const auto& from = sources.back();
       const auto& to = targets.back();
       expected.push_back(to.memory.clone());
-      const auto wanted = expected.back().as_strided(to.value.sizes(), to.value.strides(), to.value.storage_offset());
+      const auto wanted = expected.back().as_strided(to.value.sizes(), to.value.strides(),
+                                                     to.value.storage_offset());
       const bool staged = i == 0 && random.chance(50);  // its target lies in the staging memory
       for (const auto& box : support::random_tiling(random, shape, 4)) {
         if (random.chance(20)) continue;
@@ -100,7 +105,8 @@ TEST_P(StridedCopiesOn, AreTheCopiesOfEachBox) {
     }
     const StridedCopies all(copies, device_);
     all.run(Addresses(addresses, device_), static_cast<std::byte*>(targets[0].memory.data_ptr()));
-    for (std::size_t i = 0; i < targets.size(); ++i) EXPECT_TRUE(at::equal(targets[i].memory, expected[i])) << i;
+    for (std::size_t i = 0; i < targets.size(); ++i)
+      EXPECT_TRUE(at::equal(targets[i].memory, expected[i])) << i;
   }
 }
 
@@ -116,7 +122,9 @@ TEST_P(StridedCopiesOn, LeaveAloneWhatIsInPlace) {
 INSTANTIATE_TEST_SUITE_P(Devices,
                          StridedCopiesOn,
                          testing::Values(at::kCPU, at::kCUDA),
-                         [](const auto& device) { return std::string(device.param == at::kCPU ? "host" : "cuda"); });
+                         [](const auto& device) {
+                           return std::string(device.param == at::kCPU ? "host" : "cuda");
+                         });
 
 }  // namespace
 }  // namespace ferry::models

@@ -1,4 +1,5 @@
-// An element has the same bits alone and among others, in rows of any width, on any number of threads.
+// An element has the same bits alone and among others, in rows of any width, on any number of
+// threads.
 #include "models/kernels/whole_vectors.h"
 
 #include <ATen/ATen.h>
@@ -26,9 +27,11 @@ TEST_P(WholeVectors, GiveAnElementTheSameBitsInAnyCompany) {
     const auto whole = GetParam()(x);
     for (const std::int64_t width : {1, 3, 8, 16, 24, 32, 48, 95}) {
       for (const std::int64_t begin : {0, 1})  // a strided view
-        EXPECT_TRUE(at::equal(GetParam()(x.narrow(1, begin, width)), whole.narrow(1, begin, width))) << dtype << " " << width;
+        EXPECT_TRUE(at::equal(GetParam()(x.narrow(1, begin, width)), whole.narrow(1, begin, width)))
+            << dtype << " " << width;
     }
-    for (const std::int64_t rows : {1, 2, 7, 199}) EXPECT_TRUE(at::equal(GetParam()(x.narrow(0, 0, rows)), whole.narrow(0, 0, rows)));
+    for (const std::int64_t rows : {1, 2, 7, 199})
+      EXPECT_TRUE(at::equal(GetParam()(x.narrow(0, 0, rows)), whole.narrow(0, 0, rows)));
   }
 }
 
@@ -53,9 +56,12 @@ TEST_P(WholeVectors, HaveTheGradientsOfLibTorch) {
   EXPECT_LT((gradient(GetParam()) - gradient(theirs)).abs().max().item<float>(), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(, WholeVectors, ::testing::Values(Function{silu}, Function{sigmoid}), [](const auto& of) {
-  return of.param == Function{silu} ? "silu" : "sigmoid";
-});
+INSTANTIATE_TEST_SUITE_P(,
+                         WholeVectors,
+                         ::testing::Values(Function{silu}, Function{sigmoid}),
+                         [](const auto& of) {
+                           return of.param == Function{silu} ? "silu" : "sigmoid";
+                         });
 
 }  // namespace
 }  // namespace ferry::models

@@ -1,6 +1,6 @@
-// How many log-probabilities of a long random load have other bytes in the trainer's forward, and how
-// many tokens go to other experts in it.
-// Prints one JSON object for each model. On a GPU as on the host.
+// How many log-probabilities of a long random load have other bytes in the trainer's forward, and
+// how many tokens go to other experts in it. Prints one JSON object for each model. On a GPU as on
+// the host.
 //   bitwise_tool TOKENS [cuda]
 #include <ATen/Parallel.h>
 
@@ -18,15 +18,14 @@ namespace ferry {
 namespace {
 
 nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device device) {
-  auto config = support::tiny_config(
-      {.family = family,
-       .head_dim = 64,
-       .hidden = 256,
-       .ffn = 512,
-       .vocab = 1000,
-       .experts = 8,
-       .rope_dim = 16,
-       .v_dim = 64});
+  auto config = support::tiny_config({.family = family,
+                                      .head_dim = 64,
+                                      .hidden = 256,
+                                      .ffn = 512,
+                                      .vocab = 1000,
+                                      .experts = 8,
+                                      .rope_dim = 16,
+                                      .v_dim = 64});
   config.max_position_embeddings = 2048;
   models::World world({.device = device});
   const models::ParallelState mesh(world, {}, "tool");

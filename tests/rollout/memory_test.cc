@@ -125,7 +125,8 @@ TEST_F(Memory, NothingOfOldWeightsIsUsedWithNewOnes) {
   EXPECT_EQ(generate(engine), expected);
 }
 
-// A cache is sized by what the largest steps take: no real one takes more, whatever the weights are.
+// A cache is sized by what the largest steps take: no real one takes more, whatever the weights
+// are.
 TEST(StepMemory, IsNoLessThanRealStepsTake) {
   at::set_num_threads(1);
   for (const char* const family : {"qwen2", "qwen3_moe", "deepseek_v3"}) {
@@ -134,15 +135,18 @@ TEST(StepMemory, IsNoLessThanRealStepsTake) {
       models::World world({});
       const models::ParallelState mesh(world, {.make_vocab_size_divisible_by = 8}, "test");
       const auto config = config_of(family);
-      GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0], {.alignment = alignment});
+      GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
+                     {.alignment = alignment});
       const auto peak = [](const std::function<void()>& body) {
         const auto meter = std::make_shared<support::MemoryMeter>();
         const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
         body();
         return meter->most;
       };
-      const RunnerLimits limits{.max_num_seqs = 8, .max_num_batched_tokens = 40, .max_model_len = 512};
-      const auto expected = peak([&] { take_largest_steps(model, limits); });  // weights of no meaning
+      const RunnerLimits limits{
+          .max_num_seqs = 8, .max_num_batched_tokens = 40, .max_model_len = 512};
+      const auto expected =
+          peak([&] { take_largest_steps(model, limits); });  // weights of no meaning
       support::fill_parameters(model, 1);
       // Sequences of a block each: what decoding gathers of more is counted with the cache.
       const support::Load load{.tokens = 150, .longest_prompt = 40, .longest_output = 20};

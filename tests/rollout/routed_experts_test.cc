@@ -35,18 +35,21 @@ class Routes : public testing::Test {
   }
 
   // The finished samples of requests.
-  std::vector<Sample> run(LLMEngine& engine, const std::vector<std::vector<std::int64_t>>& prompts,
+  std::vector<Sample> run(LLMEngine& engine,
+                          const std::vector<std::vector<std::int64_t>>& prompts,
                           const SamplingParams& params) {
     std::vector<Sample> samples;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       engine.add_request(std::to_string(i), prompts[i], params);
-      samples.insert(samples.end(), static_cast<std::size_t>(params.n), Sample{.prompt = prompts[i]});
+      samples.insert(samples.end(), static_cast<std::size_t>(params.n),
+                     Sample{.prompt = prompts[i]});
     }
     while (engine.has_unfinished()) {
       for (const auto& output : engine.step()) {
         for (const auto& part : output.outputs) {
-          auto& sample = samples[std::stoul(output.request_id) * static_cast<std::size_t>(params.n) +
-                                 static_cast<std::size_t>(part.index)];
+          auto& sample =
+              samples[std::stoul(output.request_id) * static_cast<std::size_t>(params.n) +
+                      static_cast<std::size_t>(part.index)];
           sample.output.push_back(part.tokens.at(0).token_id);
           sample.routed_experts.insert(sample.routed_experts.end(), part.routed_experts.begin(),
                                        part.routed_experts.end());
@@ -111,11 +114,11 @@ TEST_F(Routes, AreHandedOutOnceThoughTheyAreComputedAgain) {
                              .max_num_batched_tokens = 40,
                              .num_blocks = 5,
                              .enable_return_routed_experts = true});
-  const auto samples = run(engine,
-                           {random_prompt(70, config_.vocab_size, 1),
-                            random_prompt(60, config_.vocab_size, 2),
-                            random_prompt(62, config_.vocab_size, 3)},
-                           {.ignore_eos = true, .max_tokens = 80});
+  const auto samples =
+      run(engine,
+          {random_prompt(70, config_.vocab_size, 1), random_prompt(60, config_.vocab_size, 2),
+           random_prompt(62, config_.vocab_size, 3)},
+          {.ignore_eos = true, .max_tokens = 80});
   EXPECT_GT(engine.stats().num_preemptions, 0);
   EXPECT_EQ(support::count_other_routes(*model_, samples), 0);
 }
@@ -139,9 +142,9 @@ TEST_F(Routes, AreThereForThoseWhoAskForThem) {
   LLMEngine engine(*model_, {.num_blocks = 10});
   EXPECT_TRUE(run(engine, {{1, 2, 3}}, {.max_tokens = 3}).at(0).routed_experts.empty());
   make_model(0, "qwen3");
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"enable_return_routed_experts", "no experts"}, [&] {
-    LLMEngine(*model_, {.num_blocks = 10, .enable_return_routed_experts = true});
-  }));
+  EXPECT_TRUE(support::fails(
+      ErrorKind::kUsage, {"enable_return_routed_experts", "no experts"},
+      [&] { LLMEngine(*model_, {.num_blocks = 10, .enable_return_routed_experts = true}); }));
 }
 
 }  // namespace

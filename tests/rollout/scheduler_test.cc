@@ -103,7 +103,8 @@ TEST(Scheduler, WhatFindsItsBeginningComputesTheRestInTheSameStep) {
   auto& c = steps.add("c", 11);
   b.token_ids = a.token_ids;
   std::ranges::copy(a.token_ids, c.token_ids.begin());
-  EXPECT_EQ(steps.step(), "b1 a10 c3");  // the same prompt, to its end; the same beginning, in blocks
+  EXPECT_EQ(steps.step(),
+            "b1 a10 c3");  // the same prompt, to its end; the same beginning, in blocks
 }
 
 TEST(Scheduler, EverythingThatRunsCanBeMadeToWait) {

@@ -171,17 +171,23 @@ std::int64_t count_other_routes(const models::GPTModel& trainer,
   const at::NoGradGuard no_grad;
   std::int64_t others = 0;
   for (const auto& sample : samples) {
-    const models::SequencePartition batch(
-        models::pack({at::tensor(sample.tokens(), at::kLong)}), trainer.mesh());
+    const models::SequencePartition batch(models::pack({at::tensor(sample.tokens(), at::kLong)}),
+                                          trainer.mesh());
     std::vector<at::Tensor> of_layers;
-    const auto record = [&](std::int64_t, const at::Tensor& experts) { of_layers.push_back(experts); };
+    const auto record = [&](std::int64_t, const at::Tensor& experts) {
+      of_layers.push_back(experts);
+    };
     (void)trainer.forward(batch, {}, {}, {.record = record});
     const auto theirs = at::stack(of_layers, 1).cpu();  // [tokens, layers with experts, topk]
     const auto ours = rollout::routed_experts_tensor(sample.routed_experts, trainer.config());
     const auto tokens = theirs.size(0) - 1;
     others += std::abs(tokens - ours.size(0));
     const auto both = std::min(tokens, ours.size(0));
-    others += (ours.narrow(0, 0, both) != theirs.narrow(0, 0, both)).flatten(1).any(1).sum().item<std::int64_t>();
+    others += (ours.narrow(0, 0, both) != theirs.narrow(0, 0, both))
+                  .flatten(1)
+                  .any(1)
+                  .sum()
+                  .item<std::int64_t>();
   }
   return others;
 }

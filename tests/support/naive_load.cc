@@ -24,10 +24,11 @@ at::Tensor read_tensor(const converter::Checkpoint& checkpoint,
   auto whole = at::empty(at::IntArrayRef(tensor.shape.begin(), tensor.shape.end()),
                          models::scalar_type(tensor.dtype));
   std::vector<distckpt::ChecksumPart> unused;
-  source.read({.at = tensor.shards[0].at, .size = tensor.shape, .element_size = size_of(tensor.dtype)},
-              std::span(static_cast<std::byte*>(whole.mutable_data_ptr()),
-                        static_cast<std::size_t>(tensor.num_bytes())),
-              unused);
+  source.read(
+      {.at = tensor.shards[0].at, .size = tensor.shape, .element_size = size_of(tensor.dtype)},
+      std::span(static_cast<std::byte*>(whole.mutable_data_ptr()),
+                static_cast<std::size_t>(tensor.num_bytes())),
+      unused);
   return whole;
 }
 
@@ -54,8 +55,8 @@ std::vector<at::Tensor> naive_parts(
     const auto& spec = parameter.spec;
     const auto found = by_key.find(spec.key);
     require(found != by_key.end(), ErrorKind::kNotFound, "the table has no {}", spec.key);
-    auto whole = at::zeros(at::IntArrayRef(spec.global_shape.begin(), spec.global_shape.end()),
-                           at::kDouble);
+    auto whole =
+        at::zeros(at::IntArrayRef(spec.global_shape.begin(), spec.global_shape.end()), at::kDouble);
     bool complete = true;
     for (const auto& part : found->second->parts) {
       const auto tensor = read(map.tensors[part.model].name);

@@ -15,8 +15,9 @@ namespace ferry::support {
 
 distckpt::TransformerConfig read_config(const std::filesystem::path& hf_folder);
 
-// Tensors under Hugging Face's names, as what a rank holds of each of a model's parameters, in their
-// order: in fp64. Names that `read` does not have (an undefined tensor) give an undefined tensor.
+// Tensors under Hugging Face's names, as what a rank holds of each of a model's parameters, in
+// their order: in fp64. Names that `read` does not have (an undefined tensor) give an undefined
+// tensor.
 std::vector<at::Tensor> naive_parts(const models::GPTModel& model,
                                     const std::filesystem::path& hf_folder,
                                     const std::function<at::Tensor(const std::string& name)>& read);

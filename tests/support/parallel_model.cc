@@ -88,7 +88,8 @@ ParallelModel::ParallelModel(const converter::ModelMap& map,
     const auto state = optimizer_map(map, kind);
     const ParallelModel held(state, state.tensors, of_state);
     for (std::size_t rank = 0; rank < shards_.size(); ++rank)
-      shards_[rank].insert(shards_[rank].end(), held.shards_[rank].begin(), held.shards_[rank].end());
+      shards_[rank].insert(shards_[rank].end(), held.shards_[rank].begin(),
+                           held.shards_[rank].end());
   }
 }
 
@@ -133,9 +134,8 @@ distckpt::MeshLayout ParallelModel::mesh(int rank) const {
   return distckpt::make_mesh_layout(std::move(ranks), rank, sharded_state_dict(rank));
 }
 
-void ParallelModel::run(
-    const std::function<void(const distckpt::RankGroup&, const distckpt::MeshLayout&)>& body)
-    const {
+void ParallelModel::run(const std::function<void(const distckpt::RankGroup&,
+                                                 const distckpt::MeshLayout&)>& body) const {
   run_as_ranks(size(), [&](const distckpt::RankGroup& group) {
     body(group, distckpt::gather_mesh_layout(group, sharded_state_dict(group.rank)));
   });

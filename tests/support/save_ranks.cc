@@ -1,6 +1,6 @@
-// save_ranks FROM TO [tp=2] [pp=2] [vpp=2] [ep=2] [etp=1] [dp=2] [rows=1] [optim=1] [div=128]: loads
-// a checkpoint into the memory of ranks, threads of this process, and saves it from there, with the
-// state of its run if asked. For tests that look at it with Megatron-Core.
+// save_ranks FROM TO [tp=2] [pp=2] [vpp=2] [ep=2] [etp=1] [dp=2] [rows=1] [optim=1] [div=128]:
+// loads a checkpoint into the memory of ranks, threads of this process, and saves it from there,
+// with the state of its run if asked. For tests that look at it with Megatron-Core.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -46,14 +46,15 @@ void run(const std::string& from, const std::string& to, std::map<std::string, i
     distckpt::MemorySink into(mesh.layout);
     converter::load(origin, mesh, into, {.keep_padding = optim != 0, .threads = 1});
     distckpt::MemorySource out(mesh.layout);
-    converter::save(group, mesh, out,
-                    {.config = origin.map.config,
-                     .to = to,
-                     .iteration = optim != 0 ? origin.location.iteration.value() : distckpt::Iteration{},
-                     .parallel = parallel,
-                     .origin = &origin,
-                     .prove = true,
-                     .threads = 1});
+    converter::save(
+        group, mesh, out,
+        {.config = origin.map.config,
+         .to = to,
+         .iteration = optim != 0 ? origin.location.iteration.value() : distckpt::Iteration{},
+         .parallel = parallel,
+         .origin = &origin,
+         .prove = true,
+         .threads = 1});
   });
 }
 

@@ -43,8 +43,9 @@ std::vector<StoredBytes> random_tensors(Random& random, int count, std::int64_t 
     auto shape = random_shape(random, rank, 1, rank > 2 ? 6 : max_size);
     if (rank > 0 && random.chance(5)) shape[0] = 0;
     const auto dtype = kDTypes[static_cast<std::size_t>(random.between(0, 3))];
-    StoredBytes stored{.tensor = {.name = fmt::format("t{}.weight", i), .dtype = dtype, .shape = shape},
-                       .bytes = random.bytes(shape.product() * size_of(dtype))};
+    StoredBytes stored{
+        .tensor = {.name = fmt::format("t{}.weight", i), .dtype = dtype, .shape = shape},
+        .bytes = random.bytes(shape.product() * size_of(dtype))};
     if (random.chance(50)) {
       for (auto& byte : stored.bytes) byte &= std::byte{7};
     }
@@ -65,8 +66,8 @@ std::int64_t write_shard_store(const std::filesystem::path& folder,
   }
   std::filesystem::create_directories(folder);
   distckpt::ShardStoreTarget target(folder, stored, options.store);
-  const auto plan = plan_copy(memory.tensors, memory.side(),
-                              {.layout = &target.layout(), .map = &memory.map});
+  const auto plan =
+      plan_copy(memory.tensors, memory.side(), {.layout = &target.layout(), .map = &memory.map});
   MemorySource source(memory.layout);
   if (options.stop_after >= 0) {
     source.before_read = [&](std::int64_t reads) {
@@ -90,8 +91,8 @@ std::vector<std::vector<std::byte>> read_tensors(const distckpt::ShardStore& sto
     auto& into = bytes.emplace_back(static_cast<std::size_t>(tensor.num_bytes()));
     memory.add(tensor.name, tensor.dtype, tensor.shape, into.data());
   }
-  const auto plan = plan_copy(memory.tensors, {.layout = &store.layout, .map = &memory.map},
-                              memory.side());
+  const auto plan =
+      plan_copy(memory.tensors, {.layout = &store.layout, .map = &memory.map}, memory.side());
   distckpt::FileSource source(store.layout.storages());
   MemorySink sink(memory.layout);
   distckpt::Executor({.threads = threads}).submit(plan, source, &sink).wait();

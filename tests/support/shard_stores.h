@@ -34,6 +34,7 @@ std::int64_t write_shard_store(const std::filesystem::path& folder,
                                const WriteOptions& options);
 
 // Each tensor whole, in the order of the store.
-std::vector<std::vector<std::byte>> read_tensors(const distckpt::ShardStore& store, int threads = 2);
+std::vector<std::vector<std::byte>> read_tensors(const distckpt::ShardStore& store,
+                                                 int threads = 2);
 
 }  // namespace ferry::support

@@ -7,7 +7,8 @@
 
 namespace ferry::support {
 
-// EXPECT_TRUE(same_tree(expected, found)): names the first file that is not the same, byte for byte.
+// EXPECT_TRUE(same_tree(expected, found)): names the first file that is not the same, byte for
+// byte.
 ::testing::AssertionResult same_tree(const std::filesystem::path& expected,
                                      const std::filesystem::path& found);
 

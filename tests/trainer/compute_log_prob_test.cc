@@ -18,7 +18,9 @@ namespace {
 using distckpt::ParallelConfig;
 using support::Layout;
 
-std::vector<AnswerLogProbs> run(models::World& world, ParallelConfig parallel, const std::vector<AnsweredPrompt>& prompts,
+std::vector<AnswerLogProbs> run(models::World& world,
+                                ParallelConfig parallel,
+                                const std::vector<AnsweredPrompt>& prompts,
                                 const std::vector<Partition>& parts) {
   parallel.make_vocab_size_divisible_by = 2;
   const models::ParallelState mesh(world, parallel, "mesh");
@@ -41,7 +43,8 @@ TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
   std::vector<AnsweredPrompt> prompts;
   for (const auto& tokens : sequences) {
     whole.push_back({.tokens = tokens, .num_prompt_tokens = 1});
-    prompts.push_back({.tokens = tokens, .num_prompt_tokens = std::vector{3, 19, 1, 5, 12, 9}[prompts.size()]});
+    prompts.push_back(
+        {.tokens = tokens, .num_prompt_tokens = std::vector{3, 19, 1, 5, 12, 9}[prompts.size()]});
   }
   models::World alone({});
   const auto expected = run(alone, {}, whole, split_micro_batches(sequences.size(), 1));
@@ -51,17 +54,24 @@ TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
     EXPECT_TRUE(expected[i].log_probs.lt(0).all().item<bool>());
     EXPECT_TRUE(expected[i].entropys.gt(0).all().item<bool>());
   }
-  for (const auto& layout : {Layout{"alone", 1, {}}, Layout{"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
-                             Layout{"cp2", 2, {.context_parallel_size = 2}},
-                             Layout{"pp2 vpp2", 2, {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}}}) {
-    for (const auto& parts : {split_micro_batches(sequences.size(), 3), std::vector<Partition>{{5, 0}, {3, 2}, {1}, {4}}}) {
+  for (const auto& layout :
+       {Layout{"alone", 1, {}},
+        Layout{"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
+        Layout{"cp2", 2, {.context_parallel_size = 2}},
+        Layout{"pp2 vpp2",
+               2,
+               {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}}}) {
+    for (const auto& parts : {split_micro_batches(sequences.size(), 3),
+                              std::vector<Partition>{{5, 0}, {3, 2}, {1}, {4}}}) {
       for (const auto& given : {whole, prompts}) {
         SCOPED_TRACE(layout.name);
         models::run_ranks(layout.ranks, {}, [&](models::World& world) {
           const auto got = run(world, layout.parallel, given, parts);
           ASSERT_EQ(got.size(), expected.size());
           for (std::size_t i = 0; i < got.size(); ++i) {
-            const auto answer = [&](const at::Tensor& all) { return all.narrow(0, given[i].num_prompt_tokens - 1, given[i].num_response_tokens()); };
+            const auto answer = [&](const at::Tensor& all) {
+              return all.narrow(0, given[i].num_prompt_tokens - 1, given[i].num_response_tokens());
+            };
             EXPECT_TRUE(at::equal(got[i].log_probs, answer(expected[i].log_probs))) << i;
             EXPECT_TRUE(at::equal(got[i].entropys, answer(expected[i].entropys))) << i;
           }

@@ -26,12 +26,18 @@ struct Scores {
   at::Tensor rm_scores{};
 };
 
-Scores run(models::World& world, const Layout& layout, const std::string& head, const std::vector<at::Tensor>& all, std::size_t micro_batch) {
+Scores run(models::World& world,
+           const Layout& layout,
+           const std::string& head,
+           const std::vector<at::Tensor>& all,
+           std::size_t micro_batch) {
   auto parallel = layout.parallel;
   parallel.make_vocab_size_divisible_by = 2;
   const models::ParallelState mesh(world, parallel, "mesh");
   const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4, .head = head});
-  const auto chunks = models::make_stage(config, mesh, {.alignment = models::Alignment::kBitwise, .sequence_parallel = layout.sequence_parallel});
+  const auto chunks = models::make_stage(
+      config, mesh,
+      {.alignment = models::Alignment::kBitwise, .sequence_parallel = layout.sequence_parallel});
   std::vector<models::GPTModel*> pointers;
   for (const auto& chunk : chunks) {
     support::fill_parameters(*chunk, 5);
@@ -40,7 +46,9 @@ Scores run(models::World& world, const Layout& layout, const std::string& head, 
   const P2PCommunicator p2p(world, mesh, "p2p", chunks.size() > 1);
   const Pipeline pipeline{.chunks = pointers, .p2p = &p2p};
   std::vector<at::Tensor> mine;
-  for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += static_cast<std::size_t>(mesh.shape().dp())) mine.push_back(all[i]);
+  for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size();
+       i += static_cast<std::size_t>(mesh.shape().dp()))
+    mine.push_back(all[i]);
   const auto parts = split_micro_batches(mine.size(), micro_batch);
   Scores scores{.rm_scores = compute_rm_score(pipeline, mine, parts)};
   if (head == "Token") scores.values = compute_values(pipeline, mine, parts);
@@ -62,7 +70,8 @@ void expect_same_on_all_meshes(const std::string& head) {
         const auto got = run(world, layout, head, sequences, micro_batch);
         EXPECT_TRUE(at::equal(got.rm_scores, expected.rm_scores.slice(0, first, std::nullopt, dp)));
         for (std::size_t i = 0; i < got.values.size(); ++i) {
-          const auto& one = expected.values[static_cast<std::size_t>(first) + i * static_cast<std::size_t>(dp)];
+          const auto& one =
+              expected.values[static_cast<std::size_t>(first) + i * static_cast<std::size_t>(dp)];
           EXPECT_TRUE(at::equal(got.values[i], one)) << i;
         }
       });
@@ -70,9 +79,13 @@ void expect_same_on_all_meshes(const std::string& head) {
   }
 }
 
-TEST(ComputeValues, DoNotDependOnTheMeshNorOnTheMicroBatches) { expect_same_on_all_meshes("Token"); }
+TEST(ComputeValues, DoNotDependOnTheMeshNorOnTheMicroBatches) {
+  expect_same_on_all_meshes("Token");
+}
 
-TEST(ComputeRmScore, DoesNotDependOnTheMeshNorOnTheMicroBatches) { expect_same_on_all_meshes("Sequence"); }
+TEST(ComputeRmScore, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
+  expect_same_on_all_meshes("Sequence");
+}
 
 TEST(ComputeRmScore, IsTheValueOfTheLastToken) {
   const auto sequences = support::random_sequences(kLengths, 50, 1);
@@ -82,7 +95,8 @@ TEST(ComputeRmScore, IsTheValueOfTheLastToken) {
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     EXPECT_EQ(got.values[i].sizes(), sequences[i].sizes());
     EXPECT_EQ(got.values[i].scalar_type(), at::kFloat);
-    EXPECT_EQ(got.values[i][-1].item<float>(), got.rm_scores[static_cast<std::int64_t>(i)].item<float>());
+    EXPECT_EQ(got.values[i][-1].item<float>(),
+              got.rm_scores[static_cast<std::int64_t>(i)].item<float>());
   }
 }
 
@@ -93,7 +107,8 @@ TEST(ComputeValues, RefuseAModelWithoutAValueHead) {
   const auto refused = [&](const support::TinyModel& tiny, auto&& compute) {
     const auto chunks = models::make_stage(support::tiny_config(tiny), mesh, {});
     const Pipeline pipeline{.chunks = {chunks.front().get()}};
-    return support::fails(ErrorKind::kUsage, {"head of one label"}, [&] { compute(pipeline, sequences, split_micro_batches(1, 1)); });
+    return support::fails(ErrorKind::kUsage, {"head of one label"},
+                          [&] { compute(pipeline, sequences, split_micro_batches(1, 1)); });
   };
   EXPECT_TRUE(refused({}, compute_values));
   EXPECT_TRUE(refused({.head = "Sequence"}, compute_values));

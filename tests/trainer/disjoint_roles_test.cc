@@ -25,14 +25,18 @@ namespace fs = std::filesystem;
 using support::Trainee;
 using support::WholeTensors;
 
-constexpr models::ModelOptions kBitwise{.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32};
+constexpr models::ModelOptions kBitwise{.alignment = models::Alignment::kBitwise,
+                                        .dtype = distckpt::DType::kF32};
 
-distckpt::ParallelConfig tp(int size) { return {.tensor_model_parallel_size = size, .make_vocab_size_divisible_by = 2}; }
+distckpt::ParallelConfig tp(int size) {
+  return {.tensor_model_parallel_size = size, .make_vocab_size_divisible_by = 2};
+}
 
 template <typename Chunks>
 void collect(const Chunks& chunks, WholeTensors& into) {
   for (const auto& chunk : chunks) {
-    for (const auto& parameter : chunk->parameters().all()) into.add(parameter.spec, parameter.value);
+    for (const auto& parameter : chunk->parameters().all())
+      into.add(parameter.spec, parameter.value);
   }
 }
 
@@ -40,7 +44,10 @@ std::vector<ActorSample> actor_samples() {
   std::vector<ActorSample> samples;
   for (auto& tokens : support::random_sequences({6, 9}, 50, 1)) {
     const auto answer = tokens.size(0) - 2;
-    samples.push_back({.tokens = tokens, .num_prompt_tokens = 2, .old_log_prob = at::full({answer}, -4.0), .advantages = at::ones({answer})});
+    samples.push_back({.tokens = tokens,
+                       .num_prompt_tokens = 2,
+                       .old_log_prob = at::full({answer}, -4.0),
+                       .advantages = at::ones({answer})});
   }
   return samples;
 }
@@ -49,7 +56,10 @@ std::vector<CriticSample> critic_samples() {
   std::vector<CriticSample> samples;
   for (auto& tokens : support::random_sequences({6, 9}, 50, 2)) {
     const auto answer = tokens.size(0) - 2;
-    samples.push_back({.tokens = tokens, .num_prompt_tokens = 2, .values = at::zeros({answer}), .returns = at::ones({answer})});
+    samples.push_back({.tokens = tokens,
+                       .num_prompt_tokens = 2,
+                       .values = at::zeros({answer}),
+                       .returns = at::ones({answer})});
   }
   return samples;
 }
@@ -57,10 +67,23 @@ std::vector<CriticSample> critic_samples() {
 // A role of a run, updated once and saved.
 class Role {
  public:
-  Role(models::World& world, const converter::Checkpoint& origin, const fs::path& root, const std::string& name, const std::vector<int>& ranks)
+  Role(models::World& world,
+       const converter::Checkpoint& origin,
+       const fs::path& root,
+       const std::string& name,
+       const std::vector<int>& ranks)
       : is_actor_(name == "actor"),
-        model_(world, tp(is_actor_ ? 2 : 1), is_actor_ ? origin.map.config : converter::with_value_head(origin.map.config), kBitwise, name, ranks),
-        checkpoint_(world, model_.pointers, *model_.optimizer, scheduler_, {.name = name, .root = root / name, .origin = &origin, .threads = 1}) {
+        model_(world,
+               tp(is_actor_ ? 2 : 1),
+               is_actor_ ? origin.map.config : converter::with_value_head(origin.map.config),
+               kBitwise,
+               name,
+               ranks),
+        checkpoint_(world,
+                    model_.pointers,
+                    *model_.optimizer,
+                    scheduler_,
+                    {.name = name, .root = root / name, .origin = &origin, .threads = 1}) {
     converter::load_model(model_.chunks, origin, {.new_head = !is_actor_, .threads = 1});
     model_.optimizer->reload_model_params();
   }
@@ -97,8 +120,12 @@ TEST(DisjointRoles, AreWhatTheyAreAlone) {
   support::write_tiny_model({.head_dim = 16, .hidden = 64}, dir / "lm", 1);
   const auto origin = converter::open(dir / "lm");
   Outcome expected;
-  models::run_ranks(2, {}, [&](models::World& world) { Role(world, origin, dir / "alone", "actor", {}).update_and_save(expected.actor); });
-  models::run_ranks(1, {}, [&](models::World& world) { Role(world, origin, dir / "alone", "critic", {}).update_and_save(expected.critic); });
+  models::run_ranks(2, {}, [&](models::World& world) {
+    Role(world, origin, dir / "alone", "actor", {}).update_and_save(expected.actor);
+  });
+  models::run_ranks(1, {}, [&](models::World& world) {
+    Role(world, origin, dir / "alone", "critic", {}).update_and_save(expected.critic);
+  });
   Outcome got;
   models::run_ranks(4, {}, [&](models::World& world) {
     std::unique_ptr<Role> actor;
@@ -107,15 +134,20 @@ TEST(DisjointRoles, AreWhatTheyAreAlone) {
     std::vector<std::unique_ptr<models::GPTModel>> served;
     std::unique_ptr<rollout::LLMEngine> engine;
     RolloutWorker rollout;
-    if (world.rank() < 2) actor = std::make_unique<Role>(world, origin, dir / "run", "actor", std::vector{0, 1});
-    if (world.rank() == 2) critic = std::make_unique<Role>(world, origin, dir / "run", "critic", std::vector{2});
+    if (world.rank() < 2)
+      actor = std::make_unique<Role>(world, origin, dir / "run", "actor", std::vector{0, 1});
+    if (world.rank() == 2)
+      critic = std::make_unique<Role>(world, origin, dir / "run", "critic", std::vector{2});
     if (world.rank() == 3) {
       mesh = std::make_unique<models::ParallelState>(world, tp(1), "rollout", std::vector{3});
       served = models::make_stage(origin.map.config, *mesh, kBitwise);
-      engine = std::make_unique<rollout::LLMEngine>(*served.front(), rollout::EngineOptions{.max_num_seqs = 4, .max_model_len = 64, .num_blocks = 8});
+      engine = std::make_unique<rollout::LLMEngine>(
+          *served.front(),
+          rollout::EngineOptions{.max_num_seqs = 4, .max_model_len = 64, .num_blocks = 8});
       rollout = {served.front().get(), engine.get()};
     }
-    HybridEngine hybrid(world, "hybrid", actor ? actor->chunks() : std::vector<models::GPTModel*>(), nullptr, rollout, {.verify = true});
+    HybridEngine hybrid(world, "hybrid", actor ? actor->chunks() : std::vector<models::GPTModel*>(),
+                        nullptr, rollout, {.verify = true});
     if (actor) actor->update_and_save(got.actor);
     if (critic) critic->update_and_save(got.critic);
     const auto report = hybrid.rollout_mode();
@@ -130,7 +162,9 @@ TEST(DisjointRoles, AreWhatTheyAreAlone) {
   EXPECT_EQ(support::first_difference(got.critic, expected.critic, 0), "");
   EXPECT_EQ(support::first_difference(got.rollout, expected.actor, 0), "");
   for (const auto* const role : {"actor", "critic"})
-    EXPECT_TRUE(converter::verify({.left = dir / "alone" / role, .right = dir / "run" / role}).identical()) << role;
+    EXPECT_TRUE(
+        converter::verify({.left = dir / "alone" / role, .right = dir / "run" / role}).identical())
+        << role;
 }
 
 TEST(DisjointRoles, RefuseARolloutThatComputesInAnotherWayOnAllRanks) {
@@ -138,13 +172,19 @@ TEST(DisjointRoles, RefuseARolloutThatComputesInAnotherWayOnAllRanks) {
     const auto config = support::tiny_config({});
     const bool trains = world.rank() == 0;
     const bool generates = world.rank() == 2;
-    const models::ParallelState mesh(world, {}, "of " + std::to_string(world.rank()), {world.rank()});
-    const auto model = models::make_stage(config, mesh, {.alignment = generates ? models::Alignment::kFast : models::Alignment::kBitwise});
-    rollout::LLMEngine engine(*model.front(), {.max_num_seqs = 4, .max_model_len = 64, .num_blocks = 8});
+    const models::ParallelState mesh(world, {}, "of " + std::to_string(world.rank()),
+                                     {world.rank()});
+    const auto model = models::make_stage(
+        config, mesh,
+        {.alignment = generates ? models::Alignment::kFast : models::Alignment::kBitwise});
+    rollout::LLMEngine engine(*model.front(),
+                              {.max_num_seqs = 4, .max_model_len = 64, .num_blocks = 8});
     std::vector<models::GPTModel*> actor;
     if (trains) actor.push_back(model.front().get());
     const auto rollout = generates ? RolloutWorker{model.front().get(), &engine} : RolloutWorker{};
-    EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"alignment fast against alignment bitwise"}, [&] { HybridEngine(world, "hybrid", actor, nullptr, rollout, {}); }));
+    EXPECT_TRUE(
+        support::fails(ErrorKind::kUsage, {"alignment fast against alignment bitwise"},
+                       [&] { HybridEngine(world, "hybrid", actor, nullptr, rollout, {}); }));
   });
 }
 

@@ -24,7 +24,9 @@ using support::TinyModel;
 using support::WholeTensors;
 
 TEST(Buckets, KeepTheirOrderAndAreCutAtBlocksOnAllRanks) {
-  const auto buckets = layout_buckets({{.leaf = 3, .size = 100}, {.leaf = 2, .size = 64}, {.leaf = 1, .size = 10},
+  const auto buckets = layout_buckets({{.leaf = 3, .size = 100},
+                                       {.leaf = 2, .size = 64},
+                                       {.leaf = 1, .size = 10},
                                        {.leaf = 0, .size = 500, .alone = true}},
                                       2, 150);
   EXPECT_EQ(buckets, (std::vector<BucketLayout>{
@@ -68,24 +70,31 @@ AdamTensors random_adam(std::int64_t elements, at::ScalarType param, at::ScalarT
 TEST(Adam, IsExactToTheRoundingOfFp32) {
   for (const bool decoupled : {true, false}) {
     auto t = random_adam(640, at::kBFloat16, at::kFloat);
-    ExactAdam exact{t.master.to(at::kDouble), at::zeros({640}, at::kDouble), at::zeros({640}, at::kDouble)};
+    ExactAdam exact{t.master.to(at::kDouble), at::zeros({640}, at::kDouble),
+                    at::zeros({640}, at::kDouble)};
     const auto decays = t.decays.repeat_interleave(64).to(at::kBool);
     for (int step = 1; step <= 20; ++step) {
       t.grad.copy_(at::randn({640}) * (step % 4 == 0 ? 100 : 1));
-      const AdamScalars scalars{.lr = 1e-2, .weight_decay = 0.1, .decoupled_weight_decay = decoupled, .step = step, .grad_scale = 0.5};
+      const AdamScalars scalars{.lr = 1e-2,
+                                .weight_decay = 0.1,
+                                .decoupled_weight_decay = decoupled,
+                                .step = step,
+                                .grad_scale = 0.5};
       adam_update(t, scalars);
       exact.step(t.grad, decays, scalars);
       const auto error = (t.master - exact.param).abs();
       const auto bound = step * (exact.param.abs() + 1) * 0x1p-24;
-      EXPECT_TRUE((error <= bound).all().item<bool>()) << step << ": " << (error / bound).max().item<double>();
+      EXPECT_TRUE((error <= bound).all().item<bool>())
+          << step << ": " << (error / bound).max().item<double>();
       EXPECT_TRUE(at::equal(t.param, t.master.to(at::kBFloat16)));
     }
   }
 }
 
 TEST(Adam, TakesEveryPairOfDtypes) {
-  for (const auto& [param, grad] : {std::pair(at::kFloat, at::kFloat), std::pair(at::kHalf, at::kFloat),
-                                   std::pair(at::kHalf, at::kHalf), std::pair(at::kBFloat16, at::kBFloat16)}) {
+  for (const auto& [param, grad] :
+       {std::pair(at::kFloat, at::kFloat), std::pair(at::kHalf, at::kFloat),
+        std::pair(at::kHalf, at::kHalf), std::pair(at::kBFloat16, at::kBFloat16)}) {
     auto t = random_adam(128, param, grad);
     auto wide = t;
     wide.grad = t.grad.to(at::kFloat);
@@ -118,13 +127,23 @@ TEST(Adam, SumsSquaresInFp64) {
 // The kernels of a GPU beside the loops of the host: every byte of a step, in all dtypes.
 TEST(AdamCuda, HasTheBytesOfTheHost) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  for (const auto& [param, grad] : {std::pair(at::kFloat, at::kFloat), std::pair(at::kBFloat16, at::kFloat), std::pair(at::kHalf, at::kFloat),
-                                   std::pair(at::kHalf, at::kHalf), std::pair(at::kBFloat16, at::kBFloat16)}) {
+  for (const auto& [param, grad] :
+       {std::pair(at::kFloat, at::kFloat), std::pair(at::kBFloat16, at::kFloat),
+        std::pair(at::kHalf, at::kFloat), std::pair(at::kHalf, at::kHalf),
+        std::pair(at::kBFloat16, at::kBFloat16)}) {
     auto host = random_adam(64 * 5000, param, grad);
-    AdamTensors device{host.grad.cuda(), host.master.cuda(), host.exp_avg.cuda(), host.exp_avg_sq.cuda(),
-                       host.param.defined() ? host.param.cuda() : at::Tensor(), host.decays.cuda()};
+    AdamTensors device{host.grad.cuda(),
+                       host.master.cuda(),
+                       host.exp_avg.cuda(),
+                       host.exp_avg_sq.cuda(),
+                       host.param.defined() ? host.param.cuda() : at::Tensor(),
+                       host.decays.cuda()};
     for (int step = 1; step <= 5; ++step) {
-      const AdamScalars scalars{.lr = 1e-2, .weight_decay = 0.1, .decoupled_weight_decay = step % 2 == 0, .step = step, .grad_scale = 0.3};
+      const AdamScalars scalars{.lr = 1e-2,
+                                .weight_decay = 0.1,
+                                .decoupled_weight_decay = step % 2 == 0,
+                                .step = step,
+                                .grad_scale = 0.3};
       adam_update(host, scalars);
       adam_update(device, scalars);
     }
@@ -139,7 +158,8 @@ TEST(AdamCuda, HasTheBytesOfTheHost) {
 }
 
 TEST(GradScaler, FollowsMegatronsRule) {
-  DynamicGradScaler scaler({.initial_loss_scale = 16, .min_loss_scale = 2, .loss_scale_window = 2, .hysteresis = 2});
+  DynamicGradScaler scaler(
+      {.initial_loss_scale = 16, .min_loss_scale = 2, .loss_scale_window = 2, .hysteresis = 2});
   const auto after = [&](bool found_inf) {
     scaler.update(found_inf);
     return scaler.scale();
@@ -174,7 +194,12 @@ std::vector<Mesh> dense_meshes() {
 std::vector<Mesh> expert_meshes() {
   return {{"alone", 1, {}},
           {"ep2", 2, {.expert_model_parallel_size = 2}},
-          {"tp2_sp_ep2_dp2", 4, {.tensor_model_parallel_size = 2, .expert_model_parallel_size = 2, .expert_tensor_parallel_size = 1}, true},
+          {"tp2_sp_ep2_dp2",
+           4,
+           {.tensor_model_parallel_size = 2,
+            .expert_model_parallel_size = 2,
+            .expert_tensor_parallel_size = 1},
+           true},
           {"etp2_dp2", 4, {.tensor_model_parallel_size = 2, .expert_tensor_parallel_size = 2}}};
 }
 
@@ -197,7 +222,8 @@ void train_rank(const Training& training, const Mesh& on, models::World& world, 
   parallel.make_vocab_size_divisible_by = 2;
   const models::ParallelState mesh(world, parallel, "mesh");
   const auto config = support::tiny_config(training.model);
-  auto chunks = models::make_stage(config, mesh, {.dtype = training.dtype, .sequence_parallel = on.sequence_parallel});
+  auto chunks = models::make_stage(
+      config, mesh, {.dtype = training.dtype, .sequence_parallel = on.sequence_parallel});
   std::vector<GPTModel*> pointers;
   for (const auto& chunk : chunks) {
     support::fill_parameters(*chunk, 11);
@@ -210,7 +236,8 @@ void train_rank(const Training& training, const Mesh& on, models::World& world, 
   for (int step = 0; step < training.steps; ++step) {
     optimizer.zero_grad();
     const auto dp = static_cast<std::size_t>(mesh.shape().dp());
-    for (std::size_t i = static_cast<std::size_t>(mesh.coordinates().dp); i < sequences.size(); i += dp) {
+    for (std::size_t i = static_cast<std::size_t>(mesh.coordinates().dp); i < sequences.size();
+         i += dp) {
       const models::SequencePartition batch(models::pack({sequences[i]}), mesh);
       std::vector<at::Tensor> received;
       std::vector<at::Tensor> sent;
@@ -219,14 +246,16 @@ void train_rank(const Training& training, const Mesh& on, models::World& world, 
         for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) ddp.expect_last_backward(chunk);
       }
       if (hidden.defined()) sent.back() = support::token_loss(*chunks.back(), hidden, batch, 60.0);
-      models::pipeline_backward(chunks, received, sent, hidden.defined() ? at::ones({}) : at::Tensor());
+      models::pipeline_backward(chunks, received, sent,
+                                hidden.defined() ? at::ones({}) : at::Tensor());
     }
     const auto report = optimizer.step({.lr = 1e-2, .weight_decay = 0.1});
     EXPECT_TRUE(report.update_successful) << report.not_finite;
     if (world.rank() == 0) outcome.norms.push_back(report.grad_norm);
   }
   for (const auto* const chunk : pointers) {
-    for (const auto& parameter : chunk->parameters().all()) outcome.parameters.add(parameter.spec, parameter.value);
+    for (const auto& parameter : chunk->parameters().all())
+      outcome.parameters.add(parameter.spec, parameter.value);
   }
 }
 
@@ -241,9 +270,13 @@ void expect_same_on(const Training& training, const std::vector<Mesh>& meshes) {
   const auto alone = train(training, meshes.front());
   for (const auto& mesh : meshes) {
     const auto got = train(training, mesh);
-    EXPECT_EQ(support::first_difference(got->parameters, alone->parameters, mesh.ranks == 1 ? 0 : 1e-4), "") << mesh.name;
+    EXPECT_EQ(
+        support::first_difference(got->parameters, alone->parameters, mesh.ranks == 1 ? 0 : 1e-4),
+        "")
+        << mesh.name;
     for (std::size_t i = 0; i < alone->norms.size(); ++i)
-      EXPECT_NEAR(got->norms[i], alone->norms[i], 1e-4 * alone->norms[i]) << mesh.name << ", step " << i;
+      EXPECT_NEAR(got->norms[i], alone->norms[i], 1e-4 * alone->norms[i])
+          << mesh.name << ", step " << i;
   }
 }
 
@@ -265,12 +298,14 @@ TEST(DistributedOptimizer, GivesTheSameBitsWithAndWithoutOverlapAndInBuckets) {
     Training training{.model = {.family = "llama"}, .dtype = distckpt::DType::kBF16};
     const auto once = train(training, mesh);
     training.ddp.overlap_grad_reduce = false;
-    EXPECT_EQ(support::first_difference(train(training, mesh)->parameters, once->parameters, 0), "");
+    EXPECT_EQ(support::first_difference(train(training, mesh)->parameters, once->parameters, 0),
+              "");
     training.ddp.bucket_size = 1 << 20;
     training.clip_grad = 0;  // the sum of squares is cut otherwise
     const auto whole = train(training, mesh);
     training.ddp.bucket_size = 100;
-    EXPECT_EQ(support::first_difference(train(training, mesh)->parameters, whole->parameters, 0), "");
+    EXPECT_EQ(support::first_difference(train(training, mesh)->parameters, whole->parameters, 0),
+              "");
   }
 }
 
@@ -286,24 +321,31 @@ TEST(DistributedOptimizer, AccumulatesInTheDtypeOfTheModelIfAsked) {
 
 TEST(DistributedOptimizer, SkipsAStepThatIsNotFiniteAndNamesWhere) {
   models::run_ranks(4, {.timeout = std::chrono::seconds(60)}, [](models::World& world) {
-    const models::ParallelState mesh(world, {.pipeline_model_parallel_size = 2, .make_vocab_size_divisible_by = 2}, "mesh");
-    const auto chunks = models::make_stage(support::tiny_config({.family = "llama", .num_layers = 4}), mesh, {.dtype = distckpt::DType::kBF16});
+    const models::ParallelState mesh(
+        world, {.pipeline_model_parallel_size = 2, .make_vocab_size_divisible_by = 2}, "mesh");
+    const auto chunks =
+        models::make_stage(support::tiny_config({.family = "llama", .num_layers = 4}), mesh,
+                           {.dtype = distckpt::DType::kBF16});
     support::fill_parameters(*chunks[0], 1);
     DistributedDataParallel ddp({chunks[0].get()}, {.bucket_size = 300});
-    DistributedOptimizer optimizer(ddp, {.loss_scale = GradScalerConfig{.initial_loss_scale = 8, .hysteresis = 1}});
+    DistributedOptimizer optimizer(
+        ddp, {.loss_scale = GradScalerConfig{.initial_loss_scale = 8, .hysteresis = 1}});
     WholeTensors before;
     const auto collect = [&](WholeTensors& into) {
-      for (const auto& parameter : chunks[0]->parameters().all()) into.add(parameter.spec, parameter.value);
+      for (const auto& parameter : chunks[0]->parameters().all())
+        into.add(parameter.spec, parameter.value);
     };
     collect(before);
     // Ranks 1 and 3 are the second of two data parallel ranks on stages 0 and 1.
     for (auto& buffer : ddp.buffers()) buffer.grads().fill_(1);
-    const std::string broken = world.rank() == 1 ? "decoder.layers.1.mlp.linear_fc1.weight" : "decoder.layers.2.mlp.linear_fc2.weight";
+    const std::string broken = world.rank() == 1 ? "decoder.layers.1.mlp.linear_fc1.weight"
+                                                 : "decoder.layers.2.mlp.linear_fc2.weight";
     if (world.rank() % 2 == 1) {
       for (const auto& bucket : ddp.buffers()[0].buckets()) {
         for (const auto& slot : bucket.slots()) {
           if (ddp.spec(0, slot).key == broken)
-            ddp.buffers()[0].main_grad(slot).flatten()[17] = std::numeric_limits<float>::quiet_NaN();
+            ddp.buffers()[0].main_grad(slot).flatten()[17] =
+                std::numeric_limits<float>::quiet_NaN();
         }
       }
     }
@@ -328,41 +370,48 @@ TEST(DistributedOptimizer, SkipsAStepThatIsNotFiniteAndNamesWhere) {
 TEST(DistributedOptimizer, ItsShardsAreEveryTensorOnce) {
   for (const auto& mesh_of : {dense_meshes()[3], dense_meshes()[4], expert_meshes()[2]}) {
     const bool moe = mesh_of.parallel.expert_model_parallel_size > 1;
-    models::run_ranks(mesh_of.ranks, {.timeout = std::chrono::seconds(60)}, [&](models::World& world) {
-      auto parallel = mesh_of.parallel;
-      parallel.make_vocab_size_divisible_by = 2;
-      const models::ParallelState mesh(world, parallel, "mesh");
-      const auto chunks = models::make_stage(support::tiny_config({.family = moe ? "qwen2_moe" : "qwen2", .tied = !moe, .experts = 8}), mesh,
-                                             {.sequence_parallel = mesh_of.sequence_parallel});
-      support::fill_parameters(*chunks[0], 1);
-      DistributedDataParallel ddp({chunks[0].get()}, {.bucket_size = 300});
-      const DistributedOptimizer optimizer(ddp, {});
-      std::vector<distckpt::ShardedTensor> mine;
-      const auto shards = optimizer.sharded_state_dict();
-      for (const auto& shard : shards) {
-        EXPECT_NO_THROW(shard.tensor.validate()) << shard.tensor.key;
-        if (!shard.tensor.key.starts_with("optimizer.state.param.")) continue;
-        // A master is its parameter in fp32.
-        const auto key = shard.tensor.key.substr(std::string("optimizer.state.param.").size());
-        for (const auto& weight : chunks[0]->sharded_state_dict()) {
-          if (weight.tensor.key != key) continue;
-          const auto common = distckpt::intersect(weight.tensor.box(), shard.tensor.box());
-          if (!common) continue;
-          const auto at = [&](const distckpt::LocalShard& of) {
-            std::int64_t index = 0;
-            for (int dim = 0; dim < common->rank(); ++dim)
-              index += (common->offset[dim] - of.tensor.global_offset[dim]) * of.strides[dim];
-            return index;
+    models::run_ranks(
+        mesh_of.ranks, {.timeout = std::chrono::seconds(60)}, [&](models::World& world) {
+          auto parallel = mesh_of.parallel;
+          parallel.make_vocab_size_divisible_by = 2;
+          const models::ParallelState mesh(world, parallel, "mesh");
+          const auto chunks = models::make_stage(
+              support::tiny_config(
+                  {.family = moe ? "qwen2_moe" : "qwen2", .tied = !moe, .experts = 8}),
+              mesh, {.sequence_parallel = mesh_of.sequence_parallel});
+          support::fill_parameters(*chunks[0], 1);
+          DistributedDataParallel ddp({chunks[0].get()}, {.bucket_size = 300});
+          const DistributedOptimizer optimizer(ddp, {});
+          std::vector<distckpt::ShardedTensor> mine;
+          const auto shards = optimizer.sharded_state_dict();
+          for (const auto& shard : shards) {
+            EXPECT_NO_THROW(shard.tensor.validate()) << shard.tensor.key;
+            if (!shard.tensor.key.starts_with("optimizer.state.param.")) continue;
+            // A master is its parameter in fp32.
+            const auto key = shard.tensor.key.substr(std::string("optimizer.state.param.").size());
+            for (const auto& weight : chunks[0]->sharded_state_dict()) {
+              if (weight.tensor.key != key) continue;
+              const auto common = distckpt::intersect(weight.tensor.box(), shard.tensor.box());
+              if (!common) continue;
+              const auto at = [&](const distckpt::LocalShard& of) {
+                std::int64_t index = 0;
+                for (int dim = 0; dim < common->rank(); ++dim)
+                  index += (common->offset[dim] - of.tensor.global_offset[dim]) * of.strides[dim];
+                return index;
+              };
+              EXPECT_EQ(reinterpret_cast<const float*>(shard.data)[at(shard)],
+                        static_cast<float>(
+                            reinterpret_cast<const at::BFloat16*>(weight.data)[at(weight)]))
+                  << key;
+            }
+          }
+          const auto gather = [&](std::string_view mine_as_bytes) {
+            return mesh.all().all_gather_bytes(mine_as_bytes);
           };
-          EXPECT_EQ(reinterpret_cast<const float*>(shard.data)[at(shard)],
-                    static_cast<float>(reinterpret_cast<const at::BFloat16*>(weight.data)[at(weight)]))
-              << key;
-        }
-      }
-      const auto gather = [&](std::string_view mine_as_bytes) { return mesh.all().all_gather_bytes(mine_as_bytes); };
-      const distckpt::RankGroup group{.rank = world.rank(), .size = world.size(), .all_gather_bytes = gather};
-      EXPECT_NO_THROW(distckpt::gather_mesh_layout(group, shards));
-    });
+          const distckpt::RankGroup group{
+              .rank = world.rank(), .size = world.size(), .all_gather_bytes = gather};
+          EXPECT_NO_THROW(distckpt::gather_mesh_layout(group, shards));
+        });
   }
 }
 

@@ -86,8 +86,10 @@ TEST(SeqlenBalancing, SharesEverythingOutAndIsNearTheOptimum) {
     EXPECT_EQ(parts.size(), k);
     expect_each_once(parts, values.size());
     // The largest differencing method never exceeds 4/3 - 1/(3k) of the optimum (Michiels 2003).
-    EXPECT_LE(static_cast<double>(largest(parts, values)),
-              static_cast<double>(optimum(values, k)) * (4.0 / 3 - 1.0 / (3.0 * static_cast<double>(k))) + 1e-9);
+    EXPECT_LE(
+        static_cast<double>(largest(parts, values)),
+        static_cast<double>(optimum(values, k)) * (4.0 / 3 - 1.0 / (3.0 * static_cast<double>(k))) +
+            1e-9);
     Lengths even(k * (1 + random() % 5));
     for (auto& value : even) value = 1 + static_cast<std::int64_t>(random() % 1000);
     const auto equal = karmarkar_karp(even, k, true);
@@ -120,8 +122,9 @@ TEST(MicroBatches, KeepTheBudgetAndHaveOneCountOnAllRanks) {
       lengths.resize(24 + random() % 20);
       for (auto& length : lengths) length = 1 + static_cast<std::int64_t>(random() % 900);
     }
-    const DynamicBatchOptions options{.max_token_len = 1000 + static_cast<std::int64_t>(random() % 4000),
-                                      .num_batches_divided_by = 1 + random() % 3};
+    const DynamicBatchOptions options{
+        .max_token_len = 1000 + static_cast<std::int64_t>(random() % 4000),
+        .num_batches_divided_by = 1 + random() % 3};
     std::vector<Parts> batches;
     try {
       batches = rearrange_micro_batches(ranks, options);

@@ -1,4 +1,5 @@
-// A critic that begins as a language model, from its checkpoint to its own and back to Hugging Face.
+// A critic that begins as a language model, from its checkpoint to its own and back to Hugging
+// Face.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -39,14 +40,18 @@ class NewCritic : public ::testing::TestWithParam<Case> {};
 
 void collect(const Trainee& critic, WholeTensors& into) {
   for (const auto* const chunk : critic.pointers) {
-    for (const auto& parameter : chunk->parameters().all()) into.add(parameter.spec, parameter.value.clone());
+    for (const auto& parameter : chunk->parameters().all())
+      into.add(parameter.spec, parameter.value.clone());
   }
 }
 
 void train(const Trainee& critic, int step) {
   std::vector<CriticSample> samples;
   for (auto& tokens : support::random_sequences({8, 6}, 50, static_cast<std::uint64_t>(step)))
-    samples.push_back({.tokens = tokens, .num_prompt_tokens = 2, .values = at::zeros({tokens.size(0) - 2}), .returns = at::ones({tokens.size(0) - 2})});
+    samples.push_back({.tokens = tokens,
+                       .num_prompt_tokens = 2,
+                       .values = at::zeros({tokens.size(0) - 2}),
+                       .returns = at::ones({tokens.size(0) - 2})});
   critic.optimizer->zero_grad();
   update_critic(critic.pipeline(), samples, split_micro_batches(2, 1), {});
   critic.optimizer->step({.lr = 1e-2});
@@ -73,12 +78,15 @@ TEST_P(NewCritic, IsTheBodyOfALanguageModelAndAHeadOfZerosAndGoesOnFromItsOwnChe
   const CheckpointConfig folder{.root = dir / "run", .origin = &origin, .threads = 1};
   models::run_ranks(ranks, {}, [&](models::World& world) {
     const Trainee critic(world, parallel, config, {});
-    const auto report = converter::load_model(critic.chunks, origin, {.new_head = true, .threads = 1});
+    const auto report =
+        converter::load_model(critic.chunks, origin, {.new_head = true, .threads = 1});
     EXPECT_EQ(report.from_zero, (std::vector<std::string>{"score.weight", "score.bias"}));
     collect(critic, loaded);
     critic.optimizer->reload_model_params();
     const auto sequences = support::random_sequences({5, 9}, 50, 1);
-    for (const auto& values : compute_values(critic.pipeline(), sequences, split_micro_batches(2, 1))) EXPECT_TRUE(values.eq(0).all().item<bool>());
+    for (const auto& values :
+         compute_values(critic.pipeline(), sequences, split_micro_batches(2, 1)))
+      EXPECT_TRUE(values.eq(0).all().item<bool>());
     OptimizerParamScheduler scheduler{{.max_lr = 1e-2}};
     TrainingCheckpoint checkpoint(world, critic.pointers, *critic.optimizer, scheduler, folder);
     train(critic, 1);
@@ -95,7 +103,9 @@ TEST_P(NewCritic, IsTheBodyOfALanguageModelAndAHeadOfZerosAndGoesOnFromItsOwnChe
       EXPECT_TRUE(tensor.eq(0).all().item<bool>()) << key;
     } else {
       const auto& there = body.all().at(key);
-      EXPECT_TRUE(at::equal(tensor.narrow(0, 0, std::min(tensor.size(0), there.size(0))), there.narrow(0, 0, std::min(tensor.size(0), there.size(0))))) << key;
+      EXPECT_TRUE(at::equal(tensor.narrow(0, 0, std::min(tensor.size(0), there.size(0))),
+                            there.narrow(0, 0, std::min(tensor.size(0), there.size(0)))))
+          << key;
     }
   }
   EXPECT_GT(straight.all().at("output_layer.weight").abs().sum().item<float>(), 0);
@@ -108,7 +118,8 @@ TEST_P(NewCritic, IsTheBodyOfALanguageModelAndAHeadOfZerosAndGoesOnFromItsOwnChe
   const auto hf = converter::open(dir / "hf");
   EXPECT_EQ(hf.map.config, config);
   const Trainee again(alone, {}, converter::with_value_head(hf.map.config), {});
-  EXPECT_TRUE(converter::load_model(again.chunks, hf, {.new_head = true, .threads = 1}).from_zero.empty());
+  EXPECT_TRUE(
+      converter::load_model(again.chunks, hf, {.new_head = true, .threads = 1}).from_zero.empty());
   const auto saved = converter::open(dir / "run");
   const Trainee expected(alone, {}, config, {});
   converter::load_model(expected.chunks, saved, {.threads = 1});
@@ -119,23 +130,36 @@ TEST_P(NewCritic, IsTheBodyOfALanguageModelAndAHeadOfZerosAndGoesOnFromItsOwnChe
   EXPECT_EQ(support::first_difference(a, b, 0), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, NewCritic,
-                         ::testing::Values(Case{"untied", {}},
-                                           Case{"untied_tp2", {}, 2, {.tensor_model_parallel_size = 2}},
-                                           Case{"tied_tp2", {.family = "qwen2", .tied = true}, 2, {.tensor_model_parallel_size = 2}},
-                                           Case{"tied_pp2", {.family = "qwen2", .tied = true, .repeat_tied_head = true}, 2, {.pipeline_model_parallel_size = 2}},
-                                           Case{"experts_pp2", {.family = "qwen3_moe", .experts = 8}, 2, {.pipeline_model_parallel_size = 2}},
-                                           Case{"prediction_layers", {.family = "deepseek_v3", .experts = 8, .prediction_layers = 1}}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    NewCritic,
+    ::testing::Values(
+        Case{"untied", {}},
+        Case{"untied_tp2", {}, 2, {.tensor_model_parallel_size = 2}},
+        Case{"tied_tp2", {.family = "qwen2", .tied = true}, 2, {.tensor_model_parallel_size = 2}},
+        Case{"tied_pp2",
+             {.family = "qwen2", .tied = true, .repeat_tied_head = true},
+             2,
+             {.pipeline_model_parallel_size = 2}},
+        Case{"experts_pp2",
+             {.family = "qwen3_moe", .experts = 8},
+             2,
+             {.pipeline_model_parallel_size = 2}},
+        Case{"prediction_layers", {.family = "deepseek_v3", .experts = 8, .prediction_layers = 1}}),
+    [](const auto& test) { return test.param.name; });
 
 TEST(NewHead, IsGivenToNoneButALanguageModelsCheckpoint) {
   const TempDir dir;
   models::World alone({});
-  const auto refuses = [&](const support::TinyModel& stored, const support::TinyModel& wanted, bool new_head, std::string_view tensor) {
+  const auto refuses = [&](const support::TinyModel& stored, const support::TinyModel& wanted,
+                           bool new_head, std::string_view tensor) {
     const auto folder = dir / fmt::format("{}{}{}", stored.head, stored.labels, stored.tied);
     if (!std::filesystem::exists(folder)) support::write_tiny_model(stored, folder, 1);
     const Trainee model(alone, {}, support::tiny_config(wanted), {});
-    return support::fails(ErrorKind::kLayout, {tensor}, [&] { converter::load_model(model.chunks, converter::open(folder), {.new_head = new_head, .threads = 1}); });
+    return support::fails(ErrorKind::kLayout, {tensor}, [&] {
+      converter::load_model(model.chunks, converter::open(folder),
+                            {.new_head = new_head, .threads = 1});
+    });
   };
   EXPECT_TRUE(refuses({}, {.head = "Token"}, false, "lm_head.weight"));
   EXPECT_TRUE(refuses({.tied = true}, {.tied = true, .head = "Token"}, false, "score.weight"));

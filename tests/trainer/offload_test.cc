@@ -22,10 +22,12 @@ using support::WholeTensors;
 class Trainer {
  public:
   Trainer(models::World& world, distckpt::DType dtype, const support::TinyModel& tiny)
-      : mesh_(world, {.make_vocab_size_divisible_by = 2}, "mesh"), config_(support::tiny_config(tiny)) {
+      : mesh_(world, {.make_vocab_size_divisible_by = 2}, "mesh"),
+        config_(support::tiny_config(tiny)) {
     chunks_ = models::make_stage(config_, mesh_, {.dtype = dtype});
     support::fill_parameters(*chunks_[0], 4);
-    ddp = std::make_unique<DistributedDataParallel>(chunks(), DistributedDataParallelConfig{.bucket_size = 700});
+    ddp = std::make_unique<DistributedDataParallel>(
+        chunks(), DistributedDataParallelConfig{.bucket_size = 700});
     optimizer = std::make_unique<DistributedOptimizer>(*ddp, OptimizerConfig{});
   }
 
@@ -39,14 +41,16 @@ class Trainer {
     const auto sequences = support::random_sequences({8, 16}, config_.vocab_size, seed);
     const auto batches = pack_micro_batches(sequences, {{0}, {1}}, mesh_);
     optimizer->zero_grad();
-    (void)forward_backward({.chunks = chunks(), .ddp = ddp.get()}, batches,
-                           [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
-                             return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 24)};
-                           });
+    (void)forward_backward(
+        {.chunks = chunks(), .ddp = ddp.get()}, batches,
+        [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+          return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 24)};
+        });
   }
   void step() { EXPECT_TRUE(optimizer->step({.lr = 1e-2, .weight_decay = 0.1}).update_successful); }
   void collect(WholeTensors& into) const {
-    for (const auto& parameter : chunks_[0]->parameters().all()) into.add(parameter.spec, parameter.value.cpu());
+    for (const auto& parameter : chunks_[0]->parameters().all())
+      into.add(parameter.spec, parameter.value.cpu());
   }
 
  private:
@@ -94,7 +98,9 @@ void expect_rests_and_goes_on(const models::World::Options& options,
   run.step();
   offload.to_host({.param = true, .grad = true, .optimizer = true});
   offload.to_host({.param = true});  // again: nothing
-  EXPECT_EQ(offload.params().device_bytes() + offload.grads().device_bytes() + offload.optimizer().device_bytes(), 0);
+  EXPECT_EQ(offload.params().device_bytes() + offload.grads().device_bytes() +
+                offload.optimizer().device_bytes(),
+            0);
   EXPECT_EQ(offload.params().host_bytes(), whole);
   EXPECT_EQ(offload.grads().host_bytes(), 0);  // gradients of a step that is over
   EXPECT_THROW(run.backward(2), Error);
@@ -108,7 +114,8 @@ void expect_rests_and_goes_on(const models::World::Options& options,
 }
 
 TEST(Offload, FreesEachPartByItselfAndTrainingGoesOnBitForBit) {
-  for (const auto dtype : {distckpt::DType::kBF16, distckpt::DType::kF32}) expect_rests_and_goes_on({}, dtype, {.family = "qwen2_moe", .experts = 8});
+  for (const auto dtype : {distckpt::DType::kBF16, distckpt::DType::kF32})
+    expect_rests_and_goes_on({}, dtype, {.family = "qwen2_moe", .experts = 8});
 }
 
 TEST(Offload, WorksForAModelThatIsNotTrained) {
@@ -135,8 +142,9 @@ TEST(OffloadCuda, FreesTheDevicesMemory) {
   const at::Device device(at::kCUDA, 0);
   models::set_device(device);
   // The kernels of a GPU want heads of 8 channels, and grouped products rows of 16 bytes.
-  expect_rests_and_goes_on({.device = device}, distckpt::DType::kBF16,
-                           {.family = "qwen2_moe", .head_dim = 8, .hidden = 32, .ffn = 48, .experts = 8});
+  expect_rests_and_goes_on(
+      {.device = device}, distckpt::DType::kBF16,
+      {.family = "qwen2_moe", .head_dim = 8, .hidden = 32, .ffn = 48, .experts = 8});
   const auto tensor = at::randn({1 << 26}, at::TensorOptions().device(device));
   const auto before = tensor.cpu();
   OffloadableMemory memory({tensor, tensor.narrow(0, 5, 10)}, /*keep=*/true);

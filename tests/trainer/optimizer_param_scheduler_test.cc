@@ -12,8 +12,13 @@ namespace {
 using Config = OptimizerParamSchedulerConfig;
 
 Config config_of(const std::string& style) {
-  return {.init_lr = 1e-5, .max_lr = 1e-3, .min_lr = 1e-4, .lr_warmup_steps = 10, .lr_decay_steps = 100,
-          .lr_decay_style = style, .wsd_decay_steps = 20};
+  return {.init_lr = 1e-5,
+          .max_lr = 1e-3,
+          .min_lr = 1e-4,
+          .lr_warmup_steps = 10,
+          .lr_decay_steps = 100,
+          .lr_decay_style = style,
+          .wsd_decay_steps = 20};
 }
 
 // At these steps; tests/interop/test_optimizer.py asks Megatron-Core itself about many more.
@@ -23,20 +28,23 @@ void expect_rates(const Config& config, const std::vector<double>& expected) {
   for (std::size_t i = 0; i < kSteps.size(); ++i) {
     OptimizerParamScheduler scheduler(config);
     scheduler.step(kSteps[i]);
-    EXPECT_DOUBLE_EQ(scheduler.now().lr, expected[i]) << config.lr_decay_style << " at " << kSteps[i];
+    EXPECT_DOUBLE_EQ(scheduler.now().lr, expected[i])
+        << config.lr_decay_style << " at " << kSteps[i];
   }
 }
 
 // The values of megatron-core 0.16.1.
 TEST(OptimizerParamScheduler, HasTheRatesOfMegatron) {
   const double warm = 0.00050500000000000002;
-  expect_rates(config_of("constant"), {1.0000000000000001e-05, warm, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3});
-  expect_rates(config_of("linear"), {1.0000000000000001e-05, warm, 1e-3, 0.00098999999999999999, 0.00055000000000000003,
-                                     0.00020000000000000004, 1e-4, 1e-4});
-  expect_rates(config_of("cosine"), {1.0000000000000001e-05, warm, 1e-3, 0.0009997258721585931, 0.00055000000000000003,
-                                     0.00012713832064634127, 1e-4, 1e-4});
-  expect_rates(config_of("inverse-square-root"), {1.0000000000000001e-05, warm, 1e-3, 0.0009534625892455924,
-                                                  0.00042640143271122088, 0.00033333333333333332, 0.00031622776601683794, 1e-4});
+  expect_rates(config_of("constant"),
+               {1.0000000000000001e-05, warm, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3});
+  expect_rates(config_of("linear"), {1.0000000000000001e-05, warm, 1e-3, 0.00098999999999999999,
+                                     0.00055000000000000003, 0.00020000000000000004, 1e-4, 1e-4});
+  expect_rates(config_of("cosine"), {1.0000000000000001e-05, warm, 1e-3, 0.0009997258721585931,
+                                     0.00055000000000000003, 0.00012713832064634127, 1e-4, 1e-4});
+  expect_rates(config_of("inverse-square-root"),
+               {1.0000000000000001e-05, warm, 1e-3, 0.0009534625892455924, 0.00042640143271122088,
+                0.00033333333333333332, 0.00031622776601683794, 1e-4});
 }
 
 TEST(OptimizerParamScheduler, DecaysAtTheEndInEachWayOfWsd) {
@@ -86,7 +94,8 @@ TEST(OptimizerParamScheduler, RefusesWhatMakesNoSense) {
   EXPECT_TRUE(refused({.lr_warmup_steps = 5, .lr_decay_steps = 5}));
   EXPECT_TRUE(refused({.lr_decay_style = "WSD"}));
   EXPECT_TRUE(refused({.end_wd = 0.1}));
-  EXPECT_TRUE(refused({.start_wd = 0.1, .end_wd = 0.01, .wd_incr_steps = 5, .wd_incr_style = "linear"}));
+  EXPECT_TRUE(
+      refused({.start_wd = 0.1, .end_wd = 0.01, .wd_incr_steps = 5, .wd_incr_style = "linear"}));
   EXPECT_FALSE(refused({.lr_decay_style = "inverse_square_root"}));
 }
 

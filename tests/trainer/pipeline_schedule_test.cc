@@ -40,21 +40,27 @@ TEST(PipelineOrder, IsOneForwardOneBackward) {
   EXPECT_EQ(text_of({.stages = 2, .stage = 0, .micro_batches = 4}), "F0 F1 B0 F2 B1 F3 B2 B3");
   EXPECT_EQ(text_of({.stages = 2, .stage = 1, .micro_batches = 4}), "F0 B0 F1 B1 F2 B2 F3 B3");
   EXPECT_EQ(text_of({.stages = 4, .stage = 0, .micro_batches = 2}), "F0 F1 B0 B1");
-  EXPECT_EQ(text_of({.stages = 4, .stage = 1, .micro_batches = 3, .forward_only = true}), "F0 F1 F2");
+  EXPECT_EQ(text_of({.stages = 4, .stage = 1, .micro_batches = 3, .forward_only = true}),
+            "F0 F1 F2");
 }
 
 TEST(PipelineOrder, Interleaves) {
-  EXPECT_EQ(text_of({.stages = 1, .chunks = 2, .micro_batches = 2}), "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0");
-  EXPECT_EQ(text_of({.stages = 2, .stage = 1, .chunks = 2, .micro_batches = 2}), "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0");
+  EXPECT_EQ(text_of({.stages = 1, .chunks = 2, .micro_batches = 2}),
+            "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0");
+  EXPECT_EQ(text_of({.stages = 2, .stage = 1, .chunks = 2, .micro_batches = 2}),
+            "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0");
   EXPECT_EQ(text_of({.stages = 2, .stage = 0, .chunks = 2, .micro_batches = 4}),
             "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
   EXPECT_THROW(pipeline_order({.stages = 2, .chunks = 2, .micro_batches = 3}), Error);
 }
 
-// Runs the rounds of all stages where every message blocks both sides until it is over, as kernels that
-// wait for each other may. Fails where stages wait for each other for ever, a pass lacks what it takes or
-// comes before its forward pass, or a message comes twice.
-void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batches, bool forward_only) {
+// Runs the rounds of all stages where every message blocks both sides until it is over, as kernels
+// that wait for each other may. Fails where stages wait for each other for ever, a pass lacks what
+// it takes or comes before its forward pass, or a message comes twice.
+void expect_runs(std::size_t stages,
+                 std::size_t chunks,
+                 std::size_t micro_batches,
+                 bool forward_only) {
   std::vector<std::vector<PipelineRound>> rounds;
   std::vector<std::vector<PipelineStep>> passes(stages);
   for (std::size_t stage = 0; stage < stages; ++stage) {
@@ -66,7 +72,8 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
     ASSERT_EQ(passes[stage], pipeline_order(shape));
   }
   const auto last = stages * chunks - 1;
-  std::vector<std::set<std::tuple<bool, std::size_t, std::size_t>>> inbox(stages);  // forward, chunk, micro-batch
+  std::vector<std::set<std::tuple<bool, std::size_t, std::size_t>>> inbox(
+      stages);  // forward, chunk, micro-batch
   std::vector<std::size_t> at(stages);
   std::vector<bool> computed(stages);  // this round's pass
   std::vector<std::vector<std::size_t>> backward_of(stages * chunks);
@@ -77,7 +84,8 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
       ASSERT_EQ(inbox[stage].erase({step.forward, step.chunk, step.micro_batch}), 1U) << stage;
     }
     if (stages == 1 && (step.forward ? place < last : place > 0))
-      inbox[stage].emplace(step.forward, step.forward ? step.chunk + 1 : step.chunk - 1, step.micro_batch);
+      inbox[stage].emplace(step.forward, step.forward ? step.chunk + 1 : step.chunk - 1,
+                           step.micro_batch);
     if (step.forward) {
       ASSERT_TRUE(in_flight.emplace(place, step.micro_batch).second);
     } else {
@@ -98,13 +106,17 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
       bool all_met = true;
       for (const auto& transfer : round.transfers) {
         const auto other = transfer.from == stage ? transfer.to : transfer.from;
-        const bool met = at[other] < rounds[other].size() && rounds[other][at[other]].number == round.number && computed[other];
-        const bool passed = at[other] == rounds[other].size() || rounds[other][at[other]].number > round.number;
+        const bool met = at[other] < rounds[other].size() &&
+                         rounds[other][at[other]].number == round.number && computed[other];
+        const bool passed =
+            at[other] == rounds[other].size() || rounds[other][at[other]].number > round.number;
         all_met = all_met && (met || passed);
       }
       if (!all_met) continue;
       for (const auto& transfer : round.transfers) {
-        const bool arrives = transfer.to != stage || inbox[stage].emplace(transfer.forward, transfer.chunk, transfer.micro_batch).second;
+        const bool arrives =
+            transfer.to != stage ||
+            inbox[stage].emplace(transfer.forward, transfer.chunk, transfer.micro_batch).second;
         ASSERT_TRUE(arrives);
       }
       ++at[stage];
@@ -112,7 +124,8 @@ void expect_runs(std::size_t stages, std::size_t chunks, std::size_t micro_batch
       moved = true;
     }
   }
-  for (std::size_t stage = 0; stage < stages; ++stage) EXPECT_EQ(at[stage], rounds[stage].size()) << stage;
+  for (std::size_t stage = 0; stage < stages; ++stage)
+    EXPECT_EQ(at[stage], rounds[stage].size()) << stage;
   for (const auto& order : backward_of) {
     EXPECT_EQ(order.size(), forward_only ? 0 : micro_batches);
     EXPECT_TRUE(std::ranges::is_sorted(order));
@@ -134,7 +147,9 @@ TEST(PipelineOrder, NamesEachMessageOnBothSidesInOneOrder) {
           for (const auto& [number, transfers] : of_round[a]) {
             const auto between = [&](std::size_t stage) {
               auto these = of_round[stage][number];
-              std::erase_if(these, [&](const PipelineTransfer& t) { return !(t.from == a && t.to == b) && !(t.from == b && t.to == a); });
+              std::erase_if(these, [&](const PipelineTransfer& t) {
+                return !(t.from == a && t.to == b) && !(t.from == b && t.to == a);
+              });
               return these;
             };
             EXPECT_EQ(between(a), between(b));
@@ -154,7 +169,8 @@ TEST(PipelineOrder, NeverWaitsForEver) {
       for (std::size_t chunks = 1; chunks <= 4; ++chunks) {
         for (std::size_t micro_batches = 1; micro_batches <= 13; ++micro_batches) {
           if (chunks > 1 && micro_batches % stages != 0) continue;
-          SCOPED_TRACE(fmt::format("{} stages, {} chunks, {} micro-batches", stages, chunks, micro_batches));
+          SCOPED_TRACE(
+              fmt::format("{} stages, {} chunks, {} micro-batches", stages, chunks, micro_batches));
           expect_runs(stages, chunks, micro_batches, forward_only);
         }
       }
@@ -175,8 +191,12 @@ struct Outcome {
 
 constexpr std::size_t kMicroBatches = 4;
 
-void run_rank(const Layout& layout, const support::TinyModel& tiny, models::ModelOptions options, bool forward_only,
-              models::World& world, Outcome& outcome) {
+void run_rank(const Layout& layout,
+              const support::TinyModel& tiny,
+              models::ModelOptions options,
+              bool forward_only,
+              models::World& world,
+              Outcome& outcome) {
   auto parallel = layout.parallel;
   parallel.make_vocab_size_divisible_by = 2;
   const models::ParallelState mesh(world, parallel, "mesh");
@@ -194,10 +214,12 @@ void run_rank(const Layout& layout, const support::TinyModel& tiny, models::Mode
   const auto batches = pack_micro_batches(sequences, {{0, 1}, {2}, {3, 4, 5}, {6}}, mesh);
   const LossFunction loss = [&](const GPTModel& model, const at::Tensor& hidden, std::size_t i) {
     const auto value = support::token_loss(model, hidden, batches[i], 72.0);
-    return LossOutput{.loss = forward_only ? at::Tensor() : value, .metrics = {{"loss", value.detach()}}};
+    return LossOutput{.loss = forward_only ? at::Tensor() : value,
+                      .metrics = {{"loss", value.detach()}}};
   };
   ddp.zero_grad();
-  const auto metrics = forward_backward({.chunks = pointers, .p2p = &p2p, .ddp = &ddp}, batches, loss, {.forward_only = forward_only});
+  const auto metrics = forward_backward({.chunks = pointers, .p2p = &p2p, .ddp = &ddp}, batches,
+                                        loss, {.forward_only = forward_only});
   const bool last = mesh.is_last_stage();
   EXPECT_EQ(metrics.size(), last ? kMicroBatches : 0) << layout.name;
   if (!forward_only) {
@@ -209,7 +231,9 @@ void run_rank(const Layout& layout, const support::TinyModel& tiny, models::Mode
           for (std::size_t i = 0; i < leaf.parameters.size(); ++i) {
             const auto gradient = buffer.main_grad(slot);
             const auto& spec = buffer.parameters().all()[leaf.parameters[i]].spec;
-            outcome.gradients.add(spec, gradient.dim() == spec.shape.rank() ? gradient : gradient.select(0, static_cast<std::int64_t>(i)));
+            outcome.gradients.add(spec, gradient.dim() == spec.shape.rank()
+                                            ? gradient
+                                            : gradient.select(0, static_cast<std::int64_t>(i)));
           }
         }
       }
@@ -222,7 +246,10 @@ void run_rank(const Layout& layout, const support::TinyModel& tiny, models::Mode
   }
 }
 
-std::unique_ptr<Outcome> run(const Layout& layout, const support::TinyModel& tiny, models::ModelOptions options, bool forward_only = false) {
+std::unique_ptr<Outcome> run(const Layout& layout,
+                             const support::TinyModel& tiny,
+                             models::ModelOptions options,
+                             bool forward_only = false) {
   auto outcome = std::make_unique<Outcome>();
   models::run_ranks(layout.ranks, {.timeout = std::chrono::seconds(60)}, [&](models::World& world) {
     run_rank(layout, tiny, options, forward_only, world, *outcome);
@@ -231,15 +258,26 @@ std::unique_ptr<Outcome> run(const Layout& layout, const support::TinyModel& tin
 }
 
 std::vector<Layout> layouts() {
-  return {{"alone", 1, {}},
-          {"alone in two chunks", 1, {.pipeline_model_parallel_layout = "Ettt|tttttL"}},
-          {"pp2", 2, {.pipeline_model_parallel_size = 2}},
-          {"pp2 uneven", 2, {.pipeline_model_parallel_size = 2, .num_layers_in_first_pipeline_stage = 3}},
-          {"pp2 vpp2", 2, {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}},
-          {"pp4", 4, {.pipeline_model_parallel_size = 4}},
-          {"pp4 vpp2", 4, {.pipeline_model_parallel_size = 4, .virtual_pipeline_model_parallel_size = 2}},
-          {"pp2 vpp3 uneven, one chunk empty", 2, {.pipeline_model_parallel_size = 2, .pipeline_model_parallel_layout = "Et|ttt||tt|t|tL"}},
-          {"pp4, embedding and loss alone", 4, {.pipeline_model_parallel_size = 4, .pipeline_model_parallel_layout = "E|tttt|tttt|L"}}};
+  return {
+      {"alone", 1, {}},
+      {"alone in two chunks", 1, {.pipeline_model_parallel_layout = "Ettt|tttttL"}},
+      {"pp2", 2, {.pipeline_model_parallel_size = 2}},
+      {"pp2 uneven",
+       2,
+       {.pipeline_model_parallel_size = 2, .num_layers_in_first_pipeline_stage = 3}},
+      {"pp2 vpp2",
+       2,
+       {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}},
+      {"pp4", 4, {.pipeline_model_parallel_size = 4}},
+      {"pp4 vpp2",
+       4,
+       {.pipeline_model_parallel_size = 4, .virtual_pipeline_model_parallel_size = 2}},
+      {"pp2 vpp3 uneven, one chunk empty",
+       2,
+       {.pipeline_model_parallel_size = 2, .pipeline_model_parallel_layout = "Et|ttt||tt|t|tL"}},
+      {"pp4, embedding and loss alone",
+       4,
+       {.pipeline_model_parallel_size = 4, .pipeline_model_parallel_layout = "E|tttt|tttt|L"}}};
 }
 
 TEST(PipelineSchedule, GivesTheSameGradientsBitForBitOnEveryPipeline) {
@@ -249,7 +287,8 @@ TEST(PipelineSchedule, GivesTheSameGradientsBitForBitOnEveryPipeline) {
     ASSERT_EQ(expected->losses.size(), kMicroBatches);
     for (const auto& layout : layouts()) {
       const auto got = run(layout, tiny, {.dtype = dtype});
-      EXPECT_EQ(support::first_difference(got->gradients, expected->gradients, 0), "") << layout.name;
+      EXPECT_EQ(support::first_difference(got->gradients, expected->gradients, 0), "")
+          << layout.name;
       EXPECT_EQ(got->losses, expected->losses) << layout.name;
     }
   }
@@ -259,7 +298,11 @@ TEST(PipelineSchedule, CarriesTensorParallelStagesWithSharedSequences) {
   const support::TinyModel tiny{.family = "llama", .num_layers = 4};
   const models::ModelOptions options{.dtype = distckpt::DType::kF32, .sequence_parallel = true};
   const auto expected = run({"tp2", 2, {.tensor_model_parallel_size = 2}}, tiny, options);
-  const auto got = run({"tp2 pp2 vpp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}},
+  const auto got = run({"tp2 pp2 vpp2",
+                        4,
+                        {.tensor_model_parallel_size = 2,
+                         .pipeline_model_parallel_size = 2,
+                         .virtual_pipeline_model_parallel_size = 2}},
                        tiny, options);
   EXPECT_EQ(support::first_difference(got->gradients, expected->gradients, 0), "");
   EXPECT_EQ(got->losses, expected->losses);
@@ -270,26 +313,29 @@ TEST(PipelineSchedule, RunsForwardsOnly) {
   const models::ModelOptions options{.dtype = distckpt::DType::kF32};
   const auto expected = run(layouts()[0], tiny, options);
   for (const auto& layout : {layouts()[0], layouts()[2], layouts()[6]})
-    EXPECT_EQ(run(layout, tiny, options, /*forward_only=*/true)->losses, expected->losses) << layout.name;
+    EXPECT_EQ(run(layout, tiny, options, /*forward_only=*/true)->losses, expected->losses)
+        << layout.name;
 }
 
-// The cut into micro-batches changes sums by their rounding alone: the loss is normalised by a count
-// of the whole batch.
+// The cut into micro-batches changes sums by their rounding alone: the loss is normalised by a
+// count of the whole batch.
 TEST(PipelineSchedule, GradientsDoNotDependOnTheCutIntoMicroBatches) {
   models::run_ranks(1, {}, [](models::World& world) {
     const models::ParallelState mesh(world, {.make_vocab_size_divisible_by = 2}, "mesh");
     const auto config = support::tiny_config({.family = "llama"});
     const auto sequences = support::random_sequences({8, 3, 16, 5}, config.vocab_size, 9);
     WholeTensors whole;
-    for (const auto& parts : {std::vector<Partition>{{0, 1, 2, 3}}, {{0}, {1}, {2}, {3}}, {{3, 0}, {2, 1}}}) {
+    for (const auto& parts :
+         {std::vector<Partition>{{0, 1, 2, 3}}, {{0}, {1}, {2}, {3}}, {{3, 0}, {2, 1}}}) {
       const auto chunks = models::make_stage(config, mesh, {.dtype = distckpt::DType::kF32});
       support::fill_parameters(*chunks[0], 5);
       const auto batches = pack_micro_batches(sequences, parts, mesh);
-      (void)forward_backward({.chunks = {chunks[0].get()}}, batches,
-                             [&](const GPTModel& model, const at::Tensor& hidden, std::size_t i) {
-                               return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 32.0)};
-                             },
-                             {.grad_scale = 4});
+      (void)forward_backward(
+          {.chunks = {chunks[0].get()}}, batches,
+          [&](const GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+            return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 32.0)};
+          },
+          {.grad_scale = 4});
       WholeTensors got;
       const auto& parameters = chunks[0]->parameters();
       for (std::size_t i = 0; i < parameters.all().size(); ++i) {

@@ -71,7 +71,8 @@ TEST(PromptBatch, SeedsAreThoseOfTheRow) {
 TEST(AtLastToken, PutsAScoreBehindEachAnswer) {
   const auto mask = at::tensor({1, 1, 0, 1, 0, 0, 1, 1, 1}, at::kLong).view({3, 3});
   const auto column = at_last_token(at::tensor({0.5, -1.0, 2.0}), mask);
-  EXPECT_TRUE(at::equal(column, at::tensor({0.F, .5F, 0.F, -1.F, 0.F, 0.F, 0.F, 0.F, 2.F}).view({3, 3})));
+  EXPECT_TRUE(
+      at::equal(column, at::tensor({0.F, .5F, 0.F, -1.F, 0.F, 0.F, 0.F, 0.F, 2.F}).view({3, 3})));
 }
 
 TEST(VariedGroups, KeepsThoseWhoseAnswersDiffer) {
@@ -83,10 +84,14 @@ TEST(VariedGroups, KeepsThoseWhoseAnswersDiffer) {
   };
   batch.set("reward_extra_info", extras({0, 1, 0.5, 0.5, 1, 0}));
   batch.set("data_source", std::vector<nlohmann::json>(6, "counting"));
-  EXPECT_EQ(varied_groups(batch, "score").column("uid"), (std::vector<nlohmann::json>{"group 0", "group 0", "group 2", "group 2"}));
+  EXPECT_EQ(varied_groups(batch, "score").column("uid"),
+            (std::vector<nlohmann::json>{"group 0", "group 0", "group 2", "group 2"}));
   EXPECT_EQ(varied_groups(batch, "acc").size(), 0);
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"filter_groups.metric", "counting", "no number pred"}, [&] { (void)varied_groups(batch, "pred"); }));
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"no number f1"}, [&] { (void)varied_groups(batch, "f1"); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage,
+                             {"filter_groups.metric", "counting", "no number pred"},
+                             [&] { (void)varied_groups(batch, "pred"); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"no number f1"},
+                             [&] { (void)varied_groups(batch, "f1"); }));
 }
 
 TEST(MiniBatchesOfRanks, ArePermutationsThatKeepTheRowsOfEachMiniBatch) {
@@ -95,17 +100,21 @@ TEST(MiniBatchesOfRanks, ArePermutationsThatKeepTheRowsOfEachMiniBatch) {
     for (const bool balanced : {false, true}) {
       for (int round = 0; round < 10; ++round) {
         Numbers lengths(24);
-        for (auto& length : lengths) length = std::uniform_int_distribution<std::int64_t>(1, 90)(random);
+        for (auto& length : lengths)
+          length = std::uniform_int_distribution<std::int64_t>(1, 90)(random);
         constexpr std::int64_t kMiniBatch = 8;
         const auto order = mini_batches_of_ranks(batch_of(lengths), kMiniBatch, dp, balanced);
         auto sorted = order;
         std::ranges::sort(sorted);
-        for (std::size_t i = 0; i < sorted.size(); ++i) ASSERT_EQ(sorted[i], static_cast<std::int64_t>(i));
-        // Rank r learns from [r * rows, (r + 1) * rows) of the order, a part of a mini-batch at a time.
+        for (std::size_t i = 0; i < sorted.size(); ++i)
+          ASSERT_EQ(sorted[i], static_cast<std::int64_t>(i));
+        // Rank r learns from [r * rows, (r + 1) * rows) of the order, a part of a mini-batch at a
+        // time.
         const auto of_rank = 24 / dp;
         const auto part = kMiniBatch / dp;
         for (std::int64_t i = 0; i < 24; ++i)
-          EXPECT_EQ(order[static_cast<std::size_t>(i)] / kMiniBatch, i % of_rank / part) << "dp " << dp << ", place " << i;
+          EXPECT_EQ(order[static_cast<std::size_t>(i)] / kMiniBatch, i % of_rank / part)
+              << "dp " << dp << ", place " << i;
         if (dp == 1 && !balanced) EXPECT_EQ(order, sorted);
       }
     }
@@ -115,7 +124,8 @@ TEST(MiniBatchesOfRanks, ArePermutationsThatKeepTheRowsOfEachMiniBatch) {
 TEST(MiniBatchesOfRanks, BalancedPartsHaveAboutTheSameWork) {
   const auto batch = batch_of({90, 80, 70, 60, 1, 2, 3, 4});
   const auto tokens = [&](const Numbers& order) {
-    const auto lengths = numbers(batch.reorder(order).tensor("attention_mask").sum(1).view({2, 4}).sum(1));
+    const auto lengths =
+        numbers(batch.reorder(order).tensor("attention_mask").sum(1).view({2, 4}).sum(1));
     return std::abs(lengths[0] - lengths[1]);
   };
   EXPECT_LE(tokens(mini_batches_of_ranks(batch, 8, 2, true)), 2);
@@ -124,8 +134,10 @@ TEST(MiniBatchesOfRanks, BalancedPartsHaveAboutTheSameWork) {
 
 TEST(MiniBatchesOfRanks, RefuseWhatDoesNotComeOutEven) {
   const auto batch = batch_of({1, 2, 3, 4, 5, 6});
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"6 answers", "mini-batches of 4"}, [&] { (void)mini_batches_of_ranks(batch, 4, 2, true); }));
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"4 data parallel ranks"}, [&] { (void)mini_batches_of_ranks(batch, 6, 4, true); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"6 answers", "mini-batches of 4"},
+                             [&] { (void)mini_batches_of_ranks(batch, 4, 2, true); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"4 data parallel ranks"},
+                             [&] { (void)mini_batches_of_ranks(batch, 6, 4, true); }));
 }
 
 }  // namespace

@@ -43,9 +43,11 @@ TEST(MfuMetrics, AreOfThePartsThatTookTime) {
   config.kv_channels = 2;
   config.vocab_size = 5;
   const auto flops = training_flops(config, std::array<std::int64_t, 3>{4, 6, 3});
-  const auto found = mfu_metrics(three_rows(), config, {.seconds = {{"update_actor", 4}, {"old_log_prob", 0.5}, {"gen", 9}},
-                                                        .ppo_epochs = 2,
-                                                        .peak_flops = 100});
+  const auto found =
+      mfu_metrics(three_rows(), config,
+                  {.seconds = {{"update_actor", 4}, {"old_log_prob", 0.5}, {"gen", 9}},
+                   .ppo_epochs = 2,
+                   .peak_flops = 100});
   EXPECT_EQ(found, (Metrics{{"perf/mfu/actor", flops * 2 / 400},
                             {"perf/mfu/actor_infer", flops / 3 / 50}}));
   EXPECT_TRUE(mfu_metrics(three_rows(), config, {.peak_flops = 1}).empty());

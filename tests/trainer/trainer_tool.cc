@@ -1,11 +1,14 @@
-// What the trainer computes, as JSON, for tests/interop (test_trainer.py, test_training_state.py) to hold beside its peers:
-//   trainer_tool schedules [[STYLE, WSD_STYLE, WARMUP, DECAY, WSD_DECAY, WD_STYLE, WD_STEPS], ...]   rates of every step of each
-//   trainer_tool adam STEPS DECOUPLED             parameters, gradients and what Adam makes of them
-//   trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES, FORWARD_ONLY], ...]   passes of each
-//   trainer_tool resave FROM TO TP PP EP ETP DP HF   a training run, through the memory of a mesh; HF: config.json's
+// What the trainer computes, as JSON, for tests/interop (test_trainer.py, test_training_state.py)
+// to hold beside its peers:
+//   trainer_tool schedules [[STYLE, WSD_STYLE, WARMUP, DECAY, WSD_DECAY, WD_STYLE, WD_STEPS], ...]
+//   rates of every step of each trainer_tool adam STEPS DECOUPLED             parameters, gradients
+//   and what Adam makes of them trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES,
+//   FORWARD_ONLY], ...]   passes of each trainer_tool resave FROM TO TP PP EP ETP DP HF   a
+//   training run, through the memory of a mesh; HF: config.json's
 //                                                    folder
-//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one rank of
-//       however many the environment says (torchrun's variables); the same for every mesh but for rounding
+//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one
+//       rank of however many the environment says (torchrun's variables); the same for every mesh
+//       but for rounding
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -74,8 +77,10 @@ json adam(const Arguments& a) {
                       .decays = at::ones({kElements / 64}, at::kByte)};
   json run{{"lr", 3e-3}, {"weight_decay", 0.1}, {"initial", values(t.master)}};
   for (std::int64_t step = 1; step <= number(a[0]); ++step) {
-    t.grad.copy_(at::randn({kElements}) * std::vector<double>{1, 1e-4, 100}[static_cast<std::size_t>(step % 3)]);
-    adam_update(t, {.lr = 3e-3, .weight_decay = 0.1, .decoupled_weight_decay = a[1] == "1", .step = step});
+    t.grad.copy_(at::randn({kElements}) *
+                 std::vector<double>{1, 1e-4, 100}[static_cast<std::size_t>(step % 3)]);
+    adam_update(
+        t, {.lr = 3e-3, .weight_decay = 0.1, .decoupled_weight_decay = a[1] == "1", .step = step});
     run["steps"].push_back({{"grad", values(t.grad)},
                             {"param", values(t.master)},
                             {"exp_avg", values(t.exp_avg)},
@@ -87,10 +92,10 @@ json adam(const Arguments& a) {
 json order(const json& a) {
   auto steps = json::array();
   for (const auto& step : pipeline_order({.stages = a[0],
-                                          .stage = a[1],
-                                          .chunks = a[2],
-                                          .micro_batches = a[3],
-                                          .forward_only = a[4] == 1}))
+                          .stage = a[1],
+                          .chunks = a[2],
+                          .micro_batches = a[3],
+                          .forward_only = a[4] == 1}))
     steps.push_back({step.forward, step.micro_batch, step.chunk});
   return steps;
 }
@@ -119,9 +124,11 @@ json resave(const Arguments& a) {
     DistributedOptimizer optimizer(ddp, {});
     // Megatron-Core tells groups of parameters apart by their rates: those of the fixtures.
     OptimizerParamScheduler scheduler({.max_lr = 1e-2, .min_lr = 1e-4});
-    TrainingCheckpoint from(world, pointers, optimizer, scheduler, {.root = a[0], .hf_config = a[7], .threads = 1});
+    TrainingCheckpoint from(world, pointers, optimizer, scheduler,
+                            {.root = a[0], .hf_config = a[7], .threads = 1});
     const auto resumed = from.load();
-    TrainingCheckpoint to(world, pointers, optimizer, scheduler, {.root = a[1], .origin = &origin, .threads = 1});
+    TrainingCheckpoint to(world, pointers, optimizer, scheduler,
+                          {.root = a[1], .origin = &origin, .threads = 1});
     to.save(resumed.iteration, resumed.caller);
   });
   return {};
@@ -136,10 +143,19 @@ json train(const Arguments& a) {
   if (size(5) > 1) parallel.virtual_pipeline_model_parallel_size = size(5);
   auto world = models::World::from_environment({.device = at::Device(a[0])});
   const models::ParallelState mesh(world, parallel, "mesh");
-  const auto config = support::tiny_config({.family = size(6) > 1 ? "qwen2_moe" : "llama", .num_layers = 8, .head_dim = 64,
-                                            .hidden = 256, .ffn = 512, .vocab = 1000, .experts = 8, .moe_ffn = 64, .shared_ffn = 64});
-  const auto chunks = models::make_stage(config, mesh, {.dtype = a[1] == "bf16" ? distckpt::DType::kBF16 : distckpt::DType::kF32,
-                                                        .sequence_parallel = size(3) > 1});
+  const auto config = support::tiny_config({.family = size(6) > 1 ? "qwen2_moe" : "llama",
+                                            .num_layers = 8,
+                                            .head_dim = 64,
+                                            .hidden = 256,
+                                            .ffn = 512,
+                                            .vocab = 1000,
+                                            .experts = 8,
+                                            .moe_ffn = 64,
+                                            .shared_ffn = 64});
+  const auto chunks =
+      models::make_stage(config, mesh,
+                         {.dtype = a[1] == "bf16" ? distckpt::DType::kBF16 : distckpt::DType::kF32,
+                          .sequence_parallel = size(3) > 1});
   std::vector<models::GPTModel*> pointers;
   for (const auto& chunk : chunks) {
     support::fill_parameters(*chunk, 5);
@@ -155,14 +171,18 @@ json train(const Arguments& a) {
   auto steps = json::array();
   for (int step = 1; step <= number(a[2]); ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto all = support::random_sequences(std::vector<std::int64_t>(16, 128), config.vocab_size, 1 + static_cast<std::uint64_t>(step % 2));
+    const auto all =
+        support::random_sequences(std::vector<std::int64_t>(16, 128), config.vocab_size,
+                                  1 + static_cast<std::uint64_t>(step % 2));
     const auto dp = static_cast<std::size_t>(mesh.shape().dp());
     std::vector<at::Tensor> mine;
-    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += dp) mine.push_back(all[i]);
+    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += dp)
+      mine.push_back(all[i]);
     const auto batches = pack_micro_batches(mine, split_micro_batches(mine.size(), 2), mesh);
     optimizer.zero_grad();
     const auto metrics = forward_backward(
-        {pointers, &p2p, &ddp}, batches, [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+        {pointers, &p2p, &ddp}, batches,
+        [&](const models::GPTModel& model, const at::Tensor& hidden, std::size_t i) {
           const auto loss = support::token_loss(model, hidden, batches[i], 16 * 128);
           return LossOutput{.loss = loss, .metrics = {{"loss", loss.detach()}}};
         });
@@ -171,9 +191,11 @@ json train(const Arguments& a) {
       for (const auto& metric : metrics) loss += metric.at("loss").to(at::kDouble);
     }
     const auto report = optimizer.step({.lr = 1e-3, .weight_decay = 0.1});
-    steps.push_back({{"loss", mesh.all().all_reduce(loss).item<double>()},
-                     {"grad_norm", report.grad_norm},
-                     {"seconds", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
+    steps.push_back(
+        {{"loss", mesh.all().all_reduce(loss).item<double>()},
+         {"grad_norm", report.grad_norm},
+         {"seconds",
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
     const OffloadFlags all_of_it{.param = true, .grad = true, .optimizer = true};
     offload.to_host(all_of_it);
     offload.to_device(all_of_it);

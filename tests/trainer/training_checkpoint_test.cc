@@ -33,25 +33,35 @@ struct Mesh {
 const Mesh kAlone{"alone", 1, {}};
 const Mesh kDp2{"dp2", 2, {}};
 const Mesh kTp2Dp2{"tp2_dp2", 4, {.tensor_model_parallel_size = 2}};
-const Mesh kPp2{"pp2_vpp2", 2, {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}};
+const Mesh kPp2{
+    "pp2_vpp2", 2, {.pipeline_model_parallel_size = 2, .virtual_pipeline_model_parallel_size = 2}};
 const Mesh kEp2{"ep2_dp2", 4, {.expert_model_parallel_size = 2}};
 
 // A run on one rank of a mesh.
 class Trainer {
  public:
-  Trainer(const support::TinyModel& tiny, const Mesh& on, const fs::path& root, models::World& world, CheckpointConfig config = {}, const std::string& name = "mesh")
+  Trainer(const support::TinyModel& tiny,
+          const Mesh& on,
+          const fs::path& root,
+          models::World& world,
+          CheckpointConfig config = {},
+          const std::string& name = "mesh")
       : mesh_(world, with_vocab(on.parallel), name), config_(support::tiny_config(tiny)) {
     chunks_ = models::make_stage(config_, mesh_, {.dtype = distckpt::DType::kBF16});
     for (const auto& chunk : chunks_) {
       support::fill_parameters(*chunk, 4);
       pointers_.push_back(chunk.get());
     }
-    ddp_ = std::make_unique<DistributedDataParallel>(pointers_, DistributedDataParallelConfig{.bucket_size = 700});
-    optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, OptimizerConfig{.loss_scale = GradScalerConfig{.initial_loss_scale = 4, .loss_scale_window = 2}});
+    ddp_ = std::make_unique<DistributedDataParallel>(
+        pointers_, DistributedDataParallelConfig{.bucket_size = 700});
+    optimizer_ = std::make_unique<DistributedOptimizer>(
+        *ddp_, OptimizerConfig{.loss_scale = GradScalerConfig{.initial_loss_scale = 4,
+                                                              .loss_scale_window = 2}});
     p2p_ = std::make_unique<P2PCommunicator>(world, mesh_, name + "/p2p", chunks_.size() > 1);
     config.root = root;
     config.threads = 1;
-    checkpoint_ = std::make_unique<TrainingCheckpoint>(world, pointers_, *optimizer_, scheduler_, config);
+    checkpoint_ =
+        std::make_unique<TrainingCheckpoint>(world, pointers_, *optimizer_, scheduler_, config);
   }
 
   TrainingCheckpoint& checkpoint() { return *checkpoint_; }
@@ -60,17 +70,20 @@ class Trainer {
 
   void train(std::int64_t first, std::int64_t last) {
     for (auto step = first; step <= last; ++step) {
-      const auto all = support::random_sequences({8, 16, 4, 12, 8, 8, 20, 4}, config_.vocab_size, static_cast<std::uint64_t>(step));
+      const auto all = support::random_sequences({8, 16, 4, 12, 8, 8, 20, 4}, config_.vocab_size,
+                                                 static_cast<std::uint64_t>(step));
       std::vector<at::Tensor> mine;
-      for (auto i = static_cast<std::size_t>(mesh_.coordinates().dp); i < all.size(); i += static_cast<std::size_t>(mesh_.shape().dp()))
+      for (auto i = static_cast<std::size_t>(mesh_.coordinates().dp); i < all.size();
+           i += static_cast<std::size_t>(mesh_.shape().dp()))
         mine.push_back(all[i]);
       const auto batches = pack_micro_batches(mine, split_micro_batches(mine.size(), 2), mesh_);
       optimizer_->zero_grad();
-      (void)forward_backward({pointers_, p2p_.get(), ddp_.get()}, batches,
-                             [&](const GPTModel& model, const at::Tensor& hidden, std::size_t i) {
-                               return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 80)};
-                             },
-                             {.grad_scale = optimizer_->loss_scale()});
+      (void)forward_backward(
+          {pointers_, p2p_.get(), ddp_.get()}, batches,
+          [&](const GPTModel& model, const at::Tensor& hidden, std::size_t i) {
+            return LossOutput{.loss = support::token_loss(model, hidden, batches[i], 80)};
+          },
+          {.grad_scale = optimizer_->loss_scale()});
       EXPECT_TRUE(optimizer_->step(scheduler_.now()).update_successful);
       scheduler_.step(1);
     }
@@ -78,7 +91,8 @@ class Trainer {
 
   void collect(WholeTensors& weights, WholeTensors& state) const {
     for (const auto* const chunk : pointers_) {
-      for (const auto& parameter : chunk->parameters().all()) weights.add(parameter.spec, parameter.value);
+      for (const auto& parameter : chunk->parameters().all())
+        weights.add(parameter.spec, parameter.value);
     }
     for (const auto& shard : optimizer_->sharded_state_dict()) state.add(shard);
   }
@@ -96,7 +110,11 @@ class Trainer {
   std::unique_ptr<DistributedDataParallel> ddp_;
   std::unique_ptr<DistributedOptimizer> optimizer_;
   std::unique_ptr<P2PCommunicator> p2p_;
-  OptimizerParamScheduler scheduler_{{.max_lr = 1e-2, .min_lr = 1e-3, .lr_warmup_steps = 2, .lr_decay_steps = 10, .lr_decay_style = "cosine"}};
+  OptimizerParamScheduler scheduler_{{.max_lr = 1e-2,
+                                      .min_lr = 1e-3,
+                                      .lr_warmup_steps = 2,
+                                      .lr_decay_steps = 10,
+                                      .lr_decay_style = "cosine"}};
   std::unique_ptr<TrainingCheckpoint> checkpoint_;
 };
 
@@ -108,7 +126,9 @@ void on_ranks(const Mesh& mesh, const std::function<void(models::World&)>& body)
   models::run_ranks(mesh.ranks, {.timeout = std::chrono::seconds(60)}, body);
 }
 
-void expect_resumes(const support::TinyModel& tiny, const Mesh& mesh, const std::vector<Mesh>& others) {
+void expect_resumes(const support::TinyModel& tiny,
+                    const Mesh& mesh,
+                    const std::vector<Mesh>& others) {
   const support::TempDir dir;
   Tensors saved;
   Tensors straight;
@@ -117,7 +137,8 @@ void expect_resumes(const support::TinyModel& tiny, const Mesh& mesh, const std:
     EXPECT_FALSE(run.checkpoint().has_latest());
     run.train(1, 2);
     run.collect(saved.weights, saved.state);
-    run.checkpoint().save(2, {.shared = {{"cursor", "document 7"}}, .of_rank = fmt::format("rng {}", world.rank())});
+    run.checkpoint().save(
+        2, {.shared = {{"cursor", "document 7"}}, .of_rank = fmt::format("rng {}", world.rank())});
     run.train(3, 4);
     run.collect(straight.weights, straight.state);
   });
@@ -188,7 +209,8 @@ TEST(TrainingCheckpoint, TakesThePlaceOfTheSameIteration) {
   const support::TempDir dir;
   on_ranks(kPp2, [&](models::World& world) {
     Trainer run({.family = "llama", .num_layers = 4}, kPp2, dir / "twice", world);
-    Trainer other({.family = "llama", .num_layers = 4}, kPp2, dir / "once", world, {.name = "other"}, "other");
+    Trainer other({.family = "llama", .num_layers = 4}, kPp2, dir / "once", world,
+                  {.name = "other"}, "other");
     run.train(1, 1);
     run.checkpoint().save(1, {});
     run.train(2, 2);
@@ -205,7 +227,8 @@ TEST(TrainingCheckpoint, IsWrittenInTheBackgroundAsItWas) {
     const support::TempDir dir;
     on_ranks(mesh, [&](models::World& world) {
       Trainer run({.family = "llama", .num_layers = 4}, mesh, dir / "background", world);
-      Trainer other({.family = "llama", .num_layers = 4}, mesh, dir / "at_once", world, {.name = "other"}, "other");
+      Trainer other({.family = "llama", .num_layers = 4}, mesh, dir / "at_once", world,
+                    {.name = "other"}, "other");
       EXPECT_FALSE(run.checkpoint().finish_save().has_value());
       for (auto* const one : {&run, &other}) one->train(1, 1);
       const CallerState caller{.shared = {{"cursor", "7"}}, .of_rank = "of a rank"};
@@ -227,7 +250,8 @@ TEST(TrainingCheckpoint, KeepsTheLatestAndEverySoMany) {
   const support::TempDir dir;
   on_ranks(kAlone, [&](models::World& world) {
     Trainer run({.family = "llama"}, kAlone, dir.path(), world, {.keep_last = 2, .keep_every = 3});
-    for (std::int64_t iteration = 2; iteration <= 6; ++iteration) run.checkpoint().save(iteration, {});
+    for (std::int64_t iteration = 2; iteration <= 6; ++iteration)
+      run.checkpoint().save(iteration, {});
   });
   const auto there = [&](int i) { return fs::exists(dir / fmt::format("iter_{:07}", i)); };
   EXPECT_FALSE(there(2));

@@ -22,20 +22,24 @@ using support::Trainee;
 std::vector<ActorSample> make_samples(std::int64_t vocab) {
   std::vector<ActorSample> samples;
   for (auto& tokens : support::random_sequences({9, 20, 4, 33, 12, 16, 7, 25}, vocab, 1)) {
-    ActorSample sample{.tokens = tokens, .num_prompt_tokens = 1 + static_cast<std::int64_t>(samples.size()) % 3};
-    sample.advantages = at::full({sample.num_response_tokens()}, samples.size() % 2 == 0 ? 1.0 : -0.7);
+    ActorSample sample{.tokens = tokens,
+                       .num_prompt_tokens = 1 + static_cast<std::int64_t>(samples.size()) % 3};
+    sample.advantages =
+        at::full({sample.num_response_tokens()}, samples.size() % 2 == 0 ? 1.0 : -0.7);
     samples.push_back(sample);
   }
   return samples;
 }
 
-void set_old_log_probs(const Trainee& actor, std::vector<ActorSample>& samples, const std::vector<Partition>& parts) {
+void set_old_log_probs(const Trainee& actor,
+                       std::vector<ActorSample>& samples,
+                       const std::vector<Partition>& parts) {
   const auto log_probs = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts);
   for (std::size_t i = 0; i < samples.size(); ++i) samples[i].old_log_prob = log_probs[i].log_probs;
 }
 
-// One update per batch: the policy is the one that answered, to the bit. Its gradient is the same for
-// every mesh and cut, but for rounding.
+// One update per batch: the policy is the one that answered, to the bit. Its gradient is the same
+// for every mesh and cut, but for rounding.
 TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
   const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4});
   double expected = 0;
@@ -43,12 +47,16 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
     for (const std::size_t size : {1, 4}) {
       SCOPED_TRACE(fmt::format("{} {}", layout.name, size));
       models::run_ranks(layout.ranks, {}, [&](models::World& world) {
-        const Trainee actor(world, layout.parallel, config, {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32, .sequence_parallel = layout.sequence_parallel});
+        const Trainee actor(world, layout.parallel, config,
+                            {.alignment = models::Alignment::kBitwise,
+                             .dtype = distckpt::DType::kF32,
+                             .sequence_parallel = layout.sequence_parallel});
         auto mine = actor.mine(make_samples(config.vocab_size));
         const auto parts = split_micro_batches(mine.size(), size);
         set_old_log_probs(actor, mine, parts);
         actor.optimizer->zero_grad();
-        const auto metrics = update_actor(actor.pipeline(), mine, parts, {.loss = {.entropy_coeff = 0.01}});
+        const auto metrics =
+            update_actor(actor.pipeline(), mine, parts, {.loss = {.entropy_coeff = 0.01}});
         EXPECT_EQ(metrics.at("actor/ppo_kl"), 0);
         EXPECT_EQ(metrics.at("actor/pg_clipfrac"), 0);
         const auto norm = actor.optimizer->step({.lr = 1e-3}).grad_norm;
@@ -62,16 +70,18 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
   }
 }
 
-// Everything together on two ranks: answers drawn by the rollout on one mesh, rewarded for a token, make the
-// actor on another one give that token.
+// Everything together on two ranks: answers drawn by the rollout on one mesh, rewarded for a token,
+// make the actor on another one give that token.
 TEST(UpdateActor, LearnsWhatIsRewarded) {
   constexpr std::int64_t kWanted = 7;
   constexpr std::int64_t kAnswer = 12;
   constexpr std::int64_t kSamples = 16;
-  auto config = support::tiny_config({.family = "llama", .num_layers = 2, .head_dim = 16, .hidden = 32, .ffn = 64, .vocab = 32});
+  auto config = support::tiny_config(
+      {.family = "llama", .num_layers = 2, .head_dim = 16, .hidden = 32, .ffn = 64, .vocab = 32});
   config.max_position_embeddings = 64;
   models::run_ranks(2, {}, [&](models::World& world) {
-    const models::ModelOptions options{.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32};
+    const models::ModelOptions options{.alignment = models::Alignment::kBitwise,
+                                       .dtype = distckpt::DType::kF32};
     const Trainee actor(world, {.pipeline_model_parallel_size = 2}, config, options);
     for (auto* const chunk : actor.pointers) {
       for (const auto& parameter : chunk->parameters().all()) {
@@ -79,15 +89,22 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
       }
     }
     actor.optimizer->reload_model_params();
-    const models::ParallelState rollout_mesh(world, {.tensor_model_parallel_size = 2, .make_vocab_size_divisible_by = 2}, "rollout");
+    const models::ParallelState rollout_mesh(
+        world, {.tensor_model_parallel_size = 2, .make_vocab_size_divisible_by = 2}, "rollout");
     const auto served = models::make_stage(config, rollout_mesh, options);
     rollout::LLMEngine engine(*served.front(), {.max_num_seqs = 16, .num_blocks = 32});
-    HybridEngine hybrid(world, "hybrid", actor.pointers, nullptr, {served.front().get(), &engine}, {});
+    HybridEngine hybrid(world, "hybrid", actor.pointers, nullptr, {served.front().get(), &engine},
+                        {});
     double first = 0;
     double last = 0;
     for (int step = 0; step < 25; ++step) {
       hybrid.rollout_mode();
-      engine.add_request(fmt::format("step {}", step), {1, 2, 3}, {.n = kSamples, .temperature = 1, .seed = static_cast<std::uint64_t>(step), .ignore_eos = true, .max_tokens = kAnswer});
+      engine.add_request(fmt::format("step {}", step), {1, 2, 3},
+                         {.n = kSamples,
+                          .temperature = 1,
+                          .seed = static_cast<std::uint64_t>(step),
+                          .ignore_eos = true,
+                          .max_tokens = kAnswer});
       std::vector<std::vector<std::int64_t>> tokens(kSamples, {1, 2, 3});
       std::vector<std::vector<float>> logprobs(kSamples);
       while (engine.has_unfinished()) {
@@ -109,13 +126,20 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
         samples.push_back({.tokens = all, .num_prompt_tokens = 3});
       }
       const std::vector<std::int64_t> group(kSamples, 0);
-      const auto advantages = compute_advantage(AdvantageEstimator::kGrpo, {.token_level_rewards = rewards, .response_mask = at::ones({kSamples, kAnswer}, at::kLong), .index = group}).advantages;
+      const auto advantages =
+          compute_advantage(AdvantageEstimator::kGrpo,
+                            {.token_level_rewards = rewards,
+                             .response_mask = at::ones({kSamples, kAnswer}, at::kLong),
+                             .index = group})
+              .advantages;
       const auto parts = split_micro_batches(kSamples, 8);
       set_old_log_probs(actor, samples, parts);
       for (std::int64_t i = 0; i < kSamples; ++i) {
         auto& sample = samples[static_cast<std::size_t>(i)];
         sample.advantages = advantages[i];
-        EXPECT_TRUE(at::equal(sample.old_log_prob, at::tensor(logprobs[static_cast<std::size_t>(i)]))) << "the rollout's are other bytes";
+        EXPECT_TRUE(
+            at::equal(sample.old_log_prob, at::tensor(logprobs[static_cast<std::size_t>(i)])))
+            << "the rollout's are other bytes";
       }
       actor.optimizer->zero_grad();
       update_actor(actor.pipeline(), samples, parts, {});

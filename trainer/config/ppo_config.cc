@@ -121,7 +121,8 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.section(kActor + ".router_replay",
                 "Where the tokens of an update go, of models with experts");
   table.add("mode", c.router_replay.mode,
-            "disabled: where routers send them; R2: where they went when old_log_prob was computed; R3: where "
+            "disabled: where routers send them; R2: where they went when old_log_prob was "
+            "computed; R3: where "
             "the rollout sent them, in old_log_prob as well",
             one_of({"disabled", "R2", "R3"}));
   list_trained(table, kActor, false, c.megatron, c.optim, c.profiler);

@@ -108,10 +108,10 @@ ConfigRules<C> algorithm_rules() {
       {"replay_needs_what_was_recorded",
        {kActor + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
        [](const C& c) {
-         return c.actor.router_replay.mode != "R2" ||
-                !c.algorithm.rollout_correction.bypass_mode;
+         return c.actor.router_replay.mode != "R2" || !c.algorithm.rollout_correction.bypass_mode;
        },
-       "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays the "
+       "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays "
+       "the "
        "rollout's routes"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},

@@ -2,8 +2,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstring>
@@ -59,7 +59,8 @@ ActorLossConfig loss_config(const ActorConfig& config) {
 
 // Of each row, for replay; none where routers choose. They do for the last token of an answer, if
 // the rollout recorded: it has drawn that one, but not computed it.
-std::vector<at::Tensor> routed_experts_of(const DataProto& batch, const RouterReplaySection& replay) {
+std::vector<at::Tensor> routed_experts_of(const DataProto& batch,
+                                          const RouterReplaySection& replay) {
   if (!batch.batch().contains("routed_experts")) return {};
   auto rows = sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
                             batch.tensor("prompts").size(1));
@@ -91,12 +92,13 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
   const auto rank = world.rank();
   if (has_role(config.actor.ranks, rank)) {
     actor_ = std::make_unique<MegatronWorker>(
-        world, role_engine({.name = "actor",
-                            .origin = origin_,
-                            .model = config.model,
-                            .engine = config.actor.megatron,
-                            .ranks = config.actor.ranks},
-                           config, config.actor.optim, total_steps),
+        world,
+        role_engine({.name = "actor",
+                     .origin = origin_,
+                     .model = config.model,
+                     .engine = config.actor.megatron,
+                     .ranks = config.actor.ranks},
+                    config, config.actor.optim, total_steps),
         // The hybrid engine moves the rest.
         OffloadFlags{.optimizer = config.actor.megatron.optimizer_offload});
   }
@@ -141,7 +143,8 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       // The engine measures what a step of it needs, with weights that are some.
       (void)converter::load_model(rollout_model_, *origin_, {.round = true});
     }
-    worker.model = shares_memory() ? actor_->engine().chunks().front() : rollout_model_.front().get();
+    worker.model =
+        shares_memory() ? actor_->engine().chunks().front() : rollout_model_.front().get();
     if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
     engine_ = std::make_unique<rollout::LLMEngine>(
         *worker.model,
@@ -164,7 +167,7 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       HybridEngineOptions{
           .offload = {.param = resting.param_offload && !shares_memory(),
                       .grad = resting.grad_offload},
-          .sleep_level = !rollout.free_cache_engine                  ? 0
+          .sleep_level = !rollout.free_cache_engine                                    ? 0
                          : shares_memory() || delta_of(rollout) != models::Delta::kOff ? 1
                                                                                        : 2,
           .verify = rollout.verify_weights,
@@ -241,7 +244,8 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
       begin.push_back({.num_prompt_tokens = static_cast<std::int64_t>(tokens[row].size())});
     }
     const auto prompt_width = prompts.tensor("prompts").size(1);
-    answers.set("routed_experts", sequence_column(routed, begin, prompt_width, prompt_width + width));
+    answers.set("routed_experts",
+                sequence_column(routed, begin, prompt_width, prompt_width + width));
   }
   return answers;
 }
@@ -253,11 +257,10 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
                                            const char* name,
                                            std::vector<at::Tensor>* routed_experts) const {
   const auto answers = answered_prompts_of(batch);
-  const auto results = trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true),
-                                        answers,
-                                        worker.micro_batches(answers, size, config_.longest_sequence()),
-                                        batch.meta_info.at("temperature").get<double>(),
-                                        routed_experts);
+  const auto results =
+      trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true), answers,
+                                worker.micro_batches(answers, size, config_.longest_sequence()),
+                                batch.meta_info.at("temperature").get<double>(), routed_experts);
   const auto width = batch.tensor("responses").size(1);
   const auto column = [&](at::Tensor AnswerLogProbs::*one) {
     std::vector<at::Tensor> rows;
@@ -285,7 +288,8 @@ DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
 
 DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
   const MegatronWorker::Awake awake(*ref_, {.param = true});
-  return log_probs(*ref_, batch, config_.log_prob_micro_batches(config_.ref.log_prob), /*with_entropy=*/false, "ref_log_prob");
+  return log_probs(*ref_, batch, config_.log_prob_micro_batches(config_.ref.log_prob),
+                   /*with_entropy=*/false, "ref_log_prob");
 }
 
 // Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it.
@@ -293,8 +297,8 @@ at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
                                              const ActorUpdate& update) const {
   auto mine = batch;
   auto routes = routed_experts_of(batch, config_.actor.router_replay);
-  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false, "old_log_probs",
-                                 routes.empty() ? nullptr : &routes)
+  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false,
+                                 "old_log_probs", routes.empty() ? nullptr : &routes)
                            .tensor("old_log_probs"));
   const std::vector<std::string> keys{"log_prob", "old_log_probs", "advantages", "response_mask"};
   const auto bytes = mine.select(keys).to_bytes();
@@ -304,9 +308,8 @@ at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
        dp.all_gather_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
     parts.push_back(DataProto::from_bytes(std::as_bytes(std::span(part))));
   const auto all = DataProto::concat(parts);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(
-      static_cast<std::uint64_t>(config_.actor.data_loader_seed +
-                                 batch.meta_info.at("global_step").get<std::int64_t>()));
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(
+      config_.actor.data_loader_seed + batch.meta_info.at("global_step").get<std::int64_t>()));
   const auto chosen = select_cov_tokens({.old_log_prob = all.tensor("old_log_probs"),
                                          .log_prob = all.tensor("log_prob"),
                                          .advantages = all.tensor("advantages"),
@@ -340,9 +343,10 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
   for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
     give(&ActorSample::cov_tokens, cov_tokens(batch, update));
-  return trainer::update_actor(actor_->engine().pipeline(), samples,
-                               actor_->micro_batches(answers, config_.actor_micro_batches(),
-                                                     config_.longest_sequence()), update, grad_scale);
+  return trainer::update_actor(
+      actor_->engine().pipeline(), samples,
+      actor_->micro_batches(answers, config_.actor_micro_batches(), config_.longest_sequence()),
+      update, grad_scale);
 }
 
 DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {

@@ -2,8 +2,8 @@
 // reference that it is kept near, each on its own mesh, on the same ranks or on others (verl's
 // ActorRolloutRefWorker). A rank has those of the three whose ranks it is one of.
 //
-// Where actor and rollout share ranks and cut the model alike, the rollout computes with the actor's
-// own memory; elsewhere a HybridEngine reshards it.
+// Where actor and rollout share ranks and cut the model alike, the rollout computes with the
+// actor's own memory; elsewhere a HybridEngine reshards it.
 #pragma once
 
 #include <memory>
@@ -40,19 +40,20 @@ class ActorRolloutRefWorker {
   Dispatch rollout_dispatch() const;
 
   // prompts, attention_mask [rows, P], seeds [rows] -> responses [rows, R], attention_mask [rows,
-  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from: the
-  // model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that of
-  // update_weights().
-  // meta_info: temperature, top_k, top_p; routed_experts, with router_replay.mode R3: whether the
-  // answers have routed_experts [rows, P + R, layers with experts, topk], where the rollout's routers
-  // sent all tokens but the last. Needs the rollout's weights: update_weights().
+  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from:
+  // the model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that
+  // of update_weights(). meta_info: temperature, top_k, top_p; routed_experts, with
+  // router_replay.mode R3: whether the answers have routed_experts [rows, P + R, layers with
+  // experts, topk], where the rollout's routers sent all tokens but the last. Needs the rollout's
+  // weights: update_weights().
   DataProto generate_sequences(const DataProto& prompts);
   // -> old_log_probs, entropys [rows, R]; with router_replay.mode R2 routed_experts, of all tokens.
   // Those that the batch has are replayed, by update_actor() as well. meta_info: temperature.
   DataProto compute_log_prob(const DataProto& batch);
   // -> ref_log_prob [rows, R].
   DataProto compute_ref_log_prob(const DataProto& batch);
-  // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R] -> meta_info.metrics.
+  // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R] ->
+  // meta_info.metrics.
   DataProto update_actor(const DataProto& batch);
   // The actor's weights to the rollout, which wakes; -> meta_info.reshard, what this rank moved.
   // meta_info: weights_step, the step behind which they are.

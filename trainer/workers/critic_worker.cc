@@ -34,8 +34,7 @@ DataProto CriticWorker::compute_values(const DataProto& batch) {
       engine().pipeline(/*forward_only=*/true), sequences_of(answers),
       micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
   std::vector<at::Tensor> rows;
-  for (std::size_t i = 0; i < answers.size(); ++i)
-    rows.push_back(answer_of(answers[i], values[i]));
+  for (std::size_t i = 0; i < answers.size(); ++i) rows.push_back(answer_of(answers[i], values[i]));
   return DataProto({{"values", response_column(rows, batch.tensor("responses").size(1))}});
 }
 

@@ -6,9 +6,8 @@
 //   compute_ref_log_prob                                      ... of the reference
 //   compute_values, update_critic                             ... of the critic
 //   compute_rm_score                                          ... of the reward model
-//   compute_reward                                            DP_COMPUTE_PROTO; a program's, and
-//   one
-//                                                             step off, RANK_ZERO
+//   compute_reward                                            DP_COMPUTE_PROTO; RANK_ZERO for a
+//                                                             program's, and one step off
 //   update_weights, sleep_rollout                             ONE_TO_ALL
 //   {actor,critic}/{save,load}_checkpoint, .../finish_save    ONE_TO_ALL of the role
 //   ROLE/get_megatron_global_info                             ... of each

@@ -80,7 +80,8 @@ TEST(Tokenizer, AFileThatContradictsItselfIsNamed) {
   EXPECT_TRUE(refuses(R"({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}})",
                       {"\"a\" and \"b\" both have the id 0"}));
   EXPECT_TRUE(refuses(R"({"model": {"vocab": {"a": -1}}})", {"the token \"a\" has the id -1"}));
-  EXPECT_TRUE(refuses(R"({"model": {"vocab": {"a": 999999999}, "merges": []}})", {"has the id 999999999"}));
+  EXPECT_TRUE(
+      refuses(R"({"model": {"vocab": {"a": 999999999}, "merges": []}})", {"has the id 999999999"}));
   EXPECT_TRUE(refuses(R"({"model": {"vocab": {"a": "x"}}})", {"model.vocab holds string"}));
   EXPECT_TRUE(
       refuses(R"({"model": {"vocab": ["a"]}})", {"model.vocab is missing, empty or no object"}));

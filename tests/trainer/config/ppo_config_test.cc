@@ -222,7 +222,8 @@ std::vector<Broken> broken_of_the_run() {
         "reward_model.ranks=[1, 2]"}},
       {"one_step_off_is_led_by_rank_0",
        kRollout + ".ranks",
-       {"trainer.one_step_off=true", kActor + ".ranks=[1]", "critic.ranks=[1]", kRollout + ".ranks=[0]"}},
+       {"trainer.one_step_off=true", kActor + ".ranks=[1]", "critic.ranks=[1]",
+        kRollout + ".ranks=[0]"}},
       {"retention_needs_checkpoints", "checkpoint.keep_last", {"checkpoint.keep_last=2"}},
       {"keep_every_adds_to_keep_last",
        "checkpoint.keep_every",
@@ -302,8 +303,8 @@ TEST(PpoConfig, RefusesEachContradictionByItsNameAndKeys) {
 }
 
 TEST(PpoConfig, TakesWhatIsNoContradiction) {
-  EXPECT_NO_THROW(
-      load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", "critic.ranks=[0]", kRollout + ".ranks=[2]"}));
+  EXPECT_NO_THROW(load({"trainer.one_step_off=true", kActor + ".ranks=[0, 1]", "critic.ranks=[0]",
+                        kRollout + ".ranks=[2]"}));
   EXPECT_NO_THROW(load({kActor + ".use_kl_loss=true", "algorithm.use_kl_in_reward=true",
                         "algorithm.kl_ctrl.type=adaptive"}));
   EXPECT_NO_THROW(load({"reward_model.enable=true", "reward_model.model.path=rm",

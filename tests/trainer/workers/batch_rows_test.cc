@@ -19,7 +19,8 @@ using Tokens = std::vector<std::int64_t>;
 
 Tokens random_tokens(std::mt19937& random, std::size_t most) {
   Tokens tokens(std::uniform_int_distribution<std::size_t>(1, most)(random));
-  for (auto& token : tokens) token = std::uniform_int_distribution<std::int64_t>(0, 99)(random);  // 0 is a token, too
+  for (auto& token : tokens)
+    token = std::uniform_int_distribution<std::int64_t>(0, 99)(random);  // 0 is a token, too
   return tokens;
 }
 
@@ -44,9 +45,11 @@ TEST(BatchRows, ThereAndBackForAnyLengths) {
     EXPECT_EQ(prompt_tokens_of(asked), prompts);
     std::vector<at::Tensor> ones;
     for (const auto& answer : columns) ones.push_back(at::ones_like(answer));
-    const auto batch = with_answers(asked, DataProto({{"responses", response_column(columns, kResponse)},
-                                                      {"response_mask", response_column(ones, kResponse)}}));
-    EXPECT_EQ(batch.tensor("attention_mask").sizes(), (std::vector<std::int64_t>{count, kPrompt + kResponse}));
+    const auto batch =
+        with_answers(asked, DataProto({{"responses", response_column(columns, kResponse)},
+                                       {"response_mask", response_column(ones, kResponse)}}));
+    EXPECT_EQ(batch.tensor("attention_mask").sizes(),
+              (std::vector<std::int64_t>{count, kPrompt + kResponse}));
     EXPECT_EQ(prompt_tokens_of(batch), prompts);
     const auto found = answered_prompts_of(batch);
     const auto rows = response_rows(batch.tensor("responses"), found);
@@ -64,8 +67,9 @@ TEST(BatchRows, ThereAndBackForAnyLengths) {
 // What response_mask leaves out is a part of the sequence all the same: the model has read it.
 TEST(BatchRows, WhatDoesNotCountStaysInTheSequence) {
   auto batch = prompt_columns(std::vector<Tokens>{{1, 2}}, 3);
-  batch = with_answers(batch, DataProto({{"responses", at::tensor({5, 6, 7}, at::kLong).unsqueeze(0)},
-                                         {"response_mask", at::ones({1, 3}, at::kLong)}}));
+  batch =
+      with_answers(batch, DataProto({{"responses", at::tensor({5, 6, 7}, at::kLong).unsqueeze(0)},
+                                     {"response_mask", at::ones({1, 3}, at::kLong)}}));
   batch.set("response_mask", at::tensor({1, 0, 1}, at::kLong).unsqueeze(0));
   EXPECT_EQ(tokens_of(answered_prompts_of(batch).front().tokens), (Tokens{1, 2, 5, 6, 7}));
 }
@@ -76,12 +80,14 @@ TEST(BatchRows, RefuseAMaskWithAHole) {
   auto mask = at::cat({batch.tensor("attention_mask"), at::ones({2, 3}, at::kLong)}, 1);
   mask[1][4] = 0;
   batch.set("attention_mask", mask);
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"row 1", "hole"}, [&] { (void)answered_prompts_of(batch); }));
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"row 1", "hole"},
+                             [&] { (void)answered_prompts_of(batch); }));
 }
 
 TEST(BatchRows, RefuseAPromptThatHasNoPlace) {
   for (const auto& prompt : {Tokens{}, Tokens{1, 2, 3, 4}})
-    EXPECT_TRUE(support::fails(ErrorKind::kBug, {"a prompt of"}, [&] { (void)prompt_columns(std::vector<Tokens>{prompt}, 3); }));
+    EXPECT_TRUE(support::fails(ErrorKind::kBug, {"a prompt of"},
+                               [&] { (void)prompt_columns(std::vector<Tokens>{prompt}, 3); }));
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ std::vector<std::int64_t> numbers(const DataProto& data, const char* key) {
 }
 
 DataProto ten_times(const DataProto& data) {
-  return DataProto({{"y", data.tensor("x") * data.meta_info.at("factor").get<std::int64_t>()}}, {{"said", data.column("name")}});
+  return DataProto({{"y", data.tensor("x") * data.meta_info.at("factor").get<std::int64_t>()}},
+                   {{"said", data.column("name")}});
 }
 
 // Runs a group with one method "act"; rank 0 does `body`.
@@ -72,7 +73,8 @@ TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
             }
           });
       // Equal parts: rows that are missing are repeated, and what comes of them is dropped.
-      EXPECT_EQ(given, std::vector<std::int64_t>(static_cast<std::size_t>(2 * size), (count + size - 1) / size));
+      EXPECT_EQ(given, std::vector<std::int64_t>(static_cast<std::size_t>(2 * size),
+                                                 (count + size - 1) / size));
     }
   }
 }
@@ -92,7 +94,8 @@ TEST(WorkerGroup, RanksOfOneDataParallelRankHaveTheSameRowsAndOneAnswers) {
       },
       [](WorkerGroup& group) {
         EXPECT_EQ(group.num_parts("act"), 2);
-        EXPECT_EQ(numbers(group.call("act", rows(6)), "y"), (std::vector<std::int64_t>{0, 10, 20, 30, 40, 50}));
+        EXPECT_EQ(numbers(group.call("act", rows(6)), "y"),
+                  (std::vector<std::int64_t>{0, 10, 20, 30, 40, 50}));
       });
   EXPECT_EQ(calls, 4);
 }
@@ -101,12 +104,18 @@ TEST(WorkerGroup, RanksThatTakeNoPartAreLeftAlone) {
   for (const int only : {0, 2}) {
     std::atomic<int> calls = 0;
     run_group(
-        3, [only](const models::World& world) { return world.rank() == only ? Dispatch{.is_collect = true} : Dispatch::none(); },
+        3,
+        [only](const models::World& world) {
+          return world.rank() == only ? Dispatch{.is_collect = true} : Dispatch::none();
+        },
         [&](const DataProto& data) {
           ++calls;
           return ten_times(data);
         },
-        [](WorkerGroup& group) { EXPECT_EQ(numbers(group.call("act", rows(3)), "y"), (std::vector<std::int64_t>{0, 10, 20})); });
+        [](WorkerGroup& group) {
+          EXPECT_EQ(numbers(group.call("act", rows(3)), "y"),
+                    (std::vector<std::int64_t>{0, 10, 20}));
+        });
     EXPECT_EQ(calls, 1);
   }
 }
@@ -142,7 +151,10 @@ TEST(WorkerGroup, RankZeroAlone) {
 TEST(WorkerGroup, WhatIsUnderWayIsFinishedLater) {
   std::atomic<int> served = 0;
   run_group(
-      2, [](const models::World& world) { return world.rank() == 1 ? Dispatch{.is_collect = true} : Dispatch::none(); },
+      2,
+      [](const models::World& world) {
+        return world.rank() == 1 ? Dispatch{.is_collect = true} : Dispatch::none();
+      },
       [&](const DataProto& data) {
         ++served;
         return ten_times(data);
@@ -160,7 +172,8 @@ TEST(WorkerGroup, WaitsLongerThanTheTimeoutOfCollectives) {
   run_group(
       2, dp_compute_proto,
       [&](const DataProto& data) {
-        if (data.tensor("x")[0].item<std::int64_t>() > 0) std::this_thread::sleep_for(1.5 * timeout);
+        if (data.tensor("x")[0].item<std::int64_t>() > 0)
+          std::this_thread::sleep_for(1.5 * timeout);
         return ten_times(data);
       },
       [&](WorkerGroup& group) {
@@ -188,7 +201,9 @@ TEST(WorkerGroup, AnExceptionOnAWorkerEndsTheRunEverywhere) {
         ++ended;
         models::announce_failure(world, error.what());
         if (world.rank() != 1) {
-          EXPECT_NE(std::string(error.what()).find("rank 1, which failed: row 1 is bad"), std::string::npos) << error.what();
+          EXPECT_NE(std::string(error.what()).find("rank 1, which failed: row 1 is bad"),
+                    std::string::npos)
+              << error.what();
           return;
         }
         throw;
@@ -216,7 +231,9 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
     if (world.rank() == 1) {
       EXPECT_ANY_THROW(group.serve());  // when the others have gone
     } else if (world.rank() == 2) {
-      EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the next call from rank 0", "rank 0, which failed: workers: the answer to update_actor"},
+      EXPECT_TRUE(support::fails(ErrorKind::kIo,
+                                 {"the next call from rank 0",
+                                  "rank 0, which failed: workers: the answer to update_actor"},
                                  [&] { group.serve(); }));
       ++ended;
     } else {
@@ -225,7 +242,9 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
         std::this_thread::sleep_for(timeout / 2);
         (void)group.call("act", rows(1));
       }
-      EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the answer to update_actor from rank 1", "rank 1 hangs", "in update_actor", "trainer.worker_timeout"},
+      EXPECT_TRUE(support::fails(ErrorKind::kIo,
+                                 {"the answer to update_actor from rank 1", "rank 1 hangs",
+                                  "in update_actor", "trainer.worker_timeout"},
                                  [&] { (void)group.finish(std::move(hanging)); }));
       models::announce_failure(world, "workers: the answer to update_actor");
       ++ended;
@@ -238,8 +257,10 @@ TEST(WorkerGroup, NamesAreKnownAndUnique) {
   models::run_ranks(1, {}, [](models::World& world) {
     WorkerGroup group(world, std::chrono::minutes(5));
     group.add("act", rank_zero(world), ten_times);
-    EXPECT_TRUE(support::fails(ErrorKind::kBug, {"two methods act"}, [&] { group.add("act", rank_zero(world), ten_times); }));
-    EXPECT_TRUE(support::fails(ErrorKind::kBug, {"no method sleep"}, [&] { (void)group.call("sleep"); }));
+    EXPECT_TRUE(support::fails(ErrorKind::kBug, {"two methods act"},
+                               [&] { group.add("act", rank_zero(world), ten_times); }));
+    EXPECT_TRUE(
+        support::fails(ErrorKind::kBug, {"no method sleep"}, [&] { (void)group.call("sleep"); }));
   });
 }
 
