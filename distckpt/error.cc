@@ -37,6 +37,10 @@ Error& Error::set_hint(std::string hint) {
   return *this;
 }
 
+void fail_with(ErrorKind kind, fmt::string_view message, fmt::format_args args) {
+  throw Error(kind, fmt::vformat(message, args));
+}
+
 std::string Error::report() const {
   std::string text = fmt::format("error: {}\n", what());
   for (const auto& frame : context_) text += fmt::format("  while {}\n", frame);

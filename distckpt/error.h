@@ -2,7 +2,7 @@
 // what to do about it.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>
@@ -47,16 +47,20 @@ class Error : public std::runtime_error {
   std::vector<std::string> context_;
 };
 
+// Throws Error. One function for all messages: what a message is made of is not compiled at each
+// place that throws.
+[[noreturn]] void fail_with(ErrorKind kind, fmt::string_view message, fmt::format_args args);
+
 template <typename... Args>
 [[noreturn]] void fail(ErrorKind kind, fmt::format_string<Args...> message, Args&&... args) {
-  throw Error(kind, fmt::format(message, std::forward<Args>(args)...));
+  fail_with(kind, message, fmt::make_format_args(args...));
 }
 
 // Throws Error unless `ok`. The message is formatted only on failure.
 template <typename... Args>
 void require(bool ok, ErrorKind kind, fmt::format_string<Args...> message, Args&&... args) {
   if (!ok) [[unlikely]] {
-    throw Error(kind, fmt::format(message, std::forward<Args>(args)...));
+    fail_with(kind, message, fmt::make_format_args(args...));
   }
 }
 
