@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Loads a torch_dist checkpoint, whoever wrote it, with real megatron-core on the CPU at any TP, PP and EP, and prints
-one sha256 per full tensor. The peers come from ./setup_peers.
+one sha256 per full tensor. The peers come from tools/setup_peers.
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/load_with_mcore.py --mcore build/peers/mc0192 --ckpt tests/data/llama_tp2pp2 \\

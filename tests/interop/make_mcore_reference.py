@@ -2,7 +2,7 @@
 """Makes the small real checkpoints of tests/data: a tiny Hugging Face model with random weights, and the same weights as
 a real release of megatron-core saves them, on the CPU.
 
-The peers come from ./setup_peers. With them, from the root of the checkout:
+The peers come from tools/setup_peers. With them, from the root of the checkout:
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/make_mcore_reference.py --list

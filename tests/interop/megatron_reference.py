@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What megatron-core's own GPTModel computes of a Hugging Face folder, its prediction layers too: a reference for `ferry verify --logits`,
-in fp32, by one rank on the CPU. The peers come from ./setup_peers.
+in fp32, by one rank on the CPU. The peers come from tools/setup_peers.
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/megatron_reference.py --mcore build/peers/mc0192 tests/data/hf_deepseek_v3/hf reference.safetensors
