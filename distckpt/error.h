@@ -2,7 +2,7 @@
 // what to do about it.
 #pragma once
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <stdexcept>
 #include <string>
