@@ -1,0 +1,121 @@
+"""tools/lint: what it takes for a comment that hangs in the air, for a command and its output, and what it leaves for clang."""
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import lint_commands
+import lint_tidy
+
+
+def load_lint():
+    loader = importlib.machinery.SourceFileLoader("lint", str(ROOT / "tools/lint"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("lint", loader))
+    loader.exec_module(module)
+    return module
+
+
+lint = load_lint()
+
+
+@pytest.mark.parametrize("line, hangs", [
+    ("// Which of them is first.", True),
+    ("  int x;  // Of the rank.", True),
+    ("// In which order they come.", True),
+    ("// The rank that is first.", False),
+    ("// Ofter than that.", False),
+    ('  print("// Which");', False),
+])
+def test_comment_hangs(line, hangs):
+    assert bool(lint.hanging_comments([line], {1}, "a.cc")) == hangs
+
+
+def test_only_first_lines_of_comments_that_were_added_count():
+    lines = ["// The first line", "// Which goes on.", "int x;", "// Which was here before.", "int y;", "// Whose is new."]
+    assert [number for number, _ in lint.hanging_comments(lines, {1, 2, 6}, "a.cc")] == [6]
+
+
+def test_lines_since_the_base_commit_are_the_added_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+
+    def commit(text):
+        (tmp_path / "a.cc").write_text(text)
+        subprocess.run(["git", "-C", tmp_path, *identity, "add", "a.cc"], check=True)
+        subprocess.run(["git", "-C", tmp_path, *identity, "commit", "-qm", "x"], check=True)
+
+    subprocess.run(["git", "-C", tmp_path, "init", "-q", "-b", "main"], check=True)
+    commit("one\ntwo\nthree\n")
+    assert lint.base_commit() is None  # there is no history yet
+    commit("one\nnew\ntwo\nthree\n")
+    before = lint.git("rev-parse", "HEAD^").strip()
+    assert lint.base_commit() == before  # on main its last commit counts
+    subprocess.run(["git", "-C", tmp_path, "checkout", "-qb", "branch"], check=True)
+    commit("one\nnew\ntwo\nthree\nfour\n")
+    (tmp_path / "a.cc").write_text("one\nnew\ntwo\nthree\nfour\nfive\n")
+    (tmp_path / "b.cc").write_text("all\nnew\n")
+    base = lint.base_commit()
+    assert base == lint.git("rev-parse", "main").strip()
+    assert lint.changed_files(base) == ["a.cc", "b.cc"]
+    assert sorted(lint.added_lines("a.cc", base)) == [5, 6] and list(lint.added_lines("b.cc", base)) == [1, 2]
+
+
+def test_session_has_commands_and_what_they_print():
+    assert lint_commands.parse_session("$ one \\\n  two\nprinted\n\nmore\n$ three\n") == [("one \\\n  two", ["printed", "", "more"]), ("three", [])]
+
+
+@pytest.mark.parametrize("shown, printed, equal", [
+    (["in 0.0 s (16.8 MB/s)"], ["in 1.25 s (1,900 kB/s)"], True),
+    (["in 0.0 s"], ["after 0.0 s"], False),
+    (["target /data/out/release"], ["target /work/x/out/release"], True),
+    (["94 kB"], ["95 kB"], False),
+    (["a", "...", "z"], ["a", "b", "c", "z"], True),
+    (["a", "..."], ["a"], True),
+    (["a"], ["a", "b"], False),
+])
+def test_output_differs_only_where_machines_do(shown, printed, equal):
+    assert lint_commands.matches([lint_commands.steady(line) for line in shown], [lint_commands.steady(line) for line in printed]) == equal
+
+
+def run_document(tmp_path, text):
+    """-> (right, wrong, not run), what was said"""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    ferry = 'case "$*" in "sort --help") echo "--up  upwards";; "sort --up") echo up; exit 1;; *) exit 2;; esac'
+    for name, script in {"ferry": ferry, "ferry-torch": "exit"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "root/tests/data/hf_llama/hf").mkdir(parents=True)
+    (tmp_path / "root/doc.md").write_text(text)
+    said = []
+    counts = lint_commands.run(tmp_path / "root", ["doc.md"], tmp_path / "folder", os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}, said.append)
+    return counts, "\n".join(said)
+
+
+@pytest.mark.parametrize("text, counts, said", [
+    ("```console\n$ echo a\na\n```\n", (1, 0, 0), ""),
+    ("```console\n$ echo a\nb\n```\n", (0, 1, 0), "doc.md:1: $ echo a\nprints otherwise"),
+    ("```console\n$ false\n```\n", (0, 1, 0), "exit status 1"),
+    ("```console\n$ ferry sort --up\nup\n```\n", (1, 0, 0), ""),
+    ("```console\n$ ferry sort --down\n```\n", (0, 1, 0), "ferry sort has no option --down"),
+    ("```sh\nferry mix --up\n```\n", (0, 1, 0), "ferry mix is no command"),
+    ("<!-- not run: needs a GPU -->\n```console\n$ ferry sort --up=1\n```\n", (0, 0, 1), "doc.md:2: not run: needs a GPU"),
+    ("<!-- not run: needs a GPU -->\n```console\n$ ferry sort --down\n```\n", (0, 1, 0), "no option --down"),
+    ("<!-- first: echo a > file -->\n```console\n$ cat file\na\n```\n", (1, 0, 0), ""),
+    ("```text\n$ false\n```\n", (0, 0, 0), ""),
+])
+def test_block_is_right_wrong_or_says_why_it_is_not_run(tmp_path, text, counts, said):
+    found, output = run_document(tmp_path, text)
+    assert found == counts and said in output
+
+
+def test_arguments_for_clang_have_no_output_and_no_precompiled_header():
+    command = ("ccache c++ -Ia.p -include pch.h -isystem /x -idirafter /torch -Wall -Winvalid-pch -std=c++20 '-DHEADER=\"a.h\"' -MD -MQ a.o -MF a.o.d "
+               "-o a.o -c ../a.cc")
+    assert lint_tidy.clang_arguments(command) == ["-Ia.p", "-isystem", "/x", "-idirafter", "/torch", "-Wall", "-std=c++20", '-DHEADER="a.h"']

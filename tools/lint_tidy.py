@@ -1,0 +1,123 @@
+"""clang-tidy on sources and headers, with the arguments of the build folder's compile_commands.json, several at a time.
+
+A file that was clean stays so while it, what it includes of ours, its arguments and .clang-tidy are the same: build/lint keeps that.
+"""
+import concurrent.futures
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.MULTILINE)
+DIAGNOSTIC = re.compile(r"^(\S+?):(\d+):\d+: (?:warning|error): .*\[([\w.,-]+)\]$")
+
+
+def clang_arguments(command):
+    """-> g++'s arguments without those of its output, and without a precompiled header, which only g++ can read
+
+    A source includes what it uses: it needs no header in front.
+    """
+    words, kept = iter(shlex.split(command)), []
+    for word in words:
+        if word in ("-o", "-MQ", "-MF", "-MT", "-include", "-c"):
+            next(words)
+        elif word.startswith("-") and word not in ("-MD", "-MMD", "-Winvalid-pch", "-fpch-preprocess"):
+            kept.append(word)
+            if word in ("-isystem", "-idirafter", "-I", "-D"):
+                kept.append(next(words))
+    return kept
+
+
+class Units:
+    """Which command compiles which source or header."""
+
+    def __init__(self, root, build):
+        self.root, self.build = root, build
+        self.by_source, self.by_header = {}, {}
+        for entry in json.loads((build / "compile_commands.json").read_text()):
+            alone = re.search(r'-DHEADER="([^"]+)"', " ".join(shlex.split(entry["command"])))
+            for source in self.sources(entry):
+                if alone:
+                    self.by_header.setdefault(alone[1], (source, entry))
+                else:
+                    self.by_source.setdefault(source, (source, entry))
+
+    def sources(self, entry):
+        """-> what an entry compiles: its file, or all that are in it where the build is one of unities"""
+        file = Path(entry["directory"]) / entry["file"]
+        together = re.findall(r"^#include<(.+)>$", file.read_text(), re.MULTILINE) if re.search(r"-unity\d+\.cpp$", file.name) else [file]
+        return [os.path.relpath(source, self.root) for source in together]
+
+    def of(self, path):
+        """-> (source, its entry), or None where the build does not compile this file"""
+        unit = self.by_source.get(path) or self.by_header.get(path)
+        if unit or not path.endswith(".h"):
+            return unit
+        stem = Path(path).stem
+        users = [source for source in self.by_source if path in self.includes(source)]
+        return self.by_source[min(users, key=lambda source: (Path(source).stem not in (stem, stem + "_test"), source))] if users else None
+
+    def includes(self, path):
+        return INCLUDE.findall((self.root / path).read_text()) if (self.root / path).exists() else []
+
+    def closure(self, *paths):
+        seen, todo = set(), list(paths)
+        while todo:
+            path = todo.pop()
+            if path not in seen and (self.root / path).exists():
+                seen.add(path)
+                todo += self.includes(path)
+        return sorted(seen)
+
+    def key(self, path, source, arguments):
+        digest = hashlib.sha256(json.dumps([path, arguments]).encode())
+        for name in [".clang-tidy", *self.closure(path, source)]:
+            digest.update(name.encode() + b"\0" + (self.root / name).read_bytes())
+        return digest.hexdigest()
+
+
+def check(units, path, unit):
+    """-> (what clang-tidy objects to, whether that was known before)"""
+    source, entry = unit
+    arguments = clang_arguments(entry["command"])
+    clean = units.build / "lint" / units.key(path, source, arguments)
+    if clean.exists():
+        return [], True
+    command = ["clang-tidy-14", "--quiet", str(units.root / source), "--", *arguments]
+    done = subprocess.run(command, cwd=entry["directory"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    found, unread = [], []
+    for line in done.stdout.splitlines():
+        match = DIAGNOSTIC.match(line)
+        if not match:
+            continue
+        file = os.path.relpath(Path(entry["directory"]) / match[1], units.root)
+        if match[3].startswith("clang-diagnostic"):  # g++ has the say of what is C++
+            if match[3] == "clang-diagnostic-error":
+                unread.append(line)
+        elif file in (path, source):
+            found.append(f"{file}:{match[2]}:{line.split(':', 3)[3]}")
+    if any("file not found" in line for line in unread) or done.returncode not in (0, 1):
+        found += unread or [f"{path}: clang-tidy ended with exit status {done.returncode}: {done.stderr.strip()[-500:]}"]
+    if not found:
+        clean.parent.mkdir(exist_ok=True)
+        clean.touch()
+    return sorted(set(found)), False
+
+
+def run(root, build, paths, say):
+    """-> (files that are clean, files that are not, files that the build does not compile)"""
+    units = Units(root, build)
+    known = [(path, unit) for path in paths if (unit := units.of(path))]
+    clean = bad = before = 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found, cached in pool.map(lambda item: check(units, *item), known):
+            bad, clean, before = bad + bool(found), clean + (not found), before + cached
+            for line in found:
+                say(line)
+    left = len(paths) - len(known)
+    say(f"clang-tidy: {clean} clean ({before} of them since the last time), {bad} not"
+        + (f"; {left} are not compiled by this build" if left else ""))
+    return clean, bad, left
