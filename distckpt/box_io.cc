@@ -28,6 +28,12 @@ Runs fold_runs(const Region& region) {
   return runs;
 }
 
+Dims packed_strides(const Region& region) {
+  auto strides = row_major_strides(region.size);
+  for (int d = 0; d < strides.rank(); ++d) strides[d] *= region.element_size;
+  return strides;
+}
+
 void copy_strided(std::byte* to,
                   const Dims& to_strides,
                   const std::byte* from,

@@ -34,6 +34,9 @@ struct Runs {
 };
 Runs fold_runs(const Region& region);
 
+// The bytes between elements of `region` where they lie row-major and packed.
+Dims packed_strides(const Region& region);
+
 // Calls visit(offset of the run, its index) for each run, in row-major order.
 template <typename Visit>
 void for_each_run(const Runs& runs, Visit&& visit);

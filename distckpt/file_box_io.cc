@@ -92,10 +92,8 @@ void FileSource::read_chunk(const ChunkStorage& chunk,
           ErrorKind::kLayout, "{}: a box ends behind its {} bytes", describe(storages_[storage]),
           chunk.decoded_size);
   const auto decoded = chunks_.get(storage, [&] { return decode(chunk, storage); });
-  auto strides = row_major_strides(region.size);
-  for (int d = 0; d < strides.rank(); ++d) strides[d] *= region.element_size;
-  copy_strided(packed.data(), strides, decoded.data.get() + region.at.offset, region.at.strides,
-               region.size, region.element_size);
+  copy_strided(packed.data(), packed_strides(region), decoded.data.get() + region.at.offset,
+               region.at.strides, region.size, region.element_size);
 }
 
 void FileSource::read(const Region& region,
@@ -110,7 +108,17 @@ void FileSource::read(const Region& region,
   const auto run_bytes = static_cast<std::size_t>(runs.run_bytes);
   const auto count = runs.num_runs();
   if (count == 0) return;
-  const bool close_together = runs.counts.rank() == 1 &&
+  // Runs that lie over each other (a dimension that was expanded has a stride of 0) or in another
+  // order, and are together no longer than what is wanted of them: they are read once.
+  if (const auto extent = runs.end() - runs.offset;
+      count > 1 && extent <= static_cast<std::int64_t>(packed.size())) {
+    std::vector<std::byte> all(static_cast<std::size_t>(extent));
+    file.read_at(runs.offset, all);
+    copy_strided(packed.data(), packed_strides(region), all.data(), region.at.strides, region.size,
+                 region.element_size);
+    return ledger_.checksum(storage, runs.offset, all, parts);
+  }
+  const bool close_together = runs.counts.rank() == 1 && runs.strides[0] > 0 &&
                               runs.strides[0] <= kMaxOverRead * runs.run_bytes &&
                               runs.strides[0] <= kSpanBytes;
   if (!close_together) {

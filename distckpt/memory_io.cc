@@ -15,12 +15,6 @@ const MemoryStorage& host_memory(const std::vector<Storage>& storages, const Reg
   return memory;
 }
 
-Dims packed_strides(const Region& region) {
-  auto strides = row_major_strides(region.size);
-  for (int d = 0; d < strides.rank(); ++d) strides[d] *= region.element_size;
-  return strides;
-}
-
 }  // namespace
 
 const MemoryStorage& memory_of(const std::vector<Storage>& storages, const Region& region) {

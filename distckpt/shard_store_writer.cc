@@ -55,10 +55,8 @@ class StoreSink : public BoxSink {
     if (!file_of(storage).trailer.empty() || region.num_bytes() == 0) return;
     auto& chunk = chunks_.at(storage);
     auto* const data = buffer(chunk, storage);
-    auto strides = row_major_strides(region.size);
-    for (int d = 0; d < strides.rank(); ++d) strides[d] *= region.element_size;
-    copy_strided(data + region.at.offset, region.at.strides, packed.data(), strides, region.size,
-                 region.element_size);
+    copy_strided(data + region.at.offset, region.at.strides, packed.data(), packed_strides(region),
+                 region.size, region.element_size);
     const auto bytes = region.num_bytes();
     const auto left = chunk.missing.fetch_sub(bytes) - bytes;
     require(left >= 0, ErrorKind::kBug, "{}: written twice", describe(layout_.storages()[storage]));

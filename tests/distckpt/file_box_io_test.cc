@@ -83,6 +83,27 @@ TEST_P(FileSourceModes, ReadsRunsFarApartAndCloseTogetherAlike) {
   }
 }
 
+// torch.save keeps fewer elements of an expanded tensor than it has.
+TEST_P(FileSourceModes, ReadsElementsThatLieOnOnePlace) {
+  const TempDir dir;
+  const auto bytes = Random(4).bytes(5000);
+  write_bytes(dir / "file", bytes);
+  FileSource source({file_storage(dir / "file")}, {}, GetParam());
+  // Strides of zero outside, inside and everywhere, and windows that overlap.
+  const std::pair<Dims, Dims> cases[] = {
+      {{24}, {0}},        {{3, 8}, {0, 2}},       {{8, 3}, {2, 0}},
+      {{64, 64}, {0, 0}}, {{2, 3, 4}, {8, 0, 2}}, {{100, 9}, {2, 2}},
+      {{3, 2}, {0, 4096}}};
+  for (const auto& [size, strides] : cases) {
+    const Region region{
+        .at = {.storage = 0, .offset = 10, .strides = strides}, .size = size, .element_size = 2};
+    std::vector<std::byte> expected(static_cast<std::size_t>(region.num_bytes()));
+    copy_strided(expected.data(), packed_strides(region), bytes.data() + 10, strides, size, 2);
+    EXPECT_TRUE(same_bytes(expected, read(source, region)))
+        << to_string(size) << " with strides " << to_string(strides);
+  }
+}
+
 TEST_P(FileSourceModes, VerifiesTheChecksumsOfWhatWasReadWhole) {
   const TempDir dir;
   Random random(2);
