@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 
 #include "distckpt/error.h"
@@ -33,6 +34,35 @@ TEST(Json, NamesTheByteThatIsWrong) {
 TEST(Json, RefusesDeepNestingWithoutRecursion) {
   const std::string deep(1'000'000, '[');
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"64 levels"}, [&] { parse_json(deep, "config.json"); }));
+}
+
+// A value is built in the time of its length; with a look through its parent at the end of every
+// object, these took minutes.
+TEST(Json, ReadsManyObjectsInTheTimeOfTheirLength) {
+  constexpr int kTensors = 60'000;
+  std::string header = "{";
+  for (int i = 0; i < kTensors; ++i) {
+    header += fmt::format(
+        R"({}"model.layers.{}.weight":{{"dtype":"BF16","shape":[1,2],"data_offsets":[{},{}]}})",
+        i == 0 ? "" : ",", i, 4L * i, 4L * i + 4);
+  }
+  header += "}";
+  std::string list = "[{}";
+  for (int i = 0; i < 200'000; ++i) list += ",{}";
+  list += "]";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(header, "x").size(), kTensors);
+  EXPECT_EQ(parse_ordered_json(header, "x").size(), kTensors);
+  EXPECT_EQ(parse_json(list, "x").size(), 200'001);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(Json, RefusesWhatWouldTakeMuchMemory) {
+  std::string zeros(60'000'000, '0');
+  for (std::size_t i = 2; i < zeros.size(); i += 2) zeros[i] = ',';
+  zeros.front() = '[';
+  zeros.back() = ']';
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"x: ", "360 MB"}, [&] { parse_json(zeros, "x"); }));
 }
 
 TEST(Json, KeepsTheOrderOfKeysWhereAsked) {
