@@ -25,13 +25,44 @@ constexpr std::array<std::string_view, 12> kWeightSuffixes{
     ".onnx",        ".msgpack",
     ".gguf",        ".distcp"};
 
+// The file that config.json names as the one of the weights, which transformers prefers to others.
+std::optional<std::string> named_weights(const HfForm& form) {
+  const auto config = distckpt::parse_json(form.config_text(), form.config_source());
+  if (!config.is_object() || !config.contains("transformers_weights")) return std::nullopt;
+  const auto& named = config.at("transformers_weights");
+  if (named.is_null()) return std::nullopt;
+  return distckpt::json_string(named, "transformers_weights", form.config_source());
+}
+
 bool travels(const fs::directory_entry& entry) {
-  const auto name = entry.path().filename().string();
-  return entry.is_regular_file() && !name.starts_with('.') && name != distckpt::kPartRecord &&
-         std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
+  return entry.is_regular_file() && converter::travels(entry.path().filename().string());
 }
 
 }  // namespace
+
+bool travels(std::string_view name) {
+  return !name.starts_with('.') && name != distckpt::kPartRecord &&
+         std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
+}
+
+void require_transformers_reads(const HfForm& form, const WeightFiles& weights) {
+  const auto& [folder, files, index, single] = weights;
+  if (!index.empty() && !single.empty() && files != std::set{std::string(single)}) {
+    throw Error(
+        ErrorKind::kLayout,
+        fmt::format("{}: holds {}, and {}, which names other files", folder.string(), single,
+                    index),
+        fmt::format("transformers loads {} alone: take away what is not the model", single));
+  }
+  if (form.folder != folder) return;  // the configuration is of weights elsewhere
+  const auto named = named_weights(form);
+  const auto read = index.empty() ? *files.begin() : std::string(index);
+  if (!named || *named == read) return;
+  throw Error(ErrorKind::kLayout,
+              fmt::format("{}: transformers_weights names {}, but {} is there to be read",
+                          form.config_source(), *named, read),
+              "transformers loads the file that is named, and no other");
+}
 
 std::string HfForm::config_source() const {
   return (folder / distckpt::kHfConfig).string();
@@ -91,6 +122,12 @@ HfForm read_hf_folder(const fs::path& folder) {
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
     check_index(*form.index_text, files_of_tensors(form.headers), source);
+    require_transformers_reads(form, {.folder = folder,
+                                      .files = files_of_index(*form.index_text, source),
+                                      .index = distckpt::kSafetensorsIndex,
+                                      .single = fs::exists(folder / distckpt::kSafetensorsModel)
+                                                    ? distckpt::kSafetensorsModel
+                                                    : ""});
     return form;
   }
   std::vector<fs::path> files;
@@ -105,6 +142,17 @@ HfForm read_hf_folder(const fs::path& folder) {
                             files.size(), distckpt::kSafetensorsIndex),
                 "the download may be incomplete");
   }
+  const auto name = files.front().filename().string();
+  if (name.find("-of-") != std::string::npos) {  // model-00002-of-00003.safetensors
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} alone, and neither the other files nor {}",
+                            folder.string(), name, distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  require(name == distckpt::kSafetensorsModel || !fs::exists(folder / distckpt::kTorchModel),
+          ErrorKind::kLayout, "{}: holds {} and {}, of which transformers loads the second",
+          folder.string(), name, distckpt::kTorchModel);
+  require_transformers_reads(form, {.folder = folder, .files = {name}});
   form.headers.push_back(distckpt::read_safetensors_header(files.front()));
   return form;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "converter/selection.h"
@@ -38,6 +39,22 @@ bool is_hf_folder(const std::filesystem::path& folder);
 // Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
 // files, naming tensor and file.
 HfForm read_hf_folder(const std::filesystem::path& folder);
+
+// Whether a file of this name goes along with the weights: it holds none.
+bool travels(std::string_view name);
+
+// The files that hold a model's weights.
+struct WeightFiles {
+  std::filesystem::path folder{};
+  std::set<std::string> files{};
+  std::string_view index{};   // the name of the index that lists them, if there is one
+  std::string_view single{};  // model.safetensors, if it is there: one of them or not
+};
+
+// transformers (modeling_utils.py, _get_resolved_checkpoint_files) loads the file that config.json
+// names, else the single one, and looks for an index only where there is neither. Throws
+// Error(kLayout) where that is another model than `weights`.
+void require_transformers_reads(const HfForm& form, const WeightFiles& weights);
 
 // Only the files that travel.
 HfForm read_hf_companions(const std::filesystem::path& folder);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -50,7 +51,7 @@ json read_index(const fs::path& sidecar) {
           source);
   require(index.value("format", "") == kFormat, ErrorKind::kLayout,
           "{}: is of a newer format than {}", source, kFormat);
-  std::vector<std::string> listed;
+  std::set<std::string> listed;
   for (const auto& [name, value] : distckpt::json_at(index, "files", source).items()) {
     const auto slash = name.find('/');
     const auto folder = name.substr(0, slash);
@@ -65,11 +66,10 @@ json read_index(const fs::path& sidecar) {
       throw Error(ErrorKind::kCorrupt, fmt::format("{}: is not as it was written", file.string()),
                   "to convert with an edited configuration, name its folder with --hf-config");
     }
-    listed.push_back(name);
+    listed.insert(name);
   }
   for (const auto& name : list_files(sidecar)) {
-    require(std::ranges::find(listed, name) != listed.end(), ErrorKind::kCorrupt,
-            "{}: does not list {}", source, name);
+    require(listed.contains(name), ErrorKind::kCorrupt, "{}: does not list {}", source, name);
   }
   return index;
 }
@@ -92,22 +92,34 @@ HfForm form_of_sidecar(const std::map<std::string, std::string>& files, const fs
     require(part == distckpt::kSidecarHf || part == distckpt::kSidecarHeaders, ErrorKind::kCorrupt,
             "{}: is no part of a sidecar", source);
     if (part == distckpt::kSidecarHeaders) {
+      require(name.ends_with(distckpt::kSafetensorsSuffix), ErrorKind::kCorrupt,
+              "{}: is the header of a file that is no {}", source, distckpt::kSafetensorsSuffix);
       form.headers.push_back(distckpt::parse_safetensors_prefix(text, name, source));
     } else if (name == distckpt::kSafetensorsIndex) {
       form.index_text = text;
     } else if (name == distckpt::kPartRecord) {
       form.part = parse_part(text, source);
     } else {
+      // Beside the files of the index it could be another model, which transformers would load.
+      require(travels(name), ErrorKind::kCorrupt,
+              "{}: is hidden or holds weights, and is no part of a sidecar", source);
       form.carried.push_back(name);
       form.contents.emplace(name, text);
     }
   }
   require(form.contents.contains(std::string(distckpt::kHfConfig)), ErrorKind::kCorrupt,
           "{}: is missing", form.config_source());
-  if (form.index_text && !form.headers.empty()) {
-    check_index(*form.index_text, files_of_tensors(form.headers),
-                (form.folder / distckpt::kSafetensorsIndex).string());
-  }
+  if (form.headers.empty()) return form;
+  const auto index = (form.folder / distckpt::kSafetensorsIndex).string();
+  require(form.index_text || form.headers.size() == 1, ErrorKind::kCorrupt,
+          "{}: is missing, where there are headers of {} files", index, form.headers.size());
+  if (form.index_text) check_index(*form.index_text, files_of_tensors(form.headers), index);
+  WeightFiles weights{.folder = form.folder,
+                      .index = form.index_text ? distckpt::kSafetensorsIndex : std::string_view()};
+  for (const auto& header : form.headers) weights.files.insert(header.filename);
+  if (weights.files.contains(std::string(distckpt::kSafetensorsModel)))
+    weights.single = distckpt::kSafetensorsModel;
+  require_transformers_reads(form, weights);
   return form;
 }
 

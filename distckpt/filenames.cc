@@ -7,7 +7,7 @@
 namespace ferry::distckpt {
 
 std::string safetensors_filename(int index, int count) {
-  if (count == 1) return "model.safetensors";
+  if (count == 1) return std::string(kSafetensorsModel);
   return fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
 }
 
@@ -99,12 +99,17 @@ std::string shard_store_filename(std::size_t index, std::size_t count) {
 
 std::optional<std::size_t> shard_store_file_count(std::string_view name) {
   if (name == shard_store_filename(0, 1)) return 1;
-  constexpr std::string_view kPrefix = "weights-00001-of-";
-  if (!name.starts_with(kPrefix) || !name.ends_with(".h5")) return std::nullopt;
-  const auto digits = name.substr(kPrefix.size(), name.size() - kPrefix.size() - 3);
+  constexpr std::string_view kPrefix = "weights-";
+  constexpr std::string_view kOf = "-of-";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const auto* end = name.data() + name.size();
+  std::size_t number = 0;
   std::size_t count = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  if (error != std::errc() || count < 2 || name != shard_store_filename(0, count))
+  const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, number);
+  const std::string_view rest(stop, static_cast<std::size_t>(end - stop));
+  if (error != std::errc() || !rest.starts_with(kOf)) return std::nullopt;
+  std::from_chars(stop + kOf.size(), end, count);
+  if (number < 1 || number > count || count < 2 || name != shard_store_filename(number - 1, count))
     return std::nullopt;
   return count;
 }

@@ -13,6 +13,7 @@ namespace ferry::distckpt {
 // Hugging Face.
 inline constexpr std::string_view kHfConfig = "config.json";
 inline constexpr std::string_view kPartRecord = "ferry-part.json";  // beside it, of a part
+inline constexpr std::string_view kSafetensorsModel = "model.safetensors";
 inline constexpr std::string_view kSafetensorsIndex = "model.safetensors.index.json";
 inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 
@@ -61,7 +62,7 @@ std::optional<FsdpRank> parse_fsdp_filename(std::string_view name);
 // from 1).
 std::string shard_store_filename(std::size_t index, std::size_t count);
 
-// The number of files, if `name` is that of the first.
+// The number of files of the archive, if `name` is that of one of them.
 std::optional<std::size_t> shard_store_file_count(std::string_view name);
 
 // Our own: the sidecar of a Megatron checkpoint, and the working folder beside a target.

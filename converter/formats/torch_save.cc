@@ -33,6 +33,11 @@ class Reader {
         read_file(file);
       }
       check_index(text, file_of_tensor_, index.string());
+      const bool has_single = fs::exists(folder_ / distckpt::kTorchModel);
+      require_transformers_reads(*stored_.hf, {.folder = folder_,
+                                               .files = files_of_index(text, index.string()),
+                                               .index = distckpt::kTorchModelIndex,
+                                               .single = has_single ? distckpt::kTorchModel : ""});
       return std::move(stored_);
     }
     if (!fs::exists(folder_ / distckpt::kTorchModel)) {
@@ -42,6 +47,8 @@ class Reader {
                   "the download may be incomplete");
     }
     read_file(std::string(distckpt::kTorchModel));
+    require_transformers_reads(*stored_.hf,
+                               {.folder = folder_, .files = {std::string(distckpt::kTorchModel)}});
     return std::move(stored_);
   }
 

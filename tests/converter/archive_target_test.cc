@@ -177,6 +177,34 @@ TEST(Archive, HasNoIterations) {
   }));
 }
 
+// Weights among the files that travel would be another model, which transformers loads first.
+TEST(Archive, RefusesWeightsThatTheSidecarBrings) {
+  const auto form = [](std::map<std::string, std::string> files) {
+    files.emplace("hf/config.json", "{}");
+    return form_of_sidecar(files, "archive");
+  };
+  EXPECT_EQ(form({{"hf/tokenizer.json", "x"}}).carried.size(), 2U);
+  for (const auto* name : {"hf/model.safetensors", "hf/pytorch_model.bin", "hf/.hidden"})
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {name}, [&] { form({{name, "x"}}); })) << name;
+
+  const auto header = [](const std::string& file, const std::string& tensor) {
+    return distckpt::make_safetensors_header(
+               file, {{.name = tensor, .dtype = distckpt::DType::kBF16, .shape = {1}}}, {})
+        .prefix;
+  };
+  const std::map<std::string, std::string> two{
+      {"headers/model.safetensors", header("model.safetensors", "a")},
+      {"headers/b.safetensors", header("b.safetensors", "b")}};
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"index.json", "2 files"}, [&] { form(two); }));
+  auto listed = two;
+  listed["hf/model.safetensors.index.json"] =
+      R"({"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}})";
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"model.safetensors alone"}, [&] { form(listed); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"headers/x.json"}, [&] {
+    form({{"headers/x.json", header("x.json", "a")}});
+  }));
+}
+
 // What an archive says of its small files is no way out of a folder.
 TEST(Archive, RefusesPathsThatLeaveTheFolder) {
   for (const auto* name :
