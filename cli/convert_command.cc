@@ -64,7 +64,7 @@ void run(const Flags& flags) {
   const auto report = converter::convert(options, make_progress(flags.quiet || !first));
   if (!first) return;  // rank 0 tells for all
   if (flags.json) {
-    fmt::print("{}\n", convert_json(report).dump(2));
+    fmt::print("{}\n", json_text(convert_json(report)));
   } else if (!flags.quiet) {
     fmt::print("{}", convert_text(report));
   }

@@ -8,6 +8,7 @@
 #include "cli/report/text.h"
 #include "converter/digest_checkpoint.h"
 #include "distckpt/file_io.h"
+#include "distckpt/printable.h"
 #include "distckpt/work_folder.h"
 
 namespace ferry::cli {
@@ -40,9 +41,9 @@ void check(const Flags& flags,
                                       {"model", found.model_digest},
                                       {"files_compared", with_files},
                                       {"differences", lines}};
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}\n", json_text(json));
   } else if (!flags.quiet) {
-    for (const auto& line : lines) fmt::print("differs  {}\n", line);
+    for (const auto& line : lines) fmt::print("differs  {}\n", printable(line));
     if (!with_files) {
       fmt::print("note     files were not compared: {}\n",
                  flags.tensors_only ? "as asked"

@@ -35,7 +35,7 @@ void add_inspect(CLI::App& app) {
     const auto report =
         converter::inspect(flags->path, parse_iteration_flag(flags->iteration), flags->hf_config);
     if (flags->json) {
-      fmt::print("{}\n", inspect_json(report, flags->filter).dump(2));
+      fmt::print("{}\n", json_text(inspect_json(report, flags->filter)));
     } else {
       fmt::print("{}", inspect_text(report, flags->filter));
     }

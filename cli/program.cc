@@ -1,17 +1,23 @@
 #include "cli/program.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
 #include "distckpt/error.h"
 #include "distckpt/foreign_error.h"
+#include "distckpt/nearest_name.h"
 
 namespace ferry::cli {
 namespace {
@@ -21,8 +27,35 @@ bool json_requested = false;
 
 int trouble(const Error& error) {
   fmt::print(stderr, "{}", error.report());
-  if (json_requested) fmt::print("{}\n", error_json(error).dump());
+  if (json_requested) fmt::print("{}\n", json_text(error_json(error), -1));
   return kTrouble;
+}
+
+// Memory may run out where nothing can be thrown, as in a destructor. What is said of it is there
+// already, since nothing can be allocated any more.
+[[noreturn]] void end_at_once() {
+  constexpr std::string_view kSaid = "error: out of memory\n";
+  constexpr std::string_view kJson =
+      "{\"error\":{\"kind\":\"io\",\"message\":\"out of memory\",\"context\":[],\"hint\":\"\"}}\n";
+  const auto write_all = [](int fd, std::string_view text) {
+    while (!text.empty()) {
+      const auto count = ::write(fd, text.data(), text.size());
+      if (count <= 0) return;
+      text.remove_prefix(static_cast<std::size_t>(count));
+    }
+  };
+  try {
+    if (const auto error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    if (is_out_of_memory(error)) {
+      write_all(STDERR_FILENO, kSaid);
+      if (json_requested) write_all(STDOUT_FILENO, kJson);
+      ::_exit(kTrouble);
+    }
+  } catch (
+      ...) {  // NOLINT(bugprone-empty-catch): is a defect of this program, as what follows says
+  }
+  std::abort();
 }
 
 // A checkpoint of a large mesh has more files than a shell allows to be open.
@@ -31,6 +64,58 @@ void allow_many_files() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::vector<std::string> names_of_subcommands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  return names;
+}
+
+// The arguments' wish: the innermost subcommand that they name, and the word in the place of the
+// next one, if that is none.
+struct Asked {
+  std::string command = "ferry";
+  std::string unknown{};
+  std::vector<std::string> known{};  // in its place
+};
+Asked what_is_asked(const CLI::App& app, const std::vector<std::string>& arguments) {
+  Asked asked;
+  const auto* at = &app;
+  for (const auto& argument : arguments) {
+    const auto names = names_of_subcommands(*at);
+    if (names.empty()) {  // its options
+      if (argument == "--logits" || argument == "--numerics") asked.command += " " + argument;
+      continue;
+    }
+    if (argument.starts_with("-")) continue;
+    if (std::ranges::find(names, argument) == names.end()) {
+      asked.unknown = argument;
+      asked.known = names;
+      return asked;
+    }
+    asked.command += " " + argument;
+    at = at->get_subcommand(argument);
+  }
+  return asked;
+}
+
+// An error of usage without a hint of its own points to the options of what was asked for.
+Error with_help(Error error, const Asked& asked) {
+  if (error.kind() == ErrorKind::kUsage && error.hint().empty())
+    error.set_hint(fmt::format("see {} --help", asked.command));
+  return error;
+}
+
+Error usage_error(const CLI::ParseError& error, const Asked& asked) {
+  if (asked.unknown.empty()) return {ErrorKind::kUsage, error.what()};
+  const auto meant = nearest(asked.unknown, asked.known);
+  const auto help = fmt::format("see {} --help", asked.command);
+  return {ErrorKind::kUsage,
+          fmt::format("{}: is no subcommand of {}: {}", asked.unknown, asked.command,
+                      fmt::join(asked.known, ", ")),
+          meant ? fmt::format("did you mean {}? {}", *meant, help) : help};
 }
 
 int run(int argc,
@@ -46,6 +131,7 @@ int run(int argc,
   app.require_subcommand(1);
   app.footer("Exit status: 0 yes, 1 no (a difference was found), 2 trouble.");
   add_commands(app);
+  const auto asked = what_is_asked(app, {argv + std::min(argc, 1), argv + argc});
   try {
     const auto parse = [&] { app.parse(argc, argv); };
     guard ? guard(parse) : parse();
@@ -54,8 +140,9 @@ int run(int argc,
     return outcome.get_exit_code();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    return trouble(
-        Error(ErrorKind::kUsage, error.what(), "see ferry --help, ferry convert --help"));
+    return trouble(with_help(usage_error(error, asked), asked));
+  } catch (const Error& error) {
+    return trouble(with_help(error, asked));
   }
 }
 
@@ -68,6 +155,7 @@ int run_program(int argc,
   json_requested = std::any_of(argv, argv + argc, [](const char* argument) {
     return std::string_view(argument) == "--json";
   });
+  std::set_terminate(end_at_once);
   try {
     return run(argc, argv, add_commands, guard);
   } catch (const std::exception& error) {

@@ -59,7 +59,7 @@ void add_verify(CLI::App& app) {
                            .max_memory = parse_size(flags->max_memory, "--max-memory")},
                           {.weights_only = flags->weights_only}, make_progress(flags->quiet));
     if (flags->json) {
-      fmt::print("{}\n", verify_json(report).dump(2));
+      fmt::print("{}\n", json_text(verify_json(report)));
     } else if (!flags->quiet) {
       fmt::print("{}", verify_text(report));
     }

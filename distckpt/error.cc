@@ -1,6 +1,13 @@
 #include "distckpt/error.h"
 
+#include "distckpt/printable.h"
+
 namespace ferry {
+namespace {
+
+constexpr std::size_t kMaxLine = 2000;  // of what is printed: names can be of any length
+
+}  // namespace
 
 std::string_view to_string(ErrorKind kind) {
   switch (kind) {
@@ -42,9 +49,10 @@ void fail_with(ErrorKind kind, fmt::string_view message, fmt::format_args args) 
 }
 
 std::string Error::report() const {
-  std::string text = fmt::format("error: {}\n", what());
-  for (const auto& frame : context_) text += fmt::format("  while {}\n", frame);
-  if (!hint_.empty()) text += fmt::format("hint: {}\n", hint_);
+  auto text = fmt::format("error: {}\n", printable(what(), kMaxLine));
+  for (const auto& frame : context_)
+    text += fmt::format("  while {}\n", printable(frame, kMaxLine));
+  if (!hint_.empty()) text += fmt::format("hint: {}\n", printable(hint_, kMaxLine));
   return text;
 }
 

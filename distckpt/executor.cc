@@ -231,8 +231,13 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
   }
   const auto budget = staging_budget(plan, options_);
   state->running = budget.threads;
-  for (int i = 0; i < budget.threads; ++i) {
-    state->threads.emplace_back([running = state.get()] { running->work(); });
+  try {
+    for (int i = 0; i < budget.threads; ++i) {
+      state->threads.emplace_back([running = state.get()] { running->work(); });
+    }
+  } catch (...) {
+    state->request_stop();  // those that were started are waited for
+    throw;
   }
   return Execution(std::move(state));
 }

@@ -23,8 +23,13 @@ Error as_error(const std::exception& error) {
   if (is_want_of_threads(error))
     return {ErrorKind::kIo, "no thread could be started: out of memory, or of threads"};
   if (is_out_of_memory(error)) return {ErrorKind::kIo, "out of memory"};
-  const bool of_files = dynamic_cast<const std::filesystem::filesystem_error*>(&error) != nullptr;
-  return {of_files ? ErrorKind::kIo : ErrorKind::kBug, error.what()};
+  if (const auto* const of_file = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    return {ErrorKind::kIo, of_file->path1().empty() ? error.what()
+                                                     : fmt::format("{}: cannot be examined: {}",
+                                                                   of_file->path1().string(),
+                                                                   of_file->code().message())};
+  }
+  return {ErrorKind::kBug, error.what()};
 }
 
 }  // namespace ferry

@@ -1,5 +1,6 @@
 #include "distckpt/layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/coverage.h"
@@ -24,6 +25,21 @@ const std::filesystem::path* file_of(const Storage& storage) {
   if (const auto* file = std::get_if<FileStorage>(&storage)) return &file->path;
   if (const auto* chunk = std::get_if<ChunkStorage>(&storage)) return &chunk->path;
   return nullptr;
+}
+
+std::string describe_files(const Layout& layout, const TensorLayout& tensor) {
+  constexpr std::size_t kMaxFiles = 4;
+  std::vector<std::string> files;
+  for (const auto& shard : tensor.shards) {
+    const auto& storage = layout.storages()[shard.at.storage];
+    const auto* path = file_of(storage);
+    auto name = path != nullptr ? path->string() : describe(storage);
+    if (std::ranges::find(files, name) == files.end()) files.push_back(std::move(name));
+  }
+  const auto others = files.size() - std::min(files.size(), kMaxFiles);
+  files.resize(files.size() - others);
+  return fmt::format("{}{}", fmt::join(files, ", "),
+                     others > 0 ? fmt::format(" and {} others", others) : "");
 }
 
 StorageId Layout::add_storage(Storage storage) {
@@ -66,8 +82,15 @@ void check_layout(const Layout& layout) {
   std::vector<Box> boxes;
   for (const auto& tensor : layout.tensors()) {
     boxes.clear();
-    for (const auto& shard : tensor.shards) boxes.push_back(shard.box);
-    require_exactly_once(tensor.name, tensor.shape, boxes, "stored");
+    for (const auto& shard : tensor.shards) {
+      require(shard.box.inside(tensor.shape), ErrorKind::kLayout,
+              "{}: {}: the box {} leaves the shape {}",
+              describe(layout.storages()[shard.at.storage]), tensor.name, to_string(shard.box),
+              to_string(tensor.shape));
+      boxes.push_back(shard.box);
+    }
+    with_context([&] { return fmt::format("reading {}", describe_files(layout, tensor)); },
+                 [&] { require_exactly_once(tensor.name, tensor.shape, boxes, "stored"); });
   }
 }
 

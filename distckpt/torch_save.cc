@@ -7,6 +7,7 @@
 
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
+#include "distckpt/printable.h"
 #include "distckpt/torch_tensor.h"
 
 namespace ferry::distckpt {
@@ -37,9 +38,9 @@ constexpr std::array kObjectGlobals{
 
 std::string save_anew(const std::filesystem::path& path, std::string_view python) {
   return fmt::format(
-      "if you trust it, save it anew, in a copy, with torch: python3 -c \"import torch; f='{}'; "
-      "d=torch.load(f,map_location='cpu',weights_only=False); torch.save({},f)\"",
-      path.string(), python);
+      "if you trust it, save it anew, in a copy, with torch: python3 -c \"import sys,torch; "
+      "f=sys.argv[1]; d=torch.load(f,map_location='cpu',weights_only=False); torch.save({},f)\" {}",
+      python, shell_quoted(path.string()));
 }
 
 // Before torch 1.6 torch.save wrote pickles one behind the other, the first of them a magic number.

@@ -7,6 +7,7 @@
 
 #include "cli/report/diff.h"
 #include "cli/report/text.h"
+#include "distckpt/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -77,7 +78,7 @@ std::string tensor_table(const converter::DiffTable& table, DiffOrder order) {
     const auto& difference = cell->difference;
     const auto experts = format_experts(*cell);
     const auto nonfinite = format_nonfinite(difference.counts);
-    lines.push_back({cell->name, format_share(difference.counts.changed_share()),
+    lines.push_back({printable(cell->name), format_share(difference.counts.changed_share()),
                      format_number(difference.left_norm()), format_number(difference.right_norm()),
                      format_number(difference.difference_norm()),
                      format_number(difference.relative_difference()),
@@ -157,18 +158,19 @@ std::size_t num_buckets(const distckpt::ElementCounts& counts) {
 std::string diff_text(const converter::DiffReport& report, DiffOrder order) {
   constexpr std::size_t kMaxLines = 40;
   std::string text;
-  text += fmt::format("A        {} ({}, {})\n", report.left.string(), describe(report.left_format),
-                      report.family);
-  text += fmt::format("B        {} ({})\n", report.right.string(), describe(report.right_format));
+  text += fmt::format("A        {} ({}, {})\n", printable(report.left.string()),
+                      describe(report.left_format), report.family);
+  text += fmt::format("B        {} ({})\n", printable(report.right.string()),
+                      describe(report.right_format));
   for (std::size_t i = 0; i < report.unpaired.size() && i < kMaxLines; ++i) {
-    text +=
-        fmt::format("differs  {}: {}\n", report.unpaired[i].tensor, describe(report.unpaired[i]));
+    text += fmt::format("differs  {}: {}\n", printable(report.unpaired[i].tensor),
+                        describe(report.unpaired[i]));
   }
   if (report.unpaired.size() > kMaxLines) {
     text += fmt::format("differs  {} more tensors; --json lists them all\n",
                         report.unpaired.size() - kMaxLines);
   }
-  for (const auto& note : report.notes) text += fmt::format("note     {}\n", note);
+  for (const auto& note : report.notes) text += fmt::format("note     {}\n", printable(note));
   const auto& counts = report.total.counts;
   text += fmt::format("compared {} tensors, {} elements, {} in {}\n", report.tensors.size(),
                       format_count(counts.elements), format_bytes(report.bytes),

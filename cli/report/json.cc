@@ -255,4 +255,8 @@ ordered_json error_json(const Error& error) {
             {"hint", error.hint()}}}};
 }
 
+std::string json_text(const ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 }  // namespace ferry::cli

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -19,5 +20,8 @@ nlohmann::ordered_json inspect_json(const converter::InspectReport& report,
 nlohmann::ordered_json verify_json(const converter::VerifyReport& report);
 nlohmann::ordered_json diff_json(const converter::DiffReport& report);
 nlohmann::ordered_json error_json(const Error& error);
+
+// The text of `json`, also where names of files are not UTF-8. `indent` -1: in one line.
+std::string json_text(const nlohmann::ordered_json& json, int indent = 2);
 
 }  // namespace ferry::cli

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "converter/selection.h"
+#include "distckpt/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -14,6 +15,11 @@ namespace {
 constexpr std::size_t kMaxFiles = 16;  // of a plan, before the rest is only counted
 constexpr std::size_t kMaxCopies = 4;  // of tensors stored twice, before they are only counted
 constexpr std::size_t kMaxLines = 40;  // of tensors that differ, before the rest is only counted
+constexpr std::size_t kMaxNote = 2000;
+
+std::string shown(const std::filesystem::path& path) {
+  return printable(path.string(), kMaxNote);
+}
 
 std::string describe(const converter::TensorDifference& difference) {
   auto text = fmt::format(
@@ -139,14 +145,15 @@ std::string format_count(std::int64_t count) {
 
 std::string convert_text(const converter::ConvertReport& report) {
   std::string text;
-  text += fmt::format("source   {} ({}, {})\n", report.source.string(),
+  text += fmt::format("source   {} ({}, {})\n", shown(report.source),
                       describe(report.source_format), report.family);
-  text += fmt::format("target   {} ({})\n", report.target.string(), describe(report.target_format));
+  text += fmt::format("target   {} ({})\n", shown(report.target), describe(report.target_format));
   text +=
       fmt::format("model    {} parameters, {} tensors, {}\n", format_count(report.num_parameters),
                   report.num_tensors, format_bytes(report.bytes));
   if (!report.part.empty())
-    text += fmt::format("part     only this of the model: {}\n", converter::describe(report.part));
+    text += fmt::format("part     only this of the model: {}\n",
+                        printable(converter::describe(report.part), kMaxNote));
   if (report.dry_run != converter::DryRun::kNo) {
     text += fmt::format("plan     {} rectangular copies, {} threads, {} of staging buffers\n",
                         format_count(report.num_pieces), report.threads,
@@ -156,7 +163,7 @@ std::string convert_text(const converter::ConvertReport& report) {
     for (std::size_t i = 0; i < report.files.size(); ++i) {
       const auto& file = report.files[i];
       if (i < shown) {
-        text += fmt::format("file     {}  {}\n", file.name, format_bytes(file.bytes));
+        text += fmt::format("file     {}  {}\n", printable(file.name), format_bytes(file.bytes));
       } else {
         hidden += file.bytes;
       }
@@ -192,13 +199,13 @@ std::string convert_text(const converter::ConvertReport& report) {
   } else {
     for (const auto& name : report.second_copies) {
       text +=
-          fmt::format("note     {} is stored twice; {}\n", name,
+          fmt::format("note     {} is stored twice; {}\n", printable(name),
                       planned ? "both copies will be compared" : "both copies hold the same bytes");
     }
   }
   for (const auto& padding : report.nonzero_padding) {
-    text += fmt::format("note     {} {}: padding that was not zero was dropped\n", padding.tensor,
-                        to_string(padding.box));
+    text += fmt::format("note     {} {}: padding that was not zero was dropped\n",
+                        printable(padding.tensor), to_string(padding.box));
   }
   if (!report.optimizer_kinds.empty()) {
     text += fmt::format("state    {} of the optimizer{}, carried over{}\n",
@@ -207,7 +214,8 @@ std::string convert_text(const converter::ConvertReport& report) {
                             ? ""
                             : fmt::format(" from {} as fully_reshardable", report.optimizer_form));
   }
-  for (const auto& note : report.training_notes) text += fmt::format("note     {}\n", note);
+  for (const auto& note : report.training_notes)
+    text += fmt::format("note     {}\n", printable(note, kMaxNote));
   if (report.num_training_state > 0) {
     text += fmt::format("note     {} entries of training state (optimizer, RNG) were left out\n",
                         report.num_training_state);
@@ -225,13 +233,14 @@ std::string convert_text(const converter::ConvertReport& report) {
 
 std::string inspect_text(const converter::InspectReport& report, std::string_view filter) {
   std::string text;
-  text += fmt::format("checkpoint  {} ({})\n", report.location.folder.string(),
+  text += fmt::format("checkpoint  {} ({})\n", shown(report.location.folder),
                       describe(report.location.format));
   if (report.location.iteration) {
     text += fmt::format("iteration   {}\n", distckpt::iteration_text(*report.location.iteration));
   }
-  text += fmt::format("model       {}\n", report.config ? describe(*report.config)
-                                                        : "unknown: " + report.config_problem);
+  text += fmt::format("model       {}\n",
+                      report.config ? describe(*report.config)
+                                    : "unknown: " + printable(report.config_problem, kMaxNote));
   if (report.num_parameters)
     text += fmt::format("parameters  {}\n", format_count(*report.num_parameters));
   text += fmt::format("stored      {} elements, {}\n", format_count(report.num_stored),
@@ -240,8 +249,8 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
     text += fmt::format("            {} {}\n", format_count(elements), dtype);
   }
   if (!report.part.empty())
-    text +=
-        fmt::format("part        only this of the model: {}\n", converter::describe(report.part));
+    text += fmt::format("part        only this of the model: {}\n",
+                        printable(converter::describe(report.part), kMaxNote));
   if (report.saved_with) {
     text += fmt::format("saved with  TP{} PP{} EP{}, vocabulary divisible by {}\n",
                         report.saved_with->tensor_model_parallel_size,
@@ -258,13 +267,13 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
     text += fmt::format("training    {} entr{} of state\n", report.num_training_state,
                         report.num_training_state == 1 ? "y" : "ies");
   for (const auto& [file, chunks] : report.chunks_by_file)
-    text += fmt::format("file        {}  {}\n", file, counted(chunks, "chunk"));
+    text += fmt::format("file        {}  {}\n", printable(file), counted(chunks, "chunk"));
 
   std::size_t width = 0;
   std::size_t shown = 0;
   for (const auto& tensor : report.tensors) {
     if (!converter::matches(filter, tensor.name)) continue;
-    width = std::max(width, tensor.name.size());
+    width = std::max(width, printable(tensor.name).size());
     ++shown;
   }
   text +=
@@ -272,22 +281,22 @@ std::string inspect_text(const converter::InspectReport& report, std::string_vie
                   shown == report.tensors.size() ? "" : fmt::format(", {} of them match", shown));
   for (const auto& tensor : report.tensors) {
     if (!converter::matches(filter, tensor.name)) continue;
-    text +=
-        fmt::format("  {:<{}}  {:<8}  {:<20}  {}\n", tensor.name, width, short_name(tensor.dtype),
-                    to_string(tensor.shape), counted(std::ssize(tensor.chunks), "chunk"));
+    text += fmt::format("  {:<{}}  {:<8}  {:<20}  {}\n", printable(tensor.name), width,
+                        short_name(tensor.dtype), to_string(tensor.shape),
+                        counted(std::ssize(tensor.chunks), "chunk"));
   }
   return text;
 }
 
 std::string verify_text(const converter::VerifyReport& report) {
   std::string text;
-  text += fmt::format("left     {} ({})\n", report.left.string(), describe(report.left_format));
-  text += fmt::format("right    {} ({})\n", report.right.string(), describe(report.right_format));
+  text += fmt::format("left     {} ({})\n", shown(report.left), describe(report.left_format));
+  text += fmt::format("right    {} ({})\n", shown(report.right), describe(report.right_format));
   const auto num_different = report.unpaired.size() + report.tensors.size();
   std::size_t lines = 0;
   const auto add = [&](const auto& difference) {
     if (lines++ >= kMaxLines) return;
-    text += fmt::format("differs  {}: {}\n", difference.tensor, describe(difference));
+    text += fmt::format("differs  {}: {}\n", printable(difference.tensor), describe(difference));
   };
   std::ranges::for_each(report.unpaired, add);
   std::ranges::for_each(report.tensors, add);
@@ -295,9 +304,12 @@ std::string verify_text(const converter::VerifyReport& report) {
     text +=
         fmt::format("differs  {} more tensors; --json lists them all\n", num_different - kMaxLines);
   }
-  for (const auto& line : report.configuration) text += fmt::format("differs  {}\n", line);
-  for (const auto& line : report.files) text += fmt::format("differs  {}\n", line);
-  for (const auto& note : report.notes) text += fmt::format("note     {}\n", note);
+  for (const auto& line : report.configuration)
+    text += fmt::format("differs  {}\n", printable(line, kMaxNote));
+  for (const auto& line : report.files)
+    text += fmt::format("differs  {}\n", printable(line, kMaxNote));
+  for (const auto& note : report.notes)
+    text += fmt::format("note     {}\n", printable(note, kMaxNote));
   text += fmt::format("compared {} tensors, {} in {}\n", report.num_compared,
                       format_bytes(report.bytes), format_seconds(report.seconds));
   if (report.identical()) {
@@ -312,11 +324,11 @@ std::string verify_text(const converter::VerifyReport& report) {
 std::string digest_text(const converter::Manifest& manifest) {
   std::string text;
   for (const auto& tensor : manifest.tensors) {
-    text += fmt::format("{}  {}{}\n", to_string(tensor.digest), tensor.name,
+    text += fmt::format("{}  {}{}\n", to_string(tensor.digest), printable(tensor.name),
                         tensor.role == distckpt::Role::kDerived ? " (derived)" : "");
   }
   for (const auto& file : manifest.files)
-    text += fmt::format("{}  file {}\n", to_string(file.digest), file.path);
+    text += fmt::format("{}  file {}\n", to_string(file.digest), printable(file.path));
   return text + fmt::format("{}  model\n", manifest.model_digest);
 }
 

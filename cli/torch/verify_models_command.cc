@@ -14,6 +14,7 @@
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
+#include "distckpt/printable.h"
 #include "models/numerics_certificate.h"
 #include "models/parallel_state.h"
 #include "models/pipeline_forward.h"
@@ -98,7 +99,7 @@ void verify_logits(const Flags& flags) {
         ErrorKind::kUsage, "there is no --reference to compare with",
         fmt::format("make one, with transformers 5.17.0 and torch 2.11.0: "
                     "python3 tests/interop/hf_reference.py {} reference.safetensors --layers",
-                    flags.checkpoint));
+                    shell_quoted(flags.checkpoint)));
   }
   const auto reference = converter::read_reference(flags.reference);
   const auto checkpoint = converter::open(

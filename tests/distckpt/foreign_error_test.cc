@@ -32,6 +32,9 @@ TEST(ForeignError, BecomesAnErrorOfItsKind) {
   const std::filesystem::filesystem_error of_files(
       "rename", std::make_error_code(std::errc::no_such_file_or_directory));
   EXPECT_EQ(report(of_files), std::string("io ") + of_files.what());
+  const std::filesystem::filesystem_error of_one(
+      "status", "a/b", std::make_error_code(std::errc::too_many_symbolic_link_levels));
+  EXPECT_EQ(report(of_one), "io a/b: cannot be examined: Too many levels of symbolic links");
   EXPECT_EQ(report(std::logic_error("never")), "bug never");
 }
 

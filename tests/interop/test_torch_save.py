@@ -1,6 +1,7 @@
 """Ferry reads Hugging Face checkpoints that torch.save wrote: pytorch_model.bin, one or many with an index."""
 import collections
 import json
+import shlex
 import shutil
 import sys
 
@@ -97,6 +98,24 @@ def test_views_parameters_and_ordered_dictionaries(work):
     assert digest_of(source) == digest_of(hf("qwen2_tied"))
 
 
+def test_expanded_tensors(work):
+    """torch.save keeps one row of such a tensor, one column, or a single element."""
+    tensors = weights("llama")
+    tensors["model.norm.weight"] = torch.ones(1, dtype=torch.bfloat16).expand(32)
+    row, column, one = (f"model.layers.{i}.mlp.up_proj.weight" for i in range(3))
+    shape = tensors[row].shape
+    tensors[row] = tensors[row][:1].clone().expand(shape)
+    tensors[column] = tensors[column][:, :1].clone().expand(shape)
+    tensors[one] = tensors[one][:1, :1].clone().expand(shape)
+    source = write_bin(work / "bin", "llama", tensors)
+    whole = write_bin(work / "whole", "llama", {n: t.contiguous() for n, t in tensors.items()})
+    assert (source / "pytorch_model.bin").stat().st_size < (whole / "pytorch_model.bin").stat().st_size
+    assert digest_of(source) == digest_of(whole)
+    run_ok("convert", source, work / "megatron", "--tp", 2)
+    run_ok("verify", source, work / "megatron")
+    run_ok("diff", source, work / "megatron")
+
+
 def test_a_tied_head_that_differs_is_refused(work):
     tensors = weights("qwen2_tied")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -133,10 +152,12 @@ def refuse(work, source, *words):
     return done.stderr
 
 
-def test_the_format_before_torch_1_6_is_refused_with_the_way_out(work):
+def test_the_format_before_torch_1_6_is_refused_with_the_way_out(work, monkeypatch):
     source = write_bin(work / "bin", "llama", weights("llama"), _use_new_zipfile_serialization=False)
     said = refuse(work, source, "pytorch_model.bin", "torch 1.6", "python3 -c")
-    exec(said.split('python3 -c "')[1].split('"\n')[0], {})
+    code, path = shlex.split(said.split("python3 -c ")[1])
+    monkeypatch.setattr(sys, "argv", ["-c", path])
+    exec(code, {})
     assert digest_of(source) == digest_of(hf("llama"))
 
 

@@ -169,8 +169,4 @@ class ConfigTable {
 // "lr" of "critic.optim.lr".
 std::string_view last_name(std::string_view key);
 
-// The one of these that takes the fewest edits to become `text`; nothing if all are far away.
-std::optional<std::string> nearest(std::string_view text,
-                                   const std::vector<std::string>& candidates);
-
 }  // namespace ferry::trainer

@@ -119,12 +119,5 @@ TEST_F(Table, SaysWhatAFieldIsAndWhoSetIt) {
   EXPECT_EQ(table.describe("b.maybe"), "b.maybe is not set (the default)");
 }
 
-TEST(Nearest, CountsEdits) {
-  EXPECT_EQ(nearest("kitten", {"mitten", "sitting"}), "mitten");
-  EXPECT_EQ(nearest("abc", {"abd", "abc"}), "abc");
-  EXPECT_EQ(nearest("abc", {"xyz"}), std::nullopt);
-  EXPECT_EQ(nearest("", {"ab", "abc"}), "ab");
-}
-
 }  // namespace
 }  // namespace ferry::trainer

@@ -1,0 +1,16 @@
+#include "distckpt/nearest_name.h"
+
+#include <gtest/gtest.h>
+
+namespace ferry {
+namespace {
+
+TEST(Nearest, CountsEdits) {
+  EXPECT_EQ(nearest("kitten", {"mitten", "sitting"}), "mitten");
+  EXPECT_EQ(nearest("abc", {"abd", "abc"}), "abc");
+  EXPECT_EQ(nearest("abc", {"xyz"}), std::nullopt);
+  EXPECT_EQ(nearest("", {"ab", "abc"}), "ab");
+}
+
+}  // namespace
+}  // namespace ferry
