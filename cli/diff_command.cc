@@ -30,7 +30,7 @@ void run(Flags& flags) {
   const auto report = converter::diff(flags.pair, make_progress(flags.quiet));
   if (!flags.html.empty()) distckpt::replace_text(flags.html, diff_html(report));
   if (flags.json) {
-    fmt::print("{}\n", diff_json(report).dump(2));
+    fmt::print("{}\n", json_text(diff_json(report)));
   } else if (!flags.quiet) {
     const auto order = flags.sort == "changed" ? DiffOrder::kChanged : DiffOrder::kLayer;
     fmt::print("{}", diff_text(report, order));
@@ -46,11 +46,12 @@ void add_diff(CLI::App& app) {
       "diff", "Show how the weights of two checkpoints differ, per tensor and per layer");
   command->add_option("A", flags->pair.left, "A checkpoint, either format")->required();
   command->add_option("B", flags->pair.right, "The one to compare it with")->required();
-  command
-      ->add_option("--sort", flags->sort,
-                   "Order of the table of tensors: by layer, or those that changed most first")
-      ->check(CLI::IsMember({"layer", "changed"}))
-      ->capture_default_str();
+  auto* const sort =
+      command
+          ->add_option("--sort", flags->sort,
+                       "Order of the table of tensors: by layer, or those that changed most first")
+          ->check(CLI::IsMember({"layer", "changed"}))
+          ->capture_default_str();
   command->add_option("--html", flags->html,
                       "Also write the report to this file: one HTML page with a heat map");
   add_selection(*command, flags->pair.selection, "Compare");
@@ -63,6 +64,8 @@ void add_diff(CLI::App& app) {
   add_max_memory(*command, flags->max_memory);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
+  for (const auto* without_table : {"--json", "--quiet"})
+    sort->excludes(command->get_option(without_table));
   command->footer("Exit status: 0 no difference, 1 some, 2 trouble.");
   command->callback([flags] { run(*flags); });
 }

@@ -10,9 +10,11 @@
 
 #include "cli/commands.h"
 #include "cli/report/chart.h"
+#include "cli/report/json.h"
 #include "cli/report/run.h"
 #include "cli/report/run_curves.h"
 #include "distckpt/error.h"
+#include "distckpt/printable.h"
 #include "distckpt/work_folder.h"
 
 namespace ferry::cli {
@@ -66,7 +68,8 @@ void draw_curve(const Flags& flags) {
     if (!has_value) {
       throw Error(ErrorKind::kNotFound,
                   fmt::format("{}: has no value of {}", log.metrics_path.string(), flags.curve),
-                  fmt::format("ferry report {} --json names its metrics", flags.runs[i].string()));
+                  fmt::format("ferry report {} --json names its metrics",
+                              shell_quoted(flags.runs[i].string())));
     }
   }
   options.from_zero = least >= 0 && least < most / 2;
@@ -101,7 +104,7 @@ void write_page(const Flags& flags) {
   const auto output = flags.output.empty() ? folder / "report.html" : flags.output;
   distckpt::replace_text(output, run_html(report));
   if (flags.json) {
-    fmt::print("{}\n", run_json(report).dump(2));
+    fmt::print("{}\n", json_text(run_json(report)));
   } else if (!flags.quiet) {
     fmt::print("{}page     {}\n", run_text(report), output.string());
   }
@@ -128,12 +131,14 @@ void add_report(CLI::App& app) {
                    "A folder of samples, besides rollouts and validations of the run; may "
                    "be repeated")
       ->allow_extra_args(false);
-  auto* curve = command->add_option(
+  auto* const curve = command->add_option(
       "--curve", flags->curve, "Instead of a page, draw this metric of all runs as one picture");
-  auto* svg = command->add_option("--svg", flags->svg, "The picture to write");
+  auto* const svg = command->add_option("--svg", flags->svg, "The picture to write");
   curve->needs(svg);
   svg->needs(curve);
   add_json(*command, flags->json);
+  for (const auto* of_page : {"--output", "--step", "--samples", "--json"})
+    curve->excludes(command->get_option(of_page));
   command->add_flag("-q,--quiet", flags->quiet, "No report on stdout unless --json asks for it");
   command->footer("Exit status: 0 written, 2 trouble.");
   command->callback([flags] {

@@ -10,6 +10,7 @@
 #include "converter/fingerprint.h"
 #include "converter/hf_target.h"
 #include "converter/megatron_target.h"
+#include "converter/option_check.h"
 #include "converter/part.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
@@ -81,11 +82,8 @@ class Conversion {
                                 options_.selection.is_all()});
     check_derived(source_);
     choose_target();
+    require_effective(options_, source_.location, target_format_);
     select_part();
-    require(!options_.keep_fp8 || target_format_ != Format::kTorchDist, ErrorKind::kUsage,
-            "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
-    require(!options_.keep_fp8 || !options_.dtype, ErrorKind::kUsage,
-            "--keep-fp8 and --dtype exclude each other");
     // An interrupted run may have published and lacked only its last steps, or have lacked none.
     const bool published =
         options_.resume && (distckpt::WorkFolder::published_earlier(target_path_) ||
@@ -123,12 +121,19 @@ class Conversion {
         distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker,
                                distckpt::iteration_text(iteration_));
       }
-    } catch (const Error& error) {
+    } catch (Error& error) {
       shared_.fail(error.what());
       // What can be gone on with is kept: after an interruption, or when the disk was full.
       const bool can_resume =
           error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
-      if (options_.resume || (can_resume && fs::exists(work.journal()))) work.keep();
+      const bool kept = options_.resume || (can_resume && fs::exists(work.journal()));
+      if (kept) work.keep();
+      if (can_resume && error.hint().empty()) {
+        error.set_hint(kept ? fmt::format("{} holds what was done: the same command with --resume "
+                                          "goes on, and without it begins anew",
+                                          work.path().string())
+                            : "nothing was left behind: the same command begins anew");
+      }
       throw;
     }
     return std::move(report_);
@@ -190,6 +195,18 @@ class Conversion {
            (is_hf_folder(folder) || distckpt::is_torch_dist(folder) || is_archive(folder));
   }
 
+  // An iteration's folder beside the files of another checkpoint would hide that one.
+  void refuse_checkpoint_as_root() const {
+    const auto root = target_path_.parent_path();
+    if (target_format_ != Format::kTorchDist || !fs::is_directory(root)) return;
+    const bool has_iterations = fs::exists(root / distckpt::kTracker);
+    if (has_iterations || !holds_checkpoint(root)) return;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: is a checkpoint of its own, which {} in it would hide",
+                            root.string(), target_path_.filename().string()),
+                "choose another target");
+  }
+
   // The target that is there has the files that this run would write; what they hold is proved.
   void require_planned_files(const fs::path& folder) const {
     for (const auto& file : report_.files) {
@@ -208,6 +225,7 @@ class Conversion {
   }
 
   void refuse_unsafe_target() const {
+    refuse_checkpoint_as_root();
     const auto source = fs::weakly_canonical(source_.location.folder);
     require(!is_inside(source, target_path_) && !is_inside(target_path_, source), ErrorKind::kUsage,
             "{}: is the source, lies in it or holds it", target_path_.string());

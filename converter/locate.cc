@@ -1,5 +1,7 @@
 #include "converter/locate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -17,6 +19,8 @@ namespace {
 
 using distckpt::Iteration;
 
+constexpr std::string_view kShardSuffix = ".distcp";
+
 template <typename Matches>
 bool holds(const fs::path& folder, Matches&& matches) {
   return fs::is_directory(folder) &&
@@ -24,7 +28,7 @@ bool holds(const fs::path& folder, Matches&& matches) {
                              [&](const auto& entry) { return matches(entry.path()); });
 }
 
-// The first file of an archive.
+// One of the files of an archive.
 bool is_archive_file(const fs::path& path) {
   return fs::is_regular_file(path) &&
          distckpt::shard_store_file_count(path.filename().string()).has_value();
@@ -32,7 +36,10 @@ bool is_archive_file(const fs::path& path) {
 
 // The format of an iteration's folder, or of a folder that is like one.
 std::optional<Format> format_of_iteration(const fs::path& folder) {
-  if (distckpt::is_torch_dist(folder)) {
+  // Without .metadata that one is missed when it is read.
+  const bool has_shards =
+      holds(folder, [](const fs::path& path) { return path.extension() == kShardSuffix; });
+  if (distckpt::is_torch_dist(folder) || has_shards) {
     return fs::exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist : Format::kDcp;
   }
   const bool zarr =
@@ -142,7 +149,8 @@ std::vector<std::pair<Iteration, fs::path>> list_iterations(const fs::path& root
 Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted) {
   const auto tracker = root / distckpt::kTracker;
   const auto there = list_iterations(root);
-  if (!wanted && fs::exists(tracker)) wanted = read_tracker(tracker);
+  const bool by_tracker = !wanted && fs::exists(tracker);
+  if (by_tracker) wanted = read_tracker(tracker);
   if (!wanted && there.size() == 1) wanted = there.front().first;
   if (!wanted) {
     throw Error(ErrorKind::kNotFound,
@@ -157,9 +165,10 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
       names.push_back(distckpt::iteration_text(iteration));
     throw Error(
         ErrorKind::kNotFound,
-        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*",
+        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*{}",
                     (root / distckpt::iteration_folder(*wanted)).string(),
-                    distckpt::kTorchDistMetadata),
+                    distckpt::kTorchDistMetadata,
+                    by_tracker ? fmt::format("; {} names it", distckpt::kTracker) : ""),
         names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
   }
   auto found = *locate_single(at->second);
@@ -246,6 +255,13 @@ bool lacks_iterations(const fs::path& path) {
   if (is_archive_file(path)) return true;
   return fs::is_directory(path) && !locate_single(path) && !fs::exists(path / distckpt::kTracker) &&
          list_iterations(path).empty() && format_without_iterations(path).has_value();
+}
+
+bool holds_checkpoint(const fs::path& folder) {
+  return fs::is_directory(folder) &&
+         (locate_single(folder) ||
+          (list_iterations(folder).empty() &&
+           (distckpt::is_torch_dist(folder / "weights") || format_without_iterations(folder))));
 }
 
 bool is_archive(const fs::path& folder) {

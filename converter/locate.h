@@ -47,6 +47,9 @@ Location locate(const std::filesystem::path& path,
 // archive.
 bool lacks_iterations(const std::filesystem::path& path);
 
+// True if the folder is itself a checkpoint, not one that holds iterations.
+bool holds_checkpoint(const std::filesystem::path& folder);
+
 // True if the folder is an archive's.
 bool is_archive(const std::filesystem::path& folder);
 

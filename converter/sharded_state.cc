@@ -1,5 +1,8 @@
 #include "converter/sharded_state.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -65,13 +68,6 @@ class RankBuilder {
     }
     const int dim = tensor.split == Split::kColumn ? 0 : 1;
     const int halves = tensor.merge == Merge::kGateUp ? 2 : 1;
-    require(tensor.merge != Merge::kQkvGroups || map_.config.shares_query_groups(split),
-            ErrorKind::kUsage, "--tp {}: {} query groups of {} cannot be split so", split,
-            map_.config.num_query_groups, tensor.key);
-    const auto units = shape[dim] / halves;
-    require(units % split == 0, ErrorKind::kUsage, "{} {}: {} {} of {} cannot be split so",
-            tensor.expert ? "--etp" : "--tp", split, units, dim == 0 ? "rows" : "columns",
-            tensor.key);
     const auto size = shape[dim] / halves / split;
     for (int half = 0; half < halves; ++half) {
       Box box = Box::whole(shape);
@@ -102,9 +98,74 @@ class RankBuilder {
   std::vector<distckpt::ShardedObject> extra_states_;
 };
 
-void require_divisible(std::int64_t size, int parts, std::string_view flag, std::string_view what) {
-  require(size % parts == 0, ErrorKind::kUsage, "{} {}: {} {} cannot be split so", flag, parts,
-          size, what);
+// The size of a mesh that does not divide what it has to, and what that is: "4 attention heads".
+struct Indivisible {
+  int ParallelConfig::*size = nullptr;
+  std::string_view flag{};
+  std::string what{};
+};
+
+// The first one, if there is any.
+std::optional<Indivisible> find_indivisible(const ModelMap& map, const ParallelConfig& parallel) {
+  const auto& config = map.config;
+  const int tp = parallel.tensor_model_parallel_size;
+  const auto of_tp = [](std::string what) {
+    return Indivisible{&ParallelConfig::tensor_model_parallel_size, "--tp", std::move(what)};
+  };
+  if (config.num_attention_heads % tp != 0)
+    return of_tp(fmt::format("{} attention heads", config.num_attention_heads));
+  if (config.num_moe_experts % parallel.expert_model_parallel_size != 0) {
+    return Indivisible{&ParallelConfig::expert_model_parallel_size, "--ep",
+                       fmt::format("{} experts", config.num_moe_experts)};
+  }
+  for (const auto& tensor : map.megatron) {
+    if (tensor.split == Split::kNone) continue;
+    const int split = tensor.expert ? parallel.expert_tensor_parallel() : tp;
+    if (tensor.merge == Merge::kQkvGroups && !config.shares_query_groups(split))
+      return of_tp(fmt::format("{} query groups of {}", config.num_query_groups, tensor.key));
+    const int dim = tensor.split == Split::kColumn ? 0 : 1;
+    const auto size =
+        tensor.vocabulary ? parallel.padded_vocab_size(tensor.shape[0]) : tensor.shape[dim];
+    const auto units = size / (tensor.merge == Merge::kGateUp ? 2 : 1);
+    if (units % split == 0) continue;
+    auto found =
+        of_tp(fmt::format("{} {} of {}", units, dim == 0 ? "rows" : "columns", tensor.key));
+    // Without a size of their own the experts are split as the rest is.
+    if (tensor.expert && parallel.expert_tensor_parallel_size)
+      found = {nullptr, "--etp", found.what};
+    return found;
+  }
+  return std::nullopt;
+}
+
+// Throws Error(kUsage) that says what cannot be split, and over how many ranks it can.
+void require_divisible(const ModelMap& map, const ParallelConfig& parallel) {
+  const auto found = find_indivisible(map, parallel);
+  if (!found) return;
+  const auto with = [&](int size) {
+    auto changed = parallel;
+    if (found->size != nullptr) {
+      changed.*(found->size) = size;
+    } else {
+      changed.expert_tensor_parallel_size = size;
+    }
+    return changed;
+  };
+  std::vector<int> possible;
+  const auto& config = map.config;
+  const auto most =
+      std::max({config.num_attention_heads, config.num_moe_experts, config.moe_ffn_hidden_size});
+  for (int size = 1; size <= most && possible.size() < 16; ++size) {
+    const auto other = find_indivisible(map, with(size));
+    if (!other || other->flag != found->flag) possible.push_back(size);
+  }
+  const auto asked =
+      found->size != nullptr ? parallel.*(found->size) : *parallel.expert_tensor_parallel_size;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{} {}: {} cannot be split so", found->flag, asked, found->what),
+              possible.empty()
+                  ? ""
+                  : fmt::format("possible: {} {}", found->flag, fmt::join(possible, ", ")));
 }
 
 // Where a module stands in the pipeline.
@@ -141,16 +202,10 @@ class Pipeline {
 
 // One builder for each rank, with what is at each position added to the ranks of that stage.
 std::vector<RankBuilder> build_ranks(const ModelMap& map, const ParallelConfig& parallel) {
-  const auto& config = map.config;
-  require_divisible(config.num_attention_heads, parallel.tensor_model_parallel_size, "--tp",
-                    "attention heads");
-  if (config.num_moe_experts > 0) {
-    require_divisible(config.num_moe_experts, parallel.expert_model_parallel_size, "--ep",
-                      "experts");
-  } else {
-    require(parallel.expert_model_parallel_size == 1 && !parallel.expert_tensor_parallel_size,
-            ErrorKind::kUsage, "--ep and --etp: the model has no experts");
-  }
+  require(map.config.num_moe_experts > 0 ||
+              (parallel.expert_model_parallel_size == 1 && !parallel.expert_tensor_parallel_size),
+          ErrorKind::kUsage, "--ep and --etp: the model has no experts");
+  require_divisible(map, parallel);
   const Pipeline pipeline(map, parallel);
   const int stage_size = parallel.stage_size();
   std::vector<RankBuilder> ranks;

@@ -326,17 +326,24 @@ void add_bench(CLI::App& app) {
       "rollout", "Replay a load of requests: throughput, latencies, share of the roofline");
   add_rollout(*command, flags->rollout);
   auto& mix = flags->mix;
-  command->add_option("--num-prompts", mix.num_prompts, "Requests")->capture_default_str();
-  command
-      ->add_option("--input-len", mix.input_len, "Tokens of a prompt: 1024, or uniform: 100:1024")
-      ->capture_default_str();
-  command->add_option("--output-len", mix.output_len, "Tokens of an answer, likewise")
-      ->capture_default_str();
+  auto* const num_prompts =
+      command->add_option("--num-prompts", mix.num_prompts, "Requests")->capture_default_str();
+  auto* const input_len = command
+                              ->add_option("--input-len", mix.input_len,
+                                           "Tokens of a prompt: 1024, or uniform: 100:1024")
+                              ->capture_default_str();
+  auto* const output_len =
+      command->add_option("--output-len", mix.output_len, "Tokens of an answer, likewise")
+          ->capture_default_str();
   command->add_option("--prefix-len", mix.prefix_len, "Tokens that all prompts begin with")
       ->capture_default_str();
-  command->add_option("--lengths", mix.lengths,
-                      "Instead: a .jsonl or .parquet file of input_len, output_len and perhaps "
-                      "arrival, in seconds");
+  command
+      ->add_option("--lengths", mix.lengths,
+                   "Instead: a .jsonl or .parquet file of input_len, output_len and perhaps "
+                   "arrival, in seconds")
+      ->excludes(num_prompts)
+      ->excludes(input_len)
+      ->excludes(output_len);
   command
       ->add_option("--request-rate", mix.request_rate,
                    "Requests that arrive in a second, by chance. Default: all at once")

@@ -269,6 +269,10 @@ void generate(const Flags& flags) {
   flags.sampling.verify();
   require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
           "--system: is a message of a chat, and --chat was not asked for");
+  require(flags.json || !flags.sampling.logprobs, ErrorKind::kUsage,
+          "--logprobs: has no effect without --json, which tells them");
+  require(flags.json || !flags.rollout.engine.enable_return_routed_experts, ErrorKind::kUsage,
+          "--enable-return-routed-experts: has no effect without --json, which tells them");
   catch_stop_signals();
   bool all_answered = true;
   run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size, [&](models::World& world) {

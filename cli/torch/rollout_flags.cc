@@ -23,7 +23,12 @@ using rollout::text::ModelFiles;
 using rollout::text::Tokenizer;
 
 std::optional<converter::Checkpoint> open_checkpoint(const RolloutFlags& flags) {
-  if (flags.load_format == "dummy") return std::nullopt;
+  if (flags.load_format == "dummy") {
+    require(flags.iteration.empty() && flags.hf_config.empty(), ErrorKind::kUsage,
+            "--iteration and --hf-config: have no effect with --load-format dummy, which reads "
+            "CHECKPOINT/config.json alone");
+    return std::nullopt;
+  }
   return converter::open(flags.checkpoint, {.iteration = parse_iteration_flag(flags.iteration),
                                             .hf_config = flags.hf_config});
 }
@@ -81,15 +86,20 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
       .add_option("--max-num-batched-tokens", engine.max_num_batched_tokens,
                   "Tokens in one step, at most")
       ->capture_default_str();
+  auto* const share =
+      command
+          .add_option(
+              "--gpu-memory-utilization", engine.gpu_memory_utilization,
+              "Share of a GPU's memory, free after the weights, for a step and the KV cache")
+          ->check(CLI::Range(0.01, 1.0))
+          ->capture_default_str();
+  auto* const bytes = command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
+                                         "Size of the KV cache on the host: 512MiB. Default: 4GiB");
   command
-      .add_option("--gpu-memory-utilization", engine.gpu_memory_utilization,
-                  "Share of a GPU's memory, free after the weights, for a step and the KV cache")
-      ->check(CLI::Range(0.01, 1.0))
-      ->capture_default_str();
-  command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
-                     "Size of the KV cache on the host: 512MiB. Default: 4GiB");
-  command.add_option("--num-blocks", engine.num_blocks,
-                     "Size of the KV cache, in blocks of 64 tokens, on host or GPU");
+      .add_option("--num-blocks", engine.num_blocks,
+                  "Size of the KV cache, in blocks of 64 tokens, on host or GPU")
+      ->excludes(share)
+      ->excludes(bytes);
   command.add_flag("--no-enable-prefix-caching", flags.no_enable_prefix_caching,
                    "Compute each prompt anew, though others begin alike");
   command.add_flag("--no-enable-chunked-prefill", flags.no_enable_chunked_prefill,

@@ -123,6 +123,21 @@ def test_killed_and_run_anew_gives_the_same_bytes(large, work):
     assert tree(work / "out") == large.want["megatron"]
 
 
+def test_an_interruption_says_what_was_left_and_how_to_go_on(large, work):
+    for share in (0.5, 0.3, 0.2, 0.1, 0.05):
+        run = large.start("back", work / "out")
+        time.sleep(share * large.seconds["back"])
+        run.send_signal(signal.SIGINT)
+        said = run.communicate()[1]
+        if list(work.glob(".out.ferry/journal")):
+            break
+        shutil.rmtree(work / "out", ignore_errors=True)
+    assert run.returncode == 2 and "error: interrupted" in said, said
+    assert f"{work}/.out.ferry holds what was done" in said and "--resume" in said, said
+    run_ok("convert", large.source["back"], work / "out", *large.options["back"], "--resume")
+    assert tree(work / "out") == large.want["back"]
+
+
 def test_resume_of_a_run_that_was_over_proves_it(large, work):
     run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"])
     run_ok("convert", large.source["megatron"], work / "out", *large.options["megatron"], "--resume")

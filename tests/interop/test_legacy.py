@@ -1,7 +1,9 @@
 """Ferry reads Megatron's legacy checkpoints: a file of torch.save for each model parallel rank."""
 import argparse
 import json
+import shlex
 import shutil
+import sys
 
 import pytest
 import torch
@@ -216,16 +218,18 @@ class Foreign:
     pass
 
 
-def test_a_foreign_global_is_named_with_the_way_out(work):
+def test_a_foreign_global_is_named_with_the_way_out(work, monkeypatch):
     legacy = Legacy(work)
     argparse.Foreign = Foreign  # any module that a reader would have to import
     Foreign.__module__, Foreign.__qualname__ = "argparse", "Foreign"
     legacy.edit_all(lambda s: setattr(s["args"], "thing", Foreign()))
     done = ferry("digest", legacy.path)
     assert done.returncode == 2 and "argparse.Foreign" in done.stderr and "nothing was executed" in done.stderr
-    command = done.stderr.split('python3 -c "')[1].split('"\n')[0]
+    code, path = shlex.split(done.stderr.split("python3 -c ")[1])
+    assert path == str(legacy.file("00_000"))
     for folder in sorted(legacy.folder.iterdir()):
-        exec(command.replace(str(legacy.file("00_000")), str(folder / "model_optim_rng.pt")), {})  # what the hint says, for each file
+        monkeypatch.setattr(sys, "argv", ["-c", str(folder / "model_optim_rng.pt")])
+        exec(code, {})  # what the hint says, for each file
     assert digest_of(legacy.path) == digest_of(DATA / "hf_llama/hf")
 
 

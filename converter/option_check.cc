@@ -1,0 +1,80 @@
+#include "converter/option_check.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/error.h"
+
+namespace ferry::converter {
+namespace {
+
+// The options that ask for another layout than one rank's.
+std::vector<std::string_view> layout_flags(const distckpt::ParallelConfig& parallel) {
+  const distckpt::ParallelConfig one_rank;
+  std::vector<std::string_view> flags;
+  const auto add = [&](auto member, std::string_view flag) {
+    if (parallel.*member != one_rank.*member) flags.push_back(flag);
+  };
+  using Parallel = distckpt::ParallelConfig;
+  add(&Parallel::tensor_model_parallel_size, "--tp");
+  add(&Parallel::pipeline_model_parallel_size, "--pp");
+  add(&Parallel::num_layers_in_first_pipeline_stage, "--num-layers-in-first-pipeline-stage");
+  add(&Parallel::num_layers_in_last_pipeline_stage, "--num-layers-in-last-pipeline-stage");
+  add(&Parallel::virtual_pipeline_model_parallel_size, "--vpp");
+  add(&Parallel::account_for_embedding_in_pipeline_split,
+      "--account-for-embedding-in-pipeline-split");
+  add(&Parallel::account_for_loss_in_pipeline_split, "--account-for-loss-in-pipeline-split");
+  add(&Parallel::pipeline_model_parallel_layout, "--pipeline-model-parallel-layout");
+  add(&Parallel::expert_model_parallel_size, "--ep");
+  add(&Parallel::expert_tensor_parallel_size, "--etp");
+  add(&Parallel::make_vocab_size_divisible_by, "--make-vocab-size-divisible-by");
+  return flags;
+}
+
+std::string_view name_of(Format target) {
+  switch (target) {
+    case Format::kTorchDist:
+      return "a Megatron checkpoint";
+    case Format::kArchive:
+      return "an archive";
+    default:
+      return "a Hugging Face checkpoint";
+  }
+}
+
+void require_used(bool used, std::string_view flag, std::string_view why, std::string hint) {
+  if (used) return;
+  throw Error(ErrorKind::kUsage, fmt::format("{}: has no effect: {}", flag, why), std::move(hint));
+}
+
+}  // namespace
+
+void require_effective(const ConvertOptions& options, const Location& source, Format target) {
+  const bool to_megatron = target == Format::kTorchDist;
+  const auto flags = layout_flags(options.parallel);
+  require_used(to_megatron || flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
+               fmt::format("the target is {}, whose tensors are whole", name_of(target)),
+               "leave it away, or write for Megatron with --to megatron");
+  require_used(!options.max_shard_size || !to_megatron, "--max-shard-size",
+               "a Megatron target has a file for each rank that writes",
+               "leave it away, or choose the number of ranks with --tp, --pp and --ep");
+  require_used(!options.no_save_optim ||
+                   (to_megatron && source.format != Format::kHuggingFace &&
+                    source.format != Format::kTorchSave && source.format != Format::kArchive),
+               "--no-save-optim", "optimizer and RNG go along from Megatron to Megatron alone",
+               "leave it away");
+  require_used(!options.iteration || to_megatron || !lacks_iterations(options.from), "--iteration",
+               "neither source nor target has iterations", "leave it away");
+  require_used(!options.resume || options.dry_run == DryRun::kNo, "--resume",
+               "a dry run writes nothing that could be gone on with",
+               "leave it away, or --dry-run");
+  require(!options.keep_fp8 || !to_megatron, ErrorKind::kUsage,
+          "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
+  require(!options.keep_fp8 || !options.dtype, ErrorKind::kUsage,
+          "--keep-fp8 and --dtype exclude each other");
+}
+
+}  // namespace ferry::converter
