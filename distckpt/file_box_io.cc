@@ -171,7 +171,7 @@ bool FileSource::reads_directly() {
 }
 
 FileSink::FileSink(const std::vector<Storage>& storages,
-                   std::vector<ChecksumRange> protect,
+                   const std::vector<ChecksumRange>& protect,
                    WriteFile::Mode mode,
                    const std::function<bool(StorageId)>& mine)
     : skip_zeros_(mode == WriteFile::Mode::kCreate) {

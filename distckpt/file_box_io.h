@@ -72,7 +72,7 @@ class FileSink : public BoxSink {
   // Creates (or reopens) the files of `storages` with their full size: those that `mine` takes, if
   // others write the rest. `protect` are the ranges to checksum.
   FileSink(const std::vector<Storage>& storages,
-           std::vector<ChecksumRange> protect,
+           const std::vector<ChecksumRange>& protect,
            WriteFile::Mode mode,
            const std::function<bool(StorageId)>& mine = {});
 

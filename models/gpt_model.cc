@@ -93,7 +93,7 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
   if (observe && stage_.pre_process) observe("embedding", stream.sum);
   stream = run_layers(std::move(stream), context);
   if (!stage_.post_process) return stream.total();
-  const auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
+  auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
   if (observe) observe("decoder.final_layernorm", x);
   return x;
 }
@@ -192,7 +192,7 @@ CrossEntropy GPTModel::cross_entropy(const at::Tensor& hidden,
 }
 
 at::Tensor GPTModel::whole_output(const at::Tensor& hidden) const {
-  const auto mine = output(hidden);
+  auto mine = output(hidden);
   if (config_.head != Head::kLanguageModel) return mine;
   return gather_from_tensor_model_parallel_region(mine, mesh_.tp());
 }

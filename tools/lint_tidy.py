@@ -32,18 +32,13 @@ def clang_arguments(command):
 
 
 class Units:
-    """Which command compiles which source or header."""
+    """Which entry of compile_commands.json compiles which source."""
 
     def __init__(self, root, build):
-        self.root, self.build = root, build
-        self.by_source, self.by_header = {}, {}
+        self.root, self.build, self.by_source, self.known_includes = root, build, {}, {}
         for entry in json.loads((build / "compile_commands.json").read_text()):
-            alone = re.search(r'-DHEADER="([^"]+)"', " ".join(shlex.split(entry["command"])))
             for source in self.sources(entry):
-                if alone:
-                    self.by_header.setdefault(alone[1], (source, entry))
-                else:
-                    self.by_source.setdefault(source, (source, entry))
+                self.by_source.setdefault(source, entry)
 
     def sources(self, entry):
         """-> what an entry compiles: its file, or all that are in it where the build is one of unities"""
@@ -52,65 +47,63 @@ class Units:
         return [os.path.relpath(source, self.root) for source in together]
 
     def of(self, path):
-        """-> (source, its entry), or None where the build does not compile this file"""
-        unit = self.by_source.get(path) or self.by_header.get(path)
-        if unit or not path.endswith(".h"):
-            return unit
+        """-> the entry of a source; of a header that of its source, or of one that includes it; None where the build has none"""
+        if path in self.by_source or not path.endswith(".h"):
+            return self.by_source.get(path)
         stem = Path(path).stem
         users = [source for source in self.by_source if path in self.includes(source)]
         return self.by_source[min(users, key=lambda source: (Path(source).stem not in (stem, stem + "_test"), source))] if users else None
 
     def includes(self, path):
-        return INCLUDE.findall((self.root / path).read_text()) if (self.root / path).exists() else []
+        if path not in self.known_includes:
+            self.known_includes[path] = INCLUDE.findall((self.root / path).read_text()) if (self.root / path).exists() else []
+        return self.known_includes[path]
 
-    def closure(self, *paths):
-        seen, todo = set(), list(paths)
+    def closure(self, path):
+        seen, todo = set(), [path]
         while todo:
-            path = todo.pop()
-            if path not in seen and (self.root / path).exists():
-                seen.add(path)
-                todo += self.includes(path)
+            name = todo.pop()
+            if name not in seen and (self.root / name).exists():
+                seen.add(name)
+                todo += self.includes(name)
         return sorted(seen)
 
-    def key(self, path, source, arguments):
+    def key(self, path, arguments):
         digest = hashlib.sha256(json.dumps([path, arguments]).encode())
-        for name in [".clang-tidy", *self.closure(path, source)]:
+        for name in [".clang-tidy", "tools/lint_tidy.py", *self.closure(path)]:
             digest.update(name.encode() + b"\0" + (self.root / name).read_bytes())
         return digest.hexdigest()
 
 
-def check(units, path, unit):
-    """-> (what clang-tidy objects to, whether that was known before)"""
-    source, entry = unit
-    arguments = clang_arguments(entry["command"])
-    clean = units.build / "lint" / units.key(path, source, arguments)
+def check(units, path, entry):
+    """-> (what clang-tidy objects to in the file, whether it was clean before)
+
+    The file is compiled alone, a header too: what it uses and does not include is an error, though in the build another file may
+    include it first. Warnings of the compiler are g++'s affair.
+    """
+    arguments = ["-x", "c++", "-Wno-everything", *clang_arguments(entry["command"])]
+    clean = units.build / "lint" / units.key(path, arguments)
     if clean.exists():
         return [], True
-    command = ["clang-tidy-14", "--quiet", str(units.root / source), "--", *arguments]
+    command = ["clang-tidy-14", "--quiet", str(units.root / path), "--", *arguments]
     done = subprocess.run(command, cwd=entry["directory"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    found, unread = [], []
+    found = set()
     for line in done.stdout.splitlines():
         match = DIAGNOSTIC.match(line)
-        if not match:
-            continue
-        file = os.path.relpath(Path(entry["directory"]) / match[1], units.root)
-        if match[3].startswith("clang-diagnostic"):  # g++ has the say of what is C++
-            if match[3] == "clang-diagnostic-error":
-                unread.append(line)
-        elif file in (path, source):
-            found.append(f"{file}:{match[2]}:{line.split(':', 3)[3]}")
-    if any("file not found" in line for line in unread) or done.returncode not in (0, 1):
-        found += unread or [f"{path}: clang-tidy ended with exit status {done.returncode}: {done.stderr.strip()[-500:]}"]
+        if match and os.path.relpath(Path(entry["directory"]) / match[1], units.root) == path:
+            found.add(f"{path}:{match[2]}:{line.split(':', 3)[3]}")
+    if done.returncode not in (0, 1):
+        found.add(f"{path}: clang-tidy ended with exit status {done.returncode}: {done.stderr.strip()[-500:]}")
     if not found:
         clean.parent.mkdir(exist_ok=True)
         clean.touch()
-    return sorted(set(found)), False
+    return sorted(found), False
 
 
 def run(root, build, paths, say):
     """-> (files that are clean, files that are not, files that the build does not compile)"""
     units = Units(root, build)
-    known = [(path, unit) for path in paths if (unit := units.of(path))]
+    known = [(path, entry) for path in paths if (entry := units.of(path))]
     clean = bad = before = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for found, cached in pool.map(lambda item: check(units, *item), known):

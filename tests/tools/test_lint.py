@@ -1,7 +1,9 @@
 """tools/lint: what it takes for a comment that hangs in the air, for a command and its output, and what it leaves for clang."""
 import importlib.machinery
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +121,32 @@ def test_arguments_for_clang_have_no_output_and_no_precompiled_header():
     command = ("ccache c++ -Ia.p -include pch.h -isystem /x -idirafter /torch -Wall -Winvalid-pch -std=c++20 '-DHEADER=\"a.h\"' -MD -MQ a.o -MF a.o.d "
                "-o a.o -c ../a.cc")
     assert lint_tidy.clang_arguments(command) == ["-Ia.p", "-isystem", "/x", "-idirafter", "/torch", "-Wall", "-std=c++20", '-DHEADER="a.h"']
+
+
+@pytest.fixture
+def units(tmp_path):
+    """A build of one unity, of two sources; a.cc includes first what b.cc and b.h lack."""
+    files = {"a.cc": '#include <string>\n#include "b.h"\nstd::string a() { return b(); }\n', "b.cc": '#include "b.h"\n',
+             "b.h": "#pragma once\nstd::string b();\n", "c.h": "int c();\n", ".clang-tidy": "Checks: '-*,bugprone-*'\n",
+             "build/x.p/x-unity0.cpp": f"#include<{tmp_path}/build/../a.cc>\n#include<{tmp_path}/build/../b.cc>\n", "tools/lint_tidy.py": ""}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    entry = {"directory": f"{tmp_path}/build", "file": "x.p/x-unity0.cpp", "command": "c++ -std=c++20 -o x.o -c x.p/x-unity0.cpp"}
+    (tmp_path / "build/compile_commands.json").write_text(json.dumps([entry]))
+    return lint_tidy.Units(tmp_path, tmp_path / "build")
+
+
+def test_files_of_a_unity_and_headers_have_its_arguments(units):
+    assert [bool(units.of(name)) for name in ("a.cc", "b.cc", "b.h", "c.h")] == [True, True, True, False]
+
+
+@pytest.mark.skipif(not shutil.which("clang-tidy-14"), reason="tools/install_packages lint")
+def test_header_has_to_compile_alone(units):
+    found, before = lint_tidy.check(units, "b.h", units.of("b.h"))
+    assert len(found) == 1 and found[0].startswith("b.h:2: error: use of undeclared identifier 'std'") and not before
+    (units.root / "b.h").write_text("#pragma once\n#include <string>\nstd::string b();\n")
+    assert lint_tidy.check(units, "b.h", units.of("b.h")) == ([], False)
+    assert lint_tidy.check(units, "b.h", units.of("b.h")) == ([], True)
+    (units.root / ".clang-tidy").write_text("Checks: '-*,modernize-use-using'\n")
+    assert lint_tidy.check(units, "b.h", units.of("b.h")) == ([], False)
