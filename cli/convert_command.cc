@@ -10,7 +10,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct ConvertFlags {
   std::string from{};
   std::string to{};
   std::string format{};
@@ -32,7 +32,7 @@ struct Flags {
   bool quiet = false;
 };
 
-converter::ConvertOptions options_of(const Flags& flags) {
+converter::ConvertOptions options_of(const ConvertFlags& flags) {
   converter::ConvertOptions options{.from = flags.from, .to = flags.to};
   if (flags.format == "hf") options.format = converter::Format::kHuggingFace;
   if (flags.format == "h5") options.format = converter::Format::kArchive;
@@ -56,7 +56,7 @@ converter::ConvertOptions options_of(const Flags& flags) {
   return options;
 }
 
-void run(const Flags& flags) {
+void run_convert(const ConvertFlags& flags) {
   require(flags.dry_run.empty() || flags.dry_run == "plan" || flags.dry_run == "read",
           ErrorKind::kUsage, "--dry-run={}: is neither plan nor read", flags.dry_run);
   const auto options = options_of(flags);
@@ -73,7 +73,7 @@ void run(const Flags& flags) {
 }  // namespace
 
 void add_convert(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();  // outlives this call: the callback owns it
+  auto flags = std::make_shared<ConvertFlags>();  // outlives this call: the callback owns it
   auto* command = app.add_subcommand("convert",
                                      "Convert a checkpoint between Hugging Face and Megatron-Core, "
                                      "or to another layout of the same");
@@ -170,7 +170,7 @@ void add_convert(CLI::App& app) {
   add_quiet(*command, flags->quiet);
   command->footer(
       "Exit status: 0 converted and proved, 2 trouble (nothing was published, nothing was lost).");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_convert(*flags); });
 }
 
 }  // namespace ferry::cli

@@ -10,7 +10,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct DiffFlags {
   converter::PairOptions pair{};
   std::string left_iteration{};
   std::string right_iteration{};
@@ -22,7 +22,7 @@ struct Flags {
   bool quiet = false;
 };
 
-void run(Flags& flags) {
+void run_diff(DiffFlags& flags) {
   flags.pair.left_iteration = parse_iteration_flag(flags.left_iteration);
   flags.pair.right_iteration = parse_iteration_flag(flags.right_iteration);
   flags.pair.hf_config = flags.hf_config;
@@ -41,7 +41,7 @@ void run(Flags& flags) {
 }  // namespace
 
 void add_diff(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DiffFlags>();
   auto* command = app.add_subcommand(
       "diff", "Show how the weights of two checkpoints differ, per tensor and per layer");
   command->add_option("A", flags->pair.left, "A checkpoint, either format")->required();
@@ -67,7 +67,7 @@ void add_diff(CLI::App& app) {
   for (const auto* without_table : {"--json", "--quiet"})
     sort->excludes(command->get_option(without_table));
   command->footer("Exit status: 0 no difference, 1 some, 2 trouble.");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_diff(*flags); });
 }
 
 }  // namespace ferry::cli

@@ -14,7 +14,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct DigestFlags {
   std::string path{};
   std::string output{};
   std::string check{};
@@ -29,7 +29,7 @@ struct Flags {
 };
 
 // Compares with a manifest; prints what differs.
-void check(const Flags& flags,
+void check(const DigestFlags& flags,
            const converter::Manifest& expected,
            const converter::Manifest& found) {
   // A whole model that is held against the manifest of a part has no files to compare.
@@ -66,7 +66,7 @@ void check(const Flags& flags,
   if (!lines.empty()) throw CLI::RuntimeError(kNo);
 }
 
-void run(const Flags& flags) {
+void run_digest(const DigestFlags& flags) {
   const auto iteration = parse_iteration_flag(flags.iteration);
   std::optional<converter::Manifest> expected;  // read first: a wrong name is told at once
   if (!flags.check.empty())
@@ -99,7 +99,7 @@ void run(const Flags& flags) {
 }  // namespace
 
 void add_digest(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DigestFlags>();
   auto* command = app.add_subcommand("digest",
                                      "Digest every tensor, independently of format and layout, and "
                                      "every file; write or check a manifest");
@@ -121,7 +121,7 @@ void add_digest(CLI::App& app) {
   command->footer(
       "Exit status: 0 digested (and as the manifest says), 1 the manifest does not match, 2 "
       "trouble.");
-  command->callback([flags] { run(*flags); });
+  command->callback([flags] { run_digest(*flags); });
 }
 
 }  // namespace ferry::cli

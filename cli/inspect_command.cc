@@ -9,7 +9,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct InspectFlags {
   std::string path{};
   std::string filter{};
   std::string iteration{};
@@ -20,7 +20,7 @@ struct Flags {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   auto* command =
       app.add_subcommand("inspect", "Show what a checkpoint holds, from its headers alone");
   command->add_option("PATH", flags->path, "A checkpoint, either format")->required();

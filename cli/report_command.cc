@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct ReportFlags {
   std::vector<fs::path> runs{};
   fs::path output{};
   std::optional<std::int64_t> step{};
@@ -49,7 +49,7 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
 }
 
 // One metric of all runs.
-void draw_curve(const Flags& flags) {
+void draw_curve(const ReportFlags& flags) {
   const auto names = names_of(flags.runs);
   ChartOptions options{.title = flags.curve, .smooth = true};
   std::vector<Series> series;
@@ -77,7 +77,7 @@ void draw_curve(const Flags& flags) {
   if (!flags.quiet) fmt::print("picture  {}\n", flags.svg.string());
 }
 
-void write_page(const Flags& flags) {
+void write_page(const ReportFlags& flags) {
   require(flags.runs.size() == 1, ErrorKind::kUsage,
           "{} runs, but a page is of one: expected --curve", flags.runs.size());
   RunReport report{.log = trainer::read_run(flags.runs.front())};
@@ -113,7 +113,7 @@ void write_page(const Flags& flags) {
 }  // namespace
 
 void add_report(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ReportFlags>();
   auto* command = app.add_subcommand(
       "report",
       "Draw the curves, samples, costs and the timeline of a training run as one HTML page");

@@ -9,7 +9,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct VerifyFlags {
   std::string left{};
   std::string right{};
   std::string left_iteration{};
@@ -26,7 +26,7 @@ struct Flags {
 }  // namespace
 
 void add_verify(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<VerifyFlags>();
   auto* command = app.add_subcommand(
       "verify", "Compare two checkpoints, bit for bit, in any formats and layouts");
   command->add_option("LEFT", flags->left, "A checkpoint, either format")->required();

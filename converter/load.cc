@@ -20,7 +20,7 @@ using distckpt::Role;
 using distckpt::TransformerConfig;
 
 // Which tensors only one of two configurations may have.
-struct Difference {
+struct ConfigDifference {
   bool prediction_layers = false;  // the model lacks them
   bool head = false;               // the model has a new one
 
@@ -33,9 +33,9 @@ struct Difference {
   }
 };
 
-Difference difference(const TransformerConfig& checkpoint,
-                      const TransformerConfig& model,
-                      bool new_head) {
+ConfigDifference difference(const TransformerConfig& checkpoint,
+                            const TransformerConfig& model,
+                            bool new_head) {
   return {.prediction_layers = model.mtp_num_layers < checkpoint.mtp_num_layers,
           .head = new_head && checkpoint.head == Head::kLanguageModel &&
                   model.head != Head::kLanguageModel};
@@ -83,7 +83,7 @@ class LoadPlanner {
  private:
   // The tensors that both sides have, in the order of the checkpoint; links of others are taken
   // out.
-  void join(const std::vector<ModelTensor>& wanted, const Difference& differ) {
+  void join(const std::vector<ModelTensor>& wanted, const ConfigDifference& differ) {
     std::unordered_map<std::string_view, std::size_t> index;
     for (std::size_t i = 0; i < wanted.size(); ++i) index.emplace(wanted[i].name, i);
     std::vector<std::optional<std::uint32_t>> of_source;
@@ -91,7 +91,7 @@ class LoadPlanner {
     for (const auto& tensor : checkpoint_.tensors) {
       of_source.emplace_back();
       const auto at = index.find(tensor.name);
-      const bool other_head = differ.head && Difference::is_head(tensor.name);
+      const bool other_head = differ.head && ConfigDifference::is_head(tensor.name);
       if (at == index.end() || other_head) {
         leave_behind(tensor, differ);
         continue;
@@ -107,7 +107,7 @@ class LoadPlanner {
     for (std::size_t i = 0; i < of_model.size(); ++i) {
       if (of_model[i]) continue;
       const auto& name = wanted[i].name;
-      require(differ.head && Difference::is_head(name), ErrorKind::kLayout,
+      require(differ.head && ConfigDifference::is_head(name), ErrorKind::kLayout,
               "{}: the checkpoint does not hold it, the model has it", name);
       result_.from_zero.push_back(name);
     }
@@ -124,7 +124,7 @@ class LoadPlanner {
     target_ = std::move(kept);
   }
 
-  void leave_behind(const ModelTensor& tensor, const Difference& differ) {
+  void leave_behind(const ModelTensor& tensor, const ConfigDifference& differ) {
     if (tensor.role == Role::kDerived) return;  // check_derived() knows it
     require(
         tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name),

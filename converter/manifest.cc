@@ -12,7 +12,7 @@ namespace {
 using distckpt::Digest;
 using nlohmann::json;
 
-constexpr std::string_view kFormat = "ferry-manifest-1";
+constexpr std::string_view kManifestFormat = "ferry-manifest-1";
 
 Digest parse_digest(const json& object, std::string_view source) {
   const auto text =
@@ -50,7 +50,7 @@ void compare(const std::vector<Entry>& expected,
 
 std::string write_manifest(const Manifest& manifest) {
   nlohmann::ordered_json root;
-  root["format"] = kFormat;
+  root["format"] = kManifestFormat;
   root["checkpoint"] = manifest.format;
   root["model"] = manifest.model_digest;
   if (!manifest.part.empty()) root["part"] = part_json(manifest.part);
@@ -75,8 +75,8 @@ Manifest parse_manifest(std::string_view text, std::string_view source) {
   const auto root = distckpt::parse_json(text, source);
   const auto format =
       distckpt::json_string(distckpt::json_at(root, "format", source), "format", source);
-  require(format == kFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
-          source, format, kFormat);
+  require(format == kManifestFormat, ErrorKind::kLayout,
+          "{}: the format is \"{}\", expected \"{}\"", source, format, kManifestFormat);
   Manifest manifest{.format = distckpt::json_string(distckpt::json_at(root, "checkpoint", source),
                                                     "checkpoint", source),
                     .model_digest = distckpt::json_string(distckpt::json_at(root, "model", source),

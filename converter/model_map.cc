@@ -14,8 +14,8 @@ using distckpt::ModelTensor;
 using distckpt::Shape;
 using distckpt::TransformerConfig;
 
-constexpr std::string_view kEmbedding = "model.embed_tokens.weight";
-constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
+constexpr std::string_view kHeadName = "lm_head.weight";
 
 bool applies(When when, const TransformerConfig& config) {
   const bool language_model = config.head == Head::kLanguageModel;
@@ -159,7 +159,7 @@ class Builder {
     for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) add_prediction_layer(j);
     add_states({.stage = Stage::kLast}, rules.last_extra_states);
     if (config.head == Head::kLanguageModel && !config.untie_embeddings_and_output_weights) {
-      map_.copies.emplace(kHead, map_.index.at(std::string(kEmbedding)));
+      map_.copies.emplace(kHeadName, map_.index.at(std::string(kEmbeddingName)));
     }
     return std::move(map_);
   }
@@ -193,7 +193,7 @@ class Builder {
       const auto of = map_.index.find(std::string(copy.of));
       map_.copies.emplace(
           fmt::format("{}{}", section.hf, copy.hf),
-          of != map_.index.end() ? of->second : map_.index.at(std::string(kEmbedding)));
+          of != map_.index.end() ? of->second : map_.index.at(std::string(kEmbeddingName)));
     }
     section.megatron += rules.mtp->transformer_layer;
     add_layer(section, config.num_moe_experts > 0);

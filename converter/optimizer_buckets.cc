@@ -54,20 +54,20 @@ constexpr std::array<std::string_view, 33> kRegistered{
 
 // GPTModel registers its embedding, the decoder's layers, their final norm, prediction layers, the
 // output layer.
-enum class Part : std::uint8_t { kEmbedding, kLayer, kFinalNorm, kPrediction, kOutput };
+enum class BucketPart : std::uint8_t { kEmbedding, kLayer, kFinalNorm, kPrediction, kOutput };
 
-Part part_of(const MegatronTensor& tensor) {
+BucketPart part_of(const MegatronTensor& tensor) {
   switch (tensor.stage) {
     case Stage::kFirst:
-      return Part::kEmbedding;
+      return BucketPart::kEmbedding;
     case Stage::kLayer:
-      return Part::kLayer;
+      return BucketPart::kLayer;
     case Stage::kMtp:
-      return Part::kPrediction;
+      return BucketPart::kPrediction;
     case Stage::kLast:
-      return tensor.key.starts_with("output_layer.") ? Part::kOutput : Part::kFinalNorm;
+      return tensor.key.starts_with("output_layer.") ? BucketPart::kOutput : BucketPart::kFinalNorm;
   }
-  return Part::kOutput;
+  return BucketPart::kOutput;
 }
 
 std::size_t place_in_layer(const MegatronTensor& tensor) {
@@ -91,7 +91,7 @@ std::int64_t num_elements(const RankTensor& tensor) {
 }  // namespace
 
 struct OptimizerBuckets::Registered {
-  Part part = Part::kLayer;
+  BucketPart part = BucketPart::kLayer;
   RankTensor tensor{};
   bool copy = false;
 };
@@ -132,9 +132,9 @@ std::vector<OptimizerBuckets::Registered> OptimizerBuckets::registered(Parameter
     const auto& megatron = map_.megatron[tensor.megatron];
     if (tensor.chunk != chunk || megatron.fp32 || megatron.expert.has_value() != expert) continue;
     const auto part = part_of(megatron);
-    has_loss = has_loss || part == Part::kFinalNorm;
-    has_prediction = has_prediction || part == Part::kPrediction;
-    if (part == Part::kEmbedding) embedding = &tensor;
+    has_loss = has_loss || part == BucketPart::kFinalNorm;
+    has_prediction = has_prediction || part == BucketPart::kPrediction;
+    if (part == BucketPart::kEmbedding) embedding = &tensor;
     found.push_back({part, tensor, tensor.replica_id != std::vector<int>{0, 0, 0}});
   }
   // Other stages have copies of the embedding: for a tied output layer, for prediction layers.
@@ -142,8 +142,9 @@ std::vector<OptimizerBuckets::Registered> OptimizerBuckets::registered(Parameter
                     !map_.config.untie_embeddings_and_output_weights;
   if (!expert && embedding == nullptr && ((tied && has_loss) || has_prediction)) {
     for (const auto& tensor : at(0)) {
-      if (part_of(map_.megatron[tensor.megatron]) != Part::kEmbedding) continue;
-      found.push_back({has_prediction ? Part::kEmbedding : Part::kOutput, tensor, true});
+      if (part_of(map_.megatron[tensor.megatron]) != BucketPart::kEmbedding) continue;
+      found.push_back(
+          {has_prediction ? BucketPart::kEmbedding : BucketPart::kOutput, tensor, true});
     }
   }
   const auto key = [&](const Registered& one) {

@@ -15,7 +15,7 @@ namespace {
 using distckpt::ModelTensor;
 using nlohmann::json;
 
-constexpr std::string_view kFormat = "ferry-part-1";
+constexpr std::string_view kPartFormat = "ferry-part-1";
 
 // The name that globs are held against.
 std::string_view selectable_name(const ModelTensor& tensor) {
@@ -112,7 +112,7 @@ Part parse_part_json(const json& list, std::string_view source) {
 }
 
 std::string write_part(const Part& part) {
-  const json record{{"format", kFormat}, {"selections", part_json(part)}};
+  const json record{{"format", kPartFormat}, {"selections", part_json(part)}};
   return record.dump(1) + "\n";
 }
 
@@ -120,8 +120,8 @@ Part parse_part(std::string_view text, std::string_view source) {
   const auto record = distckpt::parse_json(text, source);
   const auto format =
       distckpt::json_string(distckpt::json_at(record, "format", source), "format", source);
-  require(format == kFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
-          source, format, kFormat);
+  require(format == kPartFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
+          source, format, kPartFormat);
   return parse_part_json(distckpt::json_at(record, "selections", source), source);
 }
 

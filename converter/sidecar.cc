@@ -19,7 +19,7 @@ namespace {
 using distckpt::digest_block;
 using nlohmann::json;
 
-constexpr std::string_view kFormat = "ferry-sidecar-1";
+constexpr std::string_view kSidecarFormat = "ferry-sidecar-1";
 
 std::string digest_text(std::string_view text) {
   return to_string(digest_block(distckpt::as_bytes(text)));
@@ -49,8 +49,8 @@ json read_index(const fs::path& sidecar) {
   index.erase("digest");
   require(stated == digest_text(index.dump()), ErrorKind::kCorrupt, "{}: is not as it was written",
           source);
-  require(index.value("format", "") == kFormat, ErrorKind::kLayout,
-          "{}: is of a newer format than {}", source, kFormat);
+  require(index.value("format", "") == kSidecarFormat, ErrorKind::kLayout,
+          "{}: is of a newer format than {}", source, kSidecarFormat);
   std::set<std::string> listed;
   for (const auto& [name, value] : distckpt::json_at(index, "files", source).items()) {
     const auto slash = name.find('/');
@@ -173,7 +173,7 @@ void write_sidecar(const fs::path& iteration_folder,
                    bool keep_headers,
                    const std::map<std::string, distckpt::DType>& dtypes) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
-  json index = {{"format", kFormat}, {"files", json::object()}};
+  json index = {{"format", kSidecarFormat}, {"files", json::object()}};
   for (const auto& [name, text] : sidecar_files(form, keep_headers)) {
     fs::create_directories((sidecar / name).parent_path());
     distckpt::write_text(sidecar / name, text);

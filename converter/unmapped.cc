@@ -13,7 +13,7 @@ namespace {
 using distckpt::TransformerConfig;
 
 // Takes the number that `text` begins with.
-std::optional<std::int64_t> take_number(std::string_view& text) {
+std::optional<std::int64_t> number_at(std::string_view& text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || number < 0) return std::nullopt;
@@ -31,7 +31,7 @@ bool spells(std::string_view pattern, std::string_view name, std::int64_t& exper
   auto choices = pattern.substr(open + 1, close - open - 1);
   const auto rest = pattern.substr(close + 1);
   if (choices == "e") {
-    const auto number = take_number(name);
+    const auto number = number_at(name);
     expert = number.value_or(0);
     return number && spells(rest, name, expert);
   }
@@ -126,7 +126,7 @@ std::string why_unmapped(const ModelMap& map, std::string_view hf_name) {
   const auto prefix = rules.hf_layer.substr(0, rules.hf_layer.find('{'));
   if (hf_name.starts_with(prefix)) {
     auto rest = hf_name.substr(prefix.size());
-    const auto layer = take_number(rest);
+    const auto layer = number_at(rest);
     if (!layer || !rest.starts_with('.')) return {};
     return why_not_in_layer(map, *layer, rest.substr(1));
   }

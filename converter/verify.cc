@@ -31,7 +31,7 @@ distckpt::Dims coordinates(const distckpt::Shape& shape, std::int64_t index) {
 }
 
 // What is known of one tensor's differences while its parts are compared in any order.
-struct Difference {
+struct TensorDifference {
   std::int64_t first = -1;
   double left_value = 0;
   double right_value = 0;
@@ -73,7 +73,7 @@ class Verification {
  private:
   void compare_tensors(const ProgressFunction& progress) {
     std::mutex mutex;
-    std::map<std::uint32_t, Difference> differences;
+    std::map<std::uint32_t, TensorDifference> differences;
     pair_.compare(
         [&](const distckpt::Comparison& part) {
           if (part.equal) return;

@@ -40,10 +40,6 @@ constexpr std::array kMoreGlobals{
     "__builtin__.set"sv,
 };
 
-std::string_view last_part(std::string_view name) {
-  return name.substr(name.rfind('.') + 1);
-}
-
 class Parser {
  public:
   Parser(const TorchFile& file, std::string_view name) : file_(file), name_(name) {}
@@ -62,7 +58,7 @@ class Parser {
         value.object_args()[0].global_name() == "torch._utils._rebuild_wrapper_subclass";
     check(wrapped, "is {}, not a tensor", value.describe());
     const auto args = value.object_args();  // function, class, its arguments, state
-    const auto type = last_part(args[1].global_name());
+    const auto type = last_component(args[1].global_name());
     RankTensorParts result{.shape = dims_of(args[2][2], "size"), .parts = {}, .copy = 0};
     if (type == "DTensor") {
       read_dtensor(args[3], result);
@@ -124,7 +120,7 @@ class Parser {
       check(size >= 1 && at >= 0 && at < size, "the place {} on a mesh of {}",
             to_string(coordinates), to_string(sizes));
       const auto placement = placements[static_cast<std::size_t>(d)];
-      const auto type = last_part(placement.object_class());
+      const auto type = last_component(placement.object_class());
       if (type == "Replicate") {
         copy = copy * size + at;
         continue;

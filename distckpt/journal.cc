@@ -18,24 +18,24 @@ namespace {
 
 // The file: magic, fingerprint, then records. A record: length of its body (8 bytes), body, digest
 // of the body.
-constexpr std::string_view kMagic = "ferry-journal-1\n";
+constexpr std::string_view kJournalMagic = "ferry-journal-1\n";
 
 template <typename T>
-void put(std::string& text, const T& value) {
+void put_native(std::string& text, const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
   text.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
 template <typename T>
 void put_all(std::string& text, const std::vector<T>& values) {
-  put(text, static_cast<std::uint64_t>(values.size()));
+  put_native(text, static_cast<std::uint64_t>(values.size()));
   text.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// Reads what put wrote; false once the text is too short.
-class Reader {
+// Reads what put_native wrote; false once the text is too short.
+class JournalReader {
  public:
-  explicit Reader(std::string_view text) : text_(text) {}
+  explicit JournalReader(std::string_view text) : text_(text) {}
 
   template <typename T>
   bool get(T& value) {
@@ -69,7 +69,7 @@ class Reader {
 
 std::optional<TaskRecord> parse_record(std::string_view body) {
   TaskRecord record;
-  Reader reader(body);
+  JournalReader reader(body);
   if (!reader.get(record.task) || !reader.get_all(record.blocks) || !reader.get_all(record.read) ||
       !reader.get_all(record.written)) {
     return std::nullopt;
@@ -94,8 +94,8 @@ Journal::Journal(std::filesystem::path path,
                  bool resume,
                  const std::vector<std::filesystem::path>& others)
     : path_(std::move(path)) {
-  std::string header(kMagic);
-  put(header, fingerprint);
+  std::string header(kJournalMagic);
+  put_native(header, fingerprint);
   const auto keep = resume ? take_records(path_, header) : 0;
   for (const auto& other : others) take_records(other, header);
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
@@ -116,7 +116,7 @@ std::int64_t Journal::take_records(const std::filesystem::path& path, std::strin
         fmt::format("{}: the interrupted run had another source or other options", path.string()),
         "run it with the same ones, or without --resume to start anew");
   }
-  Reader reader(std::string_view(text).substr(header.size()));
+  JournalReader reader(std::string_view(text).substr(header.size()));
   auto whole = static_cast<std::int64_t>(header.size());
   std::uint64_t length = 0;
   Digest digest;
@@ -146,14 +146,14 @@ void Journal::keep_only(const std::function<bool(std::uint32_t)>& keep) {
 
 void Journal::append(const TaskRecord& record) {
   std::string body;
-  put(body, record.task);
+  put_native(body, record.task);
   put_all(body, record.blocks);
   put_all(body, record.read);
   put_all(body, record.written);
   std::string text;
-  put(text, static_cast<std::uint64_t>(body.size()));
+  put_native(text, static_cast<std::uint64_t>(body.size()));
   text += body;
-  put(text, digest_block(as_bytes(body)));
+  put_native(text, digest_block(as_bytes(body)));
   const std::lock_guard lock(mutex_);
   write_fully(fd_, path_, text);
 }

@@ -79,9 +79,9 @@ std::vector<ShardedTensor> tensors_of(const std::vector<LocalShard>& shards) {
   return tensors;
 }
 
-class Builder {
+class MeshLayoutBuilder {
  public:
-  explicit Builder(MeshLayout& mesh) : mesh_(mesh) {}
+  explicit MeshLayoutBuilder(MeshLayout& mesh) : mesh_(mesh) {}
 
   void build() {
     const auto count = mesh_.ranks.size();
@@ -178,7 +178,7 @@ MeshLayout make_mesh_layout(std::vector<std::vector<ShardedTensor>> ranks,
                             std::vector<LocalShard> mine) {
   MeshLayout mesh{.rank = rank, .ranks = std::move(ranks), .shards = std::move(mine)};
   mesh.ranks.at(static_cast<std::size_t>(rank)) = tensors_of(mesh.shards);
-  Builder(mesh).build();
+  MeshLayoutBuilder(mesh).build();
   return mesh;
 }
 

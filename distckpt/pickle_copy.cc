@@ -4,7 +4,7 @@ namespace ferry::distckpt {
 namespace {
 
 constexpr std::size_t kMaxValues = 1'000'000;
-constexpr int kMaxDepth = 100;
+constexpr int kMaxCopyDepth = 100;
 
 void write_elements(PickleWriter& pickle, PickleValue value);
 void write_items(PickleWriter& pickle, PickleValue value);
@@ -91,7 +91,7 @@ void write_items(PickleWriter& pickle, PickleValue value) {
 }  // namespace
 
 void write_value(PickleWriter& pickle, PickleValue value) {
-  value.require_tree(kMaxValues, kMaxDepth);
+  value.require_tree(kMaxValues, kMaxCopyDepth);
   write_tree(pickle, value);
 }
 

@@ -11,7 +11,7 @@
 namespace ferry::distckpt {
 namespace {
 
-struct Held {
+struct HeldBox {
   Box box{};
   ShardOfRank at{};
 };
@@ -42,7 +42,7 @@ struct Side {
   }
 
   MeshLayout mesh{};
-  std::map<std::string, std::vector<Held>> held{};
+  std::map<std::string, std::vector<HeldBox>> held{};
 };
 
 // All of a tensor but what lies behind the other side's end.

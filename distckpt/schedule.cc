@@ -24,9 +24,9 @@ std::int64_t widening(const CopyPlan& plan) {
   return factor;
 }
 
-class Builder {
+class ScheduleBuilder {
  public:
-  explicit Builder(const CopyPlan& plan) : plan_(plan) {}
+  explicit ScheduleBuilder(const CopyPlan& plan) : plan_(plan) {}
 
   // Tensors in the order in which the source's files hold them, so that those are read from front
   // to back.
@@ -127,7 +127,7 @@ class Builder {
 }  // namespace
 
 Schedule make_schedule(const CopyPlan& plan, bool writes) {
-  Builder builder(plan);
+  ScheduleBuilder builder(plan);
   builder.add_tensors();
   builder.add_padding(Segment::Kind::kDiscard, plan.discards);
   if (writes) builder.add_padding(Segment::Kind::kFill, plan.fills);
@@ -135,7 +135,7 @@ Schedule make_schedule(const CopyPlan& plan, bool writes) {
 }
 
 Schedule make_target_schedule(const CopyPlan& plan) {
-  Builder builder(plan);
+  ScheduleBuilder builder(plan);
   builder.add_pieces();
   builder.add_padding(Segment::Kind::kDiscard, plan.discards);
   builder.add_padding(Segment::Kind::kFill, plan.fills);

@@ -20,9 +20,9 @@ std::string read_range(const ReadFile& file, const ByteRange& range) {
   return text;
 }
 
-class Reader {
+class ShardStoreReader {
  public:
-  explicit Reader(const fs::path& folder) : folder_(folder) {}
+  explicit ShardStoreReader(const fs::path& folder) : folder_(folder) {}
 
   ShardStore read() {
     find_files();
@@ -116,7 +116,7 @@ class Reader {
 }  // namespace
 
 ShardStore read_shard_store(const fs::path& folder) {
-  return Reader(folder).read();
+  return ShardStoreReader(folder).read();
 }
 
 }  // namespace ferry::distckpt

@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are written in place");
 
-constexpr std::string_view kMagic = "FerryH51";
+constexpr std::string_view kTrailerMagic = "FerryH51";
 
 struct Tail {
   std::uint64_t num_chunks = 0;
@@ -103,7 +103,7 @@ Digest append_trailer(const std::filesystem::path& path,
     tail.num_gaps = gaps->size();
   }
   tail.crc = crc32(std::as_bytes(std::span(&tail, 1)).first(kCrcAt), crc32(as_bytes(trailer)));
-  std::ranges::copy(kMagic, tail.magic);
+  std::ranges::copy(kTrailerMagic, tail.magic);
   trailer.append(reinterpret_cast<const char*>(&tail), sizeof tail);
   append(path, trailer);
   return digest_block(as_bytes(trailer));
@@ -119,7 +119,7 @@ ShardStoreTrailer read_trailer(const ReadFile& file) {
   Tail tail;
   const auto tail_begin = file.size() - kTailBytes;
   file.read_at(tail_begin, std::as_writable_bytes(std::span(&tail, 1)));
-  if (std::string_view(tail.magic, sizeof tail.magic) != kMagic || tail.zero != 0)
+  if (std::string_view(tail.magic, sizeof tail.magic) != kTrailerMagic || tail.zero != 0)
     refuse(tail_begin, "the file does not end with its trailer");
   if (tail.num_chunks > static_cast<std::uint64_t>(tail_begin / kPlaceBytes) ||
       tail.num_gaps > tail.num_chunks + 1) {

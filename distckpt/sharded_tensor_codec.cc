@@ -10,7 +10,7 @@
 namespace ferry::distckpt {
 namespace {
 
-constexpr std::string_view kMagic = "shards01";
+constexpr std::string_view kCodecMagic = "shards01";
 constexpr int kMaxReplicaIds = 16;
 constexpr std::int64_t kMaxNumber = std::int64_t{1} << 61;  // the sum of two does not overflow
 constexpr std::int64_t kMinTensorBytes = 8;
@@ -69,8 +69,8 @@ class Decoder {
   Decoder(std::string_view bytes, std::string_view source) : bytes_(bytes), source_(source) {}
 
   std::vector<ShardedTensor> decode() {
-    check(bytes_.starts_with(kMagic), "these are no shards, or those of another version");
-    at_ = kMagic.size();
+    check(bytes_.starts_with(kCodecMagic), "these are no shards, or those of another version");
+    at_ = kCodecMagic.size();
     std::vector<ShardedTensor> tensors;
     const auto count = number(std::ssize(bytes_) / kMinTensorBytes);
     tensors.reserve(static_cast<std::size_t>(count));
@@ -142,7 +142,7 @@ class Decoder {
 }  // namespace
 
 std::string encode_sharded_tensors(std::span<const ShardedTensor> tensors) {
-  std::string bytes(kMagic);
+  std::string bytes(kCodecMagic);
   Encoder encoder(bytes);
   encoder.number(std::ssize(tensors));
   for (const auto& tensor : tensors) encoder.tensor(tensor);

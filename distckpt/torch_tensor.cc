@@ -34,11 +34,6 @@ constexpr std::string_view kGlobals[] = {
     "collections.OrderedDict",
 };
 
-// "torch.FloatStorage" -> "FloatStorage"
-std::string_view last_part(std::string_view name) {
-  return name.substr(name.rfind('.') + 1);
-}
-
 bool is_rebuild(std::string_view function) {
   return function == "torch._utils._rebuild_tensor_v2" ||
          function == "torch._utils._rebuild_tensor_v3" ||
@@ -80,6 +75,10 @@ std::optional<std::int64_t> last_element(const Shape& shape,
 
 }  // namespace
 
+std::string_view last_component(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
 std::span<const std::string_view> tensor_globals() {
   return kGlobals;
 }
@@ -112,8 +111,8 @@ TensorItem parse_tensor(PickleValue root, const TorchArchive& archive) {
   const PickleValue id = args[0].persistent_id();
   check(id[0].as_string() == "storage", "its elements are no storage but {}", id.describe());
   const std::string_view type = (is_untyped ? args[6] : id[1]).global_name();
-  const auto dtype =
-      is_untyped ? dtype_from_torch(last_part(type)) : dtype_from_storage_class(last_part(type));
+  const auto dtype = is_untyped ? dtype_from_torch(last_component(type))
+                                : dtype_from_storage_class(last_component(type));
   check(dtype.has_value(), "{} is no element type this program reads", type);
   const TorchRecord& storage = archive.at(fmt::format("data/{}", id[2].as_string()));
   const std::int64_t element_bytes = size_of(*dtype);

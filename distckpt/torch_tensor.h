@@ -13,6 +13,9 @@
 
 namespace ferry::distckpt {
 
+// "torch.FloatStorage" -> "FloatStorage"
+std::string_view last_component(std::string_view name);
+
 // What such a pickle may name.
 std::span<const std::string_view> tensor_globals();
 

@@ -25,7 +25,7 @@ namespace {
 using distckpt::ChecksumPart;
 using distckpt::Region;
 
-void check(cudaError_t status, std::string_view what) {
+void check_copy(cudaError_t status, std::string_view what) {
   require(status == cudaSuccess, ErrorKind::kDevice, "{}: {}", what, cudaGetErrorString(status));
 }
 
@@ -33,8 +33,8 @@ void check(cudaError_t status, std::string_view what) {
 class OnDevice {
  public:
   explicit OnDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(device), "cudaSetDevice");
+    check_copy(cudaGetDevice(&before_), "cudaGetDevice");
+    check_copy(cudaSetDevice(device), "cudaSetDevice");
   }
   ~OnDevice() { cudaSetDevice(before_); }
   OnDevice(const OnDevice&) = delete;
@@ -47,7 +47,7 @@ class OnDevice {
 class PinnedMemory : public std::pmr::memory_resource {
   void* do_allocate(std::size_t bytes, std::size_t /*alignment*/) override {
     void* data = nullptr;  // begins at a page
-    check(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "allocating pinned memory");
+    check_copy(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "allocating pinned memory");
     return data;
   }
   void do_deallocate(void* data, std::size_t /*bytes*/, std::size_t /*alignment*/) override {
@@ -61,15 +61,19 @@ class PinnedMemory : public std::pmr::memory_resource {
 // An event, and the stream that it is recorded on.
 class Mark {
  public:
-  Mark() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate"); }
+  Mark() {
+    check_copy(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
+  }
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
   ~Mark() { cudaEventDestroy(event_); }
-  void record(cudaStream_t stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  void hold_back(cudaStream_t stream) {
-    check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+  void record(cudaStream_t stream) {
+    check_copy(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
-  void wait() { check(cudaEventSynchronize(event_), "copying to or from a device"); }
+  void hold_back(cudaStream_t stream) {
+    check_copy(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent");
+  }
+  void wait() { check_copy(cudaEventSynchronize(event_), "copying to or from a device"); }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -103,7 +107,7 @@ class CopyStreams {
 
   void synchronize() const {
     for (const auto& [_, stream] : streams_)
-      check(cudaStreamSynchronize(stream.stream()), "copying to or from a device");
+      check_copy(cudaStreamSynchronize(stream.stream()), "copying to or from a device");
   }
 
  private:
@@ -123,7 +127,8 @@ void copy_region(std::byte* device,
   constexpr std::string_view kWhat = "copying to or from a device";
   if (runs.num_runs() == 1) {
     auto* const there = device + runs.offset;
-    check(cudaMemcpyAsync(in ? there : packed, in ? packed : there, width, kind, stream), kWhat);
+    check_copy(cudaMemcpyAsync(in ? there : packed, in ? packed : there, width, kind, stream),
+               kWhat);
     return;
   }
   // The innermost runs are the rows of one copy.
@@ -134,7 +139,7 @@ void copy_region(std::byte* device,
   distckpt::for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
     auto* const there = device + offset;
     auto* const here = packed + index * rows * runs.run_bytes;
-    check(
+    check_copy(
         cudaMemcpy2DAsync(in ? there : here, in ? pitch : width, in ? here : there,
                           in ? width : pitch, width, static_cast<std::size_t>(rows), kind, stream),
         kWhat);

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kFirstPoll = std::chrono::milliseconds(1);
 constexpr auto kLastPoll = std::chrono::milliseconds(50);
-constexpr auto kLookAround = std::chrono::milliseconds(500);
+constexpr auto kMeetingLookAround = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -47,7 +47,7 @@ void MeetingStore::wait(const std::vector<std::string>& keys,
     const auto now = Clock::now();
     require(now - begin < timeout, ErrorKind::kIo, "a rank did not come in {} s",
             timeout.count() / 1000);
-    if (now - looked > kLookAround) {
+    if (now - looked > kMeetingLookAround) {
       require(!failure_announced(board_), ErrorKind::kIo, "a rank has failed");
       looked = now;
     }

@@ -7,7 +7,7 @@
 namespace ferry::models {
 namespace {
 
-constexpr std::int64_t kBlock = 256;
+constexpr std::int64_t kDeltaBlock = 256;
 
 struct Sections {
   at::Tensor counts{};   // [blocks] int16
@@ -23,7 +23,7 @@ Sections sections_of(const at::Tensor& encoded, std::int64_t blocks, std::int64_
 }
 
 std::int64_t blocks_of(const at::Tensor& words) {
-  return (words.numel() + kBlock - 1) / kBlock;
+  return (words.numel() + kDeltaBlock - 1) / kDeltaBlock;
 }
 
 }  // namespace
@@ -39,8 +39,8 @@ at::Tensor encode_changes(const at::Tensor& now, const at::Tensor& before) {
   const auto places = changed.nonzero().view({-1});
   auto encoded = at::zeros({bytes}, now.options());
   const auto [counts, indices, values] = sections_of(encoded, blocks, changes);
-  counts.copy_(at::bincount(places.div(kBlock, "floor"), {}, blocks));
-  indices.copy_(places.remainder(kBlock));
+  counts.copy_(at::bincount(places.div(kDeltaBlock, "floor"), {}, blocks));
+  indices.copy_(places.remainder(kDeltaBlock));
   values.copy_(words.index_select(0, places));
   return encoded;
 }
@@ -52,7 +52,7 @@ void apply_changes(const at::Tensor& changes, at::Tensor& before) {
   const auto count =
       (changes.numel() - 2 * blocks) / 3;  // with the one to an even number or without
   const auto [counts, indices, values] = sections_of(changes, blocks, count);
-  const auto first = at::arange(blocks, counts.options().dtype(at::kLong)) * kBlock;
+  const auto first = at::arange(blocks, counts.options().dtype(at::kLong)) * kDeltaBlock;
   const auto places = at::repeat_interleave(first, counts.to(at::kLong), 0, count) + indices;
   words.index_copy_(0, places, values);
 }

@@ -18,10 +18,10 @@
 namespace ferry::models {
 namespace {
 
-constexpr auto kPoll = std::chrono::milliseconds(50);
+constexpr auto kNcclPoll = std::chrono::milliseconds(50);
 constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
 // What fails everywhere at once is told by those who wait for it, not from here.
-constexpr auto kGrace = std::chrono::seconds(5);
+constexpr auto kNcclGrace = std::chrono::seconds(5);
 
 class Watch {
  public:
@@ -49,7 +49,7 @@ class Watch {
   };
 
   void look() {
-    for (;; std::this_thread::sleep_for(kPoll)) {
+    for (;; std::this_thread::sleep_for(kNcclPoll)) {
       std::list<Entry> under_way;
       {
         const std::lock_guard lock(mutex_);
@@ -69,7 +69,7 @@ class Watch {
     asked_ = now;
     if (!failed_ && under_way.front().run->has_failed()) failed_ = now;
     if (!failed_) return;
-    for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kGrace);
+    for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kNcclGrace);
   }
 
   // Does not return if it never will be.

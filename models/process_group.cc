@@ -23,7 +23,7 @@
 namespace ferry::models {
 namespace {
 
-constexpr int kTag = 0;
+constexpr int kGroupTag = 0;
 
 // Sums [ranks, ...] over the ranks in their order, in fp32 where the elements are narrower.
 at::Tensor sum_ranks(const at::Tensor& parts) {
@@ -230,12 +230,12 @@ at::Tensor ProcessGroup::broadcast(const at::Tensor& mine, int from) const {
 
 void ProcessGroup::send(const at::Tensor& tensor, int to) const {
   std::vector<at::Tensor> tensors{tensor.contiguous()};
-  run("send", [&] { backends_->wait(backends_->device->send(tensors, to, kTag)); });
+  run("send", [&] { backends_->wait(backends_->device->send(tensors, to, kGroupTag)); });
 }
 
 void ProcessGroup::receive(at::Tensor& tensor, int from) const {
   std::vector<at::Tensor> tensors{tensor};
-  run("receive", [&] { backends_->wait(backends_->device->recv(tensors, from, kTag)); });
+  run("receive", [&] { backends_->wait(backends_->device->recv(tensors, from, kGroupTag)); });
 }
 
 // `operation` outlives the wait: it is a literal.
@@ -256,8 +256,8 @@ Pending ProcessGroup::batch_isend_irecv(const std::vector<P2POp>& messages) cons
   auto& device = *backends_->device;
   const auto start_one = [&](const P2POp& message) {
     std::vector<at::Tensor> tensors{message.tensor};
-    return message.sends ? device.send(tensors, message.peer, kTag)
-                         : device.recv(tensors, message.peer, kTag);
+    return message.sends ? device.send(tensors, message.peer, kGroupTag)
+                         : device.recv(tensors, message.peer, kGroupTag);
   };
   if (backends_->device != backends_->gloo) {
     auto batch = begin("batch_isend_irecv", [&] {

@@ -10,10 +10,6 @@ namespace {
 
 using distckpt::Head;
 
-const distckpt::TransformerConfig& config_of(const Pipeline& pipeline) {
-  return pipeline.chunks.front()->config();
-}
-
 std::vector<at::Tensor> scores_of_tokens(const Pipeline& pipeline,
                                          const std::vector<at::Tensor>& sequences,
                                          const std::vector<Partition>& parts) {
@@ -27,7 +23,7 @@ std::vector<at::Tensor> scores_of_tokens(const Pipeline& pipeline,
 }  // namespace
 
 void require_value_head(const Pipeline& pipeline) {
-  const auto& config = config_of(pipeline);
+  const auto& config = pipeline.config();
   require(config.head == Head::kTokenClassification && config.num_labels == 1, ErrorKind::kUsage,
           "a model without a token classification head of one label has no values");
 }
@@ -42,7 +38,7 @@ std::vector<at::Tensor> compute_values(const Pipeline& pipeline,
 at::Tensor compute_rm_score(const Pipeline& pipeline,
                             const std::vector<at::Tensor>& sequences,
                             const std::vector<Partition>& parts) {
-  const auto& config = config_of(pipeline);
+  const auto& config = pipeline.config();
   require(config.head != Head::kLanguageModel && config.num_labels == 1, ErrorKind::kUsage,
           "a model without a classification head of one label has no score");
   const auto of_tokens = scores_of_tokens(pipeline, sequences, parts);

@@ -10,6 +10,9 @@
 
 namespace ferry::trainer {
 
+// A run ends after so many steps in a row without a finite gradient.
+inline constexpr int kMostNotFinite = 10;
+
 class FiniteOutputs {
  public:
   // For every forward pass of this rank's chunks; outlives what it returns.

@@ -30,6 +30,8 @@ struct Pipeline {
   std::vector<models::GPTModel*> chunks{};  // of this rank's stage, first to last
   const P2PCommunicator* p2p = nullptr;     // null: there is one stage
   DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
+
+  const distckpt::TransformerConfig& config() const { return chunks.front()->config(); }
 };
 
 // Where tokens go in the pass of a micro-batch through a chunk of this stage.

@@ -30,8 +30,6 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr int kMostNotFinite = 10;  // steps in a row
-
 // What draws are for: each has its own.
 enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
 

@@ -20,16 +20,12 @@ at::ScalarType wire_type(const distckpt::TransformerConfig& config) {
   return type == at::kShort ? at::kInt : type;
 }
 
-const distckpt::TransformerConfig& config_of(const Pipeline& pipeline) {
-  return pipeline.chunks.front()->config();
-}
-
 }  // namespace
 
 RouteRecorder::RouteRecorder(const Pipeline& pipeline,
                              std::span<const models::SequencePartition> batches)
     : pipeline_(pipeline), batches_(batches), chosen_(batches.size()) {
-  require(!layers_with_experts(config_of(pipeline)).empty(), ErrorKind::kUsage,
+  require(!layers_with_experts(pipeline.config()).empty(), ErrorKind::kUsage,
           "router_replay: the model has no experts");
 }
 
@@ -37,7 +33,7 @@ RouteFunction RouteRecorder::routes() {
   return [this](std::size_t, std::size_t micro_batch) {
     return models::RouterReplay{
         .record = [this, micro_batch](std::int64_t layer, const at::Tensor& experts) {
-          chosen_[micro_batch][layer] = experts.to(wire_type(config_of(pipeline_)));
+          chosen_[micro_batch][layer] = experts.to(wire_type(pipeline_.config()));
         }};
   };
 }
@@ -51,7 +47,7 @@ at::Tensor RouteRecorder::whole(std::size_t micro_batch, std::int64_t layer) con
 }
 
 at::Tensor RouteRecorder::collect() const {
-  const auto& config = config_of(pipeline_);
+  const auto& config = pipeline_.config();
   const auto& mesh = pipeline_.chunks.front()->mesh();
   const auto layers = layers_with_experts(config);
   const auto options = at::TensorOptions().dtype(wire_type(config)).device(mesh.world().device());
@@ -75,8 +71,8 @@ RouteFunction replay_routes(const Pipeline& pipeline,
                             std::span<const models::SequencePartition> batches,
                             const std::vector<Partition>& parts,
                             const std::vector<at::Tensor>& of_sequences) {
-  const auto layers = layers_with_experts(config_of(pipeline));
-  const auto topk = config_of(pipeline).moe_router_topk;
+  const auto layers = layers_with_experts(pipeline.config());
+  const auto topk = pipeline.config().moe_router_topk;
   std::vector<at::Tensor> packs;
   for (const auto& part : parts) {
     std::vector<at::Tensor> rows;

@@ -27,8 +27,6 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr int kMostNotFinite = 10;  // steps in a row
-
 // Numbers of each rank, summed in the order of the ranks.
 std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
   std::vector<double> sums(mine.size(), 0.0);

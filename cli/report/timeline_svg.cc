@@ -14,11 +14,11 @@ namespace {
 
 using trainer::Span;
 
-constexpr double kWidth = 1200;
-constexpr double kLeft = 64;
-constexpr double kRight = 8;
-constexpr double kTop = 26;
-constexpr double kCharWidth = 6.4;
+constexpr double kTimelineWidth = 1200;
+constexpr double kTimelineLeft = 64;
+constexpr double kTimelineRight = 8;
+constexpr double kTimelineTop = 26;
+constexpr double kTimelineCharWidth = 6.4;
 constexpr double kLabelHeight = 13;
 
 struct Lane {
@@ -95,11 +95,12 @@ std::string timeline_svg(const std::vector<Span>& spans) {
   const auto end = std::max(std::ranges::max(spans, {}, &Span::end).end, begin + 1e-9);
   const auto names = give_colours(kinds, (end - begin) * static_cast<double>(lanes.size()));
   const auto x = [&](double time) {
-    return kLeft + (time - begin) / (end - begin) * (kWidth - kLeft - kRight);
+    return kTimelineLeft +
+           (time - begin) / (end - begin) * (kTimelineWidth - kTimelineLeft - kTimelineRight);
   };
   const double row = lanes.size() > 32 ? 8 : lanes.size() > 12 ? 13 : 20;
   const double gap = row * 0.4;
-  double height = kTop;
+  double height = kTimelineTop;
   for (const auto& lane : lanes) height += static_cast<double>(lane.num_rows) * row + gap;
 
   auto svg = legend(names, kinds, lanes.size());
@@ -107,20 +108,21 @@ std::string timeline_svg(const std::vector<Span>& spans) {
       "<svg class=\"timeline\" viewBox=\"0 0 {0} {1:.0f}\" role=\"img\" aria-label=\"What each "
       "rank "
       "did in the step\">\n",
-      kWidth, height);
+      kTimelineWidth, height);
   for (const auto tick : round_ticks(0, end - begin, 8)) {
     svg += fmt::format(
         "<line class=\"grid\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.0f}\"/>"
         "<text class=\"axis\" x=\"{0:.1f}\" y=\"{3}\">{4}</text>\n",
-        x(begin + tick), kTop - 6, height, kTop - 11, tick == 0 ? "0" : short_time(tick));
+        x(begin + tick), kTimelineTop - 6, height, kTimelineTop - 11,
+        tick == 0 ? "0" : short_time(tick));
   }
-  double y = kTop;
+  double y = kTimelineTop;
   double labelled = 0;  // down to where there is a label
   for (const auto& lane : lanes) {
     if (y >= labelled) {
       labelled = y + kLabelHeight;
-      svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">rank {}</text>\n", kLeft - 8,
-                         y + row * 0.5 + 4, lane.rank);
+      svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">rank {}</text>\n",
+                         kTimelineLeft - 8, y + row * 0.5 + 4, lane.rank);
     }
     for (std::size_t i = 0; i < lane.depths.size(); ++i) {
       const auto& span = spans[lane.first_span + i];
@@ -132,7 +134,7 @@ std::string timeline_svg(const std::vector<Span>& spans) {
           "width=\"{:.2f}\" height=\"{:.1f}\" rx=\"2\"/>",
           kinds.at(span.name).classes, escape_xml(span.name), short_time(span.end - span.start),
           short_time(span.start - begin), left, top, width, row - 1.5);
-      if (row >= 18 && width > static_cast<double>(span.name.size()) * kCharWidth + 8) {
+      if (row >= 18 && width > static_cast<double>(span.name.size()) * kTimelineCharWidth + 8) {
         svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", left + 5,
                            top + row * 0.5 + 3.5, escape_xml(span.name));
       }

@@ -27,7 +27,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
-struct Flags {
+struct BenchRolloutFlags {
   RolloutFlags rollout{};
   rollout::SamplingParams sampling{};
   MixOptions mix{};
@@ -214,7 +214,7 @@ ordered_json percentiles(std::vector<double> seconds) {
           {"max", at(1)}};
 }
 
-ordered_json report_json(const Flags& flags,
+ordered_json report_json(const BenchRolloutFlags& flags,
                          const RolloutModel& model,
                          const Roofline& roofline,
                          const Replay& replay,
@@ -294,7 +294,7 @@ std::string report_text(const ordered_json& report) {
   return text;
 }
 
-void bench_on_rank(const Flags& flags, models::World& world) {
+void bench_on_rank(const BenchRolloutFlags& flags, models::World& world) {
   const RolloutModel model(world, flags.rollout);
   const Roofline roofline(model.model(),
                           measure_rates(world.device(), model.model().options().dtype));
@@ -321,7 +321,7 @@ void bench_on_rank(const Flags& flags, models::World& world) {
 void add_bench(CLI::App& app) {
   auto* const bench = app.add_subcommand("bench", "Measure");
   bench->require_subcommand(1);
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<BenchRolloutFlags>();
   auto* const command = bench->add_subcommand(
       "rollout", "Replay a load of requests: throughput, latencies, share of the roofline");
   add_rollout(*command, flags->rollout);

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
-struct Flags {
+struct GenerateFlags {
   RolloutFlags rollout{};
   rollout::SamplingParams sampling{.max_tokens = 256};
   std::vector<std::string> prompts{};
@@ -43,7 +43,7 @@ std::string read_standard_input() {
 }
 
 // The same on every rank: a launcher gives standard input to the first.
-std::vector<Prompt> read_prompts(const Flags& flags, const RolloutModel& model) {
+std::vector<Prompt> read_prompts(const GenerateFlags& flags, const RolloutModel& model) {
   std::optional<rollout::text::ChatTemplate> chat;
   if (flags.chat) chat.emplace(model.chat_template());
   PromptReader reader({.tokenizer = model.tokenizer(),
@@ -227,7 +227,7 @@ Totals gather(const models::ProcessGroup& dp,
 }
 
 // -> on the first rank, whether each prompt has its answer.
-bool generate_on_rank(const Flags& flags, models::World& world) {
+bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
   const RolloutModel model(world, flags.rollout);
   const auto prompts = read_prompts(flags, model);
   Generation generation(model, prompts);
@@ -265,7 +265,7 @@ bool generate_on_rank(const Flags& flags, models::World& world) {
   return printer.num_refused() == 0 && !totals.cancelled;
 }
 
-void generate(const Flags& flags) {
+void generate(const GenerateFlags& flags) {
   flags.sampling.verify();
   require(flags.system.empty() || flags.chat, ErrorKind::kUsage,
           "--system: is a message of a chat, and --chat was not asked for");
@@ -285,7 +285,7 @@ void generate(const Flags& flags) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<GenerateFlags>();
   auto* const command = app.add_subcommand("generate", "Generate text with a checkpoint's model");
   add_rollout(*command, flags->rollout);
   command->add_option("prompts", flags->prompts,

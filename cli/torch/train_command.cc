@@ -23,7 +23,7 @@
 namespace ferry::cli {
 namespace {
 
-struct Flags {
+struct TrainFlags {
   std::string config{};
   std::vector<std::string> overrides{};
   bool print_config = false;
@@ -52,7 +52,7 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
 }
 
 template <typename Trainer, typename Config>
-void train(const Flags& flags, const Config& config, const trainer::TrainerConfig& run) {
+void train(const TrainFlags& flags, const Config& config, const trainer::TrainerConfig& run) {
   auto world = models::World::from_environment(trainer::world_options(run));
   const auto say = [&](const std::string& line) {
     if (!flags.quiet) fmt::print(stderr, "{}\n", line);
@@ -65,7 +65,10 @@ void train(const Flags& flags, const Config& config, const trainer::TrainerConfi
 
 // Prints the configuration if that is all that was asked for; else trains.
 template <typename Trainer, typename Load, typename Default, typename Run>
-void print_or_train(const Flags& flags, const Load& load, const Default& defaults, const Run& run) {
+void print_or_train(const TrainFlags& flags,
+                    const Load& load,
+                    const Default& defaults,
+                    const Run& run) {
   if (flags.print_config && flags.config.empty() && flags.overrides.empty()) {
     fmt::print("{}", trainer::to_toml(defaults()));
     return;
@@ -77,7 +80,7 @@ void print_or_train(const Flags& flags, const Load& load, const Default& default
     train<Trainer>(flags, config, run(config));
 }
 
-void train_sft(const Flags& flags) {
+void train_sft(const TrainFlags& flags) {
   print_or_train<trainer::SftTrainer>(
       flags, [&] { return trainer::load_sft_config(flags.config, flags.overrides); },
       [] { return trainer::SftConfig{}; },
@@ -85,7 +88,7 @@ void train_sft(const Flags& flags) {
 }
 
 // `algorithm`: ppo or grpo.
-void train_ppo(const Flags& flags, const std::string& algorithm) {
+void train_ppo(const TrainFlags& flags, const std::string& algorithm) {
   print_or_train<trainer::PpoTrainer>(
       flags, [&] { return trainer::load_ppo_config(algorithm, flags.config, flags.overrides); },
       [&] { return trainer::default_ppo_config(algorithm); },
@@ -95,8 +98,8 @@ void train_ppo(const Flags& flags, const std::string& algorithm) {
 CLI::App* add_training(CLI::App& train,
                        const char* name,
                        const char* what,
-                       const std::shared_ptr<Flags>& flags,
-                       const std::function<void(const Flags&)>& run) {
+                       const std::shared_ptr<TrainFlags>& flags,
+                       const std::function<void(const TrainFlags&)>& run) {
   auto* const command = train.add_subcommand(name, what);
   command->add_option("--config", flags->config, "The run: a TOML file, docs/training_config.md");
   command->add_option("overrides", flags->overrides,
@@ -117,15 +120,15 @@ void add_train(CLI::App& app) {
   train->require_subcommand(1);
   add_training(*train, "sft",
                "Supervised fine-tuning on conversations, from a checkpoint of any format",
-               std::make_shared<Flags>(), train_sft);
+               std::make_shared<TrainFlags>(), train_sft);
   for (const char* const algorithm : {"grpo", "ppo"}) {
-    const auto flags = std::make_shared<Flags>();
+    const auto flags = std::make_shared<TrainFlags>();
     auto* const command = add_training(
         *train, algorithm,
         algorithm == std::string("grpo")
             ? "Reinforcement learning by GRPO and its relatives: answers against each other"
             : "Reinforcement learning by PPO: answers against what a critic expects",
-        flags, [algorithm](const Flags& given) { train_ppo(given, algorithm); });
+        flags, [algorithm](const TrainFlags& given) { train_ppo(given, algorithm); });
     command->add_option_function<std::string>(
         "--reward-command",
         [flags](const std::string& program) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t kMostColumnsOfHost = 8192;  // of a vocabulary: all of one take minutes
 
-struct Flags {
+struct VerifyModelsFlags {
   std::string numerics{};
   std::string checkpoint{};
   std::string reference{};
@@ -39,14 +39,14 @@ struct Flags {
   bool quiet = false;
 };
 
-distckpt::DType dtype_of(const Flags& flags, const converter::Reference& reference) {
+distckpt::DType dtype_of(const VerifyModelsFlags& flags, const converter::Reference& reference) {
   if (flags.dtype == "fp32") return distckpt::DType::kF32;
   if (flags.dtype == "bf16") return distckpt::DType::kBF16;
   return reference.sequences[0].logits.scalar_type() == at::kFloat ? distckpt::DType::kF32
                                                                    : distckpt::DType::kBF16;
 }
 
-models::NumericsCertificate certify(const Flags& flags,
+models::NumericsCertificate certify(const VerifyModelsFlags& flags,
                                     const distckpt::TransformerConfig& config,
                                     at::ScalarType dtype) {
   const auto device = world_options(flags.mesh).device;
@@ -56,7 +56,7 @@ models::NumericsCertificate certify(const Flags& flags,
       models::bitwise_ops(device));
 }
 
-void verify_numerics(const Flags& flags) {
+void verify_numerics(const VerifyModelsFlags& flags) {
   const auto checkpoint = converter::open(
       flags.numerics,
       {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
@@ -72,7 +72,7 @@ void verify_numerics(const Flags& flags) {
 
 // Weights that are not finite are named by rank 0; with --finite they are refused.
 void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
-                  const Flags& flags) {
+                  const VerifyModelsFlags& flags) {
   std::string mine;
   for (const auto& chunk : chunks) {
     for (const auto& key : chunk->parameters().not_finite()) mine += key + "\n";
@@ -91,7 +91,7 @@ void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
     fmt::print(stderr, "note       NaN or Inf among the weights of {}\n", named);
 }
 
-void verify_logits(const Flags& flags) {
+void verify_logits(const VerifyModelsFlags& flags) {
   const auto parallel = parallel_of(flags.mesh);
   require(!flags.checkpoint.empty(), ErrorKind::kUsage, "--logits names no checkpoint");
   if (flags.reference.empty()) {
@@ -144,7 +144,7 @@ void verify_logits(const Flags& flags) {
 }  // namespace
 
 void add_verify_models(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<VerifyModelsFlags>();
   auto* command = app.add_subcommand(
       "verify", "Compare our model of a checkpoint with what another program computes from it");
   command->add_option("--logits", flags->checkpoint, "The checkpoint, in any format")

@@ -19,11 +19,12 @@ namespace {
 
 using distckpt::TensorLayout;
 
-constexpr std::string_view kSaveAnew = "{k:v for k,v in d.items() if isinstance(v,torch.Tensor)}";
+constexpr std::string_view kSaveDTensorsAnew =
+    "{k:v for k,v in d.items() if isinstance(v,torch.Tensor)}";
 
-class Reader {
+class FsdpReader {
  public:
-  Reader(const Location& location, const OpenOptions& options)
+  FsdpReader(const Location& location, const OpenOptions& options)
       : folder_(location.folder), stored_{.hf = hf_form_of(location, options)} {}
 
   Stored read() {
@@ -73,7 +74,7 @@ class Reader {
   }
 
   void read_file(int rank, const fs::path& path) {
-    const distckpt::TorchFile file(path, distckpt::dtensor_globals(), kSaveAnew);
+    const distckpt::TorchFile file(path, distckpt::dtensor_globals(), kSaveDTensorsAnew);
     const auto storage = stored_.layout.add_storage(file.storage());
     std::set<std::int64_t> records;
     std::set<std::string_view> names;
@@ -120,7 +121,7 @@ class Reader {
 }  // namespace
 
 Stored read_fsdp(const Location& location, const OpenOptions& options) {
-  return Reader(location, options).read();
+  return FsdpReader(location, options).read();
 }
 
 }  // namespace ferry::converter

@@ -19,7 +19,7 @@ using distckpt::Shape;
 using distckpt::TensorLayout;
 
 constexpr std::string_view kHead = "output_layer.weight";
-constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
+constexpr std::string_view kEmbeddingKey = "embedding.word_embeddings.weight";
 
 class Assembler {
  public:
@@ -38,7 +38,7 @@ class Assembler {
   }
 
  private:
-  const RankFile& file_of(const RankTensor& tensor) const { return ranks_.files[tensor.file]; }
+  const RankFile& file_of(const RankFileTensor& tensor) const { return ranks_.files[tensor.file]; }
 
   void assemble(const MegatronTensor& tensor) {
     std::vector<std::string> keys{tensor.expert ? with_expert(tensor.key, *tensor.expert)
@@ -57,7 +57,7 @@ class Assembler {
   bool assemble_tied_copy() {
     const bool tied = map_.config.head == distckpt::Head::kLanguageModel &&
                       !map_.config.untie_embeddings_and_output_weights;
-    const auto embedding = std::ranges::find(map_.megatron, kEmbedding, &MegatronTensor::key);
+    const auto embedding = std::ranges::find(map_.megatron, kEmbeddingKey, &MegatronTensor::key);
     if (!tied || embedding == map_.megatron.end()) return false;
     const std::string key(kHead);
     add(*embedding, key, ranks_.tensors.at(key));
@@ -81,7 +81,7 @@ class Assembler {
 
   void add(const MegatronTensor& tensor,
            const std::string& key,
-           const std::vector<RankTensor>& slices) {
+           const std::vector<RankFileTensor>& slices) {
     const auto cut = cut_of(tensor);
     Shape shape = tensor.shape;
     if (tensor.vocabulary && !slices.front().item.shape.empty())
@@ -91,7 +91,7 @@ class Assembler {
             "{}: dimension {} of {} is not divisible by {}", key, cut.dim, to_string(shape),
             cut.parts * cut.halves);
     local[cut.dim] /= cut.parts;
-    std::vector<std::vector<const RankTensor*>> parts(static_cast<std::size_t>(cut.parts));
+    std::vector<std::vector<const RankFileTensor*>> parts(static_cast<std::size_t>(cut.parts));
     for (const auto& slice : slices) {
       const auto& file = file_of(slice);
       require(slice.item.shape == local && slice.item.dtype == slices.front().item.dtype,
@@ -122,7 +122,7 @@ class Assembler {
     }
   }
 
-  void add_slice(const Cut& cut, int part, const RankTensor& slice, TensorLayout& whole) {
+  void add_slice(const Cut& cut, int part, const RankFileTensor& slice, TensorLayout& whole) {
     const auto& item = slice.item;
     const auto rows = item.shape[cut.dim] / cut.halves;
     for (int half = 0; half < cut.halves; ++half) {
@@ -156,13 +156,13 @@ Stored read_legacy(const Location& location, const OpenOptions& options) {
                 .training_state = std::move(ranks->training_state),
                 .common = std::move(ranks->common)};
   stored.hf = find_hf_form(location, options.hf_config);
-  const auto embedding = ranks->tensors.find(std::string(kEmbedding));
+  const auto embedding = ranks->tensors.find(std::string(kEmbeddingKey));
   for (const auto& [key, slices] : ranks->tensors) {
     auto shape = slices.front().item.shape;
     // A vocabulary is split over the ranks, the rows of a value head are not.
     const bool vocabulary =
-        key == kEmbedding || (key == kHead && embedding != ranks->tensors.end() &&
-                              embedding->second.front().item.shape == shape);
+        key == kEmbeddingKey || (key == kHead && embedding != ranks->tensors.end() &&
+                                 embedding->second.front().item.shape == shape);
     if (vocabulary && !shape.empty()) shape[0] *= ranks->parallel.tensor_model_parallel_size;
     stored.outline.emplace_back(key, shape);
   }

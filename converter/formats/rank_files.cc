@@ -19,7 +19,7 @@ namespace {
 using distckpt::PickleKind;
 using distckpt::PickleValue;
 
-constexpr std::string_view kSaveAnew =
+constexpr std::string_view kSaveRankFileAnew =
     "{k:(__import__('argparse').Namespace(**{a:b for a,b in vars(v).items() if b is None or "
     "type(b) in (bool,int,float,str,list)}) if k=='args' else v) for k,v in d.items() if "
     "k.startswith('model') or k in ('args','iteration','checkpoint_version')}";
@@ -36,9 +36,9 @@ struct Chunk {
   std::int64_t num_layers = 0;
 };
 
-class Reader {
+class RankFilesReader {
  public:
-  explicit Reader(const fs::path& folder) : folder_(folder) {}
+  explicit RankFilesReader(const fs::path& folder) : folder_(folder) {}
 
   RankFiles read() {
     std::vector<std::pair<std::vector<int>, std::string>> ranks;
@@ -57,7 +57,7 @@ class Reader {
   void read_file(const std::vector<int>& indices, const std::string& name) {
     const auto path = folder_ / name / distckpt::kRankFile;
     require(fs::exists(path), ErrorKind::kNotFound, "{}: is missing", path.string());
-    distckpt::TorchFile file(path, distckpt::object_globals(), kSaveAnew);
+    distckpt::TorchFile file(path, distckpt::object_globals(), kSaveRankFileAnew);
     const auto root = file.root();
     with_context([&] { return fmt::format("reading {}", path.string()); },
                  [&] {
@@ -254,7 +254,7 @@ class Reader {
 }  // namespace
 
 RankFiles read_rank_files(const fs::path& folder) {
-  return Reader(folder).read();
+  return RankFilesReader(folder).read();
 }
 
 }  // namespace ferry::converter

@@ -24,7 +24,7 @@ struct RankFile {
   distckpt::FileStorage storage{};
 };
 
-struct RankTensor {
+struct RankFileTensor {
   std::uint32_t file = 0;  // index into RankFiles::files
   distckpt::TensorItem item{};
 };
@@ -32,7 +32,7 @@ struct RankTensor {
 struct RankFiles {
   distckpt::ParallelConfig parallel{};
   std::vector<RankFile> files{};
-  std::map<std::string, std::vector<RankTensor>> tensors{};  // by key, in the order of files
+  std::map<std::string, std::vector<RankFileTensor>> tensors{};  // by key, in the order of files
   std::vector<std::string> training_state{};
   std::optional<distckpt::Pickle> common{};  // the first file's: arguments and more
 };

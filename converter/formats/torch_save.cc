@@ -16,11 +16,11 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kSaveAnew = "{k:v for k,v in d.items() if torch.is_tensor(v)}";
+constexpr std::string_view kSaveTensorsAnew = "{k:v for k,v in d.items() if torch.is_tensor(v)}";
 
-class Reader {
+class TorchSaveReader {
  public:
-  Reader(const Location& location, const OpenOptions& options)
+  TorchSaveReader(const Location& location, const OpenOptions& options)
       : folder_(location.folder), stored_{.hf = hf_form_of(location, options)} {}
 
   Stored read() {
@@ -54,7 +54,7 @@ class Reader {
 
  private:
   void read_file(const std::string& name) {
-    const distckpt::TorchFile file(folder_ / name, distckpt::tensor_globals(), kSaveAnew);
+    const distckpt::TorchFile file(folder_ / name, distckpt::tensor_globals(), kSaveTensorsAnew);
     const auto storage = stored_.layout.add_storage(file.storage());
     std::set<std::int64_t> records;
     for (const auto& [key, value] : file.root().items()) {
@@ -81,7 +81,7 @@ class Reader {
 }  // namespace
 
 Stored read_torch_save(const Location& location, const OpenOptions& options) {
-  return Reader(location, options).read();
+  return TorchSaveReader(location, options).read();
 }
 
 }  // namespace ferry::converter

@@ -25,11 +25,11 @@ at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) 
 }
 
 // The rows of all ranges, one after the other; a view where they lie so already.
-struct Range {
+struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t size = 0;
 };
-at::Tensor gather(const at::Tensor& rows, const std::vector<Range>& ranges) {
+at::Tensor gather(const at::Tensor& rows, const std::vector<KeyRange>& ranges) {
   bool adjacent = true;
   std::int64_t end = ranges.front().begin;
   for (const auto& range : ranges) {
@@ -55,8 +55,8 @@ at::Tensor flash(const at::Tensor& query,
                  const AttentionOptions& options) {
   std::vector<std::int32_t> rows;
   std::vector<std::int32_t> keys;
-  std::vector<Range> row_ranges;
-  std::vector<Range> key_ranges;
+  std::vector<KeyRange> row_ranges;
+  std::vector<KeyRange> key_ranges;
   for (const auto& segment : segments) {
     rows.push_back(static_cast<std::int32_t>(segment.num_queries));
     keys.push_back(static_cast<std::int32_t>(segment.num_keys));

@@ -24,7 +24,7 @@
 namespace ferry::models {
 namespace {
 
-constexpr std::int64_t kFewestRows = 16;
+constexpr std::int64_t kFewestGemmRows = 16;
 constexpr std::int64_t kMostRows = 8192;  // of a bucket
 constexpr std::int64_t kReferenceRows = 2048;
 constexpr int kCandidates = 64;
@@ -39,9 +39,9 @@ void check(cublasStatus_t status) {
 }
 
 // One product, as cuBLASLt sees it: column-major, so the weight comes first.
-class Product {
+class LtProduct {
  public:
-  Product(std::int64_t m, std::int64_t n, std::int64_t k, bool has_bias) {
+  LtProduct(std::int64_t m, std::int64_t n, std::int64_t k, bool has_bias) {
     check(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     if (has_bias) {
@@ -53,14 +53,14 @@ class Product {
     check(cublasLtMatrixLayoutCreate(&x, CUDA_R_16BF, unsigned_of(k), unsigned_of(m), k));
     check(cublasLtMatrixLayoutCreate(&y, CUDA_R_16BF, unsigned_of(n), unsigned_of(m), n));
   }
-  ~Product() {
+  ~LtProduct() {
     cublasLtMatrixLayoutDestroy(w);
     cublasLtMatrixLayoutDestroy(x);
     cublasLtMatrixLayoutDestroy(y);
     cublasLtMatmulDescDestroy(operation_);
   }
-  Product(const Product&) = delete;
-  Product& operator=(const Product&) = delete;
+  LtProduct(const LtProduct&) = delete;
+  LtProduct& operator=(const LtProduct&) = delete;
 
   cublasLtMatmulDesc_t operation() const { return operation_; }
 
@@ -106,7 +106,7 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
 
 // Without a workspace there is nowhere to put the parts of a split sum.
 std::vector<cublasLtMatmulAlgo_t> unsplit_kernels(cublasLtHandle_t handle,
-                                                  const Product& product,
+                                                  const LtProduct& product,
                                                   int& dropped) {
   cublasLtMatmulPreference_t preference = nullptr;
   check(cublasLtMatmulPreferenceCreate(&preference));
@@ -146,16 +146,16 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// Kernels of one class, the fastest first: some that serve a whole bucket refuse a smaller M.
+// GemmKernels of one class, the fastest first: some that serve a whole bucket refuse a smaller M.
 struct Chosen {
   std::vector<cublasLtMatmulAlgo_t> algorithms{};
   GemmChoice report{};
 };
 
-class Kernels {
+class GemmKernels {
  public:
-  static Kernels& of_process() {  // handles and measurements outlive every model
-    static Kernels kernels;
+  static GemmKernels& of_process() {  // handles and measurements outlive every model
+    static GemmKernels kernels;
     return kernels;
   }
 
@@ -193,7 +193,7 @@ class Kernels {
                  const at::Tensor& weight,
                  const at::Tensor& bias,
                  const at::Tensor& result) {
-    Product product(x.size(0), key.n, key.k, key.has_bias);
+    LtProduct product(x.size(0), key.n, key.k, key.has_bias);
     const auto stream = models::stream();
     auto status = CUBLAS_STATUS_NOT_SUPPORTED;
     for (const auto& algorithm : algorithms) {
@@ -236,7 +236,7 @@ class Kernels {
       expected = at::empty({key.bucket, key.n}, weight.options());
       run_first(key, choose(of_reference, weight_of_model, bias), rows, weight, bias, expected);
     }
-    Product product(key.bucket, key.n, key.k, key.has_bias);
+    LtProduct product(key.bucket, key.n, key.k, key.has_bias);
     Chosen chosen;
     chosen.report = {.n = key.n, .k = key.k, .bucket = key.bucket, .has_bias = key.has_bias};
     auto result = at::empty({key.bucket, key.n}, weight.options());
@@ -268,7 +268,7 @@ class Kernels {
 
   // Milliseconds of one product, or nothing if this kernel cannot run.
   std::optional<float> time(const Key& key,
-                            Product& product,
+                            LtProduct& product,
                             const cublasLtMatmulAlgo_t& algorithm,
                             const at::Tensor& rows,
                             const at::Tensor& weight,
@@ -306,13 +306,13 @@ at::Tensor multiply_float(const at::Tensor& x, const at::Tensor& weight, const a
 }
 
 // Narrow weights get kernels of other classes, unless their rows of results are aligned.
-constexpr std::int64_t kFewestColumns = 16;
+constexpr std::int64_t kFewestGemmColumns = 16;
 constexpr std::int64_t kAlignedColumns = 8;
 
 at::Tensor with_more_columns(const at::Tensor& x,
                              const at::Tensor& weight,
                              const at::Tensor& bias) {
-  const auto more = kFewestColumns - weight.size(0);
+  const auto more = kFewestGemmColumns - weight.size(0);
   const auto wider = at::constant_pad_nd(weight, {0, 0, 0, more});
   const auto wider_bias = bias.defined() ? at::constant_pad_nd(bias, {0, more}) : bias;
   return gemm_nt(x, wider, wider_bias).narrow(1, 0, weight.size(0)).contiguous();
@@ -322,7 +322,7 @@ at::Tensor with_more_columns(const at::Tensor& x,
 
 std::int64_t gemm_bucket(std::int64_t rows) {
   const auto power = static_cast<std::int64_t>(
-      std::bit_ceil(static_cast<std::uint64_t>(std::max(rows, kFewestRows))));
+      std::bit_ceil(static_cast<std::uint64_t>(std::max(rows, kFewestGemmRows))));
   return std::min(power, kMostRows);
 }
 
@@ -338,13 +338,13 @@ at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   const auto columns = weight.contiguous();
   if (x.scalar_type() == at::kFloat) return multiply_float(rows, columns, bias);
   require(x.scalar_type() == at::kBFloat16, ErrorKind::kLayout, "products are of bf16 or fp32");
-  if (weight.size(0) < kFewestColumns && weight.size(0) % kAlignedColumns != 0)
+  if (weight.size(0) < kFewestGemmColumns && weight.size(0) % kAlignedColumns != 0)
     return with_more_columns(rows, columns, bias);
-  return Kernels::of_process().multiply(rows, columns, bias);
+  return GemmKernels::of_process().multiply(rows, columns, bias);
 }
 
 std::vector<GemmChoice> gemm_choices() {
-  return Kernels::of_process().choices();
+  return GemmKernels::of_process().choices();
 }
 
 std::vector<std::pair<std::string, std::string>> gemm_environment() {

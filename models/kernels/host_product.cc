@@ -20,7 +20,7 @@ using host::kLongestBlock;
 using host::kTileRows;
 using host::Panel;
 
-struct Product {
+struct HostProduct {
   const Half* x = nullptr;       // [rows, k]
   const Half* weight = nullptr;  // [n, k]
   const Half* bias = nullptr;    // [n], or null
@@ -32,7 +32,7 @@ struct Product {
 };
 
 // The columns of one panel.
-FERRY_AVX512_BF16 void multiply_panel(const Product& product, std::int64_t column) {
+FERRY_AVX512_BF16 void multiply_panel(const HostProduct& product, std::int64_t column) {
   alignas(64) thread_local Panel panel;
   __m512 sums[kMostHostProductRows];
   const auto columns = std::min(kColumns, product.n - column);
@@ -75,14 +75,14 @@ at::Tensor multiply_all(const at::Tensor& x,
                         const at::Tensor& bias,
                         std::int64_t block) {
   auto y = at::empty({x.size(0), weight.size(0)}, x.options());
-  const Product product{.x = bits_of(x),
-                        .weight = bits_of(weight),
-                        .bias = bits_of(bias),
-                        .y = static_cast<Half*>(y.mutable_data_ptr()),
-                        .rows = x.size(0),
-                        .n = weight.size(0),
-                        .k = weight.size(1),
-                        .block = block};
+  const HostProduct product{.x = bits_of(x),
+                            .weight = bits_of(weight),
+                            .bias = bits_of(bias),
+                            .y = static_cast<Half*>(y.mutable_data_ptr()),
+                            .rows = x.size(0),
+                            .n = weight.size(0),
+                            .k = weight.size(1),
+                            .block = block};
   const auto panels = (product.n + kColumns - 1) / kColumns;
   at::parallel_for(0, panels, 4, [&](std::int64_t begin, std::int64_t end) {
     for (auto panel = begin; panel < end; ++panel) multiply_panel(product, panel * kColumns);

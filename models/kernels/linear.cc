@@ -37,7 +37,7 @@ at::Tensor gradient_of_weight(const at::Tensor& grad,
 }
 
 // Forward by gemm_nt in kBitwise; the gradients as at::linear's.
-class Product : public torch::autograd::Function<Product> {
+class LinearProduct : public torch::autograd::Function<LinearProduct> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& x,
@@ -72,7 +72,7 @@ at::Tensor linear(const at::Tensor& x,
   const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
   const bool bitwise_on_gpu = alignment == Alignment::kBitwise && x.is_cuda();
   if (bitwise_on_gpu || (at::GradMode::is_enabled() && adds_to_main_grad(weight)))
-    return Product::apply(x, weight, optional_bias, bitwise_on_gpu);
+    return LinearProduct::apply(x, weight, optional_bias, bitwise_on_gpu);
   const auto rows = x.size(0);
   if (!at::GradMode::is_enabled()) {
     if (auto y = host_product(x, weight, bias); y.defined()) return y;

@@ -13,7 +13,7 @@
 namespace ferry::models {
 namespace {
 
-void check(const at::Tensor& logits, const at::Tensor& labels, VocabularyRange range) {
+void check_labels(const at::Tensor& logits, const at::Tensor& labels, VocabularyRange range) {
   require(logits.dim() == 2 && labels.dim() == 1 && labels.size(0) == logits.size(0) &&
               labels.scalar_type() == at::kLong && range.count >= 0 &&
               range.count <= logits.size(1),
@@ -90,7 +90,7 @@ ScoredRows score(const at::Tensor& logits,
                  VocabularyRange range,
                  double temperature,
                  bool with_mean) {
-  check(logits, labels, range);
+  check_labels(logits, labels, range);
   if (logits.size(0) > 0 && range.count > 0 && logits.is_cuda())
     return score_rows_cuda(logits, labels, range, temperature);
   at::Tensor statistics;
@@ -147,7 +147,7 @@ void logits_to_gradient(at::Tensor& logits,
                         const at::Tensor& of_entropy,
                         VocabularyRange range,
                         double temperature) {
-  check(logits, labels, range);
+  check_labels(logits, labels, range);
   if (logits.numel() == 0) return;
   if (logits.is_cuda()) {
     logits_to_gradient_cuda(logits, statistics, labels, of_log_prob, of_entropy, range,

@@ -152,7 +152,7 @@ FERRY_AVX512_BF16 void attend(const Problem& p,
   }
 }
 
-const Half* bits_of(const at::Tensor& tensor) {
+const Half* half_bits_of(const at::Tensor& tensor) {
   return static_cast<const Half*>(tensor.const_data_ptr());
 }
 
@@ -162,9 +162,9 @@ at::Tensor compute(const at::Tensor& query,
   const auto sequences = query.size(0);
   const auto* const lengths = keys.lengths.const_data_ptr<std::int32_t>();
   const std::int64_t longest = *std::max_element(lengths, lengths + sequences);
-  const Problem problem{.query = bits_of(query),
-                        .key = bits_of(keys.key),
-                        .value = bits_of(keys.value),
+  const Problem problem{.query = half_bits_of(query),
+                        .key = half_bits_of(keys.key),
+                        .value = half_bits_of(keys.value),
                         .tables = keys.block_tables.const_data_ptr<std::int32_t>(),
                         .lengths = lengths,
                         .table_stride = keys.block_tables.stride(0),
@@ -188,7 +188,7 @@ at::Tensor compute(const at::Tensor& query,
   const auto weights = at::softmax(scores, -1, at::kFloat).to(at::kBFloat16);
   auto result = at::empty({sequences, query.size(1), problem.value_dim}, query.options());
   for_each([&](std::int64_t sequence, std::int64_t group) {
-    attend(problem, sequence, group, bits_of(weights),
+    attend(problem, sequence, group, half_bits_of(weights),
            static_cast<Half*>(result.mutable_data_ptr()));
   });
   return result;
@@ -235,10 +235,10 @@ bool agrees(const at::Tensor& query, const at::Tensor& key, const at::Tensor& va
   return true;
 }
 
-class Kernels {
+class HostAttentionKernels {
  public:
-  static Kernels& of_process() {
-    static Kernels kernels;
+  static HostAttentionKernels& of_process() {
+    static HostAttentionKernels kernels;
     return kernels;
   }
 
@@ -282,7 +282,8 @@ at::Tensor paged_attention_host(const at::Tensor& query,
                     .groups = keys.key.size(2),
                     .dim = query.size(2),
                     .value_dim = keys.value.size(3)};
-  if (!fits || heads.dim > kLongestBlock / 2 || !Kernels::of_process().has(heads)) return {};
+  if (!fits || heads.dim > kLongestBlock / 2 || !HostAttentionKernels::of_process().has(heads))
+    return {};
   return compute(query.contiguous(), keys, options);
 }
 

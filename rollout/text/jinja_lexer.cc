@@ -11,7 +11,7 @@
 namespace ferry::rollout::text::jinja {
 namespace {
 
-using Kind = Token::Kind;
+using TokenKind = Token::Kind;
 
 bool is_white_space(std::string_view text, std::size_t at, std::size_t& behind) {
   behind = at;
@@ -70,11 +70,11 @@ class Lexer {
         raw();
       } else {
         const bool block = kind == '%';
-        add(block ? Kind::kBlockBegin : Kind::kVariableBegin, block ? "{%" : "{{");
+        add(block ? TokenKind::kBlockBegin : TokenKind::kVariableBegin, block ? "{%" : "{{");
         inside(block);
       }
     }
-    add(Kind::kEnd, "");
+    add(TokenKind::kEnd, "");
     return std::move(tokens_);
   }
 
@@ -82,7 +82,7 @@ class Lexer {
   [[noreturn]] void fail_here(const std::string& what) const {
     fail_template(fmt::format("line {}: {}", line_, what));
   }
-  void add(Kind kind, std::string text) {
+  void add(TokenKind kind, std::string text) {
     tokens_.push_back({.kind = kind, .text = std::move(text), .line = line_});
   }
   void advance(std::size_t to) {
@@ -119,7 +119,7 @@ class Lexer {
         }
       }
     }
-    if (!text.empty()) add(Kind::kData, std::string(text));
+    if (!text.empty()) add(TokenKind::kData, std::string(text));
     advance(tag);
   }
 
@@ -180,7 +180,7 @@ class Lexer {
         const auto end = at_ + (sign != '\0' ? 1U : 0U);
         const bool signed_end = sign == '-' || (sign == '+' && block);
         if ((sign == '\0' || signed_end) && source_.substr(end).starts_with(closing)) {
-          add(block ? Kind::kBlockEnd : Kind::kVariableEnd, std::string(closing));
+          add(block ? TokenKind::kBlockEnd : TokenKind::kVariableEnd, std::string(closing));
           end_tag(end + 2, sign, block);
           return;
         }
@@ -201,7 +201,7 @@ class Lexer {
   void name() {
     auto end = at_;
     while (end < source_.size() && (begins_name(source_[end]) || is_digit(source_[end]))) ++end;
-    add(Kind::kName, std::string(source_.substr(at_, end - at_)));
+    add(TokenKind::kName, std::string(source_.substr(at_, end - at_)));
     advance(end);
   }
 
@@ -230,7 +230,7 @@ class Lexer {
       fail_here("a number that is not decimal");
     std::string text(source_.substr(at_, end - at_));
     std::erase(text, '_');
-    add(real ? Kind::kFloat : Kind::kInteger, std::move(text));
+    add(real ? TokenKind::kFloat : TokenKind::kInteger, std::move(text));
     advance(end);
   }
 
@@ -239,7 +239,7 @@ class Lexer {
     auto end = at_ + 1;
     while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2U : 1U;
     if (end >= source_.size()) fail_here("a string without its end");
-    add(Kind::kString, unescaped(source_.substr(at_ + 1, end - at_ - 1)));
+    add(TokenKind::kString, unescaped(source_.substr(at_ + 1, end - at_ - 1)));
     advance(end + 1);
   }
 
@@ -301,7 +301,7 @@ class Lexer {
       if (open.empty() || open.back() != c) fail_here(fmt::format("unexpected '{}'", c));
       open.pop_back();
     }
-    add(Kind::kOperator, std::string(*found));
+    add(TokenKind::kOperator, std::string(*found));
     advance(at_ + found->size());
   }
 

@@ -11,7 +11,7 @@
 namespace ferry::rollout::text::jinja {
 namespace {
 
-constexpr int kDeepest = 200;  // of values inside of values, when they are written
+constexpr int kDeepestValue = 200;  // of values inside of values, when they are written
 
 bool is_printable(char32_t c) {
   // Letters, marks, numbers, punctuation, symbols: what is assigned, but separators and controls.
@@ -53,7 +53,7 @@ std::string repr_of_string(std::string_view text) {
 }
 
 std::string repr_of(const Value& value, int depth) {
-  if (depth > kDeepest) fail_template("a value is nested too deep");
+  if (depth > kDeepestValue) fail_template("a value is nested too deep");
   if (value.is_undefined()) return "Undefined";
   if (value.is_none()) return "None";
   if (value.is_bool()) return value.integer() != 0 ? "True" : "False";
@@ -82,7 +82,7 @@ class JsonWriter {
   JsonWriter(const JsonFormat& format, std::string& into) : format_(format), into_(into) {}
 
   void write(const Value& value, int depth) {
-    if (depth > kDeepest) fail_template("a value is nested too deep");
+    if (depth > kDeepestValue) fail_template("a value is nested too deep");
     if (value.is_none()) {
       into_ += "null";
     } else if (value.is_bool()) {

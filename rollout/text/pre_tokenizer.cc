@@ -12,7 +12,7 @@ namespace ferry::rollout::text {
 namespace {
 
 using Piece = Pieces::Piece;
-using Step = std::function<void(Pieces&)>;
+using PreTokenizerStep = std::function<void(Pieces&)>;
 
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -137,7 +137,7 @@ void rewrite(Pieces& pieces, Write&& write) {
   pieces.text = pieces.rewritten;
 }
 
-Step byte_level(const Component& part) {
+PreTokenizerStep byte_level(const Component& part) {
   const bool add_prefix_space = part.flag("add_prefix_space", true);
   std::vector<Pattern> pattern;
   if (part.flag("use_regex", true)) pattern.push_back(Pattern({true, std::string(kGpt2)}));
@@ -152,7 +152,7 @@ Step byte_level(const Component& part) {
   };
 }
 
-Step metaspace(const Component& part) {
+PreTokenizerStep metaspace(const Component& part) {
   std::string mark;
   append_utf8(part.character("replacement"), mark);
   auto scheme = part.string("prepend_scheme", "always");
@@ -182,7 +182,7 @@ Step metaspace(const Component& part) {
   };
 }
 
-void add(const Component& part, std::vector<Step>& steps, bool& has_byte_level) {
+void add(const Component& part, std::vector<PreTokenizerStep>& steps, bool& has_byte_level) {
   if (has_byte_level) part.refuse("a pre-tokenizer behind ByteLevel");
   const auto& type = part.type();
   if (type == "Sequence") {

@@ -13,7 +13,7 @@ using distckpt::Box;
 using distckpt::DType;
 
 // Tensors in memory, and the map in which each is itself.
-struct Memory {
+struct StoreMemory {
   std::vector<distckpt::ModelTensor> tensors{};
   distckpt::Layout layout{};
   distckpt::TensorMap map{};
@@ -57,7 +57,7 @@ std::vector<StoredBytes> random_tensors(Random& random, int count, std::int64_t 
 std::int64_t write_shard_store(const std::filesystem::path& folder,
                                const std::vector<StoredBytes>& tensors,
                                const WriteOptions& options) {
-  Memory memory;
+  StoreMemory memory;
   std::vector<distckpt::ShardStoreTensor> stored;
   auto copies = tensors;  // BoxSource reads from what could be written
   for (auto& one : copies) {
@@ -86,7 +86,7 @@ std::int64_t write_shard_store(const std::filesystem::path& folder,
 
 std::vector<std::vector<std::byte>> read_tensors(const distckpt::ShardStore& store, int threads) {
   std::vector<std::vector<std::byte>> bytes;
-  Memory memory;
+  StoreMemory memory;
   for (const auto& tensor : store.layout.tensors()) {
     auto& into = bytes.emplace_back(static_cast<std::size_t>(tensor.num_bytes()));
     memory.add(tensor.name, tensor.dtype, tensor.shape, into.data());

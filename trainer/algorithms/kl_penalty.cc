@@ -11,7 +11,7 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr std::array<Named<KlEstimator>, 7> kEstimators{{
+constexpr std::array<Named<KlEstimator>, 7> kKlEstimators{{
     {"kl", KlEstimator::kK1},
     {"k1", KlEstimator::kK1},
     {"abs", KlEstimator::kAbs},
@@ -41,8 +41,8 @@ at::Tensor estimate(const at::Tensor& logprob, const at::Tensor& ref_logprob, Kl
 
 KlPenalty parse_kl_penalty(std::string_view name) {
   const bool straight_through = name.ends_with('+');
-  return {.estimator =
-              find_named("kl_penalty", name.substr(0, name.size() - straight_through), kEstimators),
+  return {.estimator = find_named("kl_penalty", name.substr(0, name.size() - straight_through),
+                                  kKlEstimators),
           .straight_through = straight_through};
 }
 

@@ -12,7 +12,7 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr std::array<Named<LossMode>, 8> kModes{{
+constexpr std::array<Named<LossMode>, 8> kLossModes{{
     {"vanilla", LossMode::kVanilla},
     {"gspo", LossMode::kGspo},
     {"cispo", LossMode::kCispo},
@@ -191,7 +191,7 @@ at::Tensor take_kl_cov(const PolicyLossInputs& in, const PolicyLossConfig& confi
 }  // namespace
 
 LossMode loss_mode(std::string_view name) {
-  return find_named("loss_mode", name, kModes);
+  return find_named("loss_mode", name, kLossModes);
 }
 
 LossOutput compute_policy_loss(const PolicyLossInputs& inputs,

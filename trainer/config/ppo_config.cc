@@ -10,9 +10,6 @@
 namespace ferry::trainer {
 namespace {
 
-const std::string kActor = "actor_rollout_ref.actor";
-const std::string kRef = "actor_rollout_ref.ref";
-const std::string kRollout = "actor_rollout_ref.rollout";
 const std::string kActorModel = "actor_rollout_ref.model";
 
 void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
@@ -72,7 +69,7 @@ void list_forward_only(ConfigTable& table, const std::string& role, EngineConfig
 }
 
 void list(ConfigTable& table, ActorConfig& c) {
-  table.section(kActor, "The policy that learns");
+  table.section(kActorSection, "The policy that learns");
   list_ranks(table, c.ranks);
   table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
             "prompts, with all their answers, of an update", at_least(1));
@@ -109,7 +106,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
             one_of(kl_penalties()));
   auto& loss = c.policy_loss;
-  table.section(kActor + ".policy_loss", "What the policy minimises");
+  table.section(kActorSection + ".policy_loss", "What the policy minimises");
   table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
   table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
             from_to(0, 1));
@@ -118,14 +115,14 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_cov_ratio", loss.kl_cov_ratio, "of kl_cov: the share of tokens penalised",
             from_to(0, 1));
   table.add("ppo_kl_coef", loss.ppo_kl_coef, "of kl_cov: how much", at_least(0));
-  table.section(kActor + ".router_replay",
+  table.section(kActorSection + ".router_replay",
                 "Where the tokens of an update go, of models with experts");
   table.add("mode", c.router_replay.mode,
             "disabled: where routers send them; R2: where they went when old_log_prob was "
             "computed; R3: where "
             "the rollout sent them, in old_log_prob as well",
             one_of({"disabled", "R2", "R3"}));
-  list_trained(table, kActor, false, c.megatron, c.optim, c.profiler);
+  list_trained(table, kActorSection, false, c.megatron, c.optim, c.profiler);
 }
 
 void list(ConfigTable& table, LogProbConfig& c) {
@@ -138,14 +135,14 @@ void list(ConfigTable& table, LogProbConfig& c) {
 }
 
 void list(ConfigTable& table, RefConfig& c) {
-  table.section(kRef, "The policy as it was, where a KL term needs it");
+  table.section(kRefSection, "The policy as it was, where a KL term needs it");
   list_ranks(table, c.ranks);
   list(table, c.log_prob);
-  list_forward_only(table, kRef, c.megatron);
+  list_forward_only(table, kRefSection, c.megatron);
 }
 
 void list(ConfigTable& table, RolloutConfig& c) {
-  table.section(kRollout, "Generation, with the actor's alignment and dtype");
+  table.section(kRolloutSection, "Generation, with the actor's alignment and dtype");
   list_ranks(table, c.ranks);
   table.add("n", c.n, "answers to each prompt; ferry train grpo starts from 8", at_least(1));
   table.add("temperature", c.temperature, "of the draw, and of all log-probabilities", above(0));
@@ -171,7 +168,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.add("free_cache_engine", c.free_cache_engine,
             "keys and values leave the GPU while other roles work");
   list(table, c.log_prob);
-  table.section(kRollout + ".checkpoint_engine", "How the actor's weights get there");
+  table.section(kRolloutSection + ".checkpoint_engine", "How the actor's weights get there");
   table.add("update_weights_bucket_megabytes", c.update_weights_bucket_megabytes,
             "MiB that are sent at a time", at_least(1));
   table.add("update_weights_delta", c.update_weights_delta,
@@ -179,7 +176,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
             one_of({"off", "device", "host"}));
   table.add("verify_weights", c.verify_weights, "every message is compared by digest");
   auto& val = c.val_kwargs;
-  table.section(kRollout + ".val_kwargs", "Generation when the run validates");
+  table.section(kRolloutSection + ".val_kwargs", "Generation when the run validates");
   table.add("n", val.n, "answers to each prompt", at_least(1));
   table.add("do_sample", val.do_sample, "tokens are drawn; else the likeliest one is taken");
   table.add("temperature", val.temperature, "of the draw", at_least(0));
@@ -393,7 +390,7 @@ PpoConfig load_ppo_config(std::string_view algorithm,
       return entry.key.starts_with(section);
     });
   };
-  if (!has_mesh(kRef)) config.ref.megatron = forward_part(config.actor.megatron);
+  if (!has_mesh(kRefSection)) config.ref.megatron = forward_part(config.actor.megatron);
   if (!has_mesh("critic")) config.critic.megatron = config.actor.megatron;
   if (!has_mesh("reward_model")) config.reward.megatron = forward_part(config.actor.megatron);
   require_consistent(config, ppo_rules(), table);

@@ -8,19 +8,13 @@
 namespace ferry::trainer {
 namespace {
 
-using C = PpoConfig;
-
-const std::string kActor = "actor_rollout_ref.actor";
-const std::string kRef = "actor_rollout_ref.ref";
-const std::string kRollout = "actor_rollout_ref.rollout";
-
 bool share_a_rank(const std::vector<int>& left, const std::vector<int>& right) {
   return std::ranges::any_of(
       left, [&](int rank) { return std::ranges::find(right, rank) != right.end(); });
 }
 
 // Whether the rollout has none of a role's ranks; a role that names none has all.
-bool generates_apart(const C& c, const std::vector<int>& ranks) {
+bool generates_apart(const PpoConfig& c, const std::vector<int>& ranks) {
   return !ranks.empty() && !c.rollout.ranks.empty() && !share_a_rank(ranks, c.rollout.ranks);
 }
 
@@ -31,59 +25,65 @@ bool compares_answers(std::string_view estimator) {
   return std::ranges::find(kGroups, estimator) != kGroups.end();
 }
 
-ConfigRules<C> batch_rules() {
+ConfigRules<PpoConfig> batch_rules() {
   return {
       {"a_model_to_train",
        {"actor_rollout_ref.model.path"},
-       [](const C& c) { return !c.model.path.empty(); },
+       [](const PpoConfig& c) { return !c.model.path.empty(); },
        "the model to train is not named"},
       {"prompts_to_train_on",
        {"data.train_files"},
-       [](const C& c) { return !c.data.train_files.empty(); },
+       [](const PpoConfig& c) { return !c.data.train_files.empty(); },
        "no file of prompts is named"},
       {"mini_batches_make_a_batch",
-       {"data.train_batch_size", kActor + ".ppo_mini_batch_size"},
-       [](const C& c) { return c.data.train_batch_size % c.actor.ppo_mini_batch_size == 0; },
+       {"data.train_batch_size", kActorSection + ".ppo_mini_batch_size"},
+       [](const PpoConfig& c) {
+         return c.data.train_batch_size % c.actor.ppo_mini_batch_size == 0;
+       },
        "the batch is no multiple of the mini-batch"},
       {"mini_batches_make_a_batch",
        {"data.train_batch_size", "critic.ppo_mini_batch_size"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          return c.data.train_batch_size % c.critic.ppo_mini_batch_size.value_or(1) == 0;
        },
        "the batch is no multiple of the critic's mini-batch"},
       {"advantages_need_groups",
-       {"algorithm.adv_estimator", kRollout + ".n"},
-       [](const C& c) { return c.rollout.n >= 2 || !compares_answers(c.algorithm.adv_estimator); },
+       {"algorithm.adv_estimator", kRolloutSection + ".n"},
+       [](const PpoConfig& c) {
+         return c.rollout.n >= 2 || !compares_answers(c.algorithm.adv_estimator);
+       },
        "this estimator compares answers to the same prompt, and there is one"},
       {"filtering_needs_groups",
-       {"algorithm.filter_groups.enable", kRollout + ".n"},
-       [](const C& c) { return c.rollout.n >= 2 || !c.algorithm.filter_groups.enable; },
+       {"algorithm.filter_groups.enable", kRolloutSection + ".n"},
+       [](const PpoConfig& c) { return c.rollout.n >= 2 || !c.algorithm.filter_groups.enable; },
        "the answers of a group of one are all worth the same"},
   };
 }
 
-ConfigRules<C> algorithm_rules() {
+ConfigRules<PpoConfig> algorithm_rules() {
   return {
       {"scale_factor_has_its_mode",
-       {kActor + ".loss_scale_factor", kActor + ".loss_agg_mode"},
-       [](const C& c) {
+       {kActorSection + ".loss_scale_factor", kActorSection + ".loss_agg_mode"},
+       [](const PpoConfig& c) {
          return !c.actor.loss_scale_factor || c.actor.loss_agg_mode == "seq-mean-token-sum-norm";
        },
        "a scale factor is of loss_agg_mode seq-mean-token-sum-norm"},
       {"covariances_have_a_range",
-       {kActor + ".policy_loss.clip_cov_lb", kActor + ".policy_loss.clip_cov_ub"},
-       [](const C& c) { return c.actor.policy_loss.clip_cov_lb < c.actor.policy_loss.clip_cov_ub; },
+       {kActorSection + ".policy_loss.clip_cov_lb", kActorSection + ".policy_loss.clip_cov_ub"},
+       [](const PpoConfig& c) {
+         return c.actor.policy_loss.clip_cov_lb < c.actor.policy_loss.clip_cov_ub;
+       },
        "no covariance lies between clip_cov_lb and clip_cov_ub"},
       {"adaptive_control_is_of_rewards",
        {"algorithm.kl_ctrl.type", "algorithm.use_kl_in_reward"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          return c.algorithm.kl_ctrl.type != "adaptive" || c.algorithm.use_kl_in_reward;
        },
        "there is no distance in rewards to control"},
       {"rejection_has_thresholds",
        {"algorithm.rollout_correction.rollout_rs",
         "algorithm.rollout_correction.rollout_rs_threshold"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
          return correction.rollout_rs.empty() == correction.rollout_rs_threshold.empty();
        },
@@ -91,7 +91,7 @@ ConfigRules<C> algorithm_rules() {
       {"weights_to_normalize",
        {"algorithm.rollout_correction.rollout_is_batch_normalize",
         "algorithm.rollout_correction.rollout_is"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
          return !correction.rollout_is_batch_normalize || !correction.rollout_is.empty();
        },
@@ -99,15 +99,15 @@ ConfigRules<C> algorithm_rules() {
       {"bypass_leaves_nothing_to_correct",
        {"algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.rollout_is",
         "algorithm.rollout_correction.rollout_rs"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
          return !correction.bypass_mode ||
                 (correction.rollout_is.empty() && correction.rollout_rs.empty());
        },
        "where the rollout's probabilities are the old ones, they differ nowhere"},
       {"replay_needs_what_was_recorded",
-       {kActor + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
-       [](const C& c) {
+       {kActorSection + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
+       [](const PpoConfig& c) {
          return c.actor.router_replay.mode != "R2" || !c.algorithm.rollout_correction.bypass_mode;
        },
        "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays "
@@ -115,21 +115,21 @@ ConfigRules<C> algorithm_rules() {
        "rollout's routes"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},
-       [](const C& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },
+       [](const PpoConfig& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },
        "there is no critic that could learn alone"},
   };
 }
 
-ConfigRules<C> reward_rules() {
+ConfigRules<PpoConfig> reward_rules() {
   return {
       {"a_reward_model_to_score",
        {"reward_model.enable", "reward_model.model.path"},
-       [](const C& c) { return !c.reward.enable || !c.reward.model.path.empty(); },
+       [](const PpoConfig& c) { return !c.reward.enable || !c.reward.model.path.empty(); },
        "the model that scores is not named"},
       {"overlong_buffer_is_of_the_answer",
        {"reward_model.overlong_buffer.enable", "reward_model.overlong_buffer.len",
         "data.max_response_length"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          const auto& buffer = c.reward.overlong_buffer;
          return !buffer.enable || (buffer.len > 0 && buffer.len <= c.data.max_response_length);
        },
@@ -137,53 +137,57 @@ ConfigRules<C> reward_rules() {
   };
 }
 
-ConfigRules<C> rollout_rules() {
+ConfigRules<PpoConfig> rollout_rules() {
   return {
       {"each_sequence_gets_a_token",
-       {kRollout + ".max_num_batched_tokens", kRollout + ".max_num_seqs"},
-       [](const C& c) { return c.rollout.max_num_batched_tokens >= c.rollout.max_num_seqs; },
+       {kRolloutSection + ".max_num_batched_tokens", kRolloutSection + ".max_num_seqs"},
+       [](const PpoConfig& c) {
+         return c.rollout.max_num_batched_tokens >= c.rollout.max_num_seqs;
+       },
        "a forward pass has more sequences than tokens"},
       {"a_sequence_is_read_in_one_pass",
-       {kRollout + ".enable_chunked_prefill", kRollout + ".max_num_batched_tokens",
+       {kRolloutSection + ".enable_chunked_prefill", kRolloutSection + ".max_num_batched_tokens",
         "data.max_prompt_length", "data.max_response_length"},
-       [](const C& c) {
+       [](const PpoConfig& c) {
          return c.rollout.enable_chunked_prefill ||
                 c.rollout.max_num_batched_tokens >= c.longest_sequence();
        },
        "without enable_chunked_prefill the longest prompt and answer have to fit into "
        "max_num_batched_tokens"},
       {"a_draw_has_a_temperature",
-       {kRollout + ".val_kwargs.do_sample", kRollout + ".val_kwargs.temperature"},
-       [](const C& c) {
+       {kRolloutSection + ".val_kwargs.do_sample", kRolloutSection + ".val_kwargs.temperature"},
+       [](const PpoConfig& c) {
          return !c.rollout.val_kwargs.do_sample || c.rollout.val_kwargs.temperature > 0;
        },
        "tokens are drawn at a temperature above 0"},
       {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", kActor + ".ranks", kRollout + ".ranks"},
-       [](const C& c) { return !c.trainer.one_step_off || generates_apart(c, c.actor.ranks); },
+       {"trainer.one_step_off", kActorSection + ".ranks", kRolloutSection + ".ranks"},
+       [](const PpoConfig& c) {
+         return !c.trainer.one_step_off || generates_apart(c, c.actor.ranks);
+       },
        "generation beside training needs actor and rollout on ranks that they do not share"},
       {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", kRef + ".ranks", kRollout + ".ranks"},
-       [](const C& c) {
+       {"trainer.one_step_off", kRefSection + ".ranks", kRolloutSection + ".ranks"},
+       [](const PpoConfig& c) {
          return !c.trainer.one_step_off || !c.use_reference_policy() ||
                 generates_apart(c, c.ref.ranks);
        },
        "the reference is asked while the rollout generates: it needs other ranks"},
       {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", "critic.ranks", kRollout + ".ranks"},
-       [](const C& c) {
+       {"trainer.one_step_off", "critic.ranks", kRolloutSection + ".ranks"},
+       [](const PpoConfig& c) {
          return !c.trainer.one_step_off || !c.use_critic() || generates_apart(c, c.critic.ranks);
        },
        "the critic learns while the rollout generates: it needs other ranks"},
       {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", "reward_model.ranks", kRollout + ".ranks"},
-       [](const C& c) {
+       {"trainer.one_step_off", "reward_model.ranks", kRolloutSection + ".ranks"},
+       [](const PpoConfig& c) {
          return !c.trainer.one_step_off || !c.reward.enable || generates_apart(c, c.reward.ranks);
        },
        "the reward model is asked while the rollout generates: it needs other ranks"},
       {"one_step_off_is_led_by_rank_0",
-       {"trainer.one_step_off", kRollout + ".ranks"},
-       [](const C& c) {
+       {"trainer.one_step_off", kRolloutSection + ".ranks"},
+       [](const PpoConfig& c) {
          return !c.trainer.one_step_off || c.rollout.ranks.empty() || c.rollout.ranks.front() != 0;
        },
        "rank 0 leads the training: while it generated nobody would learn"},
@@ -210,7 +214,7 @@ MicroBatchKeys micro_batch_keys(const std::string& use_dynamic_bsz,
           .longest_sequence = {"data.max_prompt_length", "data.max_response_length"}};
 }
 
-MicroBatchView view_of(const C& c,
+MicroBatchView view_of(const PpoConfig& c,
                        const MicroBatchSize& size,
                        const EngineConfig& engine,
                        int mini_batch_size = 0) {
@@ -220,82 +224,84 @@ MicroBatchView view_of(const C& c,
           .batch_size = std::int64_t{mini_batch_size} * c.rollout.n};
 }
 
-void add_micro_batch_rules(ConfigRules<C>& rules) {
-  auto keys = micro_batch_keys(kActor + ".use_dynamic_bsz", kActor + ".ppo_", kActor + ".megatron");
-  keys.batch_size = {kActor + ".ppo_mini_batch_size", kRollout + ".n"};
-  add_rules(rules, micro_batch_rules(keys), "", [](const C& c) {
+void add_micro_batch_rules(ConfigRules<PpoConfig>& rules) {
+  auto keys = micro_batch_keys(kActorSection + ".use_dynamic_bsz", kActorSection + ".ppo_",
+                               kActorSection + ".megatron");
+  keys.batch_size = {kActorSection + ".ppo_mini_batch_size", kRolloutSection + ".n"};
+  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
     return view_of(c, c.actor_micro_batches(), c.actor.megatron, c.actor.ppo_mini_batch_size);
   });
   keys = micro_batch_keys("critic.use_dynamic_bsz", "critic.ppo_", "critic.megatron");
-  keys.batch_size = {"critic.ppo_mini_batch_size", kRollout + ".n"};
-  add_rules(rules, micro_batch_rules(keys), "", [](const C& c) {
+  keys.batch_size = {"critic.ppo_mini_batch_size", kRolloutSection + ".n"};
+  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
     return view_of(c, c.critic_micro_batches(), c.critic.megatron,
                    c.critic.ppo_mini_batch_size.value_or(c.actor.ppo_mini_batch_size));
   });
-  keys =
-      micro_batch_keys(kRef + ".log_prob_use_dynamic_bsz", kRef + ".log_prob_", kRef + ".megatron");
-  add_rules(rules, micro_batch_rules(keys), "", [](const C& c) {
+  keys = micro_batch_keys(kRefSection + ".log_prob_use_dynamic_bsz", kRefSection + ".log_prob_",
+                          kRefSection + ".megatron");
+  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
     return view_of(c, c.log_prob_micro_batches(c.ref.log_prob), c.ref.megatron);
   });
   // These log-probabilities are the actor's, computed on its mesh.
-  keys = micro_batch_keys(kRollout + ".log_prob_use_dynamic_bsz", kRollout + ".log_prob_",
-                          kActor + ".megatron");
-  add_rules(rules, micro_batch_rules(keys), "", [](const C& c) {
+  keys = micro_batch_keys(kRolloutSection + ".log_prob_use_dynamic_bsz",
+                          kRolloutSection + ".log_prob_", kActorSection + ".megatron");
+  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
     return view_of(c, c.log_prob_micro_batches(c.rollout.log_prob), c.actor.megatron);
   });
   keys = micro_batch_keys("reward_model.use_dynamic_bsz", "reward_model.", "reward_model.megatron");
-  add_rules(rules, micro_batch_rules(keys), "",
-            [](const C& c) { return view_of(c, c.reward_micro_batches(), c.reward.megatron); });
+  add_rules(rules, micro_batch_rules(keys), "", [](const PpoConfig& c) {
+    return view_of(c, c.reward_micro_batches(), c.reward.megatron);
+  });
 }
 
 // Of actor and critic: `get` takes the role out of the whole.
 template <typename Get>
-void add_trained_rules(ConfigRules<C>& rules, const std::string& role, Get get) {
-  const auto engine = [get](const C& c) -> const EngineConfig& { return get(c).megatron; };
+void add_trained_rules(ConfigRules<PpoConfig>& rules, const std::string& role, Get get) {
+  const auto engine = [get](const PpoConfig& c) -> const EngineConfig& { return get(c).megatron; };
   add_rules(rules, mesh_rules(), role + ".megatron", engine);
   add_rules(rules, recompute_rules(), role + ".megatron", engine);
   add_rules(rules, optim_rules(), role + ".optim",
-            [get](const C& c) -> const OptimConfig& { return get(c).optim; });
-  add_rules(rules, profiler_rules(), role + ".profiler", [get](const C& c) {
+            [get](const PpoConfig& c) -> const OptimConfig& { return get(c).optim; });
+  add_rules(rules, profiler_rules(), role + ".profiler", [get](const PpoConfig& c) {
     return ProfilerView{c.global_profiler, get(c).profiler};
   });
 }
 
 template <typename Get>
-void add_forward_only_rules(ConfigRules<C>& rules, const std::string& role, Get get) {
+void add_forward_only_rules(ConfigRules<PpoConfig>& rules, const std::string& role, Get get) {
   add_rules(rules, mesh_rules(), role + ".megatron",
-            [get](const C& c) -> const EngineConfig& { return get(c).megatron; });
+            [get](const PpoConfig& c) -> const EngineConfig& { return get(c).megatron; });
 }
 
 template <typename Get>
-void add_rank_rules(ConfigRules<C>& rules, const std::string& role, Get get) {
+void add_rank_rules(ConfigRules<PpoConfig>& rules, const std::string& role, Get get) {
   add_rules(rules, rank_rules(), role,
-            [get](const C& c) -> const std::vector<int>& { return get(c).ranks; });
+            [get](const PpoConfig& c) -> const std::vector<int>& { return get(c).ranks; });
 }
 
-ConfigRules<C> make_rules() {
-  const auto actor = [](const C& c) -> const ActorConfig& { return c.actor; };
-  const auto ref = [](const C& c) -> const RefConfig& { return c.ref; };
-  const auto rollout = [](const C& c) -> const RolloutConfig& { return c.rollout; };
-  const auto critic = [](const C& c) -> const CriticConfig& { return c.critic; };
-  const auto reward = [](const C& c) -> const RewardConfig& { return c.reward; };
-  const auto itself = [](const C& c) -> const C& { return c; };
-  ConfigRules<C> rules;
+ConfigRules<PpoConfig> make_ppo_rules() {
+  const auto actor = [](const PpoConfig& c) -> const ActorConfig& { return c.actor; };
+  const auto ref = [](const PpoConfig& c) -> const RefConfig& { return c.ref; };
+  const auto rollout = [](const PpoConfig& c) -> const RolloutConfig& { return c.rollout; };
+  const auto critic = [](const PpoConfig& c) -> const CriticConfig& { return c.critic; };
+  const auto reward = [](const PpoConfig& c) -> const RewardConfig& { return c.reward; };
+  const auto itself = [](const PpoConfig& c) -> const PpoConfig& { return c; };
+  ConfigRules<PpoConfig> rules;
   add_rules(rules, batch_rules(), "", itself);
-  add_rank_rules(rules, kActor, actor);
-  add_rank_rules(rules, kRef, ref);
-  add_rank_rules(rules, kRollout, rollout);
+  add_rank_rules(rules, kActorSection, actor);
+  add_rank_rules(rules, kRefSection, ref);
+  add_rank_rules(rules, kRolloutSection, rollout);
   add_rank_rules(rules, "critic", critic);
   add_rank_rules(rules, "reward_model", reward);
-  add_trained_rules(rules, kActor, actor);
+  add_trained_rules(rules, kActorSection, actor);
   add_trained_rules(rules, "critic", critic);
-  add_forward_only_rules(rules, kRef, ref);
+  add_forward_only_rules(rules, kRefSection, ref);
   add_forward_only_rules(rules, "reward_model", reward);
   add_micro_batch_rules(rules);
   add_rules(rules, rollout_rules(), "", itself);
   add_rules(rules, algorithm_rules(), "", itself);
   add_rules(rules, reward_rules(), "", itself);
-  add_rules(rules, run_rules(), "", [](const C& c) {
+  add_rules(rules, run_rules(), "", [](const PpoConfig& c) {
     return RunView{c.checkpoint, c.trainer.run, c.global_profiler, c.data.val_files};
   });
   return rules;
@@ -304,7 +310,7 @@ ConfigRules<C> make_rules() {
 }  // namespace
 
 const ConfigRules<PpoConfig>& ppo_rules() {
-  static const auto rules = make_rules();
+  static const auto rules = make_ppo_rules();
   return rules;
 }
 

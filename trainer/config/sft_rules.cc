@@ -5,20 +5,18 @@
 namespace ferry::trainer {
 namespace {
 
-using C = SftConfig;
-
-ConfigRules<C> make_rules() {
-  ConfigRules<C> rules{
+ConfigRules<SftConfig> make_sft_rules() {
+  ConfigRules<SftConfig> rules{
       {"a_model_to_train",
        {"model.path"},
-       [](const C& c) { return !c.model.path.empty(); },
+       [](const SftConfig& c) { return !c.model.path.empty(); },
        "the model to train is not named"},
       {"records_to_train_on",
        {"data.train_files"},
-       [](const C& c) { return !c.data.train_files.empty(); },
+       [](const SftConfig& c) { return !c.data.train_files.empty(); },
        "no file of records is named"},
   };
-  const auto engine = [](const C& c) -> const EngineConfig& { return c.engine; };
+  const auto engine = [](const SftConfig& c) -> const EngineConfig& { return c.engine; };
   add_rules(rules, mesh_rules(), "engine", engine);
   add_rules(rules, recompute_rules(), "engine", engine);
   const auto micro_batches = micro_batch_rules({
@@ -29,7 +27,7 @@ ConfigRules<C> make_rules() {
       .longest_sequence = {"data.max_length"},
       .batch_size = {"data.global_batch_size"},
   });
-  add_rules(rules, micro_batches, "", [](const C& c) {
+  add_rules(rules, micro_batches, "", [](const SftConfig& c) {
     return MicroBatchView{
         .size = {.use_dynamic_bsz = c.data.use_dynamic_bsz,
                  .max_token_len_per_gpu = c.data.max_token_len_per_gpu,
@@ -40,11 +38,11 @@ ConfigRules<C> make_rules() {
     };
   });
   add_rules(rules, optim_rules(), "optim",
-            [](const C& c) -> const OptimConfig& { return c.optim; });
-  add_rules(rules, run_rules(), "", [](const C& c) {
+            [](const SftConfig& c) -> const OptimConfig& { return c.optim; });
+  add_rules(rules, run_rules(), "", [](const SftConfig& c) {
     return RunView{c.checkpoint, c.trainer, c.global_profiler, c.data.val_files};
   });
-  add_rules(rules, profiler_rules(), "profiler", [](const C& c) {
+  add_rules(rules, profiler_rules(), "profiler", [](const SftConfig& c) {
     return ProfilerView{c.global_profiler, c.profiler};
   });
   return rules;
@@ -53,7 +51,7 @@ ConfigRules<C> make_rules() {
 }  // namespace
 
 const ConfigRules<SftConfig>& sft_rules() {
-  static const auto rules = make_rules();
+  static const auto rules = make_sft_rules();
   return rules;
 }
 

@@ -100,10 +100,12 @@ bool has_parts(Type::type id) {
          id == Type::STRUCT || id == Type::MAP;
 }
 
-void require_readable(const arrow::DataType& type, const std::string& column, int depth);
+void require_readable_parts(const arrow::DataType& type, const std::string& column, int depth);
 
 // The columns of a table, the members of a structure, the values of a list.
-void require_readable(const arrow::FieldVector& fields, const std::string& parent, int depth) {
+void require_readable_parts(const arrow::FieldVector& fields,
+                            const std::string& parent,
+                            int depth) {
   require(depth < kMaxDepth, ErrorKind::kUsage, "{}: is nested more than {} levels deep", parent,
           kMaxDepth);
   std::set<std::string_view> names;
@@ -113,19 +115,21 @@ void require_readable(const arrow::FieldVector& fields, const std::string& paren
             "{}: the name of a column is not UTF-8", parent);
     require(names.insert(name).second, ErrorKind::kCorrupt, "{}: the column {} occurs twice",
             parent, name);
-    require_readable(*field->type(), fmt::format("{}: {}", parent, name), depth + 1);
+    require_readable_parts(*field->type(), fmt::format("{}: {}", parent, name), depth + 1);
   }
 }
 
-void require_readable(const arrow::DataType& type, const std::string& column, int depth) {
+void require_readable_parts(const arrow::DataType& type, const std::string& column, int depth) {
   if (type.id() == Type::DICTIONARY) {
-    require_readable(*static_cast<const arrow::DictionaryType&>(type).value_type(), column, depth);
+    require_readable_parts(*static_cast<const arrow::DictionaryType&>(type).value_type(), column,
+                           depth);
   } else if (type.id() == Type::EXTENSION) {
-    require_readable(*static_cast<const arrow::ExtensionType&>(type).storage_type(), column, depth);
+    require_readable_parts(*static_cast<const arrow::ExtensionType&>(type).storage_type(), column,
+                           depth);
   } else {
     require(is_plain(type.id()) || has_parts(type.id()), ErrorKind::kUsage,
             "{}: is of Arrow's type {}, which is not read", column, type.ToString());
-    require_readable(type.fields(), column, depth);
+    require_readable_parts(type.fields(), column, depth);
   }
 }
 
@@ -133,7 +137,7 @@ void require_readable(const arrow::DataType& type, const std::string& column, in
 
 void require_readable(const arrow::Schema& schema, const std::string& file) {
   arrow::util::InitializeUTF8();  // before the first ValidateUTF8
-  require_readable(schema.fields(), file, 0);
+  require_readable_parts(schema.fields(), file, 0);
 }
 
 std::string ColumnName::text() const {

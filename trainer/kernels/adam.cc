@@ -16,7 +16,7 @@
 namespace ferry::trainer {
 namespace {
 
-constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kAdamBlock = 64;
 constexpr std::int64_t kBlocksAtOnce = 512;   // of a thread
 constexpr std::int64_t kSumAtOnce = 1 << 16;  // elements of one partial sum
 
@@ -42,7 +42,7 @@ void update_block(const Grad* __restrict__ grad,
                   Param* __restrict__ param,
                   bool decays,
                   const AdamFactors& factors) {
-  for (std::int64_t i = 0; i < kBlock; ++i) {
+  for (std::int64_t i = 0; i < kAdamBlock; ++i) {
     const auto now =
         adam_element({master[i], exp_avg[i], exp_avg_sq[i]}, static_cast<float>(grad[i]), decays,
                      factors, [](float x) { return std::sqrt(x); });
@@ -51,7 +51,7 @@ void update_block(const Grad* __restrict__ grad,
     exp_avg_sq[i] = now.exp_avg_sq;
   }
   if (param == nullptr) return;
-  for (std::int64_t i = 0; i < kBlock; ++i) param[i] = static_cast<Param>(master[i]);
+  for (std::int64_t i = 0; i < kAdamBlock; ++i) param[i] = static_cast<Param>(master[i]);
 }
 
 template <typename Grad, typename Param>
@@ -64,7 +64,7 @@ void update(const AdamTensors& t, const AdamFactors& factors) {
   const auto* const decays = t.decays.const_data_ptr<std::uint8_t>();
   at::parallel_for(0, t.decays.numel(), kBlocksAtOnce, [&](std::int64_t begin, std::int64_t end) {
     for (auto block = begin; block < end; ++block) {
-      const auto at = block * kBlock;
+      const auto at = block * kAdamBlock;
       update_block(grad + at, master + at, exp_avg + at, exp_avg_sq + at,
                    param == nullptr ? nullptr : param + at, decays[block] != 0, factors);
     }
@@ -94,8 +94,8 @@ void adam_update(const AdamTensors& t, const AdamScalars& scalars) {
     require(!tensor->defined() || (tensor->numel() == elements && tensor->is_contiguous()),
             ErrorKind::kBug, "Adam takes contiguous tensors of one size");
   }
-  require(t.decays.numel() * kBlock == elements, ErrorKind::kBug,
-          "Adam takes blocks of {} elements, got {} elements in {} blocks", kBlock, elements,
+  require(t.decays.numel() * kAdamBlock == elements, ErrorKind::kBug,
+          "Adam takes blocks of {} elements, got {} elements in {} blocks", kAdamBlock, elements,
           t.decays.numel());
   if (elements == 0) return;
   const auto factors = factors_of(scalars);

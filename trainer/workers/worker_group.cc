@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kStop = "";
 
-std::string_view as_text(std::span<const std::byte> bytes) {
+std::string_view as_view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
@@ -32,7 +32,7 @@ auto in_call(const std::string& name, Body&& body) {
 
 // name, a line's end, the batch.
 std::string message(const std::string& name, const DataProto& data) {
-  return fmt::format("{}\n{}", name, as_text(data.to_bytes()));
+  return fmt::format("{}\n{}", name, as_view(data.to_bytes()));
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ void WorkerGroup::serve() {
     const auto name = text.substr(0, end);
     in_call(name, [&] {
       const auto batch = DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1)));
-      mail_.send(as_text(at(name).method(batch).to_bytes()), 0, "the answer to " + name);
+      mail_.send(as_view(at(name).method(batch).to_bytes()), 0, "the answer to " + name);
     });
   }
 }
