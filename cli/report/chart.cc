@@ -12,12 +12,12 @@
 namespace ferry::cli {
 namespace {
 
-constexpr double kWidth = 520;
-constexpr double kHeight = 220;
-constexpr double kLeft = 54;
-constexpr double kRight = 24;
-constexpr double kTop = 10;
-constexpr double kBottom = 26;
+constexpr double kChartWidth = 520;
+constexpr double kChartHeight = 220;
+constexpr double kChartLeft = 54;
+constexpr double kChartRight = 24;
+constexpr double kChartTop = 10;
+constexpr double kChartBottom = 26;
 constexpr std::size_t kMostPoints = 400;   // of a curve, before neighbours become one
 constexpr std::size_t kMostColumns = 130;  // that tell their values to the pointer
 constexpr std::size_t kMostDots = 40;      // a curve of fewer points shows them
@@ -104,12 +104,13 @@ class Scales {
 
   bool empty() const { return first_ > last_; }
   double x(double step) const {
-    return kLeft + (step - first_) / (last_ - first_) * (kWidth - kLeft - kRight);
+    return kChartLeft +
+           (step - first_) / (last_ - first_) * (kChartWidth - kChartLeft - kChartRight);
   }
   double y(double value) const {
     const auto share = logarithmic_ ? std::log(value / low_) / std::log(high_ / low_)
                                     : (value - low_) / (high_ - low_);
-    return kHeight - kBottom - share * (kHeight - kTop - kBottom);
+    return kChartHeight - kChartBottom - share * (kChartHeight - kChartTop - kChartBottom);
   }
   std::vector<double> step_ticks() const {
     auto ticks = round_ticks(first_, last_, 6);
@@ -145,12 +146,12 @@ std::string axes(const Scales& scales) {
     svg += fmt::format(
         "<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>"
         "<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">{}</text>\n",
-        kLeft, kWidth - kRight, scales.y(tick), scales.y(tick), kLeft - 8, scales.y(tick) + 4,
-        short_number(tick));
+        kChartLeft, kChartWidth - kChartRight, scales.y(tick), scales.y(tick), kChartLeft - 8,
+        scales.y(tick) + 4, short_number(tick));
   }
   for (const auto tick : scales.step_ticks()) {
     svg += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{}\">{}</text>\n", scales.x(tick),
-                       kHeight - 7, short_number(tick));
+                       kChartHeight - 7, short_number(tick));
   }
   return svg;
 }
@@ -219,14 +220,14 @@ std::string columns(const std::vector<Series>& series,
                           options.unit);
     }
     const auto x = scales.x(steps[i]);
-    const auto begin = i == 0 ? kLeft : (x + scales.x(steps[i - every])) / 2;
+    const auto begin = i == 0 ? kChartLeft : (x + scales.x(steps[i - every])) / 2;
     const auto end =
-        i + every < steps.size() ? (x + scales.x(steps[i + every])) / 2 : kWidth - kRight;
+        i + every < steps.size() ? (x + scales.x(steps[i + every])) / 2 : kChartWidth - kChartRight;
     svg += fmt::format(
         "<g class=\"column\"><title>{0}</title><rect x=\"{1:.1f}\" width=\"{2:.1f}\" y=\"{3}\" "
         "height=\"{4}\"/><line x1=\"{5:.1f}\" x2=\"{5:.1f}\" y1=\"{3}\" y2=\"{6}\"/></g>\n",
-        escape_xml(text), begin, std::max(0.1, end - begin), kTop, kHeight - kTop - kBottom, x,
-        kHeight - kBottom);
+        escape_xml(text), begin, std::max(0.1, end - begin), kChartTop,
+        kChartHeight - kChartTop - kChartBottom, x, kChartHeight - kChartBottom);
   }
   return svg;
 }
@@ -298,8 +299,9 @@ std::string line_chart(const ChartOptions& options, const std::vector<Series>& s
   html += fmt::format(
       "</figcaption>\n<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over the "
       "steps\">\n{}",
-      kWidth, kHeight, escape_xml(options.title),
-      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">step</text>\n", kLeft - 8, kHeight - 7) +
+      kChartWidth, kChartHeight, escape_xml(options.title),
+      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">step</text>\n", kChartLeft - 8,
+                  kChartHeight - 7) +
           axes(scales));
   for (std::size_t i = 0; i < drawn.size(); ++i)
     html += curve(drawn[i], options, scales, colour_class(i));
@@ -316,12 +318,12 @@ std::string chart_file(const ChartOptions& options, const std::vector<Series>& s
   if (scales.empty()) return {};
   auto body = fmt::format("<text x=\"16\" y=\"{}\" font-weight=\"600\">{}</text>\n", kTitle,
                           escape_xml(options.title));
-  double x = kLeft;
+  double x = kChartLeft;
   double y = kTitle + kLegendRow;
   for (std::size_t i = 0; i < drawn.size(); ++i) {
     const auto width = 32 + kCharWidth * static_cast<double>(drawn[i].name.size());
-    if (x > kLeft && x + width > kWidth) {
-      x = kLeft;
+    if (x > kChartLeft && x + width > kChartWidth) {
+      x = kChartLeft;
       y += kLegendRow;
     }
     body += fmt::format(
@@ -334,8 +336,8 @@ std::string chart_file(const ChartOptions& options, const std::vector<Series>& s
   for (std::size_t i = 0; i < drawn.size(); ++i)
     body += curve(drawn[i], options, scales, colour_class(i));
   body += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">step</text>\n</g>\n",
-                      (kLeft + kWidth - kRight) / 2, kHeight + 10);
-  return svg_file(static_cast<int>(kWidth), static_cast<int>(y + 6 + kHeight + kBelow),
+                      (kChartLeft + kChartWidth - kChartRight) / 2, kChartHeight + 10);
+  return svg_file(static_cast<int>(kChartWidth), static_cast<int>(y + 6 + kChartHeight + kBelow),
                   options.title + " over the steps", body);
 }
 

@@ -31,11 +31,11 @@ namespace {
 using support::fails;
 
 // One tensor in memory, in two halves of its columns; copied to one in halves of its rows.
-struct Pair {
+struct FilePair {
   static constexpr std::int64_t kRows = 4096;
   static constexpr std::int64_t kColumns = 1024;
 
-  explicit Pair(DType from_dtype = DType::kF32, DType into_dtype = DType::kF32)
+  explicit FilePair(DType from_dtype = DType::kF32, DType into_dtype = DType::kF32)
       : tensors{{.name = "w", .dtype = into_dtype, .shape = {kRows, kColumns}}} {
     from = side(from_dtype, 1, source_bytes);
     into = side(into_dtype, 0, target_bytes);
@@ -81,17 +81,17 @@ struct Pair {
   Side into;
 };
 
-ExecuteReport run(Pair& pair, const CopyPlan& plan, ExecutorOptions options = {}) {
+ExecuteReport run(FilePair& pair, const CopyPlan& plan, ExecutorOptions options = {}) {
   support::MemorySource source(pair.from.layout);
   support::MemorySink sink(pair.into.layout);
   return Executor(std::move(options)).submit(plan, source, &sink).wait();
 }
 
 TEST(Executor, GivesTheSameBytesAndDigestsAtAnyNumberOfThreads) {
-  Pair first;
+  FilePair first;
   const auto expected = run(first, first.plan(), {.threads = 1});
   for (const int threads : {2, 3, 4}) {
-    Pair pair;
+    FilePair pair;
     const auto report = run(pair, pair.plan(), {.threads = threads});
     EXPECT_EQ(report.digests, expected.digests);
     EXPECT_TRUE(support::same_bytes(first.target_bytes, pair.target_bytes));
@@ -99,7 +99,7 @@ TEST(Executor, GivesTheSameBytesAndDigestsAtAnyNumberOfThreads) {
 }
 
 TEST(Executor, DigestsTheTensorAndNotItsLayout) {
-  Pair pair;
+  FilePair pair;
   const auto copied = run(pair, pair.plan());
   const auto plan = plan_read(pair.tensors, {.layout = &pair.into.layout, .map = &pair.into.map});
   support::MemorySource source(pair.into.layout);
@@ -107,7 +107,7 @@ TEST(Executor, DigestsTheTensorAndNotItsLayout) {
 }
 
 TEST(Executor, RefusesACastThatOverflowsAndNamesTheTensor) {
-  Pair pair(DType::kF32, DType::kF16);
+  FilePair pair(DType::kF32, DType::kF16);
   const float large = 1e6F;
   std::memcpy(pair.source_bytes.data() + 400, &large, sizeof(large));
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"w: 1000000", "overflows in fp16"},
@@ -115,7 +115,7 @@ TEST(Executor, RefusesACastThatOverflowsAndNamesTheTensor) {
 }
 
 TEST(Executor, RefusesToNarrowWhatWouldChange) {
-  Pair pair(DType::kF32, DType::kBF16);
+  FilePair pair(DType::kF32, DType::kBF16);
   std::ranges::fill(pair.source_bytes, std::byte{0});
   const float odd = 1.00001F;
   std::memcpy(pair.source_bytes.data(), &odd, sizeof(odd));
@@ -124,7 +124,7 @@ TEST(Executor, RefusesToNarrowWhatWouldChange) {
 }
 
 TEST(Executor, ComparesASecondCopyAndNamesTheElement) {
-  Pair pair;
+  FilePair pair;
   run(pair, pair.plan());
   pair.target_bytes[4 * 5000] ^= std::byte{1};
   // The target's tensor becomes a second copy of the source's.
@@ -143,7 +143,7 @@ TEST(Executor, ComparesASecondCopyAndNamesTheElement) {
 }
 
 TEST(Executor, SurfacesAnErrorOfTheSource) {
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySource source(pair.from.layout);
   source.before_read = [](std::int64_t reads) {
@@ -155,7 +155,7 @@ TEST(Executor, SurfacesAnErrorOfTheSource) {
 }
 
 TEST(Executor, StopsWhenCancelled) {
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySource source(pair.from.layout);
   support::MemorySink sink(pair.into.layout);
@@ -184,7 +184,7 @@ class CountingResource : public std::pmr::memory_resource {
 };
 
 TEST(Executor, StagesInTheCallersMemoryWithinTheBudget) {
-  Pair pair;
+  FilePair pair;
   CountingResource resource;
   const ExecutorOptions options{.threads = 3, .max_memory = 16 << 20, .staging = &resource};
   const auto plan = pair.plan();
@@ -196,7 +196,7 @@ TEST(Executor, StagesInTheCallersMemoryWithinTheBudget) {
 }
 
 TEST(Executor, RefusesABudgetThatIsTooSmallForOneThread) {
-  Pair pair;
+  FilePair pair;
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"one thread needs"},
                     [&] { run(pair, pair.plan(), {.max_memory = 1 << 20}); }));
 }
@@ -204,9 +204,9 @@ TEST(Executor, RefusesABudgetThatIsTooSmallForOneThread) {
 TEST(Executor, ResumesFromTheJournalWithTheSameBytesAndFewerReads) {
   const support::TempDir dir;
   const Digest fingerprint = digest_block({});
-  Pair whole;
+  FilePair whole;
   const auto expected = run(whole, whole.plan());
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySink sink(pair.into.layout);
   {
@@ -233,9 +233,9 @@ TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
   constexpr std::array kFloats{DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
   for (const auto from : kFloats) {
     for (const auto into : kFloats) {
-      Pair pair(from, into);
+      FilePair pair(from, into);
       support::Random random(1);
-      const auto count = Pair::kRows * Pair::kColumns;
+      const auto count = FilePair::kRows * FilePair::kColumns;
       std::vector<std::byte> expected(static_cast<std::size_t>(count * size_of(into)));
       for (std::int64_t i = 0; i < count; ++i) {
         // Of few enough bits that a half holds it: half of them are exact in bf16 as well.
@@ -245,14 +245,14 @@ TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
       const auto plan = pair.plan(Transform::kCast);
       run(pair, plan, {.threads = 2});
       // The source is in halves of the columns, the target in halves of the rows.
-      for (std::int64_t r = 0; r < Pair::kRows; ++r) {
-        for (std::int64_t c = 0; c < Pair::kColumns; ++c) {
-          const auto half = Pair::kColumns / 2;
-          const auto at = c / half * Pair::kRows * half + r * half + c % half;
+      for (std::int64_t r = 0; r < FilePair::kRows; ++r) {
+        for (std::int64_t c = 0; c < FilePair::kColumns; ++c) {
+          const auto half = FilePair::kColumns / 2;
+          const auto at = c / half * FilePair::kRows * half + r * half + c % half;
           const auto value =
               support::naive_value(from, pair.source_bytes.data() + at * size_of(from));
           support::naive_round(value, into,
-                               expected.data() + (r * Pair::kColumns + c) * size_of(into));
+                               expected.data() + (r * FilePair::kColumns + c) * size_of(into));
         }
       }
       ASSERT_TRUE(support::same_bytes(expected, pair.target_bytes))
@@ -263,7 +263,7 @@ TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
 
 // What a cast is proved against: the digest of the source, cast.
 TEST(Executor, DigestsACastAsTheTargetWillBeRead) {
-  Pair pair(DType::kF32, DType::kBF16);
+  FilePair pair(DType::kF32, DType::kBF16);
   const auto copied = run(pair, pair.plan(Transform::kCast));
   const auto plan = plan_read(pair.tensors, {.layout = &pair.into.layout, .map = &pair.into.map});
   support::MemorySource source(pair.into.layout);
@@ -389,7 +389,7 @@ TEST(Executor, ReportsPaddingThatIsNotZero) {
 }
 
 TEST(Executor, ReadsAndWritesEveryByteOnce) {
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySource source(pair.from.layout);
   support::MemorySink sink(pair.into.layout);
@@ -412,7 +412,7 @@ TEST(Executor, OfAnEmptyPlanIsDoneAtOnce) {
 
 TEST(Executor, CancelsInTheMiddle) {
   for (const int threads : {1, 4}) {
-    Pair pair;
+    FilePair pair;
     const auto plan = pair.plan();
     support::MemorySource source(pair.from.layout);
     support::MemorySink sink(pair.into.layout);
@@ -430,7 +430,7 @@ TEST(Executor, CancelsInTheMiddle) {
 }
 
 TEST(Executor, WaitsAndStopsWhenItIsForgotten) {
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySink sink(pair.into.layout);
   std::atomic<bool> gone = false;
@@ -447,7 +447,7 @@ TEST(Executor, WaitsAndStopsWhenItIsForgotten) {
 
 TEST(Executor, SurfacesWhateverASourceThrowsAndJoins) {
   for (const int threads : {1, 4}) {
-    Pair pair;
+    FilePair pair;
     const auto plan = pair.plan();
     support::MemorySource source(pair.from.layout);
     support::MemorySink sink(pair.into.layout);
@@ -468,7 +468,7 @@ TEST(Executor, SurfacesAnErrorOfTheSink) {
       fail(ErrorKind::kIo, "no space left");
     }
   };
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySource source(pair.from.layout);
   FullSink sink;
@@ -477,13 +477,13 @@ TEST(Executor, SurfacesAnErrorOfTheSink) {
 }
 
 TEST(Executor, SurfacesStagingMemoryThatIsRefused) {
-  Pair pair;
+  FilePair pair;
   EXPECT_THROW(run(pair, pair.plan(), {.staging = std::pmr::null_memory_resource()}),
                std::bad_alloc);
 }
 
 TEST(StagingBudget, TakesFewerThreadsRatherThanMoreMemory) {
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   const auto one = staging_budget(plan, {.threads = 1}).bytes;
   EXPECT_EQ(staging_budget(plan, {.threads = 4, .max_memory = 4 * one}).threads, 4);
@@ -536,7 +536,7 @@ TEST(Executor, ResumesWhereverItWasInterrupted) {
 
 TEST(Executor, OfAFinishedJournalReadsNothingAgain) {
   const support::TempDir dir;
-  Pair pair;
+  FilePair pair;
   const auto plan = pair.plan();
   support::MemorySink sink(pair.into.layout);
   ExecuteReport first;

@@ -24,23 +24,23 @@ namespace {
 using namespace std::string_literals;
 using namespace std::string_view_literals;
 
-constexpr std::string_view kGlobals[] = {
+constexpr std::string_view kPickleGlobals[] = {
     "torch.",          "argparse.Namespace",      "builtins.bytearray", "builtins.set",
     "__builtin__.set", "collections.OrderedDict", "megatron.core.",
 };
 
-Pickle parse(std::string bytes) {
-  return Pickle::parse(std::move(bytes), {.source = "x.pkl", .allowed_globals = kGlobals});
+Pickle parse_pickle_of(std::string bytes) {
+  return Pickle::parse(std::move(bytes), {.source = "x.pkl", .allowed_globals = kPickleGlobals});
 }
 
 // A pickle of protocol 2 of these opcodes.
 Pickle parse_opcodes(std::string_view opcodes) {
-  return parse("\x80\x02"s + std::string(opcodes) + ".");
+  return parse_pickle_of("\x80\x02"s + std::string(opcodes) + ".");
 }
 
-std::string error_of(std::string bytes) {
+std::string pickle_error_of(std::string bytes) {
   try {
-    parse(std::move(bytes));
+    parse_pickle_of(std::move(bytes));
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
     return error.what();
@@ -75,7 +75,7 @@ constexpr std::string_view kEveryKind =
     "2e";
 
 TEST(Pickle, ReadsEveryKindThatPythonWrites) {
-  const Pickle pickle = parse(from_hex(kEveryKind));
+  const Pickle pickle = parse_pickle_of(from_hex(kEveryKind));
   const PickleValue root = pickle.root();
   ASSERT_EQ(root.kind(), PickleKind::kDict);
   EXPECT_EQ(root.size(), 6U);
@@ -112,7 +112,7 @@ TEST(Pickle, ReadsEveryKindThatPythonWrites) {
 }
 
 TEST(Pickle, ReadsContainersThatPythonBuildsByCalls) {
-  const Pickle ordered = parse(
+  const Pickle ordered = parse_pickle_of(
       "\x80\x02"
       "ccollections\nOrderedDict\nq\x00)Rq\x01X\x01\x00\x00\x00"
       "aq\x02K\x01s."s);
@@ -126,7 +126,7 @@ TEST(Pickle, ReadsContainersThatPythonBuildsByCalls) {
 }
 
 TEST(Pickle, KeepsWhatAnObjectIsMadeOf) {
-  const Pickle pickle = parse(PickleWriter()
+  const Pickle pickle = parse_pickle_of(PickleWriter()
                                   .begin_object("argparse.Namespace")
                                   .string("lr")
                                   .real(0.5)
@@ -180,18 +180,18 @@ TEST(Pickle, GrowsContainersBatchByBatch) {
 }
 
 TEST(Pickle, RefusesAGlobalOutsideTheClosedSet) {
-  EXPECT_EQ(error_of("\x80\x02"
+  EXPECT_EQ(pickle_error_of("\x80\x02"
                      "cos\nsystem\n\x8C\x02ls\x85R."),
             "x.pkl: the pickle names os.system at byte 2, which is outside the closed set that is "
             "read (nothing was executed)");
-  EXPECT_EQ(error_of("\x80\x04\x8C\x02os\x8C\x06system\x93."),
+  EXPECT_EQ(pickle_error_of("\x80\x04\x8C\x02os\x8C\x06system\x93."),
             "x.pkl: the pickle names os.system at byte 14, which is outside the closed set that is "
             "read (nothing was executed)");
   // An entry without a dot at its end is one name, not a prefix.
-  EXPECT_NE(error_of("\x80\x02"
+  EXPECT_NE(pickle_error_of("\x80\x02"
                      "cargparse\nNamespaceX\n."),
             "no error");
-  EXPECT_NE(error_of("\x80\x02"
+  EXPECT_NE(pickle_error_of("\x80\x02"
                      "cmegatron\ncore\n."),
             "no error");
   EXPECT_EQ(parse_opcodes("cmegatron.core.enums\nA\n").root().global_name(),
@@ -210,12 +210,12 @@ TEST(Pickle, NamesTheByteOfTheFileThatIsWrong) {
 
 TEST(Pickle, RefusesWhatIsNoPickle) {
   const auto expect = [](std::string_view opcodes, std::string_view message) {
-    EXPECT_EQ(error_of("\x80\x02"s + std::string(opcodes)),
+    EXPECT_EQ(pickle_error_of("\x80\x02"s + std::string(opcodes)),
               "x.pkl: the pickle " + std::string(message));
   };
-  EXPECT_EQ(error_of(""), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
-  EXPECT_EQ(error_of("{\"json\": 1}"), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
-  EXPECT_EQ(error_of("\x80\x06N."), "x.pkl: the pickle is of protocol 6 at byte 0");
+  EXPECT_EQ(pickle_error_of(""), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
+  EXPECT_EQ(pickle_error_of("{\"json\": 1}"), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
+  EXPECT_EQ(pickle_error_of("\x80\x06N."), "x.pkl: the pickle is of protocol 6 at byte 0");
   expect("", "is cut short at byte 2");
   expect("N", "is cut short at byte 3");
   expect("J\1\2", "is cut short at byte 2");
@@ -258,13 +258,13 @@ TEST(Pickle, AcceptsUtf8AsPythonEncodesIt) {
                                      "\xF4\x90\x80\x80"sv, "\x80"sv, "\xE2\x82"sv}) {
     std::string bytes = "\x80\x02\x8C";
     bytes.push_back(static_cast<char>(bad.size()));
-    EXPECT_NE(error_of(bytes + std::string(bad) + "."), "no error");
+    EXPECT_NE(pickle_error_of(bytes + std::string(bad) + "."), "no error");
   }
 }
 
 TEST(Pickle, AccessorsSayWhatIsThereAndWhatIsExpected) {
   const Pickle pickle =
-      parse(PickleWriter().begin_dict().string("a").integer(7).end_dict().finish());
+      parse_pickle_of(PickleWriter().begin_dict().string("a").integer(7).end_dict().finish());
   const PickleValue root = pickle.root();
   EXPECT_EQ(error_in([&] { root.at("a").items(); }),
             "x.pkl: the pickle holds 7 where dict is expected");
@@ -277,7 +277,7 @@ TEST(Pickle, AccessorsSayWhatIsThereAndWhatIsExpected) {
   EXPECT_NE(error_in([&] { root.at("a").object_state(); }), "no error");
   EXPECT_NE(error_in([&] { root.at("a").global_name(); }), "no error");
   EXPECT_NE(error_in([&] { root.at("a").persistent_id(); }), "no error");
-  const Pickle list = parse(PickleWriter().begin_list().none().end_list().finish());
+  const Pickle list = parse_pickle_of(PickleWriter().begin_list().none().end_list().finish());
   EXPECT_EQ(error_in([&] { list.root()[1]; }),
             "x.pkl: the pickle holds [None], of 1 elements, where more than 1 are expected");
 }
@@ -314,10 +314,10 @@ TEST(Pickle, RefusesNamesThatWouldBecomeOpcodes) {
                                      {"torch.", "x"},
                                      {"torch", ".x"},
                                      {"torch", ""}}) {
-    const auto error = error_of("\x80\x04"s + short_string(module) + short_string(name) + "\x93.");
+    const auto error = pickle_error_of("\x80\x04"s + short_string(module) + short_string(name) + "\x93.");
     EXPECT_NE(error.find("a global without a proper name at byte"), std::string::npos) << error;
   }
-  EXPECT_EQ(parse("\x80\x04"s + short_string("torch.a") + short_string("B.c") + "\x93.")
+  EXPECT_EQ(parse_pickle_of("\x80\x04"s + short_string("torch.a") + short_string("B.c") + "\x93.")
                 .root()
                 .global_name(),
             "torch.a.B.c");
@@ -330,12 +330,12 @@ TEST(Pickle, CopiesMadeOverAndOverAreAnError) {
   EXPECT_EQ(parse_opcodes(list + copy + "\x86").root()[1].size(), 20'000U);
   std::string copies = list + "(";
   for (int i = 0; i < 2'000; ++i) copies += copy;
-  const auto error = error_of("\x80\x02"s + copies + "l\x86.");
+  const auto error = pickle_error_of("\x80\x02"s + copies + "l\x86.");
   EXPECT_NE(error.find("holds more values than its bytes can spell"), std::string::npos) << error;
 }
 
 TEST(Pickle, ValuesSurviveMovingTheirPickle) {
-  Pickle pickle = parse(PickleWriter().begin_list().string("kept").end_list().finish());
+  Pickle pickle = parse_pickle_of(PickleWriter().begin_list().string("kept").end_list().finish());
   const PickleValue root = pickle.root();
   const Pickle moved = std::move(pickle);
   EXPECT_EQ(root[0].as_string(), "kept");
@@ -343,13 +343,13 @@ TEST(Pickle, ValuesSurviveMovingTheirPickle) {
 
 TEST(Pickle, ReadsSizes) {
   const auto size_of = [](const Pickle& pickle) { return as_size(pickle.root()); };
-  EXPECT_EQ(size_of(parse(PickleWriter().size({2, 3}).finish())), Dims({2, 3}));
-  EXPECT_EQ(size_of(parse(PickleWriter().integers({}).finish())), Dims());
-  EXPECT_EQ(size_of(parse(PickleWriter().begin_list().integer(5).end_list().finish())), Dims({5}));
-  EXPECT_EQ(size_of(parse(PickleWriter().none().finish())), std::nullopt);
-  EXPECT_EQ(size_of(parse(PickleWriter().begin_tuple().boolean(true).end_tuple().finish())),
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().size({2, 3}).finish())), Dims({2, 3}));
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().integers({}).finish())), Dims());
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().begin_list().integer(5).end_list().finish())), Dims({5}));
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().none().finish())), std::nullopt);
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().begin_tuple().boolean(true).end_tuple().finish())),
             std::nullopt);
-  EXPECT_EQ(size_of(parse("\x80\x02(K\1K\1K\1K\1K\1K\1K\1t.")), std::nullopt);  // rank 7
+  EXPECT_EQ(size_of(parse_pickle_of("\x80\x02(K\1K\1K\1K\1K\1K\1K\1t.")), std::nullopt);  // rank 7
 }
 
 // Reaches every value, as a caller would.
@@ -397,7 +397,7 @@ void touch(PickleValue value, int depth = 0) {
 
 void expect_no_crash(const std::string& bytes) {
   try {
-    const Pickle pickle = parse(bytes);
+    const Pickle pickle = parse_pickle_of(bytes);
     pickle.root().require_tree(100'000, 30);
     touch(pickle.root());
   } catch (const Error& error) {
@@ -427,7 +427,7 @@ TEST(Pickle, SurvivesMutations) {
 TEST(Pickle, ReadsAndSurvivesMutationsOfACheckpointsMetadata) {
   const auto path = support::test_data("llama_tp1/iter_0000010/.metadata");
   const std::string bytes = read_text(path);
-  const Pickle pickle = parse(bytes);
+  const Pickle pickle = parse_pickle_of(bytes);
   const PickleValue root = pickle.root();
   EXPECT_EQ(root.object_class(), "torch.distributed.checkpoint.metadata.Metadata");
   EXPECT_EQ(root.at("version").as_string(), "1.0.0");
@@ -445,7 +445,7 @@ TEST(Pickle, ReadsAndSurvivesMutationsOfACheckpointsMetadata) {
 TEST(Pickle, EveryTruncationIsAnError) {
   const std::string bytes = from_hex(kEveryKind);
   for (std::size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_NE(error_of(bytes.substr(0, size)), "no error") << size;
+    EXPECT_NE(pickle_error_of(bytes.substr(0, size)), "no error") << size;
   }
 }
 
@@ -453,7 +453,7 @@ TEST(Pickle, StaysCompact) {
   PickleWriter writer;
   writer.begin_list();
   for (int i = 0; i < 10'000; ++i) writer.size({i, 1'024, 4'096});
-  const Pickle pickle = parse(writer.end_list().finish());
+  const Pickle pickle = parse_pickle_of(writer.end_list().finish());
   // A Size is an object, two tuples and three ints.
   EXPECT_LT(pickle.memory_bytes(), 10'000U * 300U);
 }
@@ -542,7 +542,7 @@ TEST(PickleWriter, IsReadBackBeyondTheShortMemo) {
           .integer(std::int64_t{i} * 10'000'000'000 * (round + 1));
     }
   }
-  const Pickle pickle = parse(writer.end_dict().finish());
+  const Pickle pickle = parse_pickle_of(writer.end_dict().finish());
   EXPECT_EQ(pickle.root().size(), 2'000U);
   for (int i = 0; i < 1'000; ++i) {
     EXPECT_EQ(pickle.root().at(fmt::format("key{}", i)).as_int(), std::int64_t{i} * 20'000'000'000);

@@ -389,7 +389,7 @@ TEST_P(TorchDistDescribed, WronglyIsRefusedNamingFileAndTensor) {
   EXPECT_TRUE(fails(wrong.kind, wrong.fragments, [&] { read_described(wrong.change); }));
 }
 
-constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
+constexpr auto kMaxInt64 = std::numeric_limits<std::int64_t>::max();
 
 INSTANTIATE_TEST_SUITE_P(
     ,
@@ -435,7 +435,7 @@ INSTANTIATE_TEST_SUITE_P(
               [](Description& it) { it.tensors.push_back(it.tensors[1]); },
               {".metadata", "norm", "twice"}},
         Wrong{"shape_overflows",
-              [](Description& it) { it.tensors[1].size = {kMax}; },
+              [](Description& it) { it.tensors[1].size = {kMaxInt64}; },
               {".metadata", "norm", "overflows"}},
         Wrong{"item_missing",
               [](Description& it) { it.items.pop_back(); },
@@ -462,7 +462,7 @@ INSTANTIATE_TEST_SUITE_P(
               [](Description& it) { it.items[0].offset = -1; },
               {".metadata", "w"}},
         Wrong{"item_whose_end_overflows",
-              [](Description& it) { it.items[2].length = kMax; },
+              [](Description& it) { it.items[2].length = kMaxInt64; },
               {".metadata", "norm", "beyond its end"}},
         Wrong{"item_too_short", [](Description& it) { it.items[2].length -= 8; }, {"__0_0.distcp"}},
         Wrong{"file_missing",

@@ -27,7 +27,7 @@ namespace {
 
 using namespace std::string_literals;
 
-constexpr std::string_view kGlobals[] = {"torch.", "argparse.Namespace", "collections.OrderedDict",
+constexpr std::string_view kZipGlobals[] = {"torch.", "argparse.Namespace", "collections.OrderedDict",
                                          "numpy.", "_codecs.encode"};
 
 // A file of these bytes.
@@ -64,13 +64,13 @@ std::string tensor_archive(DType dtype, const Shape& shape) {
   return layout.head() + payload + layout.tail(crc32(as_bytes(payload)));
 }
 
-TensorItem parse(const std::string& archive) {
+TensorItem parse_archive_of(const std::string& archive) {
   const ByteFile file(archive);
   return parse_tensor_item(file.file(), 0, file.file().size());
 }
 
 // What is wrong with `archive`, without the file's name.
-std::string error_of(const std::string& archive) {
+std::string archive_error_of(const std::string& archive) {
   const ByteFile file(archive);
   try {
     parse_tensor_item(file.file(), 0, file.file().size());
@@ -113,7 +113,7 @@ TEST(TorchZip, WritesTheVeryBytesThatTorchWrites) {
       const std::string expected = bytes_at(file, offset, length);
       SCOPED_TRACE(fmt::format("{} at byte {}", file.path().string(), offset));
       if (!index.find("offset")) {
-        const Pickle object = read_torch_object(file, offset, length, kGlobals);
+        const Pickle object = read_torch_object(file, offset, length, kZipGlobals);
         if (object.root().kind() == PickleKind::kList && object.root().size() == 1 &&
             object.root()[0].is_object("torch._utils._rebuild_tensor_v2") &&
             index.at("fqn").as_string().find("_extra_state") != std::string_view::npos) {
@@ -145,7 +145,7 @@ TEST(TorchZip, WritesCommonPtAsTorchDoes) {
   EXPECT_EQ(archive.name, "common");
   EXPECT_EQ(torch_archive(read_torch_record(file, archive.at("data.pkl")), "common"),
             bytes_at(file, 0, file.size()));
-  const Pickle common = read_torch_object(file, 0, file.size(), kGlobals);
+  const Pickle common = read_torch_object(file, 0, file.size(), kZipGlobals);
   EXPECT_EQ(common.root().at("iteration").as_int(), 10);
   EXPECT_EQ(common.root().at("args").at("num_layers").as_int(), 4);
 }
@@ -254,17 +254,17 @@ std::string archive_of(const Rebuild& rebuild) {
 }
 
 TEST(TorchZip, ReadsPartsOfAStorage) {
-  const TensorItem whole = parse(archive_of({}));
+  const TensorItem whole = parse_archive_of(archive_of({}));
   EXPECT_TRUE(whole.contiguous);
-  const TensorItem rows = parse(archive_of({.first = 4, .shape = {2, 4}, .strides = {4, 1}}));
+  const TensorItem rows = parse_archive_of(archive_of({.first = 4, .shape = {2, 4}, .strides = {4, 1}}));
   EXPECT_TRUE(rows.contiguous);
   EXPECT_EQ(rows.payload_offset, whole.payload_offset + 16);
   EXPECT_EQ(rows.payload_bytes, 32);
   EXPECT_EQ(rows.storage.size, 48);
-  EXPECT_FALSE(parse(archive_of({.shape = {4, 3}, .strides = {1, 4}})).contiguous);
-  EXPECT_FALSE(parse(archive_of({.shape = {3, 2}, .strides = {4, 1}})).contiguous);
-  EXPECT_FALSE(parse(archive_of({.shape = {100, 12}, .strides = {0, 1}})).contiguous);
-  EXPECT_TRUE(parse(archive_of({.shape = {1, 12}, .strides = {99, 1}})).contiguous);
+  EXPECT_FALSE(parse_archive_of(archive_of({.shape = {4, 3}, .strides = {1, 4}})).contiguous);
+  EXPECT_FALSE(parse_archive_of(archive_of({.shape = {3, 2}, .strides = {4, 1}})).contiguous);
+  EXPECT_FALSE(parse_archive_of(archive_of({.shape = {100, 12}, .strides = {0, 1}})).contiguous);
+  EXPECT_TRUE(parse_archive_of(archive_of({.shape = {1, 12}, .strides = {99, 1}})).contiguous);
 }
 
 TEST(TorchZip, ReadsParametersAndSubclasses) {
@@ -272,7 +272,7 @@ TEST(TorchZip, ReadsParametersAndSubclasses) {
   parameter.begin_call("torch._utils._rebuild_parameter");
   write(parameter, {});
   parameter.boolean(true).begin_call("collections.OrderedDict").end_call().end_call();
-  EXPECT_EQ(parse(archive_of(parameter)).shape, Shape({3, 4}));
+  EXPECT_EQ(parse_archive_of(archive_of(parameter)).shape, Shape({3, 4}));
 
   PickleWriter subclass;
   subclass.begin_call("torch._tensor._rebuild_from_type_v2");
@@ -281,12 +281,12 @@ TEST(TorchZip, ReadsParametersAndSubclasses) {
   subclass.string("0").string("cuda:0").integer(12).end_persistent_id();
   subclass.integer(0).integers({12}).integers({1}).boolean(false).none().end_tuple();
   subclass.begin_dict().end_dict().end_call();
-  EXPECT_EQ(parse(archive_of(subclass)).shape, Shape({12}));
+  EXPECT_EQ(parse_archive_of(archive_of(subclass)).shape, Shape({12}));
 }
 
 TEST(TorchZip, RefusesATensorThatItsStorageDoesNotHold) {
   const auto refused = [](const Rebuild& rebuild) {
-    const std::string message = error_of(archive_of(rebuild));
+    const std::string message = archive_error_of(archive_of(rebuild));
     return message.find("leaves its storage of 12 elements") != std::string::npos;
   };
   EXPECT_TRUE(refused({.shape = {4, 4}}));
@@ -297,7 +297,7 @@ TEST(TorchZip, RefusesATensorThatItsStorageDoesNotHold) {
   EXPECT_TRUE(refused({.shape = {3, 4}, .strides = {std::int64_t{1} << 62, 1}}));
   EXPECT_TRUE(refused({.first = std::numeric_limits<std::int64_t>::max()}));
   EXPECT_TRUE(refused({.first = 13, .shape = {0}, .strides = {1}}));
-  const auto message = [](const Rebuild& rebuild) { return error_of(archive_of(rebuild)); };
+  const auto message = [](const Rebuild& rebuild) { return archive_error_of(archive_of(rebuild)); };
   EXPECT_NE(message({.shape = {std::int64_t{1} << 40, std::int64_t{1} << 40}}), "no error");
   EXPECT_NE(message({.shape = {-1, 4}}), "no error");
   EXPECT_NE(message({.shape = {3, 4}, .strides = {1}}), "no error");
@@ -309,11 +309,11 @@ TEST(TorchZip, RefusesATensorThatItsStorageDoesNotHold) {
 TEST(TorchZip, RefusesAPickleThatIsNoTensor) {
   PickleWriter list;
   list.begin_list().integer(7).end_list();
-  EXPECT_EQ(error_of(archive_of(list)), "the pickle holds [7] where object is expected");
+  EXPECT_EQ(archive_error_of(archive_of(list)), "the pickle holds [7] where object is expected");
   PickleWriter call;
   call.begin_call("os.system").string("ls").end_call();
   EXPECT_NE(
-      error_of(archive_of(call)).find("names os.system at byte 66, which is outside the closed"),
+      archive_error_of(archive_of(call)).find("names os.system at byte 66, which is outside the closed"),
       std::string::npos);
 }
 
@@ -321,42 +321,42 @@ TEST(TorchZip, RefusesDamage) {
   const std::string archive = tensor_archive(DType::kBF16, {1, 24, 32});
   const std::size_t pickle = central_entry(archive, 0);
   const std::size_t data = central_entry(archive, 4);
-  ASSERT_EQ(error_of(archive), "no error");
+  ASSERT_EQ(archive_error_of(archive), "no error");
 
-  EXPECT_EQ(error_of(""), "at byte 0: an archive of 0 bytes");
-  EXPECT_EQ(error_of(archive.substr(0, archive.size() - 1)),
+  EXPECT_EQ(archive_error_of(""), "at byte 0: an archive of 0 bytes");
+  EXPECT_EQ(archive_error_of(archive.substr(0, archive.size() - 1)),
             "at byte 3090: no archive ends here: the end record is missing");
-  EXPECT_NE(error_of(with(archive, 70, 'X')).find("record data.pkl at byte 64: CRC-32 "),
+  EXPECT_NE(archive_error_of(with(archive, 70, 'X')).find("record data.pkl at byte 64: CRC-32 "),
             std::string::npos);
-  EXPECT_EQ(error_of(with(archive, data + 10, std::uint16_t{8})),
+  EXPECT_EQ(archive_error_of(with(archive, data + 10, std::uint16_t{8})),
             fmt::format("at byte {}: record archive/data/0 is compressed (method 8)", data));
   EXPECT_EQ(
-      error_of(with(archive, data + 8, std::uint16_t{0x0809})),
+      archive_error_of(with(archive, data + 8, std::uint16_t{0x0809})),
       fmt::format("at byte {}: record archive/data/0 has flags 0x0809, which torch never sets",
                   data));
-  EXPECT_EQ(error_of(with(archive, data + 16, std::uint32_t{5})),
+  EXPECT_EQ(archive_error_of(with(archive, data + 16, std::uint32_t{5})),
             "at byte 2240: the data descriptor of record archive/data/0 contradicts the central "
             "directory");
-  EXPECT_EQ(error_of(with(archive, data + 20, std::uint32_t{1'000})),
+  EXPECT_EQ(archive_error_of(with(archive, data + 20, std::uint32_t{1'000})),
             fmt::format("at byte {}: record archive/data/0: 1536 bytes, stored as 1000", data));
-  EXPECT_EQ(error_of(with(archive, data + 42, std::uint32_t{1})),
+  EXPECT_EQ(archive_error_of(with(archive, data + 42, std::uint32_t{1})),
             "at byte 1: no local header of record archive/data/0");
   EXPECT_EQ(
-      error_of(with(archive, data + 42, std::uint32_t{0})),
+      archive_error_of(with(archive, data + 42, std::uint32_t{0})),
       "at byte 0: the local header of record archive/data/0 contradicts the central directory");
-  EXPECT_EQ(error_of(with(archive, data + 42, std::uint32_t{0x7FFFFFFF})),
+  EXPECT_EQ(archive_error_of(with(archive, data + 42, std::uint32_t{0x7FFFFFFF})),
             fmt::format("at byte {}: record archive/data/0 leaves the archive", data));
   EXPECT_EQ(
-      error_of(with(archive, pickle + 46, 'b')),
+      archive_error_of(with(archive, pickle + 46, 'b')),
       "at byte 0: the local header of record brchive/data.pkl contradicts the central directory");
-  EXPECT_EQ(error_of(with(archive, archive.size() - 22 + 8, std::uint32_t{0x00060006})),
+  EXPECT_EQ(archive_error_of(with(archive, archive.size() - 22 + 8, std::uint32_t{0x00060006})),
             fmt::format("at byte {}: the ZIP64 end record contradicts the end record",
                         archive.size() - 98));
-  EXPECT_EQ(error_of(with(archive, archive.size() - 42 + 8, std::uint64_t{7})),
+  EXPECT_EQ(archive_error_of(with(archive, archive.size() - 42 + 8, std::uint64_t{7})),
             fmt::format("at byte {}: the ZIP64 locator points to byte 7 of the archive, not to the "
                         "record before it",
                         archive.size() - 42));
-  EXPECT_EQ(error_of(with(archive, archive.size() - 22 + 20, std::uint16_t{1})),
+  EXPECT_EQ(archive_error_of(with(archive, archive.size() - 22 + 20, std::uint16_t{1})),
             fmt::format("at byte {}: the end record tells of several disks or a comment",
                         archive.size() - 22));
 
@@ -432,7 +432,7 @@ PlainZip plain_zip() {
 TEST(TorchZip, ReadsArchivesOfOtherWriters) {
   PlainZip zip = plain_zip();
   zip.add("a/version", "3\n");
-  EXPECT_EQ(parse(zip.finish()).shape, Shape({3, 4}));
+  EXPECT_EQ(parse_archive_of(zip.finish()).shape, Shape({3, 4}));
 }
 
 TEST(TorchZip, AChecksumOfZeroWasNeverComputed) {
@@ -442,31 +442,31 @@ TEST(TorchZip, AChecksumOfZeroWasNeverComputed) {
     record.crc32 = 0;
     with(zip.out, record.header + 14, std::uint32_t{0}).swap(zip.out);
   }
-  EXPECT_EQ(parse(zip.finish()).storage.crc32, 0U);
+  EXPECT_EQ(parse_archive_of(zip.finish()).storage.crc32, 0U);
 }
 
 TEST(TorchZip, RefusesArchivesThatTorchWouldNotWrite) {
-  EXPECT_EQ(error_of(plain_zip().finish()), "archive a has no record version");
+  EXPECT_EQ(archive_error_of(plain_zip().finish()), "archive a has no record version");
 
   PlainZip big_endian = plain_zip();
   big_endian.add("a/byteorder", "big");
   big_endian.add("a/version", "3\n");
-  EXPECT_NE(error_of(big_endian.finish()).find("the archive is not little endian"),
+  EXPECT_NE(archive_error_of(big_endian.finish()).find("the archive is not little endian"),
             std::string::npos);
 
   PlainZip twice = plain_zip();
   twice.add("a/version", "3\n");
   twice.add("a/version", "3\n");
-  EXPECT_NE(error_of(twice.finish()).find("record version occurs twice"), std::string::npos);
+  EXPECT_NE(archive_error_of(twice.finish()).find("record version occurs twice"), std::string::npos);
 
   PlainZip elsewhere = plain_zip();
   elsewhere.add("b/version", "3\n");
-  EXPECT_NE(error_of(elsewhere.finish()).find("record b/version is not in folder a"),
+  EXPECT_NE(archive_error_of(elsewhere.finish()).find("record b/version is not in folder a"),
             std::string::npos);
 
   PlainZip nowhere;
   nowhere.add("version", "3\n");
-  EXPECT_NE(error_of(nowhere.finish()).find("record version is in no folder"), std::string::npos);
+  EXPECT_NE(archive_error_of(nowhere.finish()).find("record version is in no folder"), std::string::npos);
 
   // A record whose bytes hold another one's headers and bytes.
   PlainZip inner;
@@ -476,7 +476,7 @@ TEST(TorchZip, RefusesArchivesThatTorchWouldNotWrite) {
   auto hidden = inner.records[0];
   hidden.header = static_cast<std::uint32_t>(overlapping.out.size() - inner.out.size());
   overlapping.records.push_back(hidden);
-  EXPECT_NE(error_of(overlapping.finish()).find("records outer and version overlap"),
+  EXPECT_NE(archive_error_of(overlapping.finish()).find("records outer and version overlap"),
             std::string::npos);
 }
 
@@ -540,21 +540,21 @@ TEST(TorchZip, ReadsBackAnObjectAnywhereInAFile) {
   const std::string archive = object_archive();
   const ByteFile file("before" + archive + "after");
   const std::int64_t length = std::ssize(archive);
-  const Pickle object = read_torch_object(file.file(), 6, length, kGlobals);
+  const Pickle object = read_torch_object(file.file(), 6, length, kZipGlobals);
   EXPECT_EQ(object.root().at("iteration").as_int(), 10);
   EXPECT_EQ(object.root().at("state").object_args()[0].persistent_id()[2].as_string(), "0");
   const TorchArchive records = read_torch_archive(file.file(), 6, length);
   EXPECT_EQ(records.name, "archive");
   EXPECT_EQ(read_torch_record(file.file(), records.at("data/0")), "abcd");
   EXPECT_EQ(records.find("data/1"), nullptr);
-  EXPECT_THROW(read_torch_object(file.file(), 6, length - 1, kGlobals), Error);
-  EXPECT_THROW(read_torch_object(file.file(), 5, length, kGlobals), Error);
+  EXPECT_THROW(read_torch_object(file.file(), 6, length - 1, kZipGlobals), Error);
+  EXPECT_THROW(read_torch_object(file.file(), 5, length, kZipGlobals), Error);
 }
 
 TEST(TorchZip, SurvivesMutationsOfAnObject) {
   survive_mutations(object_archive(), 10'000,
                     [](const ReadFile& file, std::int64_t offset, std::int64_t length) {
-                      read_torch_object(file, offset, length, kGlobals).root().describe();
+                      read_torch_object(file, offset, length, kZipGlobals).root().describe();
                       for (const auto& record : read_torch_archive(file, offset, length).records) {
                         EXPECT_GE(record.offset, offset);
                         EXPECT_LE(record.offset + record.size, offset + length);

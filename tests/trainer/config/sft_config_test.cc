@@ -20,15 +20,15 @@ namespace {
 using support::fails;
 using Overrides = std::vector<std::string>;
 
-const Overrides kLeast{"model.path=hf", "data.train_files=train.jsonl"};
+const Overrides kLeastSft{"model.path=hf", "data.train_files=train.jsonl"};
 
-SftConfig load(Overrides more) {
-  more.insert(more.begin(), kLeast.begin(), kLeast.end());
+SftConfig load_sft(Overrides more) {
+  more.insert(more.begin(), kLeastSft.begin(), kLeastSft.end());
   return load_sft_config({}, more);
 }
 
 TEST(SftConfig, NeedsAModelAndRecordsAlone) {
-  const auto config = load({});
+  const auto config = load_sft({});
   EXPECT_EQ(config.model.path, "hf");
   EXPECT_EQ(config.data.train_files, std::vector<std::string>{"train.jsonl"});
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"a_model_to_train", "model.path"},
@@ -64,7 +64,7 @@ lr_decay_style = "cosine"
 
 TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {
   const support::TempDir dir;
-  const auto config = load(
+  const auto config = load_sft(
       {"model.tokenizer_path=a \"b\"\\#", "data.val_files=[]", "engine.recompute_granularity=full",
        "engine.recompute_method=block", "engine.recompute_num_layers=2", "optim.lr=0.1",
        "optim.adam_eps=1e-15", "optim.lr_warmup_steps=0", "global_profiler.tool=nsys",
@@ -76,13 +76,13 @@ TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {
 
 TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
   EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"checkpoint.save_freq?"}, [] { load({"trainer.save_freq=5"}); }));
+      fails(ErrorKind::kUsage, {"checkpoint.save_freq?"}, [] { load_sft({"trainer.save_freq=5"}); }));
   EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load({"optim.adam_beta=0.9"}); }));
+      fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load_sft({"optim.adam_beta=0.9"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size?"},
-                    [] { load({"engine.tensor_parallel_size=2"}); }));
+                    [] { load_sft({"engine.tensor_parallel_size=2"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"data.global_batch_size?"},
-                    [] { load({"data.train_batch_size=2"}); }));
+                    [] { load_sft({"data.train_batch_size=2"}); }));
 }
 
 TEST(SftConfig, NamesTheLinesOfAContradiction) {
@@ -92,7 +92,7 @@ TEST(SftConfig, NamesTheLinesOfAContradiction) {
       fails(ErrorKind::kUsage,
             {"[sequence_parallel_needs_tensor_parallel]", "engine.sequence_parallel = true (",
              "run.toml:2)", "engine.tensor_model_parallel_size = 1 (the default)"},
-            [&] { load_sft_config(dir / "run.toml", kLeast); }));
+            [&] { load_sft_config(dir / "run.toml", kLeastSft); }));
 }
 
 // For each rule, what breaks it and nothing else.
@@ -135,7 +135,7 @@ TEST(SftConfig, RefusesEachContradictionByItsName) {
   std::set<std::string_view> broken;
   for (const auto& [rule, overrides] : kBroken) {
     broken.insert(rule);
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + std::string(rule) + "]"}, [&] { load(overrides); }))
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + std::string(rule) + "]"}, [&] { load_sft(overrides); }))
         << rule;
   }
   for (const auto& rule : sft_rules()) EXPECT_TRUE(broken.contains(rule.name)) << rule.name;
@@ -143,7 +143,7 @@ TEST(SftConfig, RefusesEachContradictionByItsName) {
 
 TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {
   const auto config =
-      load({"engine.tensor_model_parallel_size=2", "engine.pipeline_model_parallel_size=2",
+      load_sft({"engine.tensor_model_parallel_size=2", "engine.pipeline_model_parallel_size=2",
             "engine.expert_model_parallel_size=4", "engine.expert_tensor_parallel_size=1"});
   EXPECT_EQ(config.engine.data_parallel_size(16), 4);
   EXPECT_TRUE(
