@@ -11,7 +11,7 @@
 #include <vector>
 
 namespace ferry {
-namespace {
+namespace layering_test {
 
 namespace fs = std::filesystem;
 
@@ -153,5 +153,5 @@ TEST(Layering, NoFileIsLongWithoutAReason) {
   }
 }
 
-}  // namespace
+}  // namespace layering_test
 }  // namespace ferry

@@ -14,7 +14,7 @@
 #include <vector>
 
 namespace ferry {
-namespace {
+namespace cli_docs_test {
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -127,5 +127,5 @@ TEST_F(CliDocs, ListEveryOptionOfTheProgramOfModelsAndNoOther) {
   }
 }
 
-}  // namespace
+}  // namespace cli_docs_test
 }  // namespace ferry

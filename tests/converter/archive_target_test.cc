@@ -21,7 +21,7 @@
 #include "tests/support/trees.h"
 
 namespace ferry::converter {
-namespace {
+namespace archive_target_test {
 
 using distckpt::DType;
 using support::fails;
@@ -215,5 +215,5 @@ TEST(Archive, RefusesPathsThatLeaveTheFolder) {
   }
 }
 
-}  // namespace
+}  // namespace archive_target_test
 }  // namespace ferry::converter

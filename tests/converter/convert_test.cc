@@ -13,7 +13,7 @@
 #include "tests/support/trees.h"
 
 namespace ferry::converter {
-namespace {
+namespace convert_test {
 
 using distckpt::DType;
 using support::random_layout;
@@ -131,5 +131,5 @@ TEST(Verify, ReportsASettingThatDiffers) {
   EXPECT_EQ(report.configuration[0], "config.json: rope_theta: 10000.0, 20000.0");
 }
 
-}  // namespace
+}  // namespace convert_test
 }  // namespace ferry::converter

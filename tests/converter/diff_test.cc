@@ -19,7 +19,7 @@
 #include "tests/support/tiny_model.h"
 
 namespace ferry::converter {
-namespace {
+namespace diff_test {
 
 using distckpt::DType;
 using support::TempDir;
@@ -238,5 +238,5 @@ TEST(DiffTable, MakesOneCellOfALayersExpertsAndNamesTheWorst) {
   EXPECT_EQ(table.outside.cells[0].column, "model.norm");
 }
 
-}  // namespace
+}  // namespace diff_test
 }  // namespace ferry::converter

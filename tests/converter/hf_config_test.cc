@@ -8,7 +8,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::converter {
-namespace {
+namespace hf_config_test {
 
 using support::fails;
 
@@ -114,5 +114,5 @@ TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
   EXPECT_EQ(with_dtype(before, distckpt::DType::kF16, "config.json"), after);
 }
 
-}  // namespace
+}  // namespace hf_config_test
 }  // namespace ferry::converter

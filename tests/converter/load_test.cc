@@ -20,7 +20,7 @@
 #include "tests/support/tiny_model.h"
 
 namespace ferry::converter {
-namespace {
+namespace load_test {
 
 namespace fs = std::filesystem;
 using distckpt::DType;
@@ -339,5 +339,5 @@ TEST(Load, ComparesASecondCopyWhereItIsRead) {
   EXPECT_NO_THROW(load_rank(again, tiny.model, 1));  // does not hold that row
 }
 
-}  // namespace
+}  // namespace load_test
 }  // namespace ferry::converter

@@ -15,7 +15,7 @@
 #include "tests/support/files.h"
 
 namespace ferry::converter {
-namespace {
+namespace megatron_args_test {
 
 using distckpt::Pickle;
 using distckpt::PickleWriter;
@@ -139,5 +139,5 @@ TEST(MegatronArgs, ReadsAWindow) {
                     [&] { window(std::numeric_limits<std::int64_t>::max()); }));
 }
 
-}  // namespace
+}  // namespace megatron_args_test
 }  // namespace ferry::converter

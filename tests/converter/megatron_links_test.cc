@@ -12,7 +12,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::converter {
-namespace {
+namespace megatron_links_test {
 
 using distckpt::Box;
 using distckpt::Layout;
@@ -245,5 +245,5 @@ TEST(ModelMap, RefusesLayersThatAFamilyLacks) {
                     [&] { make_model_map(prediction); }));
 }
 
-}  // namespace
+}  // namespace megatron_links_test
 }  // namespace ferry::converter

@@ -10,7 +10,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::converter {
-namespace {
+namespace model_map_test {
 
 using distckpt::Box;
 using support::fails;
@@ -126,5 +126,5 @@ TEST(ModelMap, RefusesExtraStatesThatAreIncompleteOrUnknown) {
   }));
 }
 
-}  // namespace
+}  // namespace model_map_test
 }  // namespace ferry::converter

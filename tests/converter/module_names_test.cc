@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace ferry::converter {
-namespace {
+namespace module_names_test {
 
 TEST(ModuleNames, CountLayersAndExpertsOfTheWholeModel) {
   EXPECT_EQ(key_of_module("decoder.layers.1.mlp.linear_fc1.weight", 4, 8),
@@ -36,5 +36,5 @@ TEST(ModuleNames, TellExtraStatesApart) {
   EXPECT_FALSE(is_extra_state("decoder.layers.0.mlp.linear_fc1.weight"));
 }
 
-}  // namespace
+}  // namespace module_names_test
 }  // namespace ferry::converter

@@ -9,7 +9,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::converter {
-namespace {
+namespace optimizer_buckets_test {
 
 distckpt::TransformerConfig dense() {
   return {.family = "llama",
@@ -118,5 +118,5 @@ TEST(OptimizerBuckets, OrdersExpertsAsTheirModulesDo) {
   EXPECT_EQ(experts(ExpertOrder::kSequential), (std::vector<std::int64_t>{3, 3, 2, 2, 3, 3, 2, 2}));
 }
 
-}  // namespace
+}  // namespace optimizer_buckets_test
 }  // namespace ferry::converter

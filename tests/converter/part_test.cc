@@ -15,7 +15,7 @@
 #include "tests/support/tiny_model.h"
 
 namespace ferry::converter {
-namespace {
+namespace part_test {
 
 namespace fs = std::filesystem;
 using support::TempDir;
@@ -198,5 +198,5 @@ TEST(PartOfAnyModel, EqualsThatPartOfTheWhole) {
   }
 }
 
-}  // namespace
+}  // namespace part_test
 }  // namespace ferry::converter

@@ -24,7 +24,7 @@
 #include "tests/support/trees.h"
 
 namespace ferry::converter {
-namespace {
+namespace save_test {
 
 namespace fs = std::filesystem;
 using distckpt::DType;
@@ -437,5 +437,5 @@ TEST(Save, NamesATensorThatNoRankHolds) {
   }));
 }
 
-}  // namespace
+}  // namespace save_test
 }  // namespace ferry::converter

@@ -10,7 +10,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace box_io_test {
 
 using support::element_of;
 using support::Random;
@@ -116,5 +116,5 @@ TEST(CopyStrided, MovesEveryElementAndTouchesNothingElse) {
   }
 }
 
-}  // namespace
+}  // namespace box_io_test
 }  // namespace ferry::distckpt

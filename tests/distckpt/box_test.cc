@@ -12,7 +12,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace box_test {
 
 using support::contains;
 using support::element_of;
@@ -229,5 +229,5 @@ TEST(Translate, RefusesBoxesOfOtherExtents) {
   }));
 }
 
-}  // namespace
+}  // namespace box_test
 }  // namespace ferry::distckpt

@@ -16,7 +16,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace cast_test {
 
 using support::fails;
 using support::naive_round;
@@ -305,5 +305,5 @@ TEST(UlpDistance, OfNanAndOfIntegersIsNothing) {
   EXPECT_EQ(distance<std::int32_t>(DType::kI32, 1, 1), std::nullopt);
 }
 
-}  // namespace
+}  // namespace cast_test
 }  // namespace ferry::distckpt

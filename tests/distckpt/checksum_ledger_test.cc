@@ -17,7 +17,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace checksum_ledger_test {
 
 using support::Random;
 
@@ -206,5 +206,5 @@ TEST(ChecksumLedger, MustBeSealedBeforeUse) {
                              [&] { ledger.checksum(0, 0, as_bytes("x"), parts); }));
 }
 
-}  // namespace
+}  // namespace checksum_ledger_test
 }  // namespace ferry::distckpt

@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace ferry::distckpt {
-namespace {
+namespace chunk_cache_test {
 
 DecodedChunk chunk_of(std::int64_t size, int value) {
   auto chunk = DecodedChunk::make(size);
@@ -64,5 +64,5 @@ TEST(ChunkCache, TriesAgainWhatFailed) {
   EXPECT_EQ(cache.get(0, [] { return chunk_of(10, 1); }).size, 10);
 }
 
-}  // namespace
+}  // namespace chunk_cache_test
 }  // namespace ferry::distckpt

@@ -16,7 +16,7 @@
 #include "tests/support/random_model.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace copy_plan_random_test {
 
 using support::random_model;
 using support::RandomModel;
@@ -208,5 +208,5 @@ TEST(CopyPlanRandom, ThePlanIsAPureFunctionOfLayoutsAndMaps) {
   EXPECT_EQ(describe(plan_of(model)), describe(plan_of(shuffled)));
 }
 
-}  // namespace
+}  // namespace copy_plan_random_test
 }  // namespace ferry::distckpt

@@ -16,7 +16,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace copy_plan_test {
 
 using support::fails;
 
@@ -741,5 +741,5 @@ TEST(CopyPlan, PlansDeepSeekV3InSeconds) {
   testing::Test::RecordProperty("peak_mib", std::to_string(usage.ru_maxrss >> 10));
 }
 
-}  // namespace
+}  // namespace copy_plan_test
 }  // namespace ferry::distckpt

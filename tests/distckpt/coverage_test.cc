@@ -12,7 +12,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace coverage_test {
 
 using support::contains;
 using support::element_of;
@@ -197,5 +197,5 @@ TEST(RequireExactlyOnce, NamesTensorBoxAndTimes) {
   }));
 }
 
-}  // namespace
+}  // namespace coverage_test
 }  // namespace ferry::distckpt

@@ -10,7 +10,7 @@
 #include "distckpt/cast.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace dequantize_test {
 
 // The value of an E4M3 number, from its definition: 4 bits of exponent (bias 7), 3 of mantissa.
 float e4m3(std::uint8_t bits) {
@@ -91,5 +91,5 @@ TEST(Dequantize, RefusesAFiniteProductThatOverflows) {
             1);
 }
 
-}  // namespace
+}  // namespace dequantize_test
 }  // namespace ferry::distckpt

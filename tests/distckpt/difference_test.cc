@@ -14,7 +14,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace difference_test {
 
 using support::Random;
 
@@ -197,5 +197,5 @@ TEST(Difference, AddsUp) {
   expect_same(sum, expected);
 }
 
-}  // namespace
+}  // namespace difference_test
 }  // namespace ferry::distckpt

@@ -9,7 +9,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace digest_test {
 
 // 0, 1, 2, ... modulo 251: bytes that no two blocks share.
 std::vector<std::byte> count_up(std::int64_t size) {
@@ -105,5 +105,5 @@ TEST(Digest, RefusesTextThatIsNone) {
   }
 }
 
-}  // namespace
+}  // namespace digest_test
 }  // namespace ferry::distckpt

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace dtensor_test {
 
 using support::fails;
 
@@ -115,5 +115,5 @@ TEST(DTensor, RefusesWhatContradictsItself) {
   refuses({"Partial"}, Saved({8}, {8}, {2}, {0}, {{.placement = "Partial"}}), ErrorKind::kLayout);
 }
 
-}  // namespace
+}  // namespace dtensor_test
 }  // namespace ferry::distckpt

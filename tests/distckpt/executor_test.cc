@@ -26,7 +26,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace executor_test {
 
 using support::fails;
 
@@ -552,5 +552,5 @@ TEST(Executor, OfAFinishedJournalReadsNothingAgain) {
   EXPECT_EQ(source.num_reads(), 0);
 }
 
-}  // namespace
+}  // namespace executor_test
 }  // namespace ferry::distckpt

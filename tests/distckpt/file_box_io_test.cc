@@ -19,7 +19,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace file_box_io_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -278,5 +278,5 @@ TEST(FileSourceAndSink, CarryRandomModelsFromFilesToFiles) {
   }
 }
 
-}  // namespace
+}  // namespace file_box_io_test
 }  // namespace ferry::distckpt

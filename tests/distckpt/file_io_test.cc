@@ -22,7 +22,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace file_io_test {
 
 namespace fs = std::filesystem;
 using support::cut;
@@ -282,5 +282,5 @@ TEST(Descriptor, ClosesOnceAndCanBeMoved) {
   EXPECT_EQ(::fcntl(fd, F_GETFD), -1);
 }
 
-}  // namespace
+}  // namespace file_io_test
 }  // namespace ferry::distckpt

@@ -11,7 +11,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace filenames_test {
 
 using support::fails;
 
@@ -97,5 +97,5 @@ TEST(RequirePlainFilename, RefusesEveryWayOutOfTheFolder) {
   }
 }
 
-}  // namespace
+}  // namespace filenames_test
 }  // namespace ferry::distckpt

@@ -7,7 +7,7 @@
 #include <system_error>
 
 namespace ferry {
-namespace {
+namespace foreign_error_test {
 
 std::system_error system(std::errc code) {
   return std::system_error(std::make_error_code(code));
@@ -45,5 +45,5 @@ TEST(ForeignError, AnErrorKeepsAllItSays) {
   EXPECT_EQ(as_error(own).kind(), ErrorKind::kLayout);
 }
 
-}  // namespace
+}  // namespace foreign_error_test
 }  // namespace ferry

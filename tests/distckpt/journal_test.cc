@@ -14,7 +14,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace journal_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -166,5 +166,5 @@ TEST(Journal, SaysWhereItCannotBeMade) {
                     [&] { Journal(dir / "absent/journal", kPlan, false); }));
 }
 
-}  // namespace
+}  // namespace journal_test
 }  // namespace ferry::distckpt

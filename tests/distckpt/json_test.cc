@@ -9,7 +9,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace json_test {
 
 using support::fails;
 
@@ -89,5 +89,5 @@ TEST(Json, MembersAreOfTheTypeThatIsExpected) {
                     [&] { json_string(json_at(json, "i", "x"), "i", "x"); }));
 }
 
-}  // namespace
+}  // namespace json_test
 }  // namespace ferry::distckpt

@@ -12,7 +12,7 @@
 #include "tests/support/memory_box_io.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace mesh_layout_test {
 
 using support::fails;
 
@@ -244,5 +244,5 @@ TEST(MemorySink, RefusesTheMemoryOfOthers) {
   EXPECT_TRUE(fails(ErrorKind::kBug, {"leaves the 32 bytes"}, [&] { sink.lease(region); }));
 }
 
-}  // namespace
+}  // namespace mesh_layout_test
 }  // namespace ferry::distckpt

@@ -8,7 +8,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace parallel_config_test {
 
 using support::fails;
 using Layers = std::vector<int>;
@@ -65,5 +65,5 @@ TEST(ParallelConfig, RefusesLayersThatCannotBeSharedOut) {
                     [] { pipeline(2, 8).layers_per_stage(8); }));
 }
 
-}  // namespace
+}  // namespace parallel_config_test
 }  // namespace ferry::distckpt

@@ -8,7 +8,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace pickle_copy_test {
 
 constexpr std::string_view kGlobals[] = {"argparse.Namespace", "signal.Signals", "torch.",
                                          "builtins.set"};
@@ -54,5 +54,5 @@ TEST(PickleCopy, RefusesWhatHasNoTree) {
   EXPECT_THROW(write_value(pickle, bytes.root()), Error);
 }
 
-}  // namespace
+}  // namespace pickle_copy_test
 }  // namespace ferry::distckpt

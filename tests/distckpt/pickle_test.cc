@@ -19,7 +19,7 @@
 #include "tests/support/files.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace pickle_test {
 
 using namespace std::string_literals;
 using namespace std::string_view_literals;
@@ -583,5 +583,5 @@ TEST(Pickle, TakesAttributesOfClassesForNames) {
   }));
 }
 
-}  // namespace
+}  // namespace pickle_test
 }  // namespace ferry::distckpt

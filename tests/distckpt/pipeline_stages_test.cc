@@ -5,7 +5,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace pipeline_stages_test {
 
 using support::fails;
 using Stages = std::vector<int>;
@@ -74,5 +74,5 @@ TEST(PipelineStages, RefusesALayoutThatIsNotTheModels) {
   EXPECT_TRUE(refused("Et*99999999999999999999|L", 2, {"number is expected"}));
 }
 
-}  // namespace
+}  // namespace pipeline_stages_test
 }  // namespace ferry::distckpt

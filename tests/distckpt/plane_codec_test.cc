@@ -13,7 +13,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace plane_codec_test {
 
 using support::fails;
 using support::Random;
@@ -182,5 +182,5 @@ TEST(PlaneCodecPool, GivesEachThreadItsOwn) {
   EXPECT_NE(outer, nullptr);
 }
 
-}  // namespace
+}  // namespace plane_codec_test
 }  // namespace ferry::distckpt

@@ -15,7 +15,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace rendezvous_test {
 
 using support::fails;
 using support::TempDir;
@@ -163,5 +163,5 @@ TEST(Rendezvous, LaunchersAreRecognised) {
   for (const auto* name : names) ::unsetenv(name);
 }
 
-}  // namespace
+}  // namespace rendezvous_test
 }  // namespace ferry::distckpt

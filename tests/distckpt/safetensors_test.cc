@@ -17,7 +17,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace safetensors_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -313,5 +313,5 @@ TEST(Safetensors, SurvivesMutations) {
   EXPECT_GT(refused, 3000);
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace ferry::distckpt

@@ -17,7 +17,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace shard_store_damage_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -318,5 +318,5 @@ TEST(ShardStoreMadeUp, SurvivesRandomIndices) {
   EXPECT_EQ(read, 0);  // its chunks are no chunks
 }
 
-}  // namespace
+}  // namespace shard_store_damage_test
 }  // namespace ferry::distckpt

@@ -14,7 +14,7 @@
 #include "tests/support/tiny_model.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace shard_store_test {
 
 using support::fails;
 using support::Random;
@@ -197,5 +197,5 @@ TEST(ChunkShape, CutsColumnsFirstAndNeverExceedsTheSize) {
   }
 }
 
-}  // namespace
+}  // namespace shard_store_test
 }  // namespace ferry::distckpt

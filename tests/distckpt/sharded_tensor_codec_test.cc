@@ -6,7 +6,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace sharded_tensor_codec_test {
 
 using support::fails;
 using support::Random;
@@ -102,5 +102,5 @@ TEST(ShardedTensorCodec, RefusesToEncodeABoxOutsideItsTensor) {
                     [&] { encode_sharded_tensors(std::vector{tensor}); }));
 }
 
-}  // namespace
+}  // namespace sharded_tensor_codec_test
 }  // namespace ferry::distckpt

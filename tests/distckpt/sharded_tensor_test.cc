@@ -6,7 +6,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace sharded_tensor_test {
 
 using support::fails;
 
@@ -78,5 +78,5 @@ TEST(ShardedObject, RefusesKeysThatAreNone) {
   }
 }
 
-}  // namespace
+}  // namespace sharded_tensor_test
 }  // namespace ferry::distckpt

@@ -27,7 +27,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace torch_dist_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -572,5 +572,5 @@ TEST(TorchDist, SurvivesMutationsOfItsMetadata) {
   EXPECT_GT(refused, 500);
 }
 
-}  // namespace
+}  // namespace torch_dist_test
 }  // namespace ferry::distckpt

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace torch_save_test {
 
 using support::fails;
 
@@ -64,5 +64,5 @@ TEST(TorchFile, RefusesACutFileWhereverItIsCut) {
   }
 }
 
-}  // namespace
+}  // namespace torch_save_test
 }  // namespace ferry::distckpt

@@ -23,7 +23,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace torch_zip_test {
 
 using namespace std::string_literals;
 
@@ -571,5 +571,5 @@ TEST(TorchZip, EveryTruncationIsAnError) {
   }
 }
 
-}  // namespace
+}  // namespace torch_zip_test
 }  // namespace ferry::distckpt

@@ -15,7 +15,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace work_folder_test {
 
 namespace fs = std::filesystem;
 using support::fails;
@@ -222,5 +222,5 @@ TEST(ReplaceText, ExchangesTheWholeFile) {
       fails(ErrorKind::kNotFound, {"absent"}, [&] { replace_text(dir / "absent/tracker", "10"); }));
 }
 
-}  // namespace
+}  // namespace work_folder_test
 }  // namespace ferry::distckpt

@@ -10,7 +10,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
-namespace {
+namespace zarr_test {
 
 using support::fails;
 
@@ -55,5 +55,5 @@ TEST_F(ZarrArray, RefusesMissingAndSurplusChunks) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"5 chunks"}, [&] { read(); }));
 }
 
-}  // namespace
+}  // namespace zarr_test
 }  // namespace ferry::distckpt

@@ -28,7 +28,7 @@
 #include "tests/support/tiny_model.h"
 
 namespace ferry::models {
-namespace {
+namespace checkpoint_names_test {
 
 using distckpt::ParallelConfig;
 using distckpt::ShardedTensor;
@@ -196,5 +196,5 @@ TEST(CheckpointNames, LeadIntoTheMemoryOfModelsAndOutOfItAgain) {
                           1, Alignment::kFast);
 }
 
-}  // namespace
+}  // namespace checkpoint_names_test
 }  // namespace ferry::models

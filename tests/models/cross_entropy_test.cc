@@ -15,7 +15,7 @@
 #include "models/world.h"
 
 namespace ferry::models {
-namespace {
+namespace cross_entropy_test {
 
 constexpr std::int64_t kTokens = 45;
 constexpr std::int64_t kHidden = 24;
@@ -174,5 +174,5 @@ TEST(LinearLogProbs, RefusesATemperatureOfZero) {
   EXPECT_THROW((void)fused(p, 0, 10), Error);
 }
 
-}  // namespace
+}  // namespace cross_entropy_test
 }  // namespace ferry::models

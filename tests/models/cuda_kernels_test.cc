@@ -22,7 +22,7 @@
 #include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
-namespace {
+namespace cuda_kernels_test {
 
 TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
@@ -465,5 +465,5 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
         }
 }
 
-}  // namespace
+}  // namespace cuda_kernels_test
 }  // namespace ferry::models

@@ -14,7 +14,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::models {
-namespace {
+namespace device_box_io_test {
 
 using distckpt::Box;
 using distckpt::DType;
@@ -141,5 +141,5 @@ TEST(DeviceBoxIo, StopsWhereASourceFails) {
   }
 }
 
-}  // namespace
+}  // namespace device_box_io_test
 }  // namespace ferry::models

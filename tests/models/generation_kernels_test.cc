@@ -13,7 +13,7 @@
 #include "tests/models/cuda_fixture.h"
 
 namespace ferry::models {
-namespace {
+namespace generation_kernels_test {
 
 using GenerationKernels = CudaKernels;
 
@@ -121,5 +121,5 @@ TEST_F(GenerationKernels, AnglesHaveTheBytesOfHuggingFacesOperations) {
         }
 }
 
-}  // namespace
+}  // namespace generation_kernels_test
 }  // namespace ferry::models

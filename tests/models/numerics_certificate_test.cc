@@ -9,7 +9,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::models {
-namespace {
+namespace numerics_certificate_test {
 
 distckpt::TransformerConfig tiny(bool with_experts) {
   distckpt::TransformerConfig config;
@@ -127,5 +127,5 @@ TEST(NumericsCertificate, ListsTheProductsOfLatentAttentionAndSharedExperts) {
             "output_layer 1000x256; ");
 }
 
-}  // namespace
+}  // namespace numerics_certificate_test
 }  // namespace ferry::models

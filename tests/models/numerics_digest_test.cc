@@ -8,7 +8,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::models {
-namespace {
+namespace numerics_digest_test {
 
 NumericsPolicy policy(int tp, Alignment alignment, distckpt::DType dtype) {
   NumericsPolicy policy;
@@ -43,5 +43,5 @@ TEST(NumericsDigest, FastTrainersTakeWhatTheyGet) {
                              [&] { require_same_numerics(bitwise, fast); }));
 }
 
-}  // namespace
+}  // namespace numerics_digest_test
 }  // namespace ferry::models

@@ -13,7 +13,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::models {
-namespace {
+namespace process_group_test {
 
 std::vector<int> first_ranks(int count) {
   std::vector<int> ranks(static_cast<std::size_t>(count));
@@ -152,5 +152,5 @@ TEST(ParallelState, IsOverAnyRanksNumberedAsIfTheyWereAll) {
   });
 }
 
-}  // namespace
+}  // namespace process_group_test
 }  // namespace ferry::models

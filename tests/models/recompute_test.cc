@@ -16,7 +16,7 @@
 #include "tests/support/naive_load.h"
 
 namespace ferry::models {
-namespace {
+namespace recompute_test {
 
 struct Result {
   at::Tensor hidden;
@@ -102,5 +102,5 @@ TEST(Recompute, KeepsTheInputsAloneAndComputesTwice) {
   EXPECT_EQ(calls, 3);
 }
 
-}  // namespace
+}  // namespace recompute_test
 }  // namespace ferry::models

@@ -15,7 +15,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::models {
-namespace {
+namespace resharder_test {
 
 using distckpt::Box;
 using distckpt::DType;
@@ -298,5 +298,5 @@ TEST(Resharder, TurnsTheTrainersModelIntoTheRollouts) {
   }
 }
 
-}  // namespace
+}  // namespace resharder_test
 }  // namespace ferry::models

@@ -6,7 +6,7 @@
 #include "models/kernels/log_probs.h"
 
 namespace ferry::models {
-namespace {
+namespace row_statistics_test {
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() &&
@@ -57,5 +57,5 @@ TEST(RowStatistics, ARowAloneHasTheBytesThatItHasAmongOthers) {
   at::set_num_threads(threads);
 }
 
-}  // namespace
+}  // namespace row_statistics_test
 }  // namespace ferry::models

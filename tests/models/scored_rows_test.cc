@@ -12,7 +12,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::models {
-namespace {
+namespace scored_rows_test {
 
 using support::Layout;
 
@@ -83,5 +83,5 @@ TEST(ScoredRows, HaveTheBytesOfAllAndTheirGradients) {
   }
 }
 
-}  // namespace
+}  // namespace scored_rows_test
 }  // namespace ferry::models

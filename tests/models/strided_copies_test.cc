@@ -11,7 +11,7 @@
 #include "tests/support/random_boxes.h"
 
 namespace ferry::models {
-namespace {
+namespace strided_copies_test {
 
 using distckpt::Dims;
 using support::Random;
@@ -126,5 +126,5 @@ INSTANTIATE_TEST_SUITE_P(Devices,
                            return std::string(device.param == at::kCPU ? "host" : "cuda");
                          });
 
-}  // namespace
+}  // namespace strided_copies_test
 }  // namespace ferry::models

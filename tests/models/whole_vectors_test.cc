@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace ferry::models {
-namespace {
+namespace whole_vectors_test {
 
 using Function = at::Tensor (*)(const at::Tensor&);
 
@@ -63,5 +63,5 @@ INSTANTIATE_TEST_SUITE_P(,
                            return of.param == Function{silu} ? "silu" : "sigmoid";
                          });
 
-}  // namespace
+}  // namespace whole_vectors_test
 }  // namespace ferry::models

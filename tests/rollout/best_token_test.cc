@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace ferry::rollout {
-namespace {
+namespace best_token_test {
 
 // Of all tokens, the noise of each computed by itself.
 BestToken plainly(const DrawRow& draw, const std::vector<float>& logits, float scale) {
@@ -78,5 +78,5 @@ TEST(BestToken, IsThatOfAllTokensWithTheirNoise) {
       }
 }
 
-}  // namespace
+}  // namespace best_token_test
 }  // namespace ferry::rollout

@@ -12,7 +12,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::rollout {
-namespace {
+namespace bitwise_test {
 
 using distckpt::DType;
 using models::Alignment;
@@ -146,5 +146,5 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"deepseek_v3_tp2_ep2", tiny("deepseek_v3"), parallel(2, 2), 2}),
     [](const auto& one) { return std::string(one.param.name); });
 
-}  // namespace
+}  // namespace bitwise_test
 }  // namespace ferry::rollout

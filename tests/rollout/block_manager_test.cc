@@ -12,7 +12,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::rollout {
-namespace {
+namespace block_manager_test {
 
 Sequence sequence_of(std::vector<std::int64_t> tokens) {
   Sequence sequence{.request_id = "a", .token_ids = std::move(tokens)};
@@ -228,5 +228,5 @@ TEST(BlockManager, NeverGivesABlockToDifferentTokens) {
   EXPECT_GT(copied, 100);
 }
 
-}  // namespace
+}  // namespace block_manager_test
 }  // namespace ferry::rollout

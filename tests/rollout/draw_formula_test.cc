@@ -9,7 +9,7 @@
 #include "rollout/kernels/draw_row.h"
 
 namespace ferry::rollout {
-namespace {
+namespace draw_formula_test {
 
 constexpr PhiloxCounter counter(std::uint32_t a,
                                 std::uint32_t b,
@@ -85,5 +85,5 @@ TEST(DrawFormula, ARowOfTheMostTokensDoesNotOverflow) {
   EXPECT_EQ(mass_of(kMinusInfinity), 0U);
 }
 
-}  // namespace
+}  // namespace draw_formula_test
 }  // namespace ferry::rollout

@@ -15,7 +15,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::rollout {
-namespace {
+namespace llm_engine_test {
 
 using distckpt::DType;
 using models::Alignment;
@@ -201,5 +201,5 @@ TEST_F(Engine, GivesTheLikeliestTokensToThoseWhoAsk) {
   }
 }
 
-}  // namespace
+}  // namespace llm_engine_test
 }  // namespace ferry::rollout

@@ -17,7 +17,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::rollout {
-namespace {
+namespace memory_test {
 
 using models::Alignment;
 using models::GPTModel;
@@ -188,5 +188,5 @@ TEST(Latents, AreKeptInPlaceOfKeysAndValues) {
   }
 }
 
-}  // namespace
+}  // namespace memory_test
 }  // namespace ferry::rollout

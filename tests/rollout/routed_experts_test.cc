@@ -14,7 +14,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::rollout {
-namespace {
+namespace routed_experts_test {
 
 using support::random_prompt;
 using support::Sample;
@@ -147,5 +147,5 @@ TEST_F(Routes, AreThereForThoseWhoAskForThem) {
       [&] { LLMEngine(*model_, {.num_blocks = 10, .enable_return_routed_experts = true}); }));
 }
 
-}  // namespace
+}  // namespace routed_experts_test
 }  // namespace ferry::rollout

@@ -13,7 +13,7 @@
 #include "rollout/paged_context.h"
 
 namespace ferry::rollout {
-namespace {
+namespace row_decoder_test {
 
 using models::Alignment;
 
@@ -137,5 +137,5 @@ INSTANTIATE_TEST_SUITE_P(All,
                                               100}),
                          [](const auto& one) { return std::string(one.param.name); });
 
-}  // namespace
+}  // namespace row_decoder_test
 }  // namespace ferry::rollout

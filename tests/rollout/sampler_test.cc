@@ -12,7 +12,7 @@
 #include "models/kernels/log_probs.h"
 
 namespace ferry::rollout {
-namespace {
+namespace sampler_test {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -320,5 +320,5 @@ TEST(Sampler, AGpusDrawsAreTheHostsForAnyNumberOfRows) {
     }
 }
 
-}  // namespace
+}  // namespace sampler_test
 }  // namespace ferry::rollout

@@ -8,7 +8,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::rollout {
-namespace {
+namespace sampling_params_test {
 
 // What verify() says of the defaults with one change.
 std::string complaint(const std::function<void(SamplingParams&)>& change) {
@@ -68,5 +68,5 @@ TEST(SamplingParams, WhatContradictsIsNamed) {
   EXPECT_TRUE(complaint([](auto& p) { p.n = 2, p.temperature = 0; }).starts_with("n: 2 answers"));
 }
 
-}  // namespace
+}  // namespace sampling_params_test
 }  // namespace ferry::rollout

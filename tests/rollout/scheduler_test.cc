@@ -10,7 +10,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::rollout {
-namespace {
+namespace scheduler_test {
 
 // A scheduler over blocks of four tokens whose steps are computed by nobody: what they would
 // compute is counted, and every sequence that is computed to its end gets a token.
@@ -116,5 +116,5 @@ TEST(Scheduler, EverythingThatRunsCanBeMadeToWait) {
   EXPECT_EQ(steps.step(), "a2 b2");  // in their order; their prompts' ends were still there
 }
 
-}  // namespace
+}  // namespace scheduler_test
 }  // namespace ferry::rollout

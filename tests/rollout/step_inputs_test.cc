@@ -11,7 +11,7 @@
 #include "rollout/kernels/step_copies.h"
 
 namespace ferry::rollout {
-namespace {
+namespace step_inputs_test {
 
 struct Numbers {
   StepInputs::Array tokens, lengths, tables, bytes;
@@ -110,5 +110,5 @@ TEST(StepInputs, WhatIsDrawnComesDown) {
   }
 }
 
-}  // namespace
+}  // namespace step_inputs_test
 }  // namespace ferry::rollout

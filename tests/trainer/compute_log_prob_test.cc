@@ -13,7 +13,7 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
-namespace {
+namespace compute_log_prob_test {
 
 using distckpt::ParallelConfig;
 using support::Layout;
@@ -81,5 +81,5 @@ TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
   }
 }
 
-}  // namespace
+}  // namespace compute_log_prob_test
 }  // namespace ferry::trainer

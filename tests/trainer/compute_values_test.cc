@@ -14,7 +14,7 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
-namespace {
+namespace compute_values_test {
 
 using support::kLayouts;
 using support::Layout;
@@ -117,5 +117,5 @@ TEST(ComputeValues, RefuseAModelWithoutAValueHead) {
   EXPECT_TRUE(refused({.head = "Sequence", .labels = 2}, compute_rm_score));
 }
 
-}  // namespace
+}  // namespace compute_values_test
 }  // namespace ferry::trainer

@@ -13,7 +13,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {
-namespace {
+namespace data_proto_test {
 
 using nlohmann::json;
 using support::fails;
@@ -195,5 +195,5 @@ TEST(DataProto, RefusesWhatDoesNotFitTogether) {
   }));
 }
 
-}  // namespace
+}  // namespace data_proto_test
 }  // namespace ferry::trainer

@@ -19,7 +19,7 @@
 #include "trainer/update_critic.h"
 
 namespace ferry::trainer {
-namespace {
+namespace disjoint_roles_test {
 
 namespace fs = std::filesystem;
 using support::Trainee;
@@ -188,5 +188,5 @@ TEST(DisjointRoles, RefuseARolloutThatComputesInAnotherWayOnAllRanks) {
   });
 }
 
-}  // namespace
+}  // namespace disjoint_roles_test
 }  // namespace ferry::trainer

@@ -16,7 +16,7 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
-namespace {
+namespace distributed_optimizer_test {
 
 using distckpt::ParallelConfig;
 using models::GPTModel;
@@ -415,5 +415,5 @@ TEST(DistributedOptimizer, ItsShardsAreEveryTensorOnce) {
   }
 }
 
-}  // namespace
+}  // namespace distributed_optimizer_test
 }  // namespace ferry::trainer

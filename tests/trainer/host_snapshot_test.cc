@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace ferry::trainer {
-namespace {
+namespace host_snapshot_test {
 
 std::vector<distckpt::LocalShard> shard_of(const at::Tensor& tensor) {
   return {{.tensor = {.key = "weight"}, .data = static_cast<std::byte*>(tensor.data_ptr())}};
@@ -34,5 +34,5 @@ TEST(HostSnapshot, TakesItsMemoryAgainWhenNobodyHasIt) {
   EXPECT_EQ(first_of(beside), 3.0f);
 }
 
-}  // namespace
+}  // namespace host_snapshot_test
 }  // namespace ferry::trainer

@@ -14,7 +14,7 @@
 #include "tests/support/tiny_training.h"
 
 namespace ferry::trainer {
-namespace {
+namespace hybrid_engine_test {
 
 using distckpt::ParallelConfig;
 using models::Alignment;
@@ -119,5 +119,5 @@ TEST(HybridEngine, RefusesARolloutThatComputesInAnotherWay) {
                Error);
 }
 
-}  // namespace
+}  // namespace hybrid_engine_test
 }  // namespace ferry::trainer

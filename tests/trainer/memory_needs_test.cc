@@ -17,7 +17,7 @@
 #include "trainer/pipeline_schedule.h"
 
 namespace ferry::trainer {
-namespace {
+namespace memory_needs_test {
 
 class Model {
  public:
@@ -186,5 +186,5 @@ TEST(ModelMemory, CountsWhatARankHolds) {
             8 * elements);
 }
 
-}  // namespace
+}  // namespace memory_needs_test
 }  // namespace ferry::trainer

@@ -12,7 +12,7 @@
 #include "models/world.h"
 
 namespace ferry::trainer {
-namespace {
+namespace micro_batches_test {
 
 using Lengths = std::vector<std::int64_t>;
 using Parts = std::vector<Partition>;
@@ -159,5 +159,5 @@ TEST(MicroBatches, RanksTellEachOtherTheirLengthsAndPackTheirOwn) {
   });
 }
 
-}  // namespace
+}  // namespace micro_batches_test
 }  // namespace ferry::trainer

@@ -20,7 +20,7 @@
 #include "trainer/update_critic.h"
 
 namespace ferry::trainer {
-namespace {
+namespace new_critic_test {
 
 using distckpt::Head;
 using support::TempDir;
@@ -168,5 +168,5 @@ TEST(NewHead, IsGivenToNoneButALanguageModelsCheckpoint) {
   EXPECT_TRUE(refuses({.head = "Token"}, {}, true, "score.weight"));
 }
 
-}  // namespace
+}  // namespace new_critic_test
 }  // namespace ferry::trainer

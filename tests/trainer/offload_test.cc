@@ -14,7 +14,7 @@
 #include "trainer/pipeline_schedule.h"
 
 namespace ferry::trainer {
-namespace {
+namespace offload_test {
 
 using support::WholeTensors;
 
@@ -157,5 +157,5 @@ TEST(OffloadCuda, FreesTheDevicesMemory) {
   EXPECT_TRUE(at::equal(tensor.cpu(), before));
 }
 
-}  // namespace
+}  // namespace offload_test
 }  // namespace ferry::trainer

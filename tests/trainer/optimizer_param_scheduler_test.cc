@@ -7,7 +7,7 @@
 #include "distckpt/error.h"
 
 namespace ferry::trainer {
-namespace {
+namespace optimizer_param_scheduler_test {
 
 using Config = OptimizerParamSchedulerConfig;
 
@@ -99,5 +99,5 @@ TEST(OptimizerParamScheduler, RefusesWhatMakesNoSense) {
   EXPECT_FALSE(refused({.lr_decay_style = "inverse_square_root"}));
 }
 
-}  // namespace
+}  // namespace optimizer_param_scheduler_test
 }  // namespace ferry::trainer

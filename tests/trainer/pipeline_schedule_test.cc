@@ -18,7 +18,7 @@
 #include "trainer/pipeline_order.h"
 
 namespace ferry::trainer {
-namespace {
+namespace pipeline_schedule_test {
 
 using distckpt::ParallelConfig;
 using models::GPTModel;
@@ -348,5 +348,5 @@ TEST(PipelineSchedule, GradientsDoNotDependOnTheCutIntoMicroBatches) {
   });
 }
 
-}  // namespace
+}  // namespace pipeline_schedule_test
 }  // namespace ferry::trainer

@@ -11,7 +11,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {
-namespace {
+namespace ppo_batch_test {
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -140,5 +140,5 @@ TEST(MiniBatchesOfRanks, RefuseWhatDoesNotComeOutEven) {
                              [&] { (void)mini_batches_of_ranks(batch, 6, 4, true); }));
 }
 
-}  // namespace
+}  // namespace ppo_batch_test
 }  // namespace ferry::trainer

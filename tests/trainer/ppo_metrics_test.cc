@@ -11,7 +11,7 @@
 #include "trainer/metrics/flops.h"
 
 namespace ferry::trainer {
-namespace {
+namespace ppo_metrics_test {
 
 using support::fails;
 
@@ -117,5 +117,5 @@ TEST(TokenCounts, AreThoseOfTheAttentionMask) {
   EXPECT_EQ(counts.response, 5);
 }
 
-}  // namespace
+}  // namespace ppo_metrics_test
 }  // namespace ferry::trainer

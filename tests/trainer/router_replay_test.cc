@@ -21,7 +21,7 @@
 #include "trainer/workers/batch_rows.h"
 
 namespace ferry::trainer {
-namespace {
+namespace router_replay_test {
 
 using distckpt::ParallelConfig;
 using support::Trainee;
@@ -260,5 +260,5 @@ TEST(RouterReplay, RefusesModelsWithoutExpertsAndRoutesOfOthers) {
                      [&] { compute_log_prob(actor.pipeline(), prompts, {{0}}, 1, &routes); }));
 }
 
-}  // namespace
+}  // namespace router_replay_test
 }  // namespace ferry::trainer

@@ -17,7 +17,7 @@
 #include "trainer/pipeline_schedule.h"
 
 namespace ferry::trainer {
-namespace {
+namespace training_checkpoint_test {
 
 namespace fs = std::filesystem;
 using distckpt::ParallelConfig;
@@ -276,5 +276,5 @@ TEST(TrainingCheckpoint, RefusesAModelWithoutARun) {
   });
 }
 
-}  // namespace
+}  // namespace training_checkpoint_test
 }  // namespace ferry::trainer

@@ -15,7 +15,7 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
-namespace {
+namespace update_actor_test {
 
 using support::Trainee;
 
@@ -152,5 +152,5 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
   });
 }
 
-}  // namespace
+}  // namespace update_actor_test
 }  // namespace ferry::trainer

@@ -17,7 +17,7 @@
 #include "trainer/micro_batches.h"
 
 namespace ferry::trainer {
-namespace {
+namespace update_critic_test {
 
 using support::kLayouts;
 using support::Layout;
@@ -166,5 +166,5 @@ TEST(UpdateCritic, RefusesWhatIsNoCriticAndASampleWithoutAnAnswer) {
       fails("Token", {{.tokens = samples[0].tokens, .num_prompt_tokens = 9}}, "9 of the prompt"));
 }
 
-}  // namespace
+}  // namespace update_critic_test
 }  // namespace ferry::trainer

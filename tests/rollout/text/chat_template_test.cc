@@ -11,7 +11,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::rollout::text {
-namespace {
+namespace chat_template_test {
 
 using nlohmann::ordered_json;
 
@@ -130,5 +130,5 @@ TEST(ChatTemplate, IsFoundWhereTransformersFindsIt) {
   EXPECT_EQ(said(folder.path()), "file");
 }
 
-}  // namespace
+}  // namespace chat_template_test
 }  // namespace ferry::rollout::text

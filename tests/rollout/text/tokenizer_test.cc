@@ -12,7 +12,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::rollout::text {
-namespace {
+namespace tokenizer_test {
 
 using nlohmann::ordered_json;
 using support::fails;
@@ -158,5 +158,5 @@ TEST(Regex, RefusesByName) {
       fails(ErrorKind::kUsage, {"longer than"}, [] { Regex("(?:(?:ab{900}){900}){900}"); }));
 }
 
-}  // namespace
+}  // namespace tokenizer_test
 }  // namespace ferry::rollout::text

@@ -21,7 +21,7 @@
 #include "trainer/config/ppo_choices.h"
 
 namespace ferry::trainer {
-namespace {
+namespace algorithms_test {
 
 template <typename Body>
 void expect_error(Body&& body, ErrorKind kind, std::string_view fragment) {
@@ -263,5 +263,5 @@ TEST(OverlongPenalty, RefusesABufferThatIsNoPartOfTheResponse) {
                "overlong_buffer: len 9 is above max_resp_len 8");
 }
 
-}  // namespace
+}  // namespace algorithms_test
 }  // namespace ferry::trainer

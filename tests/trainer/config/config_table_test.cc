@@ -8,7 +8,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {
-namespace {
+namespace config_table_test {
 
 using support::fails;
 
@@ -119,5 +119,5 @@ TEST_F(Table, SaysWhatAFieldIsAndWhoSetIt) {
   EXPECT_EQ(table.describe("b.maybe"), "b.maybe is not set (the default)");
 }
 
-}  // namespace
+}  // namespace config_table_test
 }  // namespace ferry::trainer

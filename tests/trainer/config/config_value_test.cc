@@ -12,7 +12,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::trainer {
-namespace {
+namespace config_value_test {
 
 using support::fails;
 
@@ -95,5 +95,5 @@ TEST_F(TomlFile, NamesTheLineThatIsWrong) {
   EXPECT_TRUE(fails(ErrorKind::kNotFound, {"none.toml"}, [&] { read_toml(dir_ / "none.toml"); }));
 }
 
-}  // namespace
+}  // namespace config_value_test
 }  // namespace ferry::trainer

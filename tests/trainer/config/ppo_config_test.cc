@@ -15,7 +15,7 @@
 #include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
-namespace {
+namespace ppo_config_test {
 
 using support::fails;
 using Overrides = std::vector<std::string>;
@@ -320,5 +320,5 @@ TEST(PpoConfig, IsDocumentedFieldByField) {
   EXPECT_NE(text.find(reference), std::string::npos) << reference;
 }
 
-}  // namespace
+}  // namespace ppo_config_test
 }  // namespace ferry::trainer

@@ -15,7 +15,7 @@
 #include "trainer/config/sft_rules.h"
 
 namespace ferry::trainer {
-namespace {
+namespace sft_config_test {
 
 using support::fails;
 using Overrides = std::vector<std::string>;
@@ -161,5 +161,5 @@ TEST(SftConfig, IsDocumentedFieldByField) {
   EXPECT_NE(text.find(reference), std::string::npos) << reference;
 }
 
-}  // namespace
+}  // namespace sft_config_test
 }  // namespace ferry::trainer

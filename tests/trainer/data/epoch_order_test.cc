@@ -12,7 +12,7 @@
 #include "trainer/data/permutation.h"
 
 namespace ferry::trainer {
-namespace {
+namespace epoch_order_test {
 
 TEST(Permutation, MapsEachNumberToAnother) {
   for (const std::uint64_t n : {1, 2, 3, 7, 100, 65'535, 65'536, 65'537, 200'000}) {
@@ -122,5 +122,5 @@ TEST(EpochOrder, DependsOnSeedAndEpochAlone) {
   EXPECT_NE(numbers(1, 1), numbers(2, 0));
 }
 
-}  // namespace
+}  // namespace epoch_order_test
 }  // namespace ferry::trainer

@@ -9,7 +9,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {
-namespace {
+namespace examples_test {
 
 using support::fails;
 
@@ -113,5 +113,5 @@ TEST(Prompt, NamesTheColumnThatIsWrong) {
       fails(ErrorKind::kCorrupt, {"extra_info: is a JSON number"}, [&] { parse_prompt(record); }));
 }
 
-}  // namespace
+}  // namespace examples_test
 }  // namespace ferry::trainer

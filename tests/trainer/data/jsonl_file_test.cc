@@ -12,7 +12,7 @@
 #include "tests/trainer/data/read_all.h"
 
 namespace ferry::trainer {
-namespace {
+namespace jsonl_file_test {
 
 using support::fails;
 
@@ -94,5 +94,5 @@ TEST_F(JsonlFile, RefusesAFileThatShrankOrChangedItsLines) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"a.jsonl"}, [&] { file->open(0); }));
 }
 
-}  // namespace
+}  // namespace jsonl_file_test
 }  // namespace ferry::trainer

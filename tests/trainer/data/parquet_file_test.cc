@@ -20,7 +20,7 @@
 #include "tests/trainer/data/read_all.h"
 
 namespace ferry::trainer {
-namespace {
+namespace parquet_file_test {
 
 using support::fails;
 
@@ -129,5 +129,5 @@ TEST(ParquetFile, SurvivesDamageAnywhere) {
   }
 }
 
-}  // namespace
+}  // namespace parquet_file_test
 }  // namespace ferry::trainer

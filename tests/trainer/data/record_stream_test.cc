@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::trainer {
-namespace {
+namespace record_stream_test {
 
 using support::fails;
 using Paths = std::vector<std::filesystem::path>;
@@ -204,5 +204,5 @@ TEST(ShardOf, GivesEachRankItsRunAndLosesNone) {
   }
 }
 
-}  // namespace
+}  // namespace record_stream_test
 }  // namespace ferry::trainer

@@ -5,7 +5,7 @@
 #include <array>
 
 namespace ferry::trainer {
-namespace {
+namespace flops_test {
 
 using distckpt::TransformerConfig;
 
@@ -72,5 +72,5 @@ TEST(Flops, KnowThePeakOfAGpuByItsName) {
   EXPECT_EQ(peak_flops("NVIDIA GeForce GTX 1080"), std::nullopt);
 }
 
-}  // namespace
+}  // namespace flops_test
 }  // namespace ferry::trainer

@@ -14,7 +14,7 @@
 #include "trainer/metrics/run_log.h"
 
 namespace ferry::trainer {
-namespace {
+namespace metric_log_test {
 
 using support::fails;
 
@@ -96,5 +96,5 @@ TEST(EventLog, BeginsWithItsVersion) {
   EXPECT_EQ(bytes.substr(25, 13), "brain.Event:2");
 }
 
-}  // namespace
+}  // namespace metric_log_test
 }  // namespace ferry::trainer

@@ -13,7 +13,7 @@
 #include "trainer/metrics/progress_line.h"
 
 namespace ferry::trainer {
-namespace {
+namespace metrics_test {
 
 using support::fails;
 
@@ -126,5 +126,5 @@ TEST(ProgressLine, SaysWhatAStepHasAndHowLongTheRestTakes) {
   EXPECT_EQ(line.format({.step = 10, .time = 260, .values = {}}), "step 10/10");
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace ferry::trainer

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 
 namespace ferry::trainer {
-namespace {
+namespace sample_log_test {
 
 using support::fails;
 
@@ -77,5 +77,5 @@ TEST(SampleLog, OfNoFolderIsEmpty) {
   EXPECT_TRUE(fails(ErrorKind::kIo, {"file"}, [&] { SampleLog(dir / "file", 1); }));
 }
 
-}  // namespace
+}  // namespace sample_log_test
 }  // namespace ferry::trainer

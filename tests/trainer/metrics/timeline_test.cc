@@ -10,7 +10,7 @@
 #include "trainer/metrics/run_log.h"
 
 namespace ferry::trainer {
-namespace {
+namespace timeline_test {
 
 TEST(Timeline, WritesTheSpansOfAStepAndSaysHowLongTheyTook) {
   const support::TempDir dir;
@@ -82,5 +82,5 @@ TEST(StepSpans, PassOverLinesThatAreNone) {
             std::vector{(Span{.name = "a", .start = 1, .end = 2, .rank = 0, .step = 0})});
 }
 
-}  // namespace
+}  // namespace timeline_test
 }  // namespace ferry::trainer

@@ -6,7 +6,7 @@
 #include <vector>
 
 namespace ferry::trainer {
-namespace {
+namespace val_metrics_test {
 
 ValidationSample sample(std::string uid, double reward) {
   return {.data_source = "gsm8k", .uid = std::move(uid), .values = {{"reward", reward}}};
@@ -62,5 +62,5 @@ TEST(ValidationMetrics, LeaveOutTexts) {
   EXPECT_EQ(found.at("val-aux/gsm8k/only here/mean@1"), 3);
 }
 
-}  // namespace
+}  // namespace val_metrics_test
 }  // namespace ferry::trainer

@@ -11,7 +11,7 @@
 #include "trainer/ppo_batch.h"
 
 namespace ferry::trainer {
-namespace {
+namespace batch_rows_test {
 
 constexpr std::int64_t kPrompt = 7, kResponse = 5;
 
@@ -90,5 +90,5 @@ TEST(BatchRows, RefuseAPromptThatHasNoPlace) {
                                [&] { (void)prompt_columns(std::vector<Tokens>{prompt}, 3); }));
 }
 
-}  // namespace
+}  // namespace batch_rows_test
 }  // namespace ferry::trainer

@@ -5,7 +5,7 @@
 #include "models/world.h"
 
 namespace ferry::trainer {
-namespace {
+namespace megatron_info_test {
 
 TEST(MegatronInfo, SaysWhatTheMeshSays) {
   models::run_ranks(4, {}, [](models::World& world) {
@@ -30,5 +30,5 @@ TEST(MegatronInfo, IsPrintedInColumns) {
                                       "critic     rank 6        TP 1  PP 1  CP 1  EP 1  DP 1"}));
 }
 
-}  // namespace
+}  // namespace megatron_info_test
 }  // namespace ferry::trainer

@@ -15,7 +15,7 @@
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {
-namespace {
+namespace worker_group_test {
 
 DataProto rows(std::int64_t count) {
   std::vector<nlohmann::json> names;
@@ -264,5 +264,5 @@ TEST(WorkerGroup, NamesAreKnownAndUnique) {
   });
 }
 
-}  // namespace
+}  // namespace worker_group_test
 }  // namespace ferry::trainer
