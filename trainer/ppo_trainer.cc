@@ -15,6 +15,7 @@
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/batch_samples.h"
 #include "trainer/data/permutation.h"
+#include "trainer/finite_outputs.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"

@@ -50,7 +50,7 @@ struct DecodeRow {
   void* pending = nullptr;                    // [hidden], out: what is still to be added to it
   // Of decode_row_exchange() bytes, 0 before the first launch, of one shape and GPU for ever.
   void* exchange = nullptr;
-  DecoderLayer layers[kMostDecoderLayers];
+  DecoderLayer layers[kMostDecoderLayers]{};
 };
 
 // Whether the current device has the shared memory that the shape needs, and the kernel the bounds.

@@ -139,7 +139,9 @@ void execute_by_target(RandomModel& model, int threads) {
           << "in storage " << i << " after " << storage;
     }
     const bool last = storage + 1 == model.target.memory.size();
-    if (last && storage == 0) EXPECT_NO_THROW(sink.finish());
+    if (last && storage == 0) {
+      EXPECT_NO_THROW(sink.finish());
+    }
   }
 }
 

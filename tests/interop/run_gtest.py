@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the GoogleTest programs of a Meson build folder, two at a time, and counts their tests.
+"""Runs the GoogleTest programs of a Meson build folder, each in as many shards as there are cores, and counts their tests.
 
     run_gtest.py BUILD SUMMARY.json [FILTER]        FILTER: only tests whose name contains it
 
-Prints what failed, and one line per program. SUMMARY.json becomes {"passed": n, "failed": n, "skipped": n}. A program
+Prints what failed, and one line per program. SUMMARY.json becomes {"passed": n, "failed": n, "skipped": n}. A shard
 that crashes counts as one failed test more than it reported.
 """
 import concurrent.futures
@@ -19,20 +19,21 @@ def is_gtest(program):
     return b"gtest_output" in Path(program).read_bytes()
 
 
-def run(test, reports, name_filter):
+def run(test, shard, shards, reports, name_filter):
     """-> (passed, failed, skipped, seconds, output)"""
-    report = reports / (test["name"].replace("/", "_") + ".json")
+    report = reports / f"{test['name'].replace('/', '_')}.{shard}.json"
     report.unlink(missing_ok=True)
     command, gtest = list(test["cmd"]), is_gtest(test["cmd"][0])
+    environment = {**os.environ, **test["env"], "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
     if gtest:
         command += ["--gtest_brief=1", f"--gtest_output=json:{report}"]
         if name_filter:
             command.append(f"--gtest_filter=*{name_filter}*")
-    elif name_filter and name_filter not in test["name"]:
+    elif shard > 0 or (name_filter and name_filter not in test["name"]):
         return 0, 0, 0, 0.0, ""
     started = time.monotonic()
     try:
-        done = subprocess.run(command, env={**os.environ, **test["env"]}, cwd=test["workdir"], stdin=subprocess.DEVNULL,
+        done = subprocess.run(command, env=environment, cwd=test["workdir"], stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=600)
         code, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
@@ -54,7 +55,7 @@ def run(test, reports, name_filter):
                 passed += 1
     if code != 0 and failed == 0:
         failed = 1
-        output += f"{test['name']} ended with exit status {code}\n"
+        output += f"{test['name']}, shard {shard} of {shards}, ended with exit status {code}\n"
     return passed, failed, skipped, seconds, output
 
 
@@ -64,11 +65,16 @@ def main():
     reports = build / "reports"
     reports.mkdir(exist_ok=True)
     total = dict(passed=0, failed=0, skipped=0)
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for test, (passed, failed, skipped, seconds, output) in zip(tests, pool.map(lambda t: run(t, reports.resolve(), name_filter), tests)):
+    shards = os.cpu_count() or 1
+    runs = [(test, shard) for test in tests for shard in range(shards)]
+    with concurrent.futures.ThreadPoolExecutor(shards) as pool:
+        results = pool.map(lambda one: run(*one, shards, reports.resolve(), name_filter), runs)
+        for test in tests:
+            of_test = [next(results) for _ in range(shards)]
+            passed, failed, skipped, seconds = (sum(result[i] for result in of_test) for i in range(4))
             total = dict(passed=total["passed"] + passed, failed=total["failed"] + failed, skipped=total["skipped"] + skipped)
             if failed or skipped:
-                print(output, end="")
+                print("".join(result[4] for result in of_test), end="")
             if passed + failed + skipped:
                 print(f"{test['name']}: {passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else "") + f" ({seconds:.1f} s)", flush=True)
     summary.write_text(json.dumps(total))

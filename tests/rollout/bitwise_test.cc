@@ -65,8 +65,9 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
       const auto samples = support::run_load(engine, config.vocab_size, load);
       EXPECT_EQ(support::count_unequal(trainer, samples, 1), 0);
       EXPECT_EQ(support::count_unequal(trainer, samples, 5), 0);
-      if (options.enable_return_routed_experts)
+      if (options.enable_return_routed_experts) {
         EXPECT_EQ(support::count_other_routes(trainer, samples), 0);
+      }
       EXPECT_EQ(engine.stats().num_free_blocks, engine.stats().num_blocks);
       return engine.stats();
     };

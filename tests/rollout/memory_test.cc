@@ -1,6 +1,7 @@
 // Memory that is given back and taken again, weights that change in place, and a cache of latents.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <cmath>
 #include <fstream>
@@ -44,7 +45,12 @@ distckpt::TransformerConfig config_of(const char* family) {
 class Memory : public testing::Test {
  protected:
   // Of tiny tensors a second thread takes longer to wake than to compute.
-  static void SetUpTestSuite() { at::set_num_threads(1); }
+  // A cache lies in pages of its own, which are given back: other tests of this process have let
+  // malloc keep blocks of its size.
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);
+  }
 
   distckpt::TransformerConfig config_ = config_of("qwen2");
   models::World world_{{}};

@@ -156,7 +156,9 @@ TEST(DisjointRoles, AreWhatTheyAreAlone) {
     EXPECT_EQ(report.bytes_received > 0, engine != nullptr);
     if (engine) collect(served, got.rollout);
     hybrid.train_mode();
-    if (engine) EXPECT_FALSE(engine->is_sleeping());
+    if (engine) {
+      EXPECT_FALSE(engine->is_sleeping());
+    }
   });
   EXPECT_EQ(support::first_difference(got.actor, expected.actor, 0), "");
   EXPECT_EQ(support::first_difference(got.critic, expected.critic, 0), "");

@@ -115,7 +115,9 @@ TEST(MiniBatchesOfRanks, ArePermutationsThatKeepTheRowsOfEachMiniBatch) {
         for (std::int64_t i = 0; i < 24; ++i)
           EXPECT_EQ(order[static_cast<std::size_t>(i)] / kMiniBatch, i % of_rank / part)
               << "dp " << dp << ", place " << i;
-        if (dp == 1 && !balanced) EXPECT_EQ(order, sorted);
+        if (dp == 1 && !balanced) {
+          EXPECT_EQ(order, sorted);
+        }
       }
     }
   }
