@@ -86,6 +86,7 @@ class Flags:
             command = tuple(word for word in words[:depth] if re.fullmatch(r"[a-z]+", word))
             if not command:
                 continue
+            command += tuple({"--logits", "--numerics"} & set(words))  # of verify: a command with options of its own
             if command not in self.known:
                 self.known[command] = self.help(["ferry", *command])
             if self.known[command] is None:
