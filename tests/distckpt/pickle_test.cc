@@ -127,11 +127,11 @@ TEST(Pickle, ReadsContainersThatPythonBuildsByCalls) {
 
 TEST(Pickle, KeepsWhatAnObjectIsMadeOf) {
   const Pickle pickle = parse_pickle_of(PickleWriter()
-                                  .begin_object("argparse.Namespace")
-                                  .string("lr")
-                                  .real(0.5)
-                                  .end_object()
-                                  .finish());
+                                            .begin_object("argparse.Namespace")
+                                            .string("lr")
+                                            .real(0.5)
+                                            .end_object()
+                                            .finish());
   const PickleValue object = pickle.root();
   EXPECT_EQ(object.object_class(), "argparse.Namespace");
   EXPECT_TRUE(object.is_object("argparse.Namespace"));
@@ -181,7 +181,7 @@ TEST(Pickle, GrowsContainersBatchByBatch) {
 
 TEST(Pickle, RefusesAGlobalOutsideTheClosedSet) {
   EXPECT_EQ(pickle_error_of("\x80\x02"
-                     "cos\nsystem\n\x8C\x02ls\x85R."),
+                            "cos\nsystem\n\x8C\x02ls\x85R."),
             "x.pkl: the pickle names os.system at byte 2, which is outside the closed set that is "
             "read (nothing was executed)");
   EXPECT_EQ(pickle_error_of("\x80\x04\x8C\x02os\x8C\x06system\x93."),
@@ -189,10 +189,10 @@ TEST(Pickle, RefusesAGlobalOutsideTheClosedSet) {
             "read (nothing was executed)");
   // An entry without a dot at its end is one name, not a prefix.
   EXPECT_NE(pickle_error_of("\x80\x02"
-                     "cargparse\nNamespaceX\n."),
+                            "cargparse\nNamespaceX\n."),
             "no error");
   EXPECT_NE(pickle_error_of("\x80\x02"
-                     "cmegatron\ncore\n."),
+                            "cmegatron\ncore\n."),
             "no error");
   EXPECT_EQ(parse_opcodes("cmegatron.core.enums\nA\n").root().global_name(),
             "megatron.core.enums.A");
@@ -214,7 +214,8 @@ TEST(Pickle, RefusesWhatIsNoPickle) {
               "x.pkl: the pickle " + std::string(message));
   };
   EXPECT_EQ(pickle_error_of(""), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
-  EXPECT_EQ(pickle_error_of("{\"json\": 1}"), "x.pkl: no pickle of protocol 2 or later begins at byte 0");
+  EXPECT_EQ(pickle_error_of("{\"json\": 1}"),
+            "x.pkl: no pickle of protocol 2 or later begins at byte 0");
   EXPECT_EQ(pickle_error_of("\x80\x06N."), "x.pkl: the pickle is of protocol 6 at byte 0");
   expect("", "is cut short at byte 2");
   expect("N", "is cut short at byte 3");
@@ -314,7 +315,8 @@ TEST(Pickle, RefusesNamesThatWouldBecomeOpcodes) {
                                      {"torch.", "x"},
                                      {"torch", ".x"},
                                      {"torch", ""}}) {
-    const auto error = pickle_error_of("\x80\x04"s + short_string(module) + short_string(name) + "\x93.");
+    const auto error =
+        pickle_error_of("\x80\x04"s + short_string(module) + short_string(name) + "\x93.");
     EXPECT_NE(error.find("a global without a proper name at byte"), std::string::npos) << error;
   }
   EXPECT_EQ(parse_pickle_of("\x80\x04"s + short_string("torch.a") + short_string("B.c") + "\x93.")
@@ -345,10 +347,12 @@ TEST(Pickle, ReadsSizes) {
   const auto size_of = [](const Pickle& pickle) { return as_size(pickle.root()); };
   EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().size({2, 3}).finish())), Dims({2, 3}));
   EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().integers({}).finish())), Dims());
-  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().begin_list().integer(5).end_list().finish())), Dims({5}));
+  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().begin_list().integer(5).end_list().finish())),
+            Dims({5}));
   EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().none().finish())), std::nullopt);
-  EXPECT_EQ(size_of(parse_pickle_of(PickleWriter().begin_tuple().boolean(true).end_tuple().finish())),
-            std::nullopt);
+  EXPECT_EQ(
+      size_of(parse_pickle_of(PickleWriter().begin_tuple().boolean(true).end_tuple().finish())),
+      std::nullopt);
   EXPECT_EQ(size_of(parse_pickle_of("\x80\x02(K\1K\1K\1K\1K\1K\1K\1t.")), std::nullopt);  // rank 7
 }
 

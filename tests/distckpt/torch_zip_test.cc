@@ -27,8 +27,8 @@ namespace torch_zip_test {
 
 using namespace std::string_literals;
 
-constexpr std::string_view kZipGlobals[] = {"torch.", "argparse.Namespace", "collections.OrderedDict",
-                                         "numpy.", "_codecs.encode"};
+constexpr std::string_view kZipGlobals[] = {"torch.", "argparse.Namespace",
+                                            "collections.OrderedDict", "numpy.", "_codecs.encode"};
 
 // A file of these bytes.
 class ByteFile {
@@ -256,7 +256,8 @@ std::string archive_of(const Rebuild& rebuild) {
 TEST(TorchZip, ReadsPartsOfAStorage) {
   const TensorItem whole = parse_archive_of(archive_of({}));
   EXPECT_TRUE(whole.contiguous);
-  const TensorItem rows = parse_archive_of(archive_of({.first = 4, .shape = {2, 4}, .strides = {4, 1}}));
+  const TensorItem rows =
+      parse_archive_of(archive_of({.first = 4, .shape = {2, 4}, .strides = {4, 1}}));
   EXPECT_TRUE(rows.contiguous);
   EXPECT_EQ(rows.payload_offset, whole.payload_offset + 16);
   EXPECT_EQ(rows.payload_bytes, 32);
@@ -312,9 +313,9 @@ TEST(TorchZip, RefusesAPickleThatIsNoTensor) {
   EXPECT_EQ(archive_error_of(archive_of(list)), "the pickle holds [7] where object is expected");
   PickleWriter call;
   call.begin_call("os.system").string("ls").end_call();
-  EXPECT_NE(
-      archive_error_of(archive_of(call)).find("names os.system at byte 66, which is outside the closed"),
-      std::string::npos);
+  EXPECT_NE(archive_error_of(archive_of(call))
+                .find("names os.system at byte 66, which is outside the closed"),
+            std::string::npos);
 }
 
 TEST(TorchZip, RefusesDamage) {
@@ -457,7 +458,8 @@ TEST(TorchZip, RefusesArchivesThatTorchWouldNotWrite) {
   PlainZip twice = plain_zip();
   twice.add("a/version", "3\n");
   twice.add("a/version", "3\n");
-  EXPECT_NE(archive_error_of(twice.finish()).find("record version occurs twice"), std::string::npos);
+  EXPECT_NE(archive_error_of(twice.finish()).find("record version occurs twice"),
+            std::string::npos);
 
   PlainZip elsewhere = plain_zip();
   elsewhere.add("b/version", "3\n");
@@ -466,7 +468,8 @@ TEST(TorchZip, RefusesArchivesThatTorchWouldNotWrite) {
 
   PlainZip nowhere;
   nowhere.add("version", "3\n");
-  EXPECT_NE(archive_error_of(nowhere.finish()).find("record version is in no folder"), std::string::npos);
+  EXPECT_NE(archive_error_of(nowhere.finish()).find("record version is in no folder"),
+            std::string::npos);
 
   // A record whose bytes hold another one's headers and bytes.
   PlainZip inner;

@@ -75,8 +75,8 @@ TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {
 }
 
 TEST(SftConfig, SuggestsTheKeyThatAPeersNameIsNear) {
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"checkpoint.save_freq?"}, [] { load_sft({"trainer.save_freq=5"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"checkpoint.save_freq?"},
+                    [] { load_sft({"trainer.save_freq=5"}); }));
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"optim.adam_beta1?"}, [] { load_sft({"optim.adam_beta=0.9"}); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"engine.tensor_model_parallel_size?"},
@@ -135,8 +135,9 @@ TEST(SftConfig, RefusesEachContradictionByItsName) {
   std::set<std::string_view> broken;
   for (const auto& [rule, overrides] : kBroken) {
     broken.insert(rule);
-    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + std::string(rule) + "]"}, [&] { load_sft(overrides); }))
-        << rule;
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"[" + std::string(rule) + "]"}, [&] {
+      load_sft(overrides);
+    })) << rule;
   }
   for (const auto& rule : sft_rules()) EXPECT_TRUE(broken.contains(rule.name)) << rule.name;
 }
@@ -144,7 +145,7 @@ TEST(SftConfig, RefusesEachContradictionByItsName) {
 TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {
   const auto config =
       load_sft({"engine.tensor_model_parallel_size=2", "engine.pipeline_model_parallel_size=2",
-            "engine.expert_model_parallel_size=4", "engine.expert_tensor_parallel_size=1"});
+                "engine.expert_model_parallel_size=4", "engine.expert_tensor_parallel_size=1"});
   EXPECT_EQ(config.engine.data_parallel_size(16), 4);
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"6 ranks", "tp 2"}, [&] { config.engine.data_parallel_size(6); }));
