@@ -134,8 +134,9 @@ HfForm read_hf_folder(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() == distckpt::kSafetensorsSuffix) files.push_back(entry.path());
   }
-  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither model.safetensors nor {}",
-          folder.string(), distckpt::kSafetensorsIndex);
+  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither {} nor {}, and no {} either",
+          folder.string(), distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
+          distckpt::kTorchModel);
   if (files.size() > 1) {
     throw Error(ErrorKind::kNotFound,
                 fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),

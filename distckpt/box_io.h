@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "distckpt/box.h"
@@ -70,6 +71,9 @@ class BoxSource {
 
   // Takes the checksums of finished reads. Thread-safe.
   virtual void commit(std::span<const ChecksumPart>) {}
+
+  // For messages: the file that a storage is. Empty: it is none.
+  virtual std::string name_of(StorageId) const { return {}; }
 };
 
 class BoxSink {

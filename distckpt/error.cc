@@ -7,6 +7,13 @@ namespace {
 
 constexpr std::size_t kMaxLine = 2000;  // of what is printed: names can be of any length
 
+// what() ends at a NUL, and a name in the middle of a message may hold one.
+std::string without_nul(std::string text) {
+  for (auto at = text.find('\0'); at != std::string::npos; at = text.find('\0', at))
+    text.replace(at, 1, "\\x00");
+  return text;
+}
+
 }  // namespace
 
 std::string_view to_string(ErrorKind kind) {
@@ -32,7 +39,7 @@ std::string_view to_string(ErrorKind kind) {
 }
 
 Error::Error(ErrorKind kind, const std::string& message, std::string hint)
-    : std::runtime_error(message), kind_(kind), hint_(std::move(hint)) {}
+    : std::runtime_error(without_nul(message)), kind_(kind), hint_(std::move(hint)) {}
 
 Error& Error::add_context(std::string frame) {
   context_.push_back(std::move(frame));

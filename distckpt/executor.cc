@@ -70,8 +70,25 @@ struct Execution::State {
     const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
     const auto element = comparison.element + (mismatch.in1 - comparison.expected.begin()) /
                                                   size_of(planned.tensor.dtype);
-    fail(ErrorKind::kLayout, "{}: its second copy differs from the first, at element {}",
-         planned.tensor.name, element);
+    fail(ErrorKind::kLayout, "{}: its second copy differs from the first, at element {}{}",
+         planned.tensor.name, element,
+         say_where(planned.tensor.shape, element, planned.source,
+                   planned.replicas[comparison.replica]));
+  }
+
+  // The files in which two copies of an element lie: " (FILE, and FILE)".
+  std::string say_where(const Shape& shape,
+                        std::int64_t element,
+                        const Cover& first,
+                        const Cover& second) const {
+    const auto at = split_flat_range(shape, element, element + 1).front().box;
+    const auto file = [&](const Cover& cover) {
+      const auto piece = std::ranges::find_if(
+          cover, [&](const Piece& one) { return intersect(one.box, at).has_value(); });
+      return piece == cover.end() ? std::string() : source->name_of(piece->at.storage);
+    };
+    const auto one = file(first);
+    return one.empty() ? one : fmt::format(" ({}, and {})", one, file(second));
   }
 
   void work() {

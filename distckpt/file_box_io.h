@@ -40,6 +40,8 @@ class FileSource : public BoxSource {
 
   void commit(std::span<const ChecksumPart> parts) override { ledger_.commit(parts); }
 
+  std::string name_of(StorageId storage) const override { return describe(storages_.at(storage)); }
+
   // After everything was read: throws Error(kCorrupt) naming the range whose bytes do not have the
   // checksum that the file states, and Error(kIo) for a file that was changed meanwhile. Ranges
   // that were not read whole are left alone; the number of those that were checked.

@@ -1,6 +1,7 @@
 #include "distckpt/hdf5_file.h"
 
 #include <algorithm>
+#include <new>
 #include <string>
 
 #include "distckpt/error.h"
@@ -39,6 +40,10 @@ Hdf5Handle file_access() {
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex()) {
+  // In the first call of a thread the library does not look whether it got memory, which this asks
+  // for instead: std::bad_alloc.
+  constexpr std::size_t kBytes = std::size_t{64} << 10;
+  ::operator delete(::operator new(kBytes));
   H5dont_atexit();  // a file that could not be closed would be tried again without end
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kMaxDepth = 64;
 
-// The memory that the values of one text may take, as it is counted here: that of a header of
-// 430,000 tensors.
+// The memory that the values of one text may take, as it is counted here: that of a header of some
+// 400,000 tensors.
 constexpr std::size_t kMaxBytes = 360'000'000;
 constexpr std::size_t kMemberBytes = 96;   // a node of a std::map with a short key
 constexpr std::size_t kElementBytes = 48;  // of an array, while it grows: the old place and the new

@@ -48,6 +48,11 @@ TEST(Printable, IsHowAnErrorIsReported) {
       << report;
 }
 
+TEST(Printable, ErrorsSayWhatComesBehindANul) {
+  const Error error(ErrorKind::kCorrupt, std::string("a\0b: bad", 8));
+  EXPECT_STREQ(error.what(), R"(a\x00b: bad)");
+}
+
 // The words that a shell makes of `words`.
 std::string echo(const std::string& words) {
   FILE* pipe = popen(("bash -c 'printf %s \"$0\"' " + words).c_str(), "r");

@@ -151,7 +151,7 @@ def test_a_rank_of_another_model_is_refused(work):
 def test_a_replica_that_differs_is_refused(work):
     root = verl(work, "hsdp_llama")
     edit(rank_file(root, 3), lambda s: s["model.norm.weight"].to_local().add_(1))
-    refuse(work, root, "model.norm.weight", "copy")
+    refuse(work, root, "model.norm.weight", "second copy", "rank_1.pt", "rank_3.pt")
 
 
 def test_a_plain_tensor_is_held_against_those_of_other_ranks(work):
@@ -162,7 +162,7 @@ def test_a_plain_tensor_is_held_against_those_of_other_ranks(work):
         edit(rank_file(root, rank), lambda s: s.update({"model.norm.weight": value}))
     run_ok("digest", root)
     edit(rank_file(root, 1), lambda s: s.update({"model.norm.weight": value + 1}))
-    refuse(work, root, "model.norm.weight", "copy")
+    refuse(work, root, "model.norm.weight", "second copy", "rank_0.pt", "rank_1.pt")
 
 
 @pytest.mark.parametrize("cut", [0, 1000, -1])
