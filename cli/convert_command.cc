@@ -28,6 +28,7 @@ struct ConvertFlags {
   bool no_ranks = false;
   bool overwrite = false;
   bool resume = false;
+  bool follow_symlinks = false;
   bool json = false;
   bool quiet = false;
 };
@@ -52,6 +53,7 @@ converter::ConvertOptions options_of(const ConvertFlags& flags) {
   if (flags.dry_run == "read") options.dry_run = converter::DryRun::kRead;
   options.overwrite = flags.overwrite;
   options.resume = flags.resume;
+  options.follow_symlinks = flags.follow_symlinks;
   if (!flags.no_ranks) options.job = distckpt::rank_from_environment();
   return options;
 }
@@ -161,8 +163,12 @@ void add_convert(CLI::App& app) {
                     "Show the plan (files, bytes, memory) and write nothing; --dry-run=read also "
                     "reads and digests");
   command->add_flag("--overwrite", flags->overwrite,
-                    "Replace a checkpoint that is there, atomically");
+                    "Replace a checkpoint of the same format that is there, atomically; what no "
+                    "conversion writes is never replaced");
   command->add_flag("--resume", flags->resume, "Go on with an interrupted run of the same command");
+  command->add_flag("--follow-symlinks", flags->follow_symlinks,
+                    "Also take files along (tokenizer and the like) that are symbolic links out of "
+                    "the checkpoint. Default: refuse them");
   command->add_flag("--no-ranks", flags->no_ranks,
                     "Work alone, though torchrun, srun or mpirun started several processes, which "
                     "else share the work");

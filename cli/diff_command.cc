@@ -2,10 +2,11 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/output_file.h"
 #include "cli/report/diff.h"
+#include "cli/report/html.h"
 #include "cli/report/json.h"
 #include "converter/diff.h"
-#include "distckpt/work_folder.h"
 
 namespace ferry::cli {
 namespace {
@@ -18,17 +19,19 @@ struct DiffFlags {
   std::string max_memory = "192MiB";
   std::string sort = "layer";
   std::string html{};
+  bool overwrite = false;
   bool json = false;
   bool quiet = false;
 };
 
 void run_diff(DiffFlags& flags) {
+  const OutputFile html(flags.html, kPageMark, flags.overwrite);
   flags.pair.left_iteration = parse_iteration_flag(flags.left_iteration);
   flags.pair.right_iteration = parse_iteration_flag(flags.right_iteration);
   flags.pair.hf_config = flags.hf_config;
   flags.pair.max_memory = parse_size(flags.max_memory, "--max-memory");
   const auto report = converter::diff(flags.pair, make_progress(flags.quiet));
-  if (!flags.html.empty()) distckpt::replace_text(flags.html, diff_html(report));
+  if (!flags.html.empty()) html.write(diff_html(report));
   if (flags.json) {
     fmt::print("{}\n", json_text(diff_json(report)));
   } else if (!flags.quiet) {
@@ -54,6 +57,7 @@ void add_diff(CLI::App& app) {
           ->capture_default_str();
   command->add_option("--html", flags->html,
                       "Also write the report to this file: one HTML page with a heat map");
+  add_overwrite_output(*command, flags->overwrite);
   add_selection(*command, flags->pair.selection, "Compare");
   add_iteration(*command, "--left-iteration", flags->left_iteration,
                 "Which iteration of a Megatron checkpoint A");

@@ -4,15 +4,17 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output_file.h"
 #include "cli/report/json.h"
 #include "cli/report/text.h"
 #include "converter/digest_checkpoint.h"
 #include "distckpt/file_io.h"
 #include "distckpt/printable.h"
-#include "distckpt/work_folder.h"
 
 namespace ferry::cli {
 namespace {
+
+constexpr std::string_view kManifestMark = R"("format": "ferry-manifest-)";
 
 struct DigestFlags {
   std::string path{};
@@ -24,6 +26,7 @@ struct DigestFlags {
   int threads = 0;
   bool tensors_only = false;
   bool keep_fp8 = false;
+  bool overwrite = false;
   bool json = false;
   bool quiet = false;
 };
@@ -68,6 +71,7 @@ void check(const DigestFlags& flags,
 
 void run_digest(const DigestFlags& flags) {
   const auto iteration = parse_iteration_flag(flags.iteration);
+  const OutputFile output(flags.output, kManifestMark, flags.overwrite);
   std::optional<converter::Manifest> expected;  // read first: a wrong name is told at once
   if (!flags.check.empty())
     expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
@@ -86,8 +90,7 @@ void run_digest(const DigestFlags& flags) {
        .threads = flags.threads,
        .max_memory = parse_size(flags.max_memory, "--max-memory")},
       make_progress(flags.quiet));
-  if (!flags.output.empty())
-    distckpt::replace_text(flags.output, converter::write_manifest(manifest));
+  if (!flags.output.empty()) output.write(converter::write_manifest(manifest));
   if (expected) return check(flags, *expected, manifest);
   if (flags.json) {
     fmt::print("{}", converter::write_manifest(manifest));
@@ -105,6 +108,7 @@ void add_digest(CLI::App& app) {
                                      "every file; write or check a manifest");
   command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
   command->add_option("--output", flags->output, "Write the manifest to this file");
+  add_overwrite_output(*command, flags->overwrite);
   command->add_option("--check", flags->check, "Compare with this manifest");
   command->add_flag(
       "--keep-fp8", flags->keep_fp8,

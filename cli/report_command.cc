@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output_file.h"
 #include "cli/report/chart.h"
+#include "cli/report/html.h"
 #include "cli/report/json.h"
 #include "cli/report/run.h"
 #include "cli/report/run_curves.h"
 #include "distckpt/error.h"
 #include "distckpt/printable.h"
-#include "distckpt/work_folder.h"
 
 namespace ferry::cli {
 namespace {
@@ -29,6 +30,7 @@ struct ReportFlags {
   std::vector<fs::path> samples{};
   std::string curve{};
   fs::path svg{};
+  bool overwrite = false;
   bool json = false;
   bool quiet = false;
 };
@@ -50,6 +52,7 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
 
 // One metric of all runs.
 void draw_curve(const ReportFlags& flags) {
+  const OutputFile svg(flags.svg, kPictureMark, flags.overwrite);
   const auto names = names_of(flags.runs);
   ChartOptions options{.title = flags.curve, .smooth = true};
   std::vector<Series> series;
@@ -73,7 +76,7 @@ void draw_curve(const ReportFlags& flags) {
     }
   }
   options.from_zero = least >= 0 && least < most / 2;
-  distckpt::replace_text(flags.svg, chart_file(options, series));
+  svg.write(chart_file(options, series));
   if (!flags.quiet) fmt::print("picture  {}\n", flags.svg.string());
 }
 
@@ -102,7 +105,7 @@ void write_page(const ReportFlags& flags) {
           "--step {}: no timeline and no samples beside {} have it", flags.step.value_or(0),
           report.log.metrics_path.string());
   const auto output = flags.output.empty() ? folder / "report.html" : flags.output;
-  distckpt::replace_text(output, run_html(report));
+  OutputFile(output, kPageMark, flags.overwrite).write(run_html(report));
   if (flags.json) {
     fmt::print("{}\n", json_text(run_json(report)));
   } else if (!flags.quiet) {
@@ -136,6 +139,7 @@ void add_report(CLI::App& app) {
   auto* const svg = command->add_option("--svg", flags->svg, "The picture to write");
   curve->needs(svg);
   svg->needs(curve);
+  add_overwrite_output(*command, flags->overwrite);
   add_json(*command, flags->json);
   for (const auto* of_page : {"--output", "--step", "--samples", "--json"})
     curve->excludes(command->get_option(of_page));

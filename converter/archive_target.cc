@@ -1,5 +1,7 @@
 #include "converter/archive_target.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "converter/hf_config.h"
@@ -23,6 +25,7 @@ class ArchiveTarget : public Target {
       : hf_(*source.hf),
         dtype_(options.dtype),
         store_(folder, stored(tensors), {.max_file_bytes = options.max_shard_size}) {
+    refuse_large_files();
     layout_ = store_.layout();
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       links_.links.push_back({.model = i,
@@ -39,7 +42,8 @@ class ArchiveTarget : public Target {
   }
 
   void close_sink() override {
-    auto files = sidecar_files(hf_, !dtype_);
+    std::map<std::string, std::string> files;
+    for (const auto& [name, file] : sidecar_files(hf_, !dtype_)) files.emplace(name, file.text());
     if (dtype_) {
       files[fmt::format("{}/{}", distckpt::kSidecarHf, distckpt::kHfConfig)] =
           with_dtype(hf_.config_text(), *dtype_, hf_.config_source());
@@ -50,6 +54,23 @@ class ArchiveTarget : public Target {
   bool knows_file_sizes() const override { return false; }
 
  private:
+  std::vector<fs::path> other_files() const override { return {}; }
+
+  // They are held in memory for a moment, here and by who reads the archive.
+  void refuse_large_files() const {
+    constexpr std::int64_t kMost = std::int64_t{1} << 28;
+    std::int64_t bytes = 0;
+    for (const auto& name : hf_.carried) {
+      bytes += hf_.file(name).size();
+      if (bytes <= kMost) continue;
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}: with {} the files that travel have more than the {} MiB that an "
+                              "archive takes",
+                              hf_.folder.string(), name, kMost >> 20),
+                  "leave it out of the source, or convert to another format");
+    }
+  }
+
   static std::vector<distckpt::ShardStoreTensor> stored(const std::vector<ModelTensor>& tensors) {
     std::vector<distckpt::ShardStoreTensor> result;
     for (const auto& tensor : tensors)

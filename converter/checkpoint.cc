@@ -26,6 +26,12 @@ void refuse_hf_config(const Location& location, const fs::path& hf_config) {
 Checkpoint open(const fs::path& path, const OpenOptions& options) {
   const auto location = locate(path, options.iteration);
   refuse_hf_config(location, options.hf_config);
+  return open(location, options);
+}
+
+Checkpoint open(const Location& location, const OpenOptions& options) {
+  const auto files = std::make_shared<distckpt::SourceFiles>();
+  const distckpt::NotedFiles noted(*files);
   try {
     auto stored = read_stored(location, options);
     auto checkpoint = stored.megatron_names
@@ -33,6 +39,8 @@ Checkpoint open(const fs::path& path, const OpenOptions& options) {
                           : open_hf_names(location, std::move(stored), options.keep_fp8);
     if (options.training_state && location.format == Format::kTorchDist)
       add_training_state(checkpoint);
+    checkpoint.files = files;
+    if (checkpoint.hf) checkpoint.hf->files = files;
     return checkpoint;
   } catch (Error& error) {
     // The name of a tensor does not say which of two checkpoints is meant.
@@ -58,7 +66,7 @@ bool is_quantized(const fs::path& path) {
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {
-  return std::make_unique<distckpt::FileSource>(layout.storages(), checksums, mode);
+  return std::make_unique<distckpt::FileSource>(layout.storages(), checksums, mode, files);
 }
 
 void require_hf_form(const Checkpoint& checkpoint) {

@@ -25,6 +25,7 @@ struct OpenOptions {
                                       // lacks; replaces its sidecar
   bool keep_fp8 = false;        // leave block-quantised weights as they are, with their scales
   bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
+  Links links = Links::kAll;    // among files that travel
 };
 
 struct Checkpoint {
@@ -39,10 +40,12 @@ struct Checkpoint {
   std::optional<HfForm>
       hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
   std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
-  std::shared_ptr<const distckpt::Pickle> common{};  // Megatron's common state
-  std::optional<TrainingState> training{};           // where asked for, and there
+  std::shared_ptr<const distckpt::Pickle> common{};      // Megatron's common state
+  std::optional<TrainingState> training{};               // where asked for, and there
+  std::shared_ptr<const distckpt::SourceFiles> files{};  // all that were read, as they were
 
   distckpt::PlanSide side() const { return {.layout = &layout, .map = &links}; }
+  // Throws Error(kIo) where a file is not what it was when the checkpoint was opened.
   std::unique_ptr<distckpt::FileSource> source(
       distckpt::ReadMode mode = distckpt::ReadMode::kCached) const;
 };
@@ -50,6 +53,9 @@ struct Checkpoint {
 // Throws Error for everything that is not exactly what the configuration says: tensors that are
 // missing, surplus or of another shape are named.
 Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+
+// The same of one that was found already, whatever its tracker says by now.
+Checkpoint open(const Location& location, const OpenOptions& options);
 
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);

@@ -14,6 +14,7 @@
 #include "converter/part.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
+#include "converter/target_folder.h"
 #include "distckpt/cast.h"
 #include "distckpt/error.h"
 #include "distckpt/torch_dist.h"
@@ -31,18 +32,6 @@ using distckpt::Role;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// Absolute, symbolic links resolved, no trailing slash: what a rename must act on.
-fs::path resolve_target(const fs::path& path) {
-  auto resolved = fs::weakly_canonical(fs::absolute(path));
-  if (!resolved.has_filename()) resolved = resolved.parent_path();
-  return resolved;
-}
-
-bool is_inside(const fs::path& inner, const fs::path& outer) {
-  const auto [end, _] = std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
-  return end == outer.end();
 }
 
 // The tensors with the dtypes that they shall have. What Megatron keeps in fp32 (a router's bias)
@@ -73,73 +62,77 @@ class Conversion {
       : options_(options), progress_(progress) {}
 
   ConvertReport run() {
-    source_ =
-        open(options_.from,
-             {.iteration = lacks_iterations(options_.from) ? std::nullopt : options_.iteration,
-              .hf_config = options_.hf_config,
-              .keep_fp8 = options_.keep_fp8,
-              .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim &&
-                                options_.selection.is_all()});
+    source_ = open(options_.from, source_options());
+    source_.files->settle();
+    opened_ = summary(source_);
     check_derived(source_);
     choose_target();
     require_effective(options_, source_.location, target_format_);
     select_part();
     // An interrupted run may have published and lacked only its last steps, or have lacked none.
-    const bool published =
-        options_.resume && (distckpt::WorkFolder::published_earlier(target_path_) ||
-                            (is_checkpoint(target_path_) && !options_.overwrite &&
-                             !fs::exists(distckpt::work_folder(target_path_))));
-    if (!published) refuse_unsafe_target();
+    published_ = options_.resume &&
+                 (distckpt::WorkFolder::published_earlier(target_path_) ||
+                  (is_checkpoint(target_path_) && !options_.overwrite &&
+                   !fs::exists(distckpt::work_folder(target_path_) / distckpt::kJournal)));
+    if (!published_)
+      refuse_unsafe_target(target_path_, target_format_, source_.location.folder,
+                           options_.overwrite);
     tensors_ = with_dtypes(source_.map, source_.tensors, options_.dtype);
-    shared_ = SharedWork(options_.job, distckpt::work_folder(target_path_));
-    require(shared_.is_alone() || target_format_ != Format::kArchive, ErrorKind::kUsage,
+    require(is_alone() || target_format_ != Format::kArchive, ErrorKind::kUsage,
             "--to h5: an archive is written by one process; --no-ranks works alone");
     if (options_.dry_run != DryRun::kNo) {
-      if (!shared_.is_first()) return std::move(report_);
+      if (!is_first()) return std::move(report_);
       make_plan(target_path_);
       if (options_.dry_run == DryRun::kRead) read_only(nullptr);
-      return std::move(report_);
-    }
-    if (!shared_.is_first()) {
-      if (!published) work_along();
-      return std::move(report_);
-    }
-    distckpt::WorkFolder work(target_path_, options_.resume);
-    try {
-      make_plan(work.output());
-      if (published) {
-        require_planned_files(target_path_);
-        read_only(&work);
-        shared_ = SharedWork({}, work.path());
-        prove(target_path_);
-      } else {
-        copy(work.output());
-        prove(work.output());
-        work.publish(options_.overwrite);
+    } else if (is_first()) {
+      distckpt::WorkFolder work(target_path_, options_.resume);
+      try {
+        work.folder().with_its_name([&] { work_in(work); });
+      } catch (Error& error) {
+        fail(error, work.folder());
+        const bool kept = is_worth_keeping(error, work);
+        if (kept) work.keep();
+        say_what_is_left(error, work, kept);
+        throw;
       }
-      if (target_format_ == Format::kTorchDist) {
-        distckpt::replace_text(target_path_.parent_path() / distckpt::kTracker,
-                               distckpt::iteration_text(iteration_));
+    } else if (!published_) {
+      distckpt::HeldFolder work(distckpt::work_folder(target_path_));
+      try {
+        work.with_its_name([&] { work_along(work); });
+      } catch (const Error& error) {
+        fail(error, work);
+        throw;
       }
-    } catch (Error& error) {
-      shared_.fail(error.what());
-      // What can be gone on with is kept: after an interruption, or when the disk was full.
-      const bool can_resume =
-          error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
-      const bool kept = options_.resume || (can_resume && fs::exists(work.journal()));
-      if (kept) work.keep();
-      if (can_resume && error.hint().empty()) {
-        error.set_hint(kept ? fmt::format("{} holds what was done: the same command with --resume "
-                                          "goes on, and without it begins anew",
-                                          work.path().string())
-                            : "nothing was left behind: the same command begins anew");
-      }
-      throw;
     }
     return std::move(report_);
   }
 
+  // It failed because of what an interrupted run had left, which nobody goes on with any more: to
+  // begin anew may help.
+  bool may_begin_anew() const { return damaged_ && is_alone(); }
+
  private:
+  OpenOptions source_options() const {
+    return {.iteration = lacks_iterations(options_.from) ? std::nullopt : options_.iteration,
+            .hf_config = options_.hf_config,
+            .keep_fp8 = options_.keep_fp8,
+            .training_state = options_.format == Format::kTorchDist && !options_.no_save_optim &&
+                              options_.selection.is_all(),
+            .links = options_.follow_symlinks ? Links::kAll : Links::kInside};
+  }
+
+  // One source is all that is published: it is opened again, and is what it was.
+  void require_same_source() const {
+    with_context([] { return std::string("looking at the source again, before publishing"); },
+                 [&] {
+                   source_.files->require_unchanged();
+                   require(summary(open(source_.location, source_options())) == opened_,
+                           ErrorKind::kIo,
+                           "{}: its headers are not what they were when the conversion began",
+                           source_.location.folder.string());
+                 });
+  }
+
   void choose_target() {
     const auto source_format = source_.location.format;
     const bool to_hf = source_.megatron_names || source_format == Format::kArchive;
@@ -190,23 +183,6 @@ class Conversion {
     if (source_.hf) report_.part = source_.hf->part;
   }
 
-  static bool is_checkpoint(const fs::path& folder) {
-    return fs::is_directory(folder) &&
-           (is_hf_folder(folder) || distckpt::is_torch_dist(folder) || is_archive(folder));
-  }
-
-  // An iteration's folder beside the files of another checkpoint would hide that one.
-  void refuse_checkpoint_as_root() const {
-    const auto root = target_path_.parent_path();
-    if (target_format_ != Format::kTorchDist || !fs::is_directory(root)) return;
-    const bool has_iterations = fs::exists(root / distckpt::kTracker);
-    if (has_iterations || !holds_checkpoint(root)) return;
-    throw Error(ErrorKind::kUsage,
-                fmt::format("{}: is a checkpoint of its own, which {} in it would hide",
-                            root.string(), target_path_.filename().string()),
-                "choose another target");
-  }
-
   // The target that is there has the files that this run would write; what they hold is proved.
   void require_planned_files(const fs::path& folder) const {
     for (const auto& file : report_.files) {
@@ -222,25 +198,6 @@ class Conversion {
                               error ? "is missing" : fmt::format("holds {} bytes", size)),
                   "choose another target, or replace it with --overwrite");
     }
-  }
-
-  void refuse_unsafe_target() const {
-    refuse_checkpoint_as_root();
-    const auto source = fs::weakly_canonical(source_.location.folder);
-    require(!is_inside(source, target_path_) && !is_inside(target_path_, source), ErrorKind::kUsage,
-            "{}: is the source, lies in it or holds it", target_path_.string());
-    if (!fs::exists(target_path_)) return;
-    require(fs::is_directory(target_path_), ErrorKind::kUsage,
-            "{}: exists already, and is not a folder", target_path_.string());
-    if (fs::is_empty(target_path_)) return;
-    if (!options_.overwrite) {
-      throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", target_path_.string()),
-                  distckpt::WorkFolder::published_earlier(target_path_)
-                      ? "an interrupted run published it: --resume takes the last steps"
-                      : "choose another target, or replace it with --overwrite");
-    }
-    require(is_checkpoint(target_path_), ErrorKind::kUsage,
-            "{}: is not a checkpoint, and so is not overwritten", target_path_.string());
   }
 
   void make_plan(const fs::path& folder) {
@@ -288,6 +245,10 @@ class Conversion {
     for (const auto& [path, bytes] : files_of(target_->layout())) {
       report_.files.push_back({.name = path.lexically_relative(folder).string(), .bytes = bytes});
     }
+    planned_ = target_->files(folder);
+    folder_ = folder;
+    const bool replaces = !published_ && is_first() && fs::exists(target_path_);
+    if (replaces && !fs::is_empty(target_path_)) replaceable_files(target_path_);
   }
 
   // Padding of the same rows on both sides is carried over; other padding is dropped and reported.
@@ -300,17 +261,92 @@ class Conversion {
     }
   }
 
-  // Rank 0 has the folder; the others help.
-  void work_along() {
-    const auto output = distckpt::work_folder(target_path_) / distckpt::kWorkOutput;
-    make_plan(output);
-    try {
-      copy(output);
-      prove(output);
-    } catch (const Error& error) {
-      shared_.fail(error.what());
-      throw;
+  bool is_first() const { return options_.job.rank == 0; }
+  bool is_alone() const { return options_.job.size == 1; }
+
+  void work_in(distckpt::WorkFolder& work) {
+    shared_ = SharedWork(published_ ? distckpt::RankOfJob{} : options_.job, work.path());
+    if (published_) work.mark_published();
+    make_plan(work.output());
+    if (published_) {
+      require_planned_files(target_path_);
+      read_only(&work);
+      prove(target_path_);
+      require_same_source();
+    } else {
+      work.expect(target_->files(work.output()));
+      copy(work.output());
+      prove(work.output());
+      require_same_source();
+      if (options_.overwrite) {
+        work.publish([&](const fs::path& old) { return replaceable_files(old); }, modes());
+      } else {
+        work.publish({}, modes());
+      }
     }
+    if (target_format_ == Format::kTorchDist) {
+      work.replace_beside(distckpt::kTracker, distckpt::iteration_text(iteration_), modes().file);
+    }
+  }
+
+  // Rank 0 has the folder; the others help.
+  void work_along(distckpt::HeldFolder& work) {
+    shared_ = SharedWork(options_.job, work.path(),
+                         [&] { distckpt::join_work_folder(target_path_, work); });
+    const auto output = work.path() / distckpt::kWorkOutput;
+    make_plan(output);
+    copy(output);
+    prove(output);
+  }
+
+  // Tells the others; and later runs, if what was gone on with may be the reason.
+  void fail(const Error& error, const distckpt::HeldFolder& work) {
+    shared_.fail(error.what());
+    const bool by_bytes = error.kind() != ErrorKind::kCancelled &&
+                          error.kind() != ErrorKind::kUsage && error.kind() != ErrorKind::kIo;
+    if (!resumed_ || !by_bytes) return;
+    damaged_ = true;
+    distckpt::mark_damaged(work);
+  }
+
+  // A later run can go on: after an interruption, when the disk was full, or with the options
+  // that the interrupted run had.
+  bool is_worth_keeping(const Error& error, const distckpt::WorkFolder& work) const {
+    const bool stopped = error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
+    if (published_) return stopped;
+    if (damaged_ || (options_.resume && error.kind() == ErrorKind::kUsage)) return true;
+    return stopped && fs::exists(work.journal()) && is_source_unchanged();
+  }
+
+  static void say_what_is_left(Error& error, const distckpt::WorkFolder& work, bool kept) {
+    const bool stopped = error.kind() == ErrorKind::kCancelled || error.kind() == ErrorKind::kIo;
+    if (!stopped || !error.hint().empty()) return;
+    error.set_hint(kept ? fmt::format("{} holds what was done: the same command with --resume goes "
+                                      "on, and without it begins anew",
+                                      work.folder().shown().string())
+                        : "nothing was left behind: the same command begins anew");
+  }
+
+  bool is_source_unchanged() const {
+    try {
+      source_.files->require_unchanged();
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  std::vector<fs::path> replaceable_files(const fs::path& old) const {
+    return converter::replaceable_files(old, target_format_, planned_);
+  }
+
+  // Nobody may read the target who could not read the source.
+  distckpt::PublishedModes modes() const {
+    distckpt::PublishedModes modes;
+    for (const auto& [path, file] : source_.files->files()) modes.file &= file.mode;
+    for (const auto& folder : {source_.location.root, source_.location.folder})
+      modes.folder &= distckpt::identity_of(folder).mode;
+    return modes;
   }
 
   distckpt::ExecutorOptions executor_options(distckpt::Journal* journal) const {
@@ -338,8 +374,11 @@ class Conversion {
   void read_only(const distckpt::WorkFolder* work) {
     const auto start = std::chrono::steady_clock::now();
     std::optional<distckpt::Journal> journal;
-    if (work != nullptr)
-      journal.emplace(work->journal(), fingerprint(source_, plan_, target_->layout()), true);
+    if (work != nullptr) {
+      // Not the one of copying: there a task that is done is one that was written.
+      journal.emplace(work->path() / distckpt::kRereadJournal, own_fingerprint(), true,
+                      std::vector{work->journal()});
+    }
     const auto source = source_.source();
     auto done = execute(plan_, *source, nullptr, journal ? &*journal : nullptr, "reading");
     report_.copy_seconds = seconds_since(start);
@@ -350,12 +389,13 @@ class Conversion {
   void copy(const fs::path& output) {
     using Mode = distckpt::WriteFile::Mode;
     const auto start = std::chrono::steady_clock::now();
-    const auto own = fingerprint(source_, plan_, target_->layout());
+    const auto own = own_fingerprint();
     if (!shared_.is_first()) shared_.meet(own, progress_);  // once the files are there
     std::vector<fs::path> others;
     if (options_.resume) others = shared_.other_journals(distckpt::kJournal);
     distckpt::Journal journal(shared_.journal(distckpt::kJournal), own, options_.resume, others);
-    const bool reopen = journal.num_finished() > 0 || !shared_.is_first();
+    resumed_ = journal.num_finished() > 0;
+    const bool reopen = resumed_ || !shared_.is_first();
     auto& sink = target_->open_sink(plan_, journal, reopen ? Mode::kReopen : Mode::kCreate);
     if (shared_.is_first()) shared_.meet(own, progress_);
     auto done = execute(plan_, *source_.source(), &sink, &journal, "copying", false);
@@ -382,6 +422,8 @@ class Conversion {
     return execute(plan_, *source_.source(), &sink, &all, "");
   }
 
+  Digest own_fingerprint() const { return fingerprint(source_, plan_, target_->layout(), folder_); }
+
   void take(distckpt::ExecuteReport done) {
     digests_ = std::move(done.digests);
     report_.nonzero_padding = std::move(done.nonzero_padding);
@@ -407,12 +449,18 @@ class Conversion {
   const ProgressFunction& progress_;
   SharedWork shared_{{}, {}};
   Checkpoint source_;
+  Digest opened_;  // its summary
   Format target_format_ = Format::kTorchDist;
   Iteration iteration_;
   fs::path target_path_;
   std::vector<ModelTensor> tensors_;
   std::set<std::string> shared_padding_;
+  bool published_ = false;  // by an interrupted run
+  bool resumed_ = false;
+  bool damaged_ = false;
   std::unique_ptr<Target> target_;
+  fs::path folder_;  // that it writes
+  std::vector<fs::path> planned_;
   CopyPlan plan_;
   std::vector<Digest> digests_;
   ConvertReport report_;
@@ -421,7 +469,15 @@ class Conversion {
 }  // namespace
 
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress) {
-  return Conversion(options, progress).run();
+  Conversion conversion(options, progress);
+  try {
+    return conversion.run();
+  } catch (const Error&) {
+    if (!conversion.may_begin_anew()) throw;
+  }
+  auto report = Conversion(options, progress).run();
+  report.redone = true;
+  return report;
 }
 
 std::string model_digest(const std::vector<ModelTensor>& tensors,

@@ -42,7 +42,8 @@ struct ConvertOptions {
   DryRun dry_run = DryRun::kNo;
   bool overwrite = false;
   bool resume = false;
-  distckpt::RankOfJob job{};  // of processes that share the conversion
+  bool follow_symlinks = false;  // take companions that lie outside of the checkpoint along
+  distckpt::RankOfJob job{};     // of processes that share the conversion
 };
 
 struct FileSize {
@@ -67,6 +68,7 @@ struct ConvertReport {
   int ranks = 1;  // processes that shared the work
   DryRun dry_run = DryRun::kNo;
   std::int64_t resumed_bytes = 0;
+  bool redone = false;      // what an interrupted run had left was damaged, and was made anew
   double copy_seconds = 0;  // also made durable
   double proof_seconds = 0;
   // Each tensor's digest, re-read from the published files, is that of what was copied.

@@ -1,7 +1,5 @@
 #include "converter/fingerprint.h"
 
-#include <sys/stat.h>
-
 #include <string>
 #include <variant>
 
@@ -29,14 +27,42 @@ std::vector<std::pair<fs::path, std::int64_t>> files_of(const distckpt::Layout& 
   return files;
 }
 
-Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const distckpt::Layout& target) {
-  std::string text = "1\n";
+Digest summary(const Checkpoint& checkpoint) {
+  distckpt::RunningDigest digest;
+  const auto add = [&](std::string_view text) { digest.add(distckpt::as_bytes(text)); };
+  for (const auto& [path, file] : checkpoint.files->files()) {
+    add(fmt::format("{} {} {} {} {} {}\n", path.string(), file.device, file.inode, file.size,
+                    file.modified_ns, file.changed_ns));
+  }
+  for (const auto& tensor : checkpoint.layout.tensors()) {
+    add(fmt::format("{} {} {}\n", tensor.name, short_name(tensor.dtype), to_string(tensor.shape)));
+    for (const auto& [box, at] : tensor.shards) {
+      add(fmt::format("{} {} {} {}\n", to_string(box), at.storage, at.offset,
+                      to_string(at.strides)));
+    }
+  }
+  for (const auto& [range, crc, _] : checkpoint.checksums)
+    add(fmt::format("{} {} {} {}\n", range.storage, range.offset, range.size, crc));
+  for (const auto& key : checkpoint.training_state) add(key + "\n");
+  if (const auto& hf = checkpoint.hf) {
+    add(hf->index_text.value_or(""));
+    for (const auto& header : hf->headers) add(header.filename + header.prefix);
+    for (const auto& name : hf->carried) add(name + "\n");
+    for (const auto& [name, content] : hf->contents) add(name + content);
+  }
+  return digest.digest();
+}
+
+Digest fingerprint(const Checkpoint& source,
+                   const CopyPlan& plan,
+                   const distckpt::Layout& target,
+                   const fs::path& folder) {
+  std::string text = "2\n";
   for (const auto& [path, bytes] : files_of(source.layout)) {
-    struct stat status {};
-    require(::stat(path.c_str(), &status) == 0, ErrorKind::kIo, "{}: cannot be examined",
-            path.string());
-    text += fmt::format("{} {} {}.{}\n", fs::weakly_canonical(path).string(), status.st_size,
-                        status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+    // Machines that share a file system may number devices and inodes in their own ways.
+    const auto& file = source.files->files().at(path);
+    text += fmt::format("{} {} {} {}\n", fs::weakly_canonical(path).string(), file.size,
+                        file.modified_ns, file.changed_ns);
   }
   for (const auto& planned : plan.tensors) {
     text += fmt::format("{} {} {}\n", planned.tensor.name, short_name(planned.tensor.dtype),
@@ -48,7 +74,7 @@ Digest fingerprint(const Checkpoint& source, const CopyPlan& plan, const distckp
     }
   }
   for (const auto& [path, bytes] : files_of(target)) {
-    text += fmt::format("{} {}\n", path.string(), bytes);
+    text += fmt::format("{} {}\n", path.lexically_relative(folder).string(), bytes);
   }
   return distckpt::digest_block(distckpt::as_bytes(text));
 }

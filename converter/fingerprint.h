@@ -18,9 +18,14 @@ namespace ferry::converter {
 std::vector<std::pair<std::filesystem::path, std::int64_t>> files_of(
     const distckpt::Layout& layout);
 
-// The source's files as they are, the plan, the target's files.
+// All that opening a checkpoint tells of it: its files as they are, where each tensor lies, what
+// travels with them. Equal for two that were opened from the same files.
+distckpt::Digest summary(const Checkpoint& checkpoint);
+
+// The source's files as they are, the plan, the target's files in `folder`.
 distckpt::Digest fingerprint(const Checkpoint& source,
                              const distckpt::CopyPlan& plan,
-                             const distckpt::Layout& target);
+                             const distckpt::Layout& target,
+                             const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

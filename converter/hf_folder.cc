@@ -34,8 +34,17 @@ std::optional<std::string> named_weights(const HfForm& form) {
   return distckpt::json_string(named, "transformers_weights", form.config_source());
 }
 
-bool travels(const fs::directory_entry& entry) {
-  return entry.is_regular_file() && converter::travels(entry.path().filename().string());
+// Folders and pipes do not travel.
+bool is_file(const fs::directory_entry& entry) {
+  std::error_code error;
+  const auto type = entry.status(error).type();
+  if (!entry.is_symlink() || (!error && type != fs::file_type::not_found))
+    return type == fs::file_type::regular;
+  throw Error(ErrorKind::kNotFound,
+              fmt::format("{}: is a symbolic link to {}, which cannot be read: {}",
+                          entry.path().string(), fs::read_symlink(entry.path()).string(),
+                          error ? error.message() : "it is not there"),
+              "mend the link or remove it");
 }
 
 }  // namespace
@@ -69,8 +78,15 @@ std::string HfForm::config_source() const {
 }
 
 std::string HfForm::text(const std::string& name) const {
+  return file(name).text();
+}
+
+CarriedFile HfForm::file(const std::string& name) const {
   const auto kept = contents.find(name);
-  return kept != contents.end() ? kept->second : distckpt::read_text(folder / name);
+  if (kept != contents.end()) return CarriedFile(kept->second);
+  distckpt::ReadFile found(folder / name);
+  if (files) files->require_same(found);
+  return CarriedFile(std::move(found));
 }
 
 std::string HfForm::config_text() const {
@@ -85,13 +101,16 @@ bool is_hf_folder(const fs::path& folder) {
   });
 }
 
-HfForm read_hf_companions(const fs::path& folder) {
+HfForm read_hf_companions(const fs::path& folder, Links links) {
   require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: is not a folder", folder.string());
   require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}",
           folder.string(), distckpt::kHfConfig);
   HfForm form{.folder = folder, .carried = {}, .headers = {}, .index_text = {}};
   for (const auto& entry : fs::directory_iterator(folder)) {
-    if (travels(entry)) form.carried.push_back(entry.path().filename().string());
+    if (!travels(entry.path().filename().string()) || !is_file(entry)) continue;
+    const distckpt::ReadFile file(entry.path());  // one that cannot be read is told now
+    if (links == Links::kInside) file.require_inside(folder);
+    form.carried.push_back(entry.path().filename().string());
   }
   const auto part = folder / distckpt::kPartRecord;
   if (fs::exists(part)) form.part = parse_part(distckpt::read_text(part), part.string());
@@ -99,8 +118,8 @@ HfForm read_hf_companions(const fs::path& folder) {
   return form;
 }
 
-HfForm read_hf_config(const fs::path& folder) {
-  auto form = read_hf_companions(folder);
+HfForm read_hf_config(const fs::path& folder, Links links) {
+  auto form = read_hf_companions(folder, links);
   form.part.clear();  // it is of the weights that are there
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != distckpt::kSafetensorsSuffix) continue;
@@ -110,8 +129,8 @@ HfForm read_hf_config(const fs::path& folder) {
   return form;
 }
 
-HfForm read_hf_folder(const fs::path& folder) {
-  auto form = read_hf_companions(folder);
+HfForm read_hf_folder(const fs::path& folder, Links links) {
+  auto form = read_hf_companions(folder, links);
   const auto index_path = folder / distckpt::kSafetensorsIndex;
   if (fs::exists(index_path)) {
     form.index_text = distckpt::read_text(index_path);

@@ -4,14 +4,17 @@
 
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "converter/carried_file.h"
 #include "converter/selection.h"
 #include "distckpt/safetensors.h"
+#include "distckpt/source_files.h"
 
 namespace ferry::converter {
 
@@ -27,8 +30,11 @@ struct HfForm {
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
   std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
+  std::shared_ptr<const distckpt::SourceFiles> files{};  // as they were when they were found
 
-  std::string text(const std::string& name) const;  // of a carried file, or what it has to become
+  // Throws Error(kIo) if it is not the file that was found.
+  CarriedFile file(const std::string& name) const;  // of a carried file, or what it has to become
+  std::string text(const std::string& name) const;  // the same, whole
   std::string config_text() const;                  // of config.json, likewise
   std::string config_source() const;                // its path, for messages
 };
@@ -36,9 +42,13 @@ struct HfForm {
 // True if the folder holds a config.json or safetensors files.
 bool is_hf_folder(const std::filesystem::path& folder);
 
+// Symbolic links among the files that travel are followed: those that stay inside the
+// checkpoint or the Hugging Face cache that it is in, or all. One that leads nowhere is an error.
+enum class Links { kInside, kAll };
+
 // Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
 // files, naming tensor and file.
-HfForm read_hf_folder(const std::filesystem::path& folder);
+HfForm read_hf_folder(const std::filesystem::path& folder, Links links);
 
 // Whether a file of this name goes along with the weights: it holds none.
 bool travels(std::string_view name);
@@ -56,11 +66,11 @@ struct WeightFiles {
 // Error(kLayout) where that is another model than `weights`.
 void require_transformers_reads(const HfForm& form, const WeightFiles& weights);
 
-// Only the files that travel.
-HfForm read_hf_companions(const std::filesystem::path& folder);
+// Only the files that travel; each is opened. Throws Error(kUsage) for a link that leads outside.
+HfForm read_hf_companions(const std::filesystem::path& folder, Links links);
 
 // For --hf-config: the files that travel, and the dtypes of weights that are there.
-HfForm read_hf_config(const std::filesystem::path& folder);
+HfForm read_hf_config(const std::filesystem::path& folder, Links links);
 
 // The files that an index names, sorted. Throws Error(kCorrupt).
 std::set<std::string> files_of_index(const std::string& index_text, const std::string& source);

@@ -158,6 +158,13 @@ class HfTarget : public FileTarget {
   }
 
  private:
+  std::vector<fs::path> other_files() const override {
+    std::vector<fs::path> names(hf_.carried.begin(), hf_.carried.end());
+    if (!hf_.part.empty()) names.emplace_back(distckpt::kPartRecord);
+    if (index_text_) names.emplace_back(distckpt::kSafetensorsIndex);
+    return names;
+  }
+
   void prepare() const override {}
 
   void finish_files(distckpt::FileSink& sink) const override {
@@ -174,7 +181,7 @@ class HfTarget : public FileTarget {
         distckpt::write_text(folder_ / name,
                              with_dtype(hf_.config_text(), *dtype_, hf_.config_source()));
       } else {
-        distckpt::write_text(folder_ / name, hf_.text(name));
+        hf_.file(name).copy_to(folder_ / name);
       }
     }
     carry_part(hf_, folder_);

@@ -40,7 +40,7 @@ void try_config(InspectReport& report, Read&& read) {
 }
 
 void inspect_hf(InspectReport& report) {
-  const auto form = read_hf_folder(report.location.folder);
+  const auto form = read_hf_folder(report.location.folder, Links::kAll);
   report.part = form.part;
   try_config(report, [&] { return parse_hf_config(form.config_text(), form.config_source()); });
   for (const auto& header : form.headers) {
@@ -59,7 +59,7 @@ void inspect_hf(InspectReport& report) {
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
   try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
-    const auto form = find_hf_form(report.location, hf_config);
+    const auto form = find_hf_form(report.location, {.hf_config = hf_config});
     report.has_sidecar = form && hf_config.empty() && report.location.hf.empty();
     if (form) report.part = form->part;
     const auto common = distckpt::read_common_state(checkpoint);

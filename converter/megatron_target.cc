@@ -70,6 +70,16 @@ class MegatronTarget : public FileTarget {
   }
 
  private:
+  std::vector<fs::path> other_files() const override {
+    std::vector<fs::path> names{distckpt::kTorchDistMetadata, distckpt::kTorchDistConfig,
+                                distckpt::kCommon};
+    if (!source_.hf) return names;
+    names.push_back(fs::path(distckpt::kSidecar) / distckpt::kSidecarIndex);
+    for (const auto& [name, _] : sidecar_files(*source_.hf, !options_.dtype))
+      names.push_back(fs::path(distckpt::kSidecar) / name);
+    return names;
+  }
+
   std::vector<distckpt::ChecksumRange> protected_ranges() const override {
     return torch_dist_.protected_ranges();
   }

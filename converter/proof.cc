@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "distckpt/error.h"
+#include "distckpt/filenames.h"
 #include "distckpt/journal.h"
 
 namespace ferry::converter {
 namespace {
 
-constexpr std::string_view kProof = "proof";
 const distckpt::Digest kNothing;  // a proof is never resumed
 
 }  // namespace
@@ -36,7 +36,7 @@ void Proof::read(const ProgressFunction& progress) {
   std::optional<distckpt::Journal> journal;
   if (!shared_.is_alone()) {
     shared_.limit(options);
-    journal.emplace(shared_.journal(kProof), kNothing, false);
+    journal.emplace(shared_.journal(distckpt::kProofJournal), kNothing, false);
     options.journal = &*journal;
   }
   digests_ = wait_reporting(distckpt::Executor(options).submit(plan_, *source_, nullptr), "proving",
@@ -47,7 +47,8 @@ void Proof::read(const ProgressFunction& progress) {
 
 void Proof::finish() {
   if (shared_.is_alone()) return;
-  distckpt::Journal all(shared_.journal(kProof), kNothing, true, shared_.other_journals(kProof));
+  distckpt::Journal all(shared_.journal(distckpt::kProofJournal), kNothing, true,
+                        shared_.other_journals(distckpt::kProofJournal));
   auto options = options_;
   options.journal = &all;
   digests_ =

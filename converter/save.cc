@@ -18,6 +18,7 @@
 #include "converter/optimizer_tensors.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
+#include "converter/target_folder.h"
 #include "distckpt/comparing_sink.h"
 #include "distckpt/error.h"
 #include "distckpt/executor.h"
@@ -47,6 +48,7 @@ bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
 std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& model) {
   if (!origin.hf) return std::nullopt;
   auto form = *origin.hf;
+  form.files.reset();  // a run takes days: what travels is what is there by then
   auto config = origin.map.config;
   const auto& own = model.map.config;
   if (config.head == distckpt::Head::kLanguageModel && own.head != config.head) {
@@ -186,21 +188,29 @@ class Saving {
         memory_(memory),
         options_(options),
         progress_(progress),
-        folder_(fs::absolute(options.to) / distckpt::iteration_folder(options.iteration)) {}
+        folder_(fs::absolute(options.to) / distckpt::iteration_folder(options.iteration)),
+        held_(distckpt::work_folder(folder_)) {}
 
   SaveReport run() {
     const auto start = std::chrono::steady_clock::now();
-    run_together(group_, [&] {
+    together([&] {
       if (group_.rank == 0) begin();
     });
+    together([&] {
+      require(distckpt::join_work_folder(folder_, held_), ErrorKind::kIo,
+              "{}: was made by rank 0, but is not there", held_.shown().string());
+    });
     const auto objects = group_.gather(encode(options_.objects));
-    run_together(group_, [&] { plan(objects); });
-    run_together(group_, [&] { with_context([&] { return needs(); }, [&] { write(); }); });
-    run_together(group_, [&] {
+    together([&] { plan(objects); });
+    together([&] {
+      if (group_.rank == 0) work_->expect(target_->files(output()));
+    });
+    together([&] { with_context([&] { return needs(); }, [&] { write(); }); });
+    together([&] {
       if (group_.rank == 0) target_->close_folder();
     });
     if (options_.prove) prove();
-    run_together(group_, [&] {
+    together([&] {
       if (group_.rank == 0) publish();
     });
     report_.folder = folder_;
@@ -210,6 +220,10 @@ class Saving {
   }
 
  private:
+  void together(const std::function<void()>& body) {
+    run_together(group_, [&] { held_.with_its_name(body); });
+  }
+
   void begin() {
     std::error_code error;
     if (fs::exists(folder_, error) && !fs::is_empty(folder_, error) && !options_.overwrite) {
@@ -219,7 +233,7 @@ class Saving {
     work_.emplace(folder_, false);
   }
 
-  fs::path output() const { return distckpt::work_folder(folder_) / distckpt::kWorkOutput; }
+  fs::path output() const { return held_.path() / distckpt::kWorkOutput; }
 
   void plan(const std::vector<std::string>& objects_of_ranks) {
     std::vector<distckpt::StoredObject> objects;
@@ -267,7 +281,7 @@ class Saving {
   // For errors: whether the disk is full.
   std::string needs() const {
     std::error_code unknown;
-    const auto space = fs::space(distckpt::work_folder(folder_), unknown);
+    const auto space = fs::space(held_.path(), unknown);
     return fmt::format("writing {} as rank {}: {} bytes are needed for tensors, {} are free there",
                        folder_.string(), group_.rank, bytes_to_write(plan_),
                        unknown ? "an unknown number" : std::to_string(space.available));
@@ -282,16 +296,15 @@ class Saving {
 
   void prove() {
     const auto start = std::chrono::steady_clock::now();
-    const SharedWork shared({.rank = group_.rank, .size = group_.size},
-                            distckpt::work_folder(folder_));
+    const SharedWork shared({.rank = group_.rank, .size = group_.size}, held_.path());
     std::optional<Proof> proof;
-    run_together(group_, [&] {
+    together([&] {
       proof.emplace(output(), OpenOptions{.training_state = true}, padding_, shared,
                     executor_options());
       compare_with_memory(proof->written());
       proof->read(progress_);
     });
-    run_together(group_, [&] {
+    together([&] {
       if (group_.rank != 0) return;
       proof->finish();
       report_.manifest = manifest_of(proof->written(), proof->digests());
@@ -315,9 +328,14 @@ class Saving {
   }
 
   void publish() {
-    work_->publish(options_.overwrite);
-    distckpt::replace_text(folder_.parent_path() / distckpt::kTracker,
-                           distckpt::iteration_text(options_.iteration));
+    std::function<std::vector<fs::path>(const fs::path&)> replaceable;
+    if (options_.overwrite) {
+      replaceable = [planned = target_->files(output())](const fs::path& old) {
+        return replaceable_files(old, Format::kTorchDist, planned);
+      };
+    }
+    work_->publish(replaceable);
+    work_->replace_beside(distckpt::kTracker, distckpt::iteration_text(options_.iteration), 0644);
   }
 
   const distckpt::RankGroup& group_;
@@ -326,7 +344,8 @@ class Saving {
   const SaveOptions& options_;
   const ProgressFunction& progress_;
   fs::path folder_;
-  std::optional<distckpt::WorkFolder> work_;  // of rank 0
+  distckpt::HeldFolder held_;                 // the working folder
+  std::optional<distckpt::WorkFolder> work_;  // of rank 0, which owns it
   Checkpoint model_;
   std::unique_ptr<FileTarget> target_;
   std::set<std::string> padding_;  // that is saved too

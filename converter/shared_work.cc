@@ -4,12 +4,15 @@
 #include <utility>
 
 #include "distckpt/error.h"
+#include "distckpt/filenames.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
 
-SharedWork::SharedWork(const distckpt::RankOfJob& job, fs::path work_folder)
-    : job_(job), folder_(std::move(work_folder)) {}
+SharedWork::SharedWork(const distckpt::RankOfJob& job,
+                       fs::path work_folder,
+                       std::function<void()> look)
+    : job_(job), folder_(std::move(work_folder)), look_(std::move(look)) {}
 
 fs::path SharedWork::journal(std::string_view name) const {
   return folder_ / (is_first() ? std::string(name) : fmt::format("{}.{}", name, job_.rank));
@@ -32,12 +35,12 @@ void SharedWork::limit(distckpt::ExecutorOptions& options) const {
 
 void SharedWork::meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress) {
   if (is_alone()) return;
-  distckpt::RendezvousOptions options;
+  distckpt::RendezvousOptions options{.look = look_};
   if (progress) {
     options.go_on = [progress] { return progress({.stage = "waiting", .bytes_total = 1}); };
   }
-  ranks_ = std::make_unique<distckpt::Rendezvous>(folder_ / "ranks", job_, to_string(fingerprint),
-                                                  std::move(options));
+  ranks_ = std::make_unique<distckpt::Rendezvous>(folder_ / distckpt::kWorkRanks, job_,
+                                                  to_string(fingerprint), std::move(options));
 }
 
 void SharedWork::barrier(std::string_view name) {

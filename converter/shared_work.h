@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,10 @@ namespace ferry::converter {
 
 class SharedWork {
  public:
-  SharedWork(const distckpt::RankOfJob& job, std::filesystem::path work_folder);
+  // `look` is for ranks that did not make the folder: it is called until they have met.
+  SharedWork(const distckpt::RankOfJob& job,
+             std::filesystem::path work_folder,
+             std::function<void()> look = {});
 
   bool is_first() const { return job_.rank == 0; }
   bool is_alone() const { return job_.size == 1; }
@@ -39,6 +43,7 @@ class SharedWork {
  private:
   distckpt::RankOfJob job_;
   std::filesystem::path folder_;
+  std::function<void()> look_;
   std::unique_ptr<distckpt::Rendezvous> ranks_;
 };
 

@@ -40,7 +40,7 @@ std::vector<std::string> list_files(const fs::path& sidecar) {
 }
 
 // sidecar.json, checked against itself and against the files it lists.
-json read_index(const fs::path& sidecar) {
+json read_index(const fs::path& sidecar, Links links) {
   const auto path = sidecar / distckpt::kSidecarIndex;
   const auto source = path.string();
   auto index = distckpt::parse_json(distckpt::read_text(path), source);
@@ -61,8 +61,10 @@ json read_index(const fs::path& sidecar) {
                                      source);
     const auto file = sidecar / name;
     require(fs::exists(file), ErrorKind::kCorrupt, "{}: is missing", file.string());
+    distckpt::ReadFile opened(file);
+    if (links == Links::kInside) opened.require_inside(sidecar.parent_path());
     const auto digest = distckpt::json_string(value, name, source);
-    if (digest_text(distckpt::read_text(file)) != digest) {
+    if (to_string(CarriedFile(std::move(opened)).digest()) != digest) {
       throw Error(ErrorKind::kCorrupt, fmt::format("{}: is not as it was written", file.string()),
                   "to convert with an edited configuration, name its folder with --hf-config");
     }
@@ -123,12 +125,12 @@ HfForm form_of_sidecar(const std::map<std::string, std::string>& files, const fs
   return form;
 }
 
-std::map<std::string, std::string> sidecar_files(const HfForm& form, bool keep_headers) {
-  std::map<std::string, std::string> files;
-  const auto add = [&](std::string_view folder, std::string_view name, std::string text) {
-    files.emplace(fmt::format("{}/{}", folder, name), std::move(text));
+std::map<std::string, CarriedFile> sidecar_files(const HfForm& form, bool keep_headers) {
+  std::map<std::string, CarriedFile> files;
+  const auto add = [&](std::string_view folder, std::string_view name, auto content) {
+    files.emplace(fmt::format("{}/{}", folder, name), std::move(content));
   };
-  for (const auto& name : form.carried) add(distckpt::kSidecarHf, name, form.text(name));
+  for (const auto& name : form.carried) add(distckpt::kSidecarHf, name, form.file(name));
   if (!form.part.empty()) add(distckpt::kSidecarHf, distckpt::kPartRecord, write_part(form.part));
   if (!keep_headers || form.headers.empty()) return files;
   if (form.index_text) add(distckpt::kSidecarHf, distckpt::kSafetensorsIndex, *form.index_text);
@@ -143,19 +145,29 @@ void carry_part(const HfForm& form, const fs::path& folder) {
     distckpt::write_text(folder / distckpt::kPartRecord, write_part(form.part));
 }
 
-std::optional<HfForm> read_sidecar(const fs::path& iteration_folder) {
+std::optional<HfForm> read_sidecar(const fs::path& iteration_folder, Links links) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   if (!fs::exists(sidecar / distckpt::kSidecarIndex)) {
     require(!fs::exists(sidecar), ErrorKind::kCorrupt, "{}: holds no {}", sidecar.string(),
             distckpt::kSidecarIndex);
     return std::nullopt;
   }
-  const auto contents = read_index(sidecar);
+  const auto contents = read_index(sidecar, links);
   std::map<std::string, std::string> files;
-  for (const auto& name : list_files(sidecar)) {
-    files.emplace(name, distckpt::read_text(sidecar / name));
+  std::vector<std::string> left_there;  // may be large
+  for (const auto& path : list_files(sidecar)) {
+    const auto slash = path.find('/');
+    auto name = path.substr(slash + 1);
+    if (path.substr(0, slash) == distckpt::kSidecarHf && travels(name) &&
+        name != distckpt::kHfConfig) {
+      left_there.push_back(std::move(name));
+    } else {
+      files.emplace(path, distckpt::read_text(sidecar / path));
+    }
   }
   auto form = form_of_sidecar(files, sidecar);
+  std::ranges::move(left_there, std::back_inserter(form.carried));
+  std::ranges::sort(form.carried);
   if (const auto dtypes = contents.find("dtypes"); dtypes != contents.end()) {
     const auto source = (sidecar / distckpt::kSidecarIndex).string();
     for (const auto& [name, value] : dtypes->items()) {
@@ -174,10 +186,10 @@ void write_sidecar(const fs::path& iteration_folder,
                    const std::map<std::string, distckpt::DType>& dtypes) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
   json index = {{"format", kSidecarFormat}, {"files", json::object()}};
-  for (const auto& [name, text] : sidecar_files(form, keep_headers)) {
+  for (const auto& [name, file] : sidecar_files(form, keep_headers)) {
     fs::create_directories((sidecar / name).parent_path());
-    distckpt::write_text(sidecar / name, text);
-    index["files"][name] = digest_text(text);
+    file.copy_to(sidecar / name);
+    index["files"][name] = to_string(file.digest());
   }
   for (const auto& [name, dtype] : dtypes)
     index["dtypes"][name] = std::string(safetensors_name(dtype));

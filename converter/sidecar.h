@@ -17,8 +17,8 @@
 namespace ferry::converter {
 
 // Nothing if the iteration's folder has none. Throws Error(kCorrupt) naming a file that is not as
-// it was written.
-std::optional<HfForm> read_sidecar(const std::filesystem::path& iteration_folder);
+// it was written, Error(kUsage) for a link that leads out of the iteration's folder.
+std::optional<HfForm> read_sidecar(const std::filesystem::path& iteration_folder, Links links);
 
 // Writes the sidecar of `form`; derived.safetensors, if any, is in place already. Headers are left
 // out unless `keep_headers`. `dtypes` are those of tensors that Megatron stores in a wider one.
@@ -32,10 +32,11 @@ std::filesystem::path derived_path(const std::filesystem::path& iteration_folder
 // Writes the record of a part, if it is one, durably.
 void carry_part(const HfForm& form, const std::filesystem::path& folder);
 
-// The files of a sidecar, "hf/config.json" and so on, and their content: what an archive holds too.
-std::map<std::string, std::string> sidecar_files(const HfForm& form, bool keep_headers);
+// The files of a sidecar, "hf/config.json" and so on: what an archive holds too.
+std::map<std::string, CarriedFile> sidecar_files(const HfForm& form, bool keep_headers);
 
-// The inverse. `folder` is where they lie, for messages. Throws Error(kCorrupt).
+// The inverse, of their content. `folder` is where they lie: those that travel may be left away
+// here and read there. Throws Error(kCorrupt).
 HfForm form_of_sidecar(const std::map<std::string, std::string>& files,
                        const std::filesystem::path& folder);
 

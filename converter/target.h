@@ -25,6 +25,16 @@ class Target {
   distckpt::PlanSide side() const { return {.layout = &layout_, .map = &links_}; }
   const distckpt::Layout& layout() const { return layout_; }
 
+  // All files that it writes, relative to `folder`, which it was made for.
+  std::vector<std::filesystem::path> files(const std::filesystem::path& folder) const {
+    auto names = other_files();
+    for (const auto& storage : layout_.storages()) {
+      auto name = distckpt::file_of(storage)->lexically_relative(folder);
+      if (names.empty() || names.back() != name) names.push_back(std::move(name));
+    }
+    return names;
+  }
+
   // Carries over the padding that `source` holds too: it becomes tensors. Their names.
   std::set<std::string> share_padding(const distckpt::Layout& layout,
                                       distckpt::TensorMap& source,
@@ -50,6 +60,9 @@ class Target {
   virtual bool knows_file_sizes() const { return true; }
 
  protected:
+  // The files that it writes beside those of layout(), relative.
+  virtual std::vector<std::filesystem::path> other_files() const = 0;
+
   distckpt::Layout layout_;
   distckpt::TensorMap links_;
 };

@@ -140,7 +140,7 @@ class Verification {
       if (!has(*left_.hf) || !has(*right_.hf)) {
         report_.files.push_back(
             fmt::format("{}: is on the {} only", name, has(*left_.hf) ? "left" : "right"));
-      } else if (left_.hf->text(name) != right_.hf->text(name)) {
+      } else if (!same_bytes(left_.hf->file(name), right_.hf->file(name))) {
         report_.files.push_back(fmt::format("{}: differs", name));
       }
     }

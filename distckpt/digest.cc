@@ -53,6 +53,25 @@ Digest digest_block(std::span<const std::byte> bytes) {
   return canonical(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
+struct RunningDigest::State {
+  XXH3_state_t hash;
+};
+
+RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->hash);
+}
+RunningDigest::~RunningDigest() = default;
+RunningDigest::RunningDigest(RunningDigest&&) noexcept = default;
+RunningDigest& RunningDigest::operator=(RunningDigest&&) noexcept = default;
+
+void RunningDigest::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size());
+}
+
+Digest RunningDigest::digest() const {
+  return canonical(XXH3_128bits_digest(&state_->hash));
+}
+
 Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> blocks) {
   std::string text(safetensors_name(dtype));
   text.push_back('\0');

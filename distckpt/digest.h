@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +31,22 @@ std::optional<Digest> digest_from_string(std::string_view text);
 inline constexpr std::int64_t kDigestBlock = std::int64_t{1} << 20;
 
 Digest digest_block(std::span<const std::byte> bytes);
+
+// The same of bytes that come in pieces.
+class RunningDigest {
+ public:
+  RunningDigest();
+  ~RunningDigest();
+  RunningDigest(RunningDigest&&) noexcept;
+  RunningDigest& operator=(RunningDigest&&) noexcept;
+
+  void add(std::span<const std::byte> bytes);
+  Digest digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // Of a tensor whose blocks have these digests. A file's digest is that of a tensor U8 of its bytes.
 Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> blocks);

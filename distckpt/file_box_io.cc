@@ -36,10 +36,12 @@ bool all_zero(std::span<const std::byte> bytes) {
 
 FileSource::FileSource(std::vector<Storage> storages,
                        std::vector<ExpectedChecksum> expected,
-                       ReadMode mode)
+                       ReadMode mode,
+                       std::shared_ptr<const SourceFiles> files)
     : storages_(std::move(storages)),
       expected_(std::move(expected)),
       mode_(mode),
+      known_(std::move(files)),
       chunks_(chunk_cache_bytes()) {
   files_.resize(storages_.size());
   allow_open_files(storages_.size());
@@ -54,7 +56,11 @@ const ReadFile& FileSource::file(StorageId storage) {
     const auto* path = file_of(storages_[storage]);
     require(path != nullptr, ErrorKind::kLayout, "{}: not a file", describe(storages_[storage]));
     auto& opened = open_[*path];
-    if (!opened) opened = std::make_unique<ReadFile>(*path, mode_);
+    if (!opened) {
+      auto found = std::make_unique<ReadFile>(*path, mode_);
+      if (known_) known_->require_same(*found);
+      opened = std::move(found);
+    }
     if (const auto* stored = std::get_if<FileStorage>(&storages_[storage])) {
       require(opened->size() == stored->size, ErrorKind::kIo,
               "{}: has {} bytes, but had {} when its headers were read", path->string(),
@@ -145,7 +151,16 @@ void FileSource::read(const Region& region,
   }
 }
 
+void FileSource::require_unchanged() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [path, file] : open_) {
+    if (file) file->require_unchanged();
+  }
+  if (known_) known_->require_unchanged();
+}
+
 std::int64_t FileSource::verify_checksums() {
+  require_unchanged();  // it would explain a wrong checksum
   std::int64_t checked = 0;
   for (std::uint32_t i = 0; i < expected_.size(); ++i) {
     const auto crc = ledger_.combined(i);
@@ -156,10 +171,6 @@ std::int64_t FileSource::verify_checksums() {
             describe(storages_[expected.range.storage]), expected.range.offset,
             expected.range.offset + expected.range.size, expected.name, *crc, expected.crc);
     ++checked;
-  }
-  const std::lock_guard lock(mutex_);
-  for (const auto& [path, file] : open_) {
-    if (file) file->require_unchanged();
   }
   return checked;
 }

@@ -18,6 +18,7 @@
 #include "distckpt/file_io.h"
 #include "distckpt/layout.h"
 #include "distckpt/plane_codec.h"
+#include "distckpt/source_files.h"
 
 namespace ferry::distckpt {
 
@@ -30,9 +31,11 @@ struct ExpectedChecksum {
 
 class FileSource : public BoxSource {
  public:
+  // Each file has to be as `files` know it, when it is opened and in verify_checksums().
   explicit FileSource(std::vector<Storage> storages,
                       std::vector<ExpectedChecksum> expected = {},
-                      ReadMode mode = ReadMode::kCached);
+                      ReadMode mode = ReadMode::kCached,
+                      std::shared_ptr<const SourceFiles> files = {});
 
   void read(const Region& region,
             std::span<std::byte> packed,
@@ -55,12 +58,14 @@ class FileSource : public BoxSource {
 
  private:
   const ReadFile& file(StorageId storage);
+  void require_unchanged();
   void read_chunk(const ChunkStorage& chunk, const Region& region, std::span<std::byte> packed);
   DecodedChunk decode(const ChunkStorage& chunk, StorageId storage);
 
   std::vector<Storage> storages_;
   std::vector<ExpectedChecksum> expected_;
   ReadMode mode_;
+  std::shared_ptr<const SourceFiles> known_;
   ChecksumLedger ledger_;
   ChunkCache chunks_;
   PlaneCodecPool codecs_;

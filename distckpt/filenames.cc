@@ -1,5 +1,6 @@
 #include "distckpt/filenames.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "distckpt/error.h"
@@ -44,6 +45,19 @@ std::optional<Iteration> parse_iteration_folder(std::string_view name) {
 
 std::string distcp_filename(int rank) {
   return fmt::format("__{}_0.distcp", rank);
+}
+
+// Megatron-Core numbers the files of one rank: "__3_1.distcp".
+bool is_distcp_filename(std::string_view name) {
+  constexpr std::string_view kSuffix = ".distcp";
+  if (!name.starts_with("__") || !name.ends_with(kSuffix)) return false;
+  const auto numbers = name.substr(2, name.size() - 2 - std::min(name.size() - 2, kSuffix.size()));
+  const auto is_number = [](std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  const auto middle = numbers.find('_');
+  return middle != std::string_view::npos && is_number(numbers.substr(0, middle)) &&
+         is_number(numbers.substr(middle + 1));
 }
 
 std::optional<std::vector<int>> parse_rank_folder(std::string_view name) {

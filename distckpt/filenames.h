@@ -44,6 +44,7 @@ std::string iteration_text(const Iteration& iteration);
 std::optional<Iteration> parse_iteration(std::string_view text);
 
 std::string distcp_filename(int rank);  // "__3_0.distcp"
+bool is_distcp_filename(std::string_view name);
 
 // Megatron's legacy format: "mp_rank_01_003" is {1, 3}: tensor, then pipeline or expert parallel
 // rank, or both. Nothing if the name is no such folder's.
@@ -71,9 +72,17 @@ inline constexpr std::string_view kSidecarIndex = "sidecar.json";
 inline constexpr std::string_view kSidecarHf = "hf";
 inline constexpr std::string_view kSidecarHeaders = "headers";
 inline constexpr std::string_view kSidecarDerived = "derived.safetensors";
-inline constexpr std::string_view kJournal = "journal";
+inline constexpr std::string_view kTemporarySuffix = ".ferry-tmp";
+inline constexpr std::string_view kWorkMark = "ferry-work";  // says that it is one
+inline constexpr std::string_view kWorkFiles = "files";      // that may be below "output"
 inline constexpr std::string_view kWorkOutput = "output";
+inline constexpr std::string_view kWorkRanks = "ranks";
+inline constexpr std::string_view kWorkDamage = "damaged";
+inline constexpr std::string_view kReplaced = "replaced";  // an old target on its way out
 inline constexpr std::string_view kPublishing = "publishing";
+inline constexpr std::string_view kJournal = "journal";
+inline constexpr std::string_view kProofJournal = "proof";
+inline constexpr std::string_view kRereadJournal = "reread";
 std::filesystem::path work_folder(
     const std::filesystem::path& target);  // ".<name>.ferry" beside it
 

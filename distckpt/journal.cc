@@ -98,7 +98,7 @@ Journal::Journal(std::filesystem::path path,
   put_native(header, fingerprint);
   const auto keep = resume ? take_records(path_, header) : 0;
   for (const auto& other : others) take_records(other, header);
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   require(fd_ >= 0, ErrorKind::kIo, "{}: cannot be created: {}", path_.string(),
           system_error_text(errno));
   require(::ftruncate(fd_, keep) == 0 && ::lseek(fd_, 0, SEEK_END) >= 0, ErrorKind::kIo,

@@ -11,7 +11,6 @@
 
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
-#include "distckpt/work_folder.h"
 
 namespace ferry::distckpt {
 namespace fs = std::filesystem;
@@ -151,6 +150,7 @@ void Rendezvous::meet_as_other(std::string_view agreement) {
   const auto word = random_word();
   const auto hello = numbered(folder_, "hello", job_.rank);
   while (true) {
+    if (options_.look) options_.look();
     if (fs::is_directory(folder_) && try_read(hello) != word) {
       try {
         replace_text(hello, word);

@@ -27,6 +27,7 @@ struct RendezvousOptions {
   std::chrono::milliseconds silence = std::chrono::minutes(2);    // of one that has
   std::chrono::milliseconds heartbeat = std::chrono::seconds(5);  // how often each is heard
   std::function<bool()> go_on{};  // false: stop waiting, Error(kCancelled)
+  std::function<void()> look{};   // called by other ranks while they wait for rank 0's folder
 };
 
 class Rendezvous {

@@ -130,7 +130,7 @@ void add_zarr_array(const std::filesystem::path& folder, std::string name, Layou
     const auto path = folder / chunk_filename(index);
     require(std::filesystem::is_regular_file(path), ErrorKind::kNotFound,
             "{}: is missing, {} of {} chunks are there", path.string(), there, expected);
-    const auto size = static_cast<std::int64_t>(std::filesystem::file_size(path));
+    const auto size = ReadFile(path).size();
     require(size == chunk_bytes, ErrorKind::kCorrupt, "{}: has {} bytes, a chunk has {}",
             path.string(), size, chunk_bytes);
     Box box{.offset = index, .size = chunk};

@@ -139,19 +139,19 @@ summary { cursor: pointer; }
 std::string html_page(std::string_view title, std::string_view body) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n"
-      "<meta charset=\"utf-8\"/>\n<meta name=\"viewport\" content=\"width=device-width, "
+      "<meta charset=\"utf-8\"/>\n{}\n<meta name=\"viewport\" content=\"width=device-width, "
       "initial-scale=1\"/>\n<title>{}</title>\n<style>{}{}</style>\n</head>\n<body>\n{}</body>\n</"
       "html>\n",
-      escape_xml(title), kColours, kPageStyle, body);
+      kPageMark, escape_xml(title), kColours, kPageStyle, body);
 }
 
 std::string svg_file(int width, int height, std::string_view title, std::string_view body) {
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
       "height=\"{1}\" role=\"img\" font-family=\"system-ui, -apple-system, 'Segoe UI', Roboto, "
-      "'DejaVu Sans', sans-serif\">\n<title>{2}</title>\n<style>{3}</style>\n<rect "
+      "'DejaVu Sans', sans-serif\">\n<title>{2}</title>{5}\n<style>{3}</style>\n<rect "
       "width=\"{0}\" height=\"{1}\" rx=\"8\" fill=\"var(--page)\"/>\n{4}</svg>\n",
-      width, height, escape_xml(title), kColours, body);
+      width, height, escape_xml(title), kColours, body, kPictureMark);
 }
 
 std::string tile(std::string_view value, std::string_view what) {

@@ -6,6 +6,10 @@
 
 namespace ferry::cli {
 
+// The first bytes of our pages and pictures say this, and no other's do.
+inline constexpr std::string_view kPageMark = R"(<meta name="generator" content="ferry"/>)";
+inline constexpr std::string_view kPictureMark = "<metadata>ferry</metadata>";
+
 std::string html_page(std::string_view title, std::string_view body);
 
 // A picture by itself, in the same colours.

@@ -103,6 +103,7 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   json["optimizer_form"] = report.optimizer_form;
   json["optimizer"] = report.optimizer_kinds;
   json["rng"] = report.rng;
+  json["redone"] = report.redone;
   json["training_notes"] = report.training_notes;
   json["nonzero_padding"] = ordered_json::array();
   for (const auto& padding : report.nonzero_padding) {

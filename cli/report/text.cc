@@ -214,6 +214,8 @@ std::string convert_text(const converter::ConvertReport& report) {
                             ? ""
                             : fmt::format(" from {} as fully_reshardable", report.optimizer_form));
   }
+  if (report.redone)
+    text += "note     what an interrupted run had left was damaged: all of it was copied anew\n";
   for (const auto& note : report.training_notes)
     text += fmt::format("note     {}\n", printable(note, kMaxNote));
   if (report.num_training_state > 0) {

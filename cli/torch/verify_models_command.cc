@@ -7,13 +7,14 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/output_file.h"
+#include "cli/report/html.h"
 #include "cli/torch/commands.h"
 #include "cli/torch/logits_report.h"
 #include "cli/torch/numerics_report.h"
 #include "converter/alignment/logits_check.h"
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
-#include "distckpt/file_io.h"
 #include "distckpt/printable.h"
 #include "models/numerics_certificate.h"
 #include "models/parallel_state.h"
@@ -32,6 +33,7 @@ struct VerifyModelsFlags {
   std::string hf_config{};
   std::string dtype{};
   std::string html{};
+  bool overwrite = false;
   MeshFlags mesh{};
   bool packed = false;
   bool finite = false;
@@ -92,6 +94,7 @@ void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
 }
 
 void verify_logits(const VerifyModelsFlags& flags) {
+  const OutputFile html(flags.html, kPageMark, flags.overwrite);
   const auto parallel = parallel_of(flags.mesh);
   require(!flags.checkpoint.empty(), ErrorKind::kUsage, "--logits names no checkpoint");
   if (flags.reference.empty()) {
@@ -131,7 +134,7 @@ void verify_logits(const VerifyModelsFlags& flags) {
                                 .device = flags.mesh.device,
                                 .mesh = mesh.shape(),
                                 .sequence_parallel = flags.mesh.sequence_parallel};
-    if (!flags.html.empty()) distckpt::write_text(flags.html, logits_html(subject, report));
+    if (!flags.html.empty()) html.write(logits_html(subject, report));
     if (flags.json) {
       fmt::print("{}\n", logits_json(subject, report).dump(2));
     } else if (!flags.quiet) {
@@ -168,6 +171,7 @@ void add_verify_models(CLI::App& app) {
   command->add_flag("--finite", flags->finite,
                     "Refuse weights that hold NaN or Inf. Default: a note names them");
   command->add_option("--html", flags->html, "Also draw where they differ, into this file");
+  add_overwrite_output(*command, flags->overwrite);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer(

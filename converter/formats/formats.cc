@@ -8,7 +8,7 @@ namespace ferry::converter {
 Stored read_stored(const Location& location, const OpenOptions& options) {
   switch (location.format) {
     case Format::kHuggingFace:
-      return read_huggingface(location);
+      return read_huggingface(location, options);
     case Format::kTorchSave:
       return read_torch_save(location, options);
     case Format::kTorchDist:
@@ -28,20 +28,19 @@ Stored read_stored(const Location& location, const OpenOptions& options) {
 }
 
 HfForm hf_form_of(const Location& location, const OpenOptions& options) {
-  if (location.has_own_config()) return read_hf_companions(location.config_folder());
+  if (location.has_own_config()) return read_hf_companions(location.config_folder(), options.links);
   if (options.hf_config.empty()) {
     throw Error(ErrorKind::kNotFound,
                 fmt::format("{}: holds no {}", location.folder.string(), distckpt::kHfConfig),
                 "name the folder of its config.json with --hf-config");
   }
-  return read_hf_config(options.hf_config);
+  return read_hf_config(options.hf_config, options.links);
 }
 
-std::optional<HfForm> find_hf_form(const Location& location,
-                                   const std::filesystem::path& hf_config) {
-  if (!hf_config.empty()) return read_hf_config(hf_config);
-  if (!location.hf.empty()) return read_hf_config(location.hf);
-  return read_sidecar(location.folder);
+std::optional<HfForm> find_hf_form(const Location& location, const OpenOptions& options) {
+  if (!options.hf_config.empty()) return read_hf_config(options.hf_config, options.links);
+  if (!location.hf.empty()) return read_hf_config(location.hf, options.links);
+  return read_sidecar(location.folder, options.links);
 }
 
 }  // namespace ferry::converter

@@ -9,7 +9,7 @@ namespace ferry::converter {
 
 Stored read_stored(const Location& location, const OpenOptions& options);
 
-Stored read_huggingface(const Location& location);
+Stored read_huggingface(const Location& location, const OpenOptions& options);
 Stored read_archive(const Location& location);
 Stored read_torch_save(const Location& location, const OpenOptions& options);
 Stored read_legacy(const Location& location, const OpenOptions& options);
@@ -24,7 +24,6 @@ HfForm hf_form_of(const Location& location, const OpenOptions& options);
 
 // That of a checkpoint of Megatron's names: what --hf-config names, else what lies beside it or in
 // its sidecar. Nothing if it has none.
-std::optional<HfForm> find_hf_form(const Location& location,
-                                   const std::filesystem::path& hf_config);
+std::optional<HfForm> find_hf_form(const Location& location, const OpenOptions& options);
 
 }  // namespace ferry::converter

@@ -155,7 +155,7 @@ Stored read_legacy(const Location& location, const OpenOptions& options) {
   Stored stored{.megatron_names = true,
                 .training_state = std::move(ranks->training_state),
                 .common = std::move(ranks->common)};
-  stored.hf = find_hf_form(location, options.hf_config);
+  stored.hf = find_hf_form(location, options);
   const auto embedding = ranks->tensors.find(std::string(kEmbeddingKey));
   for (const auto& [key, slices] : ranks->tensors) {
     auto shape = slices.front().item.shape;

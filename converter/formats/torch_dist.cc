@@ -16,7 +16,7 @@ Stored read_torch_dist(const Location& location, const OpenOptions& options) {
   Stored stored{.megatron_names = true,
                 .common = distckpt::read_common_state(checkpoint),
                 .common_is_apart = true};
-  stored.hf = find_hf_form(location, options.hf_config);
+  stored.hf = find_hf_form(location, options);
   const auto derived = derived_path(location.folder);
   if (options.hf_config.empty() && std::filesystem::exists(derived)) stored.derived = derived;
   std::vector<const distckpt::TorchDistTensor*> model;

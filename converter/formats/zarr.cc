@@ -31,7 +31,7 @@ void check_backend(const fs::path& path) {
 Stored read_zarr(const Location& location, const OpenOptions& options) {
   check_backend(location.folder / distckpt::kTorchDistConfig);
   Stored stored{.megatron_names = true};
-  stored.hf = find_hf_form(location, options.hf_config);
+  stored.hf = find_hf_form(location, options);
   const auto common = location.folder / distckpt::kCommon;
   if (fs::exists(common)) {
     const distckpt::ReadFile file(common);

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "converter/verify.h"
 #include "distckpt/file_io.h"
@@ -88,13 +91,43 @@ TEST(Convert, RefusesToOverwriteWhatIsNoCheckpoint) {
   support::write_tiny_model({}, dir / "hf", 5);
   std::filesystem::create_directory(dir / "home");
   distckpt::write_text(dir / "home" / "letter.txt", "dear");
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"not a checkpoint"}, [&] {
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"holds letter.txt", "not overwritten"}, [&] {
     convert({.from = dir / "hf",
              .to = dir / "home",
              .format = Format::kHuggingFace,
              .overwrite = true});
   }));
   EXPECT_EQ(distckpt::read_text(dir / "home" / "letter.txt"), "dear");
+}
+
+// Whenever the source is replaced: nothing of the two is published.
+TEST(Convert, PublishesNothingOfASourceThatIsReplacedMeanwhile) {
+  for (const std::string_view form : {"hf", "megatron"}) {
+    for (const std::string_view stage : {"copying", "proving"}) {
+      SCOPED_TRACE(fmt::format("{} {}", form, stage));
+      const TempDir dir;
+      for (const std::uint64_t seed : {1, 2}) {
+        support::write_tiny_model({}, dir / fmt::format("hf{}", seed), seed);
+        convert(
+            {.from = dir / fmt::format("hf{}", seed), .to = dir / fmt::format("megatron{}", seed)});
+      }
+      const auto source = dir / fmt::format("{}1", form);
+      bool replaced = false;
+      const auto progress = [&](const Progress& now) {
+        if (now.stage != stage || std::exchange(replaced, true)) return true;
+        std::filesystem::rename(source, dir / "away");
+        std::filesystem::rename(dir / fmt::format("{}2", form), source);
+        return true;
+      };
+      EXPECT_TRUE(
+          support::fails(ErrorKind::kIo, {"was replaced by another file", "nobody write"}, [&] {
+            convert({.from = source, .to = dir / "out", .format = Format::kHuggingFace}, progress);
+          }));
+      EXPECT_TRUE(replaced);
+      EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+      EXPECT_FALSE(std::filesystem::exists(dir / ".out.ferry"));
+    }
+  }
 }
 
 TEST(Convert, RefusesTensorParallelismThatFitsNoQueryGroups) {

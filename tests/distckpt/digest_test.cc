@@ -105,5 +105,15 @@ TEST(Digest, RefusesTextThatIsNone) {
   }
 }
 
+TEST(RunningDigest, IsThatOfAllPieces) {
+  const std::string text(3'000'000, 'x');
+  for (const std::size_t piece : {1000U, 1'048'576U, 3'000'000U}) {
+    RunningDigest running;
+    for (std::size_t at = 0; at < text.size(); at += piece)
+      running.add(as_bytes(std::string_view(text).substr(at, piece)));
+    EXPECT_EQ(running.digest(), digest_block(as_bytes(text)));
+  }
+}
+
 }  // namespace digest_test
 }  // namespace ferry::distckpt

@@ -282,5 +282,61 @@ TEST(Descriptor, ClosesOnceAndCanBeMoved) {
   EXPECT_EQ(::fcntl(fd, F_GETFD), -1);
 }
 
+TEST(ReplaceText, ExchangesTheWholeFile) {
+  const TempDir dir;
+  replace_text(dir / "tracker", "10");
+  EXPECT_EQ(read_text(dir / "tracker"), "10");
+  replace_text(dir / "tracker", "release");
+  EXPECT_EQ(read_text(dir / "tracker"), "release");
+  EXPECT_EQ(support::list(dir.path()), std::vector<std::string>{"tracker"});
+  EXPECT_TRUE(
+      fails(ErrorKind::kNotFound, {"absent"}, [&] { replace_text(dir / "absent/tracker", "10"); }));
+}
+
+TEST(ReplaceText, FollowsNoLink) {
+  const TempDir dir;
+  write_text(dir / "letter", "mine");
+  fs::create_symlink("letter", dir / "tracker");
+  fs::create_symlink("letter", dir / "tracker.ferry-tmp");
+  replace_text(dir / "tracker", "10");
+  EXPECT_EQ(read_text(dir / "letter"), "mine");
+  EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(dir / "tracker")));
+  EXPECT_TRUE(fails(ErrorKind::kIo, {"tmp"}, [&] { write_text(dir / "tracker.ferry-tmp", "10"); }));
+  EXPECT_EQ(read_text(dir / "letter"), "mine");
+}
+
+TEST(ReplaceText, KeepsThePermissionsOfWhatWasThere) {
+  const TempDir dir;
+  replace_text(dir / "new", "10", 0600);
+  EXPECT_EQ(identity_of(dir / "new").mode, 0600U);
+  fs::permissions(dir / "new", fs::perms(0640));
+  replace_text(dir / "new", "20", 0600);
+  EXPECT_EQ(identity_of(dir / "new").mode, 0640U);
+}
+
+TEST(ReadFile, KnowsWhatLiesInsideAFolder) {
+  const TempDir dir;
+  const auto snapshot = dir / "models--a--b/snapshots/0123";
+  fs::create_directories(snapshot / "deep");
+  fs::create_directories(dir / "models--a--b/blobs");
+  fs::create_directories(dir / "blobs");
+  for (const char* name : {"models--a--b/blobs/x", "models--a--b/x", "blobs/x"})
+    write_text(dir / name, name);
+  write_text(snapshot / "deep/file", "inside");
+  const auto link = [&](const char* to) {
+    fs::remove(snapshot / "link");
+    fs::create_symlink(to, snapshot / "link");
+    return ReadFile(snapshot / "link");
+  };
+  EXPECT_NO_THROW(ReadFile(snapshot / "deep/file").require_inside(snapshot));
+  EXPECT_NO_THROW(link("deep/file").require_inside(snapshot));
+  EXPECT_NO_THROW(link("../../blobs/x").require_inside(snapshot));
+  for (const char* to : {"../../x", "../../../blobs/x", "/etc/passwd"}) {
+    EXPECT_TRUE(fails(ErrorKind::kUsage, {"link", "outside", "--follow-symlinks"}, [&] {
+      link(to).require_inside(snapshot);
+    })) << to;
+  }
+}
+
 }  // namespace file_io_test
 }  // namespace ferry::distckpt

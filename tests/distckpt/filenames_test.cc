@@ -97,5 +97,12 @@ TEST(RequirePlainFilename, RefusesEveryWayOutOfTheFolder) {
   }
 }
 
+TEST(Filenames, TellAFileOfADistributedCheckpoint) {
+  for (const char* name : {"__0_0.distcp", "__12_3.distcp"}) EXPECT_TRUE(is_distcp_filename(name));
+  for (const char* name : {"__0_0.distcp.orig", "__0.distcp", "__a_0.distcp", "0_0.distcp", "__",
+                           "__.distcp", ".distcp", ""})
+    EXPECT_FALSE(is_distcp_filename(name)) << name;
+}
+
 }  // namespace filenames_test
 }  // namespace ferry::distckpt

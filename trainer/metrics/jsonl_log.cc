@@ -3,8 +3,8 @@
 #include <string>
 
 #include "distckpt/error.h"
+#include "distckpt/file_io.h"
 #include "distckpt/json.h"
-#include "distckpt/work_folder.h"
 #include "trainer/metrics/append_file.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/run_log.h"

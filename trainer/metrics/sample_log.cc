@@ -10,7 +10,6 @@
 
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
-#include "distckpt/work_folder.h"
 
 namespace ferry::trainer {
 namespace {

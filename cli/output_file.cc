@@ -1,0 +1,58 @@
+#include "cli/output_file.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "distckpt/error.h"
+#include "distckpt/file_io.h"
+
+namespace ferry::cli {
+namespace fs = std::filesystem;
+namespace {
+
+bool has_mark(const fs::path& path, std::string_view mark) {
+  constexpr std::int64_t kHead = 4096;
+  const distckpt::ReadFile file(path);
+  std::string head(static_cast<std::size_t>(std::min(file.size(), kHead)), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(head)));
+  return head.find(mark) != std::string::npos;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(fs::path path, std::string_view mark, bool overwrite)
+    : path_(std::move(path)), mark_(mark), overwrite_(overwrite) {
+  check();
+}
+
+void OutputFile::check() const {
+  if (path_.empty()) return;
+  const auto folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: {} is not a folder", path_.string(),
+          folder.string());
+  const auto there = fs::symlink_status(path_).type();
+  if (there == fs::file_type::not_found) return;
+  require(there == fs::file_type::regular || there == fs::file_type::symlink, ErrorKind::kUsage,
+          "{}: is there already, and not a file", path_.string());
+  if (overwrite_ || (there == fs::file_type::regular && has_mark(path_, mark_))) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{}: is there already, and {}", path_.string(),
+                          there == fs::file_type::symlink ? "a symbolic link"
+                                                          : "not a file that ferry wrote"),
+              "choose another name, or replace it with --overwrite");
+}
+
+void OutputFile::write(std::string_view text) const {
+  if (path_.empty()) return;
+  check();  // the work may have taken hours
+  distckpt::replace_text(path_, text);
+}
+
+void add_overwrite_output(CLI::App& command, bool& overwrite) {
+  command.add_flag("--overwrite", overwrite,
+                   "Replace a file that is there, whatever it is. Default: only one that ferry "
+                   "wrote");
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,30 @@
+// A file that a report goes to, named by the user. It replaces a report that ferry wrote before,
+// and nothing else unless --overwrite says so.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <string_view>
+
+namespace ferry::cli {
+
+class OutputFile {
+ public:
+  // `mark` is what the first bytes of our files of this kind say, and no other's. Throws
+  // Error(kUsage) if something lies at `path` that may not be replaced: made before the work
+  // begins, it tells of it at once. Without a path nothing is written.
+  OutputFile(std::filesystem::path path, std::string_view mark, bool overwrite);
+
+  void write(std::string_view text) const;
+
+ private:
+  void check() const;
+
+  std::filesystem::path path_;
+  std::string_view mark_;
+  bool overwrite_;
+};
+
+void add_overwrite_output(CLI::App& command, bool& overwrite);
+
+}  // namespace ferry::cli
