@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FIRST_CHARACTER = 0x10000  # of token 0: no surrogate, no space follows
 PHASES = ["gen", "reward", "old_log_prob", "adv", "update_actor", "update_weights"]
-PROGRAMS = ["fast", "bitwise", "transformers"]
+PROGRAMS = ["fast", "bitwise", "bitwise_recomputed", "transformers"]  # recomputed: old_log_prob, which bitwise has from the rollout
 REWARD = """import json, sys, zlib
 for line in sys.stdin:
     q = json.loads(line)
@@ -36,6 +36,7 @@ path = {checkpoint}
 [actor_rollout_ref.actor]
 ppo_mini_batch_size = {prompts}
 ppo_max_token_len_per_gpu = {token_budget}
+recompute_old_log_prob = "{recompute_old_log_prob}"
 
 [actor_rollout_ref.actor.megatron]
 alignment = "{alignment}"
@@ -51,7 +52,7 @@ command = {reward}
 
 [trainer]
 device = "{device}"
-default_local_dir = "{alignment}"
+default_local_dir = "{program}"
 total_training_steps = {steps}
 
 [checkpoint]
@@ -81,16 +82,17 @@ def write_prompts(folder, count, length, vocabulary):
     return prompts
 
 
-def run_ferry(flags, folder, alignment):
+def run_ferry(flags, folder, program):
     """(phases, seconds, peak) of the fastest step but the first, or nothing if it does not fit."""
-    settings = vars(flags) | {"alignment": alignment, "sequences": flags.prompts * flags.samples,
+    alignment, _, recomputed = program.partition("_")
+    settings = vars(flags) | {"program": program, "alignment": alignment, "recompute_old_log_prob": "true" if recomputed else "auto", "sequences": flags.prompts * flags.samples,
                               "checkpoint": json.dumps(str(flags.checkpoint.resolve())), "reward": json.dumps(f"{sys.executable} reward.py")}
-    (folder / f"{alignment}.toml").write_text(CONFIG.format(**settings))
-    metrics = folder / alignment / "metrics.jsonl"
+    (folder / f"{program}.toml").write_text(CONFIG.format(**settings))
+    metrics = folder / program / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    subprocess.run([flags.ferry.resolve(), "train", "grpo", "--config", f"{alignment}.toml"], cwd=folder, check=True)
+    subprocess.run([flags.ferry.resolve(), "train", "grpo", "--config", f"{program}.toml"], cwd=folder, check=True)
     steps = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
-    (folder / alignment / "steps.json").write_text(json.dumps(steps))
+    (folder / program / "steps.json").write_text(json.dumps(steps))
     for step in steps:
         expect(step["perf/total_num_tokens"], flags.tokens, "tokens of a step")
         expect(step["response_length/min"], flags.response_length, "tokens of the shortest answer")
@@ -139,7 +141,7 @@ def table(results, flags, flops):
         return f"| {name} | " + " | ".join("" if cell is None else format(cell, form) for cell in cells) + " |"
 
     def share(phase, operations):
-        return lambda result: 100 * operations / result["phases"][phase] / peak
+        return lambda result: result["phases"].get(phase) and 100 * operations / result["phases"][phase] / peak
 
     def rest(result):
         return result["seconds"] - sum(seconds or 0 for name, seconds in result["phases"].items())
