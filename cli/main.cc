@@ -27,6 +27,9 @@ void become_torch_program(char** argv) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   const auto program = self.parent_path() / "ferry-torch";
+  // OpenMP reads it when it is loaded. Threads that wait awake take the cores of those that
+  // compute.
+  setenv("OMP_WAIT_POLICY", "passive", /*overwrite=*/0);
   if (!error) execv(program.c_str(), argv);
 }
 

@@ -28,6 +28,8 @@ using distckpt::TransformerConfig;
 
 constexpr std::int64_t kSlices[] = {2, 4, 8};
 constexpr std::int64_t kNarrowestSlice = 16;
+// Lengths at which transformers' own sums over keys agree, few and many.
+constexpr std::int64_t kTokensOfTransformers[] = {16, 64, 192, 400};
 
 bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() &&
@@ -44,7 +46,7 @@ class Examiner {
     most_rows_ = gpu ? 2048 : 64;
   }
 
-  std::vector<NumericsCheck> run() {
+  void run(NumericsCertificate& certificate) {
     for (auto shape : gemm_shapes(config_)) {
       if (options_.most_columns > 0) shape.n = std::min(shape.n, options_.most_columns);
       if (!seen_.insert({shape.n, shape.k, shape.has_bias}).second) continue;
@@ -60,7 +62,8 @@ class Examiner {
     softmax();
     attention();
     if (config_.num_moe_experts > 0) experts();
-    return std::move(checks_);
+    certificate.checks = std::move(checks_);
+    certificate.transformers = std::move(transformers_);
   }
 
  private:
@@ -74,13 +77,29 @@ class Examiner {
     return config_.num_moe_experts > 0 && config_.family.starts_with("deepseek");
   }
 
-  // What differs, by name; empty if nothing does.
-  void report(const std::string& subject, const std::string& property, std::string differing) {
+  // Whether products are ours, and those of transformers MKL's.
+  bool in_chains(at::ScalarType dtype) const {
+    return options_.device.is_cpu() && dtype == at::kFloat;
+  }
+
+  static NumericsCheck check_of(const std::string& subject,
+                                const std::string& property,
+                                const std::string& differing) {
     const bool passed = differing.empty();
-    checks_.push_back({.subject = subject,
-                       .property = property,
-                       .passed = passed,
-                       .detail = passed ? "" : "other bits at" + differing});
+    return {.subject = subject,
+            .property = property,
+            .passed = passed,
+            .detail = passed ? "" : "other bits at" + differing};
+  }
+
+  // What differs, by name; empty if nothing does.
+  void report(const std::string& subject,
+              const std::string& property,
+              const std::string& differing) {
+    checks_.push_back(check_of(subject, property, differing));
+  }
+  void report_of_transformers(const std::string& subject, const std::string& differing) {
+    transformers_.push_back(check_of(subject, "equals LibTorch's", differing));
   }
 
   void product(const GemmShape& shape, at::ScalarType dtype) {
@@ -100,6 +119,16 @@ class Examiner {
     if (!same_bytes(op(x.index_select(0, order), weight, bias), all.index_select(0, order)))
       differing = " another order of rows";
     report(shape.subject(), "order", differing);
+    if (in_chains(dtype) && shape.name != "score") {
+      differing.clear();
+      const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+      for (const auto rows : kTokensOfTransformers) {
+        const auto tokens = random({rows, shape.k}, dtype);
+        if (!same_bytes(at::linear(tokens, weight, optional_bias), op(tokens, weight, bias)))
+          differing += fmt::format(" {} rows", rows);
+      }
+      report_of_transformers(shape.subject(), differing);
+    }
     if (!shape.sliced) return;
 
     differing.clear();
@@ -184,6 +213,17 @@ class Examiner {
                                       value.narrow(0, 130, 270), {{0, 270, 0, 270}}, how);
     if (!same_bytes(packed.narrow(0, 130, 270), alone)) differing = " the second of two sequences";
     report(subject, "packing", differing);
+
+    if (!in_chains(options_.dtype)) return;
+    differing.clear();
+    auto theirs = how;
+    theirs.alignment = Alignment::kFast;  // at::matmul's products
+    for (const auto rows : kTokensOfTransformers)
+      if (!same_bytes(
+              ops_.attention(query, key, value, {{0, rows, 0, rows}}, theirs).narrow(0, 0, rows),
+              run({{0, rows, 0, rows}}).narrow(0, 0, rows)))
+        differing += fmt::format(" {} tokens", rows);
+    report_of_transformers(subject, differing);
   }
 
   // What Hugging Face's grouped product gives an expert must be what the linear layer gives.
@@ -210,7 +250,11 @@ class Examiner {
         differing += fmt::format(" {} rows", size);
       first += size;
     }
-    report(fmt::format("grouped product {}x{}", n, k), "equals linear", differing);
+    const auto subject = fmt::format("grouped product {}x{}", n, k);
+    if (in_chains(options_.dtype))
+      report_of_transformers(subject, differing);
+    else
+      report(subject, "equals linear", differing);
 
     const auto parts = random({most_rows_, config_.moe_router_topk, k});
     const auto sums = parts.sum(1);
@@ -228,6 +272,7 @@ class Examiner {
   std::int64_t most_rows_ = 0;
   std::set<std::tuple<std::int64_t, std::int64_t, bool>> seen_;
   std::vector<NumericsCheck> checks_;
+  std::vector<NumericsCheck> transformers_;
 };
 
 std::vector<std::pair<std::string, std::string>> environment(const NumericsOptions& options) {
@@ -243,14 +288,8 @@ bool NumericsCertificate::passed() const {
   return !checks.empty() && std::ranges::all_of(checks, &NumericsCheck::passed);
 }
 
-void NumericsCertificate::require_passed() const {
-  const auto failed = std::ranges::find(checks, false, &NumericsCheck::passed);
-  if (failed == checks.end()) return;
-  throw Error(
-      ErrorKind::kDevice,
-      fmt::format("this machine does not compute bit for bit: {}, {}: {}", failed->subject,
-                  failed->property, failed->detail),
-      "ferry verify --numerics lists all that was measured; --alignment fast asks for less");
+bool NumericsCertificate::equals_transformers() const {
+  return std::ranges::all_of(transformers, &NumericsCheck::passed);
 }
 
 std::string GemmShape::subject() const {
@@ -344,7 +383,7 @@ NumericsCertificate certify_numerics(const TransformerConfig& config,
   const at::NoGradGuard no_grad;
   at::manual_seed(1);
   NumericsCertificate certificate;
-  certificate.checks = Examiner(config, options, ops).run();
+  Examiner(config, options, ops).run(certificate);
   certificate.environment = environment(options);
   if (options.device.is_cuda())
     for (const auto& choice : gemm_choices())

@@ -78,6 +78,18 @@ int local_rank() {
   return 0;
 }
 
+// Slurm lists machines, "4(x2),3": the first has as many ranks as any.
+int local_size(int all, bool all_are_local) {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    if (const auto size = number(name)) return *size;
+  }
+  const auto slurm = variable("SLURM_STEP_TASKS_PER_NODE");
+  int size = 0;
+  std::from_chars(slurm.data(), slurm.data() + slurm.size(), size);
+  if (size > 0) return size;
+  return all_are_local ? all : 1;
+}
+
 bool is_loopback(std::string_view host) {
   return host == "localhost" || host.starts_with("127.") || host == "::1";
 }
@@ -87,7 +99,7 @@ bool is_loopback(std::string_view host) {
 World::World(Options options) : options_(options) {}
 
 World::World(Options options, int rank, int size, c10::intrusive_ptr<c10d::Store> store)
-    : options_(options), rank_(rank), size_(size), store_(std::move(store)) {}
+    : options_(options), rank_(rank), size_(size), local_size_(size), store_(std::move(store)) {}
 
 World::~World() = default;
 World::World(World&&) noexcept = default;
@@ -119,6 +131,7 @@ World World::from_environment(Options options) {
               c10::make_intrusive<c10d::PrefixStore>(
                   fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
   world.local_ = is_loopback(address.host);
+  world.local_size_ = local_size(job.size, world.local_);
   try {
     world.presence_ = stay_present(world.store_, world.rank_);
   } catch (const std::exception& error) {

@@ -37,6 +37,7 @@ class World {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int local_size() const { return local_size_; }  // ranks on this machine
   at::Device device() const { return options_.device; }
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
@@ -46,6 +47,7 @@ class World {
   Options options_;
   int rank_ = 0;
   int size_ = 1;
+  int local_size_ = 1;
   bool local_ = true;
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<void> presence_;  // among ranks of other processes

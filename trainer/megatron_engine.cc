@@ -5,6 +5,7 @@
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
 #include "models/device.h"
+#include "models/host_threads.h"
 #include "models/memory_error.h"
 #include "models/pipeline_forward.h"
 #include "trainer/run_options.h"
@@ -22,6 +23,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
   require(options_.engine.dtype != "float16" || world.device().is_cpu() || !options_.training,
           ErrorKind::kUsage,
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
+  models::choose_host_threads(world, config_);
   allocate("the parameters", memory_.parameters, 0, [&] {
     owned_chunks_ = models::make_stage(config_, mesh_, model_options(options_.engine));
   });

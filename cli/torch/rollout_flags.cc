@@ -13,6 +13,7 @@
 #include "converter/hf_config.h"
 #include "distckpt/error.h"
 #include "distckpt/file_io.h"
+#include "models/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "rollout/text/eos_token_ids.h"
 
@@ -176,6 +177,7 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
   const auto config = checkpoint_ ? checkpoint_->map.config
                                   : converter::parse_hf_config(distckpt::read_text(config_file),
                                                                config_file.string());
+  models::choose_host_threads(world, config);
   chunks_ = models::make_stage(
       config, mesh_,
       {.alignment = alignment_of(flags.mesh),

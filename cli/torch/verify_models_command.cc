@@ -1,5 +1,3 @@
-#include <ATen/Parallel.h>
-
 #include <memory>
 #include <optional>
 #include <set>
@@ -16,6 +14,7 @@
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
 #include "distckpt/printable.h"
+#include "models/host_threads.h"
 #include "models/numerics_certificate.h"
 #include "models/parallel_state.h"
 #include "models/pipeline_forward.h"
@@ -48,22 +47,17 @@ distckpt::DType dtype_of(const VerifyModelsFlags& flags, const converter::Refere
                                                                    : distckpt::DType::kBF16;
 }
 
-models::NumericsCertificate certify(const VerifyModelsFlags& flags,
-                                    const distckpt::TransformerConfig& config,
-                                    at::ScalarType dtype) {
-  const auto device = world_options(flags.mesh).device;
-  return models::certify_numerics(
-      config,
-      {.device = device, .dtype = dtype, .most_columns = device.is_cuda() ? 0 : kMostColumnsOfHost},
-      models::bitwise_ops(device));
-}
-
 void verify_numerics(const VerifyModelsFlags& flags) {
   const auto checkpoint = converter::open(
       flags.numerics,
       {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
+  const auto device = world_options(flags.mesh).device;
   const auto certificate =
-      certify(flags, checkpoint.map.config, flags.dtype == "fp32" ? at::kFloat : at::kBFloat16);
+      models::certify_numerics(checkpoint.map.config,
+                               {.device = device,
+                                .dtype = flags.dtype == "fp32" ? at::kFloat : at::kBFloat16,
+                                .most_columns = device.is_cuda() ? 0 : kMostColumnsOfHost},
+                               models::bitwise_ops(device));
   if (flags.json) {
     fmt::print("{}\n", numerics_json(certificate).dump(2));
   } else if (!flags.quiet) {
@@ -109,13 +103,10 @@ void verify_logits(const VerifyModelsFlags& flags) {
       flags.checkpoint,
       {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
   const auto dtype = dtype_of(flags, reference);
-  // In bf16 every host seen so far is bitwise, in fp32 some are not.
-  if (dtype == distckpt::DType::kF32 && flags.mesh.device == "cpu" &&
-      alignment_of(flags.mesh) == models::Alignment::kBitwise)
-    certify(flags, checkpoint.map.config, at::kFloat).require_passed();
   bool equal = true;
   run_mesh(flags.mesh, 1, [&](models::World& world) {
     const models::ParallelState mesh(world, parallel, "verify");
+    models::choose_host_threads(world, checkpoint.map.config);
     const auto chunks = models::make_stage(checkpoint.map.config, mesh,
                                            {.alignment = alignment_of(flags.mesh),
                                             .dtype = dtype,

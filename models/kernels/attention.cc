@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "models/kernels/attention_cuda.h"
+#include "models/kernels/float_chains.h"
+#include "models/kernels/float_product.h"
 #include "models/kernels/segments.h"
 
 namespace ferry::models {
@@ -62,18 +64,16 @@ at::Tensor causal_mask(const Shape& shape,
   return at::zeros({rows, keys}, like).masked_fill(hidden, least);
 }
 
-// In the order in which a shape is first met. In kBitwise each is computed by itself: what the
+// In the order in which a shape is first met. In kBitwise each is computed by itself: what oneDNN's
 // products of many have for bits is not known.
 std::vector<Alike> group(const std::vector<AttentionSegment>& segments,
                          std::int64_t heads,
-                         Alignment alignment) {
+                         bool alone) {
   std::vector<Alike> groups;
   std::map<Shape, std::size_t> open;
   for (const auto& segment : segments) {
     const Shape shape{segment.num_queries, segment.num_keys};
-    const auto most = alignment == Alignment::kBitwise
-                          ? 1
-                          : kScoresAtOnce / (heads * shape.num_queries * shape.num_keys);
+    const auto most = alone ? 1 : kScoresAtOnce / (heads * shape.num_queries * shape.num_keys);
     auto [found, is_new] = open.try_emplace(shape, groups.size());
     if (!is_new && groups[found->second].count() >= most) {
       found->second = groups.size();
@@ -95,11 +95,13 @@ at::Tensor eager(const at::Tensor& query,
   const Shape shape{query.size(1), key.size(1)};
   const auto heads = query.size(2);
   const bool bitwise = options.alignment == Alignment::kBitwise;
-  const auto rows = bitwise ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
+  const bool in_chains = bitwise && is_host_float(query);
+  const bool padded_rows = bitwise && !in_chains;
+  const auto rows =
+      padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
   auto keys = bitwise ? round_up(shape.num_keys, kHostAttentionRows) : shape.num_keys;
-  if (bitwise && query.scalar_type() == at::kFloat) keys = std::max(keys, kHostFloatKeys);
-  if (bitwise && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
-  const auto repeats = bitwise && heads < kFewestHeads ? kFewestHeads : 1;
+  if (padded_rows && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
+  const auto repeats = padded_rows && heads < kFewestHeads ? kFewestHeads : 1;
   const auto lay_out = [&](const at::Tensor& x, std::int64_t length) {
     const auto padded =
         x.size(1) == length ? x : at::constant_pad_nd(x, {0, 0, 0, 0, 0, length - x.size(1)});
@@ -109,10 +111,16 @@ at::Tensor eager(const at::Tensor& query,
   const auto q = lay_out(query, rows);
   const auto k = repeat_groups(lay_out(key, keys), q.size(1));
   const auto v = repeat_groups(lay_out(value, keys), q.size(1));
-  auto weights = at::matmul(q, k.transpose(2, 3)) * options.scale;
+  const auto multiply = [&](const at::Tensor& a, const at::Tensor& b, std::int64_t chain) {
+    return in_chains ? float_matmul(a, b, chain) : at::matmul(a, b);
+  };
+  auto weights = multiply(q, k.transpose(2, 3), chain_length(q.size(3))) * options.scale;
   weights = weights + causal_mask(shape, rows, keys, options, query.options());
   weights = at::softmax(weights, -1, at::kFloat).to(query.scalar_type());
-  return at::matmul(weights, v).narrow(1, 0, heads).transpose(1, 2).narrow(1, 0, shape.num_queries);
+  return multiply(weights, v, host::kLongestChain)
+      .narrow(1, 0, heads)
+      .transpose(1, 2)
+      .narrow(1, 0, shape.num_queries);
 }
 
 // The rows of each group, one behind another. One gather and one cut for all of them: a cut for
@@ -162,7 +170,8 @@ at::Tensor attention(const at::Tensor& query,
   const auto segments = with_queries(all_segments);
   if (segments.empty())
     return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
-  const auto groups = group(segments, query.size(1), options.alignment);
+  const bool alone = options.alignment == Alignment::kBitwise && !is_host_float(query);
+  const auto groups = group(segments, query.size(1), alone);
   RowsOfGroups query_rows;
   RowsOfGroups key_rows;
   for (const auto& alike : groups) {

@@ -3,7 +3,7 @@
 // chunked prefill) or one token that is decoded: its rows are the last ones of its keys.
 //
 // In kBitwise a row of the result depends on that row, its keys and values alone. The host replays
-// Hugging Face's "eager" attention, on lengths that MKL and oneDNN treat alike (docs/numerics.md).
+// Hugging Face's "eager" attention, on lengths that oneDNN treats alike (docs/numerics.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,11 +16,9 @@
 
 namespace ferry::models {
 
-// What the host's kernels are given in kBitwise: lengths that its matrix products treat alike.
-// Products of 16 rows, sums of 16 terms in bf16; in fp32 MKL sums in panels of 192, and from two
-// whole ones on the length does not matter.
+// What the host's kernels are given in kBitwise: lengths that its matrix products, and its softmax,
+// treat alike. Products of 16 rows and sums of 16 terms.
 inline constexpr std::int64_t kHostAttentionRows = 16;
-inline constexpr std::int64_t kHostFloatKeys = 384;
 
 struct AttentionSegment {
   std::int64_t query_begin = 0;

@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include "models/kernels/float_product.h"
 #include "models/kernels/gemm.h"
 #include "models/kernels/host_product.h"
 #include "models/main_grad.h"
@@ -18,6 +19,9 @@ namespace {
 
 // Of fewer columns too.
 constexpr std::int64_t kFewestColumns = 16;
+// In fp32 MKL, and so transformers' router, adds up in lanes where columns are few.
+constexpr std::int64_t kFewestInLanes = 3;
+constexpr std::int64_t kMostInLanes = 11;
 
 // Whether products on a GPU can add to it in fp32.
 bool adds_to_main_grad(const at::Tensor& weight) {
@@ -73,6 +77,11 @@ at::Tensor linear(const at::Tensor& x,
   const bool bitwise_on_gpu = alignment == Alignment::kBitwise && x.is_cuda();
   if (bitwise_on_gpu || (at::GradMode::is_enabled() && adds_to_main_grad(weight)))
     return LinearProduct::apply(x, weight, optional_bias, bitwise_on_gpu);
+  if (alignment == Alignment::kBitwise && is_host_float(x)) {
+    const auto columns = weight.size(0);
+    const bool few = columns >= kFewestInLanes && columns <= kMostInLanes;
+    return float_linear(x, weight, bias, few ? FloatOrder::kLanes : FloatOrder::kChains);
+  }
   const auto rows = x.size(0);
   if (!at::GradMode::is_enabled()) {
     if (auto y = host_product(x, weight, bias); y.defined()) return y;
@@ -88,6 +97,8 @@ at::Tensor linear_slice(const at::Tensor& x,
                         const at::Tensor& bias,
                         Alignment alignment) {
   const auto columns = weight.size(0);
+  if (alignment == Alignment::kBitwise && is_host_float(x))
+    return float_linear(x, weight, bias, FloatOrder::kChains);
   if (alignment == Alignment::kFast || x.is_cuda() || columns >= kFewestColumns)
     return linear(x, weight, bias, alignment);
   const auto missing = kFewestColumns - columns;

@@ -1,6 +1,8 @@
 """ferry generate beside transformers: the same greedy tokens, the log-probabilities of its forward byte for byte, prompts from
 everywhere, and an answer to each bad one."""
 import json
+import os
+import shutil
 import signal
 import subprocess
 
@@ -242,3 +244,14 @@ def test_an_interrupt_ends_what_is_under_way(talker):
     batch.stdout.close(), batch.stderr.close()
     assert first["outputs"][0]["finish_reason"] == "length" and second["outputs"][0]["finish_reason"] == "abort"
     assert 0 < len(second["outputs"][0]["token_ids"]) < 4000
+
+
+def test_threads_of_models_wait_asleep_unless_somebody_says_otherwise(tmp_path):
+    """Of OpenMP: threads that wait awake take the cores of those that compute."""
+    shutil.copy(FERRY, tmp_path / "ferry")
+    (tmp_path / "ferry-torch").write_text("#!/bin/sh\necho $OMP_WAIT_POLICY\n")
+    (tmp_path / "ferry-torch").chmod(0o755)
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    said = [subprocess.run([tmp_path / "ferry", "generate"], env=others | more, capture_output=True, text=True).stdout.strip()
+            for more in ({}, {"OMP_WAIT_POLICY": "active"})]
+    assert said == ["passive", "active"]

@@ -1,7 +1,13 @@
 """The backward of our models beside Hugging Face's autograd, at every kind of parallelism: the error of each parameter's gradient
-against one in fp64 is at most twice Hugging Face's own, and a second run gives the same bits (gradient_tool sees to that)."""
+against one in fp64 is at most twice Hugging Face's own, and a second run gives the same bits (gradient_tool sees to that).
+
+The error of a few numbers is a few draws, and Hugging Face's may be lucky ones. Hugging Face beside itself on other instructions (AVX-512,
+AVX2; gradients of eight of these models in fp32): of a quarter of a parameter, four numbers of a bias as a rank of TP 4 has them, the errors are up to
+3.7 times each other's; of whole parameters, 16 numbers and more, 1.41 times in 816 comparisons. So the parts of all ranks are compared together."""
+import collections
 import functools
 import json
+import math
 import subprocess
 from pathlib import Path
 
@@ -38,6 +44,25 @@ def references(tmp_path_factory):
     return make
 
 
+def worse_than_theirs(rows):
+    """Of gradient_tool's, one for each part of a parameter -> [(parameter, our error, theirs)] where ours is above twice theirs."""
+    squares = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+    for row in rows:
+        for i, error in enumerate((row["ours"], row["theirs"], 1)):
+            squares[row["key"]][i] += (error * row["norm"]) ** 2
+    errors = [(key, math.sqrt(ours / norm), math.sqrt(theirs / norm)) for key, (ours, theirs, norm) in squares.items()]
+    return [(key, ours, theirs) for key, ours, theirs in errors if not ours <= 2 * theirs + 1e-7]
+
+
+def test_one_wrong_part_of_four_is_seen_and_an_unlucky_one_is_none():
+    parts = [{"key": "bias", "ours": ours, "theirs": 6e-7, "norm": 40.0} for ours in (7e-7, 5e-7, 6e-7, 2e-6)]
+    assert worse_than_theirs(parts) == []
+    parts[1]["ours"] = 1e-5
+    assert [key for key, _, _ in worse_than_theirs(parts)] == ["bias"]
+    parts[1]["ours"] = math.nan
+    assert len(worse_than_theirs(parts)) == 1
+
+
 def cases(models, meshes, each):
     return [pytest.param(model, mesh, id=f"{model}-{name_of(mesh)}") for model, mesh in spread(models, meshes, each)]
 
@@ -55,5 +80,5 @@ def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     keys = {row["key"] for row in rows}
     assert any("linear_qkv" in key or "linear_kv_up" in key for key in keys) and "embedding.word_embeddings.weight" in keys
-    worse = [row for row in rows if not row["ours"] <= 2 * row["theirs"] + 1e-7]
+    worse = worse_than_theirs(rows)
     assert not worse, worse[:5]

@@ -1,8 +1,8 @@
 """Our models beside transformers, bit for bit: `ferry verify --logits` over families, formats and meshes.
 
 Regime: transformers 5.17.0 and torch 2.11.0 on the host, eager attention, default experts, one unpadded sequence of at least 16 tokens
-at a time. bf16 at any size; fp32 at sizes of real layers, where MKL's products of whole and of sliced weights agree, at lengths where
-Hugging Face agrees with itself, and where each expert gets no token or at least 12."""
+at a time. bf16 at any size; fp32 where MKL takes the kernel whose order ours has (`ferry verify --numerics --dtype fp32` tells), at
+lengths where Hugging Face agrees with itself, and where each expert gets no token or at least 12."""
 import functools
 import json
 import os
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -99,16 +98,24 @@ def test_uneven_pipelines(model, options, references):
 
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v3"])
 def test_fp32_at_the_sizes_of_real_layers(model, references, tmp_path):
-    subprocess.run([sys.executable, HERE / "wide_model.py", model, tmp_path / model], check=True, capture_output=True)
+    checkpoint = tmp_path / model
+    subprocess.run([sys.executable, HERE / "wide_model.py", model, checkpoint], check=True, capture_output=True)
     # Dense models at all lengths at which transformers agrees with itself; experts where each gets rows enough.
     lengths = "16,64,192,400" if model == "llama" else "192,400"
-    reference = references(tmp_path / model, "float32", lengths)
-    refusal = ferry("verify", "--logits", tmp_path / model, "--reference", reference)
-    if refusal.returncode == 2 and "does not compute bit for bit" in refusal.stderr and "AMD" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("fp32 is claimed of AMD's processors alone; this one is refused, as it has to be: " + refusal.stderr)
-    check_equal(tmp_path / model, reference)
-    check_equal(tmp_path / model, reference, "--packed", "--tp", 2, "--sp")
-    check_equal(tmp_path / model, reference, "--cp", 2, *(() if model == "llama" else ("--ep", 2)))
+    reference = references(checkpoint, "float32", lengths)
+    numerics = ferry_json("verify", "--numerics", checkpoint, "--dtype", "fp32")
+    assert numerics["passed"], numerics["checks"]
+    runs = [(), ("--packed", "--tp", 2, "--sp"), ("--cp", 2, *(() if model == "llama" else ("--ep", 2)))]
+    if numerics["equals_transformers"]:
+        for options in runs:
+            check_equal(checkpoint, reference, *options)
+        return
+    # MKL chose other kernels than ours for transformers: every mesh is as far from it as every other, by roundings.
+    first, *others = [json.loads(ferry("verify", "--logits", checkpoint, "--reference", reference, "--json", *options).stdout)["sequences"]
+                      for options in runs]
+    for sequences in others:
+        assert [s["logits"] for s in sequences] == [s["logits"] for s in first]
+    assert all(s["logits"]["largest"] < 1e-4 for s in first)
 
 
 def with_head(model, head, labels, folder):

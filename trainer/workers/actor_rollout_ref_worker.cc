@@ -14,6 +14,7 @@
 
 #include "converter/alignment/model_files.h"
 #include "distckpt/error.h"
+#include "models/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "trainer/compute_log_prob.h"
 #include "trainer/run_options.h"
@@ -139,6 +140,7 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       auto options = model_options(resting);
       options.sequence_parallel = false;
       options.recompute = {};
+      models::choose_host_threads(world_, origin_->map.config);
       rollout_model_ = models::make_stage(origin_->map.config, *rollout_mesh_, options);
       // The engine measures what a step of it needs, with weights that are some.
       (void)converter::load_model(rollout_model_, *origin_, {.round = true});

@@ -1,0 +1,48 @@
+// Products of fp32 matrices on the host, each element added up in one order: on any machine with
+// AVX2 and FMA, by any number of threads, whatever stands in other rows and columns. Raw pointers
+// only; float_product.h has tensors.
+#pragma once
+
+#include <cstdint>
+
+namespace ferry::models::host {
+
+// Terms of a chain of fused multiply-adds. Longer sums are chains behind each other, each begun
+// anew, whose sums are added in order.
+inline constexpr std::int64_t kLongestChain = 192;
+
+// c [rows, columns] = a [rows, k] times b [k, columns] plus a bias for each column. Strides are
+// counted in elements; columns of c lie next to each other.
+struct FloatMatrices {
+  const float* a = nullptr;
+  std::int64_t a_row = 0;
+  std::int64_t a_k = 0;
+  const float* b = nullptr;
+  std::int64_t b_k = 0;
+  std::int64_t b_column = 0;
+  const float* bias = nullptr;  // added to the first chain; or null
+  float* c = nullptr;
+  std::int64_t c_row = 0;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t k = 0;
+  std::int64_t chain = kLongestChain;  // terms of each but the last, at most kLongestChain
+};
+
+// Part of c.
+struct FloatTile {
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+  std::int64_t column = 0;
+  std::int64_t columns = 0;
+};
+
+bool has_avx2_and_fma();
+void multiply_chains(const FloatMatrices& matrices, const FloatTile& tile);
+
+// The same in another order, without FMA: four sums, of every fourth term each, then
+// ((0 + 2) + (1 + 3)), then the terms that are left. The terms of a row of a and of a column of b
+// lie next to each other.
+void multiply_lanes(const FloatMatrices& matrices, const FloatTile& tile);
+
+}  // namespace ferry::models::host

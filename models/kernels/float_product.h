@@ -1,0 +1,37 @@
+// Products in fp32 on the host, as kBitwise has them: an element is one function of its row and its
+// column, on any machine with AVX2 and FMA and with any number of threads. They are MKL's bits
+// where MKL, which at::matmul calls, takes the kernel that it has for wide products on AMD's
+// processors; which kernel it takes depends on the machine, the shape and the threads, ours does
+// not.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace ferry::models {
+
+// How the terms of an element are added up.
+enum class FloatOrder : std::uint8_t {
+  kChains,  // chains of fused multiply-adds, as MKL does it for 12 columns and more
+  kLanes,   // four sums of products, as MKL does it for 3 to 11 columns
+};
+
+// Whether a product of x is one of these.
+bool is_host_float(const at::Tensor& x);
+
+// Terms of a chain in a product over `terms`: all up to 192, a half up to 383, then 192.
+std::int64_t chain_length(std::int64_t terms);
+
+// x [rows, k], weight [n, k], bias [n] or undefined -> [rows, n]. Differentiable: gradients are
+// such products, too. Throws Error(kDevice) without AVX2 and FMA.
+at::Tensor float_linear(const at::Tensor& x,
+                        const at::Tensor& weight,
+                        const at::Tensor& bias,
+                        FloatOrder order);
+
+// a [count, heads, rows, k], b [count, heads, k, columns] -> [count, heads, rows, columns], in
+// chains of `chain` terms, at most 192: a constant one where k may grow. Differentiable.
+at::Tensor float_matmul(const at::Tensor& a, const at::Tensor& b, std::int64_t chain);
+
+}  // namespace ferry::models
