@@ -51,15 +51,16 @@ Record message(std::string_view role, std::string content) {
   return {{"role", role}, {"content", std::move(content)}};
 }
 
+// Text is what the user says.
+Messages prompt_of(const Record& record, const std::string& key) {
+  const auto& prompt = at(record, key, key);
+  if (!prompt.is_string()) return messages_of(prompt, key);
+  return Record::array({message("user", prompt.get<std::string>())});
+}
+
 Messages pair_of(const Record& record, const ConversationKeys& keys) {
-  const auto& prompt = at(record, keys.prompt_key, keys.prompt_key);
+  auto messages = prompt_of(record, keys.prompt_key);
   auto response = text_of(at(record, keys.response_key, keys.response_key), keys.response_key);
-  auto messages = Record::array();
-  if (prompt.is_string()) {
-    messages.push_back(message("user", prompt.get<std::string>()));
-  } else {
-    messages = messages_of(prompt, keys.prompt_key);
-  }
   messages.push_back(message("assistant", std::move(response)));
   return messages;
 }
@@ -91,7 +92,7 @@ PromptExample parse_prompt(const Record& record, const std::string& prompt_key) 
   of_type(reward, reward.is_object(), "reward_model", "an object");
   PromptExample example{
       .data_source = text_of(at(record, "data_source", "data_source"), "data_source"),
-      .prompt = messages_of(at(record, prompt_key, prompt_key), prompt_key),
+      .prompt = prompt_of(record, prompt_key),
       .reward_model = {
           .style = text_of(at(reward, "style", "reward_model.style"), "reward_model.style")}};
   const auto* truth = find(reward, "ground_truth");

@@ -45,7 +45,7 @@ struct PromptExample {
   Record extra_info{};  // an object, or null
 };
 
-// Throws Error(kCorrupt) "<column>: ...".
+// A prompt is messages, or text: what the user says. Throws Error(kCorrupt) "<column>: ...".
 PromptExample parse_prompt(const Record& record, const std::string& prompt_key = "prompt");
 
 }  // namespace ferry::trainer

@@ -84,6 +84,15 @@ TEST(Prompt, HoldsTheColumnsOfVerl) {
   EXPECT_EQ(found.extra_info.dump(), R"({"split":"train","index":0})");
 }
 
+TEST(Prompt, MayBeText) {
+  auto record = Record::parse(kGsm8k);
+  record["prompt"] = "1+1?";
+  EXPECT_EQ(parse_prompt(record).prompt, prompt(kGsm8k).prompt);
+  record["prompt"] = 3;
+  EXPECT_TRUE(
+      fails(ErrorKind::kCorrupt, {"prompt: is a JSON number"}, [&] { parse_prompt(record); }));
+}
+
 TEST(Prompt, NeedsNoAbilityNoExtraInfoAndNoTruthForAModel) {
   const auto found = prompt(
       R"({"data_source": "a", "prompt": [{"role": "user", "content": ""}], "extra_info": null, "reward_model": {"style": "model"}})");
