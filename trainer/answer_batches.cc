@@ -49,16 +49,13 @@ AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
                              const models::ParallelState& mesh)
     : prompts_(std::move(prompts)), parts_(std::move(parts)), mesh_(mesh) {
   std::int64_t tokens = 0;
-  std::int64_t answers = 0;
   for (const auto& prompt : prompts_) {
     require(prompt.num_prompt_tokens > 0 && prompt.num_response_tokens() > 0, ErrorKind::kUsage,
             "a sample of {} tokens, {} of the prompt: it takes one of each at least",
             prompt.tokens.size(0), prompt.num_prompt_tokens);
-    const auto counted = mask_of(prompt).sum().item<std::int64_t>();
-    tokens += counted;
-    answers += counted > 0 ? 1 : 0;
+    tokens += mask_of(prompt).sum().item<std::int64_t>();
   }
-  const auto mine = at::tensor({tokens, answers}, at::kLong);
+  const auto mine = at::tensor({tokens, static_cast<std::int64_t>(prompts_.size())}, at::kLong);
   const auto counts = mesh.dp().all_reduce(mine.to(mesh.world().device())).cpu();
   batch_num_tokens_ = counts[0].item<std::int64_t>();
   global_batch_size_ = counts[1].item<std::int64_t>();

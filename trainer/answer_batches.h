@@ -51,7 +51,8 @@ class AnswerBatches {
                 const models::ParallelState& mesh);
 
   const models::SequencePartition& pack(std::size_t i) const { return batches_[i]; }
-  // Of all answers of all ranks: tokens that count, and answers that have one.
+  // Sums over all ranks: tokens that count; answers, also those without such a token: an answer
+  // that is rejected makes others weigh no more, where losses are means of sequences.
   std::int64_t batch_num_tokens() const { return batch_num_tokens_; }
   std::int64_t global_batch_size() const { return global_batch_size_; }
 

@@ -65,16 +65,36 @@ std::vector<std::int64_t> group_index(const DataProto& batch) {
   return index;
 }
 
-DataProto varied_groups(const DataProto& batch, const std::string& metric) {
-  const auto index = group_index(batch);
+namespace {
+
+// The worth of each answer by that metric.
+std::vector<double> worth(const DataProto& batch, const std::string& metric) {
+  std::vector<double> values;
+  if (metric == "reward" || metric == "seq_reward" || metric == "seq_final_reward") {
+    const auto sums = batch.tensor("token_level_scores").sum(1);
+    for (std::int64_t row = 0; row < batch.size(); ++row)
+      values.push_back(sums[row].item<double>());
+    return values;
+  }
   const auto& extras = batch.column("reward_extra_info");
-  std::map<std::int64_t, std::pair<double, double>> extent;
-  for (std::size_t row = 0; row < index.size(); ++row) {
+  for (std::size_t row = 0; row < extras.size(); ++row) {
     const auto found = extras[row].find(metric);
     require(found != extras[row].end() && found->is_number(), ErrorKind::kUsage,
             "algorithm.filter_groups.metric: rewards of {} have no number {}",
             batch.column("data_source")[row].get<std::string>(), metric);
-    const auto value = found->get<double>();
+    values.push_back(found->get<double>());
+  }
+  return values;
+}
+
+}  // namespace
+
+DataProto varied_groups(const DataProto& batch, const std::string& metric) {
+  const auto index = group_index(batch);
+  const auto values = worth(batch, metric);
+  std::map<std::int64_t, std::pair<double, double>> extent;
+  for (std::size_t row = 0; row < index.size(); ++row) {
+    const auto value = values[row];
     auto& [least, most] = extent.try_emplace(index[row], value, value).first->second;
     least = std::min(least, value);
     most = std::max(most, value);
@@ -105,6 +125,17 @@ std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
   std::vector<std::int64_t> all;
   for (const auto& rows : of_ranks) all.insert(all.end(), rows.begin(), rows.end());
   return all;
+}
+
+DataProto shuffled_epochs(const DataProto& batch, int epochs, std::uint64_t key) {
+  const auto rows = static_cast<std::uint64_t>(batch.size());
+  std::vector<std::int64_t> order;
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    const Permutation permutation(rows, derive(key, static_cast<std::uint64_t>(epoch)));
+    for (std::uint64_t i = 0; i < rows; ++i)
+      order.push_back(static_cast<std::int64_t>(permutation(i)));
+  }
+  return batch.select_idxs(order);
 }
 
 namespace {

@@ -33,8 +33,10 @@ DataProto with_answers(const DataProto& prompts, const DataProto& answers);
 // [rows], as a column of the answer's tokens: at its last one.
 at::Tensor at_last_token(const at::Tensor& scores, const at::Tensor& response_mask);
 
-// The groups in which the metric, a number of reward_extra_info, differs between the answers
-// (DAPO's dynamic sampling, arXiv:2503.14476, 3.2). Throws Error(kUsage) if rewards have none.
+// The groups in which the metric differs between the answers (DAPO's dynamic sampling,
+// arXiv:2503.14476, 3.2): "reward", "seq_reward" and "seq_final_reward" are the sum of
+// token_level_scores, others a number of reward_extra_info. Throws Error(kUsage) if rewards have no
+// such number.
 DataProto varied_groups(const DataProto& batch, const std::string& metric);
 
 // [rows], the number of each row's group, in the order of their first rows.
@@ -47,6 +49,9 @@ std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
                                                 std::int64_t mini_batch,
                                                 std::int64_t dp,
                                                 bool balanced);
+
+// The rows of `epochs` epochs behind each other, each epoch in an order of its own, out of `key`.
+DataProto shuffled_epochs(const DataProto& batch, int epochs, std::uint64_t key);
 
 // token_level_scores -> token_level_rewards, with the divergence from the reference if it is asked
 // for, and advantages, returns; before, what rollout correction makes of response_mask and

@@ -1,5 +1,6 @@
 #include "trainer/ppo_trainer.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <fmt/format.h>
 
@@ -16,6 +17,7 @@
 #include "trainer/batch_samples.h"
 #include "trainer/data/permutation.h"
 #include "trainer/finite_outputs.h"
+#include "trainer/finite_outputs.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
@@ -24,7 +26,6 @@
 #include "trainer/ppo_metrics.h"
 #include "trainer/ppo_options.h"
 #include "trainer/run_options.h"
-#include "trainer/training_checkpoint.h"
 #include "trainer/training_run.h"
 #include "trainer/workers/role.h"
 
@@ -50,13 +51,14 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
       total_steps_(total_training_steps(config.trainer.run,
                                         "data.train_batch_size",
                                         config.data.train_batch_size,
-                                        stream_.num_records())),
+                                        [&] { return count_records(world, stream_, parser()); })),
+      start_(ppo_start(config)),
       workers_(world, config, origin_, encoder_, total_steps_),
       kl_(kl_control(config.algorithm.kl_ctrl)),
       peak_flops_(peak_flops(models::device_name(world.device()))) {
   const auto& run = config.trainer.run;
   const std::filesystem::path folder = run.default_local_dir;
-  step_ = first_step();
+  step_ = start_.step;
   const auto first = first_logged_step(step_);
   workers_.begin_timeline(folder / kTimelineFolder, first);
   if (world.rank() != 0) return;
@@ -114,37 +116,12 @@ bool PpoTrainer::saves_behind(std::int64_t step) const {
   return every(step, frequency) || (step == total_steps_ && frequency > 0);
 }
 
-// Of a run: the newest step that all of its roles have saved; 0 if there is none.
-std::int64_t PpoTrainer::latest_step(const std::filesystem::path& run) const {
-  auto steps = saved_iterations(run / "actor");
-  if (config_.use_critic()) {
-    const auto of_critic = saved_iterations(run / "critic");
-    std::erase_if(steps, [&](auto step) { return !std::ranges::binary_search(of_critic, step); });
-  }
-  return steps.empty() ? 0 : steps.back();
-}
-
-// Where the run begins.
-std::int64_t PpoTrainer::first_step() const {
-  const auto& checkpoint = config_.checkpoint;
-  const std::filesystem::path folder = config_.trainer.run.default_local_dir;
-  if (checkpoint.resume_mode == "auto") return latest_step(folder);
-  const auto step =
-      checkpoint.resume_mode == "resume_path" ? latest_step(checkpoint.resume_from_path) : 0;
-  require(step > 0 || checkpoint.resume_mode == "disable", ErrorKind::kNotFound,
-          "{}: no checkpoint of actor{} to go on from", checkpoint.resume_from_path,
-          config_.use_critic() ? " and critic" : "");
-  for (const char* role : {"actor", "critic"}) require_none_newer(folder / role, step);
-  return step;
-}
-
 void PpoTrainer::resume() {
   if (step_ == 0) return;
-  const std::filesystem::path elsewhere = config_.checkpoint.resume_from_path;
   const auto load = [&](const std::string& role) {
     return tell(
         role + "/load_checkpoint",
-        {{"root", elsewhere.empty() ? "" : (elsewhere / role).string()}, {"global_step", step_}});
+        {{"root", start_.run.empty() ? "" : (start_.run / role).string()}, {"global_step", step_}});
   };
   const auto caller = load("actor").meta_info.at("caller");
   if (config_.use_critic()) (void)load("critic");
@@ -252,33 +229,34 @@ DataProto PpoTrainer::rows_of(std::span<const EncodedPrompt> prompts,
                                 .key = key});
 }
 
-std::vector<EncodedPrompt> PpoTrainer::next_prompts() {
-  return stream_.next_batch(config_.data.train_batch_size, [&](const Record& record) {
+std::function<EncodedPrompt(const Record&)> PpoTrainer::parser() const {
+  return [this](const Record& record) {
     return encoder_.encode(parse_prompt(record, config_.data.prompt_key));
-  });
+  };
 }
 
+std::vector<EncodedPrompt> PpoTrainer::next_prompts(RecordStream& records, int size) const {
+  auto prompts = records.next_batch(size, parser());
+  for (const auto& row : records.newly_malformed())
+    output_.say(fmt::format("skipped    {}", row.describe()));
+  return prompts;
+}
+
+// A reward model's score comes on top.
 void PpoTrainer::add_rewards(DataProto& batch) {
-  auto scores = at::zeros({batch.size()});
-  if (config_.reward.enable)
-    scores = ask("compute_rm_score", batch, {"prompts", "responses", "attention_mask"})
-                 .tensor("rm_scores")
-                 .to(at::kFloat);
-  std::vector<nlohmann::json> extras(static_cast<std::size_t>(batch.size()), {{"score", 0.0}});
-  // A reward model judges alone, unless a program is asked as well.
-  if (!config_.reward.enable || !config_.reward.command.empty()) {
-    const auto rewards =
-        ask("compute_reward", batch,
-            {"responses", "response_mask", "data_source", "ground_truth", "extra_info"});
-    scores = scores + rewards.tensor("scores");
-    extras = rewards.column("reward_extra_info");
-    batch.set("overlong_reward", rewards.tensor("overlong_reward"));
-  }
+  const auto rewards =
+      ask("compute_reward", batch,
+          {"responses", "response_mask", "data_source", "ground_truth", "extra_info"});
+  auto scores = rewards.tensor("scores");
+  auto extras = rewards.column("reward_extra_info");
   if (config_.reward.enable) {
+    scores = scores + ask("compute_rm_score", batch, {"prompts", "responses", "attention_mask"})
+                          .tensor("rm_scores")
+                          .to(at::kFloat);
     for (std::size_t row = 0; row < extras.size(); ++row)
       extras[row]["score"] = scores[static_cast<std::int64_t>(row)].item<double>();
   }
-  if (batch.batch().contains("overlong_reward")) scores = scores + batch.tensor("overlong_reward");
+  scores = scores + rewards.tensor("overlong_reward");
   batch.set("reward_extra_info", std::move(extras));
   batch.set("token_level_scores", at_last_token(scores, batch.tensor("response_mask")));
 }
@@ -292,7 +270,7 @@ void PpoTrainer::add_reward_baselines(DataProto& batch, std::span<const EncodedP
 }
 
 PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_t first) {
-  Answering answering{.prompts = next_prompts()};
+  Answering answering{.prompts = next_prompts(stream_, config_.data.train_batch_size)};
   answering.epoch = stream_.cursor().epoch;
   answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
   answering.call = start_generating(answering.rows,
@@ -365,12 +343,12 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   } else {
     add("old_log_prob", "compute_log_prob", of_actor);
     const auto mask = batch.tensor("response_mask");
+    const auto aggregation = config_.actor_loss_aggregation();
     metrics["actor/entropy"] =
-        agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(config_.actor.loss_agg_mode),
+        agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(aggregation.loss_agg_mode),
                  {.batch_num_tokens = mask.sum().item<std::int64_t>(),
                   .global_batch_size = batch.size(),
-                  .loss_scale_factor =
-                      config_.actor.loss_scale_factor.value_or(config_.data.max_response_length)})
+                  .loss_scale_factor = aggregation.loss_scale_factor})
             .item<double>();
     for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
   }
@@ -379,13 +357,18 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
 }
 
 void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
-  const auto update = [&](const char* method, int prompts, std::vector<std::string> columns) {
+  const auto seed = mix64(static_cast<std::uint64_t>(config_.actor.data_loader_seed));
+  const auto update = [&](const char* method, const MiniBatches& mini_batches,
+                          std::vector<std::string> columns) {
     for (const char* shared : {"prompts", "responses", "attention_mask", "response_mask"})
       columns.emplace_back(shared);
     std::string not_finite;
     phase(method, [&] {
-      const auto answer =
-          ask_balanced(method, batch, columns, std::int64_t{prompts} * config_.rollout.n).meta_info;
+      const auto rows = mini_batches.shuffle
+                            ? shuffled_epochs(batch.select(columns), mini_batches.epochs,
+                                              derive(seed, static_cast<std::uint64_t>(step_ + 1)))
+                            : batch;
+      const auto answer = ask_balanced(method, rows, columns, mini_batches.size).meta_info;
       for (const auto& [name, value] : answer.at("metrics").items()) metrics[name] = value;
       memory_.add(
           {.allocated = answer.at("max_memory")[0], .reserved = answer.at("max_memory")[1]});
@@ -397,15 +380,17 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
     return not_finite;
   };
   std::string not_finite;
-  const auto of_actor = config_.actor.ppo_mini_batch_size;
   if (config_.use_critic())
-    not_finite = update("update_critic", config_.critic.ppo_mini_batch_size.value_or(of_actor),
-                        {"values", "returns"});
+    not_finite = update("update_critic", config_.critic_mini_batches(), {"values", "returns"});
   if (step_ + 1 > config_.trainer.critic_warmup) {
     std::vector<std::string> columns{"old_log_probs", "advantages"};
     for (const char* name : {"ref_log_prob", "rollout_is_weights", "routed_experts"})
       if (batch.batch().contains(name)) columns.emplace_back(name);
-    const auto there = update("update_actor", of_actor, columns);
+    if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode))) {
+      batch.set("row", at::arange(batch.size(), at::kLong));
+      columns.emplace_back("row");
+    }
+    const auto there = update("update_actor", config_.actor_mini_batches(), columns);
     if (!there.empty()) not_finite = there;
   }
   not_finite_ = not_finite.empty() ? 0 : not_finite_ + 1;
@@ -466,14 +451,12 @@ Metrics PpoTrainer::validate() {
   const Sampling sampling{.temperature = kwargs.do_sample ? kwargs.temperature : 0,
                           .top_k = kwargs.top_k,
                           .top_p = kwargs.top_p};
+  const auto batch_size =
+      config_.data.val_batch_size.value_or(static_cast<int>(records.num_records()));
   std::vector<ValidationSample> samples;
   DataProto all;
   for (std::int64_t batches = 0; records.cursor().epoch == 0; ++batches) {
-    const auto prompts = records.next_batch(
-        config_.data.val_batch_size.value_or(static_cast<int>(records.num_records())),
-        [&](const Record& record) {
-          return encoder_.encode(parse_prompt(record, config_.data.prompt_key));
-        });
+    const auto prompts = next_prompts(records, batch_size);
     if (prompts.empty()) continue;
     auto batch = generate(rows_of(prompts, kwargs.n, kValidation, batches, step_ + 1), sampling);
     add_rewards(batch);
@@ -482,7 +465,9 @@ Metrics PpoTrainer::validate() {
   }
   if (validation_log_ && all.size() > 0)
     validation_log_->write(step_, logged_samples(all, encoder_));
-  return validation_metrics(samples);
+  auto metrics = validation_metrics(samples);
+  metrics["val/malformed_rows"] = static_cast<double>(records.malformed().count);
+  return metrics;
 }
 
 void PpoTrainer::report(const Metrics& metrics) {

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,6 +30,7 @@
 #include "trainer/metrics/sample_log.h"
 #include "trainer/metrics/timeline.h"
 #include "trainer/peak_memory.h"
+#include "trainer/ppo_resume.h"
 #include "trainer/prompt_examples.h"
 #include "trainer/workers/ppo_workers.h"
 
@@ -72,8 +72,6 @@ class PpoTrainer {
 
   void fit();
   void resume();
-  std::int64_t first_step() const;
-  std::int64_t latest_step(const std::filesystem::path& run) const;
   void save();
   bool saves_behind(std::int64_t step) const;
   void finish_save(bool wait = true);
@@ -82,7 +80,8 @@ class PpoTrainer {
   Metrics train_step();
   // Prompts that are answered and rewarded, as many as a step learns from.
   DataProto answered_batch(Metrics& metrics);
-  std::vector<EncodedPrompt> next_prompts();
+  std::function<EncodedPrompt(const Record&)> parser() const;
+  std::vector<EncodedPrompt> next_prompts(RecordStream& records, int size) const;
   // n rows of each; `draw` and `first` tell the draws of a step apart.
   DataProto rows_of(std::span<const EncodedPrompt> prompts,
                     std::int64_t n,
@@ -123,6 +122,7 @@ class PpoTrainer {
   PromptEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;
+  PpoStart start_;
   PpoWorkers workers_;
   KlController kl_;
   std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known

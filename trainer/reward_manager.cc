@@ -19,8 +19,10 @@ std::string as_text(const nlohmann::json& ground_truth) {
   return ground_truth.is_string() ? ground_truth.get<std::string>() : ground_truth.dump();
 }
 
+// A rule that says nothing but a number says what verl's managers call acc.
 nlohmann::json extra_of(const RewardScore& score) {
-  nlohmann::json extra{{"score", score.score}};
+  nlohmann::json extra = nlohmann::json::object();
+  if (score.numbers.empty() && score.texts.empty()) extra["acc"] = score.score;
   for (const auto& [name, value] : score.numbers) extra[name] = value;
   for (const auto& [name, value] : score.texts) extra[name] = value;
   return extra;
@@ -60,13 +62,16 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
                         .ground_truth = batch.column("ground_truth")[index].dump(),
                         .extra_info = batch.column("extra_info")[index].dump()});
   }
+  const bool judges = command_ || !config_.reward.enable;
   std::vector<RewardScore> scores;
   if (command_) {
     scores = command_->compute_score(requests);
   } else {
     for (std::size_t i = 0; i < requests.size(); ++i)
-      scores.push_back(default_compute_score(requests[i].data_source, requests[i].solution_str,
-                                             as_text(batch.column("ground_truth")[i])));
+      scores.push_back(judges ? default_compute_score(requests[i].data_source,
+                                                      requests[i].solution_str,
+                                                      as_text(batch.column("ground_truth")[i]))
+                              : RewardScore{});
   }
   auto values = at::zeros({rows});
   auto penalties = at::zeros({rows});
@@ -76,13 +81,14 @@ DataProto RewardManager::compute_reward(const DataProto& batch) {
     const auto index = static_cast<std::size_t>(row);
     require(std::isfinite(scores[index].score), ErrorKind::kCorrupt,
             "reward of an answer to {}: is not finite", requests[index].data_source);
-    extras.push_back(extra_of(scores[index]));
+    extras.push_back(judges ? extra_of(scores[index]) : nlohmann::json::object());
     if (format_) {
       const auto earned = format_->compute_score(requests[index].solution_str);
       scores[index].score += earned;
       extras.back()["format"] = earned;
     }
     values[row] = scores[index].score;
+    extras.back()["score"] = scores[index].score;
     if (overlong.enable) {
       penalties[row] = overlong_penalty(lengths[row].item<std::int64_t>(),
                                         {.max_resp_len = config_.data.max_response_length,

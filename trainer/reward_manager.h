@@ -1,5 +1,6 @@
-// What the answers of a batch are worth: the rule of their data_source, or a program; on top of it
-// what their form earns, and DAPO's penalty for length (verl's reward managers naive and dapo).
+// The rewards of a batch's answers, by the rule of their data_source, or a program, or neither,
+// where a model judges instead of the rules; on top of it what their form earns, and DAPO's penalty
+// for length (verl's reward managers naive and dapo).
 #pragma once
 
 #include <memory>
@@ -21,7 +22,8 @@ class RewardManager {
 
   // Of each row: responses, response_mask [rows, R]; columns data_source, ground_truth, extra_info.
   // -> scores [rows], fp32, with the format's and without the length's; reward_extra_info (an
-  // object: "score" and what the rule says beside); overlong_reward [rows]. Throws Error(kUsage)
+  // object: "score", that one, and what the rule says beside, or "acc", what it says, if that is
+  // all); overlong_reward [rows]. Throws Error(kUsage)
   // for data without a rule, and what a program's failure throws.
   DataProto compute_reward(const DataProto& batch);
 

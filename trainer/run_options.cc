@@ -57,13 +57,14 @@ OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& 
 
 OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
                                                std::int64_t total_steps) {
+  const auto decay = config.lr_decay_steps.value_or(total_steps);
   const auto warmup = config.lr_warmup_steps.value_or(static_cast<std::int64_t>(
-      std::floor(config.lr_warmup_steps_ratio * static_cast<double>(total_steps))));
+      std::floor(config.lr_warmup_steps_ratio * static_cast<double>(decay))));
   return {.init_lr = config.lr_warmup_init,
           .max_lr = config.lr,
           .min_lr = config.min_lr,
           .lr_warmup_steps = warmup,
-          .lr_decay_steps = std::max(config.lr_decay_steps.value_or(total_steps), warmup + 1),
+          .lr_decay_steps = std::max(decay, warmup + 1),
           .lr_decay_style = config.lr_decay_style,
           .wsd_decay_steps = config.lr_wsd_decay_steps.value_or(0),
           .lr_wsd_decay_style = config.lr_wsd_decay_style,

@@ -65,7 +65,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       total_steps_(total_training_steps(config.trainer,
                                         "data.global_batch_size",
                                         config.data.global_batch_size,
-                                        stream_.num_records())),
+                                        [&] { return count_records(world, stream_, parser()); })),
       engine_(world, engine_options(config, origin_, total_steps_)),
       mesh_(engine_.mesh()),
       peak_flops_(peak_flops(models::device_name(world.device()))),
@@ -93,18 +93,28 @@ void SftTrainer::resume() {
   if (options.resume_mode == "disable")
     return require_none_newer(config_.trainer.default_local_dir, 0);
   if (!elsewhere && !engine_.checkpoint().has_latest()) return;
-  const auto resumed = elsewhere ? engine_.checkpoint_at(options.resume_from_path).load()
-                                 : engine_.checkpoint().load();
+  const auto [root, iteration] = resume_from(options.resume_from_path);
+  const auto resumed =
+      elsewhere ? engine_.checkpoint_at(root).load(iteration) : engine_.checkpoint().load();
   step_ = resumed.iteration;
   if (elsewhere) require_none_newer(config_.trainer.default_local_dir, step_);
   stream_.restore(Record::parse(resumed.caller.shared.at("data")));
   if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
 }
 
+std::function<Conversation(const Record&)> SftTrainer::parser() const {
+  return [keys = conversation_keys(config_.data)](const Record& record) {
+    return parse_conversation(record, keys);
+  };
+}
+
 std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {
-  const auto keys = conversation_keys(config_.data);
-  return records.next_batch(config_.data.global_batch_size,
-                            [&](const Record& record) { return parse_conversation(record, keys); });
+  auto conversations = records.next_batch(config_.data.global_batch_size, parser());
+  if (is_rank_0()) {
+    for (const auto& row : records.newly_malformed())
+      output_.say(fmt::format("skipped    {}", row.describe()));
+  }
+  return conversations;
 }
 
 SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
@@ -280,7 +290,8 @@ Metrics SftTrainer::validate() {
     learned += weight;
   }
   engine_.offload().to_device({.grad = config_.engine.grad_offload});
-  return {{"val/loss", learned > 0 ? loss / learned : std::nan("")}};
+  return {{"val/loss", learned > 0 ? loss / learned : std::nan("")},
+          {"val/malformed_rows", static_cast<double>(records.malformed().count)}};
 }
 
 void SftTrainer::finish_save() {

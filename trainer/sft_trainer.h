@@ -49,6 +49,7 @@ class SftTrainer {
  private:
   struct Batch;  // what this rank runs of a batch
   void resume();
+  std::function<Conversation(const Record&)> parser() const;
   std::vector<Conversation> next_conversations(RecordStream& records) const;
   Batch make_batch(const std::vector<Conversation>& conversations) const;
   // The mean loss of the global batch's learned tokens.

@@ -2,8 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
+#include <string>
+#include <utility>
 
 #include "distckpt/error.h"
+#include "distckpt/filenames.h"
+#include "models/process_group.h"
+#include "models/world.h"
 #include "trainer/metrics/run_log.h"
 
 namespace ferry::trainer {
@@ -17,13 +23,35 @@ Truncation truncation_of(std::string_view name) {
 std::int64_t total_training_steps(const TrainerConfig& run,
                                   std::string_view batch_key,
                                   int batch_size,
-                                  std::int64_t num_records) {
+                                  const std::function<std::int64_t()>& count) {
   if (run.total_training_steps) return *run.total_training_steps;
+  const auto num_records = count();
   const auto of_epoch = num_records / batch_size;
   require(of_epoch > 0, ErrorKind::kUsage,
-          "data.train_files: {} records are less than one batch of {} ({})", num_records,
-          batch_size, batch_key);
+          "data.train_files: {} records that are neither malformed nor filtered are less than one "
+          "batch of {} ({})",
+          num_records, batch_size, batch_key);
   return of_epoch * run.total_epochs;
+}
+
+std::int64_t count_together(models::World& world,
+                            const std::function<std::int64_t(int rank, int num_ranks)>& count) {
+  const auto mine = std::to_string(count(world.rank(), world.size()));
+  if (world.size() == 1) return std::stoll(mine);
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::int64_t sum = 0;
+  for (const auto& theirs :
+       models::ProcessGroup(world, "records", std::move(ranks)).all_gather_bytes(mine))
+    sum += std::stoll(theirs);
+  return sum;
+}
+
+ResumeFrom resume_from(const std::filesystem::path& path) {
+  const auto folder = path.has_filename() ? path : path.parent_path();
+  const auto iteration = distckpt::parse_iteration_folder(folder.filename().string());
+  if (!iteration || !iteration->number) return {.root = folder};
+  return {.root = folder.parent_path(), .iteration = iteration->number};
 }
 
 bool logs_to(const TrainerConfig& run, std::string_view name) {

@@ -28,13 +28,18 @@ struct CriticSample {
   std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
 };
 
+struct CriticUpdate {
+  CriticLossConfig loss{};
+  double loss_scale_factor = 0;  // of seq-mean-token-sum-norm
+};
+
 // Called as update_actor() is, on a model that compute_values() takes. Returns critic/vf_loss,
 // critic/vf_clipfrac and critic/vpred_mean. Throws Error(kUsage) for a sample without prompt or
-// answer, for another model, and for seq-mean-token-sum-norm.
+// answer, and for another model.
 std::map<std::string, double> update_critic(const Pipeline& pipeline,
                                             const std::vector<CriticSample>& samples,
                                             const std::vector<Partition>& parts,
-                                            const CriticLossConfig& config,
+                                            const CriticUpdate& update,
                                             double grad_scale = 1);
 
 }  // namespace ferry::trainer

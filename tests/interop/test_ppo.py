@@ -20,8 +20,7 @@ TP, PP, CP, EP, ETP = (f"{ACTOR}.megatron.{kind}_parallel_size"
 LAYOUT = f"{ACTOR}.megatron.pipeline_model_parallel_layout"
 ROLLOUT_TP, ROLLOUT_EP = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.expert_parallel_size"
 CRITIC_TP = "critic.megatron.tensor_model_parallel_size"
-FP32 = {"critic.megatron.dtype": "float32", "critic.megatron.alignment": "bitwise",
-        "critic.megatron.make_vocab_size_divisible_by": 8}
+REF_TP = f"{REF}.megatron.tensor_model_parallel_size"
 SAVING = {"checkpoint.save_freq": 1}
 
 
@@ -121,7 +120,7 @@ def test_a_seed_reproduces_a_run_to_the_byte(world, alone, work):
     assert samples(work / "other", 1) != samples(work, 1)
 
 
-PPO = {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.n": 1, **FP32, "critic.optim.lr": 1e-2, "algorithm.use_kl_in_reward": True,
+PPO = {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.n": 1, "critic.optim.lr": 1e-2, "algorithm.use_kl_in_reward": True,
        "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": 1e-4, "algorithm.kl_ctrl.horizon": 20}
 LONGER = {"trainer.total_training_steps": 4, "data.val_files": ["VAL"], "trainer.test_freq": 1, "checkpoint.keep_last": 1}
 
@@ -190,9 +189,9 @@ def test_a_run_goes_on_on_another_mesh(elsewhere, world, work):
     more = PPO | SAVING | {"trainer.total_training_steps": 3}
     whole = train(world, work / "whole", 1, "ppo", **more)
     folder = work / "other" if elsewhere else work / "whole"
-    if elsewhere:
-        more |= {"checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "whole")}
-    for role in ("actor", "critic"):
+    if elsewhere:  # behind a step that is not the newest
+        more |= {"checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "whole/actor/iter_0000002")}
+    for role in ("actor", "critic") if not elsewhere else ():
         shutil.rmtree(work / "whole" / role / "iter_0000003")
     again = train(world, folder, 2, "ppo", **more, **{TP: 2, CRITIC_TP: 1})
     assert sorted(again) == ([3] if elsewhere else [1, 2, 3])
@@ -210,11 +209,10 @@ def ppo_alone(world):
     return train(world, world / "ppo_alone", 1, "ppo", **PPO)
 
 
-OWN_REF = {f"{REF}.megatron.dtype": "float32", f"{REF}.megatron.alignment": "bitwise", f"{REF}.megatron.make_vocab_size_divisible_by": 8}
 PLACES = {  # name: (processes, settings)
-    "actor on tp2, critic on dp2, reference on pp2": (2, {TP: 2, CRITIC_TP: 1, **OWN_REF, f"{REF}.megatron.pipeline_model_parallel_size": 2}),
-    "each on its own": (4, {f"{ACTOR}.ranks": [0, 1], f"{ROLLOUT}.ranks": [3], "critic.ranks": [1, 2], f"{REF}.ranks": [2], TP: 2, **OWN_REF,
-                            "critic.megatron.pipeline_model_parallel_size": 2}),
+    "actor on tp2, critic on dp2, reference on pp2": (2, {TP: 2, CRITIC_TP: 1, REF_TP: 1, f"{REF}.megatron.pipeline_model_parallel_size": 2}),
+    "each on its own": (4, {f"{ACTOR}.ranks": [0, 1], f"{ROLLOUT}.ranks": [3], "critic.ranks": [1, 2], f"{REF}.ranks": [2], TP: 2, CRITIC_TP: 1,
+                            REF_TP: 1, "critic.megatron.pipeline_model_parallel_size": 2}),
 }
 
 
@@ -230,23 +228,30 @@ def test_roles_have_meshes_and_ranks_of_their_own(place, world, ppo_alone, work)
 
 
 def test_a_reward_model_scores_on_its_own_mesh(world, work):
-    """Of one label; its scores alone, or with a program's on top."""
+    """A model of one label: its scores alone, with a form's and the penalty for length, or with a program's on top."""
     import torch
     import transformers
     torch.manual_seed(5)
     config = transformers.AutoConfig.from_pretrained(world / "model", num_labels=1)
     model = transformers.LlamaForSequenceClassification(config)
     model.save_pretrained(world / "judge")
-    judge = {"reward_model.enable": True, "reward_model.model.path": str(world / "judge"), "reward_model.megatron.dtype": "float32",
-             "reward_model.megatron.alignment": "bitwise", "reward_model.megatron.make_vocab_size_divisible_by": 8}
+    judge = {"reward_model.enable": True, "reward_model.model.path": str(world / "judge")}
     one = {"trainer.total_training_steps": 1}
     expected = train(world, work / "alone", **judge, **one, **{"reward_model.command": None})
-    got = train(world, work / "apart", 2, **judge, **one, **{"reward_model.command": None, TP: 2, "reward_model.ranks": [1]})
+    got = train(world, work / "apart", 2, **judge, **one, **{"reward_model.command": None, TP: 2, "reward_model.ranks": [1],
+                                                                       "reward_model.megatron.tensor_model_parallel_size": 1})
     assert samples(work / "apart", 1) == samples(work / "alone", 1)
     for sample in samples(work / "alone", 1):
         assert math.isfinite(sample["score"])
     assert len({sample["score"] for sample in samples(work / "alone", 1)}) > 1
     assert got[1]["critic/score/mean"] == expected[1]["critic/score/mean"]
+    formed = {"reward_model.format_pattern": "[\\s\\S]*", "reward_model.format_score": 0.25, "reward_model.overlong_buffer.enable": True,
+              "reward_model.overlong_buffer.len": 8}
+    train(world, work / "formed", **judge, **one, **{"reward_model.command": None}, **formed)
+    of_form = samples(work / "formed", 1)
+    assert min(sample["overlong_reward"] for sample in of_form) < 0
+    for plain, sample in zip(samples(work / "alone", 1), of_form):
+        assert sample["score"] == pytest.approx(plain["score"] + 0.25 + sample["overlong_reward"], abs=1e-5)
     train(world, work / "both", **judge, **one)
     of_program = {(s["input"], s["output"]): s["characters"] for s in samples(work / "both", 1)}
     for alone, both in zip(samples(work / "alone", 1), samples(work / "both", 1)):
@@ -391,6 +396,9 @@ def test_a_run_does_not_write_over_another(world, alone, work):
     (status, said), = finish(start_training(1, "ppo", settings(world, work / "new", **PPO, **{
         "checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "run")})))
     assert status == 2 and "no checkpoint of actor and critic to go on from" in said, said
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "new", **{
+        "checkpoint.resume_mode": "resume_path", "checkpoint.resume_from_path": str(work / "run/actor/iter_0000003")})))
+    assert status == 2 and "no checkpoint of actor behind step 3, only behind 1, 2" in said, said
 
 
 def test_torchrun_runs_it_as_a_user_would(world, work):

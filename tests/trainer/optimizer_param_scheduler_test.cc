@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "distckpt/error.h"
+#include "trainer/run_options.h"
 
 namespace ferry::trainer {
 namespace optimizer_param_scheduler_test {
@@ -78,6 +79,16 @@ TEST(OptimizerParamScheduler, RaisesTheWeightDecayAsMegatronDoes) {
   };
   EXPECT_DOUBLE_EQ(at_55("linear"), 0.065000000000000016);
   EXPECT_DOUBLE_EQ(at_55("cosine"), 0.070390906449655108);
+}
+
+// As verl does: the share is of the decay, where that is not all of the run.
+TEST(OptimizerParamScheduler, WarmsUpForAShareOfTheDecay) {
+  OptimConfig config{.lr_warmup_steps_ratio = 0.1};
+  EXPECT_EQ(scheduler_config(config, 200).lr_warmup_steps, 20);
+  EXPECT_EQ(scheduler_config(config, 200).lr_decay_steps, 200);
+  config.lr_decay_steps = 50;
+  EXPECT_EQ(scheduler_config(config, 200).lr_warmup_steps, 5);
+  EXPECT_EQ(scheduler_config(config, 200).lr_decay_steps, 50);
 }
 
 TEST(OptimizerParamScheduler, RefusesWhatMakesNoSense) {

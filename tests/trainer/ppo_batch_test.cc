@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <set>
 #include <vector>
@@ -92,6 +93,59 @@ TEST(VariedGroups, KeepsThoseWhoseAnswersDiffer) {
                              [&] { (void)varied_groups(batch, "pred"); }));
   EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"no number f1"},
                              [&] { (void)varied_groups(batch, "f1"); }));
+}
+
+// All of a reward makes advantages: what a form earns and the penalty for length as well.
+TEST(VariedGroups, KeepsThoseThatHaveAnAdvantage) {
+  auto batch = batch_of({1, 1, 1, 1, 1, 1});
+  batch.set("reward_extra_info",
+            std::vector<nlohmann::json>(6, nlohmann::json::object({{"score", 1.0}})));
+  batch.set("data_source", std::vector<nlohmann::json>(6, "counting"));
+  batch.set("token_level_scores",
+            at::tensor({1.F, 0.F, 1.F, 0.F, 0.5F, 0.F, 0.F, 1.F, 0.F, 1.F, 1.F, 0.F}).view({6, 2}));
+  const std::vector<nlohmann::json> kept{"group 1", "group 1"};
+  for (const char* metric : {"reward", "seq_reward", "seq_final_reward"})
+    EXPECT_EQ(varied_groups(batch, metric).column("uid"), kept) << metric;
+  EXPECT_EQ(varied_groups(batch, "score").size(), 0);
+}
+
+TEST(ShuffledEpochs, HaveEveryRowOncePerEpochInAnOrderOfItsOwn) {
+  Numbers lengths(24);
+  std::iota(lengths.begin(), lengths.end(), 1);
+  const auto lengths_of = [](const DataProto& batch) {
+    return numbers(batch.tensor("attention_mask").sum(1));
+  };
+  const auto shuffled = lengths_of(shuffled_epochs(batch_of(lengths), 3, 7));
+  ASSERT_EQ(shuffled.size(), 72U);
+  std::set<Numbers> orders{lengths};
+  for (std::size_t epoch = 0; epoch < 3; ++epoch) {
+    const auto begin = shuffled.begin() + static_cast<std::ptrdiff_t>(24 * epoch);
+    Numbers order(begin, begin + 24);
+    EXPECT_TRUE(orders.insert(order).second) << epoch;
+    std::ranges::sort(order);
+    EXPECT_EQ(order, lengths) << epoch;
+  }
+  EXPECT_EQ(lengths_of(shuffled_epochs(batch_of(lengths), 3, 7)), shuffled);
+  EXPECT_NE(lengths_of(shuffled_epochs(batch_of(lengths), 3, 8)), shuffled);
+}
+
+// Mini-batches of shuffled rows are the same on any number of data parallel ranks.
+TEST(ShuffledEpochs, HaveMiniBatchesThatDoNotDependOnTheRanks) {
+  Numbers lengths(24);
+  std::iota(lengths.begin(), lengths.end(), 1);
+  const auto shuffled = shuffled_epochs(batch_of(lengths), 2, 7);
+  std::set<std::vector<std::set<std::int64_t>>> cuts;
+  for (const std::int64_t dp : {1, 2, 4}) {
+    const auto order = mini_batches_of_ranks(shuffled, 8, dp, true);
+    const auto of_rows = numbers(shuffled.reorder(order).tensor("attention_mask").sum(1));
+    std::vector<std::set<std::int64_t>> mini_batches(6);
+    for (std::int64_t i = 0; i < 48; ++i)
+      mini_batches[static_cast<std::size_t>(i % (48 / dp) / (8 / dp))].insert(
+          of_rows[static_cast<std::size_t>(i)]);
+    cuts.insert(mini_batches);
+    EXPECT_EQ(mini_batches.front().size(), 8U);
+  }
+  EXPECT_EQ(cuts.size(), 1U);
 }
 
 TEST(MiniBatchesOfRanks, ArePermutationsThatKeepTheRowsOfEachMiniBatch) {

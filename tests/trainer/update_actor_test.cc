@@ -70,6 +70,46 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
   }
 }
 
+// Answers that are rejected make the others weigh no more, where losses are means of sequences:
+// half of them, with the other half rejected, have half of the gradient that they have alone. (verl
+// divides by global_batch_size, the answers of a mini-batch.)
+TEST(UpdateActor, DividesByTheAnswersThatAreRejectedToo) {
+  const auto config = support::tiny_config({.family = "qwen2", .num_layers = 2});
+  const std::vector<PolicyLossConfig> losses{
+      {.loss_agg_mode = LossAggMode::kSeqMeanTokenSum},
+      {.loss_mode = LossMode::kGspo, .loss_agg_mode = LossAggMode::kSeqMeanTokenMean},
+      {.loss_mode = LossMode::kSapo},
+      {.loss_mode = LossMode::kGeoMean}};
+  for (const int dp : {1, 2, 4}) {
+    SCOPED_TRACE(dp);
+    models::run_ranks(dp, {}, [&](models::World& world) {
+      const Trainee actor(
+          world, {}, config,
+          {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32});
+      const auto norm_of = [&](bool alone, const PolicyLossConfig& loss) {
+        std::vector<ActorSample> all;
+        for (auto& sample : make_samples(config.vocab_size)) {
+          const bool rejected = sample.advantages[0].item<float>() < 0;
+          if (rejected && alone) continue;
+          if (rejected) sample.response_mask = at::zeros({sample.num_response_tokens()}, at::kLong);
+          all.push_back(std::move(sample));
+        }
+        auto mine = actor.mine(all);
+        const auto parts = split_micro_batches(mine.size(), 1);
+        set_old_log_probs(actor, mine, parts);
+        actor.optimizer->zero_grad();
+        (void)update_actor(actor.pipeline(), mine, parts, {.loss = {.policy_loss = loss}});
+        return actor.optimizer->step({.lr = 0}).grad_norm;
+      };
+      for (const auto& loss : losses) {
+        const auto alone = norm_of(true, loss);
+        EXPECT_GT(alone, 0);
+        EXPECT_NEAR(norm_of(false, loss), alone / 2, 1e-4 * alone);
+      }
+    });
+  }
+}
+
 // Everything together on two ranks: answers drawn by the rollout on one mesh, rewarded for a token,
 // make the actor on another one give that token.
 TEST(UpdateActor, LearnsWhatIsRewarded) {

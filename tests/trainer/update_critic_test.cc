@@ -78,7 +78,8 @@ std::unique_ptr<Outcome> update(const Layout& layout, std::size_t micro_batch, L
     const auto parts = split_micro_batches(mine.size(), micro_batch);
     set_targets(critic, mine, parts);
     critic.optimizer->zero_grad();
-    const auto metrics = update_critic(critic.pipeline(), mine, parts, {.loss_agg_mode = mode});
+    const auto metrics =
+        update_critic(critic.pipeline(), mine, parts, {.loss = {.loss_agg_mode = mode}});
     critic.optimizer->step({.lr = 1e-3});
     for (const auto& shard : critic.optimizer->sharded_state_dict()) {
       if (shard.tensor.key.starts_with("optimizer.state.exp_avg.")) outcome->gradients.add(shard);

@@ -25,7 +25,7 @@ LossAggMode loss_agg_mode(std::string_view name);
 // Of the mini-batch, on all ranks together; a mode reads what it divides by.
 struct GlobalBatchInfo {
   std::int64_t batch_num_tokens = 0;   // ones of the response masks
-  std::int64_t global_batch_size = 0;  // sequences
+  std::int64_t global_batch_size = 0;  // sequences, also those without a token that counts
   double loss_scale_factor = 0;        // a length of responses that does not change: the longest
 };
 

@@ -175,6 +175,22 @@ void ConfigTable::set(const ConfigEntry& entry) {
   field.where = entry.where;
 }
 
+void ConfigTable::inherit(std::string_view to,
+                          std::string_view from,
+                          const std::function<bool(std::string_view name)>& takes) {
+  for (auto& field : fields_) {
+    const auto name = last_name(field.key);
+    if (!field.where.empty() || field.key != fmt::format("{}.{}", to, name) || !takes(name))
+      continue;
+    const auto& source = at(fmt::format("{}.{}", from, name));
+    if (source.where.empty()) continue;
+    const auto value = source.get();
+    require(field.set(value ? &*value : nullptr), ErrorKind::kBug, "{}: cannot have what {} has",
+            field.key, source.key);
+    field.where = fmt::format("as {}, {}", source.key, source.where);
+  }
+}
+
 std::string ConfigTable::describe(std::string_view key) const {
   const auto& field = at(key);
   const auto value = field.get();

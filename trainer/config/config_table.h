@@ -126,6 +126,12 @@ class ConfigTable {
   // nearest key as a hint where there is none of that name.
   void set(const ConfigEntry& entry);
 
+  // Sets what nobody did of section `to` to what was set under the same name in section `from`, of
+  // the names that `takes` holds for.
+  void inherit(std::string_view to,
+               std::string_view from,
+               const std::function<bool(std::string_view name)>& takes);
+
   // "optim.lr = 0.1 (run.toml:12)"; of a field that nobody set, "optim.lr = 1e-05 (the default)".
   std::string describe(std::string_view key) const;
 

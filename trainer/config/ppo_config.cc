@@ -38,10 +38,9 @@ void list(ConfigTable& table, PpoDataConfig& c) {
             one_of({"error", "left", "right"}));
 }
 
-// A role that has no such section has the actor's.
 std::string mesh_help(bool follows_actor) {
   return fmt::format("The mesh of its ranks, and what is traded for memory{}",
-                     follows_actor ? "; without any key here, as the actor's" : "");
+                     follows_actor ? "; each key that is not set is the actor's" : "");
 }
 
 void list_trained(ConfigTable& table,
@@ -94,7 +93,8 @@ void list(ConfigTable& table, ActorConfig& c) {
             "of vanilla: bound of the ratio where the advantage is negative", above(1));
   table.add("tau_pos", c.tau_pos, "of sapo: temperature of positive advantages", above(0));
   table.add("tau_neg", c.tau_neg, "of sapo: temperature of the others", above(0));
-  table.add("loss_agg_mode", c.loss_agg_mode, "how the losses of tokens become one",
+  table.add("loss_agg_mode", c.loss_agg_mode,
+            "how the losses of tokens become one; not set: token-mean, of gspo seq-mean-token-mean",
             one_of(loss_agg_modes()));
   table.add("loss_scale_factor", c.loss_scale_factor,
             "of seq-mean-token-sum-norm: what sums are divided by; not set: max_response_length",
@@ -195,11 +195,11 @@ void list(ConfigTable& table, CriticConfig& c) {
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu, "not set: the actor's",
             at_least(1));
   table.add("ppo_epochs", c.ppo_epochs, "not set: the actor's", at_least(1));
-  table.add("shuffle", c.shuffle, "each epoch of a step has an order of its own");
+  table.add("shuffle", c.shuffle, "not set: the actor's");
   table.add("cliprange_value", c.cliprange_value,
             "how far from the value before the update a value counts", at_least(0));
-  table.add("loss_agg_mode", c.loss_agg_mode, "how the losses of tokens become one",
-            one_of(loss_agg_modes()));
+  table.add("loss_agg_mode", c.loss_agg_mode, "not set: the actor's", one_of(loss_agg_modes()));
+  table.add("loss_scale_factor", c.loss_scale_factor, "not set: the actor's", above(0));
   list_model(table, "critic.model", "What it starts from; without path, " + kActorModel, c.model);
   list_trained(table, "critic", true, c.megatron, c.optim, c.profiler);
 }
@@ -276,7 +276,9 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
       "algorithm.filter_groups",
       "DAPO's dynamic sampling: groups whose answers are all worth the same are replaced");
   table.add("enable", filter.enable, "they are");
-  table.add("metric", filter.metric, "worth: score, or a number that rewards give besides it");
+  table.add("metric", filter.metric,
+            "worth: reward or seq_reward, all of it; seq_final_reward, the same; score, without "
+            "the penalty for length; or a number that rewards give besides it, as acc");
   table.add("max_num_gen_batches", filter.max_num_gen_batches,
             "batches that are generated for a step before the run stops; 0: any number",
             at_least(0));
@@ -318,13 +320,33 @@ ConfigTable table_of(PpoConfig& config) {
   return table;
 }
 
-// What a mesh that is not given takes over from the actor's: all that a forward pass has.
-EngineConfig forward_part(const EngineConfig& actor) {
-  return {.parallel = actor.parallel,
-          .sequence_parallel = actor.sequence_parallel,
-          .alignment = actor.alignment,
-          .dtype = actor.dtype,
-          .param_offload = actor.param_offload};
+bool cuts_stages(std::string_view name) {
+  return name.starts_with("virtual_") || name.starts_with("num_layers_in_") ||
+         name.starts_with("account_for_") || name == "pipeline_model_parallel_layout";
+}
+
+// Gives a role the keys of the actor's engine that it leaves out (verl's interpolations of
+// ref.megatron), unless it decides otherwise what they belong to: a layout is of a number of
+// stages, tokens are shared by tensor parallel ranks, layers are recomputed at a granularity.
+void inherit_engine(ConfigTable& table,
+                    const std::string& role,
+                    const EngineConfig& actor,
+                    const EngineConfig& engine) {
+  const auto inherit = [&](const auto& takes) {
+    table.inherit(role + ".megatron", kActorSection + ".megatron", takes);
+  };
+  inherit([](std::string_view name) {
+    return name == "tensor_model_parallel_size" || name == "pipeline_model_parallel_size" ||
+           name == "recompute_granularity";
+  });
+  inherit([&](std::string_view name) {
+    if (cuts_stages(name))
+      return engine.parallel.pipeline_model_parallel_size ==
+             actor.parallel.pipeline_model_parallel_size;
+    if (name == "sequence_parallel") return engine.parallel.tensor_model_parallel_size > 1;
+    return !name.starts_with("recompute_") ||
+           engine.recompute_granularity == actor.recompute_granularity;
+  });
 }
 
 // What a role says of micro-batches, and the actor's where that is of the same kind.
@@ -343,6 +365,32 @@ MicroBatchSize over_actor(const MicroBatchSize& actor,
 }
 
 }  // namespace
+
+MiniBatches PpoConfig::actor_mini_batches() const {
+  return {.size = std::int64_t{actor.ppo_mini_batch_size} * rollout.n,
+          .epochs = actor.ppo_epochs,
+          .shuffle = actor.shuffle};
+}
+
+MiniBatches PpoConfig::critic_mini_batches() const {
+  const auto prompts = critic.ppo_mini_batch_size.value_or(actor.ppo_mini_batch_size);
+  return {.size = std::int64_t{prompts} * rollout.n,
+          .epochs = critic.ppo_epochs.value_or(actor.ppo_epochs),
+          .shuffle = critic.shuffle.value_or(actor.shuffle)};
+}
+
+LossAggregation PpoConfig::actor_loss_aggregation() const {
+  const auto* const usual =
+      actor.policy_loss.loss_mode == "gspo" ? "seq-mean-token-mean" : "token-mean";
+  return {.loss_agg_mode = actor.loss_agg_mode.value_or(usual),
+          .loss_scale_factor = actor.loss_scale_factor.value_or(data.max_response_length)};
+}
+
+LossAggregation PpoConfig::critic_loss_aggregation() const {
+  const auto of_actor = actor_loss_aggregation();
+  return {.loss_agg_mode = critic.loss_agg_mode.value_or(of_actor.loss_agg_mode),
+          .loss_scale_factor = critic.loss_scale_factor.value_or(of_actor.loss_scale_factor)};
+}
 
 MicroBatchSize PpoConfig::actor_micro_batches() const {
   return {.use_dynamic_bsz = actor.use_dynamic_bsz,
@@ -382,17 +430,10 @@ PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::vector<std::string>& overrides) {
   auto config = default_ppo_config(algorithm);
   auto table = table_of(config);
-  const auto entries = read_entries(file, overrides);
-  for (const auto& entry : entries) table.set(entry);
-
-  const auto has_mesh = [&](const std::string& role) {
-    return std::ranges::any_of(entries, [section = role + ".megatron."](const ConfigEntry& entry) {
-      return entry.key.starts_with(section);
-    });
-  };
-  if (!has_mesh(kRefSection)) config.ref.megatron = forward_part(config.actor.megatron);
-  if (!has_mesh("critic")) config.critic.megatron = config.actor.megatron;
-  if (!has_mesh("reward_model")) config.reward.megatron = forward_part(config.actor.megatron);
+  for (const auto& entry : read_entries(file, overrides)) table.set(entry);
+  inherit_engine(table, kRefSection, config.actor.megatron, config.ref.megatron);
+  inherit_engine(table, "critic", config.actor.megatron, config.critic.megatron);
+  inherit_engine(table, "reward_model", config.actor.megatron, config.reward.megatron);
   require_consistent(config, ppo_rules(), table);
   return config;
 }

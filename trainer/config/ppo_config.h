@@ -69,8 +69,8 @@ struct ActorConfig {              // actor_rollout_ref.actor
   double clip_ratio_c = 3;
   double tau_pos = 1;
   double tau_neg = 1.05;
-  std::string loss_agg_mode = "token-mean";
-  std::optional<double> loss_scale_factor{};  // default: max_response_length
+  std::optional<std::string> loss_agg_mode{};  // default: token-mean; of gspo seq-mean-token-mean
+  std::optional<double> loss_scale_factor{};   // default: max_response_length
   double entropy_coeff = 0;
   bool use_kl_loss = false;
   double kl_loss_coef = 1e-3;
@@ -127,14 +127,15 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
 struct CriticConfig {  // critic
   std::vector<int> ranks{};
   ModelConfig model{};                       // default: the actor's
-  std::optional<int> ppo_mini_batch_size{};  // default, and of the four below: the actor's
+  std::optional<int> ppo_mini_batch_size{};  // default, and of the seven below: the actor's
   std::optional<bool> use_dynamic_bsz{};
   std::optional<int> ppo_max_token_len_per_gpu{};
   std::optional<int> ppo_micro_batch_size_per_gpu{};
   std::optional<int> ppo_epochs{};
-  bool shuffle = false;
+  std::optional<bool> shuffle{};
+  std::optional<std::string> loss_agg_mode{};
+  std::optional<double> loss_scale_factor{};
   double cliprange_value = 0.5;
-  std::string loss_agg_mode = "token-mean";
   EngineConfig megatron{};
   OptimConfig optim{.lr = 1e-5};
   ProfilerConfig profiler{};
@@ -177,7 +178,7 @@ struct KlCtrlConfig {  // algorithm.kl_ctrl
 
 struct FilterGroupsConfig {  // algorithm.filter_groups: DAPO's dynamic sampling
   bool enable = false;
-  std::string metric = "score";
+  std::string metric = "reward";
   int max_num_gen_batches = 10;
   bool operator==(const FilterGroupsConfig&) const = default;
 };
@@ -217,6 +218,21 @@ struct PpoTrainerConfig {  // trainer, and what all runs have
   bool operator==(const PpoTrainerConfig&) const = default;
 };
 
+// How a step's answers become updates.
+struct MiniBatches {
+  std::int64_t size = 0;  // answers, of all data parallel ranks
+  int epochs = 1;         // times that each answer is learned from
+  bool shuffle = false;   // each time in another order
+  bool operator==(const MiniBatches&) const = default;
+};
+
+// How the losses of tokens become one (algorithms/agg_loss.h).
+struct LossAggregation {
+  std::string loss_agg_mode{};
+  double loss_scale_factor = 0;
+  bool operator==(const LossAggregation&) const = default;
+};
+
 struct PpoConfig {
   PpoDataConfig data{};
   ModelConfig model{};  // actor_rollout_ref.model
@@ -235,6 +251,10 @@ struct PpoConfig {
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
 
   // Of each role, where what it does not say is the actor's.
+  MiniBatches actor_mini_batches() const;
+  MiniBatches critic_mini_batches() const;
+  LossAggregation actor_loss_aggregation() const;
+  LossAggregation critic_loss_aggregation() const;
   MicroBatchSize actor_micro_batches() const;
   MicroBatchSize log_prob_micro_batches(const LogProbConfig& role) const;  // of ref and rollout
   MicroBatchSize critic_micro_batches() const;
@@ -247,8 +267,8 @@ struct PpoConfig {
 // Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
 PpoConfig default_ppo_config(std::string_view algorithm);
 
-// What the file says over the defaults of that algorithm, then the overrides, in their order. A
-// role whose megatron section has no key has the actor's mesh, alignment, dtype and offloading.
+// What the file says over the defaults of that algorithm, then the overrides, in their order. Each
+// key that a role's megatron section leaves out is the actor's, if it means something there.
 // Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,
                           const std::filesystem::path& file,

@@ -25,6 +25,10 @@ bool compares_answers(std::string_view estimator) {
   return std::ranges::find(kGroups, estimator) != kGroups.end();
 }
 
+bool has_scale_factor(const LossAggregation& aggregation) {
+  return aggregation.loss_agg_mode == "seq-mean-token-sum-norm";
+}
+
 ConfigRules<PpoConfig> batch_rules() {
   return {
       {"a_model_to_train",
@@ -57,6 +61,15 @@ ConfigRules<PpoConfig> batch_rules() {
        {"algorithm.filter_groups.enable", kRolloutSection + ".n"},
        [](const PpoConfig& c) { return c.rollout.n >= 2 || !c.algorithm.filter_groups.enable; },
        "the answers of a group of one are all worth the same"},
+      {"groups_are_filtered_before_the_reference_is_asked",
+       {"algorithm.filter_groups.enable", "algorithm.filter_groups.metric",
+        "algorithm.use_kl_in_reward"},
+       [](const PpoConfig& c) {
+         return !c.algorithm.filter_groups.enable || !c.algorithm.use_kl_in_reward ||
+                c.algorithm.filter_groups.metric != "seq_final_reward";
+       },
+       "rewards with the distance from the reference in them are known behind the filter: "
+       "seq_reward is without it"},
   };
 }
 
@@ -65,7 +78,13 @@ ConfigRules<PpoConfig> algorithm_rules() {
       {"scale_factor_has_its_mode",
        {kActorSection + ".loss_scale_factor", kActorSection + ".loss_agg_mode"},
        [](const PpoConfig& c) {
-         return !c.actor.loss_scale_factor || c.actor.loss_agg_mode == "seq-mean-token-sum-norm";
+         return !c.actor.loss_scale_factor || has_scale_factor(c.actor_loss_aggregation());
+       },
+       "a scale factor is of loss_agg_mode seq-mean-token-sum-norm"},
+      {"scale_factor_has_its_mode",
+       {"critic.loss_scale_factor", "critic.loss_agg_mode"},
+       [](const PpoConfig& c) {
+         return !c.critic.loss_scale_factor || has_scale_factor(c.critic_loss_aggregation());
        },
        "a scale factor is of loss_agg_mode seq-mean-token-sum-norm"},
       {"covariances_have_a_range",

@@ -68,8 +68,10 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
   table.add("alignment", c.alignment,
             "Megatron's way, or log-probs that are one function of weights and tokens on any mesh",
             one_of({"fast", "bitwise"}));
-  table.add("dtype", c.dtype, "of parameters and activations; the optimizer keeps fp32",
-            one_of({"bfloat16", "float16", "float32"}));
+  table.add(
+      "dtype", c.dtype,
+      "of parameters and activations; the optimizer keeps fp32; float16 trains on the host alone",
+      one_of({"bfloat16", "float16", "float32"}));
 }
 
 void list_recompute(ConfigTable& table, EngineConfig& c) {
@@ -106,7 +108,7 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
             at_least(0));
   table.add("lr_warmup_steps", c.lr_warmup_steps, "steps of linear warm-up", at_least(0));
   table.add("lr_warmup_steps_ratio", c.lr_warmup_steps_ratio,
-            "instead: the share of all steps that warm up", from_to(0, 1));
+            "instead: the share of lr_decay_steps, or of all steps, that warm up", from_to(0, 1));
   table.add("lr_decay_style", c.lr_decay_style, "how the rate goes from lr to min_lr",
             one_of({"constant", "linear", "cosine", "inverse-square-root", "WSD"}));
   table.add("lr_decay_steps", c.lr_decay_steps,
@@ -128,7 +130,9 @@ void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.add("resume_mode", c.resume_mode,
             "go on from the newest one if there is one, begin anew, or take resume_from_path",
             one_of({"auto", "disable", "resume_path"}));
-  table.add("resume_from_path", c.resume_from_path, "the checkpoint to go on from");
+  table.add("resume_from_path", c.resume_from_path,
+            "the run to go on from, or a checkpoint of it: RUN/iter_0000100 of sft, else "
+            "RUN/actor/iter_0000100");
 }
 
 void list(ConfigTable& table, std::string section, TrainerConfig& c) {
@@ -139,7 +143,8 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
             "seconds after which ranks that wait for another give up", at_least(1));
   table.add("total_training_steps", c.total_training_steps,
             "steps of the run; not set: those of total_epochs", at_least(1));
-  table.add("total_epochs", c.total_epochs, "times that every record is met", at_least(1));
+  table.add("total_epochs", c.total_epochs,
+            "times that every record is met that is neither malformed nor filtered", at_least(1));
   table.add("seed", c.seed, "of the order of records and of all that is random", at_least(0));
   table.add("logger", c.logger, "where metrics go: lines, metrics.jsonl, event files",
             one_of({"console", "file", "tensorboard"}));

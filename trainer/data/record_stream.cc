@@ -66,14 +66,24 @@ RecordStream::Row RecordStream::next_row() {
   return {.file = file, .chunk = chunk.get(), .index = place.row};
 }
 
-void RecordStream::refuse(const Row& row, std::string reason) {
+MalformedRow RecordStream::skippable(const Row& row, std::string reason) const {
   MalformedRow malformed{.file = row.file->path().string(),
                          .where = row.chunk->where(row.index),
                          .reason = std::move(reason)};
   require(options_.on_malformed == OnMalformed::kSkip, ErrorKind::kCorrupt, "{}",
           malformed.describe());
+  return malformed;
+}
+
+void RecordStream::skip(MalformedRow malformed) {
   ++malformed_.count;
   if (malformed_.first.size() < kKeptMalformed) malformed_.first.push_back(std::move(malformed));
+}
+
+std::vector<MalformedRow> RecordStream::newly_malformed() {
+  const auto& first = malformed_.first;
+  const auto told = static_cast<std::ptrdiff_t>(std::exchange(num_told_, first.size()));
+  return {first.begin() + told, first.end()};
 }
 
 void RecordStream::seek(const Cursor& cursor) {
@@ -128,6 +138,7 @@ void RecordStream::restore(const Record& state) {
           "data cursor: position {} of {} records", cursor.position, num_records_);
   seek(cursor);
   malformed_ = {};
+  num_told_ = 0;
   if (state.contains("malformed")) malformed_.count = integer_at(state, "malformed");
 }
 

@@ -63,6 +63,24 @@ class RecordStream {
   std::int64_t num_records() const { return num_records_; }  // of an epoch, malformed ones included
   const Cursor& cursor() const { return cursor_; }
   const MalformedRows& malformed() const { return malformed_; }
+  // Rows of malformed().first that this has not returned before.
+  std::vector<MalformedRow> newly_malformed();
+
+  // How many records of an epoch `parse` makes something of, in the share of this rank of so many:
+  // reads all of it, counts nothing as malformed, and leaves the stream where it is.
+  template <typename Parse>
+  std::int64_t count_parsed(Parse&& parse, int rank, int num_ranks) const {
+    std::int64_t count = 0;
+    for (auto i = static_cast<std::size_t>(rank); i < chunks_.size();
+         i += static_cast<std::size_t>(num_ranks)) {
+      const auto chunk = chunks_[i].file->open(chunks_[i].index);
+      Row row{.file = chunks_[i].file, .chunk = chunk.get()};
+      std::optional<MalformedRow> malformed;
+      for (; row.index < sizes_[i].num_records; ++row.index)
+        count += parse_row(row, parse, malformed) ? 1 : 0;
+    }
+    return count;
+  }
 
   // The next `size` records that `parse(const Record&)` makes something of. An Error(kCorrupt) from
   // it makes the row malformed. Fewer come only at the end of an epoch and without drop_last: maybe
@@ -79,13 +97,12 @@ class RecordStream {
         batch.clear();
         continue;
       }
-      const auto row = next_row();
-      try {
-        batch.push_back(parse(row.chunk->at(row.index)));
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::kCorrupt) throw;
-        refuse(row, error.what());
-      }
+      std::optional<MalformedRow> malformed;
+      auto parsed = parse_row(next_row(), parse, malformed);
+      if (parsed)
+        batch.push_back(*std::move(parsed));
+      else
+        skip(*std::move(malformed));
     }
     num_yielded_ += static_cast<std::int64_t>(batch.size());
     return batch;
@@ -109,10 +126,24 @@ class RecordStream {
     std::size_t index = 0;
   };
 
+  // Returns what `parse` makes of a row; of a malformed one that may be skipped nothing, and why.
+  template <typename Parse>
+  auto parse_row(const Row& row, Parse& parse, std::optional<MalformedRow>& malformed) const
+      -> std::optional<std::invoke_result_t<Parse&, const Record&>> {
+    try {
+      return parse(row.chunk->at(row.index));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kCorrupt) throw;
+      malformed = skippable(row, error.what());
+      return std::nullopt;
+    }
+  }
+
   void begin_batch(std::int64_t size);
   void end_epoch(std::int64_t size);
   Row next_row();
-  void refuse(const Row& row, std::string reason);
+  MalformedRow skippable(const Row& row, std::string reason) const;  // or throws
+  void skip(MalformedRow malformed);
   void seek(const Cursor& cursor);
   Record source() const;  // what the order depends on
 
@@ -126,6 +157,7 @@ class RecordStream {
   std::size_t window_ = 0;
   std::map<std::size_t, std::unique_ptr<Chunk>> open_;  // chunks of window_
   MalformedRows malformed_{};
+  std::size_t num_told_ = 0;      // of malformed_.first
   std::int64_t num_yielded_ = 0;  // of this epoch, since begin or restore
   bool whole_epoch_ = true;       // this one began at its beginning
 };

@@ -17,6 +17,7 @@
 #include "models/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "trainer/compute_log_prob.h"
+#include "trainer/data/permutation.h"
 #include "trainer/run_options.h"
 #include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
@@ -39,9 +40,9 @@ models::Delta delta_of(const RolloutConfig& config) {
                                                  : models::Delta::kOff;
 }
 
-ActorLossConfig loss_config(const ActorConfig& config) {
+ActorLossConfig loss_config(const ActorConfig& config, const LossAggregation& aggregation) {
   return {.policy_loss = {.loss_mode = loss_mode(config.policy_loss.loss_mode),
-                          .loss_agg_mode = loss_agg_mode(config.loss_agg_mode),
+                          .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode),
                           .clip_ratio_low = config.clip_ratio_low.value_or(config.clip_ratio),
                           .clip_ratio_high = config.clip_ratio_high.value_or(config.clip_ratio),
                           .clip_ratio_c = config.clip_ratio_c,
@@ -294,38 +295,47 @@ DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
                    /*with_entropy=*/false, "ref_log_prob");
 }
 
-// Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it.
+// Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it,
+// in the order of its rows, so that the draw does not depend on who has which.
 at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
-                                             const ActorUpdate& update) const {
+                                             const ActorUpdate& update,
+                                             std::int64_t number) const {
   auto mine = batch;
   auto routes = routed_experts_of(batch, config_.actor.router_replay);
   mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false,
                                  "old_log_probs", routes.empty() ? nullptr : &routes)
                            .tensor("old_log_probs"));
-  const std::vector<std::string> keys{"log_prob", "old_log_probs", "advantages", "response_mask"};
+  const std::vector<std::string> keys{"row", "log_prob", "old_log_probs", "advantages",
+                                      "response_mask"};
   const auto bytes = mine.select(keys).to_bytes();
   const auto& dp = actor_->engine().mesh().dp();
   std::vector<DataProto> parts;
   for (const auto& part :
        dp.all_gather_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
     parts.push_back(DataProto::from_bytes(std::as_bytes(std::span(part))));
-  const auto all = DataProto::concat(parts);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(
-      config_.actor.data_loader_seed + batch.meta_info.at("global_step").get<std::int64_t>()));
+  const auto gathered = DataProto::concat(parts);
+  const auto order = gathered.tensor("row").argsort();
+  const auto all = gathered.reorder(
+      {order.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(gathered.size())});
+  const auto step = batch.meta_info.at("global_step").get<std::uint64_t>();
+  const auto seed = mix64(static_cast<std::uint64_t>(config_.actor.data_loader_seed));
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      derive(derive(seed, step), static_cast<std::uint64_t>(number)));
   const auto chosen = select_cov_tokens({.old_log_prob = all.tensor("old_log_probs"),
                                          .log_prob = all.tensor("log_prob"),
                                          .advantages = all.tensor("advantages"),
                                          .response_mask = all.tensor("response_mask")},
                                         update.loss.policy_loss, generator);
-  return chosen.narrow(0, dp.rank() * batch.size(), batch.size());
+  return chosen.index_select(0, order.argsort()).narrow(0, dp.rank() * batch.size(), batch.size());
 }
 
 std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batch,
-                                                           double grad_scale) {
-  const ActorUpdate update{.loss = loss_config(config_.actor),
+                                                           double grad_scale,
+                                                           std::int64_t number) {
+  const auto aggregation = config_.actor_loss_aggregation();
+  const ActorUpdate update{.loss = loss_config(config_.actor, aggregation),
                            .temperature = batch.meta_info.at("temperature").get<double>(),
-                           .loss_scale_factor = config_.actor.loss_scale_factor.value_or(
-                               config_.data.max_response_length)};
+                           .loss_scale_factor = aggregation.loss_scale_factor};
   const auto answers = answered_prompts_of(batch);
   std::vector<ActorSample> samples;
   for (const auto& answer : answers)
@@ -344,7 +354,7 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
   const auto routes = routed_experts_of(batch, config_.actor.router_replay);
   for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
-    give(&ActorSample::cov_tokens, cov_tokens(batch, update));
+    give(&ActorSample::cov_tokens, cov_tokens(batch, update, number));
   return trainer::update_actor(
       actor_->engine().pipeline(), samples,
       actor_->micro_batches(answers, config_.actor_micro_batches(), config_.longest_sequence()),
@@ -353,16 +363,11 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
 
 DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {
   DataProto answer;
-  answer.meta_info = actor_->update(
-      batch.size(),
-      {.size = std::int64_t{config_.actor.ppo_mini_batch_size} * config_.rollout.n,
-       .epochs = config_.actor.ppo_epochs,
-       .shuffle = config_.actor.shuffle,
-       .seed = config_.actor.data_loader_seed +
-               batch.meta_info.at("global_step").get<std::int64_t>() * config_.actor.ppo_epochs},
-      [&](const std::vector<std::int64_t>& rows, double grad_scale) {
-        return learn(batch.select_idxs(rows), grad_scale);
-      });
+  std::int64_t number = 0;
+  answer.meta_info = actor_->update(batch.size(), config_.actor_mini_batches(),
+                                    [&](const std::vector<std::int64_t>& rows, double grad_scale) {
+                                      return learn(batch.select_idxs(rows), grad_scale, number++);
+                                    });
   return answer;
 }
 

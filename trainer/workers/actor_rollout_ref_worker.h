@@ -52,8 +52,8 @@ class ActorRolloutRefWorker {
   DataProto compute_log_prob(const DataProto& batch);
   // -> ref_log_prob [rows, R].
   DataProto compute_ref_log_prob(const DataProto& batch);
-  // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R] ->
-  // meta_info.metrics.
+  // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R]; for clip_cov and
+  // kl_cov row [rows], its number in the batch -> meta_info.metrics.
   DataProto update_actor(const DataProto& batch);
   // The actor's weights to the rollout, which wakes; -> meta_info.reshard, what this rank moved.
   // meta_info: weights_step, the step behind which they are.
@@ -77,8 +77,13 @@ class ActorRolloutRefWorker {
                       bool with_entropy,
                       const char* name,
                       std::vector<at::Tensor>* routed_experts = nullptr) const;
-  std::map<std::string, double> learn(const DataProto& batch, double grad_scale);
-  at::Tensor cov_tokens(const DataProto& batch, const ActorUpdate& update) const;
+  // `number`: of the update in its step.
+  std::map<std::string, double> learn(const DataProto& batch,
+                                      double grad_scale,
+                                      std::int64_t number);
+  at::Tensor cov_tokens(const DataProto& batch,
+                        const ActorUpdate& update,
+                        std::int64_t number) const;
 
   models::World& world_;
   PpoConfig config_;

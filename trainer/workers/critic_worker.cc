@@ -50,30 +50,22 @@ std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double
                        .response_mask = mask[i],
                        .values = values[i],
                        .returns = returns[i]});
+  const auto aggregation = config_.critic_loss_aggregation();
   return trainer::update_critic(
       engine().pipeline(), samples,
       micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
-      {.cliprange_value = config_.critic.cliprange_value,
-       .loss_agg_mode = loss_agg_mode(config_.critic.loss_agg_mode)},
+      {.loss = {.cliprange_value = config_.critic.cliprange_value,
+                .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode)},
+       .loss_scale_factor = aggregation.loss_scale_factor},
       grad_scale);
 }
 
 DataProto CriticWorker::update_critic(const DataProto& batch) {
-  const auto& critic = config_.critic;
-  const auto epochs = critic.ppo_epochs.value_or(config_.actor.ppo_epochs);
   DataProto answer;
-  answer.meta_info = update(
-      batch.size(),
-      {.size =
-           std::int64_t{critic.ppo_mini_batch_size.value_or(config_.actor.ppo_mini_batch_size)} *
-           config_.rollout.n,
-       .epochs = epochs,
-       .shuffle = critic.shuffle,
-       .seed = config_.actor.data_loader_seed +
-               batch.meta_info.at("global_step").get<std::int64_t>() * epochs},
-      [&](const std::vector<std::int64_t>& rows, double grad_scale) {
-        return learn(batch.select_idxs(rows), grad_scale);
-      });
+  answer.meta_info = update(batch.size(), config_.critic_mini_batches(),
+                            [&](const std::vector<std::int64_t>& rows, double grad_scale) {
+                              return learn(batch.select_idxs(rows), grad_scale);
+                            });
   return answer;
 }
 

@@ -1,12 +1,10 @@
 #include "trainer/workers/megatron_worker.h"
 
-#include <algorithm>
 #include <map>
 #include <numeric>
 #include <utility>
 
 #include "distckpt/error.h"
-#include "trainer/data/permutation.h"
 #include "trainer/micro_batches.h"
 #include "trainer/peak_memory.h"
 
@@ -67,19 +65,10 @@ nlohmann::json MegatronWorker::update(
   const Awake awake(*this, {.param = true, .grad = true});
   double skipped = 0;
   std::string not_finite;
-  for (int epoch = 0; epoch < batches.epochs; ++epoch) {
-    std::vector<std::int64_t> order(static_cast<std::size_t>(rows));
-    std::iota(order.begin(), order.end(), 0);
-    if (batches.shuffle) {
-      const Permutation permutation(
-          static_cast<std::uint64_t>(rows),
-          static_cast<std::uint64_t>(batches.seed) + static_cast<std::uint64_t>(epoch));
-      std::ranges::transform(order, order.begin(), [&](std::int64_t row) {
-        return static_cast<std::int64_t>(permutation(static_cast<std::uint64_t>(row)));
-      });
-    }
+  for (int epoch = 0; epoch < (batches.shuffle ? 1 : batches.epochs); ++epoch) {
     for (std::int64_t begin = 0; begin < rows; begin += size) {
-      const std::vector<std::int64_t> mine(order.begin() + begin, order.begin() + begin + size);
+      std::vector<std::int64_t> mine(static_cast<std::size_t>(size));
+      std::iota(mine.begin(), mine.end(), begin);
       engine_->optimizer().zero_grad();
       auto metrics = learn(mine, engine_->optimizer().loss_scale());
       if (metrics.empty()) {

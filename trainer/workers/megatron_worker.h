@@ -10,19 +10,12 @@
 
 #include "models/world.h"
 #include "trainer/answer_batches.h"
+#include "trainer/config/ppo_config.h"
 #include "trainer/data_proto.h"
 #include "trainer/megatron_engine.h"
 #include "trainer/workers/worker_group.h"
 
 namespace ferry::trainer {
-
-// Which rows of this rank's part of a batch an update learns from at once.
-struct MiniBatches {
-  std::int64_t size = 0;  // rows, of all data parallel ranks
-  int epochs = 1;
-  bool shuffle = false;
-  std::int64_t seed = 0;
-};
 
 class MegatronWorker {
  public:
@@ -59,7 +52,9 @@ class MegatronWorker {
   std::vector<Partition> micro_batches(const std::vector<AnsweredPrompt>& answers,
                                        const MicroBatchSize& size,
                                        std::int64_t longest_sequence) const;
-  // `learn` of each mini-batch's rows of this rank, then the optimizer; over all epochs. Returns
+  // `learn` of each mini-batch's rows of this rank, which follow each other, then the optimizer;
+  // over all epochs: with shuffle the rows are those of all epochs, as shuffled_epochs() gives
+  // them, and are met once. Returns
   // the means of the metrics over the updates, with <role>/grad_norm and <role>/lr, and
   // <role>/skipped, if there were, updates that were not made: for a gradient that is not finite,
   // or a mini-batch without a token that counts, of which `learn` returns nothing; whose gradient

@@ -74,18 +74,86 @@ optim.lr = 1e-3
   EXPECT_EQ(config.critic.optim.lr, 2e-3);
 }
 
-TEST(PpoConfig, GivesTheActorsMeshToRolesThatNameNone) {
-  const auto config = load({"actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
-                            "actor_rollout_ref.actor.megatron.dtype=float32",
-                            "actor_rollout_ref.actor.megatron.optimizer_offload=true",
-                            "reward_model.megatron.alignment=bitwise"});
-  EXPECT_EQ(config.critic.megatron, config.actor.megatron);
-  EXPECT_EQ(config.ref.megatron.parallel.tensor_model_parallel_size, 2);
-  EXPECT_EQ(config.ref.megatron.dtype, "float32");
-  EXPECT_FALSE(config.ref.megatron.optimizer_offload);
-  EngineConfig bitwise;
-  bitwise.alignment = "bitwise";
-  EXPECT_EQ(config.reward.megatron, bitwise);
+const std::string kActor = "actor_rollout_ref.actor";
+const std::string kRef = "actor_rollout_ref.ref";
+const std::string kRollout = "actor_rollout_ref.rollout";
+
+// Key by key: one that a role says leaves the others the actor's.
+TEST(PpoConfig, GivesRolesTheKeysOfTheActorsEngineThatTheyLeaveOut) {
+  const auto config =
+      load({kActor + ".megatron.tensor_model_parallel_size=2", kActor + ".megatron.dtype=float32",
+            kActor + ".megatron.alignment=bitwise", kActor + ".megatron.optimizer_offload=true",
+            kRef + ".megatron.param_offload=true", "reward_model.megatron.dtype=bfloat16",
+            "critic.megatron.tensor_model_parallel_size=1"});
+  auto expected = config.actor.megatron;
+  expected.optimizer_offload = false;  // of a role that learns
+  expected.param_offload = true;
+  EXPECT_EQ(config.ref.megatron, expected);
+  expected.param_offload = false;
+  expected.dtype = "bfloat16";
+  EXPECT_EQ(config.reward.megatron, expected);
+  expected = config.actor.megatron;
+  expected.parallel.tensor_model_parallel_size = 1;
+  EXPECT_EQ(config.critic.megatron, expected);
+}
+
+// And not what belongs to a decision of the actor's that is none of the role's.
+TEST(PpoConfig, GivesRolesNothingOfTheActorsThatMeansNothingThere) {
+  const Overrides actor{kActor + ".megatron.pipeline_model_parallel_size=2",
+                        kActor + ".megatron.pipeline_model_parallel_layout=Et|tL",
+                        kActor + ".megatron.tensor_model_parallel_size=2",
+                        kActor + ".megatron.sequence_parallel=true",
+                        kActor + ".megatron.recompute_granularity=full",
+                        kActor + ".megatron.recompute_method=block",
+                        kActor + ".megatron.recompute_num_layers=1"};
+  EXPECT_EQ(load(actor).critic.megatron, load(actor).actor.megatron);
+  auto more = actor;
+  for (const char* own : {"pipeline_model_parallel_size=1", "tensor_model_parallel_size=1",
+                          "recompute_granularity=selective"})
+    more.push_back(std::string("critic.megatron.") + own);
+  EngineConfig expected;
+  expected.recompute_granularity = "selective";
+  EXPECT_EQ(load(more).critic.megatron, expected);
+  more = actor;
+  more.emplace_back("critic.megatron.recompute_granularity=null");
+  EXPECT_EQ(load(more).critic.megatron.recompute_method, std::nullopt);
+  EXPECT_TRUE(fails(ErrorKind::kUsage,
+                    {"reading critic.megatron.pipeline_model_parallel_layout = \"Et|tL\" (as " +
+                     kActor + ".megatron.pipeline_model_parallel_layout, "},
+                    [&] {
+                      more.emplace_back("critic.megatron.num_layers_in_last_pipeline_stage=3");
+                      load(more);
+                    }));
+}
+
+TEST(PpoConfig, AggregatesLossesAsVerlWhereNothingIsSaid) {
+  const auto ppo = load({"data.max_response_length=64"});
+  const LossAggregation usual{.loss_agg_mode = "token-mean", .loss_scale_factor = 64};
+  EXPECT_EQ(ppo.actor_loss_aggregation(), usual);
+  EXPECT_EQ(ppo.critic_loss_aggregation(), usual);
+  const auto gspo = kActor + ".policy_loss.loss_mode=gspo";
+  EXPECT_EQ(load({gspo}).actor_loss_aggregation().loss_agg_mode, "seq-mean-token-mean");
+  EXPECT_EQ(load({gspo}).critic_loss_aggregation().loss_agg_mode, "seq-mean-token-mean");
+  EXPECT_EQ(
+      load({gspo, kActor + ".loss_agg_mode=token-mean"}).actor_loss_aggregation().loss_agg_mode,
+      "token-mean");
+  const auto norm = load({"critic.loss_agg_mode=seq-mean-token-sum-norm"});
+  EXPECT_EQ(
+      norm.critic_loss_aggregation(),
+      (LossAggregation{.loss_agg_mode = "seq-mean-token-sum-norm", .loss_scale_factor = 512}));
+  const auto scaled =
+      load({kActor + ".loss_agg_mode=seq-mean-token-sum-norm", kActor + ".loss_scale_factor=10"});
+  EXPECT_EQ(scaled.critic_loss_aggregation(), scaled.actor_loss_aggregation());
+  EXPECT_EQ(scaled.critic_loss_aggregation().loss_scale_factor, 10);
+}
+
+TEST(PpoConfig, CutsUpdatesAsTheActorWhereTheCriticSaysNothing) {
+  const auto config = load({kActor + ".ppo_mini_batch_size=64", kActor + ".shuffle=true",
+                            kRollout + ".n=2", "critic.ppo_epochs=3"});
+  EXPECT_EQ(config.actor_mini_batches(), (MiniBatches{.size = 128, .epochs = 1, .shuffle = true}));
+  EXPECT_EQ(config.critic_mini_batches(), (MiniBatches{.size = 128, .epochs = 3, .shuffle = true}));
+  EXPECT_FALSE(
+      load({kActor + ".shuffle=true", "critic.shuffle=false"}).critic_mini_batches().shuffle);
 }
 
 TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
@@ -136,10 +204,6 @@ TEST(PpoConfig, CutsMicroBatchesAsTheActorWhereARoleSaysNothing) {
   EXPECT_EQ(config.reward_micro_batches().max_token_len(2, config.longest_sequence()), 32768);
 }
 
-const std::string kActor = "actor_rollout_ref.actor";
-const std::string kRef = "actor_rollout_ref.ref";
-const std::string kRollout = "actor_rollout_ref.rollout";
-
 // What breaks a rule and none before it; the key says where, for a rule that stands in several
 // sections.
 struct Broken {
@@ -158,9 +222,14 @@ std::vector<Broken> broken_of_the_run() {
        {"critic.ppo_mini_batch_size=300"}},
       {"advantages_need_groups", kRollout + ".n", {"algorithm.adv_estimator=rloo"}},
       {"filtering_needs_groups", kRollout + ".n", {"algorithm.filter_groups.enable=true"}},
+      {"groups_are_filtered_before_the_reference_is_asked",
+       "algorithm.filter_groups.metric",
+       {"algorithm.filter_groups.enable=true", kRollout + ".n=2",
+        "algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=true"}},
       {"scale_factor_has_its_mode",
        kActor + ".loss_scale_factor",
        {kActor + ".loss_scale_factor=10"}},
+      {"scale_factor_has_its_mode", "critic.loss_scale_factor", {"critic.loss_scale_factor=10"}},
       {"covariances_have_a_range",
        kActor + ".policy_loss.clip_cov_ub",
        {kActor + ".policy_loss.clip_cov_ub=0.5"}},

@@ -133,9 +133,29 @@ TEST_F(RecordStreams, SkipMalformedRowsAndNameThem) {
   EXPECT_EQ(stream.malformed().count, 10);
   ASSERT_EQ(stream.malformed().first.size(), 10U);
   EXPECT_EQ(stream.malformed().first[1].describe(), file.string() + ": line 14: i: is missing");
+  const auto told = stream.newly_malformed();
+  ASSERT_EQ(told.size(), 10U);
+  EXPECT_EQ(told[1].describe(), stream.malformed().first[1].describe());
+  EXPECT_TRUE(stream.newly_malformed().empty());
   take(stream, 18, 10);
   EXPECT_EQ(stream.malformed().count, 30);
   EXPECT_EQ(stream.malformed().first.size(), kKeptMalformed);
+}
+
+TEST_F(RecordStreams, CountWhatIsParsedInTheSharesOfRanks) {
+  const auto is_bad = [](int i) { return i % 10 == 3; };
+  const Paths files{write("a.jsonl", 0, 3000, is_bad), write("b.jsonl", 3000, 3500, is_bad)};
+  const RecordStream stream(files, {});
+  for (const int ranks : {1, 2, 4, 9}) {
+    std::int64_t count = 0;
+    for (int rank = 0; rank < ranks; ++rank) count += stream.count_parsed(parse, rank, ranks);
+    EXPECT_EQ(count, 3150) << ranks;
+  }
+  EXPECT_EQ(stream.cursor(), Cursor{});
+  EXPECT_EQ(stream.malformed().count, 0);
+  const RecordStream strict(files, {.on_malformed = OnMalformed::kFail});
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"a.jsonl: line 4: i: is missing"},
+                    [&] { (void)strict.count_parsed(parse, 0, 1); }));
 }
 
 TEST_F(RecordStreams, ContinueIdenticallyAmongMalformedRows) {

@@ -1,0 +1,99 @@
+"""Settings of `ferry train ppo` and `grpo` beside verl's, through whole runs: on one data parallel rank, two and four."""
+import json
+
+import pytest
+import torch
+
+import verl_core
+from ppo_run import ACTOR, PROMPTS, metrics, samples, settings, train, write_prompts, write_world
+from ranks import TORCH_PROGRAM, finish, start_training
+
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+
+RANKS = (1, 2, 4)
+ONE = {"trainer.total_training_steps": 1}
+LONGEST_ANSWER = 8  # data.max_response_length
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("beside_verl"))
+
+
+def test_the_critics_sum_of_tokens_has_verls_scale(world, work):
+    """By default the width of the column of answers."""
+    mask = torch.ones(2, LONGEST_ANSWER)
+    theirs = [verl_core.core_algos.agg_loss(mask, mask, mode).item() for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm")]
+    ours = [train(world, work / mode, 1, "ppo", **ONE, **{"actor_rollout_ref.rollout.n": 1, "critic.loss_agg_mode": mode})[1]
+            for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm")]
+    for name in ("critic/vf_loss", "critic/grad_norm"):
+        assert ours[0][name] / ours[1][name] == pytest.approx(theirs[0] / theirs[1], rel=1e-5), name
+
+
+def test_mini_batches_are_the_same_on_any_number_of_ranks(world, work):
+    """Shuffled, and what clip_cov draws of them: two epochs of two, whose later ratios tell which answers the first ones had."""
+    updates = {f"{ACTOR}.ppo_epochs": 2, f"{ACTOR}.ppo_mini_batch_size": PROMPTS // 2, f"{ACTOR}.shuffle": True,
+               f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio": 0.25,
+               f"{ACTOR}.policy_loss.clip_cov_lb": -100.0, f"{ACTOR}.policy_loss.clip_cov_ub": 100.0}
+    names = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "actor/grad_norm")
+    alone, *others = ({name: train(world, work / str(ranks), ranks, **ONE, **updates)[1][name] for name in names} for ranks in RANKS)
+    assert alone["actor/pg_clipfrac"] > 0.1
+    for other in others:
+        assert other == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    in_order = train(world, work / "in order", 1, **ONE, **updates | {f"{ACTOR}.shuffle": False})[1]
+    assert in_order["actor/ppo_kl"] != pytest.approx(alone["actor/ppo_kl"], rel=1e-2)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_an_epoch_is_a_pass_over_what_the_filter_leaves(ranks, world, work):
+    """Steps and the rate go by it; what validation leaves out is counted, too."""
+    def write(path, good):
+        write_prompts(path, good)
+        long = {"data_source": "counting", "prompt": "one " * 60, "reward_model": {"style": "rule", "ground_truth": "x"}}
+        rows = path.read_text().splitlines()
+        path.write_text("\n".join(['{"data_source": "counting"}', *rows[:1], json.dumps(long), *rows[1:], "no JSON", json.dumps(long)]) + "\n")
+
+    write(work / "train.jsonl", 2 * PROMPTS)
+    write(work / "val.jsonl", 3)
+    arguments = settings(world, work / "run", **{
+        "data.train_files": [str(work / "train.jsonl")], "data.val_files": [str(work / "val.jsonl")], "data.filter_overlong_prompts": True, "data.shuffle": False,
+        "trainer.total_training_steps": None, "trainer.total_epochs": 2, "trainer.test_freq": 4, f"{ACTOR}.optim.lr": 4e-3,
+        f"{ACTOR}.optim.lr_decay_style": "linear"})
+    for status, said in finish(start_training(ranks, "grpo", arguments)):
+        assert status == 0, said[-3000:]
+    steps = metrics(work / "run")
+    assert [step["training/epoch"] for step in steps.values()] == [0, 0, 1, 1]
+    assert [step["actor/lr"] for step in steps.values()] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+    assert {len({row["input"] for step in epoch for row in samples(work / "run", step)}) for epoch in ((1, 2), (3, 4))} == {
+        len(set(row["input"] for step in (1, 2, 3, 4) for row in samples(work / "run", step)))}
+    assert [step["training/malformed_rows"] for step in steps.values()] == [2, 2, 6, 6]  # two are at the end
+    assert steps[4]["val/malformed_rows"] == 4
+    assert len(samples(work / "run", 4, "validations")) == 3
+
+
+def test_what_is_skipped_is_named(world, work):
+    write_prompts(work / "train.jsonl", PROMPTS)
+    with (work / "train.jsonl").open("a") as file:
+        file.write("no JSON\n")
+    arguments = settings(world, work / "run", **{"data.train_files": [str(work / "train.jsonl")], "data.shuffle": False})
+    (status, said), = finish(start_training(1, "grpo", arguments))
+    assert status == 0 and f"skipped    {work / 'train.jsonl'}: line {PROMPTS + 1}: " in said, said
+
+
+def test_gspo_is_of_sequences_unless_it_is_said(world, work):
+    """As verl's own function is by default; verl's configuration has token-mean for all losses."""
+    gspo = {f"{ACTOR}.policy_loss.loss_mode": "gspo"}
+    usual, of_sequences, of_tokens = (train(world, work / name, **ONE, **gspo, **more)[1] for name, more in (
+        ("usual", {}), ("sequences", {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}), ("tokens", {f"{ACTOR}.loss_agg_mode": "token-mean"})))
+    assert verl_core.core_algos.compute_policy_loss_gspo.__defaults__[0] == "seq-mean-token-mean"
+    assert usual == of_sequences != of_tokens
+
+
+def test_groups_are_filtered_by_acc_of_a_rule_that_says_a_number(world, work):
+    """verl's managers call that number acc. All answers are wrong: no group is left."""
+    write_prompts(work / "train.jsonl", PROMPTS)
+    (work / "train.jsonl").write_text((work / "train.jsonl").read_text().replace('"counting"', '"openai/gsm8k"'))
+    filtered = {"data.train_files": [str(work / "train.jsonl")], "reward_model.command": None, "algorithm.filter_groups.enable": True,
+                "algorithm.filter_groups.metric": "acc", "algorithm.filter_groups.max_num_gen_batches": 1}
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **filtered)))
+    assert status == 2 and f"0 of {PROMPTS} groups differ in acc after 1 batches" in said, said
