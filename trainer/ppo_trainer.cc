@@ -17,7 +17,6 @@
 #include "trainer/batch_samples.h"
 #include "trainer/data/permutation.h"
 #include "trainer/finite_outputs.h"
-#include "trainer/finite_outputs.h"
 #include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
