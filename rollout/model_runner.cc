@@ -147,6 +147,10 @@ void ModelRunner::collect(StepInFlight& step) {
   for (std::size_t i = 0; i < step.drawn.size(); ++i)
     step.drawn[i].token = {
         .token_id = tokens[i], .logprob = logprobs[i], .processed_logprob = processed[i]};
+  if (step.results.entropies.defined()) {
+    const auto* const entropies = step.results.entropies.const_data_ptr<float>();
+    for (std::size_t i = 0; i < step.drawn.size(); ++i) step.drawn[i].token.entropy = entropies[i];
+  }
   if (step.results.top_tokens.defined()) add_top(step.drawn, step.results);
 }
 
@@ -309,6 +313,7 @@ void ModelRunner::draw(std::span<const SamplingRow> sampling,
   step.results = {.tokens = sampled.tokens,
                   .logprobs = sampled.logprobs,
                   .processed_logprobs = sampled.processed_logprobs,
+                  .entropies = begin_download(sampled.entropies),
                   .top_tokens = begin_download(sampled.top_tokens),
                   .top_logprobs = begin_download(sampled.top_logprobs)};
   if (!logits.is_cuda()) return;

@@ -17,6 +17,7 @@ struct TokenOutput {
   std::int64_t token_id = 0;
   float logprob = 0;            // of the model: of the whole distribution at temperature 1
   float processed_logprob = 0;  // of the distribution that it was drawn from
+  float entropy = 0;            // of that one, with SamplingParams::return_entropy
   // The model's likeliest tokens in its place, as many as SamplingParams::logprobs asks for.
   struct Top {
     std::int64_t token_id = 0;

@@ -58,30 +58,44 @@ at::Tensor upload(const std::vector<std::int64_t>& values, at::Device device) {
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
-// Of the rows that are the model's at their temperature.
-void plain_log_probs(const at::Tensor& logits,
-                     std::int64_t vocab_size,
-                     std::span<const SamplingRow> rows,
-                     SampledTokens& sampled) {
-  std::map<double, std::vector<std::int64_t>> of_temperature;
+// The rows that are the model's at a temperature, by it.
+using RowsOfTemperature = std::map<double, std::vector<std::int64_t>>;
+
+RowsOfTemperature plain_rows(std::span<const SamplingRow> rows) {
+  RowsOfTemperature of_temperature;
   for (std::size_t i = 0; i < rows.size(); ++i)
     if (!is_shaped(rows[i]))
       of_temperature[rows[i].params->greedy() ? 1 : rows[i].params->temperature].push_back(
           static_cast<std::int64_t>(i));
-  const models::VocabularyRange range{.first = 0, .count = vocab_size};
-  for (const auto& [temperature, indices] : of_temperature) {
-    const bool all = indices.size() == rows.size();
+  return of_temperature;
+}
+
+// Their log-probabilities, and entropies where these are defined. `at_one`: all rows, scored at
+// temperature 1.
+void score_plain_rows(const at::Tensor& logits,
+                      models::VocabularyRange range,
+                      const RowsOfTemperature& plain,
+                      const models::ScoredRows& at_one,
+                      SampledTokens& sampled) {
+  for (const auto& [temperature, indices] : plain) {
+    const bool all = static_cast<std::int64_t>(indices.size()) == logits.size(0);
     const auto index = all ? at::Tensor() : upload(indices, logits.device());
     const auto of = [&](const at::Tensor& x) { return all ? x : x.index_select(0, index); };
-    const auto log_probs =
+    const auto scored =
         temperature == 1
-            ? of(sampled.logprobs)
-            : models::score_rows(of(logits), of(sampled.tokens), range, temperature).log_probs;
-    if (all) {
-      sampled.processed_logprobs = log_probs;
-    } else {
-      sampled.processed_logprobs.index_copy_(0, index, log_probs);
-    }
+            ? models::ScoredRows{.statistics = at_one.statistics, .log_probs = of(at_one.log_probs)}
+            : models::score_rows(of(logits), of(sampled.tokens), range, temperature,
+                                 sampled.entropies.defined());
+    const auto put = [&](at::Tensor& to, const at::Tensor& values) {
+      if (all)
+        to = values;
+      else
+        to.index_copy_(0, index, values);
+    };
+    put(sampled.processed_logprobs, scored.log_probs);
+    if (!sampled.entropies.defined()) continue;
+    const auto entropies = models::entropies_of(scored.statistics);
+    put(sampled.entropies, temperature == 1 ? of(entropies) : entropies);
   }
 }
 
@@ -148,10 +162,14 @@ SampledTokens sample(const at::Tensor& logits,
   }
   (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws, sampled.tokens,
                                                   sampled.processed_logprobs);
-  const auto scored = models::score_rows(logits, sampled.tokens, {.first = 0, .count = vocab_size},
-                                         /*temperature=*/1);
+  if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_entropy; }))
+    sampled.entropies = at::empty({logits.size(0)}, fp32);
+  const models::VocabularyRange range{.first = 0, .count = vocab_size};
+  const auto plain = plain_rows(rows);
+  const auto scored = models::score_rows(logits, sampled.tokens, range, /*temperature=*/1,
+                                         sampled.entropies.defined() && plain.contains(1));
   sampled.logprobs = scored.log_probs;
-  plain_log_probs(logits, vocab_size, rows, sampled);
+  score_plain_rows(logits, range, plain, scored, sampled);
   std::int64_t most = 0;
   for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
   if (most > 0) top_log_probs(logits, vocab_size, most, scored.statistics, sampled);

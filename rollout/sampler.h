@@ -47,6 +47,9 @@ struct SampledTokens {
   // [rows], fp32, of the processed distribution. Where it is the model's at some temperature, the
   // bytes of log_probs_of(row_statistics) at that temperature; of a greedy row, at temperature 1.
   at::Tensor processed_logprobs{};
+  // [rows], fp32, of the same distribution: the bytes of entropies_of(row_statistics). Undefined
+  // where no row asks; of rows that do not, any number.
+  at::Tensor entropies{};
   // [rows, most that a row asks for], the likeliest tokens of the model, in the order of step 6.
   // Undefined where no row asks.
   at::Tensor top_tokens{};    // int64

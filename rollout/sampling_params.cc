@@ -43,6 +43,8 @@ void SamplingParams::verify() const {
   require(min_tokens <= max_tokens, ErrorKind::kUsage,
           "min_tokens: {} are more than max_tokens, {}", min_tokens, max_tokens);
   if (logprobs) check(*logprobs >= 0, "logprobs", *logprobs, "0 or more");
+  require(!return_entropy || !(truncates() || penalizes()), ErrorKind::kUsage,
+          "return_entropy: a distribution that is cut or penalised is not the model's");
   require(n == 1 || !greedy(), ErrorKind::kUsage,
           "n: {} answers at temperature 0 are {} times the same", n, n);
 }

@@ -15,6 +15,7 @@
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/algorithms/rollout_corr.h"
 #include "trainer/data/permutation.h"
+#include "trainer/ppo_options.h"
 #include "trainer/workers/batch_rows.h"
 
 namespace ferry::trainer {
@@ -144,12 +145,7 @@ namespace {
 void correct_rollout(DataProto& batch, const RolloutCorrectionSection& section, Metrics& metrics) {
   const auto correction = compute_rollout_correction_and_rejection_mask(
       batch.tensor("old_log_probs"), batch.tensor("rollout_log_probs"),
-      batch.tensor("response_mask"),
-      {.rollout_is = section.rollout_is,
-       .rollout_is_threshold = section.rollout_is_threshold,
-       .rollout_is_batch_normalize = section.rollout_is_batch_normalize,
-       .rollout_rs = section.rollout_rs,
-       .rollout_rs_threshold = section.rollout_rs_threshold});
+      batch.tensor("response_mask"), rollout_correction(section));
   for (const auto& [name, value] : correction.metrics) metrics[name] = value;
   batch.set("response_mask", correction.response_mask);
   if (correction.rollout_is_weights.defined())
@@ -169,7 +165,9 @@ void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl,
     for (const auto& [name, value] : penalized.metrics) metrics[name] = value;
   }
   batch.set("token_level_rewards", rewards);
-  correct_rollout(batch, algorithm.rollout_correction, metrics);
+  // Bypassed, it is a part of the loss.
+  if (!algorithm.rollout_correction.bypass_mode)
+    correct_rollout(batch, algorithm.rollout_correction, metrics);
   const auto index = group_index(batch);
   AdvantageInputs inputs{.token_level_rewards = rewards,
                          .response_mask = batch.tensor("response_mask"),

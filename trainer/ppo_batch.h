@@ -54,8 +54,8 @@ std::vector<std::int64_t> mini_batches_of_ranks(const DataProto& batch,
 DataProto shuffled_epochs(const DataProto& batch, int epochs, std::uint64_t key);
 
 // token_level_scores -> token_level_rewards, with the divergence from the reference if it is asked
-// for, and advantages, returns; before, what rollout correction makes of response_mask and
-// rollout_is_weights.
+// for, and advantages, returns; before, but for bypass_mode, what rollout correction makes of
+// response_mask and rollout_is_weights.
 void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl, Metrics& metrics);
 
 }  // namespace ferry::trainer

@@ -17,4 +17,12 @@ KlControl kl_control(const KlCtrlConfig& config) {
           .horizon = config.horizon};
 }
 
+RolloutCorrectionConfig rollout_correction(const RolloutCorrectionSection& config) {
+  return {.rollout_is = config.rollout_is,
+          .rollout_is_threshold = config.rollout_is_threshold,
+          .rollout_is_batch_normalize = config.rollout_is_batch_normalize,
+          .rollout_rs = config.rollout_rs,
+          .rollout_rs_threshold = config.rollout_rs_threshold};
+}
+
 }  // namespace ferry::trainer

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "trainer/algorithms/kl_penalty.h"
+#include "trainer/algorithms/rollout_corr.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/prompt_examples.h"
 
@@ -9,5 +10,6 @@ namespace ferry::trainer {
 
 PromptEncoderOptions encoder_options(const PpoDataConfig& data);
 KlControl kl_control(const KlCtrlConfig& config);
+RolloutCorrectionConfig rollout_correction(const RolloutCorrectionSection& config);
 
 }  // namespace ferry::trainer

@@ -202,11 +202,9 @@ void PpoTrainer::sleep_rollout() {
 
 WorkerGroup::Call PpoTrainer::start_generating(const DataProto& prompts, const Sampling& sampling) {
   auto asked = prompts.select(std::vector<std::string>{"prompts", "attention_mask", "seeds"});
-  asked.meta_info = {{"global_step", step_ + 1},
-                     {"temperature", sampling.temperature},
-                     {"top_k", sampling.top_k},
-                     {"top_p", sampling.top_p},
-                     {"routed_experts", sampling.routed_experts}};
+  asked.meta_info = {{"global_step", step_ + 1},    {"temperature", sampling.temperature},
+                     {"top_k", sampling.top_k},     {"top_p", sampling.top_p},
+                     {"entropy", sampling.entropy}, {"routed_experts", sampling.routed_experts}};
   return workers_.group().start("generate_sequences", asked);
 }
 
@@ -276,6 +274,7 @@ PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_
                                     {.temperature = config_.rollout.temperature,
                                      .top_k = config_.rollout.top_k,
                                      .top_p = config_.rollout.top_p,
+                                     .entropy = config_.takes_old_log_prob(),
                                      .routed_experts = config_.actor.router_replay.mode == "R3"});
   return answering;
 }
@@ -337,10 +336,14 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
     phase(name,
           [&] { batch = batch.union_with(ask_balanced(method, batch, asked, batch.size())); });
   };
-  if (config_.algorithm.rollout_correction.bypass_mode) {
+  const bool bypasses = config_.algorithm.rollout_correction.bypass_mode;
+  if (bypasses || config_.takes_old_log_prob()) {
     batch.set("old_log_probs", batch.tensor("rollout_log_probs"));
   } else {
     add("old_log_prob", "compute_log_prob", of_actor);
+    for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
+  }
+  if (!bypasses) {  // of the policy as it was
     const auto mask = batch.tensor("response_mask");
     const auto aggregation = config_.actor_loss_aggregation();
     metrics["actor/entropy"] =
@@ -349,7 +352,6 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
                   .global_batch_size = batch.size(),
                   .loss_scale_factor = aggregation.loss_scale_factor})
             .item<double>();
-    for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
   }
   if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob", columns);
   if (config_.use_critic()) add("values", "compute_values", columns);

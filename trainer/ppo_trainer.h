@@ -59,7 +59,8 @@ class PpoTrainer {
     double temperature = 1;
     std::int64_t top_k = -1;
     double top_p = 1;
-    bool routed_experts = false;  // come with the answers
+    bool entropy = false;         // comes with the answers
+    bool routed_experts = false;  // come with them
   };
 
   // The answers to the first prompts of a step, asked for.

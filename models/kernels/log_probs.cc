@@ -85,11 +85,13 @@ class HostRows {
   bool with_mean_ = false;
 };
 
-ScoredRows score(const at::Tensor& logits,
-                 const at::Tensor& labels,
-                 VocabularyRange range,
-                 double temperature,
-                 bool with_mean) {
+}  // namespace
+
+ScoredRows score_rows(const at::Tensor& logits,
+                      const at::Tensor& labels,
+                      VocabularyRange range,
+                      double temperature,
+                      bool with_mean) {
   check_labels(logits, labels, range);
   if (logits.size(0) > 0 && range.count > 0 && logits.is_cuda())
     return score_rows_cuda(logits, labels, range, temperature);
@@ -104,20 +106,11 @@ ScoredRows score(const at::Tensor& logits,
   return {.statistics = statistics, .log_probs = log_probs_of(statistics)};
 }
 
-}  // namespace
-
-ScoredRows score_rows(const at::Tensor& logits,
-                      const at::Tensor& labels,
-                      VocabularyRange range,
-                      double temperature) {
-  return score(logits, labels, range, temperature, /*with_mean=*/false);
-}
-
 at::Tensor row_statistics(const at::Tensor& logits,
                           const at::Tensor& labels,
                           VocabularyRange range,
                           double temperature) {
-  return score(logits, labels, range, temperature, /*with_mean=*/true).statistics;
+  return score_rows(logits, labels, range, temperature, /*with_mean=*/true).statistics;
 }
 
 at::Tensor combine_row_statistics(const at::Tensor& of_ranges) {

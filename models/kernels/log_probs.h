@@ -32,14 +32,16 @@ enum RowStatistic : std::int64_t {
 };
 
 struct ScoredRows {
-  at::Tensor statistics{};  // [4, rows]; on the host without the mean, which is NaN
+  at::Tensor statistics{};  // [4, rows]
   at::Tensor log_probs{};   // [rows]: log_probs_of(statistics), on a GPU out of the same kernel
 };
-// logits [rows, >= range.count], bf16 or fp32; labels [rows], int64.
+// logits [rows, >= range.count], bf16 or fp32; labels [rows], int64. The mean, which entropies
+// need, costs a host more: unless it is wanted, it is NaN there.
 ScoredRows score_rows(const at::Tensor& logits,
                       const at::Tensor& labels,
                       VocabularyRange range,
-                      double temperature);
+                      double temperature,
+                      bool with_mean = false);
 
 // With the mean: [4, rows].
 at::Tensor row_statistics(const at::Tensor& logits,

@@ -102,7 +102,7 @@ def run_ferry(flags, folder, program):
     handed_over = [step["timing_s/update_weights"] for step in steps if "timing_s/update_weights" in step]
     phases = {name: best.get(f"timing_s/{name}") for name in PHASES} | {"update_weights": min(handed_over, default=None)}
     return {"phases": phases, "seconds": best["perf/time_per_step"], "peak_gib": best["perf/max_memory_allocated_gb"] or None,
-            "kl": best["rollout_corr/kl"], "steps": [step["perf/time_per_step"] for step in steps],
+            "kl": best["rollout_corr/kl"], "ppo_kl": best["actor/ppo_kl"], "steps": [step["perf/time_per_step"] for step in steps],
             "mfu": {name: value for name, value in best.items() if name.startswith("perf/mfu/")}}
 
 
@@ -141,7 +141,7 @@ def table(results, flags, flops):
         return f"| {name} | " + " | ".join("" if cell is None else format(cell, form) for cell in cells) + " |"
 
     def share(phase, operations):
-        return lambda result: result["phases"].get(phase) and 100 * operations / result["phases"][phase] / peak
+        return lambda result: 100 * operations / result["phases"][phase] / peak if result["phases"].get(phase) else None
 
     def rest(result):
         return result["seconds"] - sum(seconds or 0 for name, seconds in result["phases"].items())

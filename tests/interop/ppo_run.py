@@ -15,6 +15,8 @@ for line in sys.stdin:
 """
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 PROMPTS, ANSWERS = 4, 2  # of a step
+WITH_CRITIC = {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.n": 1, "critic.optim.lr": 1e-2, "algorithm.use_kl_in_reward": True,
+               "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": 1e-4, "algorithm.kl_ctrl.horizon": 20}
 
 
 def write_world(folder, family="Llama", prompts=12, **shape):
@@ -32,11 +34,12 @@ def write_prompts(path, count):
 
 
 def settings(world, run, **more):
-    """On the host, in fp32 and bitwise; None takes a setting away."""
+    """On the host, in fp32 and bitwise, where the actor computes what the rollout has said, to be compared; None takes a setting away."""
     values = {"actor_rollout_ref.model.path": str(world / "model"), "data.train_files": [str(world / "train.jsonl")],
               "data.train_batch_size": PROMPTS, "data.max_prompt_length": 32, "data.max_response_length": 8,
               f"{ACTOR}.ppo_mini_batch_size": PROMPTS, f"{ACTOR}.ppo_max_token_len_per_gpu": 64, f"{ACTOR}.optim.lr": 5e-3,
               f"{ACTOR}.megatron.dtype": "float32", f"{ACTOR}.megatron.alignment": "bitwise",
+              f"{ACTOR}.recompute_old_log_prob": True,
               f"{ACTOR}.megatron.make_vocab_size_divisible_by": 8, f"{ROLLOUT}.n": ANSWERS, f"{ROLLOUT}.kv_cache_bytes": 1 << 20,
               f"{ROLLOUT}.max_num_seqs": 8, f"{ROLLOUT}.max_num_batched_tokens": 64, "trainer.total_training_steps": 2,
               "trainer.device": "cpu", "trainer.default_local_dir": str(run),

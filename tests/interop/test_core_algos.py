@@ -156,11 +156,11 @@ def actor_config(mode, aggregation, **more):
             "ppo_kl_coef": 0.7, "entropy_coeff": 0.0, "use_kl_loss": False, **more}
 
 
-def losses_agree(inputs, config, seed=5):
+def losses_agree(inputs, config, seed=5, ours_config=None):
     """verl's ppo_loss and ours on a mini-batch that is one micro-batch; one sequence of it is masked out."""
     inputs["response_mask"][3] = 0
     counts = {"batch_num_tokens": int(inputs["response_mask"].sum()), "global_batch_size": SEQUENCES, "loss_scale_factor": 40}
-    mine = ours({"op": "actor_loss", "config": config, "seed": seed, **counts, **inputs})
+    mine = ours({"op": "actor_loss", "config": ours_config or config, "seed": seed, **counts, **inputs})
 
     leaves = {name: inputs[name].clone().requires_grad_() for name in ("log_prob", "entropy") if name in inputs}
     data = Batch(inputs | {"old_log_probs": inputs["old_log_prob"], "dp_size": 1, **counts})
@@ -193,6 +193,25 @@ def test_policy_losses(mode, aggregation, weighed, generator):
         assert mine["metrics"]["actor/pg_clipfrac"] > 0.1 and mine["metrics"]["actor/pg_clipfrac_lower"] > 0
     if mode == "clip_cov":
         assert mine["metrics"]["actor/pg_clipfrac"] > 0.03
+
+
+@pytest.mark.parametrize("loss_type", ["ppo_clip", "reinforce"])
+@pytest.mark.parametrize("correction", [
+    {}, {"rollout_is": "token"}, {"rollout_is": "sequence", "rollout_is_threshold": "1.5", "rollout_is_batch_normalize": True},
+    {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.6_1.6"}, {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": "0.05"},
+    {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0", "rollout_rs": "token_k2,seq_max_k2", "rollout_rs_threshold": "0.2"},
+], ids=lambda c: "-".join(map(str, c.values())) or "metrics")
+def test_bypass_mode(loss_type, correction, generator):
+    """Weights and rejection are of the policy as it is now; verl's registered loss, with every aggregation."""
+    correction = correction | {"loss_type": loss_type}
+    for aggregation in AGGREGATIONS:
+        inputs = policy_inputs(generator)
+        inputs["log_prob"] = inputs["log_prob"].clamp(inputs["old_log_prob"] - 3, inputs["old_log_prob"] + 3)  # exponentials of sums stay small
+        config = actor_config("bypass_mode", aggregation, rollout_correction=Config(correction))
+        mine = losses_agree(inputs, config, ours_config=config | {"loss_mode": "vanilla"})
+        assert "rollout_corr/kl" in mine["metrics"]
+        if "rollout_rs" in correction:
+            assert 0 < mine["metrics"]["rollout_corr/rollout_rs_masked_fraction"] < 1
 
 
 @pytest.mark.parametrize("kl_loss_type", ["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"])

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ANSWERS, PROMPTS, REF, ROLLOUT, metrics, samples, settings, train, write_prompts, write_world
+from ppo_run import ACTOR, ANSWERS, PROMPTS, REF, ROLLOUT, WITH_CRITIC, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
 from support import FERRY, run_ok, tree
 
@@ -120,8 +120,7 @@ def test_a_seed_reproduces_a_run_to_the_byte(world, alone, work):
     assert samples(work / "other", 1) != samples(work, 1)
 
 
-PPO = {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.n": 1, "critic.optim.lr": 1e-2, "algorithm.use_kl_in_reward": True,
-       "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": 1e-4, "algorithm.kl_ctrl.horizon": 20}
+PPO = WITH_CRITIC
 LONGER = {"trainer.total_training_steps": 4, "data.val_files": ["VAL"], "trainer.test_freq": 1, "checkpoint.keep_last": 1}
 
 
@@ -263,6 +262,7 @@ def test_a_reward_model_scores_on_its_own_mesh(world, work):
 # --------------------------------------------------------------------------------------------------------- algorithms
 
 
+BYPASS = {"algorithm.rollout_correction.bypass_mode": True, f"{ACTOR}.recompute_old_log_prob": "auto"}
 ALGORITHMS = {  # name: settings beside those of two updates of a step, of two epochs
     **{name: {"algorithm.adv_estimator": name} for name in ("rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "opo", "gpg",
                                                             "grpo_passk")},
@@ -274,7 +274,9 @@ ALGORITHMS = {  # name: settings beside those of two updates of a step, of two e
     "weights of tokens, fast": {f"{ACTOR}.megatron.alignment": "fast", "algorithm.rollout_correction.rollout_is": "token"},
     "weights of sequences, fast": {f"{ACTOR}.megatron.alignment": "fast", "algorithm.rollout_correction.rollout_is": "sequence"},
     "rejection": {"algorithm.rollout_correction.rollout_rs": "seq_mean_k1", "algorithm.rollout_correction.rollout_rs_threshold": "0.999_1.001"},
-    "bypass, fast": {f"{ACTOR}.megatron.alignment": "fast", "algorithm.rollout_correction.bypass_mode": True},
+    "bypass, fast": {f"{ACTOR}.megatron.alignment": "fast", **BYPASS},
+    "bypass and rejection": BYPASS | {"algorithm.rollout_correction.rollout_rs": "token_k1", "algorithm.rollout_correction.rollout_rs_threshold": "0.5_2.0"},
+    "reinforce and weights": BYPASS | {"algorithm.rollout_correction.rollout_is": "token", "algorithm.rollout_correction.loss_type": "reinforce"},
     "micro-batches of two, drawn cold": {f"{ACTOR}.use_dynamic_bsz": False, f"{ACTOR}.ppo_max_token_len_per_gpu": None,
                                          f"{ACTOR}.ppo_micro_batch_size_per_gpu": 2, f"{ROLLOUT}.temperature": 0.7},
 }
@@ -289,6 +291,7 @@ def test_algorithms_take_their_step(name, world, work):
     assert step["actor/grad_norm"] > 0 and "actor/skipped" not in step
     expected = {"remax": "critic/returns/mean", "dapo": "train/num_gen_batches", "weights of tokens, fast": "rollout_corr/rollout_is_mean",
                 "weights of sequences, fast": "rollout_corr/rollout_is_eff_sample_size", "rejection": "rollout_corr/rollout_rs_masked_fraction",
+                "bypass and rejection": "rollout_corr/rollout_rs_token_k1_mean", "reinforce and weights": "rollout_corr/rollout_is_mean",
                 "dr_grpo, entropy, kl loss": "actor/kl_loss"}
     assert expected.get(name, "actor/pg_loss") in step, sorted(step)
     if "fast" not in name:

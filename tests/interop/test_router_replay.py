@@ -41,7 +41,8 @@ def test_it_replays_where_updates_lie_in_between(world, work):
 def test_the_rollouts_routes_reach_an_actor_on_another_mesh(world, work):
     """An actor of two ranks that share layers and experts, a rollout of its own; old log-probabilities that are the rollout's."""
     more = {f"{ACTOR}.ranks": [0, 1], f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ACTOR}.megatron.expert_model_parallel_size": 2,
-            f"{ACTOR}.megatron.expert_tensor_parallel_size": 1, f"{ROLLOUT}.ranks": [2], "algorithm.rollout_correction.bypass_mode": True}
+            f"{ACTOR}.megatron.expert_tensor_parallel_size": 1, f"{ROLLOUT}.ranks": [2], "algorithm.rollout_correction.bypass_mode": True,
+            f"{ACTOR}.recompute_old_log_prob": "auto"}
     assert train(world, work / "replayed", 3, **more, **R3) == train(world, work / "chosen", 3, **more)
 
 

@@ -88,6 +88,35 @@ TEST(Sampler, TruncatedDrawsHaveTheProbabilitiesOfWhatIsKept) {
             kBound9);
 }
 
+// Of rows of several temperatures, and of one alone.
+TEST(Sampler, EntropiesAreTheTrainersBytes) {
+  at::manual_seed(3);
+  const auto logits = (at::randn({6, 5003}) * 3).to(at::kBFloat16);
+  const SamplingParams warm{.temperature = 0.7, .return_entropy = true};
+  const SamplingParams plain{.return_entropy = true};
+  const SamplingParams other{.temperature = 1.3};
+  for (const auto& params : std::vector<std::vector<const SamplingParams*>>{
+           {&warm, &plain, &warm, &other, &plain, &warm},
+           {&warm, &warm, &warm, &warm, &warm, &warm}}) {
+    std::vector<SamplingRow> rows;
+    for (const auto* one : params)
+      rows.push_back({.params = one, .position = static_cast<std::int64_t>(rows.size())});
+    const auto sampled = sample(logits, 5000, rows);
+    for (std::int64_t i = 0; i < logits.size(0); ++i) {
+      const auto& mine = *params[static_cast<std::size_t>(i)];
+      const auto statistics =
+          models::row_statistics(logits.narrow(0, i, 1), sampled.tokens.narrow(0, i, 1),
+                                 {.count = 5000}, mine.temperature);
+      EXPECT_TRUE(
+          same_bytes(sampled.processed_logprobs.narrow(0, i, 1), models::log_probs_of(statistics)));
+      if (mine.return_entropy)
+        EXPECT_TRUE(
+            same_bytes(sampled.entropies.narrow(0, i, 1), models::entropies_of(statistics)));
+    }
+  }
+  EXPECT_FALSE(sample(logits, 5000, rows_of(other, 6)).entropies.defined());
+}
+
 TEST(Sampler, NeighbouringPositionsRequestsAndSeedsAreIndependent) {
   const auto row = at::zeros({64});
   const SamplingParams params;

@@ -8,6 +8,23 @@
 #include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
+
+template <>
+struct ConfigType<RecomputeOldLogProb> {
+  static std::string name() { return "auto, true or false"; }
+  static std::optional<RecomputeOldLogProb> read(const ConfigValue& value) {
+    if (const auto* given = std::get_if<bool>(&value.value))
+      return *given ? RecomputeOldLogProb::kTrue : RecomputeOldLogProb::kFalse;
+    const auto* text = std::get_if<std::string>(&value.value);
+    if (text == nullptr || *text != "auto") return std::nullopt;
+    return RecomputeOldLogProb::kAuto;
+  }
+  static ConfigValue write(RecomputeOldLogProb value) {
+    if (value == RecomputeOldLogProb::kAuto) return {std::string("auto")};
+    return {value == RecomputeOldLogProb::kTrue};
+  }
+};
+
 namespace {
 
 const std::string kActorModel = "actor_rollout_ref.model";
@@ -105,6 +122,10 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("kl_loss_coef", c.kl_loss_coef, "how much of it", at_least(0));
   table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
             one_of(kl_penalties()));
+  table.add("recompute_old_log_prob", c.recompute_old_log_prob,
+            "true: the actor computes old_log_prob; false: the rollout's are taken, which needs a "
+            "synchronous bitwise run, where they are the same bytes; auto: they are taken in such "
+            "a run");
   auto& loss = c.policy_loss;
   table.section(kActorSection + ".policy_loss", "What the policy minimises");
   table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
@@ -270,7 +291,11 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
   table.add("rollout_rs_threshold", correction.rollout_rs_threshold,
             "from where: one for all, or one for each, separated by commas");
   table.add("bypass_mode", correction.bypass_mode,
-            "the rollout's probabilities are the old ones: the actor does not compute them again");
+            "the rollout's probabilities are the old ones: the actor does not compute them again; "
+            "what is weighed or rejected is against the policy as it is now, in every update");
+  table.add("loss_type", correction.loss_type,
+            "of bypass_mode: that of policy_loss, whose ratio is the weight; or -A log p, weighed",
+            one_of({"ppo_clip", "reinforce"}));
   auto& filter = c.filter_groups;
   table.section(
       "algorithm.filter_groups",
@@ -390,6 +415,16 @@ LossAggregation PpoConfig::critic_loss_aggregation() const {
   const auto of_actor = actor_loss_aggregation();
   return {.loss_agg_mode = critic.loss_agg_mode.value_or(of_actor.loss_agg_mode),
           .loss_scale_factor = critic.loss_scale_factor.value_or(of_actor.loss_scale_factor)};
+}
+
+bool PpoConfig::rollout_says_old_log_prob() const {
+  return actor.megatron.alignment == "bitwise" && rollout.top_k <= 0 && rollout.top_p == 1 &&
+         !trainer.one_step_off && actor.router_replay.mode != "R2";
+}
+
+bool PpoConfig::takes_old_log_prob() const {
+  return rollout_says_old_log_prob() && !algorithm.rollout_correction.bypass_mode &&
+         actor.recompute_old_log_prob != RecomputeOldLogProb::kTrue;
 }
 
 MicroBatchSize PpoConfig::actor_micro_batches() const {

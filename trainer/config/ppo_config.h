@@ -53,6 +53,9 @@ struct RouterReplaySection {  // actor_rollout_ref.actor.router_replay
   bool operator==(const RouterReplaySection&) const = default;
 };
 
+// Whether the actor computes old log-probabilities where the rollout has said them.
+enum class RecomputeOldLogProb : std::uint8_t { kAuto, kTrue, kFalse };
+
 struct ActorConfig {              // actor_rollout_ref.actor
   std::vector<int> ranks{};       // of the world; empty: all
   int ppo_mini_batch_size = 256;  // prompts
@@ -76,6 +79,7 @@ struct ActorConfig {              // actor_rollout_ref.actor
   double kl_loss_coef = 1e-3;
   std::string kl_loss_type = "low_var_kl";
   PolicyLossSection policy_loss{};
+  RecomputeOldLogProb recompute_old_log_prob = RecomputeOldLogProb::kAuto;
   RouterReplaySection router_replay{};
   EngineConfig megatron{};
   OptimConfig optim{.lr = 1e-6};
@@ -190,6 +194,7 @@ struct RolloutCorrectionSection {  // algorithm.rollout_correction
   std::string rollout_rs{};
   std::string rollout_rs_threshold{};
   bool bypass_mode = false;  // old log-probabilities are the rollout's
+  std::string loss_type = "ppo_clip";
   bool operator==(const RolloutCorrectionSection&) const = default;
 };
 
@@ -249,6 +254,11 @@ struct PpoConfig {
 
   bool use_critic() const { return algorithm.adv_estimator == "gae"; }
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
+  // Whether the rollout's log-probabilities and entropies are the bytes that the actor would
+  // compute.
+  bool rollout_says_old_log_prob() const;
+  // Whether they are taken instead.
+  bool takes_old_log_prob() const;
 
   // Of each role, where what it does not say is the actor's.
   MiniBatches actor_mini_batches() const;

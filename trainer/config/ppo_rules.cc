@@ -115,15 +115,15 @@ ConfigRules<PpoConfig> algorithm_rules() {
          return !correction.rollout_is_batch_normalize || !correction.rollout_is.empty();
        },
        "without rollout_is there are no weights"},
-      {"bypass_leaves_nothing_to_correct",
-       {"algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.rollout_is",
-        "algorithm.rollout_correction.rollout_rs"},
+      {"reinforce_is_of_bypass_mode",
+       {"algorithm.rollout_correction.loss_type", "algorithm.rollout_correction.bypass_mode",
+        kActorSection + ".policy_loss.loss_mode"},
        [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
-         return !correction.bypass_mode ||
-                (correction.rollout_is.empty() && correction.rollout_rs.empty());
+         return correction.loss_type == "ppo_clip" ||
+                (correction.bypass_mode && c.actor.policy_loss.loss_mode == "vanilla");
        },
-       "where the rollout's probabilities are the old ones, they differ nowhere"},
+       "reinforce is a loss of bypass_mode, beside which no other loss_mode can be named"},
       {"replay_needs_what_was_recorded",
        {kActorSection + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
        [](const PpoConfig& c) {
@@ -132,6 +132,24 @@ ConfigRules<PpoConfig> algorithm_rules() {
        "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays "
        "the "
        "rollout's routes"},
+      {"old_log_prob_is_the_rollouts",
+       {kActorSection + ".recompute_old_log_prob", kActorSection + ".megatron.alignment",
+        kActorSection + ".router_replay.mode", kRolloutSection + ".top_k", kRolloutSection + ".top_p",
+        "trainer.one_step_off"},
+       [](const PpoConfig& c) {
+         return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kFalse ||
+                c.rollout_says_old_log_prob() || c.algorithm.rollout_correction.bypass_mode;
+       },
+       "the rollout's log-probabilities are other numbers than the actor's, unless the run is "
+       "synchronous and bitwise, without top_k, top_p and R2; to learn from them nevertheless is "
+       "algorithm.rollout_correction.bypass_mode"},
+      {"bypass_recomputes_nothing",
+       {kActorSection + ".recompute_old_log_prob", "algorithm.rollout_correction.bypass_mode"},
+       [](const PpoConfig& c) {
+         return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kTrue ||
+                !c.algorithm.rollout_correction.bypass_mode;
+       },
+       "in bypass_mode the actor computes no old log-probabilities"},
       {"warmup_needs_a_critic",
        {"trainer.critic_warmup", "algorithm.adv_estimator"},
        [](const PpoConfig& c) { return c.trainer.critic_warmup == 0 || c.use_critic(); },

@@ -18,6 +18,7 @@
 #include "models/pipeline_forward.h"
 #include "trainer/compute_log_prob.h"
 #include "trainer/data/permutation.h"
+#include "trainer/ppo_options.h"
 #include "trainer/run_options.h"
 #include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
@@ -40,7 +41,9 @@ models::Delta delta_of(const RolloutConfig& config) {
                                                  : models::Delta::kOff;
 }
 
-ActorLossConfig loss_config(const ActorConfig& config, const LossAggregation& aggregation) {
+ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggregation) {
+  const auto& config = all.actor;
+  const auto& correction = all.algorithm.rollout_correction;
   return {.policy_loss = {.loss_mode = loss_mode(config.policy_loss.loss_mode),
                           .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode),
                           .clip_ratio_low = config.clip_ratio_low.value_or(config.clip_ratio),
@@ -53,6 +56,11 @@ ActorLossConfig loss_config(const ActorConfig& config, const LossAggregation& ag
                           .clip_cov_ub = config.policy_loss.clip_cov_ub,
                           .kl_cov_ratio = config.policy_loss.kl_cov_ratio,
                           .ppo_kl_coef = config.policy_loss.ppo_kl_coef},
+          .bypass_mode =
+              correction.bypass_mode
+                  ? std::optional(BypassModeConfig{.correction = rollout_correction(correction),
+                                                   .loss_type = bypass_loss(correction.loss_type)})
+                  : std::nullopt,
           .entropy_coeff = config.entropy_coeff,
           .use_kl_loss = config.use_kl_loss,
           .kl_loss_coef = config.kl_loss_coef,
@@ -196,7 +204,8 @@ rollout::SamplingParams ActorRolloutRefWorker::sampling_params(
           .top_k = meta_info.at("top_k").get<std::int64_t>(),
           .top_p = meta_info.at("top_p").get<double>(),
           .ignore_eos = config_.rollout.ignore_eos,
-          .max_tokens = config_.data.max_response_length};
+          .max_tokens = config_.data.max_response_length,
+          .return_entropy = meta_info.value("entropy", false)};
 }
 
 DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
@@ -206,6 +215,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
   const auto params = sampling_params(prompts.meta_info);
   std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
   std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
+  std::vector<std::vector<float>> entropies(static_cast<std::size_t>(rows));
   std::vector<std::vector<std::byte>> routes(static_cast<std::size_t>(rows));
   std::map<std::string, std::size_t> row_of;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -224,21 +234,27 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
         for (const auto& token : sample.tokens) {
           ids[index].push_back(token.token_id);
           log_probs[index].push_back(token.processed_logprob);
+          entropies[index].push_back(token.entropy);
         }
         std::ranges::copy(sample.routed_experts, std::back_inserter(routes[index]));
       }
     }
   }
-  std::vector<at::Tensor> responses, masks, of_rollout;
-  for (std::size_t row = 0; row < ids.size(); ++row) {
-    responses.push_back(at::tensor(ids[row], at::kLong));
+  std::vector<at::Tensor> responses, masks;
+  for (const auto& row : ids) {
+    responses.push_back(at::tensor(row, at::kLong));
     masks.push_back(at::ones_like(responses.back()));
-    of_rollout.push_back(at::tensor(log_probs[row]));
   }
+  const auto numbers = [&](const std::vector<std::vector<float>>& of_rows) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& row : of_rows) tensors.push_back(at::tensor(row));
+    return response_column(tensors, width);
+  };
   DataProto answers({{"responses", response_column(responses, width)},
                      {"response_mask", response_column(masks, width)},
                      {"weights_step", at::full({rows}, weights_step_, at::kLong)},
-                     {"rollout_log_probs", response_column(of_rollout, width)}});
+                     {"rollout_log_probs", numbers(log_probs)}});
+  if (params.return_entropy) answers.set("entropys", numbers(entropies));
   if (prompts.meta_info.value("routed_experts", false)) {
     std::vector<at::Tensor> routed;
     std::vector<AnsweredPrompt> begin;
@@ -333,7 +349,7 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
                                                            double grad_scale,
                                                            std::int64_t number) {
   const auto aggregation = config_.actor_loss_aggregation();
-  const ActorUpdate update{.loss = loss_config(config_.actor, aggregation),
+  const ActorUpdate update{.loss = loss_config(config_, aggregation),
                            .temperature = batch.meta_info.at("temperature").get<double>(),
                            .loss_scale_factor = aggregation.loss_scale_factor};
   const auto answers = answered_prompts_of(batch);

@@ -42,7 +42,8 @@ class ActorRolloutRefWorker {
   // prompts, attention_mask [rows, P], seeds [rows] -> responses [rows, R], attention_mask [rows,
   // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from:
   // the model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that
-  // of update_weights(). meta_info: temperature, top_k, top_p; routed_experts, with
+  // of update_weights(). meta_info: temperature, top_k, top_p; entropy: whether the answers have
+  // entropys [rows, R], of the same distribution; routed_experts, with
   // router_replay.mode R3: whether the answers have routed_experts [rows, P + R, layers with
   // experts, topk], where the rollout's routers sent all tokens but the last. Needs the rollout's
   // weights: update_weights().

@@ -84,6 +84,16 @@ json advantage(const json& q) {
   return {{"advantages", to_json(result.advantages)}, {"returns", to_json(result.returns)}};
 }
 
+RolloutCorrectionConfig correction_config(const json& config) {
+  RolloutCorrectionConfig options;
+  set(config, "rollout_is", options.rollout_is);
+  set(config, "rollout_is_threshold", options.rollout_is_threshold);
+  set(config, "rollout_is_batch_normalize", options.rollout_is_batch_normalize);
+  set(config, "rollout_rs", options.rollout_rs);
+  set(config, "rollout_rs_threshold", options.rollout_rs_threshold);
+  return options;
+}
+
 ActorLossConfig actor_config(const json& config) {
   ActorLossConfig actor;
   auto& policy = actor.policy_loss;
@@ -99,6 +109,12 @@ ActorLossConfig actor_config(const json& config) {
   set(config, "clip_cov_ub", policy.clip_cov_ub);
   set(config, "kl_cov_ratio", policy.kl_cov_ratio);
   set(config, "ppo_kl_coef", policy.ppo_kl_coef);
+  if (config.contains("rollout_correction")) {
+    const auto& correction = config.at("rollout_correction");
+    actor.bypass_mode =
+        BypassModeConfig{.correction = correction_config(correction),
+                         .loss_type = bypass_loss(correction.at("loss_type").get<std::string>())};
+  }
   set(config, "entropy_coeff", actor.entropy_coeff);
   set(config, "use_kl_loss", actor.use_kl_loss);
   set(config, "kl_loss_coef", actor.kl_loss_coef);
@@ -173,15 +189,9 @@ json reward_kl(const json& q) {
 }
 
 json rollout_correction(const json& q) {
-  const auto& config = q.at("config");
-  RolloutCorrectionConfig options;
-  set(config, "rollout_is", options.rollout_is);
-  set(config, "rollout_is_threshold", options.rollout_is_threshold);
-  set(config, "rollout_is_batch_normalize", options.rollout_is_batch_normalize);
-  set(config, "rollout_rs", options.rollout_rs);
-  set(config, "rollout_rs_threshold", options.rollout_rs_threshold);
   const auto result = compute_rollout_correction_and_rejection_mask(
-      tensor(q, "old_log_prob"), tensor(q, "rollout_log_prob"), mask(q), options);
+      tensor(q, "old_log_prob"), tensor(q, "rollout_log_prob"), mask(q),
+      correction_config(q.at("config")));
   json answer{{"response_mask", to_json(result.response_mask)}, {"metrics", result.metrics}};
   if (result.rollout_is_weights.defined())
     answer["rollout_is_weights"] = to_json(result.rollout_is_weights);

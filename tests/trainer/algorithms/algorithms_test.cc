@@ -125,6 +125,31 @@ TEST_P(CutIntoMicroBatches, ChangesNeitherLossNorMetricsNorGradient) {
   }
 }
 
+// Of its metrics, some are statistics of micro-batches.
+TEST(BypassMode, LosesNothingToACutIntoMicroBatches) {
+  at::manual_seed(4);
+  auto in = some_inputs();
+  in.policy.response_mask[5][0] = 1;
+  in.policy.rollout_is_weights = {};
+  for (const auto loss_type : {BypassLoss::kPpoClip, BypassLoss::kReinforce}) {
+    const ActorLossConfig config{
+        .bypass_mode = BypassModeConfig{.correction = {.rollout_is = "sequence",
+                                                       .rollout_rs = "token_k1",
+                                                       .rollout_rs_threshold = "0.7_1.4"},
+                                        .loss_type = loss_type}};
+    const auto whole = in_parts(in, config, kSequences);
+    EXPECT_GT(whole.metrics.at("rollout_corr/rollout_rs_masked_fraction").item<double>(), 0);
+    for (const std::int64_t size : {1, 5}) {
+      const auto parts = in_parts(in, config, size);
+      expect_near(parts.loss, whole.loss, "loss");
+      expect_near(parts.gradient, whole.gradient, "gradient");
+      for (const char* name : {"actor/pg_loss", "rollout_corr/kl", "rollout_corr/rollout_is_mean",
+                               "rollout_corr/rollout_rs_masked_fraction"})
+        expect_near(parts.metrics.at(name), whole.metrics.at(name), name);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     OfAllLosses,
     CutIntoMicroBatches,

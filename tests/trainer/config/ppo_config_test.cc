@@ -156,6 +156,26 @@ TEST(PpoConfig, CutsUpdatesAsTheActorWhereTheCriticSaysNothing) {
       load({kActor + ".shuffle=true", "critic.shuffle=false"}).critic_mini_batches().shuffle);
 }
 
+TEST(PpoConfig, TakesOldLogProbsFromARolloutThatSaysTheSameBytes) {
+  const std::string recompute = "actor_rollout_ref.actor.recompute_old_log_prob=";
+  const std::string bitwise = "actor_rollout_ref.actor.megatron.alignment=bitwise";
+  EXPECT_TRUE(load({bitwise}).takes_old_log_prob());
+  EXPECT_TRUE(load({bitwise, recompute + "auto"}).takes_old_log_prob());
+  EXPECT_TRUE(load({bitwise, recompute + "false"}).takes_old_log_prob());
+  EXPECT_FALSE(load({bitwise, recompute + "true"}).takes_old_log_prob());
+  EXPECT_FALSE(load({}).takes_old_log_prob());
+  EXPECT_FALSE(load({recompute + "\"auto\""}).takes_old_log_prob());
+  const Overrides other{"actor_rollout_ref.rollout.top_k=5", "actor_rollout_ref.rollout.top_p=0.9",
+                        "actor_rollout_ref.actor.router_replay.mode=R2",
+                        "algorithm.rollout_correction.bypass_mode=true"};
+  for (const auto& more : other) EXPECT_FALSE(load({bitwise, more}).takes_old_log_prob()) << more;
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"auto, true or false is expected"},
+                    [&] { (void)load({recompute + "never"}); }));
+  const auto again = load({recompute + "true"});
+  EXPECT_NE(to_toml(again).find("recompute_old_log_prob = true"), std::string::npos);
+  EXPECT_NE(to_toml(load({})).find("recompute_old_log_prob = \"auto\""), std::string::npos);
+}
+
 TEST(PpoConfig, PrintsTomlThatReadsBackToTheSame) {
   const support::TempDir dir;
   for (const char* algorithm : {"ppo", "grpo"}) {
@@ -245,10 +265,19 @@ std::vector<Broken> broken_of_the_run() {
       {"weights_to_normalize",
        "algorithm.rollout_correction.rollout_is",
        {"algorithm.rollout_correction.rollout_is_batch_normalize=true"}},
-      {"bypass_leaves_nothing_to_correct",
+      {"reinforce_is_of_bypass_mode",
        "algorithm.rollout_correction.bypass_mode",
-       {"algorithm.rollout_correction.bypass_mode=true",
-        "algorithm.rollout_correction.rollout_is=token"}},
+       {"algorithm.rollout_correction.loss_type=reinforce"}},
+      {"reinforce_is_of_bypass_mode",
+       kActor + ".policy_loss.loss_mode",
+       {"algorithm.rollout_correction.loss_type=reinforce",
+        "algorithm.rollout_correction.bypass_mode=true", kActor + ".policy_loss.loss_mode=gspo"}},
+      {"old_log_prob_is_the_rollouts",
+       kActor + ".megatron.alignment",
+       {kActor + ".recompute_old_log_prob=false"}},
+      {"bypass_recomputes_nothing",
+       kActor + ".recompute_old_log_prob",
+       {kActor + ".recompute_old_log_prob=true", "algorithm.rollout_correction.bypass_mode=true"}},
       {"warmup_needs_a_critic",
        "trainer.critic_warmup",
        {"trainer.critic_warmup=2", "algorithm.adv_estimator=remax"}},
