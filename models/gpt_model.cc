@@ -173,9 +173,10 @@ OutputHead GPTModel::head() const {
 TokenLogProbs GPTModel::log_probs(const at::Tensor& hidden,
                                   const at::Tensor& labels,
                                   double temperature,
-                                  const at::Tensor& scored) const {
+                                  const at::Tensor& scored,
+                                  const SamplingMask& mask) const {
   const auto of_scored = linear_log_probs(rows_of(setup_.tensor_parallel.enter(hidden), scored),
-                                          rows_of(labels, scored), head(), temperature);
+                                          rows_of(labels, scored), head(), temperature, mask);
   return {.log_probs = among_all(of_scored.log_probs, scored, labels.size(0)),
           .entropy = among_all(of_scored.entropy, scored, labels.size(0))};
 }

@@ -68,13 +68,15 @@ class GPTModel {
   at::Tensor whole_output(const at::Tensor& hidden) const;
   // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the
   // tokens that come next. `scored`: the rows of these that have logits, as SequencePartition has
-  // them; of others the results are zeros, and so is the gradient. The logits are never held whole.
+  // them; of others the results are zeros, and so is the gradient. `mask`: of these rows, as it has
+  // them, too. The logits are never held whole.
   // Results are [local], the same on all tensor parallel ranks. Throws Error(kUsage) if the head is
   // not a language model's.
   TokenLogProbs log_probs(const at::Tensor& hidden,
                           const at::Tensor& labels,
                           double temperature = 1,
-                          const at::Tensor& scored = {}) const;
+                          const at::Tensor& scored = {},
+                          const SamplingMask& mask = {}) const;
   CrossEntropy cross_entropy(const at::Tensor& hidden,
                              const at::Tensor& labels,
                              const at::Tensor& token_weights,

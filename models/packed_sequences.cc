@@ -23,6 +23,23 @@ std::vector<Range> pieces_of(int rank, int ranks, std::int64_t padded) {
   return {piece(rank), piece(2 * ranks - 1 - rank)};
 }
 
+// Of these tokens of the pack; what fills it up has none.
+SamplingMask select_rows(const SamplingMask& mask, const at::Tensor& tokens) {
+  const auto ids = mask.token_ids.contiguous();
+  const auto* const id = ids.const_data_ptr<std::int64_t>();
+  const auto rows = tokens.contiguous();
+  std::vector<std::int64_t> chosen;
+  SamplingMask some{.offsets = {0}};
+  for (std::int64_t i = 0; i < rows.numel(); ++i) {
+    const auto row = static_cast<std::size_t>(rows.const_data_ptr<std::int64_t>()[i]);
+    if (row + 1 < mask.offsets.size())
+      chosen.insert(chosen.end(), id + mask.offsets[row], id + mask.offsets[row + 1]);
+    some.offsets.push_back(static_cast<std::int64_t>(chosen.size()));
+  }
+  some.token_ids = at::tensor(chosen, at::kLong);
+  return some;
+}
+
 }  // namespace
 
 PackedSequences pack(const std::vector<at::Tensor>& sequences) {
@@ -70,7 +87,12 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
   rows_ = all_rows.to(device);
   if (pack.scored.defined()) {
     const auto whole = at::constant_pad_nd(pack.scored, {0, padded - num_tokens_});
-    scored_ = at::nonzero(whole.index_select(0, all_rows)).squeeze(1).to(device);
+    const auto scored = at::nonzero(whole.index_select(0, all_rows)).squeeze(1);
+    scored_ = scored.to(device);
+    if (pack.sampling_mask.defined()) {
+      sampling_mask_ = select_rows(pack.sampling_mask, all_rows.index_select(0, scored));
+      sampling_mask_.token_ids = sampling_mask_.token_ids.to(device);
+    }
   }
   padded_ = at::constant_pad_nd(pack.tokens, {0, padded - num_tokens_}).to(device);
   tokens_ = padded_.index_select(0, rows_);

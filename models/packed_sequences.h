@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/kernels/attention.h"
+#include "models/kernels/log_probs.h"
 #include "models/parallel_state.h"
 
 namespace ferry::models {
@@ -20,6 +21,7 @@ struct PackedSequences {
   at::Tensor tokens{};                     // [tokens], int64
   std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
   at::Tensor scored{};                     // [tokens], bool: what is wanted of; undefined: all
+  SamplingMask sampling_mask{};            // of each token, on the host; needs `scored`
 };
 
 // One sequence after another.
@@ -38,6 +40,7 @@ class SequencePartition {
   at::Tensor tokens_behind(std::int64_t distance) const;
   // Which of these are scored: [scored], int64, ascending; undefined: all.
   const at::Tensor& scored() const { return scored_; }
+  const SamplingMask& sampling_mask() const { return sampling_mask_; }  // of those, on the device
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
   // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
@@ -52,6 +55,7 @@ class SequencePartition {
   at::Tensor padded_;  // the tokens of the pack, filled up
   at::Tensor rows_;    // [local]: where in it this rank's lie
   at::Tensor tokens_, positions_, scored_, order_;
+  SamplingMask sampling_mask_;
   std::vector<AttentionSegment> segments_;
 };
 

@@ -26,6 +26,12 @@ void add_top(std::vector<DrawnToken>& drawn, const SampledTokens& sampled) {
   }
 }
 
+void add_masks(std::vector<DrawnToken>& drawn, const models::SamplingMask& mask) {
+  const auto* const ids = mask.token_ids.const_data_ptr<std::int32_t>();
+  for (std::size_t i = 0; i < drawn.size(); ++i)
+    drawn[i].token.sampling_mask.assign(ids + mask.offsets[i], ids + mask.offsets[i + 1]);
+}
+
 // Of sequences that begin, where the ends of their prompts are.
 std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> scheduled) {
   std::vector<CopiedSlot> slots;
@@ -151,6 +157,7 @@ void ModelRunner::collect(StepInFlight& step) {
     const auto* const entropies = step.results.entropies.const_data_ptr<float>();
     for (std::size_t i = 0; i < step.drawn.size(); ++i) step.drawn[i].token.entropy = entropies[i];
   }
+  if (step.results.sampling_mask.defined()) add_masks(step.drawn, step.results.sampling_mask);
   if (step.results.top_tokens.defined()) add_top(step.drawn, step.results);
 }
 
@@ -314,8 +321,11 @@ void ModelRunner::draw(std::span<const SamplingRow> sampling,
                   .logprobs = sampled.logprobs,
                   .processed_logprobs = sampled.processed_logprobs,
                   .entropies = begin_download(sampled.entropies),
+                  .sampling_mask = sampled.sampling_mask,
                   .top_tokens = begin_download(sampled.top_tokens),
                   .top_logprobs = begin_download(sampled.top_logprobs)};
+  auto& ids = step.results.sampling_mask.token_ids;
+  if (ids.defined()) ids = begin_download(ids.to(at::kInt));
   if (!logits.is_cuda()) return;
   const auto& host = results_[results_side_ = 1 - results_side_];
   download_step({.tokens = sampled.tokens,

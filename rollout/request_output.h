@@ -18,6 +18,8 @@ struct TokenOutput {
   float logprob = 0;            // of the model: of the whole distribution at temperature 1
   float processed_logprob = 0;  // of the distribution that it was drawn from
   float entropy = 0;            // of that one, with SamplingParams::return_entropy
+  // With return_sampling_mask: those that it was drawn from, ascending.
+  std::vector<std::int32_t> sampling_mask{};
   // The model's likeliest tokens in its place, as many as SamplingParams::logprobs asks for.
   struct Top {
     std::int64_t token_id = 0;

@@ -99,6 +99,55 @@ void score_plain_rows(const at::Tensor& logits,
   }
 }
 
+at::Tensor cat_of(const std::vector<at::Tensor>& rows, at::Device device) {
+  return rows.empty() ? at::empty({0}, at::TensorOptions(at::kLong).device(device)) : at::cat(rows);
+}
+
+// Of the rows that ask for what was kept: the trainer's numbers of that.
+void score_masked_rows(const at::Tensor& logits,
+                       models::VocabularyRange range,
+                       std::span<const SamplingRow> rows,
+                       const std::vector<DrawRow>& shaped,
+                       const at::Tensor& kept,
+                       SampledTokens& sampled) {
+  struct Places {
+    std::vector<std::int64_t> rows{}, shaped{};
+  };
+  std::map<double, Places> of_temperature;
+  for (std::size_t i = 0; i < shaped.size(); ++i) {
+    const auto& params = *rows[static_cast<std::size_t>(shaped[i].row)].params;
+    if (!params.return_sampling_mask) continue;
+    auto& places = of_temperature[params.temperature];
+    places.rows.push_back(shaped[i].row);
+    places.shaped.push_back(static_cast<std::int64_t>(i));
+  }
+  std::vector<at::Tensor> ids(rows.size());
+  for (const auto& [temperature, places] : of_temperature) {
+    const auto index = upload(places.rows, logits.device());
+    const auto here = kept.index_select(0, upload(places.shaped, logits.device()));
+    const auto ends = here.sum(1).cumsum(0).cpu();
+    models::SamplingMask mask{.token_ids = at::nonzero(here).select(1, 1), .offsets = {0}};
+    mask.offsets.insert(mask.offsets.end(), ends.const_data_ptr<std::int64_t>(),
+                        ends.const_data_ptr<std::int64_t>() + ends.numel());
+    auto cut = logits.index_select(0, index);
+    models::apply_sampling_mask(cut, mask, range);
+    const auto scored = models::score_rows(cut, sampled.tokens.index_select(0, index), range,
+                                           temperature, sampled.entropies.defined());
+    sampled.processed_logprobs.index_copy_(0, index, scored.log_probs);
+    if (sampled.entropies.defined())
+      sampled.entropies.index_copy_(0, index, models::entropies_of(scored.statistics));
+    for (std::size_t i = 0; i < places.rows.size(); ++i)
+      ids[static_cast<std::size_t>(places.rows[i])] =
+          mask.rows(static_cast<std::int64_t>(i), 1).token_ids;
+  }
+  auto& all = sampled.sampling_mask;
+  all.offsets = {0};
+  for (const auto& row : ids)
+    all.offsets.push_back(all.offsets.back() + (row.defined() ? row.numel() : 0));
+  std::erase_if(ids, [](const auto& row) { return !row.defined(); });
+  all.token_ids = cat_of(ids, logits.device());
+}
+
 // The largest logits of each row, by the order of rank_key: all keys differ, so topk has no choice.
 void top_log_probs(const at::Tensor& logits,
                    std::int64_t vocab_size,
@@ -160,8 +209,11 @@ SampledTokens sample(const at::Tensor& logits,
     sampled.logprobs = sampled.processed_logprobs;
     return sampled;
   }
-  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws, sampled.tokens,
-                                                  sampled.processed_logprobs);
+  DrawnRows drawn{.tokens = sampled.tokens, .processed_logprobs = sampled.processed_logprobs};
+  if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_sampling_mask; }))
+    drawn.kept = at::empty({static_cast<std::int64_t>(draws.shaped.size()), vocab_size},
+                           fp32.dtype(at::kBool));
+  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws, drawn);
   if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_entropy; }))
     sampled.entropies = at::empty({logits.size(0)}, fp32);
   const models::VocabularyRange range{.first = 0, .count = vocab_size};
@@ -170,6 +222,8 @@ SampledTokens sample(const at::Tensor& logits,
                                          sampled.entropies.defined() && plain.contains(1));
   sampled.logprobs = scored.log_probs;
   score_plain_rows(logits, range, plain, scored, sampled);
+  if (drawn.kept.defined())
+    score_masked_rows(logits, range, rows, draws.shaped, drawn.kept, sampled);
   std::int64_t most = 0;
   for (const auto& row : rows) most = std::max(most, row.params->logprobs.value_or(0));
   if (most > 0) top_log_probs(logits, vocab_size, most, scored.statistics, sampled);

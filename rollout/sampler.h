@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <span>
 
+#include "models/kernels/log_probs.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/sampling_params.h"
 
@@ -46,10 +47,14 @@ struct SampledTokens {
   at::Tensor logprobs{};
   // [rows], fp32, of the processed distribution. Where it is the model's at some temperature, the
   // bytes of log_probs_of(row_statistics) at that temperature; of a greedy row, at temperature 1.
+  // So it is of a row that asks for its sampling mask, behind apply_sampling_mask().
   at::Tensor processed_logprobs{};
   // [rows], fp32, of the same distribution: the bytes of entropies_of(row_statistics). Undefined
   // where no row asks; of rows that do not, any number.
   at::Tensor entropies{};
+  // Of rows that ask, what steps 4 to 6 keep, ascending; of the others nothing. Undefined where no
+  // row asks.
+  models::SamplingMask sampling_mask{};
   // [rows, most that a row asks for], the likeliest tokens of the model, in the order of step 6.
   // Undefined where no row asks.
   at::Tensor top_tokens{};    // int64

@@ -43,8 +43,13 @@ void SamplingParams::verify() const {
   require(min_tokens <= max_tokens, ErrorKind::kUsage,
           "min_tokens: {} are more than max_tokens, {}", min_tokens, max_tokens);
   if (logprobs) check(*logprobs >= 0, "logprobs", *logprobs, "0 or more");
-  require(!return_entropy || !(truncates() || penalizes()), ErrorKind::kUsage,
-          "return_entropy: a distribution that is cut or penalised is not the model's");
+  require(!return_sampling_mask || (truncates() && !penalizes() && min_tokens == 0),
+          ErrorKind::kUsage,
+          "return_sampling_mask: is of top_k, top_p and min_p, without penalties and min_tokens");
+  require(!return_entropy || return_sampling_mask || !(truncates() || penalizes()),
+          ErrorKind::kUsage,
+          "return_entropy: of tokens that are cut off it needs return_sampling_mask, and with "
+          "penalties there is none");
   require(n == 1 || !greedy(), ErrorKind::kUsage,
           "n: {} answers at temperature 0 are {} times the same", n, n);
 }

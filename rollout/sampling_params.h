@@ -26,6 +26,7 @@ struct SamplingParams {
   std::int64_t min_tokens = 0;             // before these, neither EOS nor stop_token_ids are drawn
   std::optional<std::int64_t> logprobs{};  // log-probabilities of this many likeliest tokens, too
   bool return_entropy = false;             // of what each token was drawn from
+  bool return_sampling_mask = false;       // the tokens that each was drawn from
 
   bool greedy() const { return temperature == 0; }
   bool penalizes() const {

@@ -15,7 +15,8 @@
 namespace ferry::rollout {
 namespace {
 
-// Every kind of number that a draw can be asked for.
+// Every kind of number that a draw can be asked for, but for sampling masks, which a request for
+// generation alone has none of.
 const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
 
 // A sequence whose last tokens are new. All its keys lie in one block: what they are does not

@@ -40,6 +40,25 @@ std::vector<at::Tensor> scored_of(const std::vector<AnsweredPrompt>& prompts) {
   return scored;
 }
 
+std::vector<models::SamplingMask> sampling_masks_of(const std::vector<AnsweredPrompt>& prompts) {
+  std::vector<models::SamplingMask> masks;
+  for (const auto& prompt : prompts) {
+    const auto& mask = prompt.sampling_mask;
+    const auto rows = static_cast<std::int64_t>(mask.offsets.size()) - 1;
+    require(mask.defined() == prompts.front().sampling_mask.defined() &&
+                (!mask.defined() || rows == prompt.num_response_tokens()),
+            ErrorKind::kUsage, "a sampling mask of {} tokens for an answer of {}", rows,
+            prompt.num_response_tokens());
+    if (!mask.defined()) continue;
+    models::SamplingMask places{.token_ids = mask.token_ids};
+    places.offsets.assign(static_cast<std::size_t>(prompt.num_prompt_tokens - 1), 0);
+    places.offsets.insert(places.offsets.end(), mask.offsets.begin(), mask.offsets.end());
+    places.offsets.push_back(mask.offsets.back());
+    masks.push_back(std::move(places));
+  }
+  return masks;
+}
+
 at::Tensor answer_of(const AnsweredPrompt& prompt, const at::Tensor& of_tokens) {
   return of_tokens.narrow(0, prompt.num_prompt_tokens - 1, prompt.num_response_tokens());
 }
@@ -59,7 +78,8 @@ AnswerBatches::AnswerBatches(std::vector<AnsweredPrompt> prompts,
   const auto counts = mesh.dp().all_reduce(mine.to(mesh.world().device())).cpu();
   batch_num_tokens_ = counts[0].item<std::int64_t>();
   global_batch_size_ = counts[1].item<std::int64_t>();
-  batches_ = pack_micro_batches(sequences_of(prompts_), parts_, mesh, scored_of(prompts_));
+  batches_ = pack_micro_batches(sequences_of(prompts_), parts_, mesh, scored_of(prompts_),
+                                sampling_masks_of(prompts_));
 }
 
 at::Tensor AnswerBatches::pad(const std::vector<at::Tensor>& rows) const {

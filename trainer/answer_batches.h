@@ -21,6 +21,8 @@ struct AnsweredPrompt {
   at::Tensor tokens{};  // [prompt + R], int64, on the host
   std::int64_t num_prompt_tokens = 0;
   at::Tensor response_mask{};  // [R], int64: which of the answer's tokens count; undefined: all
+  // Of each of them what it was drawn from, on the host; of all answers of a batch, or of none.
+  models::SamplingMask sampling_mask{};
 
   std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
 };
@@ -31,14 +33,21 @@ std::vector<at::Tensor> sequences_of(const std::vector<AnsweredPrompt>& prompts)
 // token t + 1.
 std::vector<at::Tensor> scored_of(const std::vector<AnsweredPrompt>& prompts);
 
+// The sampling mask of such places: of each place; none if the answers have none. Throws
+// Error(kUsage) for one of another number of tokens.
+std::vector<models::SamplingMask> sampling_masks_of(const std::vector<AnsweredPrompt>& prompts);
+
 // [prompt + R, ...] of such places -> [R, ...] of the answer.
 at::Tensor answer_of(const AnsweredPrompt& prompt, const at::Tensor& of_tokens);
 
 template <typename Sample>
 std::vector<AnsweredPrompt> answered_prompts(const std::vector<Sample>& samples) {
   std::vector<AnsweredPrompt> prompts;
-  for (const auto& sample : samples)
+  for (const auto& sample : samples) {
     prompts.push_back({sample.tokens, sample.num_prompt_tokens, sample.response_mask});
+    if constexpr (requires { sample.sampling_mask; })
+      prompts.back().sampling_mask = sample.sampling_mask;
+  }
   return prompts;
 }
 

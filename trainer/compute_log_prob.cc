@@ -13,13 +13,15 @@ std::vector<AnswerLogProbs> compute_log_prob(const Pipeline& pipeline,
                                              std::vector<at::Tensor>* routed_experts) {
   const TokenFunction say = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 const models::SequencePartition& batch) {
-    const auto result =
-        model.log_probs(hidden, batch.tokens_behind(1), temperature, batch.scored());
+    const auto result = model.log_probs(hidden, batch.tokens_behind(1), temperature, batch.scored(),
+                                        batch.sampling_mask());
     return at::stack({result.log_probs, result.entropy}, 1);
   };
-  const auto both = forward_sequences(
-      pipeline, sequences_of(prompts), parts, say,
-      {.channels = 2, .scored = scored_of(prompts), .routed_experts = routed_experts});
+  const auto both = forward_sequences(pipeline, sequences_of(prompts), parts, say,
+                                      {.channels = 2,
+                                       .scored = scored_of(prompts),
+                                       .masks = sampling_masks_of(prompts),
+                                       .routed_experts = routed_experts});
   std::vector<AnswerLogProbs> results;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const auto answer = answer_of(prompts[i], both[i]);

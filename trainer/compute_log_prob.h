@@ -21,7 +21,8 @@ struct AnswerLogProbs {
 
 // Called by all ranks of the mesh, with the prompts of their data parallel rank, of one token at
 // least; answers may have none. `parts`: those of each micro-batch, every prompt in one, as many on
-// all ranks. Logits are divided by the temperature; the prompts' tokens have none. The same on all
+// all ranks. Logits are divided by the temperature, and tokens that an answer's sampling mask
+// leaves out have probability 0; the prompts' tokens have none. The same on all
 // ranks of a data parallel rank, in the order of `prompts`. `routed_experts`: as of
 // SequenceOptions.
 std::vector<AnswerLogProbs> compute_log_prob(const Pipeline& pipeline,

@@ -43,7 +43,7 @@ std::vector<at::Tensor> forward_sequences(const Pipeline& pipeline,
                                           const SequenceOptions& options) {
   const auto& mesh = pipeline.chunks.front()->mesh();
   auto* const routed_experts = options.routed_experts;
-  const auto batches = pack_micro_batches(sequences, parts, mesh, options.scored);
+  const auto batches = pack_micro_batches(sequences, parts, mesh, options.scored, options.masks);
   std::int64_t num_tokens = 0;
   for (const auto& batch : batches) num_tokens += batch.num_tokens();
   std::vector<at::Tensor> of_batches(batches.size());  // on the last stage

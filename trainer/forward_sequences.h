@@ -22,6 +22,7 @@ using TokenFunction = std::function<at::Tensor(const models::GPTModel& model,
 struct SequenceOptions {
   std::int64_t channels = 1;
   std::vector<at::Tensor> scored{};  // as of pack_micro_batches()
+  std::vector<models::SamplingMask> masks{};
   // If it is not null, it has where tokens go, of each sequence (router_replay.h); if it is empty,
   // it gets where they went.
   std::vector<at::Tensor>* routed_experts = nullptr;

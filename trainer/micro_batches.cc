@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "distckpt/error.h"
@@ -50,6 +51,20 @@ std::vector<Partition> in_order_of_pipeline(std::vector<Partition> parts, Length
 
 std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
+}
+
+// One behind another.
+models::SamplingMask concat(const std::vector<models::SamplingMask>& masks) {
+  models::SamplingMask all{.offsets = {0}};
+  std::vector<at::Tensor> ids;
+  for (const auto& mask : masks) {
+    const auto begin = all.offsets.back();
+    for (std::size_t i = 1; i < mask.offsets.size(); ++i)
+      all.offsets.push_back(begin + mask.offsets[i]);
+    ids.push_back(mask.token_ids);
+  }
+  all.token_ids = at::cat(ids);
+  return all;
 }
 
 }  // namespace
@@ -124,19 +139,22 @@ std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup
   return ranks;
 }
 
-std::vector<models::SequencePartition> pack_micro_batches(const std::vector<at::Tensor>& sequences,
-                                                          const std::vector<Partition>& parts,
-                                                          const models::ParallelState& mesh,
-                                                          const std::vector<at::Tensor>& scored) {
+std::vector<models::SequencePartition> pack_micro_batches(
+    const std::vector<at::Tensor>& sequences,
+    const std::vector<Partition>& parts,
+    const models::ParallelState& mesh,
+    const std::vector<at::Tensor>& scored,
+    const std::vector<models::SamplingMask>& masks) {
   std::vector<models::SequencePartition> batches;
   for (const auto& part : parts) {
-    const auto chosen = [&](const std::vector<at::Tensor>& all) {
-      std::vector<at::Tensor> some;
+    const auto chosen = [&](const auto& all) {
+      std::remove_cvref_t<decltype(all)> some;
       for (const auto i : part) some.push_back(all.at(i));
       return some;
     };
     auto packed = models::pack(chosen(sequences));
     if (!scored.empty()) packed.scored = at::cat(chosen(scored));
+    if (!masks.empty()) packed.sampling_mask = concat(chosen(masks));
     batches.emplace_back(packed, mesh);
   }
   return batches;

@@ -42,11 +42,13 @@ std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup
                                                       std::span<const std::int64_t> mine);
 
 // Each micro-batch as this rank runs it. `sequences`: [tokens] each, int64, on the host. `scored`:
-// [tokens] each, bool, where logits are read; none: everywhere.
+// [tokens] each, bool, where logits are read; none: everywhere. `masks`: of those, with a row for
+// each token, on the host; none: of the whole vocabulary.
 std::vector<models::SequencePartition> pack_micro_batches(
     const std::vector<at::Tensor>& sequences,
     const std::vector<Partition>& parts,
     const models::ParallelState& mesh,
-    const std::vector<at::Tensor>& scored = {});
+    const std::vector<at::Tensor>& scored = {},
+    const std::vector<models::SamplingMask>& masks = {});
 
 }  // namespace ferry::trainer

@@ -50,6 +50,15 @@ DataProto with_answers(const DataProto& prompts, const DataProto& answers) {
   return batch.union_with(answers);
 }
 
+std::vector<std::string> with_given(std::vector<std::string> names,
+                                    const DataProto& batch,
+                                    std::initializer_list<const char*> more) {
+  for (const char* name : more)
+    if (batch.batch().contains(name) || batch.non_tensor_batch().contains(name))
+      names.emplace_back(name);
+  return names;
+}
+
 at::Tensor at_last_token(const at::Tensor& scores, const at::Tensor& response_mask) {
   auto column = at::zeros_like(response_mask, at::kFloat);
   column.scatter_(1, (response_mask.sum(1) - 1).unsqueeze(1), scores.to(at::kFloat).unsqueeze(1));

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,11 @@ DataProto prompt_batch(std::span<const EncodedPrompt> prompts, const PromptBatch
 
 // Both, with one attention_mask of prompts and answers.
 DataProto with_answers(const DataProto& prompts, const DataProto& answers);
+
+// The names, and those of `more` that the batch has as columns.
+std::vector<std::string> with_given(std::vector<std::string> names,
+                                    const DataProto& batch,
+                                    std::initializer_list<const char*> more);
 
 // [rows], as a column of the answer's tokens: at its last one.
 at::Tensor at_last_token(const at::Tensor& scores, const at::Tensor& response_mask);

@@ -98,6 +98,15 @@ Metrics compute_data_metrics(const DataProto& batch) {
   return metrics;
 }
 
+double compute_entropy(const DataProto& batch, LossAggMode mode, double loss_scale_factor) {
+  const auto mask = batch.tensor("response_mask");
+  return agg_loss(batch.tensor("entropys"), mask, mode,
+                  {.batch_num_tokens = mask.sum().item<std::int64_t>(),
+                   .global_batch_size = batch.size(),
+                   .loss_scale_factor = loss_scale_factor})
+      .item<double>();
+}
+
 Metrics calculate_debug_metrics(const DataProto& batch) {
   const auto mask = batch.tensor("response_mask").to(at::kBool);
   const auto actor = batch.tensor("old_log_probs").exp().masked_select(mask);        // [tokens]

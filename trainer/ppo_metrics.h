@@ -10,6 +10,7 @@
 #include <string>
 
 #include "distckpt/transformer_config.h"
+#include "trainer/algorithms/agg_loss.h"
 #include "trainer/data_proto.h"
 #include "trainer/metrics/metrics.h"
 
@@ -22,6 +23,9 @@ namespace ferry::trainer {
 // Of token_level_scores, token_level_rewards, advantages, returns, values [rows, R].
 // Throws Error(kUsage) for a column that is missing.
 Metrics compute_data_metrics(const DataProto& batch);
+
+// actor/entropy: of entropys [rows, R] of the policy as it was, put together as losses are.
+double compute_entropy(const DataProto& batch, LossAggMode mode, double loss_scale_factor);
 
 // training/rollout_probs_diff_{valid,max,mean,std}: of the absolute difference of a token's
 // probability; training/rollout_actor_probs_pearson_corr.

@@ -202,9 +202,13 @@ void PpoTrainer::sleep_rollout() {
 
 WorkerGroup::Call PpoTrainer::start_generating(const DataProto& prompts, const Sampling& sampling) {
   auto asked = prompts.select(std::vector<std::string>{"prompts", "attention_mask", "seeds"});
-  asked.meta_info = {{"global_step", step_ + 1},    {"temperature", sampling.temperature},
-                     {"top_k", sampling.top_k},     {"top_p", sampling.top_p},
-                     {"entropy", sampling.entropy}, {"routed_experts", sampling.routed_experts}};
+  asked.meta_info = {{"global_step", step_ + 1},
+                     {"temperature", sampling.temperature},
+                     {"top_k", sampling.top_k},
+                     {"top_p", sampling.top_p},
+                     {"entropy", sampling.entropy},
+                     {"routed_experts", sampling.routed_experts},
+                     {"sampling_mask", sampling.sampling_mask}};
   return workers_.group().start("generate_sequences", asked);
 }
 
@@ -275,6 +279,7 @@ PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_
                                      .top_k = config_.rollout.top_k,
                                      .top_p = config_.rollout.top_p,
                                      .entropy = config_.takes_old_log_prob(),
+                                     .sampling_mask = config_.rollout.truncates(),
                                      .routed_experts = config_.actor.router_replay.mode == "R3"});
   return answering;
 }
@@ -330,8 +335,8 @@ DataProto PpoTrainer::answered_batch(Metrics& metrics) {
 void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   const std::vector<std::string> columns{"prompts", "responses", "attention_mask"};
   batch.meta_info["temperature"] = config_.rollout.temperature;
-  auto of_actor = columns;
-  if (batch.batch().contains("routed_experts")) of_actor.emplace_back("routed_experts");
+  const auto of_ref = with_given(columns, batch, {"sampling_mask"});
+  const auto of_actor = with_given(of_ref, batch, {"routed_experts"});
   const auto add = [&](const char* name, const char* method, const auto& asked) {
     phase(name,
           [&] { batch = batch.union_with(ask_balanced(method, batch, asked, batch.size())); });
@@ -343,17 +348,11 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
     add("old_log_prob", "compute_log_prob", of_actor);
     for (const auto& [name, value] : calculate_debug_metrics(batch)) metrics[name] = value;
   }
-  if (!bypasses) {  // of the policy as it was
-    const auto mask = batch.tensor("response_mask");
-    const auto aggregation = config_.actor_loss_aggregation();
-    metrics["actor/entropy"] =
-        agg_loss(batch.tensor("entropys"), mask, loss_agg_mode(aggregation.loss_agg_mode),
-                 {.batch_num_tokens = mask.sum().item<std::int64_t>(),
-                  .global_batch_size = batch.size(),
-                  .loss_scale_factor = aggregation.loss_scale_factor})
-            .item<double>();
-  }
-  if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob", columns);
+  const auto aggregation = config_.actor_loss_aggregation();
+  if (!bypasses)
+    metrics["actor/entropy"] = compute_entropy(batch, loss_agg_mode(aggregation.loss_agg_mode),
+                                               aggregation.loss_scale_factor);
+  if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob", of_ref);
   if (config_.use_critic()) add("values", "compute_values", columns);
 }
 
@@ -384,13 +383,11 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
   if (config_.use_critic())
     not_finite = update("update_critic", config_.critic_mini_batches(), {"values", "returns"});
   if (step_ + 1 > config_.trainer.critic_warmup) {
-    std::vector<std::string> columns{"old_log_probs", "advantages"};
-    for (const char* name : {"ref_log_prob", "rollout_is_weights", "routed_experts"})
-      if (batch.batch().contains(name)) columns.emplace_back(name);
-    if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode))) {
+    if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode)))
       batch.set("row", at::arange(batch.size(), at::kLong));
-      columns.emplace_back("row");
-    }
+    const auto columns = with_given(
+        {"old_log_probs", "advantages"}, batch,
+        {"ref_log_prob", "rollout_is_weights", "routed_experts", "sampling_mask", "row"});
     const auto there = update("update_actor", config_.actor_mini_batches(), columns);
     if (!there.empty()) not_finite = there;
   }

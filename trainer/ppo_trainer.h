@@ -60,6 +60,7 @@ class PpoTrainer {
     std::int64_t top_k = -1;
     double top_p = 1;
     bool entropy = false;         // comes with the answers
+    bool sampling_mask = false;   // comes with them
     bool routed_experts = false;  // come with them
   };
 

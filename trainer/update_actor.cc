@@ -19,8 +19,8 @@ std::map<std::string, double> update_actor(const Pipeline& pipeline,
                                 std::size_t i) {
     const auto given = [&](at::Tensor ActorSample::*one) { return batches.rows(i, samples, one); };
     const auto& pack = batches.pack(i);
-    const auto result =
-        model.log_probs(hidden, pack.tokens_behind(1), update.temperature, pack.scored());
+    const auto result = model.log_probs(hidden, pack.tokens_behind(1), update.temperature,
+                                        pack.scored(), pack.sampling_mask());
     ActorLossInputs inputs{.policy = {.log_prob = batches.rows(i, result.log_probs)},
                            .ref_log_prob = given(&ActorSample::ref_log_prob)};
     auto& policy = inputs.policy;

@@ -25,10 +25,11 @@ struct ActorSample {
   at::Tensor response_mask{};  // [R], int64; undefined: every token counts
   at::Tensor old_log_prob{};
   at::Tensor advantages{};
-  at::Tensor ref_log_prob{};        // with use_kl_loss
-  at::Tensor rollout_is_weights{};  // undefined: none
-  at::Tensor cov_tokens{};          // bool, of select_cov_tokens(): clip_cov and kl_cov
-  at::Tensor routed_experts{};      // [prompt + R, layers, topk], of all samples, or undefined
+  at::Tensor ref_log_prob{};             // with use_kl_loss
+  at::Tensor rollout_is_weights{};       // undefined: none
+  at::Tensor cov_tokens{};               // bool, of select_cov_tokens(): clip_cov and kl_cov
+  at::Tensor routed_experts{};           // [prompt + R, layers, topk], of all samples, or undefined
+  models::SamplingMask sampling_mask{};  // as of AnsweredPrompt
 
   std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
 };

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -20,6 +21,9 @@ void check_labels(const at::Tensor& logits, const at::Tensor& labels, Vocabulary
           ErrorKind::kBug, "logits [{}, {}], {} labels, {} columns", logits.size(0),
           logits.size(-1), labels.numel(), range.count);
 }
+
+// Its exponential is 0 beside any logit, and so is every product with that, at any temperature.
+constexpr double kMaskedLogit = -1e20;
 
 // [rows, range.count], fp32
 at::Tensor scaled(const at::Tensor& logits, VocabularyRange range, double temperature) {
@@ -86,6 +90,33 @@ class HostRows {
 };
 
 }  // namespace
+
+SamplingMask SamplingMask::rows(std::int64_t begin, std::int64_t count) const {
+  if (!defined()) return {};
+  const auto first = offsets.begin() + begin;
+  SamplingMask some{.token_ids = token_ids.narrow(0, *first, *(first + count) - *first),
+                    .offsets = {first, first + count + 1}};
+  for (auto& offset : some.offsets) offset -= *first;
+  return some;
+}
+
+void apply_sampling_mask(at::Tensor& logits, const SamplingMask& mask, VocabularyRange range) {
+  if (!mask.defined()) return;
+  require(logits.is_contiguous() &&
+              static_cast<std::int64_t>(mask.offsets.size()) == logits.size(0) + 1 &&
+              mask.offsets.back() == mask.token_ids.numel(),
+          ErrorKind::kBug, "a sampling mask of {} rows and {} tokens for {} rows of logits",
+          mask.offsets.size() - 1, mask.token_ids.numel(), logits.size(0));
+  const auto rows =
+      at::repeat_interleave(at::diff(at::tensor(mask.offsets, at::kLong))).to(logits.device());
+  const auto columns = mask.token_ids - range.first;
+  const auto here = at::nonzero(columns.ge(0).logical_and(columns.lt(range.count))).squeeze(1);
+  const auto places = (rows * logits.size(1) + columns).index_select(0, here);
+  auto flat = logits.view(-1);
+  const auto kept = flat.index_select(0, places);
+  flat.fill_(kMaskedLogit);
+  flat.index_copy_(0, places, kept);
+}
 
 ScoredRows score_rows(const at::Tensor& logits,
                       const at::Tensor& labels,

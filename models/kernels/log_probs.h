@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace ferry::models {
 
@@ -21,6 +22,22 @@ struct VocabularyRange {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
+
+// Of each row the tokens that it is a distribution of: all others have probability 0 (vLLM's
+// SamplingMask, what top_k, top_p and min_p left of the vocabulary; DeepSeek-V3.2,
+// arXiv:2512.02556, 3.1, "Keep Sampling Mask").
+struct SamplingMask {
+  at::Tensor token_ids{};               // [ids], int64, those of one row behind another's
+  std::vector<std::int64_t> offsets{};  // [rows + 1]: where a row's begin; empty: nothing is masked
+
+  bool defined() const { return !offsets.empty(); }
+  SamplingMask rows(std::int64_t begin, std::int64_t count) const;
+};
+
+// Overwrites the logits of masked tokens by one that is so far below all others that it adds
+// nothing, not a bit, to what is read of a row, or to a gradient. logits [rows, >= range.count],
+// contiguous; the mask's tokens are of the whole vocabulary, and on the same device.
+void apply_sampling_mask(at::Tensor& logits, const SamplingMask& mask, VocabularyRange range);
 
 // Rows of the statistics [4, rows], fp32.
 enum RowStatistic : std::int64_t {

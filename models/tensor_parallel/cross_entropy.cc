@@ -8,7 +8,6 @@
 
 #include "distckpt/error.h"
 #include "models/kernels/linear.h"
-#include "models/kernels/log_probs.h"
 
 namespace ferry::models {
 namespace {
@@ -42,27 +41,35 @@ class Chunks {
     return linear(hidden, weight, {}, alignment_).contiguous();
   }
 
-  // Of whole rows of the vocabulary, the same on all ranks: [4, tokens].
-  at::Tensor statistics(const at::Tensor& logits, const at::Tensor& labels) const {
+  // Of whole rows of the vocabulary, the same on all ranks: [4, tokens]. Overwrites the logits that
+  // the mask leaves out.
+  at::Tensor statistics(at::Tensor& logits,
+                        const at::Tensor& labels,
+                        const SamplingMask& mask = {}) const {
     if (group_->size() == 1 || alignment_ == Alignment::kFast) {
+      apply_sampling_mask(logits, mask, range(logits));
       const auto mine = row_statistics(logits, labels, range(logits), temperature_);
       if (group_->size() == 1) return mine;
       return combine_row_statistics(group_->all_gather(mine.unsqueeze(0)));
     }
     const auto ranks = static_cast<std::int64_t>(group_->size());
-    const auto whole = group_
-                           ->all_gather(logits)  // [ranks * tokens, padded/ranks]
-                           .view({ranks, logits.size(0), logits.size(1)})
-                           .transpose(0, 1)
-                           .reshape({logits.size(0), ranks * logits.size(1)});
-    return row_statistics(whole, labels, {.first = 0, .count = vocab_size_}, temperature_);
+    auto whole = group_
+                     ->all_gather(logits)  // [ranks * tokens, padded/ranks]
+                     .view({ranks, logits.size(0), logits.size(1)})
+                     .transpose(0, 1)
+                     .reshape({logits.size(0), ranks * logits.size(1)});
+    const VocabularyRange all{.first = 0, .count = vocab_size_};
+    apply_sampling_mask(whole, mask, all);
+    return row_statistics(whole, labels, all, temperature_);
   }
 
   void to_gradient(at::Tensor& logits,
                    const at::Tensor& statistics,
                    const at::Tensor& labels,
                    const at::Tensor& of_log_prob,
-                   const at::Tensor& of_entropy) const {
+                   const at::Tensor& of_entropy,
+                   const SamplingMask& mask = {}) const {
+    apply_sampling_mask(logits, mask, range(logits));
     logits_to_gradient(logits, statistics, labels, of_log_prob, of_entropy, range(logits),
                        temperature_);
   }
@@ -144,16 +151,19 @@ class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
                                const at::Tensor& hidden,
                                const at::Tensor& weight,
                                const at::Tensor& labels,
-                               const Chunks& chunks) {
+                               const Chunks& chunks,
+                               const SamplingMask& mask) {
     std::vector<at::Tensor> parts;
     chunks.for_each(hidden.size(0), [&](std::int64_t begin, std::int64_t tokens) {
-      const auto logits = chunks.logits(hidden.narrow(0, begin, tokens), weight);
-      parts.push_back(chunks.statistics(logits, labels.narrow(0, begin, tokens)));
+      auto logits = chunks.logits(hidden.narrow(0, begin, tokens), weight);
+      parts.push_back(
+          chunks.statistics(logits, labels.narrow(0, begin, tokens), mask.rows(begin, tokens)));
     });
     const auto statistics = parts.empty()
                                 ? at::zeros({kRowStatistics, 0}, hidden.options().dtype(at::kFloat))
                                 : at::cat(parts, 1);
-    context->save_for_backward({hidden, weight, labels, statistics});
+    context->save_for_backward({hidden, weight, labels, statistics, mask.token_ids});
+    context->saved_data["mask_offsets"] = mask.offsets;
     context->set_materialize_grads(false);
     chunks.save(*context);
     return {log_probs_of(statistics), entropies_of(statistics)};
@@ -164,6 +174,8 @@ class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
     const auto& hidden = saved[0];
     const auto& weight = saved[1];
     const Chunks chunks(*context);
+    const SamplingMask mask{.token_ids = saved[4],
+                            .offsets = context->saved_data["mask_offsets"].toIntVector()};
     HeadGradients sums(hidden, weight, context->needs_input_grad(0), context->needs_input_grad(1),
                        chunks.one_chunk(hidden.size(0)));
     chunks.for_each(hidden.size(0), [&](std::int64_t begin, std::int64_t tokens) {
@@ -174,10 +186,10 @@ class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
       const auto of_log_prob =
           grads[0].defined() ? part(grads[0]) : at::zeros({tokens}, saved[3].options());
       chunks.to_gradient(logits, saved[3].narrow(1, begin, tokens), part(saved[2]), of_log_prob,
-                         part(grads[1]));
+                         part(grads[1]), mask.rows(begin, tokens));
       sums.add(logits, part(hidden), begin);
     });
-    return {sums.of_hidden(), sums.of_weight(), at::Tensor(), at::Tensor()};
+    return {sums.of_hidden(), sums.of_weight(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -220,9 +232,10 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
 TokenLogProbs linear_log_probs(const at::Tensor& hidden,
                                const at::Tensor& labels,
                                const OutputHead& head,
-                               double temperature) {
-  auto results =
-      LinearLogProbs::apply(hidden.contiguous(), head.weight, labels, Chunks(head, temperature));
+                               double temperature,
+                               const SamplingMask& mask) {
+  auto results = LinearLogProbs::apply(hidden.contiguous(), head.weight, labels,
+                                       Chunks(head, temperature), mask);
   return {.log_probs = results[0], .entropy = results[1]};
 }
 

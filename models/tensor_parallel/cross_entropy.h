@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "models/kernels/log_probs.h"
 #include "models/tensor_parallel/layers.h"
 
 namespace ferry::models {
@@ -31,12 +32,13 @@ struct TokenLogProbs {
 };
 
 // hidden [tokens, hidden], as TensorParallel::enter() gives it; labels [tokens], int64. The logits
-// are divided by `temperature`. Both results are differentiable; the backward computes the logits
-// of a chunk again.
+// are divided by `temperature`, and distributions are of what the mask leaves of the vocabulary.
+// Both results are differentiable; the backward computes the logits of a chunk again.
 TokenLogProbs linear_log_probs(const at::Tensor& hidden,
                                const at::Tensor& labels,
                                const OutputHead& head,
-                               double temperature = 1);
+                               double temperature = 1,
+                               const SamplingMask& mask = {});
 
 struct CrossEntropy {
   at::Tensor loss{};       // scalar, fp32: - sum of weight * log_prob, differentiable

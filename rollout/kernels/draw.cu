@@ -226,6 +226,11 @@ __global__ void __launch_bounds__(kThreads) draw_shaped_rows(DrawTensors tensors
                [&](std::int64_t token) { return shaped.keeps(token) ? z[token] : kMinusInfinity; });
   const auto token = token_of_key(over_block<kThreads>(mine.key, Largest{}));
   const auto total = shaped.total(mass);
+  if (tensors.kept != nullptr) {
+    bool* const kept = tensors.kept + blockIdx.x * size;
+    for (std::int64_t id = threadIdx.x; id < size; id += kThreads)
+      kept[id] = shaped.keeps(id) && z[id] > kMinusInfinity;
+  }
   if (threadIdx.x != 0) return;
   tensors.tokens[row.row] = token;
   tensors.processed_logprobs[row.row] =

@@ -18,18 +18,23 @@ struct Draws {
   at::Tensor plain_on_gpu{};
 };
 
-// Writes tokens [rows] int64, and of shaped rows processed_logprobs [rows] fp32. logits [rows, >=
-// vocab_size], bf16 or fp32, contiguous.
+// What is written, on the device of the logits.
+struct DrawnRows {
+  at::Tensor tokens{};              // [rows], int64
+  at::Tensor processed_logprobs{};  // [rows], fp32: of shaped rows
+  // [shaped rows, vocab_size], bool: which tokens could be drawn; undefined where nobody asks.
+  at::Tensor kept{};
+};
+
+// logits [rows, >= vocab_size], bf16 or fp32, contiguous.
 void draw_on_host(const at::Tensor& logits,
                   std::int64_t vocab_size,
                   const Draws& draws,
-                  at::Tensor& tokens,
-                  at::Tensor& processed_logprobs);
+                  const DrawnRows& drawn);
 // The same tokens and the same bytes. Waits for nothing.
 void draw_on_gpu(const at::Tensor& logits,
                  std::int64_t vocab_size,
                  const Draws& draws,
-                 at::Tensor& tokens,
-                 at::Tensor& processed_logprobs);
+                 const DrawnRows& drawn);
 
 }  // namespace ferry::rollout

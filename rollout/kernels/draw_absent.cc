@@ -3,7 +3,7 @@
 
 namespace ferry::rollout {
 
-void draw_on_gpu(const at::Tensor&, std::int64_t, const Draws&, at::Tensor&, at::Tensor&) {
+void draw_on_gpu(const at::Tensor&, std::int64_t, const Draws&, const DrawnRows&) {
   throw Error(ErrorKind::kDevice, "this build has no CUDA", "configure with -Dcuda=enabled");
 }
 

@@ -35,8 +35,7 @@ Item* items_of(const at::Tensor& bytes) {
 void draw_on_gpu(const at::Tensor& logits,
                  std::int64_t vocab_size,
                  const Draws& draws,
-                 at::Tensor& tokens,
-                 at::Tensor& processed_logprobs) {
+                 const DrawnRows& drawn) {
   const c10::cuda::CUDAGuard device(logits.device());
   const auto stream = models::stream();
   const launch::DrawTensors tensors{
@@ -44,8 +43,9 @@ void draw_on_gpu(const at::Tensor& logits,
       .is_float = logits.scalar_type() == at::kFloat,
       .row_stride = logits.size(1),
       .vocab_size = vocab_size,
-      .tokens = tokens.mutable_data_ptr<std::int64_t>(),
-      .processed_logprobs = processed_logprobs.mutable_data_ptr<float>()};
+      .tokens = drawn.tokens.mutable_data_ptr<std::int64_t>(),
+      .processed_logprobs = drawn.processed_logprobs.mutable_data_ptr<float>(),
+      .kept = drawn.kept.defined() ? drawn.kept.mutable_data_ptr<bool>() : nullptr};
   if (const auto count = static_cast<std::int64_t>(draws.plain.size()); count > 0) {
     const auto rows =
         draws.plain_on_gpu.defined() ? draws.plain_on_gpu : upload(draws.plain, logits.device());

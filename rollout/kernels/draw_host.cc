@@ -17,7 +17,7 @@ template <typename T>
 void draw_plain(const at::Tensor& logits,
                 std::int64_t vocab_size,
                 const std::vector<DrawRow>& rows,
-                at::Tensor& tokens) {
+                const at::Tensor& tokens) {
   const auto* values = static_cast<const T*>(logits.const_data_ptr());
   const auto parts = (vocab_size + kPart - 1) / kPart;
   std::vector<BestToken> best(rows.size() * static_cast<std::size_t>(parts));
@@ -43,11 +43,11 @@ template <typename T>
 void draw_shaped(const at::Tensor& logits,
                  std::int64_t vocab_size,
                  const Draws& draws,
-                 at::Tensor& tokens,
-                 at::Tensor& processed_logprobs) {
+                 const DrawnRows& out) {
   const auto* values = logits.const_data_ptr<T>();
-  auto* const drawn = tokens.mutable_data_ptr<std::int64_t>();
-  auto* const log_probs = processed_logprobs.mutable_data_ptr<float>();
+  auto* const drawn = out.tokens.mutable_data_ptr<std::int64_t>();
+  auto* const log_probs = out.processed_logprobs.mutable_data_ptr<float>();
+  auto* const kept = out.kept.defined() ? out.kept.mutable_data_ptr<bool>() : nullptr;
   const auto count = static_cast<std::int64_t>(draws.shaped.size());
   at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
     std::vector<float> z(static_cast<std::size_t>(vocab_size));
@@ -61,6 +61,9 @@ void draw_shaped(const at::Tensor& logits,
       row.truncate();
       drawn[draw.row] = row.draw();
       log_probs[draw.row] = row.log_prob(drawn[draw.row]);
+      if (kept != nullptr)
+        std::ranges::transform(z, kept + i * vocab_size,
+                               [](float l) { return l > kMinusInfinity; });
     }
   });
 }
@@ -70,14 +73,13 @@ void draw_shaped(const at::Tensor& logits,
 void draw_on_host(const at::Tensor& logits,
                   std::int64_t vocab_size,
                   const Draws& draws,
-                  at::Tensor& tokens,
-                  at::Tensor& processed_logprobs) {
+                  const DrawnRows& drawn) {
   if (logits.scalar_type() == at::kFloat) {
-    draw_plain<float>(logits, vocab_size, draws.plain, tokens);
-    draw_shaped<float>(logits, vocab_size, draws, tokens, processed_logprobs);
+    draw_plain<float>(logits, vocab_size, draws.plain, drawn.tokens);
+    draw_shaped<float>(logits, vocab_size, draws, drawn);
   } else {
-    draw_plain<std::uint16_t>(logits, vocab_size, draws.plain, tokens);
-    draw_shaped<at::BFloat16>(logits, vocab_size, draws, tokens, processed_logprobs);
+    draw_plain<std::uint16_t>(logits, vocab_size, draws.plain, drawn.tokens);
+    draw_shaped<at::BFloat16>(logits, vocab_size, draws, drawn);
   }
 }
 

@@ -17,6 +17,7 @@ struct DrawTensors {
   std::int64_t vocab_size = 0;
   std::int64_t* tokens = nullptr;       // [rows]
   float* processed_logprobs = nullptr;  // [rows], of shaped rows
+  bool* kept = nullptr;                 // [shaped rows, vocab_size], or none
 };
 
 // Uses the rows up: each copy of them is for one draw.

@@ -1,5 +1,5 @@
 """`ferry train grpo` and `ppo` in `bitwise`: old log-probabilities that are taken from the rollout, and those that the actor computes, make the same
-run, byte for byte."""
+run, byte for byte; so they do where top-k and top-p leave tokens out, which actor and reference leave out, too."""
 import pytest
 
 from ppo_run import ACTOR, ROLLOUT, WITH_CRITIC, samples, train, write_world
@@ -20,6 +20,9 @@ RUNS = {  # name: (algorithm, processes, settings)
     "grpo, with rejection, of tp 2": ("grpo", 2, {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, "algorithm.rollout_correction.rollout_is": "token",
                                                   "algorithm.rollout_correction.rollout_rs": "seq_mean_k1",
                                                   "algorithm.rollout_correction.rollout_rs_threshold": "0.999_1.001"}),
+    "grpo, of top-p, dp 2 and updates": ("grpo", 2, SEVERAL | {f"{ROLLOUT}.top_p": 0.8, f"{ROLLOUT}.temperature": 0.7, f"{ACTOR}.use_kl_loss": True}),
+    "ppo, of top-k, tp 2": ("ppo", 2, WITH_CRITIC | {f"{ROLLOUT}.top_k": 5, f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+                                                     "critic.megatron.tensor_model_parallel_size": 1}),
 }
 
 
@@ -60,3 +63,30 @@ def test_a_run_goes_on_either_way(world, work):
     for steps, recompute in ((2, True), (4, False)):
         mine = train(world, work / "both", **more, **{RECOMPUTE: recompute, "trainer.total_training_steps": steps})
     same_runs(work / "computed", work / "both", {step: mine[step] for step in (3, 4)}, {step: theirs[step] for step in (3, 4)}, ("actor",))
+
+
+def ratio_is_one(steps):
+    """Of rollout, actor and the only update; `rollout_corr/kl` is measured, since the actor computes."""
+    for step in steps.values():
+        for name in ("actor/ppo_kl", "actor/pg_clipfrac", "rollout_corr/kl", "rollout_corr/k3_kl", "training/rollout_probs_diff_max"):
+            assert step[name] == 0, name
+
+
+@pytest.mark.parametrize("cut", [{f"{ROLLOUT}.top_p": 0.7}, {f"{ROLLOUT}.top_k": 4}, {f"{ROLLOUT}.top_k": 9, f"{ROLLOUT}.top_p": 0.9}], ids=str)
+def test_what_is_left_out_of_the_draw_is_left_out_everywhere(cut, world, work):
+    """Alone, and by an actor of TP 2 and a rollout of one rank, the same first step. A reference that is the actor is at distance 0."""
+    more = cut | {f"{ACTOR}.use_kl_loss": True, RECOMPUTE: True}
+    alone = train(world, work / "alone", **more)
+    apart = train(world, work / "apart", 3, **more, **{f"{ACTOR}.ranks": [0, 1], f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ROLLOUT}.ranks": [2]})
+    ratio_is_one(alone)
+    ratio_is_one(apart)
+    assert samples(work / "apart", 1) == samples(work / "alone", 1)
+    assert apart[1]["actor/entropy"] == alone[1]["actor/entropy"] < train(world, work / "whole", **{"trainer.total_training_steps": 1})[1]["actor/entropy"]
+    assert alone[1]["actor/kl_loss"] == 0 < alone[2]["actor/kl_loss"]
+
+
+def test_fast_runs_leave_out_the_same_tokens(world, work):
+    """Rollout and actor round otherwise; the whole vocabulary would be off by the logarithm of what is left, some tenths here."""
+    more = {f"{ACTOR}.megatron.alignment": "fast", f"{ROLLOUT}.top_p": 0.7, f"{ACTOR}.megatron.tensor_model_parallel_size": 2}
+    for step in train(world, work, 2, **more).values():
+        assert abs(step["rollout_corr/kl"]) < 1e-5 and step["training/rollout_probs_diff_max"] < 1e-4

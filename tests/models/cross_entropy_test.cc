@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <vector>
@@ -24,6 +25,7 @@ constexpr std::int64_t kPadded = 128;
 
 struct Problem {
   at::Tensor hidden, weight, labels, of_log_prob, of_entropy;
+  at::Tensor kept{};  // [tokens, vocabulary], bool; undefined: all
 };
 
 Problem problem(at::ScalarType dtype) {
@@ -33,6 +35,22 @@ Problem problem(at::ScalarType dtype) {
           .labels = at::randint(kVocabulary, {kTokens}, at::kLong),
           .of_log_prob = at::randn({kTokens}),
           .of_entropy = at::randn({kTokens})};
+}
+
+// From a token alone to nearly all of them, the labels among them.
+Problem masked_problem(at::ScalarType dtype) {
+  auto p = problem(dtype);
+  p.kept = at::rand({kTokens, kVocabulary}) < at::linspace(0, 1, kTokens).unsqueeze(1);
+  p.kept.scatter_(1, p.labels.unsqueeze(1), true);
+  return p;
+}
+
+SamplingMask mask_of(const Problem& p) {
+  if (!p.kept.defined()) return {};
+  SamplingMask mask{.token_ids = at::nonzero(p.kept).select(1, 1), .offsets = {0}};
+  for (const auto& row : p.kept.unbind())
+    mask.offsets.push_back(mask.offsets.back() + row.sum().item<std::int64_t>());
+  return mask;
 }
 
 struct Result {
@@ -45,9 +63,12 @@ Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   const auto weight = p.weight.to(dtype, false, true).requires_grad_();
   const auto logits = at::linear(hidden, weight).narrow(1, 0, kVocabulary);
   const auto wide = dtype == at::kDouble ? logits : logits.to(at::kFloat);
-  const auto log_p = at::log_softmax(temperature == 1 ? wide : wide / temperature, -1);
+  const auto cut =
+      p.kept.defined() ? wide.masked_fill(~p.kept, -std::numeric_limits<double>::infinity()) : wide;
+  const auto log_p = at::log_softmax(temperature == 1 ? cut : cut / temperature, -1);
   const auto log_probs = log_p.gather(1, p.labels.unsqueeze(1)).squeeze(1);
-  const auto entropy = -(log_p.exp() * log_p).sum(-1);
+  const auto finite = p.kept.defined() ? log_p.masked_fill(~p.kept, 0) : log_p;
+  const auto entropy = -(log_p.exp() * finite).sum(-1);
   (log_probs * p.of_log_prob + entropy * p.of_entropy).sum().backward();
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
@@ -72,7 +93,7 @@ Result fused(const Problem& p,
   const auto weight = p.weight.narrow(0, group.rank() * rows, rows).clone().requires_grad_();
   const auto [log_probs, entropy] =
       linear_log_probs(copy_to_tensor_model_parallel_region(hidden, group), p.labels,
-                       head_of(weight, group, alignment, chunk), temperature);
+                       head_of(weight, group, alignment, chunk), temperature, mask_of(p));
   (log_probs * p.of_log_prob + entropy * p.of_entropy).sum().backward();
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
@@ -81,10 +102,17 @@ double error(const at::Tensor& got, const at::Tensor& exact) {
   return ((got.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
 }
 
-TEST(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
+class LinearLogProbs : public testing::TestWithParam<bool> {
+ protected:
+  const bool masked = GetParam();
+};
+
+INSTANTIATE_TEST_SUITE_P(WholeAndMasked, LinearLogProbs, testing::Bool());
+
+TEST_P(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const double temperature : {1.0, 0.7}) {
-      const auto p = problem(dtype);
+      const auto p = masked ? masked_problem(dtype) : problem(dtype);
       const auto expected = plain(p, dtype, temperature);
       // From 16 rows on a product's rows do not depend on their number; fewer are padded to it.
       for (const std::int64_t chunk : {1, 16, 20, 45, 1000}) {
@@ -95,10 +123,10 @@ TEST(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
     }
 }
 
-TEST(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinition) {
+TEST_P(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinition) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const double temperature : {1.0, 0.7}) {
-      const auto p = problem(dtype);
+      const auto p = masked ? masked_problem(dtype) : problem(dtype);
       const auto exact = plain(p, at::kDouble, temperature);
       const auto usual = plain(p, dtype, temperature);
       for (const std::int64_t chunk : {20, 1000}) {
@@ -114,9 +142,9 @@ TEST(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinition)
     }
 }
 
-TEST(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInFast) {
+TEST_P(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInFast) {
   for (const auto alignment : {Alignment::kBitwise, Alignment::kFast}) {
-    const auto p = problem(at::kBFloat16);
+    const auto p = masked ? masked_problem(at::kBFloat16) : problem(at::kBFloat16);
     const auto expected = fused(p, 0.9, 20);
     for (const int ranks : {2, 4}) {  // of four, the last one has padding alone
       std::vector<Result> results(static_cast<std::size_t>(ranks));
@@ -169,7 +197,7 @@ TEST(LinearCrossEntropy, IsTheWeightedSumWithItsGradient) {
   }
 }
 
-TEST(LinearLogProbs, RefusesATemperatureOfZero) {
+TEST(OutputLayer, RefusesATemperatureOfZero) {
   const auto p = problem(at::kFloat);
   EXPECT_THROW((void)fused(p, 0, 10), Error);
 }

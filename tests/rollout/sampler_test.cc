@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -109,12 +110,80 @@ TEST(Sampler, EntropiesAreTheTrainersBytes) {
                                  {.count = 5000}, mine.temperature);
       EXPECT_TRUE(
           same_bytes(sampled.processed_logprobs.narrow(0, i, 1), models::log_probs_of(statistics)));
-      if (mine.return_entropy)
+      if (mine.return_entropy) {
         EXPECT_TRUE(
             same_bytes(sampled.entropies.narrow(0, i, 1), models::entropies_of(statistics)));
+      }
     }
   }
   EXPECT_FALSE(sample(logits, 5000, rows_of(other, 6)).entropies.defined());
+}
+
+// The kept tokens of rows that ask, and the trainer's function of them; beside rows that do not.
+TEST(Sampler, SamplingMasksAreWhatIsKept) {
+  at::manual_seed(5);
+  constexpr std::int64_t kVocab = 300;
+  // With ties, also where the cut is.
+  const auto logits = (at::randn({8, kVocab + 4}) * 2).to(at::kBFloat16);
+  std::vector<SamplingParams> params{{.top_k = 5},
+                                     {.temperature = 0.7, .top_p = 0.8},
+                                     {.temperature = 0},
+                                     {.min_p = 0.2},
+                                     {.top_k = 40},
+                                     {.top_p = 0.3},
+                                     {},
+                                     {.top_k = 7, .top_p = 0.9}};
+  for (const auto i : {0, 1, 3, 5, 7})
+    params[static_cast<std::size_t>(i)].return_sampling_mask = true;
+  for (const auto i : {1, 6, 7}) params[static_cast<std::size_t>(i)].return_entropy = true;
+  std::vector<SamplingRow> rows;
+  for (const auto& one : params)
+    rows.push_back({.params = &one, .seed = 3, .position = static_cast<std::int64_t>(rows.size())});
+  const auto sampled = sample(logits, kVocab, rows);
+  auto silent = params;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    silent[i].return_sampling_mask = silent[i].return_entropy = false;
+    rows[i].params = &silent[i];
+  }
+  const auto usual = sample(logits, kVocab, rows);
+  EXPECT_TRUE(at::equal(sampled.tokens, usual.tokens));
+  EXPECT_TRUE(same_bytes(sampled.logprobs, usual.logprobs));
+  EXPECT_TRUE(at::allclose(sampled.processed_logprobs, usual.processed_logprobs, 1e-5, 2e-5));
+  EXPECT_FALSE(usual.sampling_mask.defined());
+  for (std::int64_t i = 0; i < logits.size(0); ++i) {
+    const auto& mine = params[static_cast<std::size_t>(i)];
+    const auto mask = sampled.sampling_mask.rows(i, 1);
+    if (!mine.return_sampling_mask) {
+      EXPECT_EQ(mask.token_ids.numel(), 0);
+      continue;
+    }
+    const auto ids = integers(mask.token_ids);
+    EXPECT_TRUE(std::ranges::is_sorted(ids));
+    EXPECT_EQ(std::ranges::count(ids, sampled.tokens[i].item<std::int64_t>()), 1);
+    // From the largest on none is left out but a tie, and its mass is what the formulas say.
+    const auto row = logits[i].narrow(0, 0, kVocab).to(at::kFloat);
+    auto kept = at::zeros({kVocab}, at::kBool);
+    kept.index_fill_(0, mask.token_ids, true);
+    EXPECT_GE(row.masked_select(kept).min().item<float>(),
+              row.masked_select(~kept).max().item<float>());
+    if (mine.top_k > 0 && mine.top_p == 1) {
+      EXPECT_GE(std::ssize(ids), mine.top_k);
+    }
+    if (mine.top_p < 1 && mine.top_k <= 0) {
+      EXPECT_GE(at::softmax(row / mine.temperature, 0).masked_select(kept).sum().item<double>(),
+                mine.top_p - 1e-5);
+    }
+    auto cut = row.masked_fill(~kept, -kInfinity);
+    if (mine.temperature != 1) cut = cut / mine.temperature;
+    const auto log_p = at::log_softmax(cut, 0);
+    EXPECT_TRUE(same_bytes(sampled.processed_logprobs.narrow(0, i, 1),
+                           log_p.index_select(0, sampled.tokens.narrow(0, i, 1))));
+    if (mine.return_entropy) {
+      const auto of_kept = log_p.masked_select(kept);
+      EXPECT_NEAR(sampled.entropies[i].item<float>(),
+                  -(of_kept.exp() * of_kept).sum().item<float>(), 1e-5);
+    }
+  }
 }
 
 TEST(Sampler, NeighbouringPositionsRequestsAndSeedsAreIndependent) {

@@ -66,6 +66,19 @@ TEST(SamplingParams, WhatContradictsIsNamed) {
   EXPECT_EQ(complaint([](auto& p) { p.min_tokens = 17; }),
             "min_tokens: 17 are more than max_tokens, 16");
   EXPECT_TRUE(complaint([](auto& p) { p.n = 2, p.temperature = 0; }).starts_with("n: 2 answers"));
+  for (const auto& change : std::vector<std::function<void(SamplingParams&)>>{
+           [](auto&) {}, [](auto& p) { p.top_p = 0.9, p.presence_penalty = 1; },
+           [](auto& p) { p.top_k = 5, p.min_tokens = 2; }, [](auto& p) { p.temperature = 0; }})
+    EXPECT_TRUE(complaint([&](auto& p) {
+                  p.return_sampling_mask = true;
+                  change(p);
+                }).starts_with("return_sampling_mask:"));
+  EXPECT_TRUE(complaint([](auto& p) {
+                p.return_entropy = true, p.top_k = 5;
+              }).starts_with("return_entropy:"));
+  EXPECT_EQ(
+      complaint([](auto& p) { p.return_entropy = p.return_sampling_mask = true, p.top_k = 5; }),
+      "");
 }
 
 }  // namespace sampling_params_test

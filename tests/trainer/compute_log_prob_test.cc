@@ -8,6 +8,7 @@
 
 #include "models/pipeline_forward.h"
 #include "models/world.h"
+#include "tests/support/expect.h"
 #include "tests/support/layout.h"
 #include "tests/support/tiny_training.h"
 #include "trainer/micro_batches.h"
@@ -79,6 +80,57 @@ TEST(ComputeLogProb, DoesNotDependOnTheMeshNorOnTheMicroBatches) {
       }
     }
   }
+}
+
+// Tokens of the answers are drawn from some of the vocabulary, which follows them over the mesh.
+TEST(ComputeLogProb, SamplingMasksFollowTheirTokens) {
+  const auto config = support::tiny_config({.family = "qwen2", .num_layers = 4});
+  const auto sequences = support::random_sequences({7, 20, 33, 12}, config.vocab_size, 2);
+  std::vector<AnsweredPrompt> plain;
+  for (const auto& tokens : sequences)
+    plain.push_back(
+        {.tokens = tokens, .num_prompt_tokens = 2 + 3 * static_cast<int>(plain.size())});
+  auto masked = plain;
+  auto all = plain;
+  at::manual_seed(3);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const auto answer = plain[i].tokens.slice(0, plain[i].num_prompt_tokens);
+    auto kept = at::rand({answer.size(0), config.vocab_size}) < 0.3;
+    kept.scatter_(1, answer.unsqueeze(1), true);
+    const auto mask_of = [](const at::Tensor& rows) {
+      models::SamplingMask mask{.token_ids = at::nonzero(rows).select(1, 1), .offsets = {0}};
+      for (const auto& row : rows.unbind())
+        mask.offsets.push_back(mask.offsets.back() + row.sum().item<std::int64_t>());
+      return mask;
+    };
+    masked[i].sampling_mask = mask_of(kept);
+    all[i].sampling_mask = mask_of(at::ones_like(kept));
+  }
+  models::World alone({});
+  const auto parts = split_micro_batches(sequences.size(), 1);
+  const auto expected = run(alone, {}, masked, parts);
+  const auto whole = run(alone, {}, plain, parts);
+  const auto of_all = run(alone, {}, all, parts);
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    EXPECT_TRUE(at::equal(of_all[i].log_probs, whole[i].log_probs));
+    EXPECT_TRUE(at::equal(of_all[i].entropys, whole[i].entropys));
+    EXPECT_TRUE(expected[i].log_probs.gt(whole[i].log_probs).all().item<bool>());
+  }
+  for (const auto& layout :
+       {Layout{"tp2 pp2", 4, {.tensor_model_parallel_size = 2, .pipeline_model_parallel_size = 2}},
+        Layout{"cp2", 2, {.context_parallel_size = 2}}}) {
+    SCOPED_TRACE(layout.name);
+    models::run_ranks(layout.ranks, {}, [&](models::World& world) {
+      const auto got = run(world, layout.parallel, masked, {{3, 0}, {2, 1}});
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_TRUE(at::equal(got[i].log_probs, expected[i].log_probs)) << i;
+        EXPECT_TRUE(at::equal(got[i].entropys, expected[i].entropys)) << i;
+      }
+    });
+  }
+  masked[1].sampling_mask = masked[0].sampling_mask;
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"a sampling mask of 5 tokens for an answer of 15"},
+                             [&] { (void)run(alone, {}, masked, parts); }));
 }
 
 }  // namespace compute_log_prob_test

@@ -418,8 +418,8 @@ LossAggregation PpoConfig::critic_loss_aggregation() const {
 }
 
 bool PpoConfig::rollout_says_old_log_prob() const {
-  return actor.megatron.alignment == "bitwise" && rollout.top_k <= 0 && rollout.top_p == 1 &&
-         !trainer.one_step_off && actor.router_replay.mode != "R2";
+  return actor.megatron.alignment == "bitwise" && !trainer.one_step_off &&
+         actor.router_replay.mode != "R2";
 }
 
 bool PpoConfig::takes_old_log_prob() const {

@@ -126,6 +126,9 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
   bool operator==(const RolloutConfig&) const = default;
+
+  // Whether tokens are left out of the draw.
+  bool truncates() const { return top_k > 0 || top_p < 1; }
 };
 
 struct CriticConfig {  // critic

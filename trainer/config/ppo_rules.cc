@@ -134,14 +134,13 @@ ConfigRules<PpoConfig> algorithm_rules() {
        "rollout's routes"},
       {"old_log_prob_is_the_rollouts",
        {kActorSection + ".recompute_old_log_prob", kActorSection + ".megatron.alignment",
-        kActorSection + ".router_replay.mode", kRolloutSection + ".top_k", kRolloutSection + ".top_p",
-        "trainer.one_step_off"},
+        kActorSection + ".router_replay.mode", "trainer.one_step_off"},
        [](const PpoConfig& c) {
          return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kFalse ||
                 c.rollout_says_old_log_prob() || c.algorithm.rollout_correction.bypass_mode;
        },
        "the rollout's log-probabilities are other numbers than the actor's, unless the run is "
-       "synchronous and bitwise, without top_k, top_p and R2; to learn from them nevertheless is "
+       "synchronous and bitwise, without R2; to learn from them nevertheless is "
        "algorithm.rollout_correction.bypass_mode"},
       {"bypass_recomputes_nothing",
        {kActorSection + ".recompute_old_log_prob", "algorithm.rollout_correction.bypass_mode"},

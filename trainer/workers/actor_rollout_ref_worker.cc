@@ -205,7 +205,8 @@ rollout::SamplingParams ActorRolloutRefWorker::sampling_params(
           .top_p = meta_info.at("top_p").get<double>(),
           .ignore_eos = config_.rollout.ignore_eos,
           .max_tokens = config_.data.max_response_length,
-          .return_entropy = meta_info.value("entropy", false)};
+          .return_entropy = meta_info.value("entropy", false),
+          .return_sampling_mask = meta_info.value("sampling_mask", false)};
 }
 
 DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
@@ -216,6 +217,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
   std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
   std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
   std::vector<std::vector<float>> entropies(static_cast<std::size_t>(rows));
+  std::vector<std::vector<std::vector<std::int32_t>>> kept(static_cast<std::size_t>(rows));
   std::vector<std::vector<std::byte>> routes(static_cast<std::size_t>(rows));
   std::map<std::string, std::size_t> row_of;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -235,6 +237,7 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
           ids[index].push_back(token.token_id);
           log_probs[index].push_back(token.processed_logprob);
           entropies[index].push_back(token.entropy);
+          kept[index].push_back(token.sampling_mask);
         }
         std::ranges::copy(sample.routed_experts, std::back_inserter(routes[index]));
       }
@@ -255,6 +258,11 @@ DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
                      {"weights_step", at::full({rows}, weights_step_, at::kLong)},
                      {"rollout_log_probs", numbers(log_probs)}});
   if (params.return_entropy) answers.set("entropys", numbers(entropies));
+  if (params.return_sampling_mask) {
+    std::vector<nlohmann::json> cells;
+    for (const auto& row : kept) cells.push_back(sampling_mask_cell(row));
+    answers.set("sampling_mask", std::move(cells));
+  }
   if (prompts.meta_info.value("routed_experts", false)) {
     std::vector<at::Tensor> routed;
     std::vector<AnsweredPrompt> begin;
@@ -367,6 +375,8 @@ std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batc
     give(&ActorSample::ref_log_prob, batch.tensor("ref_log_prob"));
   if (batch.batch().contains("rollout_is_weights"))
     give(&ActorSample::rollout_is_weights, batch.tensor("rollout_is_weights"));
+  for (std::size_t i = 0; i < answers.size(); ++i)
+    samples[i].sampling_mask = answers[i].sampling_mask;
   const auto routes = routed_experts_of(batch, config_.actor.router_replay);
   for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
   if (needs_cov_tokens(update.loss.policy_loss.loss_mode))

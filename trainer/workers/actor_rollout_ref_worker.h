@@ -43,13 +43,15 @@ class ActorRolloutRefWorker {
   // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from:
   // the model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that
   // of update_weights(). meta_info: temperature, top_k, top_p; entropy: whether the answers have
-  // entropys [rows, R], of the same distribution; routed_experts, with
+  // entropys [rows, R], of the same distribution; sampling_mask: whether they have the column
+  // sampling_mask, of what top_k and top_p left (batch_rows.h); routed_experts, with
   // router_replay.mode R3: whether the answers have routed_experts [rows, P + R, layers with
   // experts, topk], where the rollout's routers sent all tokens but the last. Needs the rollout's
   // weights: update_weights().
   DataProto generate_sequences(const DataProto& prompts);
   // -> old_log_probs, entropys [rows, R]; with router_replay.mode R2 routed_experts, of all tokens.
-  // Those that the batch has are replayed, by update_actor() as well. meta_info: temperature.
+  // Those that the batch has are replayed, by update_actor() as well; so are sampling masks, by
+  // compute_ref_log_prob(), too. meta_info: temperature.
   DataProto compute_log_prob(const DataProto& batch);
   // -> ref_log_prob [rows, R].
   DataProto compute_ref_log_prob(const DataProto& batch);

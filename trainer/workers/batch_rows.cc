@@ -4,9 +4,41 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstddef>
+#include <cstring>
+
 #include "distckpt/error.h"
 
 namespace ferry::trainer {
+
+nlohmann::json sampling_mask_cell(const std::vector<std::vector<std::int32_t>>& of_tokens) {
+  std::vector<std::int32_t> numbers{static_cast<std::int32_t>(of_tokens.size())};
+  for (const auto& ids : of_tokens) numbers.push_back(static_cast<std::int32_t>(ids.size()));
+  for (const auto& ids : of_tokens) numbers.insert(numbers.end(), ids.begin(), ids.end());
+  const auto* const begin = reinterpret_cast<const std::uint8_t*>(numbers.data());
+  return nlohmann::json::binary({begin, begin + numbers.size() * sizeof(std::int32_t)});
+}
+
+namespace {
+
+models::SamplingMask sampling_mask_of(const nlohmann::json& cell) {
+  const auto& bytes = cell.get_binary();
+  std::vector<std::int32_t> numbers(bytes.size() / sizeof(std::int32_t));
+  std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(std::int32_t));
+  models::SamplingMask mask{.offsets = {0}};
+  const auto rows = static_cast<std::size_t>(numbers.at(0));
+  for (std::size_t i = 0; i < rows; ++i)
+    mask.offsets.push_back(mask.offsets.back() + numbers.at(i + 1));
+  const auto count = static_cast<std::size_t>(mask.offsets.back());
+  require(numbers.size() == 1 + rows + count, ErrorKind::kCorrupt,
+          "sampling_mask: {} numbers for {} of {} tokens", numbers.size(), count, rows);
+  mask.token_ids = at::tensor(
+      std::vector<std::int64_t>(numbers.end() - static_cast<std::ptrdiff_t>(count), numbers.end()),
+      at::kLong);
+  return mask;
+}
+
+}  // namespace
 
 std::vector<AnsweredPrompt> answered_prompts_of(const DataProto& batch) {
   const auto& prompts = batch.tensor("prompts");
@@ -23,6 +55,9 @@ std::vector<AnsweredPrompt> answered_prompts_of(const DataProto& batch) {
     answers.push_back({.tokens = at::cat({prompts[row].narrow(0, width - of_prompt, of_prompt),
                                           responses[row].narrow(0, 0, of_answer)}),
                        .num_prompt_tokens = of_prompt});
+    if (batch.non_tensor_batch().contains("sampling_mask"))
+      answers.back().sampling_mask =
+          sampling_mask_of(batch.column("sampling_mask")[static_cast<std::size_t>(row)]);
   }
   return answers;
 }

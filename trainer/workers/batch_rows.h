@@ -15,7 +15,12 @@
 
 namespace ferry::trainer {
 
-// Of each row. Throws Error(kUsage) for an attention_mask with a hole.
+// The tokens that each token of an answer was drawn from, as a cell of the column `sampling_mask`,
+// int32 in binary: R, how many there are of each token, these.
+nlohmann::json sampling_mask_cell(const std::vector<std::vector<std::int32_t>>& of_tokens);
+
+// Of each row, with its sampling mask if the batch has the column. Throws Error(kUsage) for an
+// attention_mask with a hole.
 std::vector<AnsweredPrompt> answered_prompts_of(const DataProto& batch);
 
 // The tokens of the prompt of each row, and what is left of its attention_mask.

@@ -130,7 +130,7 @@ TEST(BypassMode, LosesNothingToACutIntoMicroBatches) {
   at::manual_seed(4);
   auto in = some_inputs();
   in.policy.response_mask[5][0] = 1;
-  in.policy.rollout_is_weights = {};
+  in.policy.rollout_is_weights = at::Tensor();
   for (const auto loss_type : {BypassLoss::kPpoClip, BypassLoss::kReinforce}) {
     const ActorLossConfig config{
         .bypass_mode = BypassModeConfig{.correction = {.rollout_is = "sequence",

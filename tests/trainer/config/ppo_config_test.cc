@@ -165,8 +165,8 @@ TEST(PpoConfig, TakesOldLogProbsFromARolloutThatSaysTheSameBytes) {
   EXPECT_FALSE(load({bitwise, recompute + "true"}).takes_old_log_prob());
   EXPECT_FALSE(load({}).takes_old_log_prob());
   EXPECT_FALSE(load({recompute + "\"auto\""}).takes_old_log_prob());
-  const Overrides other{"actor_rollout_ref.rollout.top_k=5", "actor_rollout_ref.rollout.top_p=0.9",
-                        "actor_rollout_ref.actor.router_replay.mode=R2",
+  EXPECT_TRUE(load({bitwise, "actor_rollout_ref.rollout.top_k=5"}).takes_old_log_prob());
+  const Overrides other{"actor_rollout_ref.actor.router_replay.mode=R2",
                         "algorithm.rollout_correction.bypass_mode=true"};
   for (const auto& more : other) EXPECT_FALSE(load({bitwise, more}).takes_old_log_prob()) << more;
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"auto, true or false is expected"},

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/support/expect.h"
@@ -16,6 +17,7 @@ namespace batch_rows_test {
 constexpr std::int64_t kPrompt = 7, kResponse = 5;
 
 using Tokens = std::vector<std::int64_t>;
+using Names = std::vector<std::string>;
 
 Tokens random_tokens(std::mt19937& random, std::size_t most) {
   Tokens tokens(std::uniform_int_distribution<std::size_t>(1, most)(random));
@@ -62,6 +64,25 @@ TEST(BatchRows, ThereAndBackForAnyLengths) {
     }
     EXPECT_TRUE(at::equal(response_column(rows, kResponse), batch.tensor("responses")));
   }
+}
+
+TEST(BatchRows, SamplingMasksTravelAsTheyAre) {
+  auto batch = prompt_columns(std::vector<Tokens>{{1, 2}, {3}}, 3);
+  const auto row = [](std::initializer_list<std::int64_t> values) {
+    return at::tensor(Tokens(values), at::kLong);
+  };
+  batch = with_answers(batch,
+                       DataProto({{"responses", response_column({row({5, 6}), row({7})}, 4)},
+                                  {"response_mask", response_column({row({1, 1}), row({1})}, 4)}}));
+  batch.set("sampling_mask", std::vector<nlohmann::json>{sampling_mask_cell({{5, 70000}, {6}}),
+                                                         sampling_mask_cell({{1, 7, 9}})});
+  const auto found = answered_prompts_of(DataProto::from_bytes(batch.to_bytes()));
+  EXPECT_EQ(found[0].sampling_mask.offsets, (Tokens{0, 2, 3}));
+  EXPECT_EQ(tokens_of(found[0].sampling_mask.token_ids), (Tokens{5, 70000, 6}));
+  EXPECT_EQ(found[1].sampling_mask.offsets, (Tokens{0, 3}));
+  EXPECT_EQ(tokens_of(found[1].sampling_mask.token_ids), (Tokens{1, 7, 9}));
+  EXPECT_FALSE(answered_prompts_of(batch.select(Names{"prompts", "responses", "attention_mask"}))[0]
+                   .sampling_mask.defined());
 }
 
 // What response_mask leaves out is a part of the sequence all the same: the model has read it.
