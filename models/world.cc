@@ -79,7 +79,7 @@ int local_rank() {
 }
 
 // Slurm lists machines, "4(x2),3": the first has as many ranks as any.
-int local_size(int all, bool all_are_local) {
+int count_local(int all, bool all_are_local) {
   for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
     if (const auto size = number(name)) return *size;
   }
@@ -131,7 +131,7 @@ World World::from_environment(Options options) {
               c10::make_intrusive<c10d::PrefixStore>(
                   fmt::format("ferry/{}", restarts.empty() ? "0" : restarts), std::move(store)));
   world.local_ = is_loopback(address.host);
-  world.local_size_ = local_size(job.size, world.local_);
+  world.local_size_ = count_local(job.size, world.local_);
   try {
     world.presence_ = stay_present(world.store_, world.rank_);
   } catch (const std::exception& error) {

@@ -12,7 +12,7 @@ namespace {
 constexpr std::int64_t kWidth = 16;  // of a panel of b: columns
 constexpr int kMostRows = 6;         // whose sums of a panel are kept in registers
 
-struct Panel {
+struct FloatPanel {
   float of[kLongestChain][kWidth];
 };
 
@@ -42,7 +42,7 @@ FERRY_AVX2 void pack(const FloatMatrices& m,
                      std::int64_t count,
                      std::int64_t column,
                      std::int64_t columns,
-                     Panel& panel) {
+                     FloatPanel& panel) {
   const auto* const b = m.b + begin * m.b_k + column * m.b_column;
   std::int64_t packed = 0;
   if (columns == kWidth && m.b_column == 1) {
@@ -103,7 +103,7 @@ template <int Rows>
 FERRY_AVX2 void add_chain(const float* a,
                           std::int64_t a_row,
                           std::int64_t a_k,
-                          const Panel& panel,
+                          const FloatPanel& panel,
                           std::int64_t count,
                           float (*results)[kWidth]) {
   Sums<Rows> sums;
@@ -116,7 +116,7 @@ FERRY_AVX2 void add_chain(const float* a,
 }
 
 using AddChain = void (*)(
-    const float*, std::int64_t, std::int64_t, const Panel&, std::int64_t, float (*)[kWidth]);
+    const float*, std::int64_t, std::int64_t, const FloatPanel&, std::int64_t, float (*)[kWidth]);
 constexpr AddChain kAddChain[kMostRows]{add_chain<1>, add_chain<2>, add_chain<3>,
                                         add_chain<4>, add_chain<5>, add_chain<6>};
 
@@ -132,7 +132,7 @@ FERRY_AVX2 void multiply_panel(const FloatMatrices& m,
                                std::int64_t begin,
                                std::int64_t count,
                                std::int64_t column,
-                               const Panel& panel) {
+                               const FloatPanel& panel) {
   const auto columns = std::min(kWidth, tile.column + tile.columns - column);
   const __m256i masks[2]{columns_of(columns, 0), columns_of(columns, 8)};
   for (std::int64_t row = 0; row < tile.rows; row += kMostRows) {
@@ -161,7 +161,7 @@ bool has_avx2_and_fma() {
 }
 
 FERRY_AVX2 void multiply_chains(const FloatMatrices& matrices, const FloatTile& tile) {
-  alignas(64) thread_local Panel panel;
+  alignas(64) thread_local FloatPanel panel;
   for (std::int64_t begin = 0; begin < matrices.k; begin += matrices.chain) {
     const auto count = std::min(matrices.chain, matrices.k - begin);
     for (auto column = tile.column; column < tile.column + tile.columns; column += kWidth) {

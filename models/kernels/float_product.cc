@@ -19,8 +19,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t kTileRows = 240;
-constexpr std::int64_t kTileColumns = 64;
+constexpr std::int64_t kFloatTileRows = 240;
+constexpr std::int64_t kFloatTileColumns = 64;
 constexpr std::int64_t kTermsOfAThread = 1 << 20;  // fewer take less time than to wake a thread
 
 std::int64_t tiles(std::int64_t size, std::int64_t of_one) {
@@ -56,13 +56,13 @@ at::Tensor multiply_all(const at::Tensor& a,
   const auto* const b_data = b.const_data_ptr<float>();
   const auto* const bias_data = bias.defined() ? own_bias.const_data_ptr<float>() : nullptr;
   auto* const c_data = c.mutable_data_ptr<float>();
-  const auto down = tiles(rows, kTileRows);
-  const auto across = tiles(columns, kTileColumns);
-  const auto terms = std::min(rows, kTileRows) * std::min(columns, kTileColumns) * k;
+  const auto down = tiles(rows, kFloatTileRows);
+  const auto across = tiles(columns, kFloatTileColumns);
+  const auto terms = std::min(rows, kFloatTileRows) * std::min(columns, kFloatTileColumns) * k;
   const auto together = std::max<std::int64_t>(1, kTermsOfAThread / std::max(terms, k));
   const auto run = [&](std::int64_t task) {
-    const auto row = task / across % down * kTileRows;
-    const auto column = task % across * kTileColumns;
+    const auto row = task / across % down * kFloatTileRows;
+    const auto column = task % across * kFloatTileColumns;
     const auto matrix = task / across / down;
     const auto i = matrix / heads;
     const auto j = matrix % heads;
@@ -80,9 +80,9 @@ at::Tensor multiply_all(const at::Tensor& a,
                                  .k = k,
                                  .chain = chain},
              host::FloatTile{.row = row,
-                             .rows = std::min(kTileRows, rows - row),
+                             .rows = std::min(kFloatTileRows, rows - row),
                              .column = column,
-                             .columns = std::min(kTileColumns, columns - column)});
+                             .columns = std::min(kFloatTileColumns, columns - column)});
   };
   at::parallel_for(0, count * heads * down * across, together,
                    [&](std::int64_t begin, std::int64_t end) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace ferry {
-namespace {
+namespace nearest_name_test {
 
 TEST(Nearest, CountsEdits) {
   EXPECT_EQ(nearest("kitten", {"mitten", "sitting"}), "mitten");
@@ -12,5 +12,5 @@ TEST(Nearest, CountsEdits) {
   EXPECT_EQ(nearest("", {"ab", "abc"}), "ab");
 }
 
-}  // namespace
+}  // namespace nearest_name_test
 }  // namespace ferry

@@ -9,7 +9,7 @@
 #include "distckpt/error.h"
 
 namespace ferry {
-namespace {
+namespace printable_test {
 
 TEST(Printable, LeavesPlainTextOfAnyLanguageAlone) {
   for (const char* text : {"", "model.layers.0.weight", "Gewichte für Übungen", "模型", "a\\b"})
@@ -72,5 +72,5 @@ TEST(ShellQuoted, IsOneWord) {
   EXPECT_EQ(shell_quoted("a\n'b\\"), R"($'a\x0a\'b\\')");
 }
 
-}  // namespace
+}  // namespace printable_test
 }  // namespace ferry

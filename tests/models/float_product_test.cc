@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace ferry::models {
-namespace {
+namespace float_product_test {
 
 constexpr int kThreads[] = {1, 2, 3, 4, 16};
 
@@ -138,5 +138,5 @@ TEST_F(FloatProduct, HasTheGradientsOfTheProductOnAnyNumberOfThreads) {
   }
 }
 
-}  // namespace
+}  // namespace float_product_test
 }  // namespace ferry::models

@@ -9,7 +9,7 @@
 #include "models/world.h"
 
 namespace ferry::models {
-namespace {
+namespace host_threads_test {
 
 TEST(HostThreads, AreTheCoresSharedOutAndNoMoreThanTheWorkNeeds) {
   constexpr std::int64_t kLarge = 1 << 28;
@@ -40,5 +40,5 @@ TEST(HostThreads, OfASmallModelAreOneUnlessSomebodySaysOtherwise) {
   if (before != nullptr) setenv("OMP_NUM_THREADS", kept.c_str(), 1);
 }
 
-}  // namespace
+}  // namespace host_threads_test
 }  // namespace ferry::models
