@@ -36,7 +36,7 @@ path = {checkpoint}
 [actor_rollout_ref.actor]
 ppo_mini_batch_size = {prompts}
 ppo_max_token_len_per_gpu = {token_budget}
-recompute_old_log_prob = "{recompute_old_log_prob}"
+recompute_old_log_prob = {recompute_old_log_prob}
 
 [actor_rollout_ref.actor.megatron]
 alignment = "{alignment}"
@@ -85,7 +85,7 @@ def write_prompts(folder, count, length, vocabulary):
 def run_ferry(flags, folder, program):
     """(phases, seconds, peak) of the fastest step but the first, or nothing if it does not fit."""
     alignment, _, recomputed = program.partition("_")
-    settings = vars(flags) | {"program": program, "alignment": alignment, "recompute_old_log_prob": "true" if recomputed else "auto", "sequences": flags.prompts * flags.samples,
+    settings = vars(flags) | {"program": program, "alignment": alignment, "recompute_old_log_prob": "true" if recomputed else '"auto"', "sequences": flags.prompts * flags.samples,
                               "checkpoint": json.dumps(str(flags.checkpoint.resolve())), "reward": json.dumps(f"{sys.executable} reward.py")}
     (folder / f"{program}.toml").write_text(CONFIG.format(**settings))
     metrics = folder / program / "metrics.jsonl"
