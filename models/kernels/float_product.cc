@@ -105,6 +105,7 @@ class FloatProduct : public torch::autograd::Function<FloatProduct> {
                             std::int64_t chain,
                             bool in_lanes) {
     context->save_for_backward({a, b});
+    context->saved_data["has_bias"] = bias.has_value();
     const auto multiply = in_lanes ? host::multiply_lanes : host::multiply_chains;
     return multiply_all(a, b, bias.value_or(at::Tensor()), chain, multiply);
   }
@@ -121,7 +122,8 @@ class FloatProduct : public torch::autograd::Function<FloatProduct> {
       of[1] = b.stride(2) == 1 ? in_chains(grad.transpose(2, 3), a).transpose(2, 3)
                                : in_chains(a.transpose(2, 3), grad);
     }
-    if (context->needs_input_grad(2))
+    // Only tensors that are there can be asked about.
+    if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
       of[2] = in_chains(at::ones({1, 1, 1, grad.size(2)}, grad.options()), grad).flatten();
     return of;
   }

@@ -24,8 +24,9 @@ using models::Alignment;
 using models::GPTModel;
 using support::run_load;
 
-// Resident bytes of this process.
+// Resident bytes of this process, without what malloc keeps of other tests' memory.
 std::int64_t resident() {
+  malloc_trim(0);
   std::ifstream file("/proc/self/statm");
   std::int64_t pages = 0;
   file >> pages >> pages;
@@ -45,12 +46,7 @@ distckpt::TransformerConfig config_of(const char* family) {
 class Memory : public testing::Test {
  protected:
   // Of tiny tensors a second thread takes longer to wake than to compute.
-  // A cache lies in pages of its own, which are given back: other tests of this process have let
-  // malloc keep blocks of its size.
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    mallopt(M_MMAP_THRESHOLD, 128 << 10);
-  }
+  static void SetUpTestSuite() { at::set_num_threads(1); }
 
   distckpt::TransformerConfig config_ = config_of("qwen2");
   models::World world_{{}};
