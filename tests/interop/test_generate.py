@@ -217,7 +217,7 @@ def test_without_a_tokenizer_ids_still_work(talker):
     (["--tp", "3"], "4 attention heads cannot be split by tp 3"), (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is no tokenizer.json"),
     (["--input", "/nowhere.jsonl"], "/nowhere.jsonl"), (["--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes much: is not a size"),
     (["--logprobs", "2"], "--logprobs: has no effect without --json"), (["--load-format", "dummy", "--iteration", "5"], "--iteration and --hf-config"),
-    (["--num-blocks", "9", "--kv-cache-memory-bytes", "1MiB"], "--num-blocks excludes")])
+    (["--num-blocks", "9", "--kv-cache-memory-bytes", "1MiB"], "excludes --num-blocks")])
 def test_options_that_make_no_sense(talker, arguments, message):
     done = run_ok("generate", talker, "The", *arguments, code=2)
     assert message in done.stderr and done.stdout == ""
