@@ -36,7 +36,8 @@ def test_mini_batches_are_the_same_on_any_number_of_ranks(world, work):
                f"{ACTOR}.policy_loss.loss_mode": "clip_cov", f"{ACTOR}.policy_loss.clip_cov_ratio": 0.25,
                f"{ACTOR}.policy_loss.clip_cov_lb": -100.0, f"{ACTOR}.policy_loss.clip_cov_ub": 100.0}
     names = ("actor/pg_loss", "actor/ppo_kl", "actor/pg_clipfrac", "actor/grad_norm")
-    alone, *others = ({name: train(world, work / str(ranks), ranks, **ONE, **updates)[1][name] for name in names} for ranks in RANKS)
+    steps = [train(world, work / str(ranks), ranks, **ONE, **updates)[1] for ranks in RANKS]
+    alone, *others = ({name: step[name] for name in names} for step in steps)
     assert alone["actor/pg_clipfrac"] > 0.1
     for other in others:
         assert other == pytest.approx(alone, rel=1e-3, abs=1e-5)
