@@ -44,7 +44,7 @@ bool cast_element(typename From::Bits source, typename Into::Bits& result, CastR
   }
   const auto back = Into::widen(result);
   return rule == CastRule::kExact ? !same_value(static_cast<decltype(value)>(back), value)
-                                  : is_infinite(back) & !is_infinite(value);
+                                  : (int{is_infinite(back)} & int{!is_infinite(value)}) != 0;
 }
 
 // Casts all elements, and counts those that the rule refuses: a loop that leaves nowhere, of which
