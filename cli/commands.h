@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "converter/progress.h"
-#include "converter/selection.h"
-#include "distckpt/filenames.h"
+#include "converter/stored/selection.h"
+#include "distckpt/storage/filenames.h"
 
 namespace ferry::cli {
 

@@ -5,7 +5,7 @@
 #include "cli/report/json.h"
 #include "cli/report/text.h"
 #include "converter/convert.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 namespace {
@@ -21,7 +21,7 @@ struct ConvertFlags {
   std::string max_shard_size{};
   std::string max_memory = "192MiB";
   std::string dry_run{};
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   int threads = 0;
   bool keep_fp8 = false;
   bool no_save_optim = false;

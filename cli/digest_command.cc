@@ -8,8 +8,8 @@
 #include "cli/report/json.h"
 #include "cli/report/text.h"
 #include "converter/digest_checkpoint.h"
-#include "distckpt/file_io.h"
-#include "distckpt/printable.h"
+#include "distckpt/base/printable.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::cli {
 namespace {

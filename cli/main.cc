@@ -9,7 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/program.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 void add_json(CLI::App& command, bool& json) {

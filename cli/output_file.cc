@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::cli {
 namespace fs = std::filesystem;

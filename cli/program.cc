@@ -15,9 +15,9 @@
 
 #include "cli/commands.h"
 #include "cli/report/json.h"
-#include "distckpt/error.h"
-#include "distckpt/foreign_error.h"
-#include "distckpt/nearest_name.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/foreign_error.h"
+#include "distckpt/base/nearest_name.h"
 
 namespace ferry::cli {
 namespace {

@@ -15,8 +15,8 @@
 #include "cli/report/json.h"
 #include "cli/report/run.h"
 #include "cli/report/run_curves.h"
-#include "distckpt/error.h"
-#include "distckpt/printable.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -5,9 +5,9 @@
 #include <map>
 #include <utility>
 
-#include "converter/hf_config.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "converter/families/hf_config.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
+#include "converter/open/checkpoint.h"
 #include "converter/progress.h"
-#include "converter/selection.h"
-#include "distckpt/copy_plan.h"
-#include "distckpt/executor.h"
+#include "converter/stored/selection.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/plan/copy_plan.h"
 
 namespace ferry::converter {
 

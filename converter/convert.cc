@@ -6,19 +6,19 @@
 #include <set>
 #include <utility>
 
-#include "converter/archive_target.h"
 #include "converter/fingerprint.h"
-#include "converter/hf_target.h"
-#include "converter/megatron_target.h"
+#include "converter/open/part.h"
 #include "converter/option_check.h"
-#include "converter/part.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
-#include "converter/target_folder.h"
-#include "distckpt/cast.h"
-#include "distckpt/error.h"
-#include "distckpt/torch_dist.h"
-#include "distckpt/work_folder.h"
+#include "converter/write/archive_target.h"
+#include "converter/write/hf_target.h"
+#include "converter/write/megatron_target.h"
+#include "converter/write/target_folder.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
+#include "converter/open/checkpoint.h"
 #include "converter/progress.h"
-#include "converter/selection.h"
-#include "distckpt/digest.h"
-#include "distckpt/executor.h"
-#include "distckpt/parallel_config.h"
-#include "distckpt/rendezvous.h"
+#include "converter/stored/selection.h"
+#include "distckpt/elements/digest.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/execute/rendezvous.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
 
@@ -32,7 +32,7 @@ struct ConvertOptions {
                                                    // else the target's (default: release)
   std::filesystem::path hf_config{};
   Selection selection{};                              // convert this part of the model
-  distckpt::ParallelConfig parallel{};                // of a Megatron target
+  models::ParallelConfig parallel{};                  // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
   bool keep_fp8 = false;                              // no dequantisation
   bool no_save_optim = false;                         // from Megatron to Megatron: the model alone

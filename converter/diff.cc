@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "distckpt/digest.h"
+#include "distckpt/elements/digest.h"
 
 namespace ferry::converter {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "converter/checkpoint_pair.h"
 #include "converter/progress.h"
-#include "distckpt/difference.h"
+#include "distckpt/elements/difference.h"
 
 namespace ferry::converter {
 

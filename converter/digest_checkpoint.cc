@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "converter/convert.h"
-#include "converter/part.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "converter/open/part.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
-#include "converter/checkpoint.h"
 #include "converter/manifest.h"
+#include "converter/open/checkpoint.h"
 #include "converter/progress.h"
 
 namespace ferry::converter {

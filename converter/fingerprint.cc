@@ -3,7 +3,7 @@
 #include <string>
 #include <variant>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

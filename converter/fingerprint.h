@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "converter/checkpoint.h"
-#include "distckpt/copy_plan.h"
-#include "distckpt/digest.h"
-#include "distckpt/layout.h"
+#include "converter/open/checkpoint.h"
+#include "distckpt/elements/digest.h"
+#include "distckpt/plan/copy_plan.h"
+#include "distckpt/plan/layout.h"
 
 namespace ferry::converter {
 

@@ -3,14 +3,14 @@
 #include <optional>
 #include <utility>
 
-#include "converter/formats/formats.h"
-#include "converter/hf_config.h"
-#include "converter/megatron_args.h"
-#include "converter/megatron_links.h"
-#include "converter/megatron_names.h"
-#include "converter/part.h"
-#include "distckpt/error.h"
-#include "distckpt/torch_dist.h"
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_args.h"
+#include "converter/families/megatron_links.h"
+#include "converter/open/formats.h"
+#include "converter/open/megatron_names.h"
+#include "converter/open/part.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/torch_dist.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -58,7 +58,7 @@ void inspect_hf(InspectReport& report) {
 
 void inspect_torch_dist(InspectReport& report, const fs::path& hf_config) {
   const auto checkpoint = distckpt::read_torch_dist(report.location.folder);
-  try_config(report, [&]() -> std::optional<distckpt::TransformerConfig> {
+  try_config(report, [&]() -> std::optional<models::TransformerConfig> {
     const auto form = find_hf_form(report.location, {.hf_config = hf_config});
     report.has_sidecar = form && hf_config.empty() && report.location.hf.empty();
     if (form) report.part = form->part;

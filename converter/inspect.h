@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
-#include "distckpt/parallel_config.h"
+#include "converter/open/checkpoint.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
 
@@ -29,9 +29,9 @@ struct InspectedTensor {
 
 struct InspectReport {
   Location location{};
-  std::optional<distckpt::TransformerConfig> config{};   // nothing if the checkpoint does not say
-  std::string config_problem{};                          // why not
-  std::optional<distckpt::ParallelConfig> saved_with{};  // what Megatron's arguments say
+  std::optional<models::TransformerConfig> config{};   // nothing if the checkpoint does not say
+  std::string config_problem{};                        // why not
+  std::optional<models::ParallelConfig> saved_with{};  // what Megatron's arguments say
   bool has_sidecar = false;
   Part part{};  // of the model, that is there; empty: all of it
   std::vector<InspectedTensor> tensors{};

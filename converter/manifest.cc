@@ -3,8 +3,8 @@
 #include <map>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/json.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
 
 namespace ferry::converter {
 namespace {

@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "converter/selection.h"
-#include "distckpt/box.h"
-#include "distckpt/digest.h"
-#include "distckpt/dtype.h"
-#include "distckpt/tensor_map.h"
+#include "converter/stored/selection.h"
+#include "distckpt/base/box.h"
+#include "distckpt/base/dtype.h"
+#include "distckpt/elements/digest.h"
+#include "distckpt/plan/tensor_map.h"
 
 namespace ferry::converter {
 

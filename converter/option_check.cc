@@ -6,19 +6,19 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace {
 
 // The options that ask for another layout than one rank's.
-std::vector<std::string_view> layout_flags(const distckpt::ParallelConfig& parallel) {
-  const distckpt::ParallelConfig one_rank;
+std::vector<std::string_view> layout_flags(const models::ParallelConfig& parallel) {
+  const models::ParallelConfig one_rank;
   std::vector<std::string_view> flags;
   const auto add = [&](auto member, std::string_view flag) {
     if (parallel.*member != one_rank.*member) flags.push_back(flag);
   };
-  using Parallel = distckpt::ParallelConfig;
+  using Parallel = models::ParallelConfig;
   add(&Parallel::tensor_model_parallel_size, "--tp");
   add(&Parallel::pipeline_model_parallel_size, "--pp");
   add(&Parallel::num_layers_in_first_pipeline_stage, "--num-layers-in-first-pipeline-stage");

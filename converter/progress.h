@@ -5,7 +5,7 @@
 #include <functional>
 #include <string_view>
 
-#include "distckpt/executor.h"
+#include "distckpt/execute/executor.h"
 
 namespace ferry::converter {
 

@@ -4,9 +4,9 @@
 #include <string_view>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/filenames.h"
-#include "distckpt/journal.h"
+#include "distckpt/base/error.h"
+#include "distckpt/execute/journal.h"
+#include "distckpt/storage/filenames.h"
 
 namespace ferry::converter {
 namespace {

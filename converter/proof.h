@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
+#include "converter/open/checkpoint.h"
 #include "converter/progress.h"
 #include "converter/shared_work.h"
-#include "distckpt/executor.h"
+#include "distckpt/execute/executor.h"
 
 namespace ferry::converter {
 

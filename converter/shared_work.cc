@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/filenames.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/filenames.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "converter/progress.h"
-#include "distckpt/digest.h"
-#include "distckpt/executor.h"
-#include "distckpt/rendezvous.h"
+#include "distckpt/elements/digest.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/execute/rendezvous.h"
 
 namespace ferry::converter {
 

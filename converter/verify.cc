@@ -7,13 +7,13 @@
 #include <set>
 #include <utility>
 
-#include "converter/hf_config.h"
-#include "converter/megatron_args.h"
-#include "distckpt/cast.h"
-#include "distckpt/difference.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "distckpt/json.h"
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_args.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/elements/difference.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros_like.h>
 
-#include "models/world.h"
+#include "models/distributed/world.h"
 
 namespace ferry::models {
 

@@ -5,15 +5,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "models/kernels/linear.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/tensor_parallel/mappings.h"
-#include "models/world.h"
 
 namespace ferry::models {
-
-using distckpt::Head;
 
 namespace {
 
@@ -29,7 +27,7 @@ at::Tensor among_all(const at::Tensor& of_rows, const at::Tensor& rows, std::int
 
 }  // namespace
 
-GPTModel::GPTModel(distckpt::TransformerConfig config,
+GPTModel::GPTModel(TransformerConfig config,
                    const ParallelState& mesh,
                    StageSpec stage,
                    ModelOptions options)

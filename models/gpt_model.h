@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/transformer_config.h"
-#include "models/alignment.h"
-#include "models/packed_sequences.h"
-#include "models/parallel_state.h"
-#include "models/parameters.h"
-#include "models/row_decoder.h"
+#include "models/decode_row/row_decoder.h"
+#include "models/distributed/parallel_state.h"
+#include "models/spec/alignment.h"
+#include "models/spec/transformer_config.h"
 #include "models/tensor_parallel/cross_entropy.h"
+#include "models/tensor_parallel/parameters.h"
 #include "models/transformer/layer_context.h"
+#include "models/transformer/packed_sequences.h"
 #include "models/transformer/transformer_layer.h"
 
 namespace ferry::models {
@@ -37,7 +37,7 @@ class GPTModel {
  public:
   // The chunk `stage` of stage_chunks(). The mesh outlives the model. Throws Error(kUsage) if the
   // model cannot be split so, or not be bitwise in its dtype on this device.
-  GPTModel(distckpt::TransformerConfig config,
+  GPTModel(TransformerConfig config,
            const ParallelState& mesh,
            StageSpec stage,
            ModelOptions options);
@@ -93,7 +93,7 @@ class GPTModel {
   // from 0, predicts token t + i + 2; at its last i + 1 positions nothing.
   std::vector<at::Tensor> predict(const at::Tensor& hidden, const SequencePartition& batch) const;
 
-  const distckpt::TransformerConfig& config() const { return config_; }
+  const TransformerConfig& config() const { return config_; }
   const StageSpec& stage() const { return stage_; }
   const ModelOptions& options() const { return options_; }
   const std::vector<int>& embedding_stages() const { return embedding_stages_; }
@@ -112,7 +112,7 @@ class GPTModel {
                                   const ResidualStream& stream,
                                   const LayerContext& context) const;
 
-  distckpt::TransformerConfig config_;
+  TransformerConfig config_;
   const ParallelState& mesh_;
   StageSpec stage_;
   ModelOptions options_;

@@ -3,9 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "distckpt/error.h"
-#include "models/device.h"
-#include "models/world.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
+#include "models/distributed/world.h"
 
 namespace ferry::models {
 
@@ -26,7 +26,7 @@ at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch) {
                        .device(model.mesh().world().device()));
 }
 
-std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
+std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& config,
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options) {
   check_fits(config, mesh.shape());

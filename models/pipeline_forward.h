@@ -16,7 +16,7 @@ namespace ferry::models {
 
 // The chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be split
 // so, Error(kDevice), before anything is allocated, if the device has no room for its parameters.
-std::vector<std::unique_ptr<GPTModel>> make_stage(const distckpt::TransformerConfig& config,
+std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& config,
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options);
 

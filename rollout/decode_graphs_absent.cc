@@ -1,7 +1,7 @@
 // Without CUDA.
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "rollout/decode_graphs.h"
 
 namespace ferry::rollout {

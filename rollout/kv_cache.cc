@@ -5,10 +5,10 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 
-#include "distckpt/error.h"
-#include "models/kernels/paged_attention.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
-#include "models/world.h"
 
 namespace ferry::rollout {
 

@@ -8,10 +8,10 @@
 #include <iterator>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "models/device.h"
-#include "models/memory_error.h"
-#include "models/world.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
+#include "models/device/memory_error.h"
+#include "models/distributed/world.h"
 #include "rollout/step_memory.h"
 
 namespace ferry::rollout {

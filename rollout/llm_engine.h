@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "models/gpt_model.h"
-#include "rollout/block_manager.h"
 #include "rollout/kv_cache.h"
 #include "rollout/model_runner.h"
 #include "rollout/request_output.h"
 #include "rollout/routed_experts.h"
-#include "rollout/sampling_params.h"
-#include "rollout/scheduler.h"
+#include "rollout/schedule/block_manager.h"
+#include "rollout/schedule/sampling_params.h"
+#include "rollout/schedule/scheduler.h"
 
 namespace ferry::rollout {
 

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
-#include "distckpt/error.h"
-#include "models/kernels/paged_attention.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
-#include "models/world.h"
 
 namespace ferry::rollout {
 namespace {
@@ -108,7 +108,7 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts) {
-  require(model.config().head == distckpt::Head::kLanguageModel, ErrorKind::kUsage,
+  require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
   if (model.mesh().world().device().is_cuda()) {
     for (auto& one : results_) one = pinned_numbers(limits.max_num_seqs);

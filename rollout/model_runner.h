@@ -24,7 +24,7 @@
 #include "rollout/request_output.h"
 #include "rollout/routed_experts.h"
 #include "rollout/sampler.h"
-#include "rollout/scheduler.h"
+#include "rollout/schedule/scheduler.h"
 #include "rollout/step_inputs.h"
 
 namespace ferry::rollout {

@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::rollout {
 

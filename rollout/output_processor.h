@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rollout/llm_engine.h"
-#include "rollout/text/incremental_detokenizer.h"
+#include "rollout/text/tokenizer/incremental_detokenizer.h"
 
 namespace ferry::rollout {
 

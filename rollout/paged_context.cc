@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <span>
 
-#include "models/kernels/paged_attention.h"
-#include "models/kernels/paged_attention_host.h"
+#include "models/kernels/attention/paged_attention.h"
+#include "models/kernels/attention/paged_attention_host.h"
 
 namespace ferry::rollout {
 

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "models/inference_context.h"
-#include "models/kernels/paged_attention.h"
+#include "models/kernels/attention/paged_attention.h"
+#include "models/transformer/inference_context.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::rollout {

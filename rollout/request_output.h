@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "rollout/sequence.h"
+#include "distckpt/base/error.h"
+#include "rollout/schedule/sequence.h"
 
 namespace ferry::rollout {
 

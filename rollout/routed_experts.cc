@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "distckpt/error.h"
-#include "models/world.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
 
 namespace ferry::rollout {
 
 namespace {
 
-std::int64_t bytes_per_token(const distckpt::TransformerConfig& config) {
+std::int64_t bytes_per_token(const models::TransformerConfig& config) {
   const auto type = models::routed_experts_type(config.num_moe_experts);
   return static_cast<std::int64_t>(layers_with_experts(config).size() * c10::elementSize(type)) *
          config.moe_router_topk;
@@ -21,7 +21,7 @@ std::int64_t bytes_per_token(const distckpt::TransformerConfig& config) {
 
 }  // namespace
 
-std::vector<std::int64_t> layers_with_experts(const distckpt::TransformerConfig& config) {
+std::vector<std::int64_t> layers_with_experts(const models::TransformerConfig& config) {
   std::vector<std::int64_t> layers;
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
     if (config.num_moe_experts > 0 && config.is_moe_layer(layer)) layers.push_back(layer);
@@ -29,7 +29,7 @@ std::vector<std::int64_t> layers_with_experts(const distckpt::TransformerConfig&
 }
 
 at::Tensor routed_experts_tensor(std::span<const std::byte> bytes,
-                                 const distckpt::TransformerConfig& config) {
+                                 const models::TransformerConfig& config) {
   const auto tokens = static_cast<std::int64_t>(bytes.size()) / bytes_per_token(config);
   const auto layers = static_cast<std::int64_t>(layers_with_experts(config).size());
   auto tensor = at::empty({tokens, layers, config.moe_router_topk},

@@ -10,19 +10,19 @@
 #include <span>
 #include <vector>
 
-#include "distckpt/transformer_config.h"
 #include "models/gpt_model.h"
+#include "models/spec/transformer_config.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::rollout {
 
 // Of the whole model, in its order.
-std::vector<std::int64_t> layers_with_experts(const distckpt::TransformerConfig& config);
+std::vector<std::int64_t> layers_with_experts(const models::TransformerConfig& config);
 
 // Routes of tokens, as an engine hands them out: [tokens, layers with experts, topk] of
 // models::routed_experts_type().
 at::Tensor routed_experts_tensor(std::span<const std::byte> bytes,
-                                 const distckpt::TransformerConfig& config);
+                                 const models::TransformerConfig& config);
 
 // What routers choose in one step, on the device.
 class StepRoutes {

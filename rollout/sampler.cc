@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "models/kernels/log_probs.h"
 #include "rollout/kernels/draw.h"
 

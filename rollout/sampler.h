@@ -26,7 +26,7 @@
 
 #include "models/kernels/log_probs.h"
 #include "rollout/kernels/draw.h"
-#include "rollout/sampling_params.h"
+#include "rollout/schedule/sampling_params.h"
 
 namespace ferry::rollout {
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "rollout/kernels/step_copies.h"
 
 namespace ferry::rollout {

@@ -4,12 +4,12 @@
 #include <memory>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "models/device.h"
-#include "models/kernels/paged_attention.h"
-#include "models/memory_error.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
+#include "models/device/memory_error.h"
+#include "models/distributed/world.h"
+#include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
-#include "models/world.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::rollout {

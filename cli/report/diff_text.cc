@@ -7,7 +7,7 @@
 
 #include "cli/report/diff.h"
 #include "cli/report/text.h"
-#include "distckpt/printable.h"
+#include "distckpt/base/printable.h"
 
 namespace ferry::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "cli/report/diff.h"
-#include "converter/selection.h"
+#include "converter/stored/selection.h"
 
 namespace ferry::cli {
 namespace {

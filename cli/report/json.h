@@ -10,7 +10,7 @@
 #include "converter/diff.h"
 #include "converter/inspect.h"
 #include "converter/verify.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 

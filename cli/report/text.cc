@@ -6,8 +6,8 @@
 #include <array>
 #include <cmath>
 
-#include "converter/selection.h"
-#include "distckpt/printable.h"
+#include "converter/stored/selection.h"
+#include "distckpt/base/printable.h"
 
 namespace ferry::cli {
 namespace {
@@ -38,7 +38,7 @@ std::string counted(std::int64_t count, std::string_view what) {
   return fmt::format("{} {}{}", format_count(count), what, count == 1 ? "" : "s");
 }
 
-std::string describe_attention(const distckpt::TransformerConfig& config) {
+std::string describe_attention(const models::TransformerConfig& config) {
   const auto heads = config.num_attention_heads;
   if (!config.multi_latent_attention) {
     return fmt::format("{} of {}, {}", counted(heads, "head"), config.kv_channels,
@@ -53,7 +53,7 @@ std::string describe_attention(const distckpt::TransformerConfig& config) {
                      config.kv_lora_rank);
 }
 
-std::string describe(const distckpt::TransformerConfig& config) {
+std::string describe(const models::TransformerConfig& config) {
   auto text = fmt::format("{}: {}, hidden {}, ffn {}, {}", config.family,
                           counted(config.num_layers, "layer"), config.hidden_size,
                           config.ffn_hidden_size, describe_attention(config));
@@ -67,10 +67,10 @@ std::string describe(const distckpt::TransformerConfig& config) {
   if (config.mtp_num_layers > 0)
     text += fmt::format(", {}", counted(config.mtp_num_layers, "prediction layer"));
   text += fmt::format(", vocabulary {}, ", config.vocab_size);
-  if (config.head != distckpt::Head::kLanguageModel) {
+  if (config.head != models::Head::kLanguageModel) {
     return text +
            fmt::format("{} for each {}", counted(config.num_labels, "score"),
-                       config.head == distckpt::Head::kTokenClassification ? "token" : "sequence");
+                       config.head == models::Head::kTokenClassification ? "token" : "sequence");
   }
   return text + (config.untie_embeddings_and_output_weights ? "untied" : "tied") + " output layer";
 }

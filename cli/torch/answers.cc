@@ -24,7 +24,7 @@ ordered_json nested(const at::Tensor& tensor) {
 
 ordered_json completion_json(std::size_t index,
                              const rollout::Completion& completion,
-                             const distckpt::TransformerConfig& config,
+                             const models::TransformerConfig& config,
                              bool has_text,
                              bool with_top) {
   auto ids = ordered_json::array(), model = ids, processed = ids, top = ids;
@@ -64,7 +64,7 @@ std::string readable(const ordered_json& output) {
 
 ordered_json answer_json(const Prompt& prompt,
                          const rollout::Answer& answer,
-                         const distckpt::TransformerConfig& config,
+                         const models::TransformerConfig& config,
                          bool has_text) {
   ordered_json json{{"id", prompt.id}};
   if (prompt.text) json["prompt"] = *prompt.text;

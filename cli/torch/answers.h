@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cli/torch/prompts.h"
-#include "distckpt/transformer_config.h"
+#include "models/spec/transformer_config.h"
 #include "rollout/output_processor.h"
 
 namespace ferry::cli {
@@ -18,7 +18,7 @@ namespace ferry::cli {
 // "error" in place of outputs. `has_text`: there is a tokenizer. `config`: of the model.
 nlohmann::ordered_json answer_json(const Prompt& prompt,
                                    const rollout::Answer& answer,
-                                   const distckpt::TransformerConfig& config,
+                                   const models::TransformerConfig& config,
                                    bool has_text);
 
 class AnswerPrinter {

@@ -18,8 +18,8 @@
 #include "cli/torch/request_mix.h"
 #include "cli/torch/rollout_flags.h"
 #include "cli/torch/roofline.h"
-#include "distckpt/error.h"
-#include "models/device.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
 
 namespace ferry::cli {
 namespace {

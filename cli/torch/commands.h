@@ -6,9 +6,9 @@
 #include <functional>
 #include <string>
 
-#include "distckpt/parallel_config.h"
-#include "models/alignment.h"
-#include "models/world.h"
+#include "models/distributed/world.h"
+#include "models/spec/alignment.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::cli {
 
@@ -22,7 +22,7 @@ void add_bench(CLI::App& app);
 
 // Options of a mesh that several subcommands have.
 struct MeshFlags {
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   int expert_tensor_parallel_size = 0;  // 0: as tensor parallel
   bool sequence_parallel = false;
   std::string alignment = "bitwise";
@@ -31,7 +31,7 @@ struct MeshFlags {
 };
 void add_mesh(CLI::App& command, MeshFlags& flags);
 void add_rollout_mesh(CLI::App& command, MeshFlags& flags);  // tensor and expert parallel alone
-distckpt::ParallelConfig parallel_of(const MeshFlags& flags);
+models::ParallelConfig parallel_of(const MeshFlags& flags);
 models::Alignment alignment_of(const MeshFlags& flags);
 models::World::Options world_options(const MeshFlags& flags);
 

@@ -17,8 +17,8 @@
 #include "cli/torch/commands.h"
 #include "cli/torch/prompts.h"
 #include "cli/torch/rollout_flags.h"
-#include "distckpt/error.h"
-#include "models/device.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
 
 namespace ferry::cli {
 namespace {

@@ -1,6 +1,6 @@
 #include "cli/torch/library_error.h"
 
-#include "models/memory_error.h"
+#include "models/device/memory_error.h"
 
 namespace ferry::cli {
 

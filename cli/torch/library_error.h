@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 

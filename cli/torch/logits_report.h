@@ -5,7 +5,7 @@
 #include <string>
 
 #include "converter/alignment/logits_check.h"
-#include "models/parallel_state.h"
+#include "models/distributed/parallel_state.h"
 
 namespace ferry::cli {
 

@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "cli/torch/commands.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::cli {
 
@@ -13,7 +13,7 @@ void add_size(CLI::App& command, const char* names, int& value, const char* what
 }
 
 // Ranks of the smallest mesh of these sizes.
-int fewest_ranks(const distckpt::ParallelConfig& parallel) {
+int fewest_ranks(const models::ParallelConfig& parallel) {
   return std::lcm(parallel.tensor_model_parallel_size * parallel.context_parallel_size,
                   parallel.expert_tensor_parallel() * parallel.expert_model_parallel_size) *
          parallel.pipeline_model_parallel_size;
@@ -59,7 +59,7 @@ void add_rollout_mesh(CLI::App& command, MeshFlags& flags) {
       ->capture_default_str();
 }
 
-distckpt::ParallelConfig parallel_of(const MeshFlags& flags) {
+models::ParallelConfig parallel_of(const MeshFlags& flags) {
   auto parallel = flags.parallel;
   if (flags.expert_tensor_parallel_size > 0)
     parallel.expert_tensor_parallel_size = flags.expert_tensor_parallel_size;

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "models/numerics_certificate.h"
+#include "models/certificate/numerics_certificate.h"
 
 namespace ferry::cli {
 

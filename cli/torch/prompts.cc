@@ -6,8 +6,8 @@
 #include <sstream>
 #include <string_view>
 
-#include "distckpt/json.h"
-#include "rollout/text/unicode.h"
+#include "distckpt/base/json.h"
+#include "rollout/text/unicode/unicode.h"
 
 namespace ferry::cli {
 namespace {

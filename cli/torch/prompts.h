@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "rollout/sampling_params.h"
+#include "distckpt/base/error.h"
+#include "rollout/schedule/sampling_params.h"
 #include "rollout/text/chat_template.h"
-#include "rollout/text/tokenizer.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::cli {

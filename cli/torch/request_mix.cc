@@ -6,7 +6,7 @@
 #include <random>
 #include <string_view>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::cli {

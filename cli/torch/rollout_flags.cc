@@ -10,10 +10,10 @@
 
 #include "cli/commands.h"
 #include "converter/alignment/model_files.h"
-#include "converter/hf_config.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "models/host_threads.h"
+#include "converter/families/hf_config.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "rollout/text/eos_token_ids.h"
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "cli/torch/commands.h"
-#include "converter/checkpoint.h"
+#include "converter/open/checkpoint.h"
+#include "models/distributed/parallel_state.h"
 #include "models/gpt_model.h"
-#include "models/parallel_state.h"
 #include "rollout/llm_engine.h"
 #include "rollout/text/chat_template.h"
-#include "rollout/text/tokenizer.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 
 namespace ferry::cli {
 

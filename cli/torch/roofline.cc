@@ -7,7 +7,7 @@
 #include <chrono>
 #include <functional>
 
-#include "models/device.h"
+#include "models/device/device.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::cli {

@@ -10,15 +10,15 @@
 #include "cli/commands.h"
 #include "cli/torch/commands.h"
 #include "cli/torch/library_error.h"
-#include "distckpt/error.h"
-#include "distckpt/foreign_error.h"
-#include "models/failure_board.h"
-#include "models/world.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/foreign_error.h"
+#include "models/distributed/failure_board.h"
+#include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/config/sft_config.h"
-#include "trainer/ppo_trainer.h"
-#include "trainer/run_options.h"
-#include "trainer/sft_trainer.h"
+#include "trainer/engine/run_options.h"
+#include "trainer/ppo/ppo_trainer.h"
+#include "trainer/sft/sft_trainer.h"
 
 namespace ferry::cli {
 namespace {

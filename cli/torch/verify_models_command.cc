@@ -12,11 +12,11 @@
 #include "cli/torch/numerics_report.h"
 #include "converter/alignment/logits_check.h"
 #include "converter/alignment/model_files.h"
-#include "distckpt/error.h"
-#include "distckpt/printable.h"
-#include "models/host_threads.h"
-#include "models/numerics_certificate.h"
-#include "models/parallel_state.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/printable.h"
+#include "models/certificate/host_threads.h"
+#include "models/certificate/numerics_certificate.h"
+#include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
 
 namespace ferry::cli {

@@ -8,10 +8,10 @@
 #include <ranges>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "models/packed_sequences.h"
-#include "models/parallel_state.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
+#include "models/transformer/packed_sequences.h"
 
 namespace ferry::converter {
 namespace {
@@ -80,7 +80,7 @@ class Check {
   // waiting.
   void check_fits(const ReferenceSequence& sequence) const {
     const auto& config = model_.config();
-    const bool words = config.head == distckpt::Head::kLanguageModel;
+    const bool words = config.head == models::Head::kLanguageModel;
     const auto width = words ? config.vocab_size : config.num_labels;
     require(sequence.logits.size(1) == width, ErrorKind::kLayout,
             "the reference has {} logits for each token, the model has {} {}",
@@ -153,8 +153,7 @@ class Check {
     const auto& sequence = reference_.sequences[i];
     auto& difference = report_.sequences[i];
     difference.logits = compare_tensors("logits", ours, sequence.logits);
-    if (model_.config().head != distckpt::Head::kLanguageModel || sequence.tokens.size(0) < 2)
-      return;
+    if (model_.config().head != models::Head::kLanguageModel || sequence.tokens.size(0) < 2) return;
     const auto gap =
         (log_probs(ours, sequence.tokens) - log_probs(sequence.logits, sequence.tokens)).abs();
     if (!gap.isfinite().all().item<bool>()) return;  // NaN among the logits, which the report says

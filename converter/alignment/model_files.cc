@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "distckpt/mesh_layout.h"
-#include "models/device_box_io.h"
-#include "models/parallel_state.h"
+#include "distckpt/plan/mesh_layout.h"
+#include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
+#include "models/reshard/device_box_io.h"
 
 namespace ferry::converter {
 distckpt::RankGroup rank_group(const models::ProcessGroup& group) {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "converter/load.h"
-#include "converter/save.h"
-#include "distckpt/rank_group.h"
+#include "converter/bridge/load.h"
+#include "converter/bridge/save.h"
+#include "distckpt/plan/rank_group.h"
 #include "models/gpt_model.h"
 
 namespace ferry::converter {

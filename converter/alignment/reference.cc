@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "distckpt/safetensors.h"
-#include "models/parameters.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/storage/file_io.h"
+#include "models/tensor_parallel/parameters.h"
 
 namespace ferry::converter {
 namespace {

@@ -1,9 +1,9 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "distckpt/error.h"
-#include "models/kernels/cuda_call.h"
-#include "models/kernels/cuda_launch.h"
+#include "distckpt/base/error.h"
+#include "models/kernels/cuda/cuda_call.h"
+#include "models/kernels/cuda/cuda_launch.h"
 #include "models/kernels/log_probs_cuda.h"
 #include "models/kernels/rms_norm_cuda.h"
 #include "models/kernels/rotary_cuda.h"

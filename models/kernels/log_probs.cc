@@ -8,7 +8,7 @@
 #include <array>
 #include <limits>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "models/kernels/log_probs_cuda.h"
 
 namespace ferry::models {

@@ -3,7 +3,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "models/kernels/cuda_element.cuh"
+#include "models/kernels/cuda/cuda_element.cuh"
 
 // The sum of a row is that of ATen's log_softmax for more than 12,288 columns (ATen/native/cuda/
 // SoftMax.cu, cunn_SoftMaxForward with a row that begins at a multiple of 16 bytes): 1024 threads

@@ -1,4 +1,4 @@
-#include "models/kernels/cuda_element.cuh"
+#include "models/kernels/cuda/cuda_element.cuh"
 
 // The sum of squares is ATen's tree for 16 rows and more (ATen/native/cuda/Reduce.cuh): 32 lanes
 // read four neighbours at a time into four accumulators, which are added in order, then the lanes

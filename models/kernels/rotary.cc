@@ -7,14 +7,11 @@
 #include <cmath>
 #include <numbers>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "models/kernels/rotary_cuda.h"
 
 namespace ferry::models {
 namespace {
-
-using distckpt::RopeScaling;
-using distckpt::TransformerConfig;
 
 std::int64_t rotary_dim(const TransformerConfig& config) {
   return config.multi_latent_attention ? config.qk_pos_emb_head_dim : config.kv_channels;

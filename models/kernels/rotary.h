@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "distckpt/transformer_config.h"
+#include "models/spec/transformer_config.h"
 
 namespace ferry::models {
 
@@ -28,7 +28,7 @@ struct RotaryAngles {
 class RotaryEmbedding {
  public:
   // Throws Error(kLayout) for a kind of scaling that is not known.
-  RotaryEmbedding(const distckpt::TransformerConfig& config, at::Device device);
+  RotaryEmbedding(const TransformerConfig& config, at::Device device);
 
   // positions [tokens], int64.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
@@ -46,6 +46,6 @@ class RotaryEmbedding {
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
 // By which attention divides the product of query and key.
-double softmax_scale(const distckpt::TransformerConfig& config);
+double softmax_scale(const TransformerConfig& config);
 
 }  // namespace ferry::models

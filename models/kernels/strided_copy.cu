@@ -1,4 +1,4 @@
-#include "models/kernels/cuda_launch.h"
+#include "models/kernels/cuda/cuda_launch.h"
 
 namespace ferry::models::launch {
 namespace {

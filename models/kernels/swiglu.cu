@@ -1,4 +1,4 @@
-#include "models/kernels/cuda_element.cuh"
+#include "models/kernels/cuda/cuda_element.cuh"
 
 namespace ferry::models::launch {
 namespace {

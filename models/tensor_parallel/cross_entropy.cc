@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "distckpt/error.h"
-#include "models/kernels/linear.h"
+#include "distckpt/base/error.h"
+#include "models/kernels/product/linear.h"
 
 namespace ferry::models {
 namespace {

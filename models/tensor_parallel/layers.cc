@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "models/kernels/linear.h"
+#include "models/kernels/product/linear.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {

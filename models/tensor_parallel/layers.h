@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <string>
 
-#include "models/alignment.h"
-#include "models/parallel_state.h"
-#include "models/parameters.h"
+#include "models/distributed/parallel_state.h"
+#include "models/spec/alignment.h"
+#include "models/tensor_parallel/parameters.h"
 
 namespace ferry::models {
 

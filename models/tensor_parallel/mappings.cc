@@ -5,7 +5,7 @@
 #include <functional>
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::models {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "models/process_group.h"
+#include "models/distributed/process_group.h"
 
 namespace ferry::models {
 

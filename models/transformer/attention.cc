@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "models/kernels/attention.h"
-#include "models/kernels/linear.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/split_qkv.h"
 #include "models/tensor_parallel/mappings.h"
@@ -219,7 +219,7 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
   return std::make_unique<SelfAttention>(setup, parameters, prefix, layer);
 }
 
-KeyValueShape key_value_shape(const distckpt::TransformerConfig& config,
+KeyValueShape key_value_shape(const TransformerConfig& config,
                               std::int64_t tp,
                               Alignment alignment) {
   if (config.multi_latent_attention && alignment == Alignment::kFast)

@@ -36,7 +36,7 @@ struct KeyValueShape {
   std::int64_t dim = 0;
   std::int64_t value_dim = 0;
 };
-KeyValueShape key_value_shape(const distckpt::TransformerConfig& config,
+KeyValueShape key_value_shape(const TransformerConfig& config,
                               std::int64_t tp,
                               Alignment alignment);
 

@@ -6,13 +6,13 @@
 #include <functional>
 #include <string>
 
-#include "distckpt/transformer_config.h"
-#include "models/inference_context.h"
+#include "models/distributed/parallel_state.h"
 #include "models/kernels/rotary.h"
-#include "models/packed_sequences.h"
-#include "models/parallel_state.h"
-#include "models/recompute.h"
+#include "models/spec/transformer_config.h"
 #include "models/tensor_parallel/layers.h"
+#include "models/transformer/inference_context.h"
+#include "models/transformer/packed_sequences.h"
+#include "models/transformer/recompute.h"
 #include "models/transformer/router_replay.h"
 
 namespace ferry::models {
@@ -23,7 +23,7 @@ using Observer = std::function<void(const std::string& module, const at::Tensor&
 
 // What a model is made of; outlives its modules.
 struct ModelSetup {
-  const distckpt::TransformerConfig& config;
+  const TransformerConfig& config;
   const ParallelState& mesh;
   TensorParallel tensor_parallel;  // of everything but the experts
   bool deterministic = true;       // gradients have the same bits at every run

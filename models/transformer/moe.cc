@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "distckpt/error.h"
-#include "models/kernels/linear.h"
+#include "distckpt/base/error.h"
+#include "models/kernels/product/linear.h"
 #include "models/kernels/swiglu.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"

@@ -5,8 +5,8 @@
 #include <limits>
 #include <tuple>
 
-#include "distckpt/error.h"
-#include "models/kernels/linear.h"
+#include "distckpt/base/error.h"
+#include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "models/kernels/cuda_call.h"
+#include "distckpt/base/error.h"
+#include "models/kernels/cuda/cuda_call.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/kernels/draw_launch.h"
 

@@ -1,4 +1,4 @@
-#include "models/kernels/cuda_element.cuh"
+#include "models/kernels/cuda/cuda_element.cuh"
 #include "rollout/kernels/step_copies_launch.h"
 
 namespace ferry::rollout::launch {

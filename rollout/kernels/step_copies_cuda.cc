@@ -2,7 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "models/kernels/cuda_call.h"
+#include "models/kernels/cuda/cuda_call.h"
 #include "rollout/kernels/step_copies.h"
 #include "rollout/kernels/step_copies_launch.h"
 

@@ -2,13 +2,13 @@
 
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "distckpt/json.h"
-#include "rollout/text/jinja_evaluator.h"
-#include "rollout/text/jinja_library.h"
-#include "rollout/text/jinja_syntax.h"
-#include "rollout/text/unicode.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
+#include "rollout/text/jinja/jinja_evaluator.h"
+#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/jinja_syntax.h"
+#include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "rollout/text/model_files.h"
+#include "rollout/text/tokenizer/model_files.h"
 
 namespace ferry::rollout::text {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "distckpt/json.h"
+#include "distckpt/base/json.h"
 
 namespace ferry::rollout::text {
 

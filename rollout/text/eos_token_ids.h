@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "rollout/text/model_files.h"
-#include "rollout/text/tokenizer.h"
+#include "rollout/text/tokenizer/model_files.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 
 namespace ferry::rollout::text {
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <string>
 
-#include "models/device.h"
+#include "models/device/device.h"
 
 namespace ferry {
 

@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "distckpt/file_box_io.h"
-#include "distckpt/plane_codec.h"
-#include "distckpt/shard_store.h"
+#include "distckpt/base/error.h"
+#include "distckpt/execute/file_box_io.h"
+#include "distckpt/execute/plane_codec.h"
+#include "distckpt/formats/archive/shard_store.h"
 
 namespace ferry::bench {
 namespace {

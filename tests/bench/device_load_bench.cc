@@ -15,13 +15,13 @@
 #include <vector>
 
 #include "converter/alignment/model_files.h"
-#include "converter/checkpoint.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "models/device.h"
-#include "models/device_box_io.h"
+#include "converter/open/checkpoint.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "models/device/device.h"
+#include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
+#include "models/reshard/device_box_io.h"
 
 namespace ferry {
 namespace {

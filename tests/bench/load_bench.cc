@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "converter/load.h"
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "tests/support/parallel_model.h"
+#include "converter/bridge/load.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "tests/support/models/parallel_model.h"
 
 namespace ferry::support {
 namespace {

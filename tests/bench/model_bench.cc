@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "converter/alignment/model_files.h"
-#include "converter/checkpoint.h"
-#include "distckpt/error.h"
-#include "models/device.h"
+#include "converter/open/checkpoint.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
+#include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
 #include "tests/bench/chrome_trace.h"
 
 namespace ferry {
@@ -44,10 +44,10 @@ struct Flags {
   std::string trace;
   bool sequence_parallel = false;
   bool forward_only = false;
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
 };
 
-double multiply_adds(const distckpt::TransformerConfig& config,
+double multiply_adds(const models::TransformerConfig& config,
                      const models::GPTModel& model,
                      const std::vector<std::int64_t>& lengths) {
   double weights = 0;

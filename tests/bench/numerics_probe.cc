@@ -1,6 +1,6 @@
-// Prints the certificate of this machine (models/numerics_certificate.h) for the shapes of every
-// family, as a table: a line for each operation and property, what does not hold, and how long a
-// product without split-K takes beside the library's own choice.
+// Prints the certificate of this machine (models/certificate/numerics_certificate.h) for the shapes
+// of every family, as a table: a line for each operation and property, what does not hold, and how
+// long a product without split-K takes beside the library's own choice.
 //
 //   numerics_probe [cpu|cuda] [bf16|fp32] [family ...]        fp32 is of the CPU
 #include <ATen/ATen.h>
@@ -13,14 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "models/kernels/gemm.h"
-#include "models/numerics_certificate.h"
+#include "distckpt/base/error.h"
+#include "models/certificate/numerics_certificate.h"
+#include "models/kernels/product/gemm.h"
 
 namespace ferry::models {
 namespace {
 
-using distckpt::TransformerConfig;
+using models::TransformerConfig;
 
 TransformerConfig dense(std::int64_t hidden,
                         std::int64_t ffn,

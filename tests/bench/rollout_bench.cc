@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "converter/alignment/model_files.h"
-#include "converter/checkpoint.h"
-#include "distckpt/error.h"
-#include "models/device.h"
+#include "converter/open/checkpoint.h"
+#include "distckpt/base/error.h"
+#include "models/device/device.h"
+#include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
 #include "rollout/llm_engine.h"
 #include "tests/bench/chrome_trace.h"
 

@@ -15,13 +15,13 @@
 #include <thread>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "models/device.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "models/device/device.h"
+#include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
-#include "trainer/distributed_optimizer.h"
-#include "trainer/training_checkpoint.h"
+#include "trainer/engine/training_checkpoint.h"
+#include "trainer/optimizer/distributed_optimizer.h"
 
 namespace ferry::trainer {
 namespace {
@@ -44,19 +44,19 @@ struct Options {
   int pause = 0;
 };
 
-distckpt::TransformerConfig config_of(const Options& options) {
+models::TransformerConfig config_of(const Options& options) {
   const bool small = options.shape == "0.5b";
-  distckpt::TransformerConfig config{.family = "qwen2",
-                                     .num_layers = small ? 24 : 28,
-                                     .hidden_size = small ? 896 : 1536,
-                                     .ffn_hidden_size = small ? 4864 : 8960,
-                                     .num_attention_heads = small ? 14 : 12,
-                                     .num_query_groups = 2,
-                                     .kv_channels = small ? 64 : 128,
-                                     .vocab_size = 151936,
-                                     .max_position_embeddings = 32768,
-                                     .add_qkv_bias = true,
-                                     .untie_embeddings_and_output_weights = false};
+  models::TransformerConfig config{.family = "qwen2",
+                                   .num_layers = small ? 24 : 28,
+                                   .hidden_size = small ? 896 : 1536,
+                                   .ffn_hidden_size = small ? 4864 : 8960,
+                                   .num_attention_heads = small ? 14 : 12,
+                                   .num_query_groups = 2,
+                                   .kv_channels = small ? 64 : 128,
+                                   .vocab_size = 151936,
+                                   .max_position_embeddings = 32768,
+                                   .add_qkv_bias = true,
+                                   .untie_embeddings_and_output_weights = false};
   if (options.layers > 0) config.num_layers = options.layers;
   return config;
 }

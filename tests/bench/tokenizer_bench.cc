@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/file_io.h"
-#include "rollout/text/tokenizer.h"
+#include "distckpt/storage/file_io.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 
 namespace ferry {
 namespace {

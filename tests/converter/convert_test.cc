@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "converter/verify.h"
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
+#include "tests/support/models/tiny_model.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny_model.h"
 #include "tests/support/trees.h"
 
 namespace ferry::converter {

@@ -9,14 +9,14 @@
 
 #include "converter/convert.h"
 #include "converter/verify.h"
-#include "distckpt/cast.h"
-#include "distckpt/file_io.h"
-#include "distckpt/safetensors.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
+#include "tests/support/models/tiny_model.h"
 #include "tests/support/naive_cast.h"
 #include "tests/support/temp_dir.h"
-#include "tests/support/tiny_model.h"
 
 namespace ferry::converter {
 namespace diff_test {

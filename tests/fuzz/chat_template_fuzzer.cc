@@ -2,7 +2,7 @@
 #include <string>
 
 #include "rollout/text/chat_template.h"
-#include "rollout/text/unicode.h"
+#include "rollout/text/unicode/unicode.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,7 +1,7 @@
 #include <string>
 
-#include "converter/hf_config.h"
-#include "converter/megatron_args.h"
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_args.h"
 #include "tests/fuzz/model_properties.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
@@ -9,7 +9,7 @@
 namespace ferry::fuzz {
 namespace {
 
-using distckpt::TransformerConfig;
+using models::TransformerConfig;
 
 // A rewritten dtype, or a configuration without its quantisation, describes the same model.
 void expect_rewritten_alike(std::string_view text, const TransformerConfig& config) {

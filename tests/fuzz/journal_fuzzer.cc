@@ -1,7 +1,7 @@
 #include <fstream>
 #include <string>
 
-#include "distckpt/journal.h"
+#include "distckpt/execute/journal.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support/temp_dir.h"

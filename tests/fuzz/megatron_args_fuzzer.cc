@@ -1,9 +1,9 @@
 #include <optional>
 #include <string>
 
-#include "converter/megatron_args.h"
-#include "distckpt/pickle.h"
-#include "distckpt/torch_dist.h"
+#include "converter/families/megatron_args.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/formats/torch_save/pickle.h"
 #include "tests/fuzz/model_properties.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
@@ -13,7 +13,7 @@ namespace ferry::fuzz {
 void megatron_args(std::string_view input) {
   constexpr std::string_view kGlobals[] = {"argparse.Namespace", "torch.", "signal.Signals",
                                            "megatron.core.", "types.SimpleNamespace"};
-  std::optional<distckpt::TransformerConfig> config;
+  std::optional<models::TransformerConfig> config;
   accepts([&] {
     const auto pickle = distckpt::Pickle::parse(std::string(input),
                                                 {.source = "fuzz", .allowed_globals = kGlobals});

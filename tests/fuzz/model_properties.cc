@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "converter/common_state.h"
-#include "converter/megatron_args.h"
-#include "converter/megatron_links.h"
-#include "converter/model_map.h"
-#include "distckpt/coverage.h"
-#include "distckpt/layout.h"
-#include "distckpt/pickle.h"
-#include "distckpt/pickle_writer.h"
+#include "converter/families/megatron_args.h"
+#include "converter/families/megatron_links.h"
+#include "converter/families/model_map.h"
+#include "converter/optimizer/common_state.h"
+#include "distckpt/formats/torch_save/pickle.h"
+#include "distckpt/formats/torch_save/pickle_writer.h"
+#include "distckpt/plan/coverage.h"
+#include "distckpt/plan/layout.h"
 #include "tests/fuzz/property.h"
 
 namespace ferry::fuzz {
@@ -20,7 +20,7 @@ namespace {
 
 using converter::ModelMap;
 using distckpt::Box;
-using distckpt::TransformerConfig;
+using models::TransformerConfig;
 
 // Rules take time for each tensor; a few of each kind say it all.
 bool is_small(const TransformerConfig& config) {

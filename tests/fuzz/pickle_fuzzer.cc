@@ -4,8 +4,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "distckpt/pickle.h"
-#include "distckpt/pickle_writer.h"
+#include "distckpt/formats/torch_save/pickle.h"
+#include "distckpt/formats/torch_save/pickle_writer.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

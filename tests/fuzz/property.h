@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::fuzz {
 

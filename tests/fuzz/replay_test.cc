@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/fuzz/targets.h"
 
 namespace ferry::fuzz {

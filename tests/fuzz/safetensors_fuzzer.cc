@@ -2,8 +2,8 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/coverage.h"
-#include "distckpt/safetensors.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/plan/coverage.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,9 +1,9 @@
 #include <charconv>
 #include <string>
 
-#include "distckpt/shard_store.h"
-#include "distckpt/shard_store_index.h"
-#include "distckpt/shard_store_layout.h"
+#include "distckpt/formats/archive/shard_store.h"
+#include "distckpt/formats/archive/shard_store_index.h"
+#include "distckpt/formats/archive/shard_store_layout.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

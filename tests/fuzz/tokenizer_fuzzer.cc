@@ -1,7 +1,7 @@
 #include <string>
 #include <vector>
 
-#include "rollout/text/tokenizer.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

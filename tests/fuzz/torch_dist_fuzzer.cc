@@ -5,10 +5,10 @@
 #include <tuple>
 #include <vector>
 
-#include "distckpt/filenames.h"
-#include "distckpt/layout.h"
-#include "distckpt/sharded_tensor.h"
-#include "distckpt/torch_dist.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/plan/layout.h"
+#include "distckpt/plan/sharded_tensor.h"
+#include "distckpt/storage/filenames.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 #include "tests/support/temp_dir.h"

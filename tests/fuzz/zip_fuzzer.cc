@@ -3,9 +3,9 @@
 #include <tuple>
 #include <vector>
 
-#include "distckpt/checksum_ledger.h"
-#include "distckpt/torch_save.h"
-#include "distckpt/torch_zip.h"
+#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/formats/torch_save/torch_save.h"
+#include "distckpt/formats/torch_save/torch_zip.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,5 +1,6 @@
-// The gradients of our models beside Hugging Face's, for tests/interop/test_gradients.py. Prints
-// one JSON object a parameter: the error of both against gradients in fp64, relative to their norm.
+// The gradients of our models beside Hugging Face's, for tests/interop/rollout/test_gradients.py.
+// Prints one JSON object a parameter: the error of both against gradients in fp64, relative to
+// their norm.
 //   gradient_tool CHECKPOINT REFERENCE FP64_REFERENCE ALIGNMENT tp sp pp cp ep etp dtype LAYOUT
 //   [cuda]
 // LAYOUT: that of the pipeline, empty for one stage. The ranks are threads; on GPUs processes, as
@@ -14,11 +15,11 @@
 #include <string>
 
 #include "converter/alignment/reference.h"
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
 #include "models/finalize_model_grads.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
-#include "tests/support/naive_load.h"
+#include "tests/support/models/naive_load.h"
 
 namespace ferry {
 namespace {
@@ -28,7 +29,7 @@ struct Flags {
   converter::Reference reference{};
   converter::Reference exact{};
   models::ModelOptions options{};
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   int world_size() const {
     return parallel.tensor_model_parallel_size * parallel.context_parallel_size *
            parallel.pipeline_model_parallel_size *

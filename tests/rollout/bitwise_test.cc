@@ -7,9 +7,9 @@
 
 #include <string>
 
-#include "models/world.h"
-#include "tests/support/engine_load.h"
-#include "tests/support/tiny_training.h"
+#include "models/distributed/world.h"
+#include "tests/support/models/engine_load.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry::rollout {
 namespace bitwise_test {
@@ -21,7 +21,7 @@ using models::GPTModel;
 struct Case {
   const char* name;
   support::TinyModel model{};
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   int ranks = 1;
   std::optional<std::int64_t> window{};
   DType dtype = DType::kBF16;
@@ -37,7 +37,7 @@ class BitwiseRollout : public testing::TestWithParam<Case> {
   static void SetUpTestSuite() { at::set_num_threads(1); }
 };
 
-GPTModel make_model(const distckpt::TransformerConfig& config,
+GPTModel make_model(const models::TransformerConfig& config,
                     const models::ParallelState& mesh,
                     DType dtype) {
   return GPTModel(config, mesh, models::stage_chunks(config, mesh.shape().parallel(), 0)[0],
@@ -125,7 +125,7 @@ support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
 }
 
-distckpt::ParallelConfig parallel(int tp, int ep = 1) {
+models::ParallelConfig parallel(int tp, int ep = 1) {
   return {.tensor_model_parallel_size = tp,
           .expert_model_parallel_size = ep,
           .expert_tensor_parallel_size = 1,

@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "distckpt/error.h"
-#include "models/world.h"
-#include "tests/support/engine_load.h"
-#include "tests/support/tiny_training.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "tests/support/models/engine_load.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry {
 namespace {

@@ -9,10 +9,10 @@
 #include <map>
 #include <string>
 
-#include "models/world.h"
-#include "tests/support/engine_load.h"
+#include "models/distributed/world.h"
 #include "tests/support/expect.h"
-#include "tests/support/tiny_training.h"
+#include "tests/support/models/engine_load.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry::rollout {
 namespace llm_engine_test {
@@ -42,7 +42,7 @@ class Engine : public testing::Test {
 
   models::World world_;
   models::ParallelState mesh_;
-  distckpt::TransformerConfig config_;  // of 128 positions
+  models::TransformerConfig config_;  // of 128 positions
   GPTModel model_;
 };
 

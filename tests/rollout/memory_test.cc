@@ -9,13 +9,13 @@
 #include <memory>
 #include <string>
 
-#include "distckpt/error.h"
-#include "models/world.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
 #include "rollout/step_memory.h"
-#include "tests/support/engine_load.h"
 #include "tests/support/expect.h"
 #include "tests/support/memory_meter.h"
-#include "tests/support/tiny_training.h"
+#include "tests/support/models/engine_load.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry::rollout {
 namespace memory_test {
@@ -37,7 +37,7 @@ support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
 }
 
-distckpt::TransformerConfig config_of(const char* family) {
+models::TransformerConfig config_of(const char* family) {
   auto config = support::tiny_config(tiny(family));
   config.max_position_embeddings = 512;
   return config;
@@ -48,7 +48,7 @@ class Memory : public testing::Test {
   // Of tiny tensors a second thread takes longer to wake than to compute.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 
-  distckpt::TransformerConfig config_ = config_of("qwen2");
+  models::TransformerConfig config_ = config_of("qwen2");
   models::World world_{{}};
   models::ParallelState mesh_{world_, {}, "test"};
   GPTModel model_{config_, mesh_, models::stage_chunks(config_, {}, 0)[0], {}};

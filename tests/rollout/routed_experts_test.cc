@@ -7,11 +7,11 @@
 
 #include <numeric>
 
-#include "models/world.h"
+#include "models/distributed/world.h"
 #include "rollout/output_processor.h"
-#include "tests/support/engine_load.h"
 #include "tests/support/expect.h"
-#include "tests/support/tiny_training.h"
+#include "tests/support/models/engine_load.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry::rollout {
 namespace routed_experts_test {
@@ -61,7 +61,7 @@ class Routes : public testing::Test {
 
   models::World world_{{}};
   models::ParallelState mesh_{world_, {}, "test"};
-  distckpt::TransformerConfig config_;
+  models::TransformerConfig config_;
   std::optional<models::GPTModel> model_;
 };
 

@@ -1,5 +1,5 @@
 // The kernel of one row against the layers that it computes over again.
-#include "models/row_decoder.h"
+#include "models/decode_row/row_decoder.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -7,8 +7,8 @@
 
 #include <string>
 
+#include "models/distributed/world.h"
 #include "models/gpt_model.h"
-#include "models/world.h"
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
 
@@ -46,7 +46,7 @@ class LayerByLayer : public PagedContext {
   std::optional<models::DecodedRow> only_row() const override { return std::nullopt; }
 };
 
-distckpt::TransformerConfig config_of(const Case& one) {
+models::TransformerConfig config_of(const Case& one) {
   return {.num_layers = 3,
           .hidden_size = one.hidden,
           .ffn_hidden_size = one.ffn,

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::support {
 

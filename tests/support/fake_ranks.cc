@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::support {
 

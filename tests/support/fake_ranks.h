@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "distckpt/rank_group.h"
+#include "distckpt/plan/rank_group.h"
 
 namespace ferry::support {
 

@@ -1,14 +1,14 @@
 // Meshes that a claim is tried on.
 #pragma once
 
-#include "distckpt/parallel_config.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::support {
 
 struct Layout {
   const char* name;
   int ranks;
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   bool sequence_parallel = false;
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::support {
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "distckpt/box_io.h"
-#include "distckpt/layout.h"
+#include "distckpt/plan/box_io.h"
+#include "distckpt/plan/layout.h"
 
 namespace ferry::support {
 

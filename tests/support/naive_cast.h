@@ -1,10 +1,10 @@
 // Conversions of floating-point elements in the plainest way, by the compiler's own types where it
-// has them: what distckpt/cast.h is held against.
+// has them: what distckpt/elements/cast.h is held against.
 #pragma once
 
 #include <cstddef>
 
-#include "distckpt/dtype.h"
+#include "distckpt/base/dtype.h"
 
 namespace ferry::support {
 

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "distckpt/box.h"
+#include "distckpt/base/box.h"
 
 namespace ferry::support {
 

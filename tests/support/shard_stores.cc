@@ -1,9 +1,9 @@
 #include "tests/support/shard_stores.h"
 
-#include "distckpt/error.h"
-#include "distckpt/executor.h"
-#include "distckpt/file_box_io.h"
-#include "distckpt/journal.h"
+#include "distckpt/base/error.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/execute/file_box_io.h"
+#include "distckpt/execute/journal.h"
 #include "tests/support/memory_box_io.h"
 
 namespace ferry::support {

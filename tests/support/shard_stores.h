@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/shard_store.h"
+#include "distckpt/formats/archive/shard_store.h"
 #include "tests/support/random_boxes.h"
 
 namespace ferry::support {

@@ -1,8 +1,8 @@
 #include "tests/support/trees.h"
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
-#include "tests/support/tiny_model.h"
+#include "tests/support/models/tiny_model.h"
 
 namespace ferry::support {
 

@@ -18,18 +18,18 @@
 #include <string>
 #include <vector>
 
-#include "converter/checkpoint.h"
-#include "distckpt/error.h"
+#include "converter/open/checkpoint.h"
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
-#include "models/world.h"
-#include "tests/support/tiny_training.h"
-#include "trainer/kernels/adam.h"
-#include "trainer/micro_batches.h"
-#include "trainer/offload.h"
-#include "trainer/optimizer_param_scheduler.h"
-#include "trainer/pipeline_order.h"
-#include "trainer/pipeline_schedule.h"
-#include "trainer/training_checkpoint.h"
+#include "tests/support/models/tiny_training.h"
+#include "trainer/engine/micro_batches.h"
+#include "trainer/engine/pipeline/pipeline_order.h"
+#include "trainer/engine/pipeline/pipeline_schedule.h"
+#include "trainer/engine/training_checkpoint.h"
+#include "trainer/optimizer/kernels/adam.h"
+#include "trainer/optimizer/offload.h"
+#include "trainer/optimizer/optimizer_param_scheduler.h"
 
 namespace ferry::trainer {
 namespace {
@@ -109,11 +109,11 @@ json of_each(const std::string& cases, json (*compute)(const json&)) {
 // What DistributedOptimizer has after a load, saved anew.
 json resave(const Arguments& a) {
   const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
-  const distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(2),
-                                          .pipeline_model_parallel_size = size(3),
-                                          .expert_model_parallel_size = size(4),
-                                          .expert_tensor_parallel_size = size(5),
-                                          .make_vocab_size_divisible_by = 256 / size(2)};
+  const models::ParallelConfig parallel{.tensor_model_parallel_size = size(2),
+                                        .pipeline_model_parallel_size = size(3),
+                                        .expert_model_parallel_size = size(4),
+                                        .expert_tensor_parallel_size = size(5),
+                                        .make_vocab_size_divisible_by = 256 / size(2)};
   const auto origin = converter::open(a[0], {.hf_config = a[7]});
   models::run_ranks(size(2) * size(3) * size(6), {}, [&](models::World& world) {
     const models::ParallelState mesh(world, parallel, "mesh");
@@ -136,10 +136,10 @@ json resave(const Arguments& a) {
 
 json train(const Arguments& a) {
   const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
-  distckpt::ParallelConfig parallel{.tensor_model_parallel_size = size(3),
-                                    .pipeline_model_parallel_size = size(4),
-                                    .expert_model_parallel_size = size(6),
-                                    .expert_tensor_parallel_size = 1};
+  models::ParallelConfig parallel{.tensor_model_parallel_size = size(3),
+                                  .pipeline_model_parallel_size = size(4),
+                                  .expert_model_parallel_size = size(6),
+                                  .expert_tensor_parallel_size = 1};
   if (size(5) > 1) parallel.virtual_pipeline_model_parallel_size = size(5);
   auto world = models::World::from_environment({.device = at::Device(a[0])});
   const models::ParallelState mesh(world, parallel, "mesh");

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
 #include "trainer/algorithms/named.h"
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
 #include "trainer/algorithms/named.h"
 

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "trainer/algorithms/agg_loss.h"
-#include "trainer/loss_output.h"
+#include "trainer/algorithms/loss_output.h"
 
 namespace ferry::trainer {
 

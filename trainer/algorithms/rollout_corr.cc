@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
 #include "trainer/algorithms/named.h"
 #include "trainer/algorithms/rollout_corr_metrics.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
 
 namespace ferry::trainer {

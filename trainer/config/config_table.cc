@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "distckpt/nearest_name.h"
+#include "distckpt/base/nearest_name.h"
 
 namespace ferry::trainer {
 namespace {

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/config/config_value.h"
 
 namespace ferry::trainer {

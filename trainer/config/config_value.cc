@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
 #include "trainer/config/ppo_choices.h"
 #include "trainer/config/ppo_rules.h"

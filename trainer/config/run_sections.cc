@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
 
 namespace ferry::trainer {

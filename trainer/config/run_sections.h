@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/parallel_config.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::trainer {
 
@@ -23,7 +23,7 @@ struct ModelConfig {
 };
 
 struct EngineConfig {
-  distckpt::ParallelConfig parallel{};
+  models::ParallelConfig parallel{};
   std::optional<bool> sequence_parallel{};  // default: where tp > 1
   std::string alignment = "fast";
   std::string dtype = "bfloat16";

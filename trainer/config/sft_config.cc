@@ -1,6 +1,6 @@
 #include "trainer/config/sft_config.h"
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
 #include "trainer/config/sft_rules.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 namespace {

@@ -5,9 +5,9 @@
 #include <span>
 #include <string_view>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "distckpt/json.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 namespace {

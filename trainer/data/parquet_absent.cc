@@ -1,5 +1,5 @@
 // Parquet in a program that was built without it.
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/data/parquet_file.h"
 
 namespace ferry::trainer {

@@ -9,8 +9,8 @@
 #include <exception>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "trainer/data/arrow_value.h"
 
 namespace ferry::trainer {

@@ -1,6 +1,6 @@
 #include "trainer/data/record_file.h"
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/data/jsonl_file.h"
 #include "trainer/data/parquet_file.h"
 

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/data/epoch_order.h"
 #include "trainer/data/record_file.h"
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 

@@ -6,7 +6,7 @@
 namespace ferry::trainer {
 namespace {
 
-using distckpt::TransformerConfig;
+using models::TransformerConfig;
 
 struct HeadSizes {
   std::int64_t query = 0;  // and key

@@ -7,7 +7,7 @@
 #include <span>
 #include <string_view>
 
-#include "distckpt/transformer_config.h"
+#include "models/spec/transformer_config.h"
 
 namespace ferry::trainer {
 
@@ -15,7 +15,7 @@ namespace ferry::trainer {
 // weight that the token meets, the embedding and the output layer included; and for attention,
 // causal, 3 (query + value size) of each head by the squares of the lengths. (Of multi-latent
 // attention verl counts the query size for that of the values, too.)
-double training_flops(const distckpt::TransformerConfig& config,
+double training_flops(const models::TransformerConfig& config,
                       std::span<const std::int64_t> lengths);
 
 // Of one GPU, dense and in bf16, a second; nothing for one that is not known. `device` is the name

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <string>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
-#include "distckpt/json.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
 #include "trainer/metrics/append_file.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/run_log.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 namespace {

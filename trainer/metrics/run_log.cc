@@ -12,8 +12,8 @@
 #include <tuple>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 namespace {

@@ -8,8 +8,8 @@
 #include <system_error>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/run_log.h"
 

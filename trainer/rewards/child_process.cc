@@ -12,7 +12,7 @@
 #include <cstring>
 #include <thread>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 extern char** environ;
 

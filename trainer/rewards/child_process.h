@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 
 namespace ferry::trainer {
 

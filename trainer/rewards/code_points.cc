@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "rollout/text/unicode.h"
+#include "rollout/text/unicode/unicode.h"
 
 namespace ferry::trainer::code_points {
 namespace {

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "rollout/text/unicode.h"
+#include "distckpt/base/error.h"
+#include "rollout/text/unicode/unicode.h"
 #include "trainer/rewards/child_process.h"
 
 namespace ferry::trainer {

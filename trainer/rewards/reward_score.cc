@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "distckpt/error.h"
-#include "rollout/text/unicode.h"
+#include "distckpt/base/error.h"
+#include "rollout/text/unicode/unicode.h"
 #include "trainer/rewards/gsm8k.h"
 #include "trainer/rewards/math_dapo.h"
 #include "trainer/rewards/math_reward.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "rollout/text/regex.h"
+#include "rollout/text/regex/regex.h"
 
 namespace ferry::trainer {
 
@@ -25,7 +25,8 @@ RewardScore default_compute_score(std::string_view data_source,
                                   std::string_view ground_truth);
 
 // Whether the whole answer has a form: "<think>[\s\S]*?</think>\s*<answer>[\s\S]*?</answer>\s*".
-// The syntax is that of rollout/text/regex.h, where a point is anything but the end of a line.
+// The syntax is that of rollout/text/regex/regex.h, where a point is anything but the end of a
+// line.
 class FormatReward {
  public:
   // Throws Error(kUsage).

@@ -13,21 +13,21 @@
 #include <utility>
 
 #include "converter/alignment/model_files.h"
-#include "distckpt/error.h"
-#include "models/host_threads.h"
+#include "distckpt/base/error.h"
+#include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
-#include "trainer/compute_log_prob.h"
 #include "trainer/data/permutation.h"
-#include "trainer/ppo_options.h"
-#include "trainer/run_options.h"
+#include "trainer/engine/run_options.h"
+#include "trainer/update/compute_log_prob.h"
+#include "trainer/update/ppo_options.h"
 #include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
 namespace {
 
-distckpt::ParallelConfig rollout_parallel(const PpoConfig& config) {
-  distckpt::ParallelConfig parallel;
+models::ParallelConfig rollout_parallel(const PpoConfig& config) {
+  models::ParallelConfig parallel;
   parallel.tensor_model_parallel_size = config.rollout.tensor_model_parallel_size;
   parallel.expert_model_parallel_size = config.rollout.expert_parallel_size;
   parallel.make_vocab_size_divisible_by =

@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "models/parallel_state.h"
-#include "models/world.h"
+#include "models/distributed/parallel_state.h"
+#include "models/distributed/world.h"
 #include "rollout/llm_engine.h"
 #include "trainer/config/ppo_config.h"
-#include "trainer/hybrid_engine.h"
-#include "trainer/update_actor.h"
+#include "trainer/update/update_actor.h"
+#include "trainer/workers/hybrid_engine.h"
 #include "trainer/workers/megatron_worker.h"
 
 namespace ferry::trainer {

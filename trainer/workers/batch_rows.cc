@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::trainer {
 

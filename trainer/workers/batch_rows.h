@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "trainer/answer_batches.h"
-#include "trainer/data_proto.h"
+#include "trainer/update/answer_batches.h"
+#include "trainer/update/data_proto.h"
 
 namespace ferry::trainer {
 

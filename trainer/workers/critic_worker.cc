@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "trainer/compute_values.h"
-#include "trainer/update_critic.h"
+#include "trainer/update/compute_values.h"
+#include "trainer/update/update_critic.h"
 #include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 

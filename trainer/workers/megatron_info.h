@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/parallel_state.h"
+#include "models/distributed/parallel_state.h"
 
 namespace ferry::trainer {
 

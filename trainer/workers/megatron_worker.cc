@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include "distckpt/error.h"
-#include "trainer/micro_batches.h"
-#include "trainer/peak_memory.h"
+#include "distckpt/base/error.h"
+#include "trainer/engine/micro_batches.h"
+#include "trainer/engine/peak_memory.h"
 
 namespace ferry::trainer {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "models/world.h"
-#include "trainer/answer_batches.h"
+#include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
-#include "trainer/data_proto.h"
-#include "trainer/megatron_engine.h"
+#include "trainer/engine/megatron_engine.h"
+#include "trainer/update/answer_batches.h"
+#include "trainer/update/data_proto.h"
 #include "trainer/workers/worker_group.h"
 
 namespace ferry::trainer {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include "models/device.h"
-#include "models/memory_error.h"
-#include "trainer/run_options.h"
+#include "models/device/device.h"
+#include "models/device/memory_error.h"
+#include "trainer/engine/run_options.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {

@@ -19,15 +19,15 @@
 #include <string>
 #include <vector>
 
-#include "models/world.h"
+#include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
+#include "trainer/dataset/prompt_examples.h"
 #include "trainer/metrics/timeline.h"
-#include "trainer/profiler.h"
-#include "trainer/prompt_examples.h"
-#include "trainer/reward_manager.h"
+#include "trainer/run/profiler.h"
 #include "trainer/workers/actor_rollout_ref_worker.h"
 #include "trainer/workers/critic_worker.h"
 #include "trainer/workers/megatron_info.h"
+#include "trainer/workers/reward_manager.h"
 #include "trainer/workers/reward_model_worker.h"
 #include "trainer/workers/worker_group.h"
 

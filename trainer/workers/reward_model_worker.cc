@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "trainer/compute_values.h"
+#include "trainer/update/compute_values.h"
 #include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 

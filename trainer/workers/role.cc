@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "trainer/run_options.h"
+#include "trainer/engine/run_options.h"
 
 namespace ferry::trainer {
 

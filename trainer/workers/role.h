@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "trainer/config/ppo_config.h"
-#include "trainer/megatron_engine.h"
+#include "trainer/engine/megatron_engine.h"
 
 namespace ferry::trainer {
 

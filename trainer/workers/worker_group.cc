@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/workers/megatron_info.h"
 
 namespace ferry::trainer {

@@ -20,10 +20,10 @@
 #include <string_view>
 #include <vector>
 
-#include "models/mailbox.h"
-#include "models/parallel_state.h"
-#include "models/world.h"
-#include "trainer/data_proto.h"
+#include "models/distributed/mailbox.h"
+#include "models/distributed/parallel_state.h"
+#include "models/distributed/world.h"
+#include "trainer/update/data_proto.h"
 
 namespace ferry::trainer {
 

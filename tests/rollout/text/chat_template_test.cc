@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/temp_dir.h"
 
 namespace ferry::rollout::text {

@@ -1,5 +1,5 @@
-// What tests/interop/test_tokenizer.py and test_chat_templates.py ask: a request in JSON on each
-// line of standard input, an answer in JSON on each line of standard output.
+// What tests/interop/rollout/test_tokenizer.py and test_chat_templates.py ask: a request in JSON on
+// each line of standard input, an answer in JSON on each line of standard output.
 //
 //   {"op": "encode", "tokenizer": FILE, "texts": [...]}  {"ids": [[...]], "plain": [[...]]}, plain:
 //   without special tokens
@@ -29,11 +29,11 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "rollout/text/chat_template.h"
-#include "rollout/text/incremental_detokenizer.h"
-#include "rollout/text/tokenizer.h"
+#include "rollout/text/tokenizer/incremental_detokenizer.h"
+#include "rollout/text/tokenizer/tokenizer.h"
 
 namespace ferry {
 namespace {

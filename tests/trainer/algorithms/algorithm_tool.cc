@@ -1,4 +1,5 @@
-// What tests/interop/test_core_algos.py asks: a question in JSON on each line of standard input,
+// What tests/interop/train/test_core_algos.py asks: a question in JSON on each line of standard
+// input,
 // {"answer": ...} or {"error": ...} on each line of standard output. Tensors are nested lists;
 // {"op": ...} names the function, "config" its options under verl's names.
 #include <ATen/ATen.h>
@@ -11,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/algorithms/advantages.h"
 #include "trainer/algorithms/kl_penalty.h"
 #include "trainer/algorithms/masked.h"

@@ -1,6 +1,6 @@
 // What verl cannot be asked: that losses do not depend on the cut into micro-batches, and what is
 // said of input that means nothing. Values are held beside verl's in
-// tests/interop/test_core_algos.py.
+// tests/interop/train/test_core_algos.py.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "tests/support/expect.h"
 #include "trainer/algorithms/advantages.h"
 #include "trainer/algorithms/masked.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/temp_dir.h"
 #include "trainer/config/sft_rules.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {

@@ -1,5 +1,5 @@
-// Files that Arrow writes, read, and damaged. tests/interop/test_training_data.py compares what is
-// read with pyarrow's own reading.
+// Files that Arrow writes, read, and damaged. tests/interop/train/test_training_data.py compares
+// what is read with pyarrow's own reading.
 #include "trainer/data/parquet_file.h"
 
 #include <arrow/api.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_dir.h"

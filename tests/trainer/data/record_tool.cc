@@ -1,5 +1,5 @@
 // Prints the records of files of training data as JSON, one a line: what
-// tests/interop/test_training_data.py holds against pyarrow's reading.
+// tests/interop/train/test_training_data.py holds against pyarrow's reading.
 //   record_tool FILE...              in the order of the files
 //   record_tool --shuffle SEED FILE...   as an epoch visits them
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/data/record_stream.h"
 
 int main(int argc, char** argv) {

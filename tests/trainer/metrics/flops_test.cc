@@ -7,7 +7,7 @@
 namespace ferry::trainer {
 namespace flops_test {
 
-using distckpt::TransformerConfig;
+using models::TransformerConfig;
 
 // Worked out by hand for a small model of each kind; every number of a configuration is another
 // one.

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <string>
 
-#include "distckpt/error.h"
-#include "distckpt/file_io.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_dir.h"
@@ -81,8 +81,8 @@ TEST(RunLog, IsAFolderOrItsFile) {
 }
 
 // The first record of every event file: its length 24, and the CRCs that TensorFlow computes
-// (masked CRC-32C; the time, of eight bytes, is put to zero by tests/interop/test_metric_logs.py's
-// reader).
+// (masked CRC-32C; the time, of eight bytes, is put to zero by
+// tests/interop/train/test_metric_logs.py's reader).
 TEST(EventLog, BeginsWithItsVersion) {
   const support::TempDir dir;
   open_event_log(dir / "tb", 1);

@@ -1,10 +1,10 @@
-// Copies the metrics of a JSONL file into an event file: what tests/interop/test_metric_logs.py
-// reads.
+// Copies the metrics of a JSONL file into an event file: what
+// tests/interop/train/test_metric_logs.py reads.
 //   metric_tool METRICS.jsonl FOLDER FIRST_STEP
 #include <cstdio>
 #include <string>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/run_log.h"
 

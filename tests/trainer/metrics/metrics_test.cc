@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "tests/support/expect.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <vector>
 
-#include "distckpt/file_io.h"
+#include "distckpt/storage/file_io.h"
 #include "tests/support/temp_dir.h"
 #include "trainer/metrics/run_log.h"
 

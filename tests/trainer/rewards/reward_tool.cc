@@ -1,5 +1,5 @@
-// What tests/interop/test_rewards.py asks: a question in JSON on each line of standard input, its
-// answer on each line of standard output.
+// What tests/interop/train/test_rewards.py asks: a question in JSON on each line of standard input,
+// its answer on each line of standard output.
 //   reward_tool rules                    {"data_source", "solution_str", "ground_truth"}: the
 //   score;
 //                                        with "method" that of gsm8k, with "pattern" that of a form
@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/error.h"
+#include "distckpt/base/error.h"
 #include "trainer/rewards/gsm8k.h"
 #include "trainer/rewards/reward_command.h"
 #include "trainer/rewards/reward_score.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tests/support/expect.h"
-#include "trainer/ppo_batch.h"
+#include "trainer/ppo/ppo_batch.h"
 
 namespace ferry::trainer {
 namespace batch_rows_test {

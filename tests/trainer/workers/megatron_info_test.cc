@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "models/world.h"
+#include "models/distributed/world.h"
 
 namespace ferry::trainer {
 namespace megatron_info_test {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "models/failure_board.h"
+#include "models/distributed/failure_board.h"
 #include "tests/support/expect.h"
 
 namespace ferry::trainer {

@@ -1,0 +1,213 @@
+#include "converter/bridge/load.h"
+
+#include <chrono>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "converter/families/megatron_links.h"
+#include "converter/open/part.h"
+#include "converter/optimizer/optimizer_tensors.h"
+#include "distckpt/base/error.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::ModelTensor;
+using distckpt::Role;
+using models::Head;
+using models::TransformerConfig;
+
+// Which tensors only one of two configurations may have.
+struct ConfigDifference {
+  bool prediction_layers = false;  // the model lacks them
+  bool head = false;               // the model has a new one
+
+  bool may_stay_behind(const TransformerConfig& of_checkpoint, std::string_view name) const {
+    return (prediction_layers && is_prediction_tensor(of_checkpoint, name)) ||
+           (head && is_head(name));
+  }
+  static bool is_head(std::string_view name) {
+    return name == "lm_head.weight" || name.starts_with("score.");
+  }
+};
+
+ConfigDifference difference(const TransformerConfig& checkpoint,
+                            const TransformerConfig& model,
+                            bool new_head) {
+  return {.prediction_layers = model.mtp_num_layers < checkpoint.mtp_num_layers,
+          .head = new_head && checkpoint.head == Head::kLanguageModel &&
+                  model.head != Head::kLanguageModel};
+}
+
+class LoadPlanner {
+ public:
+  LoadPlanner(const Checkpoint& checkpoint,
+              const distckpt::MeshLayout& mesh,
+              const LoadOptions& options)
+      : checkpoint_(checkpoint), mesh_(mesh), options_(options) {}
+
+  LoadPlan plan() {
+    const auto& own = checkpoint_.map;
+    const auto config = options_.config.value_or(own.config);
+    const auto other = config == own.config ? ModelMap{} : make_model_map(config);
+    const auto& model = other.family == nullptr ? own : other;
+    const auto differ = difference(own.config, config, options_.new_head);
+    source_ = checkpoint_.links;
+    target_ = link_megatron(model, mesh_.layout);
+    auto wanted = model.tensors;
+    const auto kinds = optimizer_kinds(mesh_.layout);
+    link_optimizer(model, kinds, static_cast<std::uint32_t>(wanted.size()), mesh_.layout, target_);
+    for (const auto& kind : kinds) {
+      const auto state = optimizer_map(model, kind).tensors;
+      wanted.insert(wanted.end(), state.begin(), state.end());
+    }
+    join(wanted, differ);
+    if (options_.keep_padding) {
+      distckpt::promote_shared_padding(checkpoint_.layout, source_, mesh_.layout, target_,
+                                       tensors_);
+    }
+    choose_dtypes();
+    auto plan = distckpt::plan_copy(
+        tensors_, {.layout = &checkpoint_.layout, .map = &source_},
+        {.layout = &mesh_.layout, .map = &target_},
+        options_.round ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    for (const auto& planned : plan.tensors) {
+      if (!planned.replicas.empty()) result_.second_copies.push_back(planned.tensor.name);
+    }
+    result_.copy = distckpt::part_of_rank(std::move(plan), mesh_);
+    return std::move(result_);
+  }
+
+ private:
+  // The tensors that both sides have, in the order of the checkpoint; links of others are taken
+  // out.
+  void join(const std::vector<ModelTensor>& wanted, const ConfigDifference& differ) {
+    std::unordered_map<std::string_view, std::size_t> index;
+    for (std::size_t i = 0; i < wanted.size(); ++i) index.emplace(wanted[i].name, i);
+    std::vector<std::optional<std::uint32_t>> of_source;
+    std::vector<std::optional<std::uint32_t>> of_model(wanted.size());
+    for (const auto& tensor : checkpoint_.tensors) {
+      of_source.emplace_back();
+      const auto at = index.find(tensor.name);
+      const bool other_head = differ.head && ConfigDifference::is_head(tensor.name);
+      if (at == index.end() || other_head) {
+        leave_behind(tensor, differ);
+        continue;
+      }
+      const auto& shape = wanted[at->second].shape;
+      require(shape == tensor.shape, ErrorKind::kLayout,
+              "{}: has shape {} in the checkpoint, {} in the model", tensor.name,
+              to_string(tensor.shape), to_string(shape));
+      of_source.back() = of_model[at->second] = static_cast<std::uint32_t>(tensors_.size());
+      tensors_.push_back(tensor);
+    }
+    restrict_links(source_, checkpoint_.layout, of_source);
+    for (std::size_t i = 0; i < of_model.size(); ++i) {
+      if (of_model[i]) continue;
+      const auto& name = wanted[i].name;
+      require(differ.head && ConfigDifference::is_head(name), ErrorKind::kLayout,
+              "{}: the checkpoint does not hold it, the model has it", name);
+      result_.from_zero.push_back(name);
+    }
+    // What has no source is filled with zeros, as padding is.
+    distckpt::TensorMap kept{.padding = std::move(target_.padding)};
+    for (auto link : target_.links) {
+      if (of_model[link.model]) {
+        link.model = *of_model[link.model];
+        kept.links.push_back(link);
+      } else {
+        kept.padding.push_back({.stored = link.stored, .box = link.stored_box});
+      }
+    }
+    target_ = std::move(kept);
+  }
+
+  void leave_behind(const ModelTensor& tensor, const ConfigDifference& differ) {
+    if (tensor.role == Role::kDerived) return;  // check_derived() knows it
+    require(
+        tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name),
+        ErrorKind::kLayout, "{}: the model has no place for it", tensor.name);
+    result_.left_behind.push_back(tensor.name);
+  }
+
+  // The model's dtypes, so that elements are converted as they are read. Only what is dequantised
+  // and then widened goes through the dtype that it would have in a converted checkpoint.
+  void choose_dtypes() {
+    std::vector<bool> scaled(tensors_.size(), false);
+    for (const auto& link : source_.links) {
+      if (link.scale >= 0) scaled[link.model] = true;
+    }
+    for (const auto& link : target_.links) {
+      auto& dtype = tensors_[link.model].dtype;
+      const auto wanted = mesh_.layout.tensor(link.stored).dtype;
+      if (link.copy > 0 || (scaled[link.model] && size_of(wanted) > size_of(dtype))) continue;
+      dtype = wanted;
+    }
+  }
+
+  const Checkpoint& checkpoint_;
+  const distckpt::MeshLayout& mesh_;
+  const LoadOptions& options_;
+  std::vector<ModelTensor> tensors_;
+  distckpt::TensorMap source_;
+  distckpt::TensorMap target_;
+  LoadPlan result_;
+};
+
+}  // namespace
+
+TransformerConfig with_value_head(TransformerConfig config) {
+  if (config.head != Head::kLanguageModel) return config;
+  config.head = Head::kTokenClassification;
+  config.num_labels = 1;
+  config.mtp_num_layers = 0;
+  return config;
+}
+
+LoadPlan plan_load(const Checkpoint& checkpoint,
+                   const distckpt::MeshLayout& mesh,
+                   const LoadOptions& options) {
+  return with_context(
+      [&] {
+        return fmt::format("planning to load {} onto {} ranks", checkpoint.location.folder.string(),
+                           mesh.ranks.size());
+      },
+      [&] { return LoadPlanner(checkpoint, mesh, options).plan(); });
+}
+
+LoadReport load(const Checkpoint& checkpoint,
+                const distckpt::MeshLayout& mesh,
+                distckpt::MemorySink& memory,
+                const LoadOptions& options,
+                const ProgressFunction& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  check_derived(checkpoint);
+  auto plan = plan_load(checkpoint, mesh, options);
+  const distckpt::ExecutorOptions how{.threads = options.threads,
+                                      .max_memory = options.max_memory,
+                                      .staging = options.staging,
+                                      .by_target = true,
+                                      .on_compared = {}};
+  const auto source = checkpoint.source();
+  try {
+    auto done = wait_reporting(distckpt::Executor(how).submit(plan.copy, *source, &memory),
+                               "loading", progress);
+    source->verify_checksums();
+    memory.finish();
+    return {
+        .bytes = done.bytes,
+        .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+        .threads = distckpt::staging_budget(plan.copy, how).threads,
+        .nonzero_padding = std::move(done.nonzero_padding),
+        .left_behind = std::move(plan.left_behind),
+        .from_zero = std::move(plan.from_zero),
+        .second_copies = std::move(plan.second_copies)};
+  } catch (Error& error) {
+    error.add_context(fmt::format("loading {}", checkpoint.location.folder.string()));
+    throw;
+  }
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,370 @@
+#include "converter/bridge/save.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "converter/bridge/load.h"
+#include "converter/digest_checkpoint.h"
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_links.h"
+#include "converter/optimizer/optimizer_tensors.h"
+#include "converter/proof.h"
+#include "converter/shared_work.h"
+#include "converter/write/megatron_target.h"
+#include "converter/write/target_folder.h"
+#include "distckpt/base/error.h"
+#include "distckpt/execute/comparing_sink.h"
+#include "distckpt/execute/executor.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/work_folder.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Iteration;
+using distckpt::MeshLayout;
+using distckpt::ModelTensor;
+
+// A Hugging Face file's header lists what the model still has, as it has it.
+bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
+  return std::ranges::all_of(header.entries, [&](const distckpt::SafetensorsEntry& entry) {
+    const auto copy = model.map.copies.find(entry.name);
+    const auto at = copy != model.map.copies.end() ? copy : model.map.index.find(entry.name);
+    return at != model.map.index.end() && model.tensors[at->second].dtype == entry.dtype;
+  });
+}
+
+// config.json and what travels with it, of the same model in the dtypes that it has now, perhaps
+// with a new head of scores and without its prediction layers.
+std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& model) {
+  if (!origin.hf) return std::nullopt;
+  auto form = *origin.hf;
+  form.files.reset();  // a run takes days: what travels is what is there by then
+  auto config = origin.map.config;
+  const auto& own = model.map.config;
+  if (config.head == models::Head::kLanguageModel && own.head != config.head) {
+    config.head = own.head;
+    config.num_labels = own.num_labels;
+    form.contents[std::string(distckpt::kHfConfig)] =
+        with_classification_head(form.config_text(), own, form.config_source());
+  }
+  if (own.mtp_num_layers == 0) config.mtp_num_layers = 0;
+  if (config != own) return std::nullopt;
+  const auto dtype = model.tensors.front().dtype;
+  if (dtype != origin.tensors.front().dtype) {
+    form.contents[std::string(distckpt::kHfConfig)] =
+        with_dtype(form.config_text(), dtype, form.config_source());
+  }
+  const bool keep =
+      origin.map.config == own &&
+      std::ranges::all_of(form.headers, [&](const distckpt::SafetensorsHeader& header) {
+        return fits(header, model);
+      });
+  if (!keep) {
+    form.headers.clear();
+    form.index_text.reset();
+  }
+  return form;
+}
+
+// What the arguments of the run would make of the vocabulary.
+void check_padding(const Checkpoint& model, const models::ParallelConfig& parallel) {
+  for (const auto& tensor : model.map.megatron) {
+    if (!tensor.vocabulary) continue;
+    const auto rows = model.layout.tensor(*model.layout.find(single_key(tensor))).shape[0];
+    const auto expected = parallel.padded_vocab_size(tensor.shape[0]);
+    require(rows == expected, ErrorKind::kUsage,
+            "{}: has {} rows, but a vocabulary of {} in multiples of {} for tp {} has {}",
+            tensor.key, rows, tensor.shape[0], parallel.make_vocab_size_divisible_by,
+            parallel.tensor_model_parallel_size, expected);
+  }
+}
+
+// The memory of the ranks as the source of a plan, as open() describes files.
+Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
+  Checkpoint model{.megatron_names = true,
+                   .map = make_model_map(options.config),
+                   .tensors = {},
+                   .layout = mesh.layout};
+  model.links = link_megatron(model.map, model.layout);
+  check_padding(model, options.parallel);
+  model.tensors = model.map.tensors;
+  for (const auto& link : model.links.links) {
+    if (link.copy == 0) model.tensors[link.model].dtype = model.layout.tensor(link.stored).dtype;
+  }
+  if (options.origin != nullptr) {
+    model.hf = carried_form(*options.origin, model);
+    model.common = options.origin->common;
+  }
+  if (options.common) model.common = options.common;
+  return model;
+}
+
+// The tensors of an optimizer that the ranks hold, and the objects of all of them.
+void add_training(const SaveOptions& options,
+                  const std::vector<distckpt::StoredObject>& objects,
+                  Checkpoint& model) {
+  TrainingState training{.parallel = options.parallel,
+                         .first_tensor = static_cast<std::uint32_t>(model.tensors.size())};
+  for (const auto& object : objects) {
+    require(is_training_state(object.key) && object.key.find('/') != std::string::npos,
+            ErrorKind::kUsage, "{}: is no key of an object that a training run has", object.key);
+    (object.key.starts_with(kTrainerPrefix) ? training.objects : training.rng).push_back(object);
+  }
+  auto& optimizer = training.optimizer;
+  optimizer.kinds = optimizer_kinds(model.layout);
+  if (!optimizer.kinds.empty()) {
+    require(
+        model.common != nullptr, ErrorKind::kUsage,
+        "the state of an optimizer is saved with the common state of its run, and there is none");
+    const auto state = distckpt::common_dict(*model.common).find("optimizer");
+    if (state) training.param_groups = param_groups_of_common(*state);
+    if (training.param_groups.empty() && !options.common && options.origin->training)
+      training.param_groups = options.origin->training->param_groups;  // from objects
+    require(!training.param_groups.empty(), ErrorKind::kUsage,
+            "{}: has no param_groups of the optimizer whose state is saved",
+            model.common->source());
+    link_optimizer(model.map, optimizer.kinds, training.first_tensor, model.layout, model.links);
+    for (const auto& kind : optimizer.kinds) {
+      const auto tensors = optimizer_map(model.map, kind).tensors;
+      model.tensors.insert(model.tensors.end(), tensors.begin(), tensors.end());
+    }
+  }
+  model.training = std::move(training);
+}
+
+// What every rank has of objects, as bytes and back: its key, its size, itself.
+std::string encode(const std::vector<distckpt::StoredObject>& objects) {
+  std::string bytes;
+  for (const auto& object : objects)
+    bytes += fmt::format("{}\n{}\n{}", object.key, object.archive.size(), object.archive);
+  return bytes;
+}
+
+void decode(std::string_view bytes, std::vector<distckpt::StoredObject>& objects) {
+  const auto take_line = [&] {
+    const auto line = bytes.substr(0, bytes.find('\n'));
+    bytes.remove_prefix(line.size() + 1);
+    return std::string(line);
+  };
+  while (!bytes.empty()) {
+    auto key = take_line();
+    const auto size = std::stoull(take_line());
+    require(std::ranges::find(objects, key, &distckpt::StoredObject::key) == objects.end(),
+            ErrorKind::kUsage, "{}: several ranks save it", key);
+    objects.push_back({.key = std::move(key), .archive = std::string(bytes.substr(0, size))});
+    bytes.remove_prefix(size);
+  }
+}
+
+std::int64_t bytes_to_write(const distckpt::CopyPlan& plan) {
+  std::int64_t bytes = 0;
+  for (const auto& planned : plan.tensors) {
+    for (const auto& cover : planned.targets) {
+      for (const auto& piece : cover) bytes += piece.box.volume() * size_of(piece.dtype);
+    }
+  }
+  return bytes;
+}
+
+class Saving {
+ public:
+  Saving(const distckpt::RankGroup& group,
+         const MeshLayout& mesh,
+         distckpt::BoxSource& memory,
+         const SaveOptions& options,
+         const ProgressFunction& progress)
+      : group_(group),
+        mesh_(mesh),
+        memory_(memory),
+        options_(options),
+        progress_(progress),
+        folder_(fs::absolute(options.to) / distckpt::iteration_folder(options.iteration)),
+        held_(distckpt::work_folder(folder_)) {}
+
+  SaveReport run() {
+    const auto start = std::chrono::steady_clock::now();
+    together([&] {
+      if (group_.rank == 0) begin();
+    });
+    together([&] {
+      require(distckpt::join_work_folder(folder_, held_), ErrorKind::kIo,
+              "{}: was made by rank 0, but is not there", held_.shown().string());
+    });
+    const auto objects = group_.gather(encode(options_.objects));
+    together([&] { plan(objects); });
+    together([&] {
+      if (group_.rank == 0) work_->expect(target_->files(output()));
+    });
+    together([&] { with_context([&] { return needs(); }, [&] { write(); }); });
+    together([&] {
+      if (group_.rank == 0) target_->close_folder();
+    });
+    if (options_.prove) prove();
+    together([&] {
+      if (group_.rank == 0) publish();
+    });
+    report_.folder = folder_;
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report_;
+  }
+
+ private:
+  void together(const std::function<void()>& body) {
+    run_together(group_, [&] { held_.with_its_name(body); });
+  }
+
+  void begin() {
+    std::error_code error;
+    if (fs::exists(folder_, error) && !fs::is_empty(folder_, error) && !options_.overwrite) {
+      throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", folder_.string()),
+                  "choose another folder or iteration, or overwrite it");
+    }
+    work_.emplace(folder_, false);
+  }
+
+  fs::path output() const { return held_.path() / distckpt::kWorkOutput; }
+
+  void plan(const std::vector<std::string>& objects_of_ranks) {
+    std::vector<distckpt::StoredObject> objects;
+    for (const auto& bytes : objects_of_ranks) decode(bytes, objects);
+    model_ = describe_mesh(mesh_, options_);
+    add_training(options_, objects, model_);
+    target_ = make_megatron_target(model_, model_.tensors,
+                                   {.parallel = options_.parallel,
+                                    .mesh = &mesh_,
+                                    .iteration = options_.iteration,
+                                    .dtype = {}},
+                                   output());
+    padding_ = target_->share_padding(model_.layout, model_.links, model_.tensors);
+    plan_ =
+        distckpt::keep_targets(distckpt::plan_copy(model_.tensors, model_.side(), target_->side()),
+                               [&](distckpt::StorageId file) { return is_mine(file); });
+    plan_.discards.clear();
+    for (auto& planned : plan_.tensors) keep_my_replicas(planned);
+  }
+
+  // Each rank's file holds what it has the main replica of.
+  bool is_mine(distckpt::StorageId file) const {
+    const auto* path = distckpt::file_of(target_->layout().storages()[file]);
+    return path->filename() == distckpt::distcp_filename(group_.rank);
+  }
+
+  // A second copy (a tied output layer of its own) is compared where both are in this memory.
+  void keep_my_replicas(distckpt::PlannedTensor& planned) const {
+    for (auto& replica : planned.replicas) {
+      std::erase_if(replica,
+                    [&](const distckpt::Piece& piece) { return !mesh_.is_mine(piece.at.storage); });
+    }
+  }
+
+  void write() {
+    auto& sink = target_->open_files([&](distckpt::StorageId file) { return is_mine(file); });
+    auto how = executor_options();
+    how.by_target = true;
+    report_.bytes =
+        wait_reporting(distckpt::Executor(how).submit(plan_, memory_, &sink), "saving", progress_)
+            .bytes;
+    target_->close_files();
+  }
+
+  // For errors: whether the disk is full.
+  std::string needs() const {
+    std::error_code unknown;
+    const auto space = fs::space(held_.path(), unknown);
+    return fmt::format("writing {} as rank {}: {} bytes are needed for tensors, {} are free there",
+                       folder_.string(), group_.rank, bytes_to_write(plan_),
+                       unknown ? "an unknown number" : std::to_string(space.available));
+  }
+
+  distckpt::ExecutorOptions executor_options() const {
+    return {.threads = options_.threads,
+            .max_memory = options_.max_memory,
+            .staging = options_.staging,
+            .on_compared = {}};
+  }
+
+  void prove() {
+    const auto start = std::chrono::steady_clock::now();
+    const SharedWork shared({.rank = group_.rank, .size = group_.size}, held_.path());
+    std::optional<Proof> proof;
+    together([&] {
+      proof.emplace(output(), OpenOptions{.training_state = true}, padding_, shared,
+                    executor_options());
+      compare_with_memory(proof->written());
+      proof->read(progress_);
+    });
+    together([&] {
+      if (group_.rank != 0) return;
+      proof->finish();
+      report_.manifest = manifest_of(proof->written(), proof->digests());
+    });
+    report_.proved = true;
+    report_.proof_from_disk = proof->from_disk();
+    report_.proof_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  // What this rank would load is what it holds: other ranks' replicas are looked at by them.
+  void compare_with_memory(const Checkpoint& written) {
+    const auto loaded =
+        plan_load(written, mesh_, {.config = options_.config, .keep_padding = true});
+    distckpt::ComparingSink sink(mesh_.layout, memory_);
+    auto how = executor_options();
+    how.by_target = true;
+    const auto source = written.source(distckpt::ReadMode::kDirect);
+    wait_reporting(distckpt::Executor(how).submit(loaded.copy, *source, &sink), "comparing",
+                   progress_);
+  }
+
+  void publish() {
+    std::function<std::vector<fs::path>(const fs::path&)> replaceable;
+    if (options_.overwrite) {
+      replaceable = [planned = target_->files(output())](const fs::path& old) {
+        return replaceable_files(old, Format::kTorchDist, planned);
+      };
+    }
+    work_->publish(replaceable);
+    work_->replace_beside(distckpt::kTracker, distckpt::iteration_text(options_.iteration), 0644);
+  }
+
+  const distckpt::RankGroup& group_;
+  const MeshLayout& mesh_;
+  distckpt::BoxSource& memory_;
+  const SaveOptions& options_;
+  const ProgressFunction& progress_;
+  fs::path folder_;
+  distckpt::HeldFolder held_;                 // the working folder
+  std::optional<distckpt::WorkFolder> work_;  // of rank 0, which owns it
+  Checkpoint model_;
+  std::unique_ptr<FileTarget> target_;
+  std::set<std::string> padding_;  // that is saved too
+  distckpt::CopyPlan plan_;
+  SaveReport report_;
+};
+
+}  // namespace
+
+SaveReport save(const distckpt::RankGroup& group,
+                const MeshLayout& mesh,
+                distckpt::BoxSource& memory,
+                const SaveOptions& options,
+                const ProgressFunction& progress) {
+  require(group.rank == mesh.rank && group.size == static_cast<int>(mesh.ranks.size()),
+          ErrorKind::kBug, "rank {} of {} saves a mesh as rank {} of {}", group.rank, group.size,
+          mesh.rank, mesh.ranks.size());
+  return with_context([&] { return fmt::format("saving {}", options.to.string()); },
+                      [&] { return Saving(group, mesh, memory, options, progress).run(); });
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,21 @@
+// How large the sizes of a configuration may be. A few bytes of it say how many tensors a model
+// has: none of them may ask for more memory than a machine has.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
+inline constexpr std::int64_t kMaxLayers = 1 << 16;
+inline constexpr std::int64_t kMaxHeads = 1 << 16;
+inline constexpr std::int64_t kMaxExperts = 1 << 16;
+inline constexpr std::int64_t kMaxExpertsOfAllLayers = 1 << 17;  // Kimi K2 has 23,424
+
+// Throws Error(kCorrupt) `SOURCE: 65536 layers of 65536 experts ...`.
+void require_moderate(const models::TransformerConfig& config, std::string_view source);
+
+}  // namespace ferry::converter

@@ -1,0 +1,43 @@
+// config.json of Hugging Face, read into a TransformerConfig. A setting that would change the model
+// and is not understood is an error: a converted model never differs silently.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "distckpt/base/box.h"
+#include "distckpt/base/dtype.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+// `source` names the file in messages. Throws Error(kCorrupt | kLayout).
+models::TransformerConfig parse_hf_config(std::string_view text, std::string_view source);
+
+// The blocks of a checkpoint whose weights are quantised, and the name that the scales of a weight
+// have.
+struct BlockQuantization {
+  distckpt::Dims block{};  // [128, 128]
+};
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";  // "....weight_scale_inv"
+
+// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every way of quantising but
+// FP8 (E4M3) by blocks.
+std::optional<BlockQuantization> parse_quantization(std::string_view text, std::string_view source);
+
+// The same text without its quantisation, and of the dtype to which the weights were dequantised.
+std::string without_quantization(std::string_view text,
+                                 distckpt::DType dtype,
+                                 std::string_view source);
+
+// The same text with another dtype, written as save_pretrained writes it.
+std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);
+
+// The same text of a model that ends in `config`'s classification head, under the name that
+// transformers' class has.
+std::string with_classification_head(std::string_view text,
+                                     const models::TransformerConfig& config,
+                                     std::string_view source);
+
+}  // namespace ferry::converter

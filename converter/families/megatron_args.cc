@@ -1,0 +1,480 @@
+#include "converter/families/megatron_args.h"
+
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "converter/families/config_limits.h"
+#include "converter/families/families.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/torch_save/pickle_copy.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::DType;
+using distckpt::PickleValue;
+using distckpt::PickleWriter;
+using models::ParallelConfig;
+using models::TransformerConfig;
+
+constexpr std::string_view kNamespace = "argparse.Namespace";
+
+// key = value of a Namespace, for each kind of value.
+class ArgumentWriter {
+ public:
+  explicit ArgumentWriter(PickleWriter& pickle) : pickle_(pickle) {}
+  void set(std::string_view key, bool value) { begin(key).boolean(value); }
+  void set(std::string_view key, std::int64_t value) { begin(key).integer(value); }
+  void set(std::string_view key, int value) { begin(key).integer(value); }
+  void set(std::string_view key, double value) { begin(key).real(value); }
+  void set(std::string_view key, const char* value) { begin(key).string(value); }
+  void set_none(std::string_view key) { begin(key).none(); }
+  void set(std::string_view key, std::optional<int> value) {
+    value ? begin(key).integer(*value) : begin(key).none();
+  }
+  void set(std::string_view key, PickleValue value) { write_value(begin(key), value); }
+
+  // The key; its value is to follow.
+  PickleWriter& begin(std::string_view key) {
+    written_.emplace(key);
+    return pickle_.string(key);
+  }
+  bool has(std::string_view key) const { return written_.contains(key); }
+
+ private:
+  PickleWriter& pickle_;
+  std::set<std::string, std::less<>> written_;
+};
+
+void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
+  args.set("multi_latent_attention", config.multi_latent_attention);
+  if (!config.multi_latent_attention) return;
+  if (config.q_lora_rank > 0) {
+    args.set("q_lora_rank", config.q_lora_rank);
+  } else {
+    args.set_none("q_lora_rank");
+  }
+  args.set("kv_lora_rank", config.kv_lora_rank);
+  args.set("qk_head_dim", config.qk_head_dim);
+  args.set("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
+  args.set("v_head_dim", config.v_head_dim);
+  const auto& scaling = config.rope_scaling;
+  const bool yarn = scaling.type == "yarn";
+  args.set("rope_type", yarn ? "yarn" : "rope");
+  args.set("rotary_scaling_factor", yarn ? scaling.factor : 1.0);
+  args.set("mscale", scaling.mscale.value_or(1.0));
+  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(yarn ? 0.0 : 1.0));
+  if (!yarn) return;
+  args.set("beta_fast", scaling.beta_fast.value_or(32.0));
+  args.set("beta_slow", scaling.beta_slow.value_or(1.0));
+  args.set("original_max_position_embeddings",
+           scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
+}
+
+void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
+  if (config.num_moe_experts == 0) return args.set_none("num_experts");
+  args.set("num_experts", config.num_moe_experts);
+  // A number says that all layers are alike, a list that they are not, and so that each has keys of
+  // its own.
+  auto& pickle = args.begin("moe_layer_freq");
+  if (config.is_homogeneous()) {
+    pickle.integer(1);
+  } else {
+    pickle.begin_list();
+    for (const bool moe : config.moe_layer_freq) pickle.integer(moe ? 1 : 0);
+    pickle.end_list();
+  }
+  args.set("moe_ffn_hidden_size", config.moe_ffn_hidden_size);
+  args.set("moe_grouped_gemm", true);
+  args.set("moe_router_topk", config.moe_router_topk);
+  args.set("moe_router_score_function", config.moe_router_score_function.c_str());
+  args.set("moe_router_pre_softmax", config.moe_router_pre_softmax);
+  args.set("moe_router_enable_expert_bias", config.moe_router_enable_expert_bias);
+  args.set("moe_router_topk_scaling_factor", config.moe_router_topk_scaling_factor);
+  if (config.moe_router_num_groups > 0) {
+    args.set("moe_router_num_groups", config.moe_router_num_groups);
+    args.set("moe_router_group_topk", config.moe_router_group_topk);
+  } else {
+    args.set_none("moe_router_num_groups");
+    args.set_none("moe_router_group_topk");
+  }
+  if (config.moe_shared_expert_intermediate_size > 0) {
+    args.set("moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size);
+  } else {
+    args.set_none("moe_shared_expert_intermediate_size");
+  }
+  args.set("moe_shared_expert_gate", config.moe_shared_expert_gate);
+}
+
+void write_model(ArgumentWriter& args, const TransformerConfig& config) {
+  args.set("num_layers", config.num_layers);
+  args.set("hidden_size", config.hidden_size);
+  args.set("ffn_hidden_size", config.ffn_hidden_size);
+  args.set("num_attention_heads", config.num_attention_heads);
+  args.set("group_query_attention", config.num_query_groups != config.num_attention_heads);
+  args.set("num_query_groups", config.num_query_groups);
+  args.set("kv_channels", config.kv_channels);
+  args.set("seq_length", config.max_position_embeddings);
+  args.set("max_position_embeddings", config.max_position_embeddings);
+  args.set("position_embedding_type", "rope");
+  args.set("add_position_embedding", true);
+  args.set("use_rotary_position_embeddings", true);
+  // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
+  // same.
+  constexpr double kMaxWhole = 1e15;
+  if (std::abs(config.rotary_base) < kMaxWhole &&
+      std::trunc(config.rotary_base) == config.rotary_base) {
+    args.set("rotary_base", static_cast<std::int64_t>(config.rotary_base));
+  } else {
+    args.set("rotary_base", config.rotary_base);
+  }
+  args.set("rotary_percent", 1.0);
+  args.set("rotary_interleaved", false);
+  if (config.rope_scaling.type == "linear") {
+    args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
+  } else {
+    args.set_none("rotary_seq_len_interpolation_factor");
+  }
+  args.set("use_rope_scaling", config.rope_scaling.type == "llama3");
+  args.set("rope_scaling_factor",
+           config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
+  args.set("add_bias_linear", config.add_bias_linear);
+  args.set("add_qkv_bias", config.add_qkv_bias);
+  args.set("swiglu", true);
+  args.set("squared_relu", false);
+  args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
+  args.set("apply_layernorm_1p", false);
+  args.set("normalization", "RMSNorm");
+  args.set("norm_epsilon", config.layernorm_epsilon);
+  // Of latent attention it is the norms of the low-rank paths, which every such model has.
+  args.set("qk_layernorm", config.qk_layernorm || config.multi_latent_attention);
+  write_latent_attention(args, config);
+  args.set("apply_query_key_layer_scaling", false);
+  args.set("attention_dropout", 0.0);
+  args.set("hidden_dropout", 0.0);
+  write_experts(args, config);
+  if (config.mtp_num_layers > 0) {
+    args.set("mtp_num_layers", config.mtp_num_layers);
+  } else {
+    args.set_none("mtp_num_layers");
+  }
+  if (config.sliding_window) {  // tokens to the left, tokens to the right
+    args.begin("window_size")
+        .begin_tuple()
+        .integer(*config.sliding_window - 1)
+        .integer(0)
+        .end_tuple();
+  } else {
+    args.set_none("window_size");
+  }
+  args.set("tokenizer_type", "HuggingFaceTokenizer");
+  args.set_none("tokenizer_model");
+  args.set_none("vocab_file");
+  args.set("vocab_size", config.vocab_size);
+}
+
+void write_layout(ArgumentWriter& args,
+                  const TransformerConfig& config,
+                  const ParallelConfig& parallel) {
+  args.set("padded_vocab_size", parallel.padded_vocab_size(config.vocab_size));
+  args.set("make_vocab_size_divisible_by", parallel.make_vocab_size_divisible_by);
+  args.set("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
+  args.set("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
+  args.set("virtual_pipeline_model_parallel_size", parallel.virtual_pipeline_model_parallel_size);
+  args.set("decoder_first_pipeline_num_layers", parallel.num_layers_in_first_pipeline_stage);
+  args.set("decoder_last_pipeline_num_layers", parallel.num_layers_in_last_pipeline_stage);
+  args.set("account_for_embedding_in_pipeline_split",
+           parallel.account_for_embedding_in_pipeline_split);
+  args.set("account_for_loss_in_pipeline_split", parallel.account_for_loss_in_pipeline_split);
+  if (parallel.pipeline_model_parallel_layout.empty()) {
+    args.set_none("pipeline_model_parallel_layout");
+  } else {
+    args.set("pipeline_model_parallel_layout", parallel.pipeline_model_parallel_layout.c_str());
+  }
+  args.set("context_parallel_size", 1);
+  args.set("expert_model_parallel_size", parallel.expert_model_parallel_size);
+  args.set("expert_tensor_parallel_size", parallel.expert_tensor_parallel());
+}
+
+// Of a run that has not begun.
+void write_run(ArgumentWriter& args) {
+  args.set("data_parallel_random_init", false);
+  args.set_none("phase_transition_iterations");
+  args.set("ckpt_fully_parallel_save", true);
+  args.set("async_save", false);
+  args.set("use_distributed_optimizer", false);
+  args.set("global_batch_size", 1);
+  args.set("consumed_train_samples", 0);
+  args.set("skipped_train_samples", 0);
+  args.set("consumed_valid_samples", 0);
+}
+
+constexpr std::string_view kArguments = "the checkpoint's arguments";
+
+// Reads fields of a Namespace; an absent one and None are "not given".
+class ArgumentReader {
+ public:
+  explicit ArgumentReader(PickleValue args) : args_(args) {}
+
+  std::optional<PickleValue> find(std::string_view key) const {
+    auto value = args_.find(key);
+    return value && value->is_none() ? std::nullopt : value;
+  }
+  // 1 to `limit`.
+  std::int64_t size(std::string_view key, std::int64_t limit = kMaxSize) const {
+    require(find(key).has_value(), ErrorKind::kCorrupt, "{} lack {}", kArguments, key);
+    const auto size = integer(key, 0, limit);
+    require(size > 0, ErrorKind::kCorrupt, "{} say that {} is 0", kArguments, key);
+    return size;
+  }
+  // 0 to `limit`.
+  std::int64_t integer(std::string_view key,
+                       std::int64_t otherwise,
+                       std::int64_t limit = kMaxSize) const {
+    const auto value = find(key);
+    if (!value) return otherwise;
+    const auto integer = value->as_int();
+    require(integer >= 0 && integer <= limit, ErrorKind::kCorrupt,
+            "{} say that {} is {}, expected at most {}", kArguments, key, integer, limit);
+    return integer;
+  }
+  bool flag(std::string_view key, bool otherwise) const {
+    const auto value = find(key);
+    return value ? value->as_bool() : otherwise;
+  }
+  std::string text(std::string_view key, std::string_view otherwise) const {
+    const auto value = find(key);
+    return std::string(value ? value->as_string() : otherwise);
+  }
+  double number(std::string_view key, double otherwise) const {
+    const auto value = find(key);
+    const auto number = value ? value->as_float() : otherwise;
+    require(std::isfinite(number), ErrorKind::kCorrupt, "{} say that {} is {}", kArguments, key,
+            number);
+    return number;
+  }
+
+ private:
+  PickleValue args_;
+};
+
+void read_latent_attention(const ArgumentReader& args, TransformerConfig& config) {
+  config.multi_latent_attention = true;
+  config.qk_layernorm = false;             // here it names the norms of the low-rank paths
+  if (!args.find("kv_lora_rank")) return;  // older arguments leave the sizes away
+  config.q_lora_rank = args.integer("q_lora_rank", 0);
+  config.kv_lora_rank = args.size("kv_lora_rank");
+  config.qk_head_dim = args.size("qk_head_dim");
+  config.qk_pos_emb_head_dim = args.size("qk_pos_emb_head_dim");
+  config.v_head_dim = args.size("v_head_dim");
+}
+
+// moe_layer_freq: every n-th layer, or a list with one entry for each.
+std::vector<bool> read_layer_freq(const ArgumentReader& args, std::int64_t num_layers) {
+  std::vector<bool> moe;
+  const auto freq = args.find("moe_layer_freq");
+  if (freq && freq->kind() == distckpt::PickleKind::kList) {
+    require(static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
+            "{} hold a moe_layer_freq of {} entries for {} layers", kArguments, freq->size(),
+            num_layers);
+    for (std::size_t i = 0; i < freq->size(); ++i) moe.push_back((*freq)[i].as_int() != 0);
+    return moe;
+  }
+  const auto every = freq ? args.size("moe_layer_freq") : 1;
+  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back(i % every == 0);
+  return moe;
+}
+
+void read_experts(const ArgumentReader& args, TransformerConfig& config) {
+  config.num_moe_experts = args.size("num_experts", kMaxExperts);
+  config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
+  config.moe_shared_expert_intermediate_size =
+      args.integer("moe_shared_expert_intermediate_size", 0);
+  if (config.moe_ffn_hidden_size == 0) config.moe_ffn_hidden_size = config.ffn_hidden_size;
+  config.moe_layer_freq = read_layer_freq(args, config.num_layers);
+  config.moe_router_topk = args.integer("moe_router_topk", 2);
+  config.moe_router_score_function = args.text("moe_router_score_function", "softmax");
+  config.moe_router_pre_softmax = args.flag("moe_router_pre_softmax", false);
+  config.moe_router_enable_expert_bias = args.flag("moe_router_enable_expert_bias", false);
+  config.moe_router_topk_scaling_factor = args.number("moe_router_topk_scaling_factor", 1.0);
+  config.moe_router_num_groups = args.integer("moe_router_num_groups", 0);
+  config.moe_router_group_topk = args.integer("moe_router_group_topk", 0);
+  config.moe_shared_expert_gate = args.flag("moe_shared_expert_gate", false);
+}
+
+}  // namespace
+
+void write_args(PickleWriter& pickle,
+                const TransformerConfig& config,
+                const ParallelConfig& parallel,
+                const WrittenState& written,
+                std::optional<PickleValue> carried) {
+  pickle.begin_object(kNamespace);
+  ArgumentWriter args(pickle);
+  args.set("bf16", written.dtype == DType::kBF16);
+  args.set("fp16", written.dtype == DType::kF16);
+  args.set("ckpt_format", "torch_dist");
+  args.set("use_dist_ckpt", true);
+  args.set("no_save_optim", !written.optimizer);
+  args.set("no_save_rng", !written.rng);
+  args.set("iteration", written.iteration);
+  write_layout(args, config, parallel);
+  if (!carried || !written.rng) {  // RNG state is that of a run of as many ranks
+    args.set("world_size", parallel.world_size());
+    args.set("data_parallel_size", parallel.stage_size() / parallel.tensor_model_parallel_size);
+  }
+  if (!carried) {
+    write_model(args, config);
+    write_run(args);
+  } else {
+    for (const auto& [key, value] : carried->object_state().items()) {
+      if (key.as_string() == "params_dtype") {
+        args.begin("params_dtype").global("torch." + std::string(torch_name(written.dtype)));
+      } else if (!args.has(key.as_string())) {
+        args.set(key.as_string(), value);
+      }
+    }
+  }
+  pickle.end_object();
+}
+
+std::optional<PickleValue> find_args(PickleValue common_state) {
+  if (common_state.is_object(kNamespace)) return common_state;
+  const auto args = common_state.find("args");
+  if (!args || !args->is_object(kNamespace)) return std::nullopt;
+  return args;
+}
+
+std::optional<ParallelConfig> read_parallel_args(PickleValue common_state) {
+  const auto found = find_args(common_state);
+  if (!found) return std::nullopt;
+  const ArgumentReader args(found->object_state());
+  const auto size = [&](std::string_view key, int otherwise) {
+    return args.find(key) ? static_cast<int>(args.size(key, kMaxSize - 1)) : otherwise;
+  };
+  const auto optional_size = [&](std::string_view key) -> std::optional<int> {
+    return args.find(key) ? std::optional(size(key, 1)) : std::nullopt;
+  };
+  ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = size("tensor_model_parallel_size", 1);
+  parallel.pipeline_model_parallel_size = size("pipeline_model_parallel_size", 1);
+  parallel.context_parallel_size = size("context_parallel_size", 1);
+  parallel.expert_model_parallel_size = size("expert_model_parallel_size", 1);
+  parallel.expert_tensor_parallel_size = optional_size("expert_tensor_parallel_size");
+  parallel.virtual_pipeline_model_parallel_size =
+      optional_size("virtual_pipeline_model_parallel_size");
+  parallel.num_layers_in_first_pipeline_stage = optional_size("decoder_first_pipeline_num_layers");
+  parallel.num_layers_in_last_pipeline_stage = optional_size("decoder_last_pipeline_num_layers");
+  parallel.account_for_embedding_in_pipeline_split =
+      args.flag("account_for_embedding_in_pipeline_split", false);
+  parallel.account_for_loss_in_pipeline_split =
+      args.flag("account_for_loss_in_pipeline_split", false);
+  parallel.make_vocab_size_divisible_by = size("make_vocab_size_divisible_by", 128);
+  // A text, or an object made of it.
+  auto layout = args.find("pipeline_model_parallel_layout");
+  if (layout && layout->kind() == distckpt::PickleKind::kObject)
+    layout = layout->find("input_data");
+  if (layout && layout->kind() == distckpt::PickleKind::kString) {
+    parallel.pipeline_model_parallel_layout = layout->as_string();
+    parallel.virtual_pipeline_model_parallel_size.reset();  // follows from it
+  }
+  return parallel;
+}
+
+std::optional<TransformerConfig> read_args(PickleValue common_state) {
+  const auto found = find_args(common_state);
+  if (!found) return std::nullopt;
+  const ArgumentReader args(found->object_state());
+  if (!args.find("num_layers")) return std::nullopt;
+  TransformerConfig config;
+  config.num_layers = args.size("num_layers", kMaxLayers);
+  config.hidden_size = args.size("hidden_size");
+  config.num_attention_heads = args.size("num_attention_heads", kMaxHeads);
+  config.ffn_hidden_size = args.size("ffn_hidden_size");
+  config.num_query_groups = args.flag("group_query_attention", false)
+                                ? args.size("num_query_groups", kMaxHeads)
+                                : config.num_attention_heads;
+  require(config.num_attention_heads % config.num_query_groups == 0, ErrorKind::kCorrupt,
+          "{} say {} attention heads in {} query groups", kArguments, config.num_attention_heads,
+          config.num_query_groups);
+  config.kv_channels = args.find("kv_channels") ? args.size("kv_channels")
+                                                : config.hidden_size / config.num_attention_heads;
+  config.vocab_size = args.integer("vocab_size", 0);
+  config.max_position_embeddings = args.integer("max_position_embeddings", 0);
+  config.layernorm_epsilon = args.number("norm_epsilon", 1e-5);
+  config.rotary_base = args.number("rotary_base", 10000.0);
+  config.add_qkv_bias = args.flag("add_qkv_bias", false);
+  config.add_bias_linear = args.flag("add_bias_linear", true);
+  config.qk_layernorm = args.flag("qk_layernorm", false);
+  config.untie_embeddings_and_output_weights =
+      args.flag("untie_embeddings_and_output_weights", false);
+  if (args.flag("multi_latent_attention", false)) read_latent_attention(args, config);
+  if (args.find("num_experts")) read_experts(args, config);
+  config.mtp_num_layers = args.integer("mtp_num_layers", 0, kMaxLayers);
+  require_moderate(config, kArguments);
+  // Settings that change what the weights mean, and that no family here has.
+  for (const auto* key : {"apply_layernorm_1p", "rotary_interleaved"}) {
+    require(!args.flag(key, false), ErrorKind::kLayout,
+            "the checkpoint was trained with {}, which no known family has", key);
+  }
+  if (args.flag("use_rope_scaling", false)) {  // the only kind that Megatron-LM has: Llama 3's
+    config.rope_scaling.type = "llama3";
+    config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);
+  }
+  if (args.find("rotary_seq_len_interpolation_factor")) {
+    config.rope_scaling.type = "linear";
+    config.rope_scaling.factor = args.number("rotary_seq_len_interpolation_factor", 1.0);
+  }
+  if (const auto window = args.find("window_size")) {
+    const auto left = (*window)[0].as_int();  // -1: no limit
+    require(left >= -1 && left < kMaxSize, ErrorKind::kCorrupt, "{} say that window_size is {}",
+            kArguments, window->describe());
+    if (left >= 0) config.sliding_window = left + 1;
+  }
+  config.family = infer_family(config);
+  return config;
+}
+
+void require_same_model(const TransformerConfig& args,
+                        const TransformerConfig& config,
+                        std::string_view args_source,
+                        std::string_view config_source) {
+  const auto same = [&](const auto& a, const auto& b, std::string_view field) {
+    if (a == b) return;
+    throw Error(
+        ErrorKind::kCorrupt,
+        fmt::format("{}: {} is {}, but {} says {}", args_source, field, a, config_source, b),
+        "the configuration is not that of this checkpoint");
+  };
+  same(args.num_layers, config.num_layers, "num_layers");
+  same(args.hidden_size, config.hidden_size, "hidden_size");
+  same(args.ffn_hidden_size, config.ffn_hidden_size, "ffn_hidden_size");
+  same(args.num_attention_heads, config.num_attention_heads, "num_attention_heads");
+  same(args.num_query_groups, config.num_query_groups, "num_query_groups");
+  same(args.kv_channels, config.kv_channels, "kv_channels");
+  same(args.add_qkv_bias, config.add_qkv_bias, "add_qkv_bias");
+  same(args.add_bias_linear, config.add_bias_linear, "add_bias_linear");
+  same(args.qk_layernorm, config.qk_layernorm, "qk_layernorm");
+  same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
+       "untie_embeddings_and_output_weights");
+  same(args.num_moe_experts, config.num_moe_experts, "num_experts");
+  same(args.moe_ffn_hidden_size, config.moe_ffn_hidden_size, "moe_ffn_hidden_size");
+  same(args.moe_shared_expert_intermediate_size, config.moe_shared_expert_intermediate_size,
+       "moe_shared_expert_intermediate_size");
+  if (args.moe_layer_freq != config.moe_layer_freq)
+    fail(ErrorKind::kCorrupt, "{}: moe_layer_freq is not as {} says", args_source, config_source);
+  same(args.multi_latent_attention, config.multi_latent_attention, "multi_latent_attention");
+  if (args.kv_lora_rank > 0) {
+    same(args.q_lora_rank, config.q_lora_rank, "q_lora_rank");
+    same(args.kv_lora_rank, config.kv_lora_rank, "kv_lora_rank");
+  }
+  same(args.layernorm_epsilon, config.layernorm_epsilon, "norm_epsilon");
+  // Megatron-LM's own argument is an integer.
+  const bool cut = args.rotary_base == std::trunc(args.rotary_base);
+  same(args.rotary_base, cut ? std::trunc(config.rotary_base) : config.rotary_base, "rotary_base");
+}
+
+}  // namespace ferry::converter

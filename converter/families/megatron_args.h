@@ -1,0 +1,50 @@
+// The training arguments that Megatron-LM keeps in a checkpoint's common state, to and from a
+// TransformerConfig.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "distckpt/base/dtype.h"
+#include "distckpt/formats/torch_save/pickle.h"
+#include "distckpt/formats/torch_save/pickle_writer.h"
+#include "models/spec/parallel_config.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+// What of a training run a checkpoint to be written holds.
+struct WrittenState {
+  distckpt::DType dtype = distckpt::DType::kBF16;  // of most of the model
+  std::int64_t iteration = 0;
+  bool optimizer = false;
+  bool rng = false;
+};
+
+// Emits the Namespace of arguments that Megatron-LM's loader reads (load_checkpoint,
+// --use-checkpoint-args). Of `carried`, the arguments of another checkpoint of this model, all are
+// kept but those that the layout and `written` decide.
+void write_args(distckpt::PickleWriter& pickle,
+                const models::TransformerConfig& config,
+                const models::ParallelConfig& parallel,
+                const WrittenState& written,
+                std::optional<distckpt::PickleValue> carried);
+
+// The Namespace of arguments in a common state.
+std::optional<distckpt::PickleValue> find_args(distckpt::PickleValue common_state);
+
+// The model that a common state's arguments describe; nothing if it has none. vocab_size is 0 where
+// they do not say it.
+std::optional<models::TransformerConfig> read_args(distckpt::PickleValue common);
+
+// The parallel layout that they describe; nothing if there are none.
+std::optional<models::ParallelConfig> read_parallel_args(distckpt::PickleValue common);
+
+// Throws Error(kCorrupt) naming the field in which arguments and configuration contradict each
+// other.
+void require_same_model(const models::TransformerConfig& args,
+                        const models::TransformerConfig& config,
+                        std::string_view args_source,
+                        std::string_view config_source);
+
+}  // namespace ferry::converter

@@ -1,0 +1,44 @@
+// Which stored tensor of a Megatron checkpoint is which tensor of the model, whatever its keys look
+// like: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "converter/families/model_map.h"
+#include "distckpt/plan/layout.h"
+#include "distckpt/plan/tensor_map.h"
+
+namespace ferry::converter {
+
+// Throws Error(kLayout) naming the tensor that is missing, surplus or of another shape. Tied
+// embeddings that are stored twice become a second copy. Of the stored tensors those count whose
+// keys begin with `prefix`; without one, those that are no training state.
+distckpt::TensorMap link_megatron(const ModelMap& map,
+                                  const distckpt::Layout& layout,
+                                  std::string_view prefix = {});
+
+// Checks the objects of a checkpoint: extra states of modules that the family has, complete. Throws
+// Error(kCorrupt).
+void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys);
+
+inline constexpr std::string_view kTrainerPrefix = "trainer.";  // of a trainer's own objects
+
+// State of a training run that is not the model: optimizer, RNG, a trainer's own. Its keys are told
+// apart from tensors that are not mapped.
+bool is_training_state(std::string_view key);
+
+// A key of experts, for one of them: "….experts.experts.linear_fc1.weight" ->
+// "….experts.experts.7.linear_fc1.weight".
+std::string with_expert(std::string_view key, std::int64_t expert);
+
+// The key of one expert's tensor where each has its own:
+// "decoder.layers.3.mlp.experts.experts.7.linear_fc1.weight". Other tensors have one anyway.
+std::string single_key(const MegatronTensor& tensor);
+
+// Without the "module." that wrappers put before every key.
+std::string_view strip_wrappers(std::string_view key);
+
+}  // namespace ferry::converter

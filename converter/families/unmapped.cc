@@ -1,0 +1,139 @@
+#include "converter/families/unmapped.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+// Takes the number that `text` begins with.
+std::optional<std::int64_t> number_at(std::string_view& text) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0) return std::nullopt;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+// Whether `name` is spelled as a rule's pattern says; `expert` is then what {e} stands for.
+bool spells(std::string_view pattern, std::string_view name, std::int64_t& expert) {
+  const auto open = pattern.find('{');
+  if (open == std::string_view::npos) return pattern == name;
+  if (!name.starts_with(pattern.substr(0, open))) return false;
+  name.remove_prefix(open);
+  const auto close = pattern.find('}', open);
+  auto choices = pattern.substr(open + 1, close - open - 1);
+  const auto rest = pattern.substr(close + 1);
+  if (choices == "e") {
+    const auto number = number_at(name);
+    expert = number.value_or(0);
+    return number && spells(rest, name, expert);
+  }
+  while (true) {
+    const auto choice = choices.substr(0, choices.find(','));
+    if (name.starts_with(choice) && spells(rest, name.substr(choice.size()), expert)) return true;
+    if (choice.size() == choices.size()) return false;
+    choices.remove_prefix(choice.size() + 1);
+  }
+}
+
+struct Match {
+  const Rule* rule = nullptr;
+  std::int64_t expert = 0;
+};
+
+std::optional<Match> find_rule(std::span<const Rule> rules, std::string_view name) {
+  Match match;
+  for (const auto& rule : rules) {
+    match.rule = &rule;
+    if (spells(rule.hf, name, match.expert)) return match;
+  }
+  return std::nullopt;
+}
+
+// Which setting takes the rows with this condition away.
+std::string why_not(When when, const TransformerConfig& config) {
+  switch (when) {
+    case When::kAlways:
+    case When::kQkNorm:
+    case When::kSharedGate:
+      return {};
+    case When::kQkvBias:
+    case When::kLinearBias:
+      return "config.json says that there are no such biases (attention_bias, mlp_bias, qkv_bias)";
+    case When::kUntied:
+    case When::kScore:
+    case When::kScoreBias:
+      return "config.json says that the model ends in another head (architectures)";
+    case When::kShared:
+      return "config.json says that there are no shared experts (n_shared_experts)";
+    case When::kExpertBias:
+      return "config.json says that routers have no bias (topk_method)";
+    case When::kQLora:
+      return "config.json says that queries are projected at once (q_lora_rank is null)";
+    case When::kNoQLora:
+      return fmt::format("config.json says that queries take a low-rank path (q_lora_rank is {})",
+                         config.q_lora_rank);
+  }
+  return {};
+}
+
+std::string_view name_of_num_experts(const TransformerConfig& config) {
+  if (config.family == "mixtral") return "num_local_experts";
+  return config.multi_latent_attention ? "n_routed_experts" : "num_experts";
+}
+
+std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::string_view name) {
+  const auto& config = map.config;
+  const auto& rules = *map.family->rules;
+  const auto num_layers = config.num_layers + config.mtp_num_layers;
+  if (layer >= num_layers) {
+    const auto prediction = rules.mtp == nullptr
+                                ? ""
+                                : fmt::format(" and {} of prediction (num_nextn_predict_layers)",
+                                              config.mtp_num_layers);
+    return fmt::format("config.json says that there are {} layers (num_hidden_layers){}",
+                       config.num_layers, prediction);
+  }
+  const bool moe =
+      layer < config.num_layers ? config.is_moe_layer(layer) : config.num_moe_experts > 0;
+  if (const auto match = find_rule(moe ? rules.dense_mlp : rules.moe_mlp, name);
+      match && !find_rule(moe ? rules.moe_mlp : rules.dense_mlp, name)) {
+    return fmt::format("config.json says that layer {} has {}experts", layer, moe ? "" : "no ");
+  }
+  for (const auto part : {rules.attention, moe ? rules.moe_mlp : rules.dense_mlp}) {
+    const auto match = find_rule(part, name);
+    if (!match) continue;
+    if (match->expert >= config.num_moe_experts && match->expert > 0) {
+      return fmt::format("config.json says that there are {} experts ({})", config.num_moe_experts,
+                         name_of_num_experts(config));
+    }
+    return why_not(match->rule->when, config);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string why_unmapped(const ModelMap& map, std::string_view hf_name) {
+  const auto& rules = *map.family->rules;
+  const auto prefix = rules.hf_layer.substr(0, rules.hf_layer.find('{'));
+  if (hf_name.starts_with(prefix)) {
+    auto rest = hf_name.substr(prefix.size());
+    const auto layer = number_at(rest);
+    if (!layer || !rest.starts_with('.')) return {};
+    return why_not_in_layer(map, *layer, rest.substr(1));
+  }
+  for (const auto part : {rules.first, rules.last}) {
+    if (const auto match = find_rule(part, hf_name)) return why_not(match->rule->when, map.config);
+  }
+  return {};
+}
+
+}  // namespace ferry::converter

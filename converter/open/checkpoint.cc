@@ -1,0 +1,110 @@
+#include "converter/open/checkpoint.h"
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+
+#include "converter/families/hf_config.h"
+#include "converter/open/formats.h"
+#include "converter/open/hf_names.h"
+#include "converter/open/megatron_names.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+
+using distckpt::DType;
+
+void refuse_hf_config(const Location& location, const fs::path& hf_config) {
+  require(hf_config.empty() || !location.has_own_config(), ErrorKind::kUsage,
+          "{}: is {}, which has its own config.json: --hf-config is for Megatron checkpoints",
+          location.root.string(),
+          location.format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
+}
+
+Checkpoint open(const fs::path& path, const OpenOptions& options) {
+  const auto location = locate(path, options.iteration);
+  refuse_hf_config(location, options.hf_config);
+  return open(location, options);
+}
+
+Checkpoint open(const Location& location, const OpenOptions& options) {
+  const auto files = std::make_shared<distckpt::SourceFiles>();
+  const distckpt::NotedFiles noted(*files);
+  try {
+    auto stored = read_stored(location, options);
+    auto checkpoint = stored.megatron_names
+                          ? open_megatron_names(location, std::move(stored))
+                          : open_hf_names(location, std::move(stored), options.keep_fp8);
+    if (options.training_state && location.format == Format::kTorchDist)
+      add_training_state(checkpoint);
+    checkpoint.files = files;
+    if (checkpoint.hf) checkpoint.hf->files = files;
+    return checkpoint;
+  } catch (Error& error) {
+    // The name of a tensor does not say which of two checkpoints is meant.
+    const auto folder = location.folder.string();
+    if (error.report().find(folder) == std::string::npos)
+      error.add_context(fmt::format("reading {}", folder));
+    throw;
+  }
+}
+
+bool is_quantized(const fs::path& path) {
+  if (!lacks_iterations(path)) return false;
+  const auto location = locate(path);
+  if (!location.has_own_config()) return false;
+  std::optional<HfForm> form;
+  if (location.format == Format::kArchive) {
+    form = read_archive(location).hf;
+  } else {
+    if (!fs::exists(location.folder / distckpt::kHfConfig)) return false;
+    form.emplace().folder = location.folder;
+  }
+  return parse_quantization(form->config_text(), form->config_source()).has_value();
+}
+
+std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {
+  return std::make_unique<distckpt::FileSource>(layout.storages(), checksums, mode, files);
+}
+
+void require_hf_form(const Checkpoint& checkpoint) {
+  if (checkpoint.hf) return;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{}: holds no config.json for Hugging Face", checkpoint.location.folder.string()),
+      "name a folder that holds config.json and the tokenizer with --hf-config");
+}
+
+void check_derived(const Checkpoint& checkpoint) {
+  const auto& config = checkpoint.map.config;
+  std::unique_ptr<distckpt::FileSource> source;
+  for (const auto& link : checkpoint.links.links) {
+    const auto& tensor = checkpoint.tensors[link.model];
+    if (tensor.role != distckpt::Role::kDerived) continue;
+    if (!source) source = checkpoint.source();
+    const auto& shard = checkpoint.layout.tensor(link.stored).shards.front();
+    std::vector<std::byte> found(static_cast<std::size_t>(tensor.num_bytes()));
+    std::vector<distckpt::ChecksumPart> parts;
+    source->read({.at = shard.at, .size = tensor.shape, .element_size = size_of(tensor.dtype)},
+                 found, parts);
+    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
+      // transformers, modeling_rope_utils: 1 / base ** (2i / dim); the last bits are the power
+      // function's.
+      const double expected =
+          std::pow(config.rotary_base,
+                   -2.0 * static_cast<double>(i) / static_cast<double>(config.kv_channels));
+      std::vector<std::byte> element(static_cast<std::size_t>(size_of(tensor.dtype)));
+      distckpt::cast(DType::kF64, std::as_bytes(std::span(&expected, 1)), tensor.dtype, element,
+                     distckpt::CastRule::kRound);
+      const auto* const there = found.data() + i * size_of(tensor.dtype);
+      const auto ulps = distckpt::ulp_distance(tensor.dtype, element.data(), there);
+      require(ulps && *ulps <= 4, ErrorKind::kCorrupt,
+              "{}: element {} is {}, but rope_theta {} gives {}", tensor.name, i,
+              distckpt::element_value(tensor.dtype, there), config.rotary_base, expected);
+    }
+  }
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,74 @@
+// A checkpoint that lies somewhere, whatever its format: recognised, checked, and described as a
+// source of a plan.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "converter/families/model_map.h"
+#include "converter/open/training_state.h"
+#include "converter/stored/hf_folder.h"
+#include "converter/stored/locate.h"
+#include "distckpt/execute/file_box_io.h"
+#include "distckpt/plan/copy_plan.h"
+#include "distckpt/plan/layout.h"
+#include "distckpt/plan/tensor_map.h"
+
+namespace ferry::converter {
+
+struct OpenOptions {
+  std::optional<distckpt::Iteration> iteration{};
+  std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
+                                      // lacks; replaces its sidecar
+  bool keep_fp8 = false;        // leave block-quantised weights as they are, with their scales
+  bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
+  Links links = Links::kAll;    // among files that travel
+};
+
+struct Checkpoint {
+  Location location{};
+  bool megatron_names = false;  // of the stored tensors, else Hugging Face's
+  ModelMap map{};
+  std::vector<distckpt::ModelTensor>
+      tensors;  // map.tensors with the dtypes that are stored, derived ones, the optimizer's
+  distckpt::Layout layout{};
+  distckpt::TensorMap links{};
+  std::vector<distckpt::ExpectedChecksum> checksums{};
+  std::optional<HfForm>
+      hf{};  // nothing for a Megatron checkpoint that knows nothing of Hugging Face
+  std::vector<std::string> training_state{};  // keys of optimizer and RNG: not part of the model
+  std::shared_ptr<const distckpt::Pickle> common{};      // Megatron's common state
+  std::optional<TrainingState> training{};               // where asked for, and there
+  std::shared_ptr<const distckpt::SourceFiles> files{};  // all that were read, as they were
+
+  distckpt::PlanSide side() const { return {.layout = &layout, .map = &links}; }
+  // Throws Error(kIo) where a file is not what it was when the checkpoint was opened.
+  std::unique_ptr<distckpt::FileSource> source(
+      distckpt::ReadMode mode = distckpt::ReadMode::kCached) const;
+};
+
+// Throws Error for everything that is not exactly what the configuration says: tensors that are
+// missing, surplus or of another shape are named.
+Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+
+// The same of one that was found already, whatever its tracker says by now.
+Checkpoint open(const Location& location, const OpenOptions& options);
+
+// Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
+void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
+
+// True for a checkpoint without iterations whose configuration says that it holds blocks of FP8.
+bool is_quantized(const std::filesystem::path& path);
+
+// Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source
+// has none.
+void require_hf_form(const Checkpoint& checkpoint);
+
+// The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
+// Error(kCorrupt).
+void check_derived(const Checkpoint& checkpoint);
+
+}  // namespace ferry::converter

@@ -1,0 +1,127 @@
+// FSDP states that every rank saved by itself, as verl does: model_world_size_W_rank_R.pt, with the
+// rank's parts of the tensors.
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "converter/open/formats.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/torch_save/dtensor.h"
+#include "distckpt/formats/torch_save/torch_tensor.h"
+#include "distckpt/storage/filenames.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::TensorLayout;
+
+constexpr std::string_view kSaveDTensorsAnew =
+    "{k:v for k,v in d.items() if isinstance(v,torch.Tensor)}";
+
+class FsdpReader {
+ public:
+  FsdpReader(const Location& location, const OpenOptions& options)
+      : folder_(location.folder), stored_{.hf = hf_form_of(location, options)} {}
+
+  Stored read() {
+    const auto ranks = find_ranks();
+    for (int rank = 0; rank < static_cast<int>(ranks.size()); ++rank)
+      read_file(rank, ranks[static_cast<std::size_t>(rank)]);
+    for (auto& [name, copies] : tensors_) {
+      std::string of = name;
+      for (auto& [copy, tensor] : copies) {
+        if (copy == copies.begin()->first) {
+          stored_.layout.add_tensor(std::move(tensor));
+        } else {
+          tensor.name = fmt::format("{} of copy {}", name, copy);
+          stored_.replicas.push_back({.tensor = std::move(tensor), .of = of});
+        }
+      }
+    }
+    return std::move(stored_);
+  }
+
+ private:
+  // The files, by rank: all of one world size, none missing.
+  std::vector<fs::path> find_ranks() {
+    std::map<int, std::map<int, fs::path>> worlds;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      const auto name = entry.path().filename().string();
+      if (const auto rank = distckpt::parse_fsdp_filename(name)) {
+        worlds[rank->world_size][rank->rank] = entry.path();
+      } else if (name.starts_with("optim_world_size_") ||
+                 name.starts_with("extra_state_world_size_")) {
+        stored_.training_state.push_back(name);
+      }
+    }
+    require(worlds.size() == 1, ErrorKind::kCorrupt, "{}: holds files of world sizes {} and {}",
+            folder_.string(), worlds.begin()->first, worlds.rbegin()->first);
+    const auto& [world, files] = *worlds.begin();
+    std::vector<fs::path> ranks;
+    for (int rank = 0; rank < world; ++rank) {
+      const auto file = files.find(rank);
+      require(file != files.end(), ErrorKind::kNotFound, "{}: is missing",
+              (folder_ / distckpt::fsdp_filename({.world_size = world, .rank = rank})).string());
+      ranks.push_back(file->second);
+    }
+    require(files.size() == ranks.size(), ErrorKind::kCorrupt, "{}: is beyond its world size",
+            files.rbegin()->second.string());
+    return ranks;
+  }
+
+  void read_file(int rank, const fs::path& path) {
+    const distckpt::TorchFile file(path, distckpt::dtensor_globals(), kSaveDTensorsAnew);
+    const auto storage = stored_.layout.add_storage(file.storage());
+    std::set<std::int64_t> records;
+    std::set<std::string_view> names;
+    for (const auto& [key, value] : file.root().items()) {
+      const auto name = key.as_string();
+      require(names.insert(name).second, ErrorKind::kCorrupt, "{}: holds {} twice", path.string(),
+              name);
+      const auto parts = distckpt::parse_rank_parts(file, value, name);
+      auto& tensor = tensor_of(std::string(name), parts, rank, path);
+      for (const auto& part : parts.parts) {
+        require(tensor.shards.empty() || tensor.dtype == part.item.dtype, ErrorKind::kCorrupt,
+                "{}: {}: is of dtype {}, but {} in files of ranks before", path.string(), name,
+                short_name(part.item.dtype), short_name(tensor.dtype));
+        tensor.dtype = part.item.dtype;
+        tensor.shards.push_back(distckpt::shard_of(part.item, part.box, storage));
+        auto checksum = distckpt::checksum_of(part.item, storage, std::string(name));
+        if (checksum && records.insert(checksum->range.offset).second)
+          stored_.checksums.push_back(std::move(*checksum));
+      }
+    }
+    require(rank == 0 || names.size() == tensors_.size(), ErrorKind::kCorrupt,
+            "{}: holds {} tensors, but those of the ranks together {}", path.string(), names.size(),
+            tensors_.size());
+  }
+
+  TensorLayout& tensor_of(const std::string& name,
+                          const distckpt::RankTensorParts& parts,
+                          int rank,
+                          const fs::path& path) {
+    auto& copies = tensors_[name];
+    const auto [at, added] = copies.try_emplace(parts.copy.value_or(rank),
+                                                TensorLayout{.name = name, .shape = parts.shape});
+    require(at->second.shape == parts.shape, ErrorKind::kCorrupt,
+            "{}: {}: has shape {}, but {} in files of ranks before", path.string(), name,
+            to_string(parts.shape), to_string(at->second.shape));
+    return at->second;
+  }
+
+  fs::path folder_;
+  Stored stored_;
+  std::map<std::string, std::map<std::int64_t, TensorLayout>> tensors_;  // by name, then by copy
+};
+
+}  // namespace
+
+Stored read_fsdp(const Location& location, const OpenOptions& options) {
+  return FsdpReader(location, options).read();
+}
+
+}  // namespace ferry::converter

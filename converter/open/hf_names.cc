@@ -1,0 +1,191 @@
+#include "converter/open/hf_names.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "converter/families/hf_config.h"
+#include "converter/families/unmapped.h"
+#include "converter/open/part.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/elements/dequantize.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::Box;
+using distckpt::DType;
+using distckpt::TensorLayout;
+
+class HfOpener {
+ public:
+  HfOpener(const Location& location, Stored stored, bool keep_fp8) : keep_fp8_(keep_fp8) {
+    checkpoint_.location = location;
+    checkpoint_.hf = std::move(stored.hf);
+    checkpoint_.layout = std::move(stored.layout);
+    checkpoint_.checksums = std::move(stored.checksums);
+    checkpoint_.training_state = std::move(stored.training_state);
+    replicas_ = std::move(stored.replicas);
+  }
+
+  Checkpoint open() {
+    const auto& hf = *checkpoint_.hf;
+    checkpoint_.map = make_part_map(read_config(), hf.part);
+    checkpoint_.tensors = checkpoint_.map.tensors;
+    quantization_ = parse_quantization(hf.config_text(), hf.config_source());
+    for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
+    if (quantization_ && !keep_fp8_) leave_quantization(*checkpoint_.hf);
+    std::vector<std::string_view> missing;
+    for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
+      if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
+    }
+    if (!missing.empty()) {
+      throw Error(
+          ErrorKind::kLayout,
+          fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
+                      missing.size() == 1
+                          ? ""
+                          : fmt::format(", and {} other tensor{}", missing.size() - 1,
+                                        missing.size() == 2 ? "" : "s")),
+          "the download may be incomplete, or config.json of another model");
+    }
+    link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);
+    return std::move(checkpoint_);
+  }
+
+ private:
+  // transformers drops prediction layers when it saves, and leaves the number of them in place.
+  models::TransformerConfig read_config() const {
+    auto config = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
+    const bool has_prediction = std::ranges::any_of(
+        checkpoint_.layout.tensors(),
+        [&](const TensorLayout& tensor) { return is_prediction_tensor(config, tensor.name); });
+    if (!has_prediction) config.mtp_num_layers = 0;
+    return config;
+  }
+
+  // For messages.
+  std::string file_of(const TensorLayout& stored) const {
+    if (stored.shards.empty()) return "empty";
+    const auto storage = stored.shards.front().at.storage;
+    const auto* path = distckpt::file_of(checkpoint_.layout.storages()[storage]);
+    return path != nullptr ? path->filename().string() : "memory";
+  }
+
+  void link(std::uint32_t index) {
+    const auto& stored = checkpoint_.layout.tensor(index);
+    const auto& map = checkpoint_.map;
+    const auto second = map.copies.find(stored.name);
+    const bool copy = second != map.copies.end();
+    const auto known = copy ? second : map.index.find(stored.name);
+    std::uint32_t model = 0;
+    int scale = -1;
+    if (quantization_ && stored.name.ends_with(kScaleSuffix)) return link_scales(index);
+    if (quantization_ && distckpt::can_dequantize(stored.dtype)) {
+      if (!keep_fp8_) scale = scales_of(stored);
+    } else {
+      require_floats(stored.name, stored.dtype);
+    }
+    if (copy || known != map.index.end()) {
+      model = known->second;
+      auto& tensor = checkpoint_.tensors[model];
+      require(tensor.shape == stored.shape, ErrorKind::kLayout,
+              "{}: has shape {}, expected {} as config.json says ({})", stored.name,
+              to_string(stored.shape), to_string(tensor.shape), file_of(stored));
+      if (!copy) {
+        tensor.dtype = scale < 0 ? stored.dtype : DType::kBF16;
+        found_.insert(model);
+      }
+    } else {
+      if (!is_derived(stored)) {
+        throw Error(ErrorKind::kLayout,
+                    fmt::format("{}: no rule of the family {} maps it ({})", stored.name,
+                                checkpoint_.map.family->model_type, file_of(stored)),
+                    stored.name.ends_with(kScaleSuffix)
+                        ? "scales of fp8 blocks need a quantization_config in config.json"
+                        : why_unmapped(checkpoint_.map, stored.name));
+      }
+      model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
+      checkpoint_.tensors.push_back({.name = stored.name,
+                                     .dtype = stored.dtype,
+                                     .shape = stored.shape,
+                                     .role = distckpt::Role::kDerived});
+    }
+    checkpoint_.links.links.push_back({.model = model,
+                                       .model_box = Box::whole(stored.shape),
+                                       .stored = index,
+                                       .stored_box = Box::whole(stored.shape),
+                                       .copy = copy ? ++num_copies_[model] : 0,
+                                       .scale = scale});
+  }
+
+  // The index of the scales of a weight.
+  int scales_of(const TensorLayout& weight) {
+    const auto name = fmt::format("{}{}", weight.name, kScaleSuffix);
+    const auto stored = checkpoint_.layout.find(name);
+    require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})",
+            weight.name, name, file_of(weight));
+    auto& scales = checkpoint_.links.scales;
+    scales.push_back({.stored = *stored, .block = quantization_->block});
+    return static_cast<int>(scales.size()) - 1;
+  }
+
+  // Scales that are kept are tensors of their own; others go with their weights.
+  void link_scales(std::uint32_t index) {
+    const auto& scales = checkpoint_.layout.tensor(index);
+    const auto weight = scales.name.substr(0, scales.name.size() - kScaleSuffix.size());
+    const auto stored = checkpoint_.layout.find(weight);
+    require(stored && distckpt::can_dequantize(checkpoint_.layout.tensor(*stored).dtype),
+            ErrorKind::kLayout, "{}: are scales, but {} is not there in FP8 ({})", scales.name,
+            weight, file_of(scales));
+    if (!keep_fp8_) return;
+    checkpoint_.links.links.push_back(
+        {.model = static_cast<std::uint32_t>(checkpoint_.tensors.size()),
+         .model_box = Box::whole(scales.shape),
+         .stored = index,
+         .stored_box = Box::whole(scales.shape)});
+    checkpoint_.tensors.push_back(
+        {.name = scales.name, .dtype = scales.dtype, .shape = scales.shape});
+  }
+
+  bool is_derived(const TensorLayout& stored) const {
+    return stored.name.ends_with("rotary_emb.inv_freq") &&
+           distckpt::is_floating_point(stored.dtype) &&
+           stored.shape == distckpt::Shape{checkpoint_.map.config.kv_channels / 2};
+  }
+
+  bool keep_fp8_;
+  Checkpoint checkpoint_;
+  std::vector<Replica> replicas_;
+  std::optional<BlockQuantization> quantization_;
+  std::set<std::uint32_t> found_;
+  std::map<std::uint32_t, int> num_copies_;
+};
+
+}  // namespace
+
+Checkpoint open_hf_names(const Location& location, Stored stored, bool keep_fp8) {
+  return HfOpener(location, std::move(stored), keep_fp8).open();
+}
+
+void require_floats(const std::string& name, DType dtype) {
+  require(distckpt::can_cast(dtype, DType::kF32), ErrorKind::kLayout,
+          "{}: is of dtype {}, weights of fp16, bf16, fp32 or fp64 are expected", name,
+          short_name(dtype));
+}
+
+void leave_quantization(HfForm& hf) {
+  const auto text = hf.config_text();
+  if (!parse_quantization(text, hf.config_source())) return;
+  hf.contents[std::string(distckpt::kHfConfig)] =
+      without_quantization(text, DType::kBF16, hf.config_source());
+  hf.headers.clear();
+  hf.index_text.reset();
+}
+
+}  // namespace ferry::converter

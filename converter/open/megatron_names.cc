@@ -1,0 +1,179 @@
+#include "converter/open/megatron_names.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_args.h"
+#include "converter/families/megatron_links.h"
+#include "converter/open/hf_names.h"
+#include "converter/open/part.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/formats/torch_dist.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::Box;
+using distckpt::DType;
+
+// The dtypes that the Hugging Face side had: where a tensor was widened to be stored, the original
+// comes back.
+void restore_dtypes(const HfForm& hf,
+                    std::vector<distckpt::ModelTensor>& tensors,
+                    const ModelMap& map) {
+  const auto restore = [&](const std::string& name, DType dtype) {
+    const auto known = map.index.find(name);
+    if (known == map.index.end()) return;
+    auto& tensor = tensors[known->second];
+    if (distckpt::can_cast(dtype, tensor.dtype) && size_of(dtype) < size_of(tensor.dtype)) {
+      tensor.dtype = dtype;
+    }
+  };
+  for (const auto& header : hf.headers) {
+    for (const auto& entry : header.entries) restore(entry.name, entry.dtype);
+  }
+  for (const auto& tensor :
+       map.megatron) {  // of another's configuration: only where Megatron widens
+    if (!tensor.fp32) continue;
+    const auto& name = map.tensors[tensor.parts.front().model].name;
+    const auto there = hf.dtypes.find(name);
+    if (there != hf.dtypes.end()) restore(name, there->second);
+  }
+}
+
+class MegatronOpener {
+ public:
+  MegatronOpener(const Location& location, Stored stored) : stored_(std::move(stored)) {
+    checkpoint_.location = location;
+    checkpoint_.megatron_names = true;
+    checkpoint_.hf = std::move(stored_.hf);
+    checkpoint_.training_state = std::move(stored_.training_state);
+    if (stored_.assemble) return;
+    for (const auto& tensor : stored_.layout.tensors())
+      stored_.outline.emplace_back(tensor.name, tensor.shape);
+  }
+
+  Checkpoint open() {
+    if (checkpoint_.hf) leave_quantization(*checkpoint_.hf);
+    read_config();
+    drop_absent_prediction_layers();
+    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part());
+    if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
+    checkpoint_.layout = std::move(stored_.layout);
+    checkpoint_.checksums = std::move(stored_.checksums);
+    checkpoint_.links = link_megatron(checkpoint_.map, checkpoint_.layout);
+    link_replicas(std::move(stored_.replicas), checkpoint_.layout, checkpoint_.links);
+    checkpoint_.tensors = checkpoint_.map.tensors;
+    for (const auto& link : checkpoint_.links.links) {
+      const auto& stored = checkpoint_.layout.tensor(link.stored);
+      require_floats(stored.name, stored.dtype);
+      checkpoint_.tensors[link.model].dtype = stored.dtype;
+    }
+    if (checkpoint_.hf) restore_dtypes(*checkpoint_.hf, checkpoint_.tensors, checkpoint_.map);
+    add_derived();
+    with_context([&] { return fmt::format("reading {}", checkpoint_.location.folder.string()); },
+                 [&] { check_object_keys(checkpoint_.map, stored_.objects); });
+    // Elsewhere it holds the model itself, or arguments alone.
+    if (stored_.common && stored_.common_is_apart)
+      checkpoint_.common = std::make_shared<distckpt::Pickle>(std::move(*stored_.common));
+    return std::move(checkpoint_);
+  }
+
+ private:
+  void read_config() {
+    const auto& folder = checkpoint_.location.folder;
+    const auto& common = stored_.common;
+    const auto args =
+        common ? with_context([&] { return fmt::format("reading {}", common->source()); },
+                              [&] { return read_args(distckpt::common_dict(*common)); })
+               : std::nullopt;
+    if (checkpoint_.hf) {
+      config_ = parse_hf_config(checkpoint_.hf->config_text(), checkpoint_.hf->config_source());
+      if (args)
+        require_same_model(*args, config_, common->source(), checkpoint_.hf->config_source());
+      return;
+    }
+    if (!args) {
+      throw Error(ErrorKind::kNotFound,
+                  fmt::format("{}: does not say which model it is of", folder.string()),
+                  "name the folder of its config.json with --hf-config");
+    }
+    config_ = *args;
+    require(!config_.multi_latent_attention || config_.kv_lora_rank > 0, ErrorKind::kNotFound,
+            "{}: its arguments do not say the sizes of latent attention; name the folder of "
+            "config.json with --hf-config",
+            folder.string());
+    if (config_.vocab_size == 0) config_.vocab_size = stored_vocabulary();
+    read_from_tensors(stored_.outline, config_);
+  }
+
+  // What the checkpoint holds decides whether there are prediction layers.
+  void drop_absent_prediction_layers() {
+    const auto* mtp = find_family(config_.family).rules->mtp;
+    const bool there = mtp != nullptr && std::ranges::any_of(stored_.outline, [&](auto& tensor) {
+                         return strip_wrappers(tensor.first).starts_with(mtp->megatron);
+                       });
+    if (!there) config_.mtp_num_layers = 0;
+  }
+
+  // Without a stated vocabulary every stored row counts.
+  std::int64_t stored_vocabulary() const {
+    for (const auto& [name, shape] : stored_.outline) {
+      if (strip_wrappers(name) == "embedding.word_embeddings.weight" && !shape.empty())
+        return shape[0];
+    }
+    fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight",
+         checkpoint_.location.folder.string());
+  }
+
+  // Derived tensors of the Hugging Face side, kept in the sidecar.
+  void add_derived() {
+    if (stored_.derived.empty()) return;
+    const auto header = distckpt::read_safetensors_header(stored_.derived);
+    distckpt::add_to_layout(header, stored_.derived.parent_path(), checkpoint_.layout);
+    for (const auto& entry : header.entries) {
+      const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
+      checkpoint_.tensors.push_back({.name = entry.name,
+                                     .dtype = entry.dtype,
+                                     .shape = entry.shape,
+                                     .role = distckpt::Role::kDerived});
+      checkpoint_.links.links.push_back({.model = model,
+                                         .model_box = Box::whole(entry.shape),
+                                         .stored = *checkpoint_.layout.find(entry.name),
+                                         .stored_box = Box::whole(entry.shape)});
+    }
+  }
+
+  Stored stored_;
+  Checkpoint checkpoint_;
+  models::TransformerConfig config_;
+};
+
+}  // namespace
+
+// Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer rows
+// than the vocabulary is one. Nor do old ones of what a router has.
+void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
+  for (const auto& [name, shape] : outline) {
+    const auto key = strip_wrappers(name);
+    if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
+    if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
+    if (key == "output_layer.bias") config.head = models::Head::kTokenClassification;
+    if (key != "output_layer.weight" || shape.empty()) continue;
+    if (shape[0] >= config.vocab_size) continue;
+    if (config.head == models::Head::kLanguageModel)
+      config.head = models::Head::kSequenceClassification;
+    config.num_labels = shape[0];
+  }
+  config.family = infer_family(config);
+}
+
+Checkpoint open_megatron_names(const Location& location, Stored stored) {
+  return MegatronOpener(location, std::move(stored)).open();
+}
+
+}  // namespace ferry::converter

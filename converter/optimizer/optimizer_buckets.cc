@@ -1,0 +1,218 @@
+#include "converter/optimizer/optimizer_buckets.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::converter {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;  // elements; param_and_grad_buffer.py, pad_param_start
+
+// Parameters of a layer in the order in which its modules register them, whatever the family:
+// TransformerLayer, (MLA)SelfAttention, MLP, MoELayer, MultiTokenPredictionLayer. Linear layers of
+// Transformer Engine that hold a norm register it first.
+constexpr std::array<std::string_view, 33> kRegistered{
+    "enorm.weight",
+    "hnorm.weight",
+    "eh_proj.weight",
+    "input_layernorm.weight",
+    "self_attention.linear_proj.weight",
+    "self_attention.linear_proj.bias",
+    "self_attention.linear_qkv.layer_norm_weight",
+    "self_attention.linear_qkv.weight",
+    "self_attention.linear_qkv.bias",
+    "self_attention.linear_q_proj.weight",
+    "self_attention.linear_q_down_proj.weight",
+    "self_attention.linear_q_up_proj.layer_norm_weight",
+    "self_attention.linear_q_up_proj.weight",
+    "self_attention.linear_kv_down_proj.weight",
+    "self_attention.linear_kv_up_proj.layer_norm_weight",
+    "self_attention.linear_kv_up_proj.weight",
+    "self_attention.q_layernorm.weight",
+    "self_attention.k_layernorm.weight",
+    "pre_mlp_layernorm.weight",
+    "mlp.linear_fc1.layer_norm_weight",
+    "mlp.linear_fc1.weight",
+    "mlp.linear_fc1.bias",
+    "mlp.linear_fc2.weight",
+    "mlp.linear_fc2.bias",
+    "mlp.router.weight",
+    "mlp.experts.experts.linear_fc1.weight",
+    "mlp.experts.experts.linear_fc2.weight",
+    "mlp.shared_experts.gate_weight",
+    "mlp.shared_experts.linear_fc1.weight",
+    "mlp.shared_experts.linear_fc2.weight",
+    "final_layernorm.weight",  // of the decoder, or of a prediction layer
+    "output_layer.weight",
+    "output_layer.bias",
+};
+
+// GPTModel registers its embedding, the decoder's layers, their final norm, prediction layers, the
+// output layer.
+enum class BucketPart : std::uint8_t { kEmbedding, kLayer, kFinalNorm, kPrediction, kOutput };
+
+BucketPart part_of(const MegatronTensor& tensor) {
+  switch (tensor.stage) {
+    case Stage::kFirst:
+      return BucketPart::kEmbedding;
+    case Stage::kLayer:
+      return BucketPart::kLayer;
+    case Stage::kMtp:
+      return BucketPart::kPrediction;
+    case Stage::kLast:
+      return tensor.key.starts_with("output_layer.") ? BucketPart::kOutput : BucketPart::kFinalNorm;
+  }
+  return BucketPart::kOutput;
+}
+
+std::size_t place_in_layer(const MegatronTensor& tensor) {
+  if (tensor.stage == Stage::kFirst) return 0;
+  for (std::size_t i = 0; i < kRegistered.size(); ++i) {
+    const auto name = kRegistered[i];
+    if (!tensor.key.ends_with(name)) continue;
+    // "q_layernorm.weight" ends others too: a name begins after a dot, or is the whole key.
+    const auto before = tensor.key.size() - name.size();
+    if (before == 0 || tensor.key[before - 1] == '.') return i;
+  }
+  fail(ErrorKind::kBug, "{}: its place among the parameters of a layer is not known", tensor.key);
+}
+
+std::int64_t num_elements(const RankTensor& tensor) {
+  std::int64_t total = 0;
+  for (const auto& box : tensor.boxes) total += box.volume();
+  return total;
+}
+
+}  // namespace
+
+struct OptimizerBuckets::Registered {
+  BucketPart part = BucketPart::kLayer;
+  RankTensor tensor{};
+  bool copy = false;
+};
+
+OptimizerBuckets::OptimizerBuckets(const ModelMap& map, const models::ParallelConfig& parallel)
+    : map_(map), parallel_(parallel), ranks_(rank_tensors(map, parallel)) {
+  for (const auto& rank : ranks_) {
+    for (const auto& tensor : rank) num_chunks_ = std::max(num_chunks_, tensor.chunk + 1);
+  }
+}
+
+int OptimizerBuckets::group_size(ParameterGroup group) const {
+  return group == ParameterGroup::kExpert
+             ? parallel_.expert_tensor_parallel() * parallel_.expert_model_parallel_size
+             : parallel_.tensor_model_parallel_size;
+}
+
+int OptimizerBuckets::num_ranks(ParameterGroup group) const {
+  return group_size(group) * parallel_.pipeline_model_parallel_size;
+}
+
+// The parameters of one rank and model chunk, as registered.
+std::vector<OptimizerBuckets::Registered> OptimizerBuckets::registered(ParameterGroup group,
+                                                                       ExpertOrder order,
+                                                                       int rank,
+                                                                       int chunk) const {
+  const bool expert = group == ParameterGroup::kExpert;
+  const int stage = rank / group_size(group);
+  const auto at = [&](int of_stage) -> const std::vector<RankTensor>& {
+    return ranks_.at(
+        static_cast<std::size_t>(of_stage * parallel_.stage_size() + rank % group_size(group)));
+  };
+  std::vector<Registered> found;
+  const RankTensor* embedding = nullptr;
+  bool has_loss = false;
+  bool has_prediction = false;
+  for (const auto& tensor : at(stage)) {
+    const auto& megatron = map_.megatron[tensor.megatron];
+    if (tensor.chunk != chunk || megatron.fp32 || megatron.expert.has_value() != expert) continue;
+    const auto part = part_of(megatron);
+    has_loss = has_loss || part == BucketPart::kFinalNorm;
+    has_prediction = has_prediction || part == BucketPart::kPrediction;
+    if (part == BucketPart::kEmbedding) embedding = &tensor;
+    found.push_back({part, tensor, tensor.replica_id != std::vector<int>{0, 0, 0}});
+  }
+  // Other stages have copies of the embedding: for a tied output layer, for prediction layers.
+  const bool tied = map_.config.head == models::Head::kLanguageModel &&
+                    !map_.config.untie_embeddings_and_output_weights;
+  if (!expert && embedding == nullptr && ((tied && has_loss) || has_prediction)) {
+    for (const auto& tensor : at(0)) {
+      if (part_of(map_.megatron[tensor.megatron]) != BucketPart::kEmbedding) continue;
+      found.push_back(
+          {has_prediction ? BucketPart::kEmbedding : BucketPart::kOutput, tensor, true});
+    }
+  }
+  const auto key = [&](const Registered& one) {
+    const auto& megatron = map_.megatron[one.tensor.megatron];
+    const auto place = place_in_layer(megatron);
+    const auto local_expert = megatron.expert.value_or(0);
+    const bool grouped = order == ExpertOrder::kGrouped;
+    return std::tuple(one.part, megatron.layer.value_or(0),
+                      expert && !grouped ? static_cast<std::size_t>(local_expert) : place,
+                      expert && !grouped ? static_cast<std::int64_t>(place) : local_expert);
+  };
+  std::ranges::sort(found, [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return found;
+}
+
+bool OptimizerBuckets::has_parameters(ParameterGroup group, int rank, int chunk) const {
+  return !registered(group, ExpertOrder::kGrouped, rank, chunk).empty();
+}
+
+std::vector<BucketParameter> OptimizerBuckets::place(
+    ParameterGroup group,
+    ExpertOrder order,
+    int rank,
+    int chunk,
+    const std::vector<std::int64_t>& buckets) const {
+  std::vector<BucketParameter> placed;
+  std::size_t bucket = 0;
+  std::int64_t bucket_begin = 0;  // in the buckets, one after the other
+  std::int64_t used = 0;          // of the bucket
+  const auto aligned = [](std::int64_t at) {
+    return (at + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  const auto is_full = [&] { return used == buckets[bucket] || aligned(used) == buckets[bucket]; };
+  const auto next_bucket = [&] {
+    bucket_begin += buckets[bucket];
+    ++bucket;
+    used = 0;
+  };
+  auto parameters = registered(group, order, rank, chunk);
+  std::ranges::reverse(parameters);
+  for (auto& parameter : parameters) {
+    const auto size = num_elements(parameter.tensor);
+    const auto misfit = [&] {
+      return fmt::format(
+          "{} of {} elements does not fit where it should lie in bucket {} of {} elements",
+          map_.describe(map_.megatron[parameter.tensor.megatron]), size, bucket,
+          bucket < buckets.size() ? buckets[bucket] : 0);
+    };
+    require(bucket < buckets.size(), ErrorKind::kLayout, "{}", misfit());
+    if (aligned(used) + size > buckets[bucket]) {
+      require(used > 0 && is_full(), ErrorKind::kLayout, "{}", misfit());
+      next_bucket();
+      require(bucket < buckets.size() && size <= buckets[bucket], ErrorKind::kLayout, "{}",
+              misfit());
+    }
+    const auto begin = used == 0 ? 0 : aligned(used);
+    placed.push_back({.tensor = std::move(parameter.tensor),
+                      .copy = parameter.copy,
+                      .begin = bucket_begin + begin,
+                      .size = size});
+    used = begin + size;
+    if (used == buckets[bucket]) next_bucket();
+  }
+  if (used > 0 && is_full()) next_bucket();
+  require(bucket == buckets.size(), ErrorKind::kLayout,
+          "the parameters fill {} of {} buckets, and {} elements of the next", bucket,
+          buckets.size(), used);
+  return placed;
+}
+
+}  // namespace ferry::converter

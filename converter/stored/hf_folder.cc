@@ -1,0 +1,224 @@
+#include "converter/stored/hf_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
+#include "distckpt/storage/filenames.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+// What holds weights or a training run's state does not travel along; everything else does.
+constexpr std::array<std::string_view, 12> kWeightSuffixes{
+    ".safetensors", ".safetensors.index.json",
+    ".bin",         ".bin.index.json",
+    ".pt",          ".pth",
+    ".ckpt",        ".h5",
+    ".onnx",        ".msgpack",
+    ".gguf",        ".distcp"};
+
+// The file that config.json names as the one of the weights, which transformers prefers to others.
+std::optional<std::string> named_weights(const HfForm& form) {
+  const auto config = distckpt::parse_json(form.config_text(), form.config_source());
+  if (!config.is_object() || !config.contains("transformers_weights")) return std::nullopt;
+  const auto& named = config.at("transformers_weights");
+  if (named.is_null()) return std::nullopt;
+  return distckpt::json_string(named, "transformers_weights", form.config_source());
+}
+
+// Folders and pipes do not travel.
+bool is_file(const fs::directory_entry& entry) {
+  std::error_code error;
+  const auto type = entry.status(error).type();
+  if (!entry.is_symlink() || (!error && type != fs::file_type::not_found))
+    return type == fs::file_type::regular;
+  throw Error(ErrorKind::kNotFound,
+              fmt::format("{}: is a symbolic link to {}, which cannot be read: {}",
+                          entry.path().string(), fs::read_symlink(entry.path()).string(),
+                          error ? error.message() : "it is not there"),
+              "mend the link or remove it");
+}
+
+}  // namespace
+
+bool travels(std::string_view name) {
+  return !name.starts_with('.') && name != distckpt::kPartRecord &&
+         std::ranges::none_of(kWeightSuffixes, [&](auto suffix) { return name.ends_with(suffix); });
+}
+
+void require_transformers_reads(const HfForm& form, const WeightFiles& weights) {
+  const auto& [folder, files, index, single] = weights;
+  if (!index.empty() && !single.empty() && files != std::set{std::string(single)}) {
+    throw Error(
+        ErrorKind::kLayout,
+        fmt::format("{}: holds {}, and {}, which names other files", folder.string(), single,
+                    index),
+        fmt::format("transformers loads {} alone: take away what is not the model", single));
+  }
+  if (form.folder != folder) return;  // the configuration is of weights elsewhere
+  const auto named = named_weights(form);
+  const auto read = index.empty() ? *files.begin() : std::string(index);
+  if (!named || *named == read) return;
+  throw Error(ErrorKind::kLayout,
+              fmt::format("{}: transformers_weights names {}, but {} is there to be read",
+                          form.config_source(), *named, read),
+              "transformers loads the file that is named, and no other");
+}
+
+std::string HfForm::config_source() const {
+  return (folder / distckpt::kHfConfig).string();
+}
+
+std::string HfForm::text(const std::string& name) const {
+  return file(name).text();
+}
+
+CarriedFile HfForm::file(const std::string& name) const {
+  const auto kept = contents.find(name);
+  if (kept != contents.end()) return CarriedFile(kept->second);
+  distckpt::ReadFile found(folder / name);
+  if (files) files->require_same(found);
+  return CarriedFile(std::move(found));
+}
+
+std::string HfForm::config_text() const {
+  return text(std::string(distckpt::kHfConfig));
+}
+
+bool is_hf_folder(const fs::path& folder) {
+  if (!fs::is_directory(folder)) return false;
+  if (fs::exists(folder / distckpt::kHfConfig)) return true;
+  return std::ranges::any_of(fs::directory_iterator(folder), [](const fs::directory_entry& entry) {
+    return entry.path().extension() == distckpt::kSafetensorsSuffix;
+  });
+}
+
+HfForm read_hf_companions(const fs::path& folder, Links links) {
+  require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: is not a folder", folder.string());
+  require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}",
+          folder.string(), distckpt::kHfConfig);
+  HfForm form{.folder = folder, .carried = {}, .headers = {}, .index_text = {}};
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (!travels(entry.path().filename().string()) || !is_file(entry)) continue;
+    const distckpt::ReadFile file(entry.path());  // one that cannot be read is told now
+    if (links == Links::kInside) file.require_inside(folder);
+    form.carried.push_back(entry.path().filename().string());
+  }
+  const auto part = folder / distckpt::kPartRecord;
+  if (fs::exists(part)) form.part = parse_part(distckpt::read_text(part), part.string());
+  std::ranges::sort(form.carried);
+  return form;
+}
+
+HfForm read_hf_config(const fs::path& folder, Links links) {
+  auto form = read_hf_companions(folder, links);
+  form.part.clear();  // it is of the weights that are there
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != distckpt::kSafetensorsSuffix) continue;
+    for (const auto& tensor : distckpt::read_safetensors_header(entry.path()).entries)
+      form.dtypes.emplace(tensor.name, tensor.dtype);
+  }
+  return form;
+}
+
+HfForm read_hf_folder(const fs::path& folder, Links links) {
+  auto form = read_hf_companions(folder, links);
+  const auto index_path = folder / distckpt::kSafetensorsIndex;
+  if (fs::exists(index_path)) {
+    form.index_text = distckpt::read_text(index_path);
+    const auto source = index_path.string();
+    for (const auto& file : files_of_index(*form.index_text, source)) {
+      require(fs::exists(folder / file), ErrorKind::kNotFound,
+              "{}: names the file {}, which is not there", source, file);
+      form.headers.push_back(distckpt::read_safetensors_header(folder / file));
+    }
+    check_index(*form.index_text, files_of_tensors(form.headers), source);
+    require_transformers_reads(form, {.folder = folder,
+                                      .files = files_of_index(*form.index_text, source),
+                                      .index = distckpt::kSafetensorsIndex,
+                                      .single = fs::exists(folder / distckpt::kSafetensorsModel)
+                                                    ? distckpt::kSafetensorsModel
+                                                    : ""});
+    return form;
+  }
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() == distckpt::kSafetensorsSuffix) files.push_back(entry.path());
+  }
+  require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither {} nor {}, and no {} either",
+          folder.string(), distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
+          distckpt::kTorchModel);
+  if (files.size() > 1) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} safetensors files, but no {}", folder.string(),
+                            files.size(), distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  const auto name = files.front().filename().string();
+  if (name.find("-of-") != std::string::npos) {  // model-00002-of-00003.safetensors
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} alone, and neither the other files nor {}",
+                            folder.string(), name, distckpt::kSafetensorsIndex),
+                "the download may be incomplete");
+  }
+  require(name == distckpt::kSafetensorsModel || !fs::exists(folder / distckpt::kTorchModel),
+          ErrorKind::kLayout, "{}: holds {} and {}, of which transformers loads the second",
+          folder.string(), name, distckpt::kTorchModel);
+  require_transformers_reads(form, {.folder = folder, .files = {name}});
+  form.headers.push_back(distckpt::read_safetensors_header(files.front()));
+  return form;
+}
+
+std::set<std::string> files_of_index(const std::string& index_text, const std::string& source) {
+  const auto index = distckpt::parse_json(index_text, source);
+  std::set<std::string> files;
+  for (const auto& [tensor, file] : distckpt::json_at(index, "weight_map", source).items()) {
+    auto name = distckpt::json_string(file, tensor, source);
+    distckpt::require_plain_filename(name, source);
+    files.insert(std::move(name));
+  }
+  require(!files.empty(), ErrorKind::kCorrupt, "{}: weight_map is empty", source);
+  return files;
+}
+
+std::map<std::string, std::string> files_of_tensors(
+    const std::vector<distckpt::SafetensorsHeader>& headers) {
+  std::map<std::string, std::string> files;
+  for (const auto& header : headers) {
+    for (const auto& entry : header.entries) {
+      const auto [at, added] = files.emplace(entry.name, header.filename);
+      require(added, ErrorKind::kCorrupt, "{}: is in {} and in {}", entry.name, at->second,
+              header.filename);
+    }
+  }
+  return files;
+}
+
+void check_index(const std::string& index_text,
+                 const std::map<std::string, std::string>& in_file,
+                 const std::string& source) {
+  const auto index = distckpt::parse_json(index_text, source);
+  const auto& weight_map = distckpt::json_at(index, "weight_map", source);
+  for (const auto& [tensor, value] : weight_map.items()) {
+    const auto file = distckpt::json_string(value, tensor, source);
+    const auto found = in_file.find(tensor);
+    require(found != in_file.end(), ErrorKind::kCorrupt,
+            "{}: says that {} is in {}, but no file has it", source, tensor, file);
+    require(found->second == file, ErrorKind::kCorrupt,
+            "{}: says that {} is in {}, but it is in {}", source, tensor, file, found->second);
+  }
+  for (const auto& [tensor, file] : in_file) {
+    require(weight_map.contains(tensor), ErrorKind::kCorrupt,
+            "{}: does not list {}, which is in {}", source, tensor, file);
+  }
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,88 @@
+// A Hugging Face folder: which safetensors files make up the model, and which other files travel
+// with it.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "converter/stored/carried_file.h"
+#include "converter/stored/selection.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/storage/source_files.h"
+
+namespace ferry::converter {
+
+// The Hugging Face side of a checkpoint, wherever it lies: in a Hugging Face folder, in the sidecar
+// of a Megatron checkpoint, or in an archive.
+struct HfForm {
+  std::filesystem::path folder{};                 // of the carried files
+  std::map<std::string, std::string> contents{};  // of those that lie in no folder, or change
+  std::vector<std::string>
+      carried;  // config.json, tokenizer and the like; sorted. Not the weights, nor their index
+  Part part{};  // which part of the model is there; empty: all of it
+  std::vector<distckpt::SafetensorsHeader>
+      headers;  // the files' headers, if known: order, metadata and split
+  std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
+  std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
+  std::shared_ptr<const distckpt::SourceFiles> files{};  // as they were when they were found
+
+  // Throws Error(kIo) if it is not the file that was found.
+  CarriedFile file(const std::string& name) const;  // of a carried file, or what it has to become
+  std::string text(const std::string& name) const;  // the same, whole
+  std::string config_text() const;                  // of config.json, likewise
+  std::string config_source() const;                // its path, for messages
+};
+
+// True if the folder holds a config.json or safetensors files.
+bool is_hf_folder(const std::filesystem::path& folder);
+
+// Symbolic links among the files that travel are followed: those that stay inside the
+// checkpoint or the Hugging Face cache that it is in, or all. One that leads nowhere is an error.
+enum class Links { kInside, kAll };
+
+// Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
+// files, naming tensor and file.
+HfForm read_hf_folder(const std::filesystem::path& folder, Links links);
+
+// Whether a file of this name goes along with the weights: it holds none.
+bool travels(std::string_view name);
+
+// The files that hold a model's weights.
+struct WeightFiles {
+  std::filesystem::path folder{};
+  std::set<std::string> files{};
+  std::string_view index{};   // the name of the index that lists them, if there is one
+  std::string_view single{};  // model.safetensors, if it is there: one of them or not
+};
+
+// transformers (modeling_utils.py, _get_resolved_checkpoint_files) loads the file that config.json
+// names, else the single one, and looks for an index only where there is neither. Throws
+// Error(kLayout) where that is another model than `weights`.
+void require_transformers_reads(const HfForm& form, const WeightFiles& weights);
+
+// Only the files that travel; each is opened. Throws Error(kUsage) for a link that leads outside.
+HfForm read_hf_companions(const std::filesystem::path& folder, Links links);
+
+// For --hf-config: the files that travel, and the dtypes of weights that are there.
+HfForm read_hf_config(const std::filesystem::path& folder, Links links);
+
+// The files that an index names, sorted. Throws Error(kCorrupt).
+std::set<std::string> files_of_index(const std::string& index_text, const std::string& source);
+
+// Index and files agree: each tensor is in the file that the index names, and no other. Throws
+// Error(kCorrupt).
+void check_index(const std::string& index_text,
+                 const std::map<std::string, std::string>& in_file,
+                 const std::string& source);
+
+// The file of each tensor. Throws Error(kCorrupt) for one that two files have.
+std::map<std::string, std::string> files_of_tensors(
+    const std::vector<distckpt::SafetensorsHeader>& headers);
+
+}  // namespace ferry::converter

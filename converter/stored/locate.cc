@@ -1,0 +1,271 @@
+#include "converter/stored/locate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "converter/stored/hf_folder.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/formats/zarr.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Iteration;
+
+constexpr std::string_view kShardSuffix = ".distcp";
+
+template <typename Matches>
+bool holds(const fs::path& folder, Matches&& matches) {
+  return fs::is_directory(folder) &&
+         std::ranges::any_of(fs::directory_iterator(folder),
+                             [&](const auto& entry) { return matches(entry.path()); });
+}
+
+// One of the files of an archive.
+bool is_archive_file(const fs::path& path) {
+  return fs::is_regular_file(path) &&
+         distckpt::shard_store_file_count(path.filename().string()).has_value();
+}
+
+// The format of an iteration's folder, or of a folder that is like one.
+std::optional<Format> format_of_iteration(const fs::path& folder) {
+  // Without .metadata that one is missed when it is read.
+  const bool has_shards =
+      holds(folder, [](const fs::path& path) { return path.extension() == kShardSuffix; });
+  if (distckpt::is_torch_dist(folder) || has_shards) {
+    return fs::exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist : Format::kDcp;
+  }
+  const bool zarr =
+      fs::exists(folder / distckpt::kTorchDistConfig) &&
+      holds(folder, [](const fs::path& path) { return distckpt::is_zarr_array(path); });
+  if (zarr) return Format::kZarr;
+  const bool legacy = holds(folder, [](const fs::path& path) {
+    return distckpt::parse_rank_folder(path.filename().string()).has_value();
+  });
+  return legacy ? std::optional(Format::kLegacy) : std::nullopt;
+}
+
+bool has_safetensors(const fs::path& folder) {
+  return holds(folder, [](const fs::path& path) {
+    return path.extension() == distckpt::kSafetensorsSuffix;
+  });
+}
+
+std::optional<Format> format_without_iterations(const fs::path& folder) {
+  if (has_safetensors(folder)) return Format::kHuggingFace;
+  const bool bin = holds(folder, [](const fs::path& path) {
+    return distckpt::is_torch_model_filename(path.filename().string());
+  });
+  if (bin) return Format::kTorchSave;
+  if (is_archive(folder)) return Format::kArchive;
+  return is_hf_folder(folder) ? std::optional(Format::kHuggingFace) : std::nullopt;
+}
+
+Iteration read_tracker(const fs::path& path) {
+  auto text = distckpt::read_text(path, 1024);
+  while (!text.empty() && std::string_view(" \n\r\t").find(text.back()) != std::string_view::npos)
+    text.pop_back();
+  const auto iteration = distckpt::parse_iteration(text);
+  require(iteration.has_value(), ErrorKind::kCorrupt,
+          "{}: holds \"{}\", neither a number nor \"release\"", path.string(), text.substr(0, 40));
+  return *iteration;
+}
+
+// The iteration that a folder's name says, or that of a folder above it: .../global_step_10/actor.
+std::optional<Iteration> iteration_of(const fs::path& folder) {
+  auto path = fs::weakly_canonical(folder);
+  if (auto iteration = distckpt::parse_iteration_folder(path.filename().string())) return iteration;
+  for (int above = 0; above < 4; ++above, path = path.parent_path()) {
+    if (auto step = distckpt::parse_step_folder(path.filename().string())) return step;
+  }
+  return std::nullopt;
+}
+
+// A model as verl lays it out, found from its step's folder or from the actor's: weights of FSDP by
+// rank, a torch_dist checkpoint in dist_ckpt/, or weights in huggingface/. Newer releases put them
+// into model/.
+std::optional<Location> locate_verl(const fs::path& path) {
+  for (const auto* inner : {"actor/model", "actor", "model", "."}) {
+    const auto base = *inner == '.' ? path : path / inner;
+    const auto huggingface = base / "huggingface";
+    const auto weights = format_without_iterations(huggingface);
+    const bool has_weights =
+        weights && (*weights == Format::kTorchSave || has_safetensors(huggingface));
+    Location found{.root = path, .iteration = iteration_of(path)};
+    if (fs::exists(huggingface / distckpt::kHfConfig)) found.hf = huggingface;
+    if (holds(base, [](const fs::path& file) {
+          return distckpt::parse_fsdp_filename(file.filename().string()).has_value();
+        })) {
+      found.format = Format::kFsdp;
+      found.folder = base;
+      return found;
+    }
+    // Where the weights are kept for Hugging Face, dist_ckpt has the optimizer alone.
+    if (has_weights) {
+      found.format = *weights;
+      found.folder = huggingface;
+      return found;
+    }
+    const auto dist = base / "dist_ckpt";
+    if (const auto format = format_of_iteration(dist)) {
+      found.format = *format;
+      found.folder = dist;
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+// The one checkpoint of an iteration's folder.
+std::optional<Location> locate_single(const fs::path& path) {
+  const auto format = format_of_iteration(path);
+  if (!format) return locate_verl(path);
+  Location found{.format = *format, .root = path, .folder = path, .iteration = iteration_of(path)};
+  const auto huggingface = path.parent_path() / "huggingface";  // beside verl's dist_ckpt
+  if (path.filename() == "dist_ckpt" && fs::exists(huggingface / distckpt::kHfConfig))
+    found.hf = huggingface;
+  return found;
+}
+
+// The iterations that a root of Megatron or verl holds.
+std::vector<std::pair<Iteration, fs::path>> list_iterations(const fs::path& root) {
+  std::vector<std::pair<Iteration, fs::path>> found;
+  for (const auto& entry : fs::directory_iterator(root)) {
+    const auto name = entry.path().filename().string();
+    auto iteration = distckpt::parse_iteration_folder(name);
+    if (!iteration) iteration = distckpt::parse_step_folder(name);
+    if (iteration && locate_single(entry.path())) found.emplace_back(*iteration, entry.path());
+  }
+  return found;
+}
+
+Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted) {
+  const auto tracker = root / distckpt::kTracker;
+  const auto there = list_iterations(root);
+  const bool by_tracker = !wanted && fs::exists(tracker);
+  if (by_tracker) wanted = read_tracker(tracker);
+  if (!wanted && there.size() == 1) wanted = there.front().first;
+  if (!wanted) {
+    throw Error(ErrorKind::kNotFound,
+                fmt::format("{}: holds {} iterations and no {}", root.string(), there.size(),
+                            distckpt::kTracker),
+                "choose one with --iteration");
+  }
+  const auto at = std::ranges::find(there, *wanted, [](const auto& one) { return one.first; });
+  if (at == there.end()) {
+    std::vector<std::string> names;
+    for (const auto& [iteration, folder] : there)
+      names.push_back(distckpt::iteration_text(iteration));
+    throw Error(
+        ErrorKind::kNotFound,
+        fmt::format("{}: is not there, or holds neither {} nor mp_rank_*{}",
+                    (root / distckpt::iteration_folder(*wanted)).string(),
+                    distckpt::kTorchDistMetadata,
+                    by_tracker ? fmt::format("; {} names it", distckpt::kTracker) : ""),
+        names.empty() ? "" : fmt::format("iterations that are there: {}", fmt::join(names, ", ")));
+  }
+  auto found = *locate_single(at->second);
+  found.root = root;
+  found.iteration = wanted;
+  return found;
+}
+
+}  // namespace
+
+std::string_view to_string(Format format) {
+  switch (format) {
+    case Format::kHuggingFace:
+      return "huggingface";
+    case Format::kTorchSave:
+      return "torch_save";
+    case Format::kTorchDist:
+      return "torch_dist";
+    case Format::kLegacy:
+      return "megatron_legacy";
+    case Format::kDcp:
+      return "torch_dcp";
+    case Format::kZarr:
+      return "zarr";
+    case Format::kFsdp:
+      return "fsdp";
+    case Format::kArchive:
+      return "archive";
+  }
+  return "";
+}
+
+bool Location::has_own_config() const {
+  switch (format) {
+    case Format::kHuggingFace:
+    case Format::kArchive:
+      return true;
+    case Format::kTorchSave:
+    case Format::kDcp:
+    case Format::kFsdp:
+      return fs::exists(config_folder() / distckpt::kHfConfig);
+    case Format::kTorchDist:
+    case Format::kLegacy:
+    case Format::kZarr:
+      return false;
+  }
+  return false;
+}
+
+Location locate(const fs::path& path, std::optional<Iteration> iteration) {
+  require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
+  if (is_archive_file(path)) return locate(fs::absolute(path).parent_path(), iteration);
+  require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
+  if (auto found = locate_single(path)) {
+    require(!iteration, ErrorKind::kUsage,
+            "{}: is the folder of one iteration, so --iteration has nothing to choose",
+            path.string());
+    return *found;
+  }
+  if (fs::exists(path / distckpt::kTracker) || !list_iterations(path).empty()) {
+    return locate_iteration(path, iteration);
+  }
+  if (distckpt::is_torch_dist(path / "weights")) {  // NeMo 2
+    require(!iteration, ErrorKind::kUsage,
+            "{}: holds one checkpoint (weights/), so --iteration has nothing to choose",
+            path.string());
+    return {.format = Format::kTorchDist, .root = path, .folder = path / "weights"};
+  }
+  if (const auto format = format_without_iterations(path)) {
+    require(!iteration, ErrorKind::kUsage, "{}: is {}, which has no iterations", path.string(),
+            *format == Format::kArchive ? "an archive" : "a Hugging Face checkpoint");
+    return {.format = *format, .root = path, .folder = path};
+  }
+  throw Error(
+      ErrorKind::kNotFound, fmt::format("{}: holds no checkpoint that is known", path.string()),
+      fmt::format("looked for {} or iter_*/ or release/ (Megatron-Core), {} or mp_rank_*/ (one "
+                  "iteration of it), global_step_*/ or actor/ (verl), {} with *.safetensors or "
+                  "pytorch_model*.bin (Hugging Face), {} (archive)",
+                  distckpt::kTracker, distckpt::kTorchDistMetadata, distckpt::kHfConfig,
+                  distckpt::shard_store_filename(0, 1)));
+}
+
+bool lacks_iterations(const fs::path& path) {
+  if (is_archive_file(path)) return true;
+  return fs::is_directory(path) && !locate_single(path) && !fs::exists(path / distckpt::kTracker) &&
+         list_iterations(path).empty() && format_without_iterations(path).has_value();
+}
+
+bool holds_checkpoint(const fs::path& folder) {
+  return fs::is_directory(folder) &&
+         (locate_single(folder) ||
+          (list_iterations(folder).empty() &&
+           (distckpt::is_torch_dist(folder / "weights") || format_without_iterations(folder))));
+}
+
+bool is_archive(const fs::path& folder) {
+  return holds(folder, is_archive_file);
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,128 @@
+#include "converter/stored/selection.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "converter/families/hf_config.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::ModelTensor;
+using nlohmann::json;
+
+constexpr std::string_view kPartFormat = "ferry-part-1";
+
+// The name that globs are held against.
+std::string_view selectable_name(const ModelTensor& tensor) {
+  std::string_view name = tensor.name;
+  if (tensor.role == distckpt::Role::kPadding) return name.substr(0, name.find(' '));
+  if (name.ends_with(kScaleSuffix)) name.remove_suffix(kScaleSuffix.size());
+  return name;
+}
+
+std::vector<std::string> parse_globs(const json& selection,
+                                     std::string_view key,
+                                     std::string_view source) {
+  const auto& list = distckpt::json_at(selection, key, source);
+  require(list.is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", source, key);
+  std::vector<std::string> globs;
+  for (const auto& glob : list) globs.push_back(distckpt::json_string(glob, key, source));
+  return globs;
+}
+
+}  // namespace
+
+bool matches(std::string_view pattern, std::string_view name) {
+  return pattern.empty() ||
+         fnmatch(std::string(pattern).c_str(), std::string(name).c_str(), 0) == 0;
+}
+
+bool Selection::selects(std::string_view name) const {
+  const auto matched = [&](const std::string& pattern) { return matches(pattern, name); };
+  return (include.empty() || std::ranges::any_of(include, matched)) &&
+         std::ranges::none_of(exclude, matched);
+}
+
+bool Selection::selects(const ModelTensor& tensor) const {
+  return selects(selectable_name(tensor));
+}
+
+void Selection::require_matches(const std::vector<ModelTensor>& tensors) const {
+  const auto look = [&](std::string_view flag, const std::vector<std::string>& patterns) {
+    for (const auto& pattern : patterns) {
+      const auto matched = [&](const ModelTensor& tensor) {
+        return matches(pattern, selectable_name(tensor));
+      };
+      if (std::ranges::any_of(tensors, matched)) continue;
+      throw Error(ErrorKind::kUsage, fmt::format("{} '{}': matches no tensor", flag, pattern),
+                  tensors.empty() ? "" : fmt::format("a name is {}", tensors.front().name));
+    }
+  };
+  look("--include", include);
+  look("--exclude", exclude);
+  const auto selected = [&](const ModelTensor& tensor) { return selects(tensor); };
+  require(std::ranges::any_of(tensors, selected), ErrorKind::kUsage, "{}: no tensor is left",
+          describe());
+}
+
+std::string Selection::describe() const {
+  std::string text;
+  const auto add = [&](std::string_view flag, const std::vector<std::string>& patterns) {
+    for (const auto& pattern : patterns) {
+      text += fmt::format("{}{} '{}'", text.empty() ? "" : " ", flag, pattern);
+    }
+  };
+  add("--include", include);
+  add("--exclude", exclude);
+  return text;
+}
+
+bool selects(const Part& part, const ModelTensor& tensor) {
+  return std::ranges::all_of(part, [&](const Selection& one) { return one.selects(tensor); });
+}
+
+std::string describe(const Part& part) {
+  std::string text;
+  for (const auto& selection : part)
+    text += fmt::format("{}{}", text.empty() ? "" : ", of that ", selection.describe());
+  return text;
+}
+
+json part_json(const Part& part) {
+  auto list = json::array();
+  for (const auto& selection : part)
+    list.push_back({{"include", selection.include}, {"exclude", selection.exclude}});
+  return list;
+}
+
+Part parse_part_json(const json& list, std::string_view source) {
+  require(list.is_array() && !list.empty(), ErrorKind::kCorrupt,
+          "{}: the selections are not a list of some", source);
+  Part part;
+  for (const auto& selection : list) {
+    part.push_back({.include = parse_globs(selection, "include", source),
+                    .exclude = parse_globs(selection, "exclude", source)});
+  }
+  return part;
+}
+
+std::string write_part(const Part& part) {
+  const json record{{"format", kPartFormat}, {"selections", part_json(part)}};
+  return record.dump(1) + "\n";
+}
+
+Part parse_part(std::string_view text, std::string_view source) {
+  const auto record = distckpt::parse_json(text, source);
+  const auto format =
+      distckpt::json_string(distckpt::json_at(record, "format", source), "format", source);
+  require(format == kPartFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
+          source, format, kPartFormat);
+  return parse_part_json(distckpt::json_at(record, "selections", source), source);
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,28 @@
+// A Hugging Face folder to be written: with the original headers where they are known, else as
+// save_pretrained writes it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "converter/open/checkpoint.h"
+#include "converter/write/target.h"
+
+namespace ferry::converter {
+
+struct HfTargetOptions {
+  std::optional<distckpt::DType> dtype{};  // a cast: config.json says it too
+  std::optional<std::int64_t>
+      max_shard_size;  // bytes of tensors per file. Default: the source's split, else 50 GB
+};
+
+// `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
+std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
+                                       const std::vector<distckpt::ModelTensor>& tensors,
+                                       const HfTargetOptions& options,
+                                       const std::filesystem::path& folder);
+
+}  // namespace ferry::converter

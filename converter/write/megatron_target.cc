@@ -1,0 +1,185 @@
+#include "converter/write/megatron_target.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "converter/families/megatron_links.h"
+#include "converter/optimizer/common_state.h"
+#include "converter/optimizer/optimizer_tensors.h"
+#include "converter/optimizer/sharded_state.h"
+#include "converter/stored/sidecar.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/formats/torch_dist_writer.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::Box;
+using distckpt::DType;
+using distckpt::ModelTensor;
+
+// The narrowest dtype that holds both without loss.
+DType widest(DType a, DType b, const std::string& name) {
+  if (a == b) return a;
+  require(distckpt::can_cast(a, b), ErrorKind::kLayout, "{}: {} and {} cannot be stored together",
+          name, short_name(a), short_name(b));
+  if (a == DType::kF64 || b == DType::kF64) return DType::kF64;
+  return DType::kF32;  // also of BF16 and F16
+}
+
+// Per Megatron tensor: one that is stacked over layers or experts has one dtype for all of them.
+std::vector<DType> stored_dtypes(const ModelMap& map, const std::vector<ModelTensor>& tensors) {
+  std::map<std::string_view, DType> by_key;
+  for (const auto& tensor : map.megatron) {
+    for (const auto& part : tensor.parts) {
+      auto dtype = tensors[part.model].dtype;
+      if (tensor.fp32) dtype = widest(dtype, DType::kF32, tensor.key);
+      const auto [at, added] = by_key.emplace(map.written_key(tensor), dtype);
+      if (!added) at->second = widest(at->second, dtype, tensor.key);
+    }
+  }
+  std::vector<DType> dtypes;
+  for (const auto& tensor : map.megatron) dtypes.push_back(by_key.at(map.written_key(tensor)));
+  return dtypes;
+}
+
+class MegatronTarget : public FileTarget {
+ public:
+  MegatronTarget(const Checkpoint& source,
+                 const std::vector<ModelTensor>& tensors,
+                 const MegatronTargetOptions& options,
+                 const fs::path& folder)
+      : source_(source),
+        options_(options),
+        folder_(folder),
+        torch_dist_(make(source, tensors, options, folder)) {
+    layout_ = torch_dist_.layout();
+    links_ = link_megatron(source.map, layout_);
+    if (const auto& training = source.training)
+      link_optimizer(source.map, training->optimizer.kinds, training->first_tensor, layout_,
+                     links_);
+    add_derived(tensors);
+    for (const auto& tensor : source.map.megatron) {
+      const auto& model = tensors[tensor.parts.front().model];
+      if (tensor.fp32 && model.dtype != DType::kF32) narrow_.emplace(model.name, model.dtype);
+    }
+  }
+
+ private:
+  std::vector<fs::path> other_files() const override {
+    std::vector<fs::path> names{distckpt::kTorchDistMetadata, distckpt::kTorchDistConfig,
+                                distckpt::kCommon};
+    if (!source_.hf) return names;
+    names.push_back(fs::path(distckpt::kSidecar) / distckpt::kSidecarIndex);
+    for (const auto& [name, _] : sidecar_files(*source_.hf, !options_.dtype))
+      names.push_back(fs::path(distckpt::kSidecar) / name);
+    return names;
+  }
+
+  std::vector<distckpt::ChecksumRange> protected_ranges() const override {
+    return torch_dist_.protected_ranges();
+  }
+
+  void prepare() const override {
+    if (derived_) fs::create_directories(derived_path(folder_).parent_path());
+  }
+
+  void finish_files(distckpt::FileSink& sink) const override {
+    if (derived_) {
+      const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
+      sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
+    }
+    torch_dist_.finish_files(sink);
+  }
+
+  void finish_folder() const override {
+    if (source_.hf) {
+      write_sidecar(folder_, *source_.hf, !options_.dtype, narrow_);
+    }
+    torch_dist_.finish_folder();
+  }
+
+  static distckpt::TorchDistTarget make(const Checkpoint& source,
+                                        const std::vector<ModelTensor>& tensors,
+                                        const MegatronTargetOptions& options,
+                                        const fs::path& folder) {
+    const auto dtypes = stored_dtypes(source.map, tensors);
+    const auto states_of = [&](const ModelMap& map, const std::vector<DType>& of) {
+      return options.mesh != nullptr ? sharded_state(map, of, options.mesh->ranks)
+                                     : sharded_state(map, of, options.parallel);
+    };
+    auto ranks = states_of(source.map, dtypes);
+    // The dtype of most of the model is that of its first weight.
+    WrittenState written{.dtype = dtypes.front(),
+                         .iteration = options.iteration.number.value_or(0)};
+    std::optional<CarriedState> carried;
+    if (source.common) carried = {.common = distckpt::common_dict(*source.common)};
+    if (const auto& training = source.training) {
+      written.optimizer = !training->optimizer.kinds.empty();
+      if (written.optimizer) carried->optimizers = training->param_groups;
+      for (const auto& kind : training->optimizer.kinds) {
+        const auto map = optimizer_map(source.map, kind);
+        const auto states = states_of(map, std::vector(map.megatron.size(), DType::kF32));
+        for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+          auto& to = ranks[rank].tensors;
+          to.insert(to.end(), states[rank].tensors.begin(), states[rank].tensors.end());
+        }
+      }
+      written.rng = keeps_rng(*training, options.parallel);
+      auto& objects = ranks.front().objects;
+      if (written.rng) objects = training->rng;
+      objects.insert(objects.end(), training->objects.begin(), training->objects.end());
+    }
+    return {folder, ranks, [&](distckpt::PickleWriter& pickle) {
+              write_common_state(pickle, source.map.config, options.parallel, written, carried);
+            }};
+  }
+
+  // inv_freq and the like: Megatron has no place for them, the sidecar does.
+  void add_derived(const std::vector<ModelTensor>& tensors) {
+    std::vector<distckpt::SafetensorsEntry> entries;
+    for (const auto& tensor : tensors) {
+      if (tensor.role == distckpt::Role::kDerived)
+        entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+    }
+    if (entries.empty()) return;
+    const auto path = derived_path(folder_);
+    derived_ = distckpt::make_safetensors_header(path.filename().string(), std::move(entries), {});
+    distckpt::add_to_layout(*derived_, path.parent_path(), layout_);
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].role != distckpt::Role::kDerived) continue;
+      links_.links.push_back({.model = i,
+                              .model_box = Box::whole(tensors[i].shape),
+                              .stored = *layout_.find(tensors[i].name),
+                              .stored_box = Box::whole(tensors[i].shape)});
+    }
+  }
+
+  const Checkpoint& source_;
+  MegatronTargetOptions options_;
+  fs::path folder_;
+  distckpt::TorchDistTarget torch_dist_;
+  std::optional<distckpt::SafetensorsHeader> derived_;
+  std::map<std::string, DType> narrow_;  // of tensors that Megatron widens to fp32
+};
+
+}  // namespace
+
+bool keeps_rng(const TrainingState& training, const models::ParallelConfig& parallel) {
+  return !training.rng.empty() &&
+         training.parallel.tensor_model_parallel_size == parallel.tensor_model_parallel_size &&
+         training.parallel.pipeline_model_parallel_size == parallel.pipeline_model_parallel_size;
+}
+
+std::unique_ptr<FileTarget> make_megatron_target(const Checkpoint& source,
+                                                 const std::vector<ModelTensor>& tensors,
+                                                 const MegatronTargetOptions& options,
+                                                 const fs::path& folder) {
+  return std::make_unique<MegatronTarget>(source, tensors, options, folder);
+}
+
+}  // namespace ferry::converter

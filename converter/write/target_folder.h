@@ -1,0 +1,33 @@
+// The folder that a conversion writes, and what --overwrite may replace of it: one in which
+// everything is what a conversion to its format writes.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "converter/stored/locate.h"
+
+namespace ferry::converter {
+
+// Absolute, symbolic links resolved, no trailing slash: what a rename must act on.
+std::filesystem::path resolve_target(const std::filesystem::path& path);
+
+bool is_checkpoint(const std::filesystem::path& folder);
+
+// Throws Error(kUsage) for a target that is the source, lies in it or holds it; that a link on the
+// way makes lead nowhere; that is an iteration in a checkpoint of
+// another kind; or that is there, unless it is an empty folder or, with `overwrite`, any.
+void refuse_unsafe_target(const std::filesystem::path& target,
+                          Format format,
+                          const std::filesystem::path& source_folder,
+                          bool overwrite);
+
+// The files of the folder, relative to it. Throws Error(kUsage) that names a file, folder or link
+// in it that no conversion to `format` writes, or a folder that holds no weights. Names that depend
+// on the source (a README) are known if they are among `planned`, those of this conversion.
+std::vector<std::filesystem::path> replaceable_files(
+    const std::filesystem::path& folder,
+    Format format,
+    const std::vector<std::filesystem::path>& planned);
+
+}  // namespace ferry::converter

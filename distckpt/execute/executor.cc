@@ -1,0 +1,262 @@
+#include "distckpt/execute/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/execute/task_worker.h"
+#include "distckpt/plan/schedule.h"
+
+namespace ferry::distckpt {
+
+struct Execution::State {
+  const CopyPlan* plan = nullptr;
+  BoxSource* source = nullptr;
+  BoxSink* sink = nullptr;
+  ExecutorOptions options;
+  Schedule schedule;
+  BufferSizes sizes;
+
+  std::vector<std::vector<Digest>> blocks;  // per tensor; each element is written by one task
+  std::atomic<std::uint32_t> next_task = 0;
+  std::uint32_t end_task = 0;
+  std::atomic<std::int64_t> bytes_done = 0;
+  std::int64_t bytes_total = 0;
+  std::int64_t resumed_bytes = 0;
+
+  std::mutex mutex;
+  std::condition_variable finished;
+  int running = 0;
+  std::exception_ptr failure;
+  std::vector<NonZeroPadding> nonzero_padding;
+  std::stop_source stop;
+  std::vector<std::jthread> threads;
+
+  std::int64_t bytes_of(const Segment& segment) const {
+    const auto length = segment.end - segment.begin;
+    if (segment.kind == Segment::Kind::kTensor) return length;
+    if (segment.kind != Segment::Kind::kPiece) return 0;
+    return length * size_of(plan->tensors[segment.index].tensor.dtype);
+  }
+
+  void store_blocks(const Task& task, const std::vector<Digest>& digests) {
+    std::size_t at = 0;
+    for (std::uint32_t s = task.first; s < task.first + task.count; ++s) {
+      const auto& segment = schedule.segments[s];
+      if (segment.kind != Segment::Kind::kTensor) continue;
+      auto& into = blocks[segment.index];
+      const auto first = static_cast<std::size_t>(segment.begin / kDigestBlock);
+      const auto count =
+          static_cast<std::size_t>((segment.end - segment.begin + kDigestBlock - 1) / kDigestBlock);
+      require(at + count <= digests.size(), ErrorKind::kCorrupt,
+              "the journal holds too few digests");
+      std::copy_n(digests.begin() + static_cast<std::ptrdiff_t>(at), count,
+                  into.begin() + static_cast<std::ptrdiff_t>(first));
+      at += count;
+    }
+  }
+
+  void compared(const Comparison& comparison) const {
+    if (options.on_compared) return options.on_compared(comparison);
+    if (comparison.equal) return;
+    const auto& planned = plan->tensors[comparison.tensor];
+    const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
+    const auto element = comparison.element + (mismatch.in1 - comparison.expected.begin()) /
+                                                  size_of(planned.tensor.dtype);
+    fail(ErrorKind::kLayout, "{}: its second copy differs from the first, at element {}{}",
+         planned.tensor.name, element,
+         say_where(planned.tensor.shape, element, planned.source,
+                   planned.replicas[comparison.replica]));
+  }
+
+  // The files in which two copies of an element lie: " (FILE, and FILE)".
+  std::string say_where(const Shape& shape,
+                        std::int64_t element,
+                        const Cover& first,
+                        const Cover& second) const {
+    const auto at = split_flat_range(shape, element, element + 1).front().box;
+    const auto file = [&](const Cover& cover) {
+      const auto piece = std::ranges::find_if(
+          cover, [&](const Piece& one) { return intersect(one.box, at).has_value(); });
+      return piece == cover.end() ? std::string() : source->name_of(piece->at.storage);
+    };
+    const auto one = file(first);
+    return one.empty() ? one : fmt::format(" ({}, and {})", one, file(second));
+  }
+
+  void work() {
+    try {
+      auto* const resource =
+          options.staging != nullptr ? options.staging : std::pmr::new_delete_resource();
+      TaskWorker worker(*plan, sizes, resource, *source, sink);
+      const std::function<void(const Comparison&)> report = [this](const Comparison& one) {
+        compared(one);
+      };
+      while (!stop.stop_requested()) {
+        const auto index = next_task.fetch_add(1);
+        if (index >= end_task) break;
+        const bool resumed =
+            options.journal != nullptr && options.journal->finished(index) != nullptr;
+        const auto& task = schedule.tasks[index];
+        worker.record = {.task = index, .blocks = {}, .read = {}, .written = {}};
+        std::int64_t bytes = 0;
+        for (std::uint32_t s = task.first; s < task.first + task.count; ++s) {
+          const auto& segment = schedule.segments[s];
+          // Padding is looked at again: whether it was zero is reported, but not logged.
+          if (resumed && segment.kind != Segment::Kind::kDiscard) continue;
+          with_context([&] { return describe(segment); }, [&] { worker.run(segment, report); });
+          bytes += bytes_of(segment);
+        }
+        if (resumed) continue;
+        store_blocks(task, worker.record.blocks);
+        source->commit(worker.record.read);
+        if (sink != nullptr) sink->commit(worker.record.written);
+        if (options.journal != nullptr) options.journal->append(worker.record);
+        bytes_done += bytes;
+      }
+      const std::lock_guard lock(mutex);
+      std::ranges::move(worker.nonzero_padding, std::back_inserter(nonzero_padding));
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+      request_stop();
+    }
+    const std::lock_guard lock(mutex);
+    if (--running == 0) finished.notify_all();
+  }
+
+  void request_stop() {
+    stop.request_stop();
+    if (sink != nullptr) sink->cancel();
+  }
+
+  std::string describe(const Segment& segment) const {
+    switch (segment.kind) {
+      case Segment::Kind::kTensor:
+      case Segment::Kind::kPiece:
+        return fmt::format("{} {}", sink != nullptr ? "copying" : "reading",
+                           plan->tensors[segment.index].tensor.name);
+      case Segment::Kind::kDiscard:
+        return fmt::format("reading the padding of {}", plan->discards[segment.index].tensor);
+      case Segment::Kind::kFill:
+        return fmt::format("writing the padding of {}", plan->fills[segment.index].tensor);
+    }
+    return {};
+  }
+};
+
+Execution::Execution(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Execution::Execution(Execution&&) noexcept = default;
+Execution& Execution::operator=(Execution&&) noexcept = default;
+
+Execution::~Execution() {
+  if (!state_) return;
+  cancel();
+  state_->threads.clear();
+}
+
+std::int64_t Execution::bytes_done() const {
+  return state_->bytes_done;
+}
+std::int64_t Execution::bytes_total() const {
+  return state_->bytes_total;
+}
+void Execution::cancel() {
+  state_->request_stop();
+}
+
+bool Execution::wait_for(std::chrono::milliseconds time) {
+  std::unique_lock lock(state_->mutex);
+  return state_->finished.wait_for(lock, time, [&] { return state_->running == 0; });
+}
+
+ExecuteReport Execution::wait() {
+  auto& state = *state_;
+  state.threads.clear();  // joins
+  if (state.failure) std::rethrow_exception(state.failure);
+  if (state.stop.stop_requested()) throw Error(ErrorKind::kCancelled, "interrupted");
+  ExecuteReport report{.digests = {},
+                       .bytes = state.bytes_total,
+                       .resumed_bytes = state.resumed_bytes,
+                       .nonzero_padding = std::move(state.nonzero_padding)};
+  for (std::size_t i = 0; i < state.plan->tensors.size() && !state.options.by_target; ++i) {
+    const auto& tensor = state.plan->tensors[i].tensor;
+    report.digests.push_back(digest_tensor(tensor.dtype, tensor.shape, state.blocks[i]));
+  }
+  return report;
+}
+
+StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options) {
+  const auto per_thread = buffer_sizes(plan).total();
+  const auto cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const auto wanted = options.threads > 0 ? options.threads : cores;
+  const auto affordable = options.max_memory / per_thread;
+  require(affordable >= 1, ErrorKind::kUsage,
+          "{} MiB of memory are too few: one thread needs {} MiB of buffers",
+          options.max_memory >> 20, (per_thread + (1 << 20) - 1) >> 20);
+  const auto threads = static_cast<int>(std::min<std::int64_t>(wanted, affordable));
+  return {.threads = threads, .bytes = threads * per_thread};
+}
+
+Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const {
+  auto state = std::make_unique<Execution::State>();
+  state->plan = &plan;
+  state->source = &source;
+  state->sink = sink;
+  state->options = options_;
+  require(!options_.by_target || sink != nullptr, ErrorKind::kBug, "no target to go by");
+  state->schedule =
+      options_.by_target ? make_target_schedule(plan) : make_schedule(plan, sink != nullptr);
+  state->sizes = buffer_sizes(plan);
+  const auto share_begin = [&](int share) {
+    return static_cast<std::uint32_t>(state->schedule.tasks.size() *
+                                      static_cast<std::size_t>(share) /
+                                      static_cast<std::size_t>(options_.num_shares));
+  };
+  state->next_task = share_begin(options_.share);
+  state->end_task = share_begin(options_.share + 1);
+  for (auto i = state->next_task.load(); i < state->end_task; ++i) {
+    const auto& task = state->schedule.tasks[i];
+    for (std::uint32_t s = task.first; s < task.first + task.count; ++s)
+      state->bytes_total += state->bytes_of(state->schedule.segments[s]);
+  }
+  for (const auto& planned : plan.tensors) {
+    const auto bytes = planned.tensor.num_bytes();
+    state->blocks.emplace_back(static_cast<std::size_t>((bytes + kDigestBlock - 1) / kDigestBlock));
+  }
+  if (options_.journal != nullptr) {
+    for (std::uint32_t i = 0; i < state->schedule.tasks.size(); ++i) {
+      const auto* done = options_.journal->finished(i);
+      if (done == nullptr) continue;
+      const auto& task = state->schedule.tasks[i];
+      state->store_blocks(task, done->blocks);
+      source.commit(done->read);
+      if (sink != nullptr) sink->commit(done->written);
+      if (i < state->next_task || i >= state->end_task) continue;
+      for (std::uint32_t s = task.first; s < task.first + task.count; ++s) {
+        state->resumed_bytes += state->bytes_of(state->schedule.segments[s]);
+      }
+    }
+    state->bytes_done = state->resumed_bytes;
+  }
+  const auto budget = staging_budget(plan, options_);
+  state->running = budget.threads;
+  try {
+    for (int i = 0; i < budget.threads; ++i) {
+      state->threads.emplace_back([running = state.get()] { running->work(); });
+    }
+  } catch (...) {
+    state->request_stop();  // those that were started are waited for
+    throw;
+  }
+  return Execution(std::move(state));
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,372 @@
+#include "distckpt/execute/task_worker.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/elements/dequantize.h"
+#include "distckpt/execute/file_box_io.h"
+
+namespace ferry::distckpt {
+namespace {
+
+// A buffer from the caller's memory resource, aligned for O_DIRECT and for devices.
+class Buffer {
+ public:
+  Buffer(std::pmr::memory_resource* resource, std::int64_t size)
+      : resource_(resource),
+        size_(static_cast<std::size_t>(size)),
+        data_(size == 0 ? nullptr
+                        : static_cast<std::byte*>(resource->allocate(size_, kAlignment))) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() {
+    if (data_ != nullptr) resource_->deallocate(data_, size_, kAlignment);
+  }
+
+  std::span<std::byte> first(std::int64_t size) {
+    require(size <= static_cast<std::int64_t>(size_), ErrorKind::kBug,
+            "a staging buffer of {} bytes was asked for {}", size_, size);
+    return {data_, static_cast<std::size_t>(size)};
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 4096;
+  std::pmr::memory_resource* resource_;
+  std::size_t size_;
+  std::byte* data_;
+};
+
+}  // namespace
+
+class TaskWorker::Impl {
+ public:
+  Impl(TaskWorker& owner,
+       const CopyPlan& plan,
+       const BufferSizes& sizes,
+       std::pmr::memory_resource* resource,
+       BoxSource& source,
+       BoxSink* sink)
+      : owner_(owner),
+        plan_(plan),
+        source_(source),
+        sink_(sink),
+        staging_(resource, sizes.staging),
+        scratch_(resource, sizes.scratch),
+        cast_scratch_(resource, sizes.scratch),
+        replica_(resource, sizes.replica) {}
+
+  // `compared` is called for each replica's stretch.
+  void run(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
+    switch (segment.kind) {
+      case Segment::Kind::kTensor:
+        return run_tensor(segment, compared);
+      case Segment::Kind::kPiece:
+        return run_piece(segment);
+      case Segment::Kind::kDiscard:
+        return run_discard(segment);
+      case Segment::Kind::kFill:
+        return run_fill(segment);
+    }
+  }
+
+ private:
+  // A stretch of a model tensor in staging: elements [begin, end), as boxes.
+  struct Stretch {
+    const ModelTensor& tensor;
+    std::int64_t begin = 0;
+    std::vector<FlatPiece> boxes;
+    Dims strides;  // of the model tensor, in bytes
+
+    // Where element `at` of the tensor lies in staging, in bytes.
+    std::int64_t position(const Dims& at) const {
+      std::int64_t offset = -begin * size_of(tensor.dtype);
+      for (int d = 0; d < at.rank(); ++d) offset += at[d] * strides[d];
+      return offset;
+    }
+    // True if the elements of `box` follow each other in staging.
+    bool packed(const Box& box) const {
+      return fold_runs({.at = {.strides = strides},
+                        .size = box.size,
+                        .element_size = size_of(tensor.dtype)})
+                 .num_runs() == 1;
+    }
+  };
+
+  static Stretch make_stretch(const ModelTensor& tensor, std::int64_t begin, std::int64_t end) {
+    const auto size = size_of(tensor.dtype);
+    Stretch stretch{.tensor = tensor,
+                    .begin = begin / size,
+                    .boxes = split_flat_range(tensor.shape, begin / size, end / size),
+                    .strides = row_major_strides(tensor.shape)};
+    for (int d = 0; d < stretch.strides.rank(); ++d) stretch.strides[d] *= size;
+    return stretch;
+  }
+
+  // Calls visit(piece, box) for each part of the cover that lies in the stretch.
+  template <typename Visit>
+  static void visit_parts(const Cover& cover, const Stretch& stretch, Visit&& visit) {
+    for (const auto& piece : cover) {
+      for (const auto& flat : stretch.boxes) {
+        if (const auto box = intersect(piece.box, flat.box)) visit(piece, *box);
+      }
+    }
+  }
+
+  static Region region_of(const Piece& piece, const Box& box) {
+    return {.at = place(piece, box), .size = box.size, .element_size = size_of(piece.dtype)};
+  }
+
+  void gather(const Cover& cover,
+              const Stretch& stretch,
+              Transform transform,
+              std::span<std::byte> staging) {
+    visit_parts(cover, stretch, [&](const Piece& piece, const Box& box) {
+      const auto bytes = box.volume() * size_of(stretch.tensor.dtype);
+      auto* const into = staging.data() + stretch.position(box.offset);
+      const bool packed = stretch.packed(box);
+      const auto converted =
+          packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
+      read_part(stretch.tensor, piece, box, transform, converted);
+      if (packed) return;
+      copy_strided(into, stretch.strides, converted.data(),
+                   packed_strides(box, stretch.tensor.dtype), box.size,
+                   size_of(stretch.tensor.dtype));
+    });
+  }
+
+  // The part `box` of a piece, packed, as elements of the tensor.
+  void read_part(const ModelTensor& tensor,
+                 const Piece& piece,
+                 const Box& box,
+                 Transform transform,
+                 std::span<std::byte> into) {
+    const auto region = region_of(piece, box);
+    if (piece.scale >= 0) return dequantize_piece(tensor, piece, region, box, into);
+    if (piece.dtype == tensor.dtype) return source_.read(region, into, owner_.record.read);
+    const auto raw = cast_scratch_.first(region.num_bytes());
+    source_.read(region, raw, owner_.record.read);
+    convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
+  }
+
+  void dequantize_piece(const ModelTensor& tensor,
+                        const Piece& piece,
+                        const Region& region,
+                        const Box& box,
+                        std::span<std::byte> into) {
+    const auto& scale = plan_.scales[static_cast<std::size_t>(piece.scale)];
+    BlockScales scales{.dtype = scale.dtype,
+                       .block = scale.block,
+                       .box = scales_of(box, scale.block),
+                       .packed = {}};
+    const Region scale_region{
+        .at = place({.box = scale.box, .at = scale.at, .dtype = scale.dtype}, scales.box),
+        .size = scales.box.size,
+        .element_size = size_of(scale.dtype)};
+    std::vector<std::byte> scale_bytes(static_cast<std::size_t>(scale_region.num_bytes()));
+    std::vector<ChecksumPart> unused;  // a scale is read as often as its blocks are cut
+    source_.read(scale_region, scale_bytes, unused);
+    scales.packed = scale_bytes;
+    const auto raw = cast_scratch_.first(region.num_bytes());
+    source_.read(region, raw, owner_.record.read);
+    const auto overflow = dequantize(box, piece.dtype, raw, scales, tensor.dtype, into);
+    require(!overflow, ErrorKind::kLayout, "{}: element {} of {} overflows {} when dequantised",
+            tensor.name, overflow.value_or(0), to_string(box), short_name(tensor.dtype));
+  }
+
+  void scatter(const Cover& cover, const Stretch& stretch, std::span<const std::byte> staging) {
+    visit_parts(cover, stretch, [&](const Piece& piece, const Box& box) {
+      const auto& tensor = stretch.tensor;
+      const auto bytes = box.volume() * size_of(tensor.dtype);
+      const auto* const from = staging.data() + stretch.position(box.offset);
+      std::span<const std::byte> packed(from, static_cast<std::size_t>(bytes));
+      if (!stretch.packed(box)) {
+        const auto into = scratch_.first(bytes);
+        copy_strided(into.data(), packed_strides(box, tensor.dtype), from, stretch.strides,
+                     box.size, size_of(tensor.dtype));
+        packed = into;
+      }
+      const auto region = region_of(piece, box);
+      if (piece.dtype != tensor.dtype) {
+        const auto widened = cast_scratch_.first(region.num_bytes());
+        convert(tensor.name, tensor.dtype, packed, piece.dtype, widened, Transform::kCastExact,
+                box);
+        packed = widened;
+      }
+      sink_->write(region, packed, owner_.record.written);
+    });
+  }
+
+  static Dims packed_strides(const Box& box, DType dtype) {
+    auto strides = row_major_strides(box.size);
+    for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(dtype);
+    return strides;
+  }
+
+  static void convert(const std::string& name,
+                      DType from_dtype,
+                      std::span<const std::byte> from,
+                      DType into_dtype,
+                      std::span<std::byte> into,
+                      Transform transform,
+                      const Box& box) {
+    require(transform == Transform::kCast || transform == Transform::kCastExact, ErrorKind::kBug,
+            "{}: no conversion from {} to {} is planned", name, short_name(from_dtype),
+            short_name(into_dtype));
+    const auto rule = transform == Transform::kCast ? CastRule::kRound : CastRule::kExact;
+    const auto refused = cast(from_dtype, from, into_dtype, into, rule);
+    if (!refused) return;
+    const auto* element = from.data() + *refused * size_of(from_dtype);
+    fail(ErrorKind::kLayout, "{}: {} (an element of {}) {} in {}", name,
+         element_value(from_dtype, element), to_string(box),
+         rule == CastRule::kRound ? "overflows" : "would be rounded", short_name(into_dtype));
+  }
+
+  void run_tensor(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
+    const auto& planned = plan_.tensors[segment.index];
+    const auto bytes = segment.end - segment.begin;
+    const auto stretch = make_stretch(planned.tensor, segment.begin, segment.end);
+    const auto staging = staging_.first(bytes);
+    gather(planned.source, stretch, planned.on_read, staging);
+    for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
+      owner_.record.blocks.push_back(digest_block(
+          staging.subspan(static_cast<std::size_t>(at),
+                          static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
+    }
+    for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
+      const auto replica = replica_.first(bytes);
+      gather(planned.replicas[r], stretch, planned.on_read, replica);
+      compared({.tensor = segment.index,
+                .replica = r,
+                .element = stretch.begin,
+                .expected = staging,
+                .found = replica,
+                .equal = std::memcmp(staging.data(), replica.data(), staging.size()) == 0});
+    }
+    if (sink_ == nullptr) return;
+    for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
+  }
+
+  // A piece of a target: each of its intersections with the source's pieces is a copy of its own,
+  // into the place where it belongs if the sink has one to give.
+  void run_piece(const Segment& segment) {
+    const auto& planned = plan_.tensors[segment.index];
+    const auto& piece = planned.targets[segment.cover][segment.piece];
+    for (auto flat : split_flat_range(piece.box.size, segment.begin, segment.end)) {
+      for (int d = 0; d < flat.box.rank(); ++d) flat.box.offset[d] += piece.box.offset[d];
+      for (const auto& source : planned.source) {
+        const auto box = intersect(source.box, flat.box);
+        if (!box) continue;
+        copy_part(planned, source, piece, *box);
+        for (const auto& replica : planned.replicas) compare_part(planned, source, replica, *box);
+      }
+    }
+  }
+
+  void copy_part(const PlannedTensor& planned,
+                 const Piece& source,
+                 const Piece& target,
+                 const Box& box) {
+    const auto& tensor = planned.tensor;
+    const auto region = region_of(target, box);
+    const auto leased = sink_->lease(region);
+    const auto into = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+    if (target.dtype == tensor.dtype) {
+      read_part(tensor, source, box, planned.on_read, into);
+    } else {
+      const auto narrow = staging_.first(box.volume() * size_of(tensor.dtype));
+      read_part(tensor, source, box, planned.on_read, narrow);
+      convert(tensor.name, tensor.dtype, narrow, target.dtype, into, Transform::kCastExact, box);
+    }
+    give(region, leased, into);
+  }
+
+  void compare_part(const PlannedTensor& planned,
+                    const Piece& source,
+                    const Cover& replica,
+                    const Box& box) {
+    const auto& tensor = planned.tensor;
+    for (const auto& other : replica) {
+      const auto both = intersect(other.box, box);
+      if (!both) continue;
+      const auto bytes = both->volume() * size_of(tensor.dtype);
+      const auto expected = staging_.first(bytes);
+      const auto found = replica_.first(bytes);
+      read_part(tensor, source, *both, planned.on_read, expected);
+      read_part(tensor, other, *both, planned.on_read, found);
+      require(std::ranges::equal(expected, found), ErrorKind::kLayout,
+              "{}: its second copy differs from the first, in {}", tensor.name, to_string(*both));
+    }
+  }
+
+  // `bytes` are the region's, in what was leased for it if that was possible.
+  void give(const Region& region, std::span<std::byte> leased, std::span<const std::byte> bytes) {
+    if (leased.empty()) {
+      sink_->write(region, bytes, owner_.record.written);
+    } else {
+      sink_->put(region, leased);
+    }
+  }
+
+  void run_discard(const Segment& segment) {
+    const auto& padding = plan_.discards[segment.index];
+    visit_padding(padding, segment, [&](const Region& region, const Box& box) {
+      const auto bytes = scratch_.first(region.num_bytes());
+      source_.read(region, bytes, owner_.record.read);
+      if (!all_zero(bytes))
+        owner_.nonzero_padding.push_back({.tensor = padding.tensor, .box = box});
+    });
+  }
+
+  void run_fill(const Segment& segment) {
+    const auto& padding = plan_.fills[segment.index];
+    visit_padding(padding, segment, [&](const Region& region, const Box&) {
+      const auto leased = sink_->lease(region);
+      const auto zeros = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
+      std::ranges::fill(zeros, std::byte{0});
+      give(region, leased, zeros);
+    });
+  }
+
+  template <typename Visit>
+  static void visit_padding(const Padding& padding, const Segment& segment, Visit&& visit) {
+    for (const auto& flat : split_flat_range(padding.box.size, segment.begin, segment.end)) {
+      auto at = padding.at;
+      auto box = flat.box;
+      for (int d = 0; d < box.rank(); ++d) {
+        at.offset += box.offset[d] * at.strides[d];
+        box.offset[d] += padding.box.offset[d];
+      }
+      visit(Region{.at = at, .size = box.size, .element_size = size_of(padding.dtype)}, box);
+    }
+  }
+
+  TaskWorker& owner_;
+  const CopyPlan& plan_;
+  BoxSource& source_;
+  BoxSink* sink_;
+  Buffer staging_;
+  Buffer scratch_;
+  Buffer cast_scratch_;
+  Buffer replica_;
+};
+
+TaskWorker::TaskWorker(const CopyPlan& plan,
+                       const BufferSizes& sizes,
+                       std::pmr::memory_resource* resource,
+                       BoxSource& source,
+                       BoxSink* sink)
+    : impl_(std::make_unique<Impl>(*this, plan, sizes, resource, source, sink)) {}
+
+TaskWorker::~TaskWorker() = default;
+
+void TaskWorker::run(const Segment& segment,
+                     const std::function<void(const Comparison&)>& compared) {
+  impl_->run(segment, compared);
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,40 @@
+// One thread of an executor: its staging buffers, and what running a segment of the schedule does.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <vector>
+
+#include "distckpt/execute/executor.h"
+#include "distckpt/execute/journal.h"
+#include "distckpt/plan/box_io.h"
+#include "distckpt/plan/copy_plan.h"
+#include "distckpt/plan/schedule.h"
+
+namespace ferry::distckpt {
+
+class TaskWorker {
+ public:
+  // All must outlive it. Without a sink what is read is digested only.
+  TaskWorker(const CopyPlan& plan,
+             const BufferSizes& sizes,
+             std::pmr::memory_resource* resource,
+             BoxSource& source,
+             BoxSink* sink);
+  ~TaskWorker();
+  TaskWorker(const TaskWorker&) = delete;
+  TaskWorker& operator=(const TaskWorker&) = delete;
+
+  // Adds to `record` and `nonzero_padding`. `compared` is called for each replica's stretch.
+  void run(const Segment& segment, const std::function<void(const Comparison&)>& compared);
+
+  TaskRecord record{};  // of the task at hand: the caller begins a new one
+  std::vector<NonZeroPadding> nonzero_padding{};
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,215 @@
+#include "distckpt/formats/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::distckpt {
+namespace {
+
+constexpr std::int64_t kLengthBytes = 8;
+constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // as the safetensors library
+constexpr std::string_view kMetadata = "__metadata__";
+
+std::uint64_t load_u64(std::string_view bytes) {
+  std::uint64_t value = 0;
+  for (int i = 7; i >= 0; --i)
+    value = value << 8 | static_cast<std::uint8_t>(bytes[static_cast<std::size_t>(i)]);
+  return value;
+}
+
+std::string store_u64(std::uint64_t value) {
+  std::string bytes;
+  for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(value >> (8 * i) & 0xFF));
+  return bytes;
+}
+
+Dims parse_dims(const nlohmann::json& value, std::string_view key, std::string_view source) {
+  require(value.is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", source, key);
+  require(value.size() <= kMaxRank, ErrorKind::kCorrupt,
+          "{}: {} has {} dimensions, at most {} are handled", source, key, value.size(), kMaxRank);
+  Dims dims;
+  for (const auto& dim : value) {
+    const auto size = json_int(dim, key, source);
+    require(size >= 0, ErrorKind::kCorrupt, "{}: {} holds {}", source, key, size);
+    dims.push_back(size);
+  }
+  return dims;
+}
+
+SafetensorsEntry parse_entry(const std::string& name,
+                             const nlohmann::json& value,
+                             std::string_view source) {
+  const auto where = fmt::format("{}: {}", source, name);
+  const auto dtype_name = json_string(json_at(value, "dtype", where), "dtype", where);
+  const auto dtype = dtype_from_safetensors(dtype_name);
+  require(dtype.has_value(), ErrorKind::kCorrupt, "{}: unknown dtype \"{}\"", where, dtype_name);
+  SafetensorsEntry entry{.name = name,
+                         .dtype = *dtype,
+                         .shape = parse_dims(json_at(value, "shape", where), "shape", where)};
+  const auto offsets = parse_dims(json_at(value, "data_offsets", where), "data_offsets", where);
+  require(offsets.rank() == 2, ErrorKind::kCorrupt, "{}: data_offsets is not a pair", where);
+  require(value.size() == 3, ErrorKind::kCorrupt,
+          "{}: has other fields than dtype, shape and data_offsets", where);
+  entry.begin = offsets[0];
+  entry.end = offsets[1];
+  const auto volume = checked_volume(entry.shape);
+  std::int64_t bytes = 0;
+  require(volume && !__builtin_mul_overflow(*volume, size_of(*dtype), &bytes), ErrorKind::kCorrupt,
+          "{}: the shape {} overflows", where, to_string(entry.shape));
+  require(entry.end >= entry.begin && entry.end - entry.begin == bytes, ErrorKind::kCorrupt,
+          "{}: bytes {} to {} are given, but {} of shape {} takes {} bytes", where, entry.begin,
+          entry.end, dtype_name, to_string(entry.shape), bytes);
+  return entry;
+}
+
+std::int64_t header_length(std::string_view first_bytes,
+                           std::int64_t available,
+                           std::string_view source) {
+  const auto length = load_u64(first_bytes);
+  require(length <= static_cast<std::uint64_t>(available), ErrorKind::kCorrupt,
+          "{}: byte 0: the header is said to be {} bytes long, but {} bytes follow", source, length,
+          available);
+  require(length <= static_cast<std::uint64_t>(kMaxHeaderBytes), ErrorKind::kCorrupt,
+          "{}: byte 0: a header of {} bytes is larger than the {} that safetensors allows", source,
+          length, kMaxHeaderBytes);
+  return static_cast<std::int64_t>(length);
+}
+
+// The dtypes in the order in which the safetensors library sorts them (its enum Dtype).
+constexpr std::array kDTypeOrder{DType::kBool,   DType::kU8,  DType::kI8,  DType::kF8E5M2,
+                                 DType::kF8E4M3, DType::kI16, DType::kF16, DType::kBF16,
+                                 DType::kI32,    DType::kF32, DType::kF64, DType::kI64};
+
+std::ptrdiff_t dtype_rank(DType dtype) {
+  return std::ranges::find(kDTypeOrder, dtype) - kDTypeOrder.begin();
+}
+
+}  // namespace
+
+SafetensorsHeader parse_safetensors_prefix(std::string prefix,
+                                           std::string filename,
+                                           std::string_view source,
+                                           std::int64_t file_size) {
+  const auto size = static_cast<std::int64_t>(prefix.size());
+  require(size >= kLengthBytes, ErrorKind::kCorrupt, "{}: only {} bytes long", source, size);
+  const auto length = header_length(prefix, size - kLengthBytes, source);
+  require(length == size - kLengthBytes, ErrorKind::kCorrupt,
+          "{}: the header is {} bytes long, but {} bytes are there", source, length,
+          size - kLengthBytes);
+  SafetensorsHeader header{.filename = std::move(filename),
+                           .prefix = std::move(prefix),
+                           .metadata = {},
+                           .entries = {},
+                           .file_size = 0};
+  const auto json = parse_json(std::string_view(header.prefix).substr(kLengthBytes), source);
+  require(json.is_object(), ErrorKind::kCorrupt, "{}: the header is not a JSON object", source);
+  for (const auto& [name, value] : json.items()) {
+    if (name != kMetadata) {
+      header.entries.push_back(parse_entry(name, value, source));
+      require(header.entries.back().end <= file_size - size, ErrorKind::kCorrupt,
+              "{}: {}: ends at byte {} of the data, which is {} bytes long", source, name,
+              header.entries.back().end, file_size - size);
+      continue;
+    }
+    require(value.is_object(), ErrorKind::kCorrupt, "{}: {} is not an object", source, kMetadata);
+    for (const auto& [key, text] : value.items()) {
+      header.metadata.emplace(key, json_string(text, key, source));
+    }
+  }
+  std::ranges::sort(header.entries, {}, [](const SafetensorsEntry& entry) {
+    return std::pair(entry.begin, entry.end);
+  });
+  std::int64_t position = 0;
+  for (auto& entry : header.entries) {
+    require(entry.begin == position, ErrorKind::kCorrupt,
+            "{}: {}: begins at byte {} of the data, but the tensor before it ends at {}", source,
+            entry.name, entry.begin, position);
+    position = entry.end;
+    require(!__builtin_add_overflow(position, size, &header.file_size), ErrorKind::kCorrupt,
+            "{}: {}: the tensors' sizes overflow", source, entry.name);
+    entry.begin += size;
+    entry.end += size;
+  }
+  header.file_size = position + size;
+  return header;
+}
+
+SafetensorsHeader read_safetensors_header(const std::filesystem::path& path) {
+  const ReadFile file(path);
+  const auto source = path.string();
+  require(file.size() >= kLengthBytes, ErrorKind::kCorrupt, "{}: only {} bytes long", source,
+          file.size());
+  std::string prefix(kLengthBytes, '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(prefix)));
+  const auto length = header_length(prefix, file.size() - kLengthBytes, source);
+  prefix.resize(static_cast<std::size_t>(kLengthBytes + length));
+  file.read_at(0, std::as_writable_bytes(std::span(prefix)));
+  auto header =
+      parse_safetensors_prefix(std::move(prefix), path.filename().string(), source, file.size());
+  const auto& last = header.entries;
+  require(header.file_size == file.size(), ErrorKind::kCorrupt,
+          "{}: {} bytes long, but its last tensor{} ends at byte {}", source, file.size(),
+          last.empty() ? "" : " " + last.back().name, header.file_size);
+  return header;
+}
+
+SafetensorsHeader make_safetensors_header(std::string filename,
+                                          std::vector<SafetensorsEntry> tensors,
+                                          std::map<std::string, std::string> metadata) {
+  std::ranges::sort(tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    const auto rank_a = dtype_rank(a.dtype);
+    const auto rank_b = dtype_rank(b.dtype);
+    return rank_a != rank_b ? rank_a > rank_b : a.name < b.name;
+  });
+  std::string text = "{";
+  if (!metadata.empty()) {
+    text += fmt::format("\"{}\":{}", kMetadata, nlohmann::json(metadata).dump());
+  }
+  std::int64_t position = 0;
+  for (auto& tensor : tensors) {
+    tensor.begin = position;
+    position += tensor.shape.product() * size_of(tensor.dtype);
+    tensor.end = position;
+    text += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                        text.size() > 1 ? "," : "", nlohmann::json(tensor.name).dump(),
+                        safetensors_name(tensor.dtype),
+                        fmt::join(tensor.shape.begin(), tensor.shape.end(), ","), tensor.begin,
+                        tensor.end);
+  }
+  text += "}";
+  while (text.size() % 8 != 0) text += ' ';
+  const auto size = kLengthBytes + static_cast<std::int64_t>(text.size());
+  for (auto& tensor : tensors) {
+    tensor.begin += size;
+    tensor.end += size;
+  }
+  return {.filename = std::move(filename),
+          .prefix = store_u64(text.size()) + text,
+          .metadata = std::move(metadata),
+          .entries = std::move(tensors),
+          .file_size = size + position};
+}
+
+void add_to_layout(const SafetensorsHeader& header,
+                   const std::filesystem::path& folder,
+                   Layout& layout) {
+  const auto storage =
+      layout.add_storage(FileStorage{.path = folder / header.filename, .size = header.file_size});
+  for (const auto& entry : header.entries) {
+    with_context([&] { return fmt::format("reading {}", (folder / header.filename).string()); },
+                 [&] {
+                   layout.add_tensor({.name = entry.name,
+                                      .dtype = entry.dtype,
+                                      .shape = entry.shape,
+                                      .shards = {packed_shard(Box::whole(entry.shape), entry.dtype,
+                                                              storage, entry.begin)}});
+                 });
+  }
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,374 @@
+#include "distckpt/plan/copy_plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/elements/dequantize.h"
+#include "distckpt/plan/coverage.h"
+
+namespace ferry::distckpt {
+namespace {
+
+std::int64_t address(const Placement& at, const Dims& from) {
+  std::int64_t offset = at.offset;
+  for (int d = 0; d < from.rank(); ++d) offset += from[d] * at.strides[d];
+  return offset;
+}
+
+Dims minus(const Dims& a, const Dims& b) {
+  Dims result = a;
+  for (int d = 0; d < a.rank(); ++d) result[d] -= b[d];
+  return result;
+}
+
+// Finds the shards of one tensor that meet a box. Checkpoints have thousands of shards that are one
+// layer or one expert thick: they are sorted, and a box of one layer and expert looks only at that
+// layer's and expert's.
+class ShardIndex {
+ public:
+  explicit ShardIndex(const TensorLayout& tensor) : tensor_(&tensor) {
+    order_.resize(tensor.shards.size());
+    std::iota(order_.begin(), order_.end(), 0U);
+    std::ranges::sort(order_, {}, [&](std::uint32_t i) { return tensor.shards[i].box.offset; });
+    thin_dims_ = tensor.shape.rank();
+    for (const auto& shard : tensor.shards) {
+      int thin = 0;
+      while (thin < thin_dims_ && shard.box.size[thin] == 1) ++thin;
+      thin_dims_ = thin;
+    }
+  }
+
+  template <typename Visit>
+  void visit(const Box& box, Visit&& visit) const {
+    int fixed = 0;
+    while (fixed < thin_dims_ && box.size[fixed] == 1) ++fixed;
+    const auto prefix = [&](const Dims& offset) {
+      return Dims(std::span(offset.begin(), static_cast<std::size_t>(fixed)));
+    };
+    const auto range = std::ranges::equal_range(
+        order_, prefix(box.offset), {},
+        [&](std::uint32_t i) { return prefix(tensor_->shards[i].box.offset); });
+    for (const auto i : range) {
+      const auto& shard = tensor_->shards[i];
+      if (const auto both = intersect(shard.box, box)) visit(shard, *both);
+    }
+  }
+
+ private:
+  const TensorLayout* tensor_;
+  std::vector<std::uint32_t> order_;
+  int thin_dims_ = 0;  // leading dimensions in which every shard has size one
+};
+
+// Strides of the stored dimensions, for the dimensions of the model tensor: aligned at the last
+// one.
+Dims align_strides(const Dims& strides, int rank) {
+  Dims aligned = Dims::filled(rank, 0);
+  for (int d = 1; d <= std::min(rank, strides.rank()); ++d) {
+    aligned[rank - d] = strides[strides.rank() - d];
+  }
+  return aligned;
+}
+
+void append_pieces(const BoxLink& link,
+                   const TensorLayout& stored,
+                   const ShardIndex& index,
+                   Cover& cover) {
+  const int rank = link.model_box.rank();
+  index.visit(link.stored_box, [&](const Shard& shard, const Box& part) {
+    const auto first = address(shard.at, minus(part.offset, shard.box.offset));
+    if (!link.flat) {
+      const auto box = translate(part, link.stored_box, link.model_box);
+      cover.push_back({.box = box,
+                       .at = {.storage = shard.at.storage,
+                              .offset = first,
+                              .strides = align_strides(shard.at.strides, rank)},
+                       .dtype = stored.dtype,
+                       .scale = link.scale});
+      return;
+    }
+    const int last = part.rank() - 1;
+    const auto stride = shard.at.strides[last];
+    const auto begin = part.offset[last] - link.stored_box.offset[last];
+    for (const auto& piece :
+         split_flat_range(link.model_box.size, begin, begin + part.size[last])) {
+      Dims strides = row_major_strides(link.model_box.size);
+      Box box = piece.box;
+      for (int d = 0; d < rank; ++d) {
+        strides[d] *= stride;
+        box.offset[d] += link.model_box.offset[d];
+      }
+      cover.push_back({.box = box,
+                       .at = {.storage = shard.at.storage,
+                              .offset = first + (piece.begin - begin) * stride,
+                              .strides = strides},
+                       .dtype = stored.dtype,
+                       .scale = link.scale});
+    }
+  });
+}
+
+void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayout& stored) {
+  require(link.model_box.inside(model.shape), ErrorKind::kLayout, "{}: {} leaves its shape {}",
+          model.name, to_string(link.model_box), to_string(model.shape));
+  require(link.stored_box.inside(stored.shape), ErrorKind::kLayout,
+          "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
+          model.name, to_string(stored.shape));
+  const bool readable = link.scale >= 0
+                            ? can_dequantize(stored.dtype) && can_cast(DType::kF32, model.dtype)
+                            : stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype);
+  require(readable, ErrorKind::kLayout, "{}: {} cannot be converted to {} ({})", stored.name,
+          short_name(stored.dtype), short_name(model.dtype), model.name);
+  const auto& size = link.stored_box.size;
+  const bool fits = link.flat
+                        ? link.stored_box.volume() == link.model_box.volume() && size.rank() > 0 &&
+                              size[size.rank() - 1] == link.stored_box.volume()
+                        : same_extents(link.model_box.size, size);
+  require(fits, ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name,
+          to_string(link.stored_box), model.name, to_string(link.model_box));
+}
+
+// Every scale belongs to one tensor, whole, and there is one for each of its blocks.
+void check_scales(const PlanSide& side) {
+  const auto& layout = *side.layout;
+  const auto& map = *side.map;
+  std::vector<int> uses(map.scales.size(), 0);
+  for (const auto& link : map.links) {
+    if (link.scale < 0) continue;
+    const auto& scale = map.scales.at(static_cast<std::size_t>(link.scale));
+    const auto& stored = layout.tensor(link.stored);
+    const auto& scales = layout.tensor(scale.stored);
+    const auto file =
+        scales.shards.empty()
+            ? ""
+            : fmt::format(" ({})", describe(layout.storages()[scales.shards.front().at.storage]));
+    Shape blocks = stored.shape;
+    require(scale.block.rank() == blocks.rank(), ErrorKind::kLayout,
+            "{}: blocks of {} do not fit its shape {}", stored.name, to_string(scale.block),
+            to_string(stored.shape));
+    for (int d = 0; d < blocks.rank(); ++d) {
+      blocks[d] = (blocks[d] + scale.block[d] - 1) / scale.block[d];
+    }
+    require(can_cast(scales.dtype, DType::kF32), ErrorKind::kLayout,
+            "{}: scales of {} are not read{}", scales.name, short_name(scales.dtype), file);
+    require(scales.shape == blocks, ErrorKind::kLayout,
+            "{}: has shape {}, expected {} for the {} blocks of {}, whose shape is {}{}",
+            scales.name, to_string(scales.shape), to_string(blocks), to_string(scale.block),
+            stored.name, to_string(stored.shape), file);
+    require(link.stored_box == Box::whole(stored.shape), ErrorKind::kLayout,
+            "{}: {} has scales, but is linked only in part", stored.name,
+            to_string(link.stored_box));
+    ++uses[static_cast<std::size_t>(link.scale)];
+  }
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    require(uses[i] == 1, ErrorKind::kLayout, "{}: are the scales of {} tensors, expected one",
+            layout.tensor(map.scales[i].stored).name, uses[i]);
+  }
+}
+
+struct SidePlan {
+  std::vector<std::vector<Cover>> covers;  // per model tensor, per copy
+  std::vector<Padding> padding;
+};
+
+// The pieces in which one side holds each model tensor, after checking that side for "exactly once"
+// in both directions.
+SidePlan plan_side(const std::vector<ModelTensor>& tensors,
+                   const PlanSide& side,
+                   std::string_view verb) {
+  const auto& layout = *side.layout;
+  const auto& map = *side.map;
+  check_layout(layout);
+  check_scales(side);
+
+  std::vector<std::vector<Box>> used(layout.tensors().size());
+  SidePlan plan;
+  plan.covers.resize(tensors.size());
+  std::vector<std::uint32_t> by_stored(map.links.size());
+  std::iota(by_stored.begin(), by_stored.end(), 0U);
+  std::ranges::stable_sort(by_stored, {}, [&](std::uint32_t i) { return map.links[i].stored; });
+
+  const auto shard_boxes = [&](std::uint32_t stored) {
+    return [&map, stored](std::uint32_t i) { return map.links[i].stored == stored; };
+  };
+  for (auto at = by_stored.begin(); at != by_stored.end();) {
+    const auto stored_index = map.links[*at].stored;
+    const auto& stored = layout.tensor(stored_index);
+    const ShardIndex index(stored);
+    const auto end = std::find_if_not(at, by_stored.end(), shard_boxes(stored_index));
+    for (; at != end; ++at) {
+      const auto& link = map.links[*at];
+      const auto& model = tensors.at(link.model);
+      check_link(link, model, stored);
+      auto& covers = plan.covers[link.model];
+      if (covers.size() <= static_cast<std::size_t>(link.copy)) {
+        covers.resize(static_cast<std::size_t>(link.copy) + 1);
+      }
+      append_pieces(link, stored, index, covers[static_cast<std::size_t>(link.copy)]);
+      used[stored_index].push_back(link.stored_box);
+    }
+  }
+
+  for (const auto& padding : map.padding) {
+    const auto& stored = layout.tensor(padding.stored);
+    used[padding.stored].push_back(padding.box);
+    require(padding.box.inside(stored.shape), ErrorKind::kLayout, "{}: padding {} leaves its shape",
+            stored.name, to_string(padding.box));
+    ShardIndex(stored).visit(padding.box, [&](const Shard& shard, const Box& part) {
+      plan.padding.push_back(
+          {.tensor = stored.name,
+           .box = part,
+           .at = {.storage = shard.at.storage,
+                  .offset = address(shard.at, minus(part.offset, shard.box.offset)),
+                  .strides = shard.at.strides},
+           .dtype = stored.dtype});
+    });
+  }
+  for (const auto& box : map.left_out) used[box.stored].push_back(box.box);
+  for (const auto& scale : map.scales) {  // auxiliary: used whole by the tensor it scales
+    used[scale.stored].push_back(Box::whole(layout.tensor(scale.stored).shape));
+  }
+  for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
+    const auto& stored = layout.tensor(i);
+    require_exactly_once(stored.name, stored.shape, used[i], verb);
+  }
+
+  std::vector<Box> boxes;
+  for (std::size_t m = 0; m < tensors.size(); ++m) {
+    require(!plan.covers[m].empty() || tensors[m].num_bytes() == 0, ErrorKind::kLayout,
+            "{}: no part of it is {}", tensors[m].name, verb);
+    for (auto& cover : plan.covers[m]) {
+      boxes.clear();
+      for (const auto& piece : cover) boxes.push_back(piece.box);
+      require_exactly_once(tensors[m].name, tensors[m].shape, boxes, verb);
+      std::ranges::sort(cover, {}, [](const Piece& piece) { return piece.box.offset; });
+    }
+  }
+  return plan;
+}
+
+// How one piece's elements become the model tensor's. `cast` is for those of another dtype.
+Transform transform_of(const Piece& piece, const ModelTensor& tensor, Transform cast) {
+  if (piece.scale >= 0) return Transform::kDequantize;
+  return piece.dtype == tensor.dtype ? Transform::kNone : cast;
+}
+
+// The one that some piece of the source or of a replica needs.
+Transform transform_on_read(const PlannedTensor& planned, Transform cast) {
+  auto transform = Transform::kNone;
+  const auto look = [&](const Cover& cover) {
+    for (const auto& piece : cover) {
+      if (transform == Transform::kDequantize) return;
+      const auto needed = transform_of(piece, planned.tensor, cast);
+      if (needed != Transform::kNone) transform = needed;
+    }
+  };
+  look(planned.source);
+  for (const auto& cover : planned.replicas) look(cover);
+  return transform;
+}
+
+// Resolves each scaled link to the scales of its blocks. Scales are whole tensors in one packed
+// shard.
+void plan_scales(const PlanSide& source, CopyPlan& plan) {
+  for (const auto& scale : source.map->scales) {
+    const auto& stored = source.layout->tensor(scale.stored);
+    require(stored.shards.size() == 1, ErrorKind::kLayout,
+            "{}: scales that lie in {} parts are not handled", stored.name, stored.shards.size());
+    plan.scales.push_back({.box = Box::whole(stored.shape),
+                           .at = stored.shards.front().at,
+                           .dtype = stored.dtype,
+                           .block = scale.block});
+  }
+}
+
+}  // namespace
+
+std::int64_t CopyPlan::num_bytes() const {
+  std::int64_t total = 0;
+  for (const auto& planned : tensors) total += planned.tensor.num_bytes();
+  return total;
+}
+
+Placement place(const Piece& piece, const Box& box) {
+  Placement at = piece.at;
+  at.offset = address(piece.at, minus(box.offset, piece.box.offset));
+  return at;
+}
+
+CopyPlan plan_read(const std::vector<ModelTensor>& tensors,
+                   const PlanSide& source,
+                   Transform cast) {
+  auto side = plan_side(tensors, source, "read");
+  CopyPlan plan;
+  plan.discards = std::move(side.padding);
+  plan.tensors.reserve(tensors.size());
+  for (std::size_t m = 0; m < tensors.size(); ++m) {
+    PlannedTensor planned{.tensor = tensors[m]};
+    auto& covers = side.covers[m];
+    for (std::size_t copy = 0; copy < covers.size(); ++copy) {
+      if (copy == 0) {
+        planned.source = std::move(covers[copy]);
+      } else {
+        planned.replicas.push_back(std::move(covers[copy]));
+      }
+    }
+    planned.on_read = transform_on_read(planned, cast);
+    plan.tensors.push_back(std::move(planned));
+  }
+  plan_scales(source, plan);
+  return plan;
+}
+
+CopyPlan plan_copy(const std::vector<ModelTensor>& tensors,
+                   const PlanSide& source,
+                   const PlanSide& target,
+                   Transform cast) {
+  CopyPlan plan = with_context([] { return std::string("planning the source"); },
+                               [&] { return plan_read(tensors, source, cast); });
+  auto side = with_context([] { return std::string("planning the target"); },
+                           [&] { return plan_side(tensors, target, "written"); });
+  plan.fills = std::move(side.padding);
+  for (std::size_t m = 0; m < tensors.size(); ++m) {
+    plan.tensors[m].targets = std::move(side.covers[m]);
+  }
+  return plan;
+}
+
+CopyPlan keep_targets(CopyPlan plan, const std::function<bool(StorageId)>& keep) {
+  std::erase_if(plan.fills, [&](const Padding& fill) { return !keep(fill.at.storage); });
+  std::erase_if(plan.tensors, [&](PlannedTensor& planned) {
+    for (auto& cover : planned.targets) {
+      std::erase_if(cover, [&](const Piece& piece) { return !keep(piece.at.storage); });
+    }
+    std::erase_if(planned.targets, [](const Cover& cover) { return cover.empty(); });
+    return planned.targets.empty();
+  });
+  return plan;
+}
+
+std::vector<CopyOp> copy_ops(const PlannedTensor& planned) {
+  std::vector<CopyOp> ops;
+  for (const auto& cover : planned.targets) {
+    for (const auto& target : cover) {
+      for (const auto& source : planned.source) {
+        const auto box = intersect(source.box, target.box);
+        if (!box) continue;
+        ops.push_back({.box = *box,
+                       .source = place(source, *box),
+                       .target = place(target, *box),
+                       .source_dtype = source.dtype,
+                       .dtype = planned.tensor.dtype,
+                       .target_dtype = target.dtype,
+                       .transform = transform_of(source, planned.tensor, planned.on_read),
+                       .scale = source.scale});
+      }
+    }
+  }
+  return ops;
+}
+
+}  // namespace ferry::distckpt

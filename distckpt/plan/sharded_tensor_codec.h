@@ -1,0 +1,21 @@
+// What a rank holds, as bytes for the other ranks: its ShardedTensors without their memory. Keys
+// that follow each other share their beginnings, numbers are of variable length.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/plan/sharded_tensor.h"
+
+namespace ferry::distckpt {
+
+// Throws Error(kLayout) for a tensor that validate() refuses.
+std::string encode_sharded_tensors(std::span<const ShardedTensor> tensors);
+
+// The inverse. Throws Error(kCorrupt) that names `source` and the byte for anything else; every
+// tensor is valid.
+std::vector<ShardedTensor> decode_sharded_tensors(std::string_view bytes, std::string_view source);
+
+}  // namespace ferry::distckpt

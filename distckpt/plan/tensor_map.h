@@ -1,0 +1,92 @@
+// Which box of a stored tensor is which box of a model's tensor. A model's tensors are named and
+// shaped in Hugging Face terms, whatever stores them: QKV interleaving by query group, gate over
+// up, stacked layers and padded rows are all boxes here.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "distckpt/base/box.h"
+#include "distckpt/base/dtype.h"
+#include "distckpt/plan/layout.h"
+
+namespace ferry::distckpt {
+
+// What a tensor is to the model. Only weights count for the model's digest.
+enum class Role : std::uint8_t {
+  kWeight,
+  kDerived,  // computed from the configuration (inv_freq): recomputed, may be on one side only
+  kPadding,  // rows beyond the vocabulary, where both sides of a plan hold them
+  kState,    // of the optimizer: a master or a moment of a weight
+};
+
+// A tensor in Hugging Face terms: the unit of digests, proofs and reports.
+struct ModelTensor {
+  std::string name{};
+  DType dtype = DType::kBF16;
+  Shape shape{};
+  Role role = Role::kWeight;
+
+  std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
+};
+
+// Element for element, in row-major order, `stored_box` of stored tensor `stored` is `model_box` of
+// model tensor `model`.
+struct BoxLink {
+  std::uint32_t model = 0;  // index among the model's tensors
+  Box model_box{};
+  std::uint32_t stored = 0;  // index in the Layout
+  Box stored_box{};
+  // A model tensor may be stored more than once (tied embeddings, replicas): copy 0 is what is
+  // read, the others must hold the same bytes. Each copy covers the whole tensor.
+  int copy = 0;
+  // Else the two sizes are the same but for leading ones. Flat: stored_box is a row (all sizes but
+  // the last are one) that holds the elements of model_box in row-major order.
+  bool flat = false;
+  // 128 x 128 blocks and their scales: index into TensorMap::scales, or -1.
+  int scale = -1;
+};
+
+// The scales of a block-quantised tensor: one element for each block of `block` elements.
+struct ScaleLink {
+  std::uint32_t stored = 0;
+  Dims block{};  // [128, 128]
+};
+
+// Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when
+// written; dropped, and reported unless zero, when read. Padding that both sides of a plan hold is
+// not lost: it becomes a tensor (promote_padding).
+struct PaddingBox {
+  std::uint32_t stored = 0;
+  Box box{};
+};
+
+struct TensorMap {
+  std::vector<BoxLink> links{};
+  std::vector<PaddingBox> padding{};
+  std::vector<ScaleLink> scales{};
+  // What is stored of a model of which only a part is wanted: not read.
+  std::vector<PaddingBox> left_out{};
+};
+
+// Names of the padding in stored tensors, equal where tensor and box are: "lm_head.weight [250:256,
+// 0:32] (padding)".
+std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors, const TensorMap& map);
+
+// Makes tensors of the padding of those names, appended to `tensors` in the order of the names.
+void promote_padding(const std::set<std::string>& names,
+                     const Layout& layout,
+                     TensorMap& map,
+                     std::vector<ModelTensor>& tensors);
+
+// Makes tensors of the padding that both sides hold, so that it is carried over. The names of these
+// tensors.
+std::set<std::string> promote_shared_padding(const Layout& source_layout,
+                                             TensorMap& source,
+                                             const Layout& target_layout,
+                                             TensorMap& target,
+                                             std::vector<ModelTensor>& tensors);
+
+}  // namespace ferry::distckpt

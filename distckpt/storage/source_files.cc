@@ -1,0 +1,67 @@
+#include "distckpt/storage/source_files.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::distckpt {
+namespace {
+
+// Readers of formats open files at many depths; none of them has to know who wants to hear of it.
+thread_local SourceFiles* noted = nullptr;
+
+void require_equal(const std::filesystem::path& path,
+                   const FileIdentity& before,
+                   const FileIdentity& now) {
+  if (before == now) return;
+  const bool replaced = before.device != now.device || before.inode != now.inode;
+  throw Error(ErrorKind::kIo,
+              fmt::format("{}: was {} while it was read", path.string(),
+                          replaced ? "replaced by another file" : "changed by someone else"),
+              "let nobody write to the source, and run the same command again");
+}
+
+}  // namespace
+
+void SourceFiles::add(const ReadFile& file) {
+  const auto [at, added] = files_.emplace(file.path(), file.identity());
+  if (!added) require_equal(file.path(), at->second, file.identity());
+}
+
+void SourceFiles::require_same(const ReadFile& file) const {
+  const auto found = files_.find(file.path());
+  if (found != files_.end()) require_equal(file.path(), found->second, file.identity());
+}
+
+void SourceFiles::require_unchanged() const {
+  for (const auto& [path, identity] : files_) require_equal(path, identity, identity_of(path));
+}
+
+void SourceFiles::settle() const {
+  std::int64_t last = 0;
+  for (const auto& [path, identity] : files_) last = std::max(last, identity.changed_ns);
+  // The clock that changes are stamped with. A server's may be ahead of it, and says nothing.
+  for (int i = 0; i < 20; ++i) {
+    struct timespec now {};
+    if (::clock_gettime(CLOCK_REALTIME_COARSE, &now) != 0) return;
+    if (now.tv_sec * 1'000'000'000 + now.tv_nsec > last) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void SourceFiles::note(const ReadFile& file) {
+  if (noted != nullptr) noted->add(file);
+}
+
+NotedFiles::NotedFiles(SourceFiles& files) : before_(std::exchange(noted, &files)) {}
+
+NotedFiles::~NotedFiles() {
+  noted = before_;
+}
+
+}  // namespace ferry::distckpt

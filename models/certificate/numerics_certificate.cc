@@ -1,0 +1,397 @@
+#include "models/certificate/numerics_certificate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "models/certificate/numerics_digest.h"
+#include "models/kernels/attention/attention_cuda.h"
+#include "models/kernels/product/gemm.h"
+#include "models/kernels/product/linear.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rms_norm_cuda.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr std::int64_t kSlices[] = {2, 4, 8};
+constexpr std::int64_t kNarrowestSlice = 16;
+// Lengths at which transformers' own sums over keys agree, few and many.
+constexpr std::int64_t kTokensOfTransformers[] = {16, 64, 192, 400};
+
+bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() &&
+         at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
+}
+
+class Examiner {
+ public:
+  Examiner(const TransformerConfig& config, const NumericsOptions& options, const NumericsOps& ops)
+      : config_(config), options_(options), ops_(ops) {
+    const bool gpu = options.device.is_cuda();
+    rows_ = gpu ? std::vector<std::int64_t>{1, 2, 7, 16, 17, 33, 64, 100, 128, 256, 512, 1000}
+                : std::vector<std::int64_t>{1, 2, 7, 16, 17, 33};
+    most_rows_ = gpu ? 2048 : 64;
+  }
+
+  void run(NumericsCertificate& certificate) {
+    for (auto shape : gemm_shapes(config_)) {
+      if (options_.most_columns > 0) shape.n = std::min(shape.n, options_.most_columns);
+      if (!seen_.insert({shape.n, shape.k, shape.has_bias}).second) continue;
+      product(shape, options_.dtype);
+    }
+    if (options_.dtype != at::kFloat && routes_in_float())
+      product({.name = "router in fp32",
+               .n = config_.num_moe_experts,
+               .k = config_.hidden_size,
+               .sliced = false},
+              at::kFloat);
+    norm();
+    softmax();
+    attention();
+    if (config_.num_moe_experts > 0) experts();
+    certificate.checks = std::move(checks_);
+    certificate.transformers = std::move(transformers_);
+  }
+
+ private:
+  at::Tensor random(at::IntArrayRef shape, std::optional<at::ScalarType> dtype = {}) const {
+    return at::randn(shape, at::TensorOptions().device(options_.device))
+        .to(dtype.value_or(options_.dtype));
+  }
+
+  // DeepSeek's routers are the ones that add up in fp32.
+  bool routes_in_float() const {
+    return config_.num_moe_experts > 0 && config_.family.starts_with("deepseek");
+  }
+
+  // Whether products are ours, and those of transformers MKL's.
+  bool in_chains(at::ScalarType dtype) const {
+    return options_.device.is_cpu() && dtype == at::kFloat;
+  }
+
+  static NumericsCheck check_of(const std::string& subject,
+                                const std::string& property,
+                                const std::string& differing) {
+    const bool passed = differing.empty();
+    return {.subject = subject,
+            .property = property,
+            .passed = passed,
+            .detail = passed ? "" : "other bits at" + differing};
+  }
+
+  // What differs, by name; empty if nothing does.
+  void report(const std::string& subject,
+              const std::string& property,
+              const std::string& differing) {
+    checks_.push_back(check_of(subject, property, differing));
+  }
+  void report_of_transformers(const std::string& subject, const std::string& differing) {
+    transformers_.push_back(check_of(subject, "equals LibTorch's", differing));
+  }
+
+  void product(const GemmShape& shape, at::ScalarType dtype) {
+    const auto x = random({most_rows_, shape.k}, dtype);
+    const auto weight = random({shape.n, shape.k}, dtype) / std::sqrt(static_cast<double>(shape.k));
+    const auto bias = shape.has_bias ? random({shape.n}, dtype) : at::Tensor();
+    const auto& op = shape.name == "score" ? ops_.head : ops_.linear;
+    const auto all = op(x, weight, bias);
+    std::string differing;
+    for (const auto rows : rows_)
+      if (!same_bytes(op(x.narrow(0, 0, rows), weight, bias), all.narrow(0, 0, rows)))
+        differing += fmt::format(" {} rows", rows);
+    report(shape.subject(), "rows", differing);
+
+    differing.clear();
+    const auto order = at::randperm(most_rows_, x.options().dtype(at::kLong));
+    if (!same_bytes(op(x.index_select(0, order), weight, bias), all.index_select(0, order)))
+      differing = " another order of rows";
+    report(shape.subject(), "order", differing);
+    if (in_chains(dtype) && shape.name != "score") {
+      differing.clear();
+      const auto optional_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+      for (const auto rows : kTokensOfTransformers) {
+        const auto tokens = random({rows, shape.k}, dtype);
+        if (!same_bytes(at::linear(tokens, weight, optional_bias), op(tokens, weight, bias)))
+          differing += fmt::format(" {} rows", rows);
+      }
+      report_of_transformers(shape.subject(), differing);
+    }
+    if (!shape.sliced) return;
+
+    differing.clear();
+    for (const auto slices : kSlices) {
+      const auto width = shape.n / slices;
+      if (shape.n % slices != 0 || width < kNarrowestSlice) continue;
+      for (const auto first : {std::int64_t{0}, shape.n - width})
+        for (const auto rows : {rows_[3], most_rows_})
+          if (!same_bytes(op(x.narrow(0, 0, rows), weight.narrow(0, first, width).contiguous(),
+                             bias.defined() ? bias.narrow(0, first, width) : bias),
+                          all.narrow(0, 0, rows).narrow(1, first, width)))
+            differing += fmt::format(" column {} of TP {} with {} rows", first, slices, rows);
+    }
+    report(shape.subject(), "slices", differing);
+  }
+
+  void norm() {
+    std::set<std::int64_t> widths{config_.hidden_size};
+    if (config_.qk_layernorm && !config_.multi_latent_attention) widths.insert(config_.kv_channels);
+    if (config_.kv_lora_rank > 0) widths.insert(config_.kv_lora_rank);
+    if (config_.q_lora_rank > 0) widths.insert(config_.q_lora_rank);
+    for (const auto width : widths) {
+      const auto x = random({most_rows_, width});
+      const auto weight = random({width});
+      const auto all = ops_.rms_norm(x, weight);
+      std::string differing;
+      for (const auto rows : rows_)
+        if (!same_bytes(ops_.rms_norm(x.narrow(0, 0, rows), weight), all.narrow(0, 0, rows)))
+          differing += fmt::format(" {} rows", rows);
+      report(fmt::format("RMSNorm {}", width), "rows", differing);
+    }
+  }
+
+  // Rows have to begin at multiples of 16 bytes: ATen's kernel adds up in another order elsewhere.
+  void softmax() {
+    if (config_.vocab_size == 0) return;
+    const auto width = (config_.vocab_size + 3) / 4 * 4;
+    const auto x = at::randn({64, width}, at::TensorOptions().device(options_.device));
+    const auto all = at::log_softmax(x, -1);
+    std::string differing;
+    for (const std::int64_t rows : {1, 2, 7, 33})
+      if (!same_bytes(at::log_softmax(x.narrow(0, 5, rows).clone(), -1), all.narrow(0, 5, rows)))
+        differing += fmt::format(" {} rows", rows);
+    report(fmt::format("log_softmax {}", width), "rows", differing);
+  }
+
+  void attention() {
+    const auto heads = config_.num_attention_heads;
+    const bool latent = config_.multi_latent_attention;
+    const auto groups = latent ? heads : config_.num_query_groups;
+    const auto dim =
+        latent ? config_.qk_head_dim + config_.qk_pos_emb_head_dim : config_.kv_channels;
+    const auto value_dim = latent ? config_.v_head_dim : dim;
+    const auto query = random({400, heads, dim});
+    const auto key = random({400, groups, dim});
+    const auto value = random({400, groups, value_dim});
+    const AttentionOptions how{.scale = 1 / std::sqrt(static_cast<double>(dim)),
+                               .alignment = Alignment::kBitwise};
+    const auto run = [&](const std::vector<AttentionSegment>& segments) {
+      return ops_.attention(query, key, value, segments, how);
+    };
+    const auto subject = fmt::format("attention {}x{}x{}", heads, groups, dim);
+    const auto whole = run({{0, 400, 0, 400}});
+
+    std::string differing;
+    for (const std::int64_t rows : {16, 100, 300})
+      if (!same_bytes(run({{0, rows, 0, rows}}).narrow(0, 0, rows), whole.narrow(0, 0, rows)))
+        differing += fmt::format(" a prefix of {}", rows);
+    report(subject, "length", differing);
+
+    differing.clear();
+    if (!same_bytes(run({{0, 130, 0, 130}, {130, 70, 0, 200}, {200, 200, 0, 400}}), whole))
+      differing += " chunks";
+    for (const std::int64_t at : {20, 128, 399})
+      if (!same_bytes(run({{at, 1, 0, at + 1}}).narrow(0, at, 1), whole.narrow(0, at, 1)))
+        differing += fmt::format(" row {} decoded", at);
+    report(subject, "chunks", differing);
+
+    differing.clear();
+    const auto packed = run({{0, 130, 0, 130}, {130, 270, 130, 270}});
+    const auto alone = ops_.attention(query.narrow(0, 130, 270), key.narrow(0, 130, 270),
+                                      value.narrow(0, 130, 270), {{0, 270, 0, 270}}, how);
+    if (!same_bytes(packed.narrow(0, 130, 270), alone)) differing = " the second of two sequences";
+    report(subject, "packing", differing);
+
+    if (!in_chains(options_.dtype)) return;
+    differing.clear();
+    auto theirs = how;
+    theirs.alignment = Alignment::kFast;  // at::matmul's products
+    for (const auto rows : kTokensOfTransformers)
+      if (!same_bytes(
+              ops_.attention(query, key, value, {{0, rows, 0, rows}}, theirs).narrow(0, 0, rows),
+              run({{0, rows, 0, rows}}).narrow(0, 0, rows)))
+        differing += fmt::format(" {} tokens", rows);
+    report_of_transformers(subject, differing);
+  }
+
+  // What Hugging Face's grouped product gives an expert must be what the linear layer gives.
+  void experts() {
+    const std::vector<std::int64_t> sizes =
+        options_.device.is_cuda() ? std::vector<std::int64_t>{1, 2, 7, 0, 16, 100, 3, 300}
+                                  : std::vector<std::int64_t>{12, 16, 0, 33};
+    const auto n = 2 * config_.moe_ffn_hidden_size;
+    const auto k = config_.hidden_size;
+    const auto experts = static_cast<std::int64_t>(sizes.size());
+    std::vector<std::int32_t> ends;
+    std::int64_t rows = 0;
+    for (const auto size : sizes) ends.push_back(static_cast<std::int32_t>(rows += size));
+    const auto x = random({rows, k});
+    const auto weight = random({experts, n, k}) / std::sqrt(static_cast<double>(k));
+    const auto grouped =
+        at::_grouped_mm(x, weight.transpose(1, 2), at::tensor(ends, at::kInt).to(options_.device));
+    std::string differing;
+    std::int64_t first = 0;
+    for (std::int64_t e = 0; e < experts; ++e) {
+      const auto size = sizes[static_cast<std::size_t>(e)];
+      if (size > 0 && !same_bytes(ops_.linear(x.narrow(0, first, size), weight[e], {}),
+                                  grouped.narrow(0, first, size)))
+        differing += fmt::format(" {} rows", size);
+      first += size;
+    }
+    const auto subject = fmt::format("grouped product {}x{}", n, k);
+    if (in_chains(options_.dtype))
+      report_of_transformers(subject, differing);
+    else
+      report(subject, "equals linear", differing);
+
+    const auto parts = random({most_rows_, config_.moe_router_topk, k});
+    const auto sums = parts.sum(1);
+    differing.clear();
+    for (const auto size : rows_)
+      if (!same_bytes(parts.narrow(0, 0, size).sum(1), sums.narrow(0, 0, size)))
+        differing += fmt::format(" {} rows", size);
+    report(fmt::format("sum of {} experts", config_.moe_router_topk), "rows", differing);
+  }
+
+  const TransformerConfig& config_;
+  const NumericsOptions& options_;
+  const NumericsOps& ops_;
+  std::vector<std::int64_t> rows_;
+  std::int64_t most_rows_ = 0;
+  std::set<std::tuple<std::int64_t, std::int64_t, bool>> seen_;
+  std::vector<NumericsCheck> checks_;
+  std::vector<NumericsCheck> transformers_;
+};
+
+std::vector<std::pair<std::string, std::string>> environment(const NumericsOptions& options) {
+  auto facts = numerics_environment(options.device);
+  facts.emplace_back("dtype", c10::toString(options.dtype));
+  facts.emplace_back("host threads", fmt::format("{}", at::get_num_threads()));
+  return facts;
+}
+
+}  // namespace
+
+bool NumericsCertificate::passed() const {
+  return !checks.empty() && std::ranges::all_of(checks, &NumericsCheck::passed);
+}
+
+bool NumericsCertificate::equals_transformers() const {
+  return std::ranges::all_of(transformers, &NumericsCheck::passed);
+}
+
+std::string GemmShape::subject() const {
+  return fmt::format("{} {}x{}", name, n, k);
+}
+
+std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
+  std::vector<GemmShape> shapes;
+  const auto hidden = config.hidden_size;
+  const auto add = [&](std::string name, std::int64_t n, std::int64_t k, bool bias = false,
+                       bool sliced = true) {
+    if (n > 0 && k > 0)
+      shapes.push_back(
+          {.name = std::move(name), .n = n, .k = k, .has_bias = bias, .sliced = sliced});
+  };
+  if (config.multi_latent_attention) {
+    const auto dim = config.qk_head_dim + config.qk_pos_emb_head_dim;
+    const auto heads = config.num_attention_heads;
+    if (config.q_lora_rank > 0) {
+      add("linear_q_down_proj", config.q_lora_rank, hidden, false, false);
+      add("linear_q_up_proj", heads * dim, config.q_lora_rank);
+    } else {
+      add("linear_q_proj", heads * dim, hidden);
+    }
+    add("linear_kv_down_proj", config.kv_lora_rank + config.qk_pos_emb_head_dim, hidden, false,
+        false);
+    add("linear_kv_up_proj", heads * (config.qk_head_dim + config.v_head_dim), config.kv_lora_rank);
+    add("linear_proj", hidden, heads * config.v_head_dim);
+  } else {
+    const auto query = config.num_attention_heads * config.kv_channels;
+    add("linear_qkv", query + 2 * config.num_query_groups * config.kv_channels, hidden,
+        config.has_qkv_bias());
+    add("linear_proj", hidden, query, config.add_bias_linear);
+  }
+  const bool all_moe = config.num_moe_experts > 0 &&
+                       std::ranges::all_of(config.moe_layer_freq, [](bool moe) { return moe; });
+  if (!all_moe) {
+    add("linear_fc1", 2 * config.ffn_hidden_size, hidden, config.add_bias_linear);
+    add("linear_fc2", hidden, config.ffn_hidden_size, config.add_bias_linear);
+  }
+  if (config.num_moe_experts > 0) {
+    add("router", config.num_moe_experts, hidden, false, false);
+    add("experts.linear_fc1", 2 * config.moe_ffn_hidden_size, hidden);
+    add("experts.linear_fc2", hidden, config.moe_ffn_hidden_size);
+    const auto shared = config.moe_shared_expert_intermediate_size;
+    add("shared_experts.linear_fc1", 2 * shared, hidden);
+    add("shared_experts.linear_fc2", hidden, shared);
+    if (config.moe_shared_expert_gate) add("shared_experts.gate", 1, hidden, false, false);
+  }
+  if (config.head == Head::kLanguageModel)
+    add("output_layer", config.vocab_size, hidden);
+  else
+    add("score", config.num_labels, hidden, config.head == Head::kTokenClassification, false);
+  return shapes;
+}
+
+NumericsOps bitwise_ops(at::Device device) {
+  NumericsOps ops;
+  ops.linear = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return linear(x, weight, bias, Alignment::kBitwise);
+  };
+  ops.head = [](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    return linear_head(x, weight, bias, Alignment::kBitwise);
+  };
+  if (device.is_cuda()) {
+    ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
+      return rms_norm_cuda(x, {}, weight, 1e-6).y;
+    };
+    ops.attention = [](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const std::vector<AttentionSegment>& segments,
+                       const AttentionOptions& options) {
+      return attention_cuda(query, key, value, segments, options,
+                            gpu_attention_of(query.size(2), value.size(2)));
+    };
+  } else {
+    ops.rms_norm = [](const at::Tensor& x, const at::Tensor& weight) {
+      return rms_norm(x, weight, 1e-6);
+    };
+    ops.attention = attention;
+  }
+  return ops;
+}
+
+NumericsCertificate certify_numerics(const TransformerConfig& config,
+                                     const NumericsOptions& options,
+                                     const NumericsOps& ops) {
+  require(options.device.is_cpu() || options.dtype == at::kBFloat16, ErrorKind::kUsage,
+          "the bitwise mode on a GPU is of bf16");
+  const auto start = std::chrono::steady_clock::now();
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  NumericsCertificate certificate;
+  Examiner(config, options, ops).run(certificate);
+  certificate.environment = environment(options);
+  if (options.device.is_cuda())
+    for (const auto& choice : gemm_choices())
+      certificate.kernels.push_back(fmt::format(
+          "{}x{}{} rows <= {}: algorithm {} tile {} stages {}, {:.1f} us, the fastest "
+          "of {}; {} left out",
+          choice.n, choice.k, choice.has_bias ? " + bias" : "", choice.bucket, choice.algorithm,
+          choice.tile, choice.stages, choice.microseconds, choice.candidates, choice.dropped));
+  certificate.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return certificate;
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,79 @@
+// The certificate of a machine: for the shapes of one model, whether the operations that kBitwise
+// is built of keep a row's bits whatever stands beside it, however a weight is sliced over ranks,
+// and in whatever order rows come. It measures; it believes no table.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/kernels/attention/attention.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+
+// One property of one operation. Where it does not hold, `detail` says how far.
+struct NumericsCheck {
+  std::string subject{};   // "linear_fc2 1536x8960"
+  std::string property{};  // "rows", "slices", "order", "packing", ...
+  bool passed = false;
+  std::string detail{};
+};
+
+struct NumericsCertificate {
+  std::vector<std::pair<std::string, std::string>> environment{};  // what bits may depend on
+  std::vector<NumericsCheck> checks{};
+  // In fp32 on the host, where MKL chooses kernels by machine, shape and threads: whether those
+  // that transformers gets have our bits. Nothing of ours depends on it.
+  std::vector<NumericsCheck> transformers{};
+  std::vector<std::string> kernels{};  // chosen on a GPU, one a line
+  double seconds = 0;
+
+  bool passed() const;
+  bool equals_transformers() const;
+};
+
+// A product with a weight of this model: y [rows, n] = x [rows, k] times weight [n, k], transposed.
+struct GemmShape {
+  std::string name{};  // as Megatron names the layer
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  bool has_bias = false;
+  bool sliced = true;  // over tensor-parallel ranks
+
+  std::string subject() const;  // "linear_fc2 1536x8960"
+};
+std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
+
+// What is examined: the operations of kBitwise, unless a test puts others in their place.
+struct NumericsOps {
+  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)>
+      linear{};
+  decltype(linear) head{};  // of classification
+  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)> rms_norm{};
+  std::function<at::Tensor(const at::Tensor& query,
+                           const at::Tensor& key,
+                           const at::Tensor& value,
+                           const std::vector<AttentionSegment>& segments,
+                           const AttentionOptions& options)>
+      attention{};
+};
+NumericsOps bitwise_ops(at::Device device);
+
+struct NumericsOptions {
+  at::Device device = at::kCPU;
+  at::ScalarType dtype = at::kBFloat16;
+  // Columns of a weight beyond this many are left out; 0: none. A host takes long over a
+  // vocabulary.
+  std::int64_t most_columns = 0;
+};
+
+NumericsCertificate certify_numerics(const TransformerConfig& config,
+                                     const NumericsOptions& options,
+                                     const NumericsOps& ops);
+
+}  // namespace ferry::models

@@ -1,0 +1,133 @@
+// How thread blocks that run beside each other pass on results without a barrier: in words that
+// carry a tag, of the layer and the launch, which whoever waits for a word reads until its tag is
+// there (the LL protocol of NCCL). A word is written and read whole, so that nothing needs a fence.
+//
+// A word is written again a layer later. By then all have read it: each thread block publishes rows
+// of each product, none ends a product before it has read all rows of the one before, and a layer
+// has more than one.
+#pragma once
+
+#include <type_traits>
+
+#include "models/decode_row/decode_row_launch.h"
+#include "models/kernels/cuda/cuda_element.cuh"
+
+namespace ferry::models::launch {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kMostSplits = 16;  // of a sequence's keys, over thread blocks
+
+// Of a product's two rows.
+struct PairOfSums {
+  float first;
+  float second;
+};
+
+struct alignas(8) PairWord {
+  std::uint32_t pair;  // two of Bf16
+  std::uint32_t tag;
+};
+struct alignas(16) TripleWord {
+  float values[3];
+  std::uint32_t tag;
+};
+constexpr int kOfTriple = 3;
+
+// Of one head's part of the keys: its result, not yet divided, in `triples_of(dim)` words, and one
+// of {largest score times log2 e, sum of weights}.
+__host__ __device__ constexpr int triples_of(int dim) {
+  return (dim + kOfTriple - 1) / kOfTriple;
+}
+
+struct Exchange {
+  PairWord* results[kProducts];  // [rows / 2] of each product; of kFc1 the activated ones
+  TripleWord* attended;          // [heads, kMostSplits, triples_of(dim) + 1]
+  unsigned long long* ended;     // thread blocks, since ever
+};
+
+__host__ __device__ inline std::int64_t aligned(std::int64_t bytes) {
+  constexpr std::int64_t kAlignment = 128;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+__host__ __device__ inline int rows_of(const DecodeRowShape& s, int product) {
+  return product == kQkv ? (s.heads + 2 * s.groups) * s.dim : product == kFc1 ? s.ffn : s.hidden;
+}
+__host__ __device__ inline int columns_of(const DecodeRowShape& s, int product) {
+  return product == kProj ? s.heads * s.dim : product == kFc2 ? s.ffn : s.hidden;
+}
+__host__ __device__ inline std::int64_t lay_out(const DecodeRowShape& s,
+                                                unsigned char* base,
+                                                Exchange& to) {
+  std::int64_t at = 0;
+  const auto take = [&](auto*& pointer, std::int64_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + at);
+    at += aligned(count * static_cast<std::int64_t>(sizeof(*pointer)));
+  };
+  for (int product = 0; product < kProducts; ++product)
+    take(to.results[product], rows_of(s, product) / 2);
+  take(to.attended, static_cast<std::int64_t>(s.heads) * kMostSplits * (triples_of(s.dim) + 1));
+  take(to.ended, 1);
+  return at;
+}
+
+__device__ inline void publish(PairWord* to, const PairOfSums& results, std::uint32_t tag) {
+  const auto pair = __floats2bfloat162_rn(results.first, results.second);
+  asm volatile(
+      "st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to),
+      "l"(static_cast<std::uint64_t>(tag) << 32 | *reinterpret_cast<const std::uint32_t*>(&pair))
+      : "memory");
+}
+__device__ inline void publish(TripleWord* to, const TripleWord& word) {
+  const auto low = static_cast<std::uint64_t>(__float_as_uint(word.values[1])) << 32 |
+                   __float_as_uint(word.values[0]);
+  const auto high = static_cast<std::uint64_t>(word.tag) << 32 | __float_as_uint(word.values[2]);
+  asm volatile(
+      "{\n.reg .b128 word;\nmov.b128 word, {%1, %2};\n"
+      "st.relaxed.gpu.global.b128 [%0], word;\n}" ::"l"(to),
+      "l"(low), "l"(high)
+      : "memory");
+}
+
+// Two words, as they are now.
+struct PairWords {
+  PairWord words[2];
+  __device__ bool has(std::uint32_t tag) const {
+    return words[0].tag == tag && words[1].tag == tag;
+  }
+};
+__device__ inline PairWord unpack(std::uint64_t word) {
+  return {static_cast<std::uint32_t>(word), static_cast<std::uint32_t>(word >> 32)};
+}
+__device__ inline PairWords peek_two(const PairWord* from) {
+  std::uint64_t low;
+  std::uint64_t high;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(low), "=l"(high)
+               : "l"(from)
+               : "memory");
+  return {{unpack(low), unpack(high)}};
+}
+__device__ inline PairWord peek(const PairWord* from) {
+  std::uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return unpack(word);
+}
+__device__ inline TripleWord peek(const TripleWord* from) {
+  std::uint64_t low;
+  std::uint64_t high;
+  asm volatile(
+      "{\n.reg .b128 word;\nld.relaxed.gpu.global.b128 word, [%2];\n"
+      "mov.b128 {%0, %1}, word;\n}"
+      : "=l"(low), "=l"(high)
+      : "l"(from)
+      : "memory");
+  return {{__uint_as_float(static_cast<std::uint32_t>(low)),
+           __uint_as_float(static_cast<std::uint32_t>(low >> 32)),
+           __uint_as_float(static_cast<std::uint32_t>(high))},
+          static_cast<std::uint32_t>(high >> 32)};
+}
+
+}  // namespace
+}  // namespace ferry::models::launch

@@ -1,0 +1,111 @@
+#include "models/decode_row/row_decoder.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <utility>
+
+#include "models/decode_row/decode_row_launch.h"
+#include "models/distributed/world.h"
+#include "models/kernels/cuda/cuda_call.h"
+
+namespace ferry::models {
+namespace {
+
+launch::DecodeRowShape shape_of(const TransformerConfig& config) {
+  return {.layers = static_cast<int>(config.num_layers),
+          .hidden = static_cast<int>(config.hidden_size),
+          .ffn = static_cast<int>(config.ffn_hidden_size),
+          .heads = static_cast<int>(config.num_attention_heads),
+          .groups = static_cast<int>(config.num_query_groups),
+          .dim = static_cast<int>(config.kv_channels),
+          .window = static_cast<int>(config.sliding_window.value_or(0)),
+          .epsilon = static_cast<float>(config.layernorm_epsilon),
+          .scale = static_cast<float>(softmax_scale(config))};
+}
+
+bool is_aligned(const at::Tensor& x) {
+  constexpr std::uintptr_t kAlignment = 16;
+  return x.is_contiguous() &&
+         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % kAlignment == 0;
+}
+
+}  // namespace
+
+std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
+                                             const ParallelState& mesh,
+                                             Alignment alignment,
+                                             const Parameters& parameters) {
+  const auto device = mesh.world().device();
+  const auto& shape = mesh.shape();
+  if (!device.is_cuda() || alignment != Alignment::kFast || shape.tp() > 1 || shape.pp() > 1 ||
+      config.num_moe_experts > 0 || config.multi_latent_attention || config.add_bias_linear ||
+      config.head != Head::kLanguageModel)
+    return nullptr;
+  for (const auto& parameter : parameters.all())
+    if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;
+  const c10::cuda::CUDAGuard guard(device);
+  if (!launch::decode_row_fits(shape_of(config))) return nullptr;
+  return std::unique_ptr<RowDecoder>(
+      new RowDecoder(config, parameters,
+                     at::zeros({launch::decode_row_exchange(shape_of(config))},
+                               at::TensorOptions().device(device).dtype(at::kByte))));
+}
+
+RowDecoder::RowDecoder(const TransformerConfig& config,
+                       const Parameters& parameters,
+                       at::Tensor exchange)
+    : config_(config), parameters_(parameters), exchange_(std::move(exchange)) {}
+
+bool RowDecoder::takes(const DecodedRow& row) const {
+  auto shape = shape_of(config_);
+  shape.max_blocks = static_cast<int>(row.block_table.numel());
+  for (const auto& parameter : parameters_.all())
+    if (!is_aligned(parameter.value)) return false;
+  return launch::decode_row_fits(shape);
+}
+
+const void* RowDecoder::weight(std::int64_t layer, const char* name) const {
+  const auto value = parameters_.value_if(fmt::format("decoder.layers.{}.{}", layer, name));
+  return value.defined() ? value.const_data_ptr() : nullptr;
+}
+
+ResidualStream RowDecoder::forward(const at::Tensor& hidden,
+                                   const RotaryAngles& angles,
+                                   const DecodedRow& row) const {
+  require(hidden.size(0) == 1 && angles.style == RotaryStyle::kHalves, ErrorKind::kBug,
+          "the kernel of one row was given {}", hidden.size(0));
+  const c10::cuda::CUDAGuard guard(hidden.device());
+  launch::DecodeRow kernel{.shape = shape_of(config_),
+                           .hidden = hidden.const_data_ptr(),
+                           .cos = angles.cos.const_data_ptr(),
+                           .sin = angles.sin.const_data_ptr(),
+                           .block_table = row.block_table.const_data_ptr<std::int32_t>(),
+                           .length = row.length.const_data_ptr<std::int32_t>(),
+                           .slot = row.slot.const_data_ptr<std::int64_t>()};
+  kernel.shape.max_blocks = static_cast<int>(row.block_table.numel());
+  for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+    const auto& [key, value] = row.cache[static_cast<std::size_t>(layer)];
+    kernel.layers[layer] = {
+        .weights = {weight(layer, "self_attention.linear_qkv.weight"),
+                    weight(layer, "self_attention.linear_proj.weight"),
+                    weight(layer, "mlp.linear_fc1.weight"), weight(layer, "mlp.linear_fc2.weight")},
+        .qkv_bias = weight(layer, "self_attention.linear_qkv.bias"),
+        .attention_norm = weight(layer, "self_attention.linear_qkv.layer_norm_weight"),
+        .mlp_norm = weight(layer, "mlp.linear_fc1.layer_norm_weight"),
+        .q_norm = weight(layer, "self_attention.q_layernorm.weight"),
+        .k_norm = weight(layer, "self_attention.k_layernorm.weight"),
+        .key_cache = key.mutable_data_ptr(),
+        .value_cache = value.mutable_data_ptr()};
+  }
+  ResidualStream stream{.sum = at::empty_like(hidden), .pending = at::empty_like(hidden)};
+  kernel.residual = stream.sum.mutable_data_ptr();
+  kernel.pending = stream.pending.mutable_data_ptr();
+  kernel.exchange = exchange_.mutable_data_ptr();
+  check(launch::decode_row(kernel, models::stream()));
+  return stream;
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,50 @@
+// Generation for one sequence at a time, in kFast: a dense model's layers for one row, in one
+// kernel (models/decode_row/decode_row.cu). Products of one row are too short, one by one, to bring
+// a GPU's memory to full speed, and their weights are all there is to read. Beside transformer/,
+// whose layers it computes over again: a row's results differ from theirs by roundings of sums.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "models/distributed/parallel_state.h"
+#include "models/kernels/rms_norm.h"
+#include "models/kernels/rotary.h"
+#include "models/spec/alignment.h"
+#include "models/spec/transformer_config.h"
+#include "models/tensor_parallel/parameters.h"
+#include "models/transformer/inference_context.h"
+
+namespace ferry::models {
+
+class RowDecoder {
+ public:
+  // Null unless the model is dense, of bf16 and whole on one GPU, whose kernel its sizes fit, and
+  // computes in kFast. Parameters outlive this; they may move.
+  static std::unique_ptr<RowDecoder> make(const TransformerConfig& config,
+                                          const ParallelState& mesh,
+                                          Alignment alignment,
+                                          const Parameters& parameters);
+
+  // Whether the row lies as the kernel takes it.
+  bool takes(const DecodedRow& row) const;
+  // hidden [1, hidden], of the embedding; keeps the row's keys and values, too. Reads nothing back
+  // to the host. Of passes at the same time there is one.
+  ResidualStream forward(const at::Tensor& hidden,
+                         const RotaryAngles& angles,
+                         const DecodedRow& row) const;
+
+ private:
+  RowDecoder(const TransformerConfig& config, const Parameters& parameters, at::Tensor exchange);
+  // Null where a layer has none.
+  const void* weight(std::int64_t layer, const char* name) const;
+
+  const TransformerConfig& config_;
+  const Parameters& parameters_;
+  at::Tensor exchange_;  // in which the kernel's thread blocks pass on results; kept over launches
+};
+
+}  // namespace ferry::models

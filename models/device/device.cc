@@ -1,0 +1,74 @@
+#include "models/device/device.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <cuda_profiler_api.h>
+#include <cuda_runtime_api.h>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::models {
+
+void set_device(c10::Device device) {
+  if (!device.is_cuda()) return;
+  int count = 0;
+  const auto status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || device.index() >= count) {
+    throw Error(ErrorKind::kDevice,
+                status == cudaSuccess
+                    ? fmt::format("GPU {} is asked for, and there are {}", device.index(), count)
+                    : fmt::format("there is no GPU: {}", cudaGetErrorString(status)),
+                "run on the host: --device cpu, or trainer.device=cpu");
+  }
+  c10::cuda::set_device(device.index());
+}
+
+void synchronize(c10::Device device) {
+  if (device.is_cuda()) c10::cuda::device_synchronize();
+}
+
+void reset_peak_memory(c10::Device device) {
+  if (device.is_cuda()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+}
+
+std::int64_t peak_memory(c10::Device device) {
+  if (!device.is_cuda()) return 0;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).allocated_bytes[0].peak;
+}
+
+std::int64_t peak_reserved_memory(c10::Device device) {
+  if (!device.is_cuda()) return 0;
+  return c10::cuda::CUDACachingAllocator::getDeviceStats(device.index()).reserved_bytes[0].peak;
+}
+
+void release_cached_memory(c10::Device device) {
+  if (!device.is_cuda()) return;
+  synchronize(device);
+  c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void start_cuda_profiler() {
+  cudaProfilerStart();
+}
+
+void stop_cuda_profiler() {
+  cudaProfilerStop();
+}
+
+std::string device_name(c10::Device device) {
+  cudaDeviceProp properties{};
+  if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index()) != cudaSuccess)
+    return "";
+  return properties.name;
+}
+
+std::optional<std::int64_t> free_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  set_device(device);
+  std::size_t available = 0;
+  std::size_t total = 0;
+  if (cudaMemGetInfo(&available, &total) != cudaSuccess) return std::nullopt;
+  return static_cast<std::int64_t>(available);
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,128 @@
+#include "models/distributed/nccl_backend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "models/distributed/world.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr auto kNcclPoll = std::chrono::milliseconds(50);
+constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
+// What fails everywhere at once is told by those who wait for it, not from here.
+constexpr auto kNcclGrace = std::chrono::seconds(5);
+
+class Watch {
+ public:
+  Watch() : thread_([this] { look(); }) {}
+
+  void add(c10::intrusive_ptr<c10d::Work> work,
+           std::shared_ptr<const WatchedRun> run,
+           std::function<Error(const std::string&)> failure) {
+    const auto deadline = Clock::now() + run->timeout;
+    const std::lock_guard lock(mutex_);
+    entries_.push_back({.work = std::move(work),
+                        .run = std::move(run),
+                        .deadline = deadline,
+                        .failure = std::move(failure)});
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Entry {
+    c10::intrusive_ptr<c10d::Work> work{};
+    std::shared_ptr<const WatchedRun> run{};
+    Clock::time_point deadline{};
+    std::function<Error(const std::string&)> failure{};
+  };
+
+  void look() {
+    for (;; std::this_thread::sleep_for(kNcclPoll)) {
+      std::list<Entry> under_way;
+      {
+        const std::lock_guard lock(mutex_);
+        under_way.swap(entries_);
+      }
+      std::erase_if(under_way, [](Entry& entry) { return is_done(entry); });
+      if (!under_way.empty()) ask_others(under_way);
+      const std::lock_guard lock(mutex_);
+      entries_.splice(entries_.begin(), under_way);
+    }
+  }
+
+  // Work that waits for a rank that has failed is not waited for until its own time is over.
+  void ask_others(std::list<Entry>& under_way) {
+    const auto now = Clock::now();
+    if (now < asked_ + kAskOthers) return;
+    asked_ = now;
+    if (!failed_ && under_way.front().run->has_failed()) failed_ = now;
+    if (!failed_) return;
+    for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kNcclGrace);
+  }
+
+  // Does not return if it never will be.
+  static bool is_done(Entry& entry) {
+    std::string why;
+    try {
+      if (entry.work->isCompleted() && !entry.work->exception()) return true;
+      if (const auto error = entry.work->exception()) std::rethrow_exception(error);
+      if (Clock::now() < entry.deadline) return false;
+      why = "it is not done";
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    const auto error = entry.failure(why);
+    std::fputs(error.report().c_str(), stderr);
+    std::fflush(stderr);
+    entry.run->last_words(error);
+    std::_Exit(2);
+  }
+
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+  Clock::time_point asked_{};
+  std::optional<Clock::time_point> failed_{};  // when this rank learnt that another one has
+  std::thread thread_;
+};
+
+}  // namespace
+
+// Lives as long as the process: there is no moment at which nothing may hang.
+void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
+                std::shared_ptr<const WatchedRun> run,
+                std::function<Error(const std::string& why)> failure) {
+  static auto& watch = *std::make_unique<Watch>().release();
+  watch.add(std::move(work), std::move(run), std::move(failure));
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
+                                            int rank,
+                                            int size,
+                                            const World& world) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  // watch_nccl() is first to say that a rank is missing; c10d would abort the process.
+  options->timeout = 2 * world.timeout() + std::chrono::minutes(10);
+  for (const char* const name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING",
+                                 "TORCH_NCCL_DUMP_ON_TIMEOUT"})
+    setenv(name, "0", /*overwrite=*/0);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
+}
+
+void end_nccl(c10d::Backend& backend) {
+  dynamic_cast<c10d::ProcessGroupNCCL&>(backend).shutdown();
+}
+
+}  // namespace ferry::models

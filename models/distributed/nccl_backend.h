@@ -1,0 +1,46 @@
+// NCCL, in builds that have it. A build for the host alone refuses.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "distckpt/base/error.h"
+
+namespace c10d {
+class Backend;
+class Store;
+class Work;
+}  // namespace c10d
+
+namespace ferry::models {
+
+class World;
+
+// A communicator of `size` ranks on the world's device. Throws Error(kDevice) without CUDA.
+c10::intrusive_ptr<c10d::Backend> make_nccl(const c10::intrusive_ptr<c10d::Store>& store,
+                                            int rank,
+                                            int size,
+                                            const World& world);
+
+// The run that a communicator belongs to, to those who watch its work.
+struct WatchedRun {
+  std::chrono::milliseconds timeout{};
+  std::function<bool()> has_failed{};              // on another rank
+  std::function<void(const Error&)> last_words{};  // called before the process ends
+};
+
+// A kernel that waits for a rank that has died never ends, and nobody can stop it: if this work is
+// not done in time, breaks, or still waits some seconds after another rank has failed, the process
+// prints what `failure` says of it and ends with status 2.
+void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
+                std::shared_ptr<const WatchedRun> run,
+                std::function<Error(const std::string& why)> failure);
+
+// Ends what make_nccl() made, once nobody waits for it: a process that just exits breaks its peers.
+void end_nccl(c10d::Backend& backend);
+
+}  // namespace ferry::models

@@ -1,0 +1,135 @@
+#include "models/distributed/parallel_state.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "models/spec/pipeline_stages.h"
+
+namespace ferry::models {
+namespace {
+
+void require_divides(std::int64_t part, std::int64_t whole, const char* what, const char* by) {
+  require(part > 0 && whole % part == 0, ErrorKind::kUsage, "{} {} cannot be split by {} {}", whole,
+          what, by, part);
+}
+
+std::vector<int> all_if_none(std::vector<int> ranks, const World& world) {
+  if (ranks.empty()) {
+    ranks.resize(static_cast<std::size_t>(world.size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  const bool ascending = std::ranges::adjacent_find(ranks, std::greater_equal()) == ranks.end();
+  require(ascending && ranks.front() >= 0 && ranks.back() < world.size(), ErrorKind::kUsage,
+          "ranks {} of a mesh: they have to ascend, below {}", fmt::join(ranks, ", "),
+          world.size());
+  return ranks;
+}
+
+// This rank's number in the mesh.
+int number_of(const World& world, const std::vector<int>& ranks, const std::string& name) {
+  const auto me = std::ranges::find(ranks, world.rank());
+  require(me != ranks.end(), ErrorKind::kBug, "rank {} is not of the mesh {}", world.rank(), name);
+  return static_cast<int>(me - ranks.begin());
+}
+
+// Of the mesh's ranks those that stand where `mine` does on every axis but those that `move`
+// forgets.
+template <typename Move>
+std::vector<int> ranks_like(const std::vector<int>& ranks,
+                            const MeshShape& shape,
+                            const MeshCoordinates& mine,
+                            Move&& move) {
+  std::vector<int> like;
+  for (int number = 0; number < shape.world_size(); ++number) {
+    const auto there = shape.coordinates(number);
+    if (move(there) == move(mine)) like.push_back(ranks[static_cast<std::size_t>(number)]);
+  }
+  return like;
+}
+
+}  // namespace
+
+MeshShape::MeshShape(ParallelConfig parallel, int world_size)
+    : parallel_(std::move(parallel)), world_size_(world_size) {
+  for (const auto& [size, name] :
+       {std::pair(tp(), "tp"), std::pair(cp(), "cp"), std::pair(pp(), "pp"), std::pair(ep(), "ep"),
+        std::pair(etp(), "etp")}) {
+    require(size >= 1, ErrorKind::kUsage, "{} is {}, it has to be 1 at least", name, size);
+  }
+  require(world_size_ % (tp() * cp() * pp()) == 0, ErrorKind::kUsage,
+          "{} ranks are no multiple of tp {} x cp {} x pp {}", world_size_, tp(), cp(), pp());
+  require(world_size_ % (etp() * ep() * pp()) == 0, ErrorKind::kUsage,
+          "{} ranks are no multiple of etp {} x ep {} x pp {}", world_size_, etp(), ep(), pp());
+}
+
+MeshCoordinates MeshShape::coordinates(int rank) const {
+  const int stage = world_size_ / pp();
+  const int within = rank % stage;
+  return {.tp = within % tp(),
+          .cp = within / tp() % cp(),
+          .dp = within / (tp() * cp()),
+          .pp = rank / stage,
+          .etp = within % etp(),
+          .ep = within / etp() % ep(),
+          .edp = within / (etp() * ep())};
+}
+
+void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
+  require_divides(mesh.tp(), config.num_attention_heads, "attention heads", "tp");
+  require(config.multi_latent_attention || config.shares_query_groups(mesh.tp()), ErrorKind::kUsage,
+          "{} query groups cannot be split by tp {}, nor are the ranks a multiple of them",
+          config.num_query_groups, mesh.tp());
+  require_divides(mesh.tp(), config.hidden_size, "hidden channels", "tp");
+  if (config.ffn_hidden_size > 0)
+    require_divides(mesh.tp(), config.ffn_hidden_size, "ffn channels", "tp");
+  if (config.num_moe_experts > 0) {
+    require_divides(mesh.ep(), config.num_moe_experts, "experts", "ep");
+    require_divides(mesh.etp(), config.moe_ffn_hidden_size, "channels of an expert", "etp");
+    require_divides(mesh.tp(), config.moe_shared_expert_intermediate_size,
+                    "channels of the shared experts", "tp");
+  } else {
+    require(mesh.ep() == 1, ErrorKind::kUsage, "ep is {}, and the model has no experts", mesh.ep());
+  }
+  const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
+                                      static_cast<int>(config.mtp_num_layers));
+  for (std::size_t i = 0; i < stages.mtp.size(); ++i) {
+    require(stages.mtp[i] == stages.loss && stages.mtp_chunks[i] == stages.num_chunks - 1,
+            ErrorKind::kUsage, "prediction layer {} has to lie in the chunk of the loss", i);
+  }
+}
+
+ParallelState::ParallelState(World& world,
+                             const ParallelConfig& parallel,
+                             const std::string& name,
+                             std::vector<int> ranks)
+    : world_(&world),
+      ranks_(all_if_none(std::move(ranks), world)),
+      shape_(parallel, static_cast<int>(ranks_.size())),
+      coordinates_(shape_.coordinates(number_of(world, ranks_, name))) {
+  using At = MeshCoordinates;
+  const auto group = [&](const char* axis, auto&& forget) {
+    const auto move = [&](At at) {
+      forget(at);
+      return at;
+    };
+    return ProcessGroup(world, name + "/" + axis, ranks_like(ranks_, shape_, coordinates_, move));
+  };
+  // A dense axis leaves the experts' coordinates out of the comparison, and the other way round.
+  const auto dense = [](At& at) { at.etp = at.ep = at.edp = 0; };
+  const auto expert = [](At& at) { at.tp = at.cp = at.dp = 0; };
+  all_ = group("all", [](At& at) { at = {}; });
+  tp_ = group("tp", [&](At& at) { dense(at), at.tp = 0; });
+  cp_ = group("cp", [&](At& at) { dense(at), at.cp = 0; });
+  dp_ = group("dp", [&](At& at) { dense(at), at.dp = 0; });
+  dp_cp_ = group("dp_cp", [&](At& at) { dense(at), at.dp = at.cp = 0; });
+  pp_ = group("pp", [&](At& at) { dense(at), at.pp = 0; });
+  ep_ = group("ep", [&](At& at) { expert(at), at.ep = 0; });
+  etp_ = group("etp", [&](At& at) { expert(at), at.etp = 0; });
+  edp_ = group("edp", [&](At& at) { expert(at), at.edp = 0; });
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,195 @@
+#include "models/kernels/attention/attention.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "models/kernels/attention/attention_cuda.h"
+#include "models/kernels/attention/segments.h"
+#include "models/kernels/product/float_chains.h"
+#include "models/kernels/product/float_product.h"
+
+namespace ferry::models {
+namespace {
+
+// oneDNN adds up the terms of a sum in blocks of 1024, but in two of 512 where there are as many or
+// fewer: then zeros are added until there are more.
+constexpr std::int64_t kShortBlock = 512;
+constexpr std::int64_t kBlock = 1024;
+// Of one head alone the smallest products have bits of their own.
+constexpr std::int64_t kFewestHeads = 2;
+// Scores of short sequences that are computed at a time: of fewer the calls take longer than the
+// arithmetic, and more would not fit the caches.
+constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;
+
+at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [count, groups, keys, dim]
+  const auto each = heads / x.size(1);
+  if (each == 1) return x;
+  return x.unsqueeze(2)
+      .expand({x.size(0), x.size(1), each, x.size(2), x.size(3)})
+      .reshape({x.size(0), heads, x.size(2), x.size(3)});
+}
+
+// Segments of one shape, which are computed together: where the rows of each begin.
+struct Shape {
+  std::int64_t num_queries = 0;
+  std::int64_t num_keys = 0;
+  auto operator<=>(const Shape&) const = default;
+};
+struct Alike {
+  Shape shape{};
+  std::vector<std::int64_t> query_begins{};
+  std::vector<std::int64_t> key_begins{};
+
+  std::int64_t count() const { return static_cast<std::int64_t>(query_begins.size()); }
+};
+
+// 0 where row i sees key j, the least value elsewhere: [rows, keys].
+at::Tensor causal_mask(const Shape& shape,
+                       std::int64_t rows,
+                       std::int64_t keys,
+                       const AttentionOptions& options,
+                       const at::TensorOptions& like) {
+  const auto first = shape.num_keys - shape.num_queries;
+  const auto at_row = (at::arange(rows, like.dtype(at::kLong)) + first).unsqueeze(1);
+  const auto at_key = at::arange(keys, like.dtype(at::kLong)).unsqueeze(0);
+  auto hidden = at_key > at_row;
+  if (options.window) hidden = hidden.logical_or(at_key <= at_row - *options.window);
+  const double least = like.dtype() == at::kFloat
+                           ? static_cast<double>(std::numeric_limits<float>::lowest())
+                           : static_cast<double>(std::numeric_limits<c10::BFloat16>::lowest());
+  return at::zeros({rows, keys}, like).masked_fill(hidden, least);
+}
+
+// In the order in which a shape is first met. In kBitwise each is computed by itself: what oneDNN's
+// products of many have for bits is not known.
+std::vector<Alike> group(const std::vector<AttentionSegment>& segments,
+                         std::int64_t heads,
+                         bool alone) {
+  std::vector<Alike> groups;
+  std::map<Shape, std::size_t> open;
+  for (const auto& segment : segments) {
+    const Shape shape{segment.num_queries, segment.num_keys};
+    const auto most = alone ? 1 : kScoresAtOnce / (heads * shape.num_queries * shape.num_keys);
+    auto [found, is_new] = open.try_emplace(shape, groups.size());
+    if (!is_new && groups[found->second].count() >= most) {
+      found->second = groups.size();
+      is_new = true;
+    }
+    if (is_new) groups.push_back({.shape = shape});
+    groups[found->second].query_begins.push_back(segment.query_begin);
+    groups[found->second].key_begins.push_back(segment.key_begin);
+  }
+  return groups;
+}
+
+// query [count, queries, heads, dim], key [count, keys, groups, dim], value [count, keys, groups,
+// value_dim] -> [count, queries, heads, value_dim]
+at::Tensor eager(const at::Tensor& query,
+                 const at::Tensor& key,
+                 const at::Tensor& value,
+                 const AttentionOptions& options) {
+  const Shape shape{query.size(1), key.size(1)};
+  const auto heads = query.size(2);
+  const bool bitwise = options.alignment == Alignment::kBitwise;
+  const bool in_chains = bitwise && is_host_float(query);
+  const bool padded_rows = bitwise && !in_chains;
+  const auto rows =
+      padded_rows ? round_up(shape.num_queries, kHostAttentionRows) : shape.num_queries;
+  auto keys = bitwise ? round_up(shape.num_keys, kHostAttentionRows) : shape.num_keys;
+  if (padded_rows && keys > kShortBlock && keys <= kBlock) keys = kBlock + kHostAttentionRows;
+  const auto repeats = padded_rows && heads < kFewestHeads ? kFewestHeads : 1;
+  const auto lay_out = [&](const at::Tensor& x, std::int64_t length) {
+    const auto padded =
+        x.size(1) == length ? x : at::constant_pad_nd(x, {0, 0, 0, 0, 0, length - x.size(1)});
+    const auto by_heads = padded.transpose(1, 2);
+    return repeats == 1 ? by_heads : by_heads.repeat({1, repeats, 1, 1});
+  };
+  const auto q = lay_out(query, rows);
+  const auto k = repeat_groups(lay_out(key, keys), q.size(1));
+  const auto v = repeat_groups(lay_out(value, keys), q.size(1));
+  const auto multiply = [&](const at::Tensor& a, const at::Tensor& b, std::int64_t chain) {
+    return in_chains ? float_matmul(a, b, chain) : at::matmul(a, b);
+  };
+  auto weights = multiply(q, k.transpose(2, 3), chain_length(q.size(3))) * options.scale;
+  weights = weights + causal_mask(shape, rows, keys, options, query.options());
+  weights = at::softmax(weights, -1, at::kFloat).to(query.scalar_type());
+  return multiply(weights, v, host::kLongestChain)
+      .narrow(1, 0, heads)
+      .transpose(1, 2)
+      .narrow(1, 0, shape.num_queries);
+}
+
+// The rows of each group, one behind another. One gather and one cut for all of them: a cut for
+// each would have a gradient of all rows each.
+struct RowsOfGroups {
+  std::vector<std::int64_t> order{};
+  std::vector<std::int64_t> sizes{};
+
+  void add(const std::vector<std::int64_t>& begins, std::int64_t size) {
+    for (const auto begin : begins)
+      for (std::int64_t i = 0; i < size; ++i) order.push_back(begin + i);
+    sizes.push_back(static_cast<std::int64_t>(begins.size()) * size);
+  }
+
+  bool is_all(std::int64_t num_rows) const {
+    if (static_cast<std::int64_t>(order.size()) != num_rows) return false;
+    for (std::int64_t i = 0; i < num_rows; ++i)
+      if (order[static_cast<std::size_t>(i)] != i) return false;
+    return true;
+  }
+
+  std::vector<at::Tensor> take(const at::Tensor& rows) const {
+    const auto ordered = is_all(rows.size(0)) ? rows : rows.index_select(0, at::tensor(order));
+    return ordered.split_with_sizes(sizes);
+  }
+
+  // The reverse: zeros where no group has a row.
+  at::Tensor put(const at::Tensor& ordered, std::int64_t num_rows) const {
+    if (is_all(num_rows)) return ordered;
+    auto shape = ordered.sizes().vec();
+    shape[0] = num_rows;
+    return ordered.new_zeros(shape).index_copy(0, at::tensor(order), ordered);
+  }
+};
+
+}  // namespace
+
+at::Tensor attention(const at::Tensor& query,
+                     const at::Tensor& key,
+                     const at::Tensor& value,
+                     const std::vector<AttentionSegment>& all_segments,
+                     const AttentionOptions& options) {
+  if (query.is_cuda()) {
+    return attention_cuda(query, key, value, all_segments, options,
+                          gpu_attention_of(query.size(2), value.size(2)));
+  }
+  const auto segments = with_queries(all_segments);
+  if (segments.empty())
+    return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
+  const bool alone = options.alignment == Alignment::kBitwise && !is_host_float(query);
+  const auto groups = group(segments, query.size(1), alone);
+  RowsOfGroups query_rows;
+  RowsOfGroups key_rows;
+  for (const auto& alike : groups) {
+    query_rows.add(alike.query_begins, alike.shape.num_queries);
+    key_rows.add(alike.key_begins, alike.shape.num_keys);
+  }
+  const auto queries = query_rows.take(query);
+  const auto keys = key_rows.take(key);
+  const auto values = key_rows.take(value);
+  std::vector<at::Tensor> parts;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto of_each = [count = groups[i].count()](const at::Tensor& rows) {
+      return rows.unflatten(0, {count, -1});
+    };
+    parts.push_back(
+        eager(of_each(queries[i]), of_each(keys[i]), of_each(values[i]), options).flatten(0, 1));
+  }
+  return query_rows.put(parts.size() == 1 ? parts[0] : at::cat(parts), query.size(0));
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,176 @@
+#include "models/kernels/attention/attention_calls.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+namespace ferry::models {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// While it lives ATen's algorithms are deterministic, as an option of the process.
+class DeterministicAlgorithms {
+ public:
+  explicit DeterministicAlgorithms(bool wanted) : lock_(mutex()), wanted_(wanted) {
+    auto& context = at::globalContext();
+    before_ = context.deterministicAlgorithms();
+    warn_only_ = context.deterministicAlgorithmsWarnOnly();
+    fill_ = context.deterministicFillUninitializedMemory();
+    if (!wanted_) return;
+    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+    context.setDeterministicFillUninitializedMemory(false);
+  }
+  ~DeterministicAlgorithms() {
+    if (!wanted_) return;
+    at::globalContext().setDeterministicAlgorithms(before_, warn_only_);
+    at::globalContext().setDeterministicFillUninitializedMemory(fill_);
+  }
+  DeterministicAlgorithms(const DeterministicAlgorithms&) = delete;
+  DeterministicAlgorithms& operator=(const DeterministicAlgorithms&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  std::lock_guard<std::mutex> lock_;
+  bool wanted_;
+  bool before_ = false;
+  bool warn_only_ = false;
+  bool fill_ = false;
+};
+
+void save(AutogradContext& context, const AttentionCall& call) {
+  context.saved_data["scale"] = call.scale;
+  context.saved_data["causal"] = call.causal;
+  context.saved_data["window"] = call.window.value_or(0);
+  context.saved_data["deterministic"] = call.deterministic;
+}
+
+AttentionCall saved_call(AutogradContext& context) {
+  const auto window = context.saved_data["window"].toInt();
+  return {.scale = context.saved_data["scale"].toDouble(),
+          .causal = context.saved_data["causal"].toBool(),
+          .window = window == 0 ? std::nullopt : std::optional(window),
+          .deterministic = context.saved_data["deterministic"].toBool()};
+}
+
+struct Sides {
+  std::optional<c10::SymInt> left{};
+  std::optional<c10::SymInt> right{};
+};
+Sides sides_of(const AttentionCall& call) {
+  if (!call.window) return {};
+  return {.left = c10::SymInt(*call.window - 1), .right = c10::SymInt(0)};
+}
+
+class Flash : public torch::autograd::Function<Flash> {
+ public:
+  static at::Tensor forward(AutogradContext* context,
+                            const at::Tensor& query,
+                            const at::Tensor& key,
+                            const at::Tensor& value,
+                            const RowsOfSequences& queries,
+                            const RowsOfSequences& keys,
+                            const AttentionCall& call) {
+    const auto sides = sides_of(call);
+    const auto [out, log_sum, rng, unused, mask] = at::_flash_attention_forward_symint(
+        query, key, value, queries.begin, keys.begin, queries.longest, keys.longest,
+        /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, sides.left,
+        sides.right);
+    context->save_for_backward(
+        {query, key, value, out, log_sum, queries.begin, keys.begin, rng, unused});
+    context->saved_data["longest_query"] = queries.longest;
+    context->saved_data["longest_key"] = keys.longest;
+    save(*context, call);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto call = saved_call(*context);
+    const auto sides = sides_of(call);
+    const DeterministicAlgorithms deterministic(call.deterministic);
+    const auto [of_query, of_key, of_value] = at::_flash_attention_backward_symint(
+        grads[0].contiguous(), saved[0], saved[1], saved[2], saved[3], saved[4], saved[5], saved[6],
+        context->saved_data["longest_query"].toInt(), context->saved_data["longest_key"].toInt(),
+        /*dropout_p=*/0.0, call.causal, saved[7], saved[8], call.scale, sides.left, sides.right);
+    return {of_query, of_key, of_value, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+// [sequences, heads, length, dim] -> [sequences, length, heads, `dim`], zeros behind.
+at::Tensor for_flash(const at::Tensor& x, std::int64_t dim) {
+  const auto rows_first = x.transpose(1, 2);
+  if (x.size(3) == dim) return rows_first;
+  return at::constant_pad_nd(rows_first, {0, dim - x.size(3)});
+}
+
+class Cudnn : public torch::autograd::Function<Cudnn> {
+ public:
+  static at::Tensor forward(AutogradContext* context,
+                            const at::Tensor& query,
+                            const at::Tensor& key,
+                            const at::Tensor& value,
+                            const AttentionCall& call,
+                            bool for_backward) {
+    const auto result = at::_scaled_dot_product_cudnn_attention(
+        query, key, value, std::nullopt, for_backward, /*dropout_p=*/0.0, call.causal,
+        /*return_debug_mask=*/false, call.scale);
+    const auto& out = std::get<0>(result);
+    context->save_for_backward(
+        {query, key, value, out, std::get<1>(result), std::get<6>(result), std::get<7>(result)});
+    save(*context, call);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto call = saved_call(*context);
+    const auto& query = saved[0];
+    const auto length = query.size(2);
+    const auto keys = saved[1].size(2);
+    if (!call.deterministic) {
+      const auto [of_query, of_key, of_value] = at::_scaled_dot_product_cudnn_attention_backward(
+          grads[0], query, saved[1], saved[2], saved[3], saved[4], saved[5], saved[6], {}, {}, {},
+          length, keys, /*dropout_p=*/0.0, call.causal, call.scale);
+      return {of_query, of_key, of_value, at::Tensor(), at::Tensor()};
+    }
+    const auto dim = query.size(3);
+    const auto unused = at::empty({2}, query.options().dtype(at::kLong));  // of dropout
+    const DeterministicAlgorithms deterministic(true);
+    const auto [of_query, of_key, of_value] = at::_flash_attention_backward(
+        for_flash(grads[0], dim).contiguous(), for_flash(query, dim), for_flash(saved[1], dim),
+        for_flash(saved[2], dim), for_flash(saved[3], dim).contiguous(),
+        saved[4].squeeze(-1).contiguous(), {}, {}, length, keys, /*dropout_p=*/0.0, call.causal,
+        unused, unused, call.scale);
+    return {of_query.transpose(1, 2), of_key.transpose(1, 2),
+            of_value.narrow(3, 0, saved[2].size(3)).transpose(1, 2), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor flash_attention(const at::Tensor& query,
+                           const at::Tensor& key,
+                           const at::Tensor& value,
+                           const RowsOfSequences& queries,
+                           const RowsOfSequences& keys,
+                           const AttentionCall& call) {
+  return Flash::apply(query, key, value, queries, keys, call);
+}
+
+at::Tensor cudnn_attention(const at::Tensor& query,
+                           const at::Tensor& key,
+                           const at::Tensor& value,
+                           const AttentionCall& call) {
+  const bool for_backward = at::GradMode::is_enabled() &&
+                            (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  return Cudnn::apply(query, key, value, call, for_backward);
+}
+
+}  // namespace ferry::models

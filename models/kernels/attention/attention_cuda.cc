@@ -1,0 +1,180 @@
+#include "models/kernels/attention/attention_cuda.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "distckpt/base/error.h"
+#include "models/kernels/attention/attention_calls.h"
+#include "models/kernels/attention/segments.h"
+
+namespace ferry::models {
+namespace {
+
+// A plan of cuDNN's serves one shape and takes 40 ms to make: lengths are rounded up.
+constexpr std::int64_t kLengthStep = 128;
+// Of one query row alone both libraries choose kernels of other bits.
+constexpr std::int64_t kFewestRows = 2;
+
+at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
+  std::vector<std::int32_t> sums(lengths.size() + 1, 0);
+  for (std::size_t i = 0; i < lengths.size(); ++i) sums[i + 1] = sums[i] + lengths[i];
+  return at::tensor(sums, at::kInt).to(device);
+}
+
+// The rows of all ranges, one after the other; a view where they lie so already.
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+};
+at::Tensor gather(const at::Tensor& rows, const std::vector<KeyRange>& ranges) {
+  bool adjacent = true;
+  std::int64_t end = ranges.front().begin;
+  for (const auto& range : ranges) {
+    adjacent = adjacent && range.begin == end;
+    end = range.begin + range.size;
+  }
+  if (adjacent) return rows.narrow(0, ranges.front().begin, end - ranges.front().begin);
+  std::vector<at::Tensor> parts;
+  for (const auto& range : ranges) parts.push_back(rows.narrow(0, range.begin, range.size));
+  return at::cat(parts);
+}
+
+AttentionCall call_of(const AttentionOptions& options) {
+  return {.scale = options.scale,
+          .window = options.window,
+          .deterministic = options.deterministic || options.alignment == Alignment::kBitwise};
+}
+
+at::Tensor flash(const at::Tensor& query,
+                 const at::Tensor& key,
+                 const at::Tensor& value,
+                 const std::vector<AttentionSegment>& segments,
+                 const AttentionOptions& options) {
+  std::vector<std::int32_t> rows;
+  std::vector<std::int32_t> keys;
+  std::vector<KeyRange> row_ranges;
+  std::vector<KeyRange> key_ranges;
+  for (const auto& segment : segments) {
+    rows.push_back(static_cast<std::int32_t>(segment.num_queries));
+    keys.push_back(static_cast<std::int32_t>(segment.num_keys));
+    row_ranges.push_back({segment.query_begin, segment.num_queries});
+    key_ranges.push_back({segment.key_begin, segment.num_keys});
+  }
+  const auto most_rows = std::max<std::int64_t>(*std::ranges::max_element(rows), kFewestRows);
+  return flash_attention(
+      gather(query, row_ranges), gather(key, key_ranges), gather(value, key_ranges),
+      {.begin = offsets(rows, query.device()), .longest = most_rows},
+      {.begin = offsets(keys, query.device()), .longest = *std::ranges::max_element(keys)},
+      call_of(options));
+}
+
+// Of heads laid out by by_heads(). -> [rows, heads, value_dim]
+at::Tensor call_cudnn(const at::Tensor& query,
+                      const at::Tensor& key,
+                      const at::Tensor& value,
+                      const AttentionCall& call) {
+  return cudnn_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), call)
+      .transpose(1, 2)[0];
+}
+
+at::Tensor cudnn(const at::Tensor& query,
+                 const at::Tensor& key,
+                 const at::Tensor& value,
+                 const AttentionOptions& options) {
+  const auto keys = key.size(0);
+  const auto rows = query.size(0);
+  const auto groups = key.size(1);
+  const auto heads_of_group = query.size(1) / groups;
+  auto call = call_of(options);
+  if (rows == 1) {  // it sees all keys: the heads of a group become rows
+    call.causal = false;
+    const auto repeats = (kFewestRows + heads_of_group - 1) / heads_of_group;
+    const auto as_rows = query.view({groups, heads_of_group, query.size(2)});
+    return call_cudnn(as_rows.repeat({1, repeats, 1}), by_heads(key, 0, 0), by_heads(value, 0, 0),
+                      call)
+        .narrow(0, 0, heads_of_group)
+        .transpose(0, 1)
+        .reshape({1, query.size(1), value.size(2)});
+  }
+  // Its mask starts at the first row and key: rows before ours are added, and dropped.
+  const auto back = round_up(keys, kLengthStep) - keys;
+  return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
+                    by_heads(value, 0, back), call)
+      .narrow(0, keys - rows, rows);
+}
+
+// The length of all sequences, where they are whole, lie one behind another and have the same one,
+// for which cuDNN needs one plan: packs of pre-training.
+std::optional<std::int64_t> common_length(const std::vector<AttentionSegment>& segments) {
+  const auto length = segments.front().num_keys;
+  if (length % kLengthStep != 0) return std::nullopt;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const auto begin = segments.front().query_begin + static_cast<std::int64_t>(i) * length;
+    if (segments[i] != AttentionSegment{begin, length, begin, length}) return std::nullopt;
+  }
+  return length;
+}
+
+// All segments at once, on Hopper at twice the rate of flash.
+at::Tensor cudnn_batch(const at::Tensor& query,
+                       const at::Tensor& key,
+                       const at::Tensor& value,
+                       const std::vector<AttentionSegment>& segments,
+                       std::int64_t length,
+                       const AttentionOptions& options) {
+  const auto sequences = static_cast<std::int64_t>(segments.size());
+  const auto batch = [&](const at::Tensor& x) {
+    return x.narrow(0, segments.front().query_begin, sequences * length)
+        .view({sequences, length, x.size(1), x.size(2)})
+        .transpose(1, 2);
+  };
+  return cudnn_attention(batch(query), batch(key), batch(value), call_of(options))
+      .transpose(1, 2)
+      .reshape({sequences * length, query.size(1), value.size(2)});
+}
+
+}  // namespace
+
+GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim) {
+  return dim == value_dim ? GpuAttention::kFlash : GpuAttention::kCudnn;
+}
+
+at::Tensor attention_cuda(const at::Tensor& query,
+                          const at::Tensor& key,
+                          const at::Tensor& value,
+                          const std::vector<AttentionSegment>& all_segments,
+                          const AttentionOptions& options,
+                          GpuAttention kernel) {
+  require(query.scalar_type() == at::kBFloat16, ErrorKind::kLayout,
+          "attention on a GPU takes bf16");
+  require(query.size(2) % 8 == 0 && value.size(2) % 8 == 0, ErrorKind::kLayout,
+          "attention on a GPU takes heads of a multiple of 8 channels, not of {} and {}",
+          query.size(2), value.size(2));
+  require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
+          "cuDNN's attention has no window");
+  const auto segments = with_queries(all_segments);
+  if (segments.empty())
+    return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
+  at::Tensor rows;  // of all segments, without the gaps
+  const auto length = options.alignment == Alignment::kFast && !options.window
+                          ? common_length(segments)
+                          : std::nullopt;
+  if (length) {
+    rows = cudnn_batch(query, key, value, segments, *length, options);
+  } else if (kernel == GpuAttention::kFlash) {
+    rows = flash(query, key, value, segments, options);
+  } else {
+    std::vector<at::Tensor> parts;
+    for (const auto& segment : segments)
+      parts.push_back(cudnn(query.narrow(0, segment.query_begin, segment.num_queries),
+                            key.narrow(0, segment.key_begin, segment.num_keys),
+                            value.narrow(0, segment.key_begin, segment.num_keys), options));
+    rows = at::cat(parts);
+  }
+  return at_their_places(rows, segments, query.size(0));
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,398 @@
+#include <cmath>
+
+#include "models/kernels/cuda/cuda_element.cuh"
+
+// One thread block computes the rows of a group's heads, at most 16, for one sequence. It replays
+// the order of FlashAttention-2's forward kernel (Dao 2023, algorithm 1; csrc/flash_attn/src/
+// flash_fwd_kernel.h, softmax.h): key blocks of the same size from the last to the first, scores by
+// m16n8k16 products along the channels, a running maximum, the sum of a row by four chains of the
+// columns that one lane of that instruction holds. What flash leaves to one warp is shared out over
+// four where no order is lost: scores by keys, the result by channels, the chains of sums by rows.
+namespace ferry::models::launch {
+namespace {
+
+constexpr int kRows = 16;    // of an m16n8k16 product
+constexpr int kColumns = 8;  // of one
+constexpr int kDepth = 16;   // of one
+constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * kLanes;
+constexpr int kQuad = 4;   // lanes that hold a row's columns
+constexpr int kChunk = 8;  // elements of 16 bytes
+constexpr int kCacheBlock = 64;
+
+// 16 bytes that come later, or zeros.
+__device__ void copy_async(void* to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(exists ? 16 : 0));
+}
+__device__ void commit_copies() {
+  asm volatile("cp.async.commit_group;");
+}
+template <int N>
+__device__ void wait_for_all_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N));
+}
+
+using Fragment = std::uint32_t[4];
+
+__device__ void load_matrices(Fragment& to, const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(from)));
+}
+__device__ void load_matrices_transposed(Fragment& to, const void* from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(from)));
+}
+
+__device__ void multiply_add(float (&c)[4], const Fragment& a, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Rows of `kWidth` elements in shared memory whose chunks of 16 bytes change places, so that
+// neighbouring rows' ones lie in other banks.
+template <int kWidth>
+struct Tile {
+  __nv_bfloat16* data;
+  __device__ __nv_bfloat16* chunk(int row, int index) const {
+    return data + row * kWidth + ((index ^ (row & 7)) * kChunk);
+  }
+};
+
+template <int kDim, int kKeys, int kStages>
+struct Shared {
+  alignas(16) __nv_bfloat16 key[kStages][kKeys * kDim];
+  alignas(16) __nv_bfloat16 value[kStages][kKeys * kDim];
+  alignas(16) __nv_bfloat16 weights[kRows * kKeys];  // rounded, as they multiply values
+  float exact[kRows][kKeys + kQuad];                 // before that, as they are summed
+  float maximum[kWarps][kRows];
+  float inverse_sum[kRows];
+};
+
+struct PagedArguments {
+  const __nv_bfloat16* query;
+  const __nv_bfloat16* key;
+  const __nv_bfloat16* value;
+  const std::int32_t* block_tables;
+  const std::int32_t* lengths;
+  __nv_bfloat16* result;
+  PagedAttentionShape shape;
+  float scale_log2;
+};
+
+// Begins to load a block of keys and their values; the end of one is waited for by its number.
+template <int kDim, int kKeys>
+__device__ void load_block(const PagedArguments& a,
+                           __nv_bfloat16* key,
+                           __nv_bfloat16* value,
+                           int block,
+                           int length,
+                           const std::int32_t* table,
+                           int group) {
+  constexpr int kChunks = kDim / kChunk;
+  const Tile<kDim> keys{key};
+  const Tile<kDim> values{value};
+#pragma unroll
+  for (int i = static_cast<int>(threadIdx.x); i < kKeys * kChunks; i += kThreads) {
+    const int row = i / kChunks;
+    const int chunk = i % kChunks;
+    const int position = block * kKeys + row;
+    const bool exists = position < length;
+    std::int64_t at = 0;
+    if (exists) {
+      const std::int64_t slot =
+          static_cast<std::int64_t>(table[position / kCacheBlock]) * kCacheBlock +
+          position % kCacheBlock;
+      at = (slot * a.shape.groups + group) * kDim + chunk * kChunk;
+    }
+    copy_async(keys.chunk(row, chunk), a.key + at, exists);
+    copy_async(values.chunk(row, chunk), a.value + at, exists);
+  }
+}
+
+// kStages: blocks of keys in shared memory, all but one of which are on their way.
+template <int kDim, int kKeys, int kStages>
+__global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArguments a) {
+  constexpr int kKeysOfWarp = kKeys / kWarps;
+  constexpr int kScoreTiles = kKeysOfWarp / kColumns;
+  constexpr int kChannelsOfWarp = kDim / kWarps;
+  constexpr int kResultTiles = kChannelsOfWarp / kColumns;
+  constexpr int kSteps = kDim / kDepth;
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDim, kKeys, kStages>*>(memory);
+
+  release_dependents();
+  wait_for_inputs();
+  const auto& shape = a.shape;
+  const int sequence = static_cast<int>(blockIdx.y);
+  const int heads_of_group = shape.heads / shape.groups;
+  const int tiles = (heads_of_group + kRows - 1) / kRows;
+  const int group = static_cast<int>(blockIdx.x) / tiles;
+  const int first_row = static_cast<int>(blockIdx.x) % tiles * kRows;
+  const int rows = min(kRows, heads_of_group - first_row);
+  const std::int64_t first_head =
+      static_cast<std::int64_t>(sequence) * shape.heads + group * heads_of_group + first_row;
+  const int length = a.lengths[sequence];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / kLanes;
+  const int lane = thread % kLanes;
+  const int quad_row = lane / kQuad;  // the lane's rows: this one, and that 8 behind
+  const int quad_lane = lane % kQuad;
+  if (length == 0) {
+    for (int i = thread; i < rows * kDim; i += kThreads)
+      a.result[first_head * kDim + i] = __float2bfloat16_rn(0);
+    return;
+  }
+  const auto* const table = a.block_tables + static_cast<std::int64_t>(sequence) * shape.max_blocks;
+  const int first_key = shape.window > 0 ? max(0, length - shape.window) : 0;
+  const int last_block = (length - 1) / kKeys;
+  const int first_block = first_key / kKeys;
+  // Copies of every block are one group, of those before the first an empty one.
+  const auto load = [&](int block) {
+    const int stage = (last_block - block) % kStages;
+    if (block >= first_block) {
+      load_block<kDim, kKeys>(a, shared.key[stage], shared.value[stage], block, length, table,
+                              group);
+    }
+    commit_copies();
+  };
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) load(last_block - ahead);
+
+  Fragment query[kSteps];
+  for (int step = 0; step < kSteps; ++step) {
+    for (int part = 0; part < 4; ++part) {
+      const int row = quad_row + (part % 2) * (kRows / 2);
+      const int column = step * kDepth + quad_lane * 2 + (part / 2) * (kDepth / 2);
+      query[step][part] = row < rows ? *reinterpret_cast<const std::uint32_t*>(
+                                           a.query + (first_head + row) * kDim + column)
+                                     : 0;
+    }
+  }
+  float result[kResultTiles][4] = {};
+  float maximum[2] = {-INFINITY, -INFINITY};  // of the lane's two rows
+  // Of the chains: thread t < 64 has that of row t / 4, columns 8 i + 2 (t % 4) and the next.
+  const bool sums = thread < kRows * kQuad;
+  const int summed_row = thread / kQuad;
+  float sum = 0;
+  float summed_maximum = -INFINITY;
+
+  for (int block = last_block; block >= first_block; --block) {
+    const int stage = (last_block - block) % kStages;
+    wait_for_all_but<kStages - 2>();
+    __syncthreads();  // this block is there, and all have read what the last one was
+    load(block - (kStages - 1));
+
+    // Scores of this warp's keys.
+    float scores[kScoreTiles][4] = {};
+    const Tile<kDim> keys{shared.key[stage]};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < kScoreTiles; pair += 2) {
+        Fragment b;  // of two tiles: channels below and above 8 of each
+        const int row = warp * kKeysOfWarp + pair * kColumns + lane % 8 + lane / 16 * 8;
+        load_matrices(b, keys.chunk(row, step * 2 + lane / 8 % 2));
+        multiply_add(scores[pair], query[step], b[0], b[1]);
+        multiply_add(scores[pair + 1], query[step], b[2], b[3]);
+      }
+    }
+    float of_block[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int tile = 0; tile < kScoreTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position =
+            block * kKeys + warp * kKeysOfWarp + tile * kColumns + quad_lane * 2 + i % 2;
+        if (position >= length || position < first_key) scores[tile][i] = -INFINITY;
+        of_block[i / 2] = fmaxf(of_block[i / 2], scores[tile][i]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      for (int distance = kQuad / 2; distance > 0; distance /= 2)
+        of_block[half] =
+            fmaxf(of_block[half], __shfl_xor_sync(0xffffffffu, of_block[half], distance));
+      if (quad_lane == 0) shared.maximum[warp][quad_row + half * 8] = of_block[half];
+    }
+    __syncthreads();
+    const auto maximum_of = [&](int row, float before) {
+      float now = before;
+      for (int i = 0; i < kWarps; ++i) now = fmaxf(now, shared.maximum[i][row]);
+      return now;
+    };
+
+    // Their weights, and what the maximum's growth makes of earlier ones.
+    float growth[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = quad_row + half * 8;
+      const float now = maximum_of(row, maximum[half]);
+      growth[half] = exp2f(__fmul_rn(__fsub_rn(maximum[half], now), a.scale_log2));
+      maximum[half] = now;
+      const float shift = __fmul_rn(now, a.scale_log2);
+#pragma unroll
+      for (int tile = 0; tile < kScoreTiles; ++tile) {
+        const int column = warp * kKeysOfWarp + tile * kColumns + quad_lane * 2;
+        const float low = exp2f(__fsub_rn(__fmul_rn(scores[tile][half * 2], a.scale_log2), shift));
+        const float high =
+            exp2f(__fsub_rn(__fmul_rn(scores[tile][half * 2 + 1], a.scale_log2), shift));
+        shared.exact[row][column] = low;
+        shared.exact[row][column + 1] = high;
+        const Tile<kKeys> weights{shared.weights};
+        auto* const to = weights.chunk(row, column / kChunk) + column % kChunk;
+        *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(low, high);
+      }
+    }
+    float sum_growth = 0;
+    if (sums) {
+      const float now = maximum_of(summed_row, summed_maximum);
+      sum_growth = exp2f(__fmul_rn(__fsub_rn(summed_maximum, now), a.scale_log2));
+      summed_maximum = now;
+    }
+    __syncthreads();
+
+    if (sums) {  // with the one multiply-add that flash's compiler makes
+      sum = __fmaf_rn(sum, sum_growth, shared.exact[summed_row][thread % kQuad * 2]);
+      sum = __fadd_rn(sum, shared.exact[summed_row][thread % kQuad * 2 + 1]);
+#pragma unroll
+      for (int tile = 1; tile < kKeys / kColumns; ++tile) {
+        const int column = tile * kColumns + thread % kQuad * 2;
+        sum = __fadd_rn(sum, shared.exact[summed_row][column]);
+        sum = __fadd_rn(sum, shared.exact[summed_row][column + 1]);
+      }
+    }
+    // The result in this warp's channels.
+#pragma unroll
+    for (int tile = 0; tile < kResultTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) result[tile][i] = __fmul_rn(result[tile][i], growth[i / 2]);
+    }
+    const Tile<kDim> values{shared.value[stage]};
+    const Tile<kKeys> weights{shared.weights};
+#pragma unroll
+    for (int step = 0; step < kKeys / kDepth; ++step) {
+      Fragment of_rows;
+      load_matrices(of_rows, weights.chunk(lane % 16, step * 2 + lane / 16));
+#pragma unroll
+      for (int pair = 0; pair < kResultTiles; pair += 2) {
+        Fragment b;
+        const int channel = warp * kChannelsOfWarp + pair * kColumns + lane / 16 * kColumns;
+        load_matrices_transposed(b, values.chunk(step * kDepth + lane % 16, channel / kChunk));
+        multiply_add(result[pair], of_rows, b[0], b[1]);
+        multiply_add(result[pair + 1], of_rows, b[2], b[3]);
+      }
+    }
+  }
+
+  if (sums) {
+    for (int distance = kQuad / 2; distance > 0; distance /= 2)
+      sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));
+    if (thread % kQuad == 0)
+      shared.inverse_sum[summed_row] = sum == 0 || sum != sum ? 1.0F : __fdiv_rn(1.0F, sum);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int tile = 0; tile < kResultTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = quad_row + half * 8;
+      if (row >= rows) continue;
+      const int channel = warp * kChannelsOfWarp + tile * kColumns + quad_lane * 2;
+      const float factor = shared.inverse_sum[row];
+      *reinterpret_cast<__nv_bfloat162*>(a.result + (first_head + row) * kDim + channel) =
+          __floats2bfloat162_rn(__fmul_rn(result[tile][half * 2], factor),
+                                __fmul_rn(result[tile][half * 2 + 1], factor));
+    }
+  }
+}
+
+template <int kDim, int kKeys, int kStages>
+cudaError_t launch_kernel(const PagedArguments& arguments, dim3 grid, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Shared<kDim, kKeys, kStages>);
+  const auto kernel = paged_attention_kernel<kDim, kKeys, kStages>;
+  const auto error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error != cudaSuccess) return error;
+  return launch_dependent(kernel, grid, kThreads, kBytes, stream, arguments);
+}
+
+// Few thread blocks have a multiprocessor to themselves, and hide the memory's latency alone.
+template <int kDim, int kKeys>
+cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t stream) {
+  constexpr int kMultiprocessors = 132;
+  const auto& shape = arguments.shape;
+  const int tiles = (shape.heads / shape.groups + kRows - 1) / kRows;
+  const dim3 grid(static_cast<unsigned>(shape.groups * tiles),
+                  static_cast<unsigned>(shape.sequences));
+  const int blocks = shape.groups * tiles * shape.sequences;
+  if (blocks <= kMultiprocessors) return launch_kernel<kDim, kKeys, 6>(arguments, grid, stream);
+  if (blocks <= 2 * kMultiprocessors) return launch_kernel<kDim, kKeys, 3>(arguments, grid, stream);
+  return launch_kernel<kDim, kKeys, 2>(arguments, grid, stream);
+}
+
+__global__ void store_in_slots_kernel(SlotRows key,
+                                      SlotRows value,
+                                      const std::int64_t* slots,
+                                      std::int64_t num_rows) {
+  release_dependents();
+  wait_for_inputs();
+  const std::int64_t units = key.units + value.units;
+  const std::int64_t work = num_rows * units;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < work;
+       i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const std::int64_t row = i / units;
+    const std::int64_t slot = slots[row];
+    if (slot < 0) continue;
+    const bool of_key = i % units < key.units;
+    const auto& rows = of_key ? key : value;
+    const std::int64_t at = of_key ? i % units : i % units - key.units;
+    const auto* const from = static_cast<const uint4*>(rows.rows);
+    static_cast<uint4*>(rows.cache)[slot * rows.units + at] =
+        from[row * rows.stride + at / rows.group_units * rows.group_stride + at % rows.group_units];
+  }
+}
+
+}  // namespace
+
+cudaError_t paged_attention(const void* query,
+                            const void* key,
+                            const void* value,
+                            const std::int32_t* block_tables,
+                            const std::int32_t* lengths,
+                            void* result,
+                            PagedAttentionShape shape,
+                            cudaStream_t stream) {
+  if (shape.sequences == 0) return cudaSuccess;
+  const auto bf16 = [](const void* pointer) { return static_cast<const __nv_bfloat16*>(pointer); };
+  const PagedArguments arguments{
+      .query = bf16(query),
+      .key = bf16(key),
+      .value = bf16(value),
+      .block_tables = block_tables,
+      .lengths = lengths,
+      .result = static_cast<__nv_bfloat16*>(result),
+      .shape = shape,
+      .scale_log2 = static_cast<float>(static_cast<double>(shape.scale) * M_LOG2E)};
+  // Keys of a block: flash's for heads of this size.
+  return shape.dim == 64 ? launch_paged_attention<64, 128>(arguments, stream)
+                         : launch_paged_attention<128, 64>(arguments, stream);
+}
+
+cudaError_t store_in_slots(SlotRows key,
+                           SlotRows value,
+                           const std::int64_t* slots,
+                           std::int64_t num_rows,
+                           cudaStream_t stream) {
+  if (num_rows == 0) return cudaSuccess;
+  constexpr int kThreadsOfCopy = 256;
+  return launch_dependent(store_in_slots_kernel,
+                          blocks_of(num_rows * (key.units + value.units), kThreadsOfCopy),
+                          kThreadsOfCopy, 0, stream, key, value, slots, num_rows);
+}
+
+}  // namespace ferry::models::launch

@@ -1,0 +1,46 @@
+// Attention of decoded rows, one of each sequence, to keys and values that lie in blocks of a cache
+// (Kwon et al. 2023, PagedAttention). A row has the bits that attention() in attention.h gives it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "models/kernels/attention/attention.h"
+
+namespace ferry::models {
+
+struct PagedKeys {
+  at::Tensor key{};           // [blocks, block_size, groups, dim]
+  at::Tensor value{};         // [blocks, block_size, groups, value_dim]; may be a view of the keys
+  at::Tensor block_tables{};  // [sequences, max_blocks], int32: the blocks of each, in order
+  at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
+};
+
+// Whether there is a kernel for such heads: 64 or 128 channels in bf16 on a GPU.
+bool paged_attention_cuda_supports(at::Device device,
+                                   at::ScalarType dtype,
+                                   std::int64_t dim,
+                                   std::int64_t value_dim);
+
+// query [sequences, heads, dim], one row of each -> [sequences, heads, dim]; zeros of a sequence of
+// length 0. Blocks are of 64 keys, the last dimension of block_tables is contiguous. Reads nothing
+// back to the host. Only for inference.
+at::Tensor paged_attention_cuda(const at::Tensor& query,
+                                const PagedKeys& keys,
+                                const AttentionOptions& options);
+
+// The same for heads of any size, on any device, by products over all sequences at once, each as
+// long as the widest block table: a row's bits depend on it. For kFast.
+at::Tensor paged_attention_by_products(const at::Tensor& query,
+                                       const PagedKeys& keys,
+                                       const AttentionOptions& options);
+
+// key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of dim, into
+// the places slots [rows], int64, of the caches [blocks, block_size, groups, ..], counted over
+// their blocks; -1: nowhere.
+void store_in_slots_cuda(const at::Tensor& key,
+                         const at::Tensor& value,
+                         const at::Tensor& slots,
+                         const at::Tensor& key_cache,
+                         const at::Tensor& value_cache);
+
+}  // namespace ferry::models

@@ -1,0 +1,172 @@
+// The kernels that nvcc compiles, by raw pointers, so that it never sees LibTorch's headers. Each
+// launches on `stream` and returns the launch's error. Rows are contiguous.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "models/kernels/cuda/strided_box.h"
+
+namespace ferry::models::launch {
+
+enum class Element : std::uint8_t { kBf16, kFloat };
+
+// y[m, n] = sum over k of x[m, k] w[n, k], in the order of k, then + bias[n]; all fp32.
+cudaError_t serial_gemm(const float* x,
+                        const float* w,
+                        const float* bias,  // or null
+                        float* y,
+                        std::int64_t m,
+                        std::int64_t n,
+                        std::int64_t k,
+                        cudaStream_t stream);
+
+struct RmsNormShape {
+  std::int64_t rows = 0;
+  std::int64_t channels = 0;  // a multiple of 4, or below 128
+  float epsilon = 0;
+};
+// Of x, or, with `delta`, of x + delta, which is written to `sum`, aligned to 16 bytes.
+cudaError_t rms_norm(const void* x,
+                     const void* delta,  // or null, like sum
+                     const void* weight,
+                     void* sum,
+                     void* y,
+                     float* inverse_rms,  // [rows], for the backward
+                     RmsNormShape shape,
+                     Element element,
+                     cudaStream_t stream);
+// partial_weight: [rms_norm_partials(rows), channels], whose sum over rows is the weight's
+// gradient.
+std::int64_t rms_norm_partials(std::int64_t rows);
+cudaError_t rms_norm_backward(const void* grad_y,
+                              const void* x,
+                              const void* weight,
+                              const float* inverse_rms,
+                              const void* grad_sum,  // of x + delta, or null: added to grad_x
+                              void* grad_x,
+                              float* partial_weight,
+                              RmsNormShape shape,
+                              Element element,
+                              cudaStream_t stream);
+
+// cos and sin [tokens, dim] of positions [tokens] times inverse_frequencies [dim / 2], each scaled.
+cudaError_t rotary_angles(const std::int64_t* positions,
+                          const float* inverse_frequencies,
+                          void* cos,
+                          void* sin,
+                          std::int64_t tokens,
+                          std::int64_t dim,
+                          float scaling,
+                          Element element,
+                          cudaStream_t stream);
+
+struct RotaryShape {
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t heads_of_group = 1;
+  std::int64_t dim = 0;
+  std::int64_t token_stride = 0;  // of x, in elements
+  std::int64_t group_stride = 0;
+  std::int64_t head_stride = 0;  // of the heads of a group
+  bool interleaved = false;  // channels 2i and 2i + 1 of x turn together, and come out as halves
+};
+// `strided`, which lies as the shape says, into `heads` [tokens, heads, dim]; or, where there are
+// `keys`, the last head of each group into keys [tokens, groups, dim] and the others into `heads`.
+// cos and sin are [tokens, dim]. The transpose, of gradients, goes the other way.
+cudaError_t rotary(void* strided,
+                   const void* cos,
+                   const void* sin,
+                   void* heads,
+                   void* keys,  // or null
+                   RotaryShape shape,
+                   bool transpose,
+                   Element element,
+                   cudaStream_t stream);
+
+// gate_up [rows, 2 * ffn] -> [rows, ffn].
+cudaError_t swiglu(const void* gate_up,
+                   void* y,
+                   std::int64_t rows,
+                   std::int64_t ffn,
+                   Element element,
+                   cudaStream_t stream);
+cudaError_t swiglu_backward(const void* grad_y,
+                            const void* gate_up,
+                            void* grad_gate_up,
+                            std::int64_t rows,
+                            std::int64_t ffn,
+                            Element element,
+                            cudaStream_t stream);
+
+// Of models/kernels/log_probs.h.
+struct LogProbShape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;     // of the vocabulary
+  std::int64_t row_stride = 0;  // with the padding behind them
+  std::int64_t first = 0;       // token of column 0
+  float inverse_temperature = 1;
+};
+// statistics [4, rows], log_probs [rows].
+cudaError_t row_statistics(const void* logits,
+                           const std::int64_t* labels,
+                           float* statistics,
+                           float* log_probs,
+                           LogProbShape shape,
+                           Element element,
+                           cudaStream_t stream);
+cudaError_t logits_to_gradient(void* logits,
+                               const float* statistics,
+                               const std::int64_t* labels,
+                               const float* of_log_prob,
+                               const float* of_entropy,  // or null
+                               LogProbShape shape,
+                               Element element,
+                               cudaStream_t stream);
+
+// Of models/kernels/attention/paged_attention.h, for bf16 heads of 64 or 128 channels in blocks of
+// 64 keys.
+struct PagedAttentionShape {
+  int sequences = 0;
+  int heads = 0;
+  int groups = 0;
+  int dim = 0;
+  int max_blocks = 0;  // columns of the block tables
+  int window = 0;      // keys that a row sees at most, its own among them; 0: all
+  float scale = 1;
+};
+cudaError_t paged_attention(const void* query,
+                            const void* key,
+                            const void* value,
+                            const std::int32_t* block_tables,
+                            const std::int32_t* lengths,
+                            void* result,
+                            PagedAttentionShape shape,
+                            cudaStream_t stream);
+
+// Rows of keys and of values into the slots of their caches; a slot below 0 takes nothing. Sizes in
+// units of 16 bytes.
+struct SlotRows {
+  const void* rows = nullptr;
+  void* cache = nullptr;
+  std::int64_t units = 0;         // of a row, and of a slot
+  std::int64_t stride = 0;        // from row to row
+  std::int64_t group_units = 0;   // of a row's group, contiguous
+  std::int64_t group_stride = 0;  // from group to group
+};
+cudaError_t store_in_slots(SlotRows key,
+                           SlotRows value,
+                           const std::int64_t* slots,
+                           std::int64_t num_rows,
+                           cudaStream_t stream);
+
+// Of models/kernels/strided_copy_cuda.h.
+cudaError_t strided_copy(const StridedBox* boxes,
+                         const std::int32_t* box_of_tile,
+                         const std::int64_t* memories,
+                         void* staging,
+                         std::int64_t tiles,
+                         cudaStream_t stream);
+
+}  // namespace ferry::models::launch

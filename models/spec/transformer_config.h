@@ -1,0 +1,103 @@
+// The model that a checkpoint describes, in Megatron's field names: plain data, from which
+// converters and models are built.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distckpt/base/dtype.h"
+
+namespace ferry::models {
+
+// RoPE scaling, in the names of transformers' rope_parameters. Empty type: none.
+struct RopeScaling {
+  std::string type{};  // "llama3", "linear", "dynamic", "yarn"
+  double factor = 1.0;
+  std::optional<double> low_freq_factor{};
+  std::optional<double> high_freq_factor{};
+  std::optional<double> attention_factor{};
+  std::optional<double> beta_fast{};
+  std::optional<double> beta_slow{};
+  std::optional<double> mscale{};
+  std::optional<double> mscale_all_dim{};
+  std::optional<std::int64_t> original_max_position_embeddings{};
+
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// What the model ends in.
+enum class Head : std::uint8_t {
+  kLanguageModel,           // logits over the vocabulary
+  kSequenceClassification,  // num_labels scores, without bias: reward models
+  kTokenClassification,     // num_labels scores of each token, with bias: critics
+};
+
+struct TransformerConfig {
+  std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
+  std::int64_t num_layers = 0;
+  std::int64_t hidden_size = 0;
+  std::int64_t ffn_hidden_size = 0;
+  std::int64_t num_attention_heads = 0;
+  std::int64_t num_query_groups = 0;
+  std::int64_t kv_channels = 0;  // of one head
+  std::int64_t vocab_size = 0;   // without padding; 0 if it is not known
+  std::int64_t max_position_embeddings = 0;
+  double layernorm_epsilon = 1e-5;
+  double rotary_base = 10000.0;
+  RopeScaling rope_scaling{};
+  std::optional<std::int64_t> sliding_window{};
+  bool add_qkv_bias = false;
+  bool add_bias_linear =
+      false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv
+  bool qk_layernorm = false;
+  bool untie_embeddings_and_output_weights = true;
+
+  // Mixture of experts; num_moe_experts is 0 for a model without.
+  std::int64_t num_moe_experts = 0;
+  std::vector<bool> moe_layer_freq{};  // per layer: has it experts. Empty without experts
+  std::int64_t moe_ffn_hidden_size = 0;
+  std::int64_t moe_shared_expert_intermediate_size = 0;  // of all shared experts together
+  bool moe_shared_expert_gate = false;
+  std::int64_t moe_router_topk = 0;
+  std::string moe_router_score_function = "softmax";  // or "sigmoid"
+  bool moe_router_pre_softmax = false;
+  bool moe_router_enable_expert_bias = false;
+  std::int64_t moe_router_num_groups = 0;  // 0: the router does not look at groups
+  std::int64_t moe_router_group_topk = 0;
+  double moe_router_topk_scaling_factor = 1.0;
+
+  // Multi-latent attention.
+  bool multi_latent_attention = false;
+  std::int64_t q_lora_rank = 0;  // 0: queries are projected at once
+  std::int64_t kv_lora_rank = 0;
+  std::int64_t qk_head_dim = 0;
+  std::int64_t qk_pos_emb_head_dim = 0;
+  std::int64_t v_head_dim = 0;
+
+  std::int64_t mtp_num_layers = 0;  // multi-token prediction
+
+  Head head = Head::kLanguageModel;
+  std::int64_t num_labels = 0;  // of a classification head
+
+  bool is_moe_layer(std::int64_t layer) const {
+    return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
+  }
+  // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
+  // stacked.
+  bool is_homogeneous() const {
+    return std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
+  }
+  // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each
+  // group (Megatron-Core transformer_config.py asks for the same).
+  bool shares_query_groups(std::int64_t tp) const {
+    return num_query_groups % tp == 0 || tp % num_query_groups == 0;
+  }
+  bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
+  bool operator==(const TransformerConfig&) const = default;
+};
+
+}  // namespace ferry::models

@@ -1,0 +1,76 @@
+// Which parameters a rank of a mesh holds, and which box of the whole tensor each is: a pure
+// function of the model's configuration, the mesh and the numerical mode, so that every rank knows
+// what all others hold. Keys are Megatron-Core's, one per layer and per expert.
+//
+// kFast splits as Megatron does. kBitwise splits linear_proj and linear_fc2 by rows of their output
+// instead of by columns: then no sum ever crosses ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "distckpt/plan/sharded_tensor.h"
+#include "models/distributed/parallel_state.h"
+#include "models/spec/alignment.h"
+#include "models/spec/pipeline_stages.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+
+// What a parameter is to the ranks beside it.
+enum class Sharing : std::uint8_t {
+  kSharded,     // tensor parallel ranks hold different parts
+  kReplicated,  // all of them hold it whole
+};
+
+struct ParameterSpec {
+  std::string key{};  // "decoder.layers.3.mlp.linear_fc1.weight"
+  distckpt::DType dtype = distckpt::DType::kBF16;
+  distckpt::Shape shape{};         // [2 ffn/tp, hidden], as it lies in this rank's memory
+  distckpt::Shape global_shape{};  // [2 ffn, hidden]; the vocabulary padded
+  // The boxes of the whole tensor that lie in `shape` one after another along its first dimension:
+  // one, or the gate's part and the up projection's.
+  std::vector<distckpt::Box> boxes{};
+  std::vector<int> replica_id{};  // (copy of a tied embedding, tensor parallel, data parallel)
+  Sharing sharing = Sharing::kReplicated;
+  bool expert = false;      // shared over the expert data parallel group
+  std::int64_t vocab = -1;  // rows from here on are padding; -1: it has none
+  bool trained = true;      // a router's bias is not, by gradients
+
+  std::vector<distckpt::ShardedTensor> sharded_tensors() const;
+};
+
+// Where the modules of a stage are.
+struct StageSpec {
+  int stage = 0;
+  int chunk = 0;                       // of the stage's chunks, where stages are interleaved
+  bool pre_process = false;            // it has the embedding
+  bool post_process = false;           // it has the final norm and the output layer
+  std::vector<std::int64_t> layers{};  // global indices
+  std::vector<std::int64_t> mtp{};
+};
+
+// The chunks of a stage, first to last. Throws Error(kUsage) if the layers cannot be shared out.
+std::vector<StageSpec> stage_chunks(const TransformerConfig& config,
+                                    const ParallelConfig& parallel,
+                                    int stage);
+
+// The stages that hold the embedding, first to last: beside its own, those of prediction layers and
+// of a tied output layer.
+std::vector<int> embedding_stages(const TransformerConfig& config, const ParallelConfig& parallel);
+
+struct LayoutOptions {
+  Alignment alignment = Alignment::kFast;
+  distckpt::DType dtype = distckpt::DType::kBF16;  // of everything but a router's bias
+};
+
+// Of one chunk, in the order of the modules. Throws Error(kUsage) if the model cannot be split so.
+std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
+                                            const MeshShape& mesh,
+                                            const MeshCoordinates& at,
+                                            const StageSpec& stage,
+                                            const LayoutOptions& options);
+
+}  // namespace ferry::models

@@ -1,0 +1,95 @@
+// The parameters of a model on one rank: memory for each of a layout's, handed to the modules by
+// key. A parameter that nothing was loaded into is NaN everywhere, padding rows are zeros.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "distckpt/plan/sharded_tensor.h"
+#include "models/tensor_parallel/parameter_layout.h"
+
+namespace ferry::models {
+
+struct Parameter {
+  ParameterSpec spec{};
+  at::Tensor
+      value{};  // of the spec's shape; shares the memory of the leaf that modules compute with
+};
+
+// What the tensor parallel ranks that hold a parameter whole have of its gradient.
+enum class GradientOverTp : std::uint8_t {
+  kWhole,    // each the same
+  kPartial,  // each that of its own tokens, heads or channels: they have to be summed
+};
+
+// What a module computes with and an optimizer updates: one parameter, or one of each expert.
+struct Leaf {
+  at::Tensor value{};                     // requires_grad where it is trained
+  std::vector<std::size_t> parameters{};  // indices; several lie along the first dimension
+  GradientOverTp gradient = GradientOverTp::kWhole;
+};
+
+class Parameters {
+ public:
+  Parameters(std::vector<ParameterSpec> layout, at::Device device);
+
+  // Throws Error(kBug) if there is none, or it was taken before.
+  at::Tensor take(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
+  // Undefined if there is none.
+  at::Tensor take_if(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
+  // Those of several keys, of one shape, in the layout's order, as one tensor [keys, ...].
+  at::Tensor take_stacked(const std::vector<std::string>& keys);
+  bool has(const std::string& key) const { return index_.contains(key); }
+  // Of a key, as it lies now; undefined if there is none.
+  at::Tensor value_if(const std::string& key) const;
+
+  // Throws Error(kBug) naming a parameter that no module took.
+  void check_all_taken() const;
+
+  const std::vector<Parameter>& all() const { return parameters_; }
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+  // Moves a leaf, its values too, into `memory` of as many elements; modules and all() follow.
+  void rebind(std::size_t leaf, const at::Tensor& memory);
+  // Gives the memory of all values back to the device. Nothing may compute with them before
+  // restore(), after which they are as if nothing had been loaded. Whoever holds their addresses
+  // asks anew.
+  void release();
+  void restore();
+  bool released() const { return !released_.empty(); }
+  // The gradient of a parameter; undefined where there is none yet.
+  at::Tensor gradient(std::size_t parameter) const;
+
+  // Keys of parameters that hold a NaN or an infinity: of damaged weights, or of none that were
+  // loaded.
+  std::vector<std::string> not_finite() const;
+
+  // Every box of every parameter, with the memory that holds it; its owner is the leaf's memory.
+  std::vector<distckpt::LocalShard> sharded_state_dict() const;
+  // Where these owners begin, each at its first shard, in the order of the shards: all of a
+  // sharded_state_dict() that changes when parameters move.
+  std::vector<std::byte*> owner_addresses() const;
+
+ private:
+  std::size_t find(const std::string& key) const;
+  void add_leaf(at::Tensor value, std::vector<std::size_t> parameters, GradientOverTp gradient);
+  at::Tensor part_of(const Leaf& leaf, std::size_t index) const;
+  void mark_unloaded(const Leaf& leaf) const;
+
+  at::Device device_;
+  std::vector<Parameter> parameters_;
+  std::vector<Leaf> leaves_;
+  std::vector<std::pair<std::size_t, std::int64_t>>
+      leaf_of_;  // of each parameter: leaf, index in it
+  std::unordered_map<std::string, std::size_t> index_;
+  std::vector<std::pair<c10::Storage, std::size_t>> released_;  // and its bytes
+};
+
+at::ScalarType scalar_type(distckpt::DType dtype);
+
+}  // namespace ferry::models

@@ -1,0 +1,62 @@
+// A batch: sequences one behind another, without padding (THD), and what of it a rank works on.
+//
+// Context parallelism cuts the pack into twice as many pieces as ranks and gives each rank one from
+// the front and one from the back, so that causal attention is shared out evenly; with sequence
+// parallelism tensor parallel ranks share its tokens in equal parts. The end of the pack is filled
+// up to equal pieces with a sequence of its own that nobody reads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "models/distributed/parallel_state.h"
+#include "models/kernels/attention/attention.h"
+#include "models/kernels/log_probs.h"
+
+namespace ferry::models {
+
+struct PackedSequences {
+  at::Tensor tokens{};                     // [tokens], int64
+  std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
+  at::Tensor scored{};                     // [tokens], bool: what is wanted of; undefined: all
+  SamplingMask sampling_mask{};            // of each token, on the host; needs `scored`
+};
+
+// One sequence after another.
+PackedSequences pack(const std::vector<at::Tensor>& sequences);
+
+class SequencePartition {
+ public:
+  // Throws Error(kUsage) if cu_seqlens is not that of the tokens.
+  SequencePartition(const PackedSequences& pack, const ParallelState& mesh);
+
+  std::int64_t num_tokens() const { return num_tokens_; }  // of the pack as it was given
+  // Of this rank's context parallel part; all tensor parallel ranks of it have the same.
+  const at::Tensor& tokens() const { return tokens_; }        // [local]
+  const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  // Those that lie `distance` behind them in the pack; behind its end its first ones again. [local]
+  at::Tensor tokens_behind(std::int64_t distance) const;
+  // Which of these are scored: [scored], int64, ascending; undefined: all.
+  const at::Tensor& scored() const { return scored_; }
+  const SamplingMask& sampling_mask() const { return sampling_mask_; }  // of those, on the device
+  const std::vector<AttentionSegment>& segments() const { return segments_; }
+
+  // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
+  // filled up.
+  at::Tensor local(const at::Tensor& of_pack) const;
+  // [local of every context parallel rank, one behind another, ...] -> [padded, ...], in the order
+  // of the pack.
+  at::Tensor in_pack_order(const at::Tensor& gathered) const;
+
+ private:
+  std::int64_t num_tokens_ = 0;
+  at::Tensor padded_;  // the tokens of the pack, filled up
+  at::Tensor rows_;    // [local]: where in it this rank's lie
+  at::Tensor tokens_, positions_, scored_, order_;
+  SamplingMask sampling_mask_;
+  std::vector<AttentionSegment> segments_;
+};
+
+}  // namespace ferry::models

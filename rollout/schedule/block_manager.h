@@ -1,0 +1,99 @@
+// Which blocks of the KV cache belong to which sequence. Blocks are counted references: sequences
+// that begin alike share their first full ones, found by a chained hash of the tokens (nano-vllm's
+// BlockManager, vLLM's prefix cache). A block that nobody refers to keeps its content, and can be
+// found again, until it is taken for something else: the one unused longest first.
+//
+// The end of a prompt, which fills no block, is found by sequences of the same prompt. They write
+// behind it, so each begins a block of its own with a copy.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "rollout/schedule/sequence.h"
+
+namespace ferry::rollout {
+
+// Of all tokens up to the end of a block.
+struct PrefixHash {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  bool operator==(const PrefixHash&) const = default;
+};
+
+class BlockManager {
+ public:
+  // Throws Error(kUsage) unless both are positive.
+  BlockManager(std::int64_t num_blocks, std::int64_t block_size, bool enable_prefix_caching);
+
+  std::int64_t block_size() const { return block_size_; }
+  std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
+  std::int64_t num_free_blocks() const { return num_free_; }
+  std::int64_t blocks_of(std::int64_t tokens) const {
+    return (tokens + block_size_ - 1) / block_size_;
+  }
+
+  // For a sequence without blocks: refers to the cached blocks that it begins with, and to the one
+  // that it copies the end of its prompt from, until its next step; never to its last token, whose
+  // logits are wanted. Sets num_computed_tokens, num_cached_tokens and copied_from.
+  void take_cached_prefix(Sequence& sequence);
+  // Blocks for the first `tokens` tokens. Full blocks of tokens that are known become part of the
+  // prefix cache at once: whoever finds them computes behind them, in the same step at the
+  // earliest. Returns false, and changes nothing, if too few are free.
+  bool allocate(Sequence& sequence, std::int64_t tokens);
+  // Gives back all blocks of a sequence; nothing of it is computed any more.
+  void deallocate(Sequence& sequence);
+
+  // Forgets what the blocks hold: the weights have changed.
+  void reset_prefix_cache();
+
+ private:
+  struct Content {
+    PrefixHash hash{};
+    std::vector<std::int64_t> token_ids{};  // of what the prefix cache knows, else empty
+  };
+  struct Block {
+    std::int64_t ref_count = 0;
+    Content full{}, prompt_end{};
+    std::int32_t previous = -1;  // in the list of free blocks
+    std::int32_t next = -1;
+  };
+  struct HashOf {
+    std::size_t operator()(const PrefixHash& hash) const { return hash.low; }
+  };
+
+  Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
+  PrefixHash hash_before(const Sequence& sequence, std::int64_t index) const;
+  std::span<const std::int64_t> tokens_of(const Sequence& sequence, std::int64_t index) const;
+  // Of the prompt but its last token, behind the full blocks.
+  std::span<const std::int64_t> prompt_end_of(const Sequence& sequence) const;
+  std::int32_t find(const PrefixHash& hash,
+                    std::span<const std::int64_t> tokens,
+                    Content Block::*kind) const;
+  void take_prompt_end(Sequence& sequence);
+  void remember_full_blocks(Sequence& sequence, std::int64_t tokens);
+  void remember_prompt_end(const Sequence& sequence, std::int64_t tokens);
+  void remember(Content& content,
+                std::int32_t id,
+                const PrefixHash& hash,
+                std::span<const std::int64_t> tokens);
+  void refer_to(std::int32_t id);
+  void give_back(std::int32_t id);
+  void release_copied(Sequence& sequence);
+  std::int32_t take_free();
+  void push_free(std::int32_t id);
+  void unlink_free(std::int32_t id);
+  void forget(Content& content, std::int32_t id);
+
+  std::int64_t block_size_;
+  bool enable_prefix_caching_;
+  std::vector<Block> blocks_;
+  std::unordered_map<PrefixHash, std::int32_t, HashOf> cached_;
+  std::int32_t first_free_ = -1;  // unused longest
+  std::int32_t last_free_ = -1;
+  std::int64_t num_free_ = 0;
+};
+
+}  // namespace ferry::rollout

@@ -1,0 +1,18 @@
+// Runs a chat template: a walk over its tree, which writes text. Bounded in steps, depth and
+// memory, so that no template can hold up or fill the machine.
+#pragma once
+
+#include <string>
+
+#include "rollout/text/jinja/jinja_syntax.h"
+#include "rollout/text/jinja/jinja_value.h"
+
+namespace ferry::rollout::text::jinja {
+
+// `variables` are what the template sees. Throws Error(kUsage) "line N: ...".
+std::string render(const Node& root, const Dict& variables);
+
+// Throws Error(kUsage) that names a filter or test of the template that is not supported.
+void require_known_names(const Node& root);
+
+}  // namespace ferry::rollout::text::jinja

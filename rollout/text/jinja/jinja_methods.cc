@@ -1,0 +1,403 @@
+// The methods of strings, lists and dictionaries.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <unordered_map>
+
+#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/unicode/unicode.h"
+
+namespace ferry::rollout::text::jinja {
+namespace {
+
+using StringMethod = Value (*)(const std::string& text, const Arguments& arguments);
+
+bool holds(const std::u32string& characters, char32_t c) {
+  return characters.find(c) != characters.npos;
+}
+
+// Python's split: at white space where there is no separator.
+Value split(const std::string& text, const Arguments& arguments, bool from_right) {
+  const Parameters given("split", arguments, {"sep", "maxsplit"});
+  auto left = given.integer(1, -1);
+  const auto may_cut = [&] { return left < 0 || left-- > 0; };
+  std::vector<Value> parts;
+  std::string_view rest = text;
+  if (given.has(0)) {
+    const auto& separator = given.string(0);
+    if (separator.empty()) fail_template("empty separator");
+    while (true) {
+      const auto cut = from_right ? rest.rfind(separator) : rest.find(separator);
+      if (cut == rest.npos || !may_cut()) break;
+      const auto behind = rest.substr(cut + separator.size()), before = rest.substr(0, cut);
+      parts.emplace_back(from_right ? behind : before);
+      rest = from_right ? before : behind;
+    }
+    parts.emplace_back(rest);
+  } else {
+    const auto trim = [&](std::string_view whole) {
+      return stripped(whole, nullptr, !from_right, from_right);
+    };
+    const auto& white_space = *CodePointSet::named("WhiteSpace");
+    auto remaining = trim(rest);
+    while (!remaining.empty()) {
+      std::size_t begin = 0, end = remaining.size();  // of the first or the last word
+      for (std::size_t at = 0; at < remaining.size();) {
+        const auto here = at;
+        if (!white_space.contains(next_code_point(remaining, at))) continue;
+        if (from_right) {
+          begin = at;
+        } else {
+          end = here;
+          break;
+        }
+      }
+      const bool whole = begin == 0 && end == remaining.size();
+      if (!may_cut()) {
+        parts.emplace_back(remaining);
+        break;
+      }
+      parts.emplace_back(std::string_view(remaining).substr(begin, end - begin));
+      if (whole) break;
+      remaining = trim(from_right ? remaining.substr(0, begin) : remaining.substr(end));
+    }
+  }
+  if (from_right) std::ranges::reverse(parts);
+  return bounded(List{.items = std::move(parts)});
+}
+
+Value splitlines(const std::string& text, const Arguments& arguments) {
+  const Parameters given("splitlines", arguments, {"keepends"});
+  const bool keep = given.flag(0, false);
+  List lines;
+  std::size_t begin = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto end = at;
+    const auto c = next_code_point(text, at);
+    const bool breaks = (c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 ||
+                        c == 0x2028 || c == 0x2029;
+    if (!breaks) continue;
+    if (c == '\r' && at < text.size() && text[at] == '\n') ++at;
+    lines.items.emplace_back(std::string_view(text).substr(begin, (keep ? at : end) - begin));
+    begin = at;
+  }
+  if (begin < text.size()) lines.items.emplace_back(std::string_view(text).substr(begin));
+  return bounded(std::move(lines));
+}
+
+// startswith, endswith: of a string or any of a tuple.
+template <typename Fits>
+bool fits_any(const Value& wanted, Fits&& fits) {
+  if (wanted.is_string()) return fits(wanted.string());
+  if (!wanted.is_list() || !wanted.list().is_tuple) {
+    fail_template(fmt::format("startswith or endswith of {}", wanted.type_name()));
+  }
+  return std::ranges::any_of(
+      wanted.list().items, [&](const Value& one) { return one.is_string() && fits(one.string()); });
+}
+
+std::int64_t position(const std::string& text, std::size_t byte) {
+  return byte == text.npos ? -1 : static_cast<std::int64_t>(Value(text.substr(0, byte)).length());
+}
+
+template <bool (*Holds)(char32_t)>
+Value all_are(const std::string& text, const Arguments& arguments) {
+  const Parameters given("is...()", arguments, {});
+  const auto characters = to_code_points(text);
+  return !characters.empty() && std::ranges::all_of(characters, Holds);
+}
+bool is_letter(char32_t c) {
+  return CodePointSet::named("L")->contains(c);
+}
+bool is_decimal(char32_t c) {
+  return CodePointSet::named("Nd")->contains(c);
+}
+bool is_letter_or_digit(char32_t c) {
+  return is_letter(c) || CodePointSet::named("N")->contains(c);
+}
+bool is_space(char32_t c) {
+  return CodePointSet::named("WhiteSpace")->contains(c) || (c >= 0x1C && c <= 0x1F);
+}
+
+template <bool Left, bool Right>
+Value strip(const std::string& text, const Arguments& arguments) {
+  const Parameters given("strip", arguments, {"chars"});
+  return stripped(text, given.has(0) ? given.given(0) : nullptr, Left, Right);
+}
+
+const std::map<std::string_view, StringMethod>& string_methods() {
+  static const std::map<std::string_view, StringMethod> methods{
+      {"strip", strip<true, true>},
+      {"lstrip", strip<true, false>},
+      {"rstrip", strip<false, true>},
+      {"split", [](auto& text, auto& arguments) { return split(text, arguments, false); }},
+      {"rsplit", [](auto& text, auto& arguments) { return split(text, arguments, true); }},
+      {"splitlines", splitlines},
+      {"startswith",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("startswith", arguments, {"prefix"});
+         return fits_any(given.at(0), [&](auto& part) { return text.starts_with(part); });
+       }},
+      {"endswith",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("endswith", arguments, {"suffix"});
+         return fits_any(given.at(0), [&](auto& part) { return text.ends_with(part); });
+       }},
+      {"removeprefix",
+       [](auto& text, auto& arguments) -> Value {
+         const auto& part = Parameters("removeprefix", arguments, {"prefix"}).string(0);
+         return text.starts_with(part) ? text.substr(part.size()) : text;
+       }},
+      {"removesuffix",
+       [](auto& text, auto& arguments) -> Value {
+         const auto& part = Parameters("removesuffix", arguments, {"suffix"}).string(0);
+         return text.ends_with(part) ? text.substr(0, text.size() - part.size()) : text;
+       }},
+      {"replace",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("replace", arguments, {"old", "new", "count"});
+         return replaced(text, given.string(0), given.string(1), given.integer(2, -1));
+       }},
+      {"join",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("join", arguments, {"iterable"});
+         std::string joined;
+         for (bool first = true; const auto& part : given.at(0).iterate()) {
+           if (!part.is_string()) fail_template("join() of what are not strings");
+           if (!std::exchange(first, false)) joined += text;
+           joined = bounded(std::move(joined) + part.string());
+         }
+         return joined;
+       }},
+      {"find",
+       [](auto& text, auto& arguments) -> Value {
+         return position(text, text.find(Parameters("find", arguments, {"sub"}).string(0)));
+       }},
+      {"rfind",
+       [](auto& text, auto& arguments) -> Value {
+         return position(text, text.rfind(Parameters("rfind", arguments, {"sub"}).string(0)));
+       }},
+      {"index",
+       [](auto& text, auto& arguments) -> Value {
+         const auto at = text.find(Parameters("index", arguments, {"sub"}).string(0));
+         if (at == text.npos) fail_template("substring not found");
+         return position(text, at);
+       }},
+      {"count",
+       [](auto& text, auto& arguments) -> Value {
+         const auto& part = Parameters("count", arguments, {"sub"}).string(0);
+         if (part.empty()) return static_cast<std::int64_t>(Value(text).length() + 1);
+         std::int64_t count = 0;
+         for (auto at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) {
+           ++count;
+         }
+         return count;
+       }},
+      {"lower",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("lower", arguments, {});
+         return lowercase(text);
+       }},
+      {"upper",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("upper", arguments, {});
+         return uppercase(text);
+       }},
+      {"capitalize",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("capitalize", arguments, {});
+         return capitalized(text);
+       }},
+      {"title",
+       [](auto& text, auto& arguments) -> Value {
+         const Parameters given("title", arguments, {});
+         std::string titled;
+         bool in_word = false;
+         for (const auto& c : Value(text).iterate()) {
+           titled += in_word ? lowercase(c.string()) : uppercase(c.string());
+           std::size_t at = 0;
+           in_word = is_letter(next_code_point(c.string(), at));
+         }
+         return titled;
+       }},
+      {"isdigit", all_are<is_decimal>},
+      {"isdecimal", all_are<is_decimal>},
+      {"isalpha", all_are<is_letter>},
+      {"isalnum", all_are<is_letter_or_digit>},
+      {"isspace", all_are<is_space>},
+  };
+  return methods;
+}
+
+constexpr std::array<std::string_view, 19> kOtherStringMethods = {
+    "casefold",     "center",  "encode",     "expandtabs",  "format",  "format_map", "isascii",
+    "isidentifier", "islower", "isnumeric",  "isprintable", "istitle", "isupper",    "ljust",
+    "partition",    "rindex",  "rpartition", "swapcase",    "zfill"};
+
+}  // namespace
+
+std::string stripped(std::string_view text, const Value* characters, bool left, bool right) {
+  std::u32string wanted;
+  if (characters != nullptr) {
+    if (!characters->is_string()) fail_template("strip() of what is not a string");
+    wanted = to_code_points(characters->string());
+  }
+  const auto drops = [&](char32_t c) {
+    return characters == nullptr ? is_space(c) : holds(wanted, c);
+  };
+  while (left && !text.empty()) {
+    std::size_t behind = 0;
+    if (!drops(next_code_point(text, behind))) break;
+    text.remove_prefix(behind);
+  }
+  while (right && !text.empty()) {
+    const auto last = previous_boundary(text, text.size());
+    auto behind = last;
+    if (!drops(next_code_point(text, behind))) break;
+    text = text.substr(0, last);
+  }
+  return std::string(text);
+}
+
+std::string replaced(std::string_view text,
+                     std::string_view from,
+                     std::string_view to,
+                     std::int64_t most) {
+  std::string found;
+  std::size_t copied = 0, at = 0;
+  for (; most != 0; --most) {
+    at = text.find(from, at);
+    if (at == text.npos) break;
+    found = bounded(std::move(found.append(text.substr(copied, at - copied)).append(to)));
+    copied = at + from.size();
+    if (!from.empty()) {
+      at = copied;
+    } else if (at == text.size()) {
+      break;
+    } else {
+      at += utf8_length(text[at]);  // between all characters
+    }
+  }
+  return bounded(std::move(found.append(text.substr(copied))));
+}
+
+// The inverse of the lower case, which is right for all but a hundred characters.
+std::string uppercase(std::string_view text) {
+  static const auto upper = [] {
+    std::unordered_map<char32_t, char32_t> found;
+    const auto table = unicode_tables().lowercase;
+    for (std::size_t i = 0; i < table.size(); i += 2 + table[i + 1]) {
+      if (table[i + 1] == 1) found.try_emplace(table[i + 2], table[i]);
+    }
+    found[0x131] = 'I';
+    found[0x17F] = 'S';
+    found[0xB5] = 0x39C;
+    found[0x3C2] = 0x3A3;
+    return found;
+  }();
+  std::string written;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto c = next_code_point(text, at);
+    const auto found = upper.find(c);
+    if (c == 0xDF) {
+      written += "SS";
+    } else {
+      append_utf8(found == upper.end() ? c : found->second, written);
+    }
+  }
+  return written;
+}
+
+std::string capitalized(std::string_view text) {
+  if (text.empty()) return "";
+  const auto first = utf8_length(text[0]);
+  return uppercase(text.substr(0, first)) + lowercase(text.substr(first));
+}
+
+Value string_method(const Value& object, std::string_view name) {
+  const auto found = string_methods().find(name);
+  if (found != string_methods().end()) {
+    return Function{std::string(name),
+                    [text = object.string(), method = found->second](const Arguments& arguments) {
+                      return method(text, arguments);
+                    }};
+  }
+  if (std::ranges::find(kOtherStringMethods, name) != kOtherStringMethods.end()) {
+    fail_template(fmt::format("the method {} of a string is not supported", name));
+  }
+  return Undefined{};
+}
+
+Value list_method(const Value& object, std::string_view name) {
+  const auto bind = [&](auto method) -> Value {
+    return Function{std::string(name), [object, method](const Arguments& arguments) -> Value {
+                      const Parameters given("list method", arguments, {"value"});
+                      return method(object.list().items, given.at(0));
+                    }};
+  };
+  if (name == "count") {
+    return bind([](const std::vector<Value>& items, const Value& value) {
+      return static_cast<std::int64_t>(std::ranges::count(items, value));
+    });
+  }
+  if (name == "index") {
+    return bind([](const std::vector<Value>& items, const Value& value) {
+      const auto found = std::ranges::find(items, value);
+      if (found == items.end()) fail_template(fmt::format("{} is not in list", value.repr()));
+      return static_cast<std::int64_t>(found - items.begin());
+    });
+  }
+  static constexpr std::array<std::string_view, 8> kChanging = {
+      "append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"};
+  if (!object.list().is_tuple && std::ranges::find(kChanging, name) != kChanging.end()) {
+    fail_template(fmt::format("the method {} would change a list, which templates may not", name));
+  }
+  if (!object.list().is_tuple && name == "copy") {
+    return Function{"copy", [object](const Arguments&) -> Value { return object.list(); }};
+  }
+  return Undefined{};
+}
+
+Value dict_method(const Value& object, std::string_view name) {
+  const auto bind = [&](auto method) -> Value {
+    return Function{std::string(name), [object, method](const Arguments& arguments) -> Value {
+                      return method(object.dict(), arguments);
+                    }};
+  };
+  const auto list = [&](auto value_of) {
+    return bind([value_of](const Dict& dict, const Arguments&) -> Value {
+      List values;
+      for (const auto& member : dict.items) values.items.push_back(value_of(member));
+      return values;
+    });
+  };
+  if (name == "get") {
+    return bind([](const Dict& dict, const Arguments& arguments) -> Value {
+      const Parameters given("get", arguments, {"key", "default"});
+      const auto* found = given.at(0).is_string() ? dict.find(given.at(0).string()) : nullptr;
+      if (found != nullptr) return *found;
+      return given.given(1) == nullptr ? Value() : *given.given(1);
+    });
+  }
+  if (name == "items") {
+    return list([](const auto& member) -> Value {
+      return List{.items = {member.first, member.second}, .is_tuple = true};
+    });
+  }
+  if (name == "keys") return list([](const auto& member) -> Value { return member.first; });
+  if (name == "values") return list([](const auto& member) -> Value { return member.second; });
+  if (name == "copy") {
+    return bind([](const Dict& dict, const Arguments&) -> Value { return dict; });
+  }
+  static constexpr std::array<std::string_view, 6> kChanging = {"clear",   "fromkeys",   "pop",
+                                                                "popitem", "setdefault", "update"};
+  if (std::ranges::find(kChanging, name) != kChanging.end()) {
+    fail_template(
+        fmt::format("the method {} would change a dictionary, which templates may not", name));
+  }
+  return Undefined{};
+}
+
+}  // namespace ferry::rollout::text::jinja

@@ -1,0 +1,212 @@
+#include "rollout/text/tokenizer/decoder.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "distckpt/base/error.h"
+#include "rollout/text/regex/pattern.h"
+#include "rollout/text/tokenizer/bpe.h"
+#include "rollout/text/tokenizer/tokenizer_file.h"
+#include "rollout/text/unicode/unicode.h"
+
+namespace ferry::rollout::text {
+namespace {
+
+using Tokens = std::vector<std::string>;
+using Steps = std::vector<std::unique_ptr<DecoderStep>>;
+
+// A step that is copied for each stream.
+template <typename Step>
+class Copied : public DecoderStep {
+ public:
+  std::unique_ptr<DecoderStep> fresh() const override {
+    return std::make_unique<Step>(static_cast<const Step&>(*this));
+  }
+  void finish(Tokens&) override {}
+};
+
+// Characters that stand for bytes become those, and the bytes of all tokens one text.
+class ByteLevelStep : public Copied<ByteLevelStep> {
+ public:
+  void push(std::string_view token, Tokens& out) override {
+    std::string bytes;
+    pending_.append(bytes_of_token(token, bytes) ? std::string_view(bytes) : token);
+    give(out, false);
+  }
+  void finish(Tokens& out) override { give(out, true); }
+
+ private:
+  // Everything but a character at the end that is not complete.
+  void give(Tokens& out, bool all) {
+    std::size_t keep = 0;
+    for (std::size_t back = 1; !all && back <= std::min<std::size_t>(3, pending_.size()); ++back) {
+      const auto tail = std::string_view(pending_).substr(pending_.size() - back);
+      if ((static_cast<unsigned char>(tail[0]) & 0xC0) == 0x80) continue;
+      const auto head = utf8_head(tail);
+      if (!head.valid && !head.complete) keep = back;
+      break;
+    }
+    const auto ready = std::string_view(pending_).substr(0, pending_.size() - keep);
+    if (!ready.empty()) out.push_back(replace_invalid_utf8(ready));
+    pending_.erase(0, ready.size());
+  }
+
+  std::string pending_;
+};
+
+// "<0xE2>" becomes a byte. Bytes side by side are text if all of them together are valid UTF-8;
+// else each of them is a U+FFFD.
+class ByteFallbackStep : public Copied<ByteFallbackStep> {
+ public:
+  void push(std::string_view token, Tokens& out) override {
+    if (const auto byte = byte_of(token)) {
+      bytes_.push_back(*byte);
+      return;
+    }
+    finish(out);
+    out.emplace_back(token);
+  }
+  void finish(Tokens& out) override {
+    if (bytes_.empty()) return;
+    if (is_valid_utf8(bytes_)) {
+      out.push_back(bytes_);
+    } else {
+      out.insert(out.end(), bytes_.size(), "\xEF\xBF\xBD");
+    }
+    bytes_.clear();
+  }
+
+ private:
+  static std::optional<char> byte_of(std::string_view token) {
+    if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return {};
+    auto digits = token.substr(3, 2);
+    if (digits[0] == '+') digits.remove_prefix(1);  // Rust's numbers may have a sign
+    unsigned byte = 0;
+    const auto end = digits.data() + digits.size();
+    const auto [stopped, error] = std::from_chars(digits.data(), end, byte, 16);
+    if (error != std::errc() || stopped != end) return {};
+    return static_cast<char>(byte);
+  }
+
+  std::string bytes_;
+};
+
+class ReplaceStep : public Copied<ReplaceStep> {
+ public:
+  ReplaceStep(Pattern pattern, std::string content)
+      : pattern_(std::move(pattern)), content_(std::move(content)) {}
+  void push(std::string_view token, Tokens& out) override {
+    out.push_back(pattern_.replace(token, content_));
+  }
+
+ private:
+  Pattern pattern_;
+  std::string content_;
+};
+
+class MetaspaceStep : public Copied<MetaspaceStep> {
+ public:
+  MetaspaceStep(const std::string& mark, bool prepends)
+      : pattern_({false, mark}), drops_(prepends) {}
+  void push(std::string_view token, Tokens& out) override {
+    out.push_back(pattern_.replace(token, drops_ ? "" : " "));
+    drops_ = false;  // only in front of the first token
+  }
+
+ private:
+  Pattern pattern_;
+  bool drops_;
+};
+
+// Takes up to `start` times a character off the front of a token, and up to `stop` times off its
+// end. `fused`: all tokens are parts of one, and `stop` is zero.
+class StripStep : public Copied<StripStep> {
+ public:
+  StripStep(char32_t content, std::size_t start, std::size_t stop, bool fused)
+      : start_(start), stop_(stop), left_(start), fused_(fused) {
+    append_utf8(content, content_);
+  }
+  void push(std::string_view token, Tokens& out) override {
+    if (!fused_) left_ = start_;
+    for (; left_ > 0 && token.starts_with(content_); --left_) token.remove_prefix(content_.size());
+    if (!token.empty()) left_ = 0;
+    for (auto left = stop_; left > 0 && token.ends_with(content_); --left) {
+      token.remove_suffix(content_.size());
+    }
+    out.emplace_back(token);
+  }
+
+ private:
+  std::string content_;
+  std::size_t start_, stop_, left_;
+  bool fused_;
+};
+
+class JoinWithSpaces : public Copied<JoinWithSpaces> {
+ public:
+  void push(std::string_view token, Tokens& out) override {
+    if (!first_) out.emplace_back(" ");
+    first_ = false;
+    out.emplace_back(token);
+  }
+
+ private:
+  bool first_ = true;
+};
+
+// `fused`: what comes in is one token, in parts. A step that would have to see it whole is refused.
+void add(const Component& part, Steps& steps, bool& fused) {
+  const auto& type = part.type();
+  const auto refuse_fused = [&] {
+    if (fused) part.refuse(fmt::format("{} behind Fuse or ByteLevel", type));
+  };
+  if (type == "Sequence") {
+    for (const auto& inner : part.sequence("decoders")) add(inner, steps, fused);
+  } else if (type == "ByteLevel") {
+    refuse_fused();
+    steps.push_back(std::make_unique<ByteLevelStep>());
+    fused = true;
+  } else if (type == "ByteFallback") {
+    refuse_fused();
+    steps.push_back(std::make_unique<ByteFallbackStep>());
+  } else if (type == "Replace") {
+    refuse_fused();
+    steps.push_back(
+        std::make_unique<ReplaceStep>(Pattern(part.pattern("pattern")), part.string("content")));
+  } else if (type == "Metaspace") {
+    refuse_fused();
+    std::string mark;
+    append_utf8(part.character("replacement"), mark);
+    const bool prepends =
+        part.string("prepend_scheme", "always") != "never" && part.flag("add_prefix_space", true);
+    steps.push_back(std::make_unique<MetaspaceStep>(mark, prepends));
+  } else if (type == "Fuse") {
+    fused = true;  // the texts are joined in the end anyway
+  } else if (type == "Strip") {
+    const auto start = part.count("start"), stop = part.count("stop");
+    if (fused && stop > 0) part.refuse("a stop behind Fuse or ByteLevel");
+    steps.push_back(std::make_unique<StripStep>(part.character("content"), start, stop, fused));
+  } else {
+    part.refuse_type();
+  }
+}
+
+}  // namespace
+
+Decoder::Decoder(const nlohmann::json& settings, const std::string& where) {
+  bool fused = false;
+  if (settings.is_null()) {
+    steps_.push_back(std::make_unique<JoinWithSpaces>());
+  } else {
+    add(Component(settings, where), steps_, fused);
+  }
+}
+
+Steps Decoder::fresh_steps() const {
+  Steps steps;
+  for (const auto& step : steps_) steps.push_back(step->fresh());
+  return steps;
+}
+
+}  // namespace ferry::rollout::text

@@ -1,0 +1,246 @@
+#include "rollout/text/tokenizer/tokenizer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::rollout::text {
+namespace {
+
+using nlohmann::json;
+
+const json& part_of(const TokenizerFile& file, const char* key) {
+  static const json null;
+  const auto found = file.settings.find(key);
+  return found == file.settings.end() ? null : *found;
+}
+
+std::string place(std::string_view source, std::string_view part) {
+  return fmt::format("{}: {}", source, part);
+}
+
+}  // namespace
+
+struct Tokenizer::Scratch {
+  Pieces pieces{};
+  Bpe::Scratch model{};
+  std::vector<AddedTokens::Stretch> stretches{};
+  std::vector<AddedTokens::Stretch> inner_stretches{};
+};
+
+// One of the tokenizer's scratches, given back at the end.
+class Tokenizer::Lease {
+ public:
+  explicit Lease(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
+    const std::lock_guard lock(tokenizer_.scratch_mutex_);
+    if (!tokenizer_.free_scratch_.empty()) {
+      scratch_ = std::move(tokenizer_.free_scratch_.back());
+      tokenizer_.free_scratch_.pop_back();
+    }
+    if (!scratch_) scratch_ = std::make_unique<Scratch>();
+  }
+  ~Lease() {
+    const std::lock_guard lock(tokenizer_.scratch_mutex_);
+    tokenizer_.free_scratch_.push_back(std::move(scratch_));
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  Scratch& operator*() const { return *scratch_; }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+Tokenizer::Tokenizer(std::string_view json, std::string_view source)
+    : Tokenizer(parse_tokenizer_file(json, source), source) {}
+
+Tokenizer::Tokenizer(TokenizerFile file, std::string_view source)
+    : normalizer_(part_of(file, "normalizer"), place(source, "normalizer")),
+      pre_tokenizer_(part_of(file, "pre_tokenizer"), place(source, "pre_tokenizer")),
+      model_(file, pre_tokenizer_.byte_level()),
+      added_(file, model_, normalizer_),
+      post_processor_(
+          read_post_processor(part_of(file, "post_processor"), place(source, "post_processor"))),
+      decoder_(part_of(file, "decoder"), place(source, "decoder")) {
+  vocab_size_ = model_.size();
+  for (const auto& token : added_.tokens()) {
+    if (model_.id_of(token.content) == kNoToken) ++vocab_size_;
+  }
+}
+
+Tokenizer::~Tokenizer() = default;
+
+std::unique_ptr<Tokenizer> Tokenizer::from_files(const ModelFiles& files) {
+  const std::string name = "tokenizer.json", config_name = "tokenizer_config.json";
+  const auto json = files.read(name);
+  require(json.has_value(), ErrorKind::kNotFound, "{}: there is no such file", files.where(name));
+  auto tokenizer = std::make_unique<Tokenizer>(*json, files.where(name));
+  if (const auto config = files.read(config_name))
+    tokenizer->read_config(*config, files.where(config_name));
+  return tokenizer;
+}
+
+std::unique_ptr<Tokenizer> Tokenizer::from_folder(const std::filesystem::path& folder) {
+  return from_files(ModelFiles(folder));
+}
+
+void Tokenizer::read_config(std::string_view text, std::string_view source) {
+  const auto config = distckpt::parse_json(text, source);
+  const auto id = [&](const char* key) -> std::optional<TokenId> {
+    if (!config.is_object() || !config.contains(key) || config[key].is_null()) return {};
+    const auto& value = config[key];
+    const auto token = distckpt::json_string(
+        value.is_object() ? distckpt::json_at(value, "content", source) : value, key, source);
+    const auto found = token_to_id(token);
+    require(found != kNoToken, ErrorKind::kCorrupt, "{}: {} is \"{}\", which is no token", source,
+            key, token);
+    return found;
+  };
+  bos_token_id_ = id("bos_token");
+  eos_token_id_ = id("eos_token");
+  pad_token_id_ = id("pad_token");
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
+  const Lease scratch(*this);
+  std::vector<TokenId> ids;
+  if (options.add_special_tokens) ids = post_processor_.before;
+  if (is_valid_utf8(text)) {
+    encode_into(text, *scratch, ids);
+  } else {
+    encode_into(replace_invalid_utf8(text), *scratch, ids);
+  }
+  if (options.add_special_tokens) {
+    ids.insert(ids.end(), post_processor_.behind.begin(), post_processor_.behind.end());
+  }
+  return ids;
+}
+
+// Added tokens that are not normalized, then, in the normalized text between them, those that are.
+void Tokenizer::encode_into(std::string_view text,
+                            Scratch& scratch,
+                            std::vector<TokenId>& ids) const {
+  scratch.stretches.clear();
+  added_.split(text, false, scratch.stretches);
+  for (const auto& stretch : scratch.stretches) {
+    if (stretch.id != kNoToken) {
+      ids.push_back(stretch.id);
+      continue;
+    }
+    auto inside = text.substr(stretch.begin, stretch.end - stretch.begin);
+    const bool starts_input = stretch.begin == 0;
+    std::string normalized;
+    if (!normalizer_.empty()) {
+      normalized = normalizer_.normalize(inside);
+      inside = normalized;
+    }
+    if (!added_.any(true)) {
+      encode_stretch(inside, starts_input, scratch, ids);
+      continue;
+    }
+    scratch.inner_stretches.clear();
+    added_.split(inside, true, scratch.inner_stretches);
+    for (const auto& inner : scratch.inner_stretches) {
+      if (inner.id != kNoToken) {
+        ids.push_back(inner.id);
+      } else {
+        encode_stretch(inside.substr(inner.begin, inner.end - inner.begin),
+                       starts_input && inner.begin == 0, scratch, ids);
+      }
+    }
+  }
+}
+
+void Tokenizer::encode_stretch(std::string_view text,
+                               bool starts_input,
+                               Scratch& scratch,
+                               std::vector<TokenId>& ids) const {
+  auto& pieces = scratch.pieces;
+  pre_tokenizer_.split(text, starts_input, pieces);
+  for (const auto& piece : pieces.pieces) model_.encode(pieces[piece], scratch.model, ids);
+}
+
+std::vector<std::vector<TokenId>> Tokenizer::encode_batch(std::span<const std::string> texts,
+                                                          EncodeOptions options,
+                                                          int num_threads) const {
+  std::vector<std::vector<TokenId>> found(texts.size());
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (auto i = next++; i < texts.size(); i = next++) found[i] = encode(texts[i], options);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+      next = texts.size();
+    }
+  };
+  {
+    const auto most = static_cast<int>(std::min<std::size_t>(texts.size(), 1024));
+    std::vector<std::jthread> threads;
+    for (int i = 1; i < std::min(num_threads, most); ++i) threads.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+  return found;
+}
+
+TokenId Tokenizer::token_to_id(std::string_view token) const {
+  const auto* added = added_.find(token);
+  return added == nullptr ? model_.id_of(token) : added->id;
+}
+
+std::optional<std::string> Tokenizer::id_to_token(TokenId id) const {
+  if (const auto* added = added_.find(id)) return added->content;
+  const auto* token = model_.token_of(id);
+  return token == nullptr ? std::nullopt : std::optional(*token);
+}
+
+const std::string* Tokenizer::token_for_decoder(TokenId id, DecodeOptions options) const {
+  const auto* added = added_.find(id);
+  const auto* token = added == nullptr ? model_.token_of(id) : &added->written;
+  if (token != nullptr && options.skip_special_tokens && added_.is_special(*token)) return nullptr;
+  return token;
+}
+
+std::string Tokenizer::decode(std::span<const TokenId> ids, DecodeOptions options) const {
+  DecodeStream stream(*this, options);
+  std::string text;
+  for (const auto id : ids) text.append(stream.push(id));
+  return text.append(stream.finish());
+}
+
+DecodeStream::DecodeStream(const Tokenizer& tokenizer, DecodeOptions options)
+    : tokenizer_(tokenizer), options_(options), steps_(tokenizer.decoder_.fresh_steps()) {}
+
+std::string DecodeStream::push(TokenId id) {
+  const auto* token = tokenizer_.token_for_decoder(id, options_);
+  return token == nullptr ? std::string() : run({*token}, false);
+}
+
+std::string DecodeStream::finish() {
+  return run({}, true);
+}
+
+std::string DecodeStream::run(std::vector<std::string> tokens, bool finishing) {
+  for (const auto& step : steps_) {
+    std::vector<std::string> given;
+    for (const auto& token : tokens) step->push(token, given);
+    if (finishing) step->finish(given);
+    tokens = std::move(given);
+  }
+  std::string text;
+  for (const auto& token : tokens) text.append(token);
+  return text;
+}
+
+}  // namespace ferry::rollout::text

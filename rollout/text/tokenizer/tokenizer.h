@@ -1,0 +1,111 @@
+// A tokenizer, as tokenizer.json describes it: text to ids and back, the same ids and the same text
+// as the tokenizers package 0.23.3. Read once, it is used by any number of threads.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rollout/text/tokenizer/added_tokens.h"
+#include "rollout/text/tokenizer/bpe.h"
+#include "rollout/text/tokenizer/decoder.h"
+#include "rollout/text/tokenizer/model_files.h"
+#include "rollout/text/tokenizer/normalizer.h"
+#include "rollout/text/tokenizer/post_processor.h"
+#include "rollout/text/tokenizer/pre_tokenizer.h"
+#include "rollout/text/tokenizer/tokenizer_file.h"
+
+namespace ferry::rollout::text {
+
+struct EncodeOptions {
+  bool add_special_tokens = true;  // those of the post-processor, such as <s>
+};
+
+struct DecodeOptions {
+  bool skip_special_tokens = true;
+};
+
+class DecodeStream;
+
+class Tokenizer {
+ public:
+  // `json` is the text of a tokenizer.json. Throws Error that names `source` and what is wrong.
+  Tokenizer(std::string_view json, std::string_view source);
+  ~Tokenizer();
+  // Reads tokenizer.json, and from tokenizer_config.json, where there is one, which tokens begin,
+  // end and pad. Throws Error(kNotFound) if there is no tokenizer.
+  static std::unique_ptr<Tokenizer> from_files(const ModelFiles& files);
+  static std::unique_ptr<Tokenizer> from_folder(const std::filesystem::path& folder);
+
+  // What is no UTF-8 in `text` counts as U+FFFD, as Python's errors="replace" has it.
+  std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
+  // The same of each text, by up to `num_threads` threads.
+  std::vector<std::vector<TokenId>> encode_batch(std::span<const std::string> texts,
+                                                 EncodeOptions options = {},
+                                                 int num_threads = 1) const;
+  // Ids that stand for nothing are left out.
+  std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
+
+  std::size_t vocab_size() const { return vocab_size_; }  // with the added tokens
+  TokenId token_to_id(std::string_view token) const;      // or kNoToken
+  std::optional<std::string> id_to_token(TokenId id) const;
+
+  std::optional<TokenId> bos_token_id() const { return bos_token_id_; }
+  std::optional<TokenId> eos_token_id() const { return eos_token_id_; }
+  std::optional<TokenId> pad_token_id() const { return pad_token_id_; }
+
+ private:
+  friend class DecodeStream;
+
+  // What one call of encode needs; kept for the next one.
+  struct Scratch;
+  class Lease;
+
+  Tokenizer(TokenizerFile file, std::string_view source);
+  void read_config(std::string_view json, std::string_view source);
+  void encode_into(std::string_view text, Scratch& scratch, std::vector<TokenId>& ids) const;
+  void encode_stretch(std::string_view text,
+                      bool starts_input,
+                      Scratch& scratch,
+                      std::vector<TokenId>& ids) const;
+  // The token as the decoder takes it. Nothing: no such id, or one that is skipped.
+  const std::string* token_for_decoder(TokenId id, DecodeOptions options) const;
+
+  Normalizer normalizer_;
+  PreTokenizer pre_tokenizer_;
+  Bpe model_;
+  AddedTokens added_;
+  PostProcessor post_processor_;
+  Decoder decoder_;
+  std::size_t vocab_size_ = 0;
+  std::optional<TokenId> bos_token_id_, eos_token_id_, pad_token_id_;
+
+  mutable std::mutex scratch_mutex_;
+  mutable std::vector<std::unique_ptr<Scratch>> free_scratch_;
+};
+
+// Decodes ids one by one, as they are generated. What push() returned, put together, and then
+// finish(), is what decode() makes of all ids.
+class DecodeStream {
+ public:
+  // The tokenizer outlives the stream.
+  explicit DecodeStream(const Tokenizer& tokenizer, DecodeOptions options = {});
+
+  // The text that is certain now; a character that is not complete is held back.
+  std::string push(TokenId id);
+  std::string finish();
+
+ private:
+  std::string run(std::vector<std::string> tokens, bool finishing);
+
+  const Tokenizer& tokenizer_;
+  DecodeOptions options_;
+  std::vector<std::unique_ptr<DecoderStep>> steps_;
+};
+
+}  // namespace ferry::rollout::text

@@ -1,0 +1,164 @@
+#include "rollout/text/unicode/unicode.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+namespace ferry::rollout::text {
+
+void append_utf8(char32_t c, std::string& text) {
+  const auto push = [&](char32_t byte) { text.push_back(static_cast<char>(byte)); };
+  if (c < 0x80) {
+    push(c);
+  } else if (c < 0x800) {
+    push(0xC0 | c >> 6);
+    push(0x80 | (c & 0x3F));
+  } else if (c < 0x10000) {
+    push(0xE0 | c >> 12);
+    push(0x80 | (c >> 6 & 0x3F));
+    push(0x80 | (c & 0x3F));
+  } else {
+    push(0xF0 | c >> 18);
+    push(0x80 | (c >> 12 & 0x3F));
+    push(0x80 | (c >> 6 & 0x3F));
+    push(0x80 | (c & 0x3F));
+  }
+}
+
+std::u32string to_code_points(std::string_view text) {
+  std::u32string found;
+  found.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) found.push_back(next_code_point(text, at));
+  return found;
+}
+
+// Table 3-7 of the Unicode standard: which bytes may follow which.
+Utf8Head utf8_head(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return {.length = 1, .valid = true};
+  if (first < 0xC2 || first > 0xF4) return {.length = 1};
+  const std::size_t length = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  unsigned low = 0x80, high = 0xBF;  // of the second byte
+  if (first == 0xE0) low = 0xA0;
+  if (first == 0xED) high = 0x9F;
+  if (first == 0xF0) low = 0x90;
+  if (first == 0xF4) high = 0x8F;
+  for (std::size_t i = 1; i < length; ++i, low = 0x80, high = 0xBF) {
+    if (i == text.size()) return {.length = i, .complete = false};
+    if (byte(i) < low || byte(i) > high) return {.length = i};
+  }
+  return {.length = length, .valid = true};
+}
+
+namespace {
+
+// The length of the ASCII at the front, in steps of eight.
+std::size_t ascii_prefix(std::string_view text) {
+  std::size_t at = 0;
+  for (; at + 8 <= text.size(); at += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, 8);
+    if ((word & 0x8080808080808080) != 0) break;
+  }
+  return at;
+}
+
+std::size_t valid_prefix(std::string_view text) {
+  std::size_t at = 0;
+  while (true) {
+    at += ascii_prefix(text.substr(at));
+    if (at == text.size()) return at;
+    const auto head = utf8_head(text.substr(at));
+    if (!head.valid) return at;
+    at += head.length;
+  }
+}
+
+}  // namespace
+
+bool is_valid_utf8(std::string_view text) {
+  return valid_prefix(text) == text.size();
+}
+
+std::string replace_invalid_utf8(std::string_view text) {
+  std::string replaced;
+  replaced.reserve(text.size());
+  while (!text.empty()) {
+    const auto valid = valid_prefix(text);
+    replaced.append(text.substr(0, valid));
+    text.remove_prefix(valid);
+    if (text.empty()) break;
+    append_utf8(kReplacementCharacter, replaced);
+    text.remove_prefix(utf8_head(text).length);
+  }
+  return replaced;
+}
+
+CodePointSet::CodePointSet(std::vector<CodePointRange> ranges) {
+  std::ranges::sort(ranges, {}, &CodePointRange::first);
+  for (const auto& range : ranges) {
+    if (!ranges_.empty() && range.first <= ranges_.back().last + 1) {
+      ranges_.back().last = std::max(ranges_.back().last, range.last);
+    } else {
+      ranges_.push_back(range);
+    }
+  }
+  std::map<Page, std::uint16_t> known{{Page{}, std::uint16_t{0}}};
+  std::size_t next = 0;  // the first range that can reach into the page
+  for (std::size_t page = 0; page < page_of_.size(); ++page) {
+    const char32_t begin = static_cast<char32_t>(page << 8), end = begin + 0xFF;
+    Page bits{};
+    while (next < ranges_.size() && ranges_[next].last < begin) ++next;
+    for (auto i = next; i < ranges_.size() && ranges_[i].first <= end; ++i) {
+      const auto last = std::min(ranges_[i].last, end);
+      for (auto c = std::max(ranges_[i].first, begin); c <= last; ++c) {
+        bits[c >> 6 & 3] |= std::uint64_t{1} << (c & 63);
+      }
+    }
+    const auto [found, is_new] = known.try_emplace(bits, static_cast<std::uint16_t>(pages_.size()));
+    if (is_new) pages_.push_back(bits);
+    page_of_[page] = found->second;
+  }
+}
+
+CodePointSet CodePointSet::inverted() const {
+  std::vector<CodePointRange> others;
+  char32_t begin = 0;
+  for (const auto& range : ranges_) {
+    if (range.first > begin) others.push_back({begin, range.first - 1});
+    begin = range.last + 1;
+  }
+  if (begin <= kLastCodePoint) others.push_back({begin, kLastCodePoint});
+  return CodePointSet(std::move(others));
+}
+
+CodePointSet CodePointSet::united(const CodePointSet& other) const {
+  auto ranges = ranges_;
+  ranges.insert(ranges.end(), other.ranges_.begin(), other.ranges_.end());
+  return CodePointSet(std::move(ranges));
+}
+
+CodePointSet CodePointSet::intersected(const CodePointSet& other) const {
+  return inverted().united(other.inverted()).inverted();
+}
+
+const CodePointSet* CodePointSet::named(std::string_view name) {
+  static const auto sets = [] {
+    std::map<std::string, std::vector<CodePointRange>, std::less<>> ranges;
+    for (const auto& set : unicode_tables().sets) {
+      auto& own = ranges[std::string(set.name)];
+      own.assign(set.ranges.begin(), set.ranges.end());
+      if (set.name.size() != 2) continue;
+      auto& group = ranges[std::string(set.name.substr(0, 1))];  // "L" of "Lu"
+      group.insert(group.end(), own.begin(), own.end());
+    }
+    std::map<std::string, CodePointSet, std::less<>> found;
+    for (auto& [key, value] : ranges) found.emplace(key, CodePointSet(std::move(value)));
+    return found;
+  }();
+  const auto found = sets.find(name);
+  return found == sets.end() ? nullptr : &found->second;
+}
+
+}  // namespace ferry::rollout::text

@@ -1,0 +1,105 @@
+// UTF-8, and what is known of characters: sets of them by name, lower case, the four normal forms.
+// Everything agrees with the tokenizers package; unicode_tables.h names the versions of Unicode.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rollout/text/unicode/unicode_tables.h"
+
+namespace ferry::rollout::text {
+
+inline constexpr char32_t kReplacementCharacter = 0xFFFD;
+inline constexpr char32_t kLastCodePoint = 0x10FFFF;
+
+// The length of a character by its first byte. The text is valid UTF-8.
+inline std::size_t utf8_length(char first) {
+  const auto byte = static_cast<unsigned char>(first);
+  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+}
+
+// The character at `at`, which moves behind it. The text is valid UTF-8, and `at` is inside.
+inline char32_t next_code_point(std::string_view text, std::size_t& at) {
+  const auto byte = [&](std::size_t i) {
+    return static_cast<char32_t>(static_cast<unsigned char>(text[at + i]));
+  };
+  const char32_t first = byte(0);
+  if (first < 0x80) {
+    at += 1;
+    return first;
+  }
+  char32_t c = 0;
+  if (first < 0xE0) {
+    c = (first & 0x1F) << 6 | (byte(1) & 0x3F);
+    at += 2;
+  } else if (first < 0xF0) {
+    c = (first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
+    at += 3;
+  } else {
+    c = (first & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
+    at += 4;
+  }
+  return c;
+}
+
+// Where the character before `at` begins. `at` is not zero.
+inline std::size_t previous_boundary(std::string_view text, std::size_t at) {
+  do {
+    --at;
+  } while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+  return at;
+}
+
+void append_utf8(char32_t c, std::string& text);
+std::u32string to_code_points(std::string_view text);
+
+// How many bytes at the front of `text` are a character, or (`valid` false) the longest beginning
+// of one that is not there: what is replaced by one U+FFFD, as Python's errors="replace" and
+// Unicode's "substitution of maximal subparts" have it. `complete` is false where more bytes could
+// follow.
+struct Utf8Head {
+  std::size_t length = 0;
+  bool valid = false;
+  bool complete = true;
+};
+Utf8Head utf8_head(std::string_view text);
+bool is_valid_utf8(std::string_view text);
+
+// `text` with U+FFFD in place of what is not UTF-8.
+std::string replace_invalid_utf8(std::string_view text);
+
+// A set of characters: one bit each for ASCII, shared pages of bits for the others.
+class CodePointSet {
+ public:
+  CodePointSet() = default;
+  explicit CodePointSet(std::vector<CodePointRange> ranges);  // in any order, also overlapping
+
+  // A general category ("L", "Lu"), a script ("Han") or a set of unicode_tables.h. Nothing:
+  // unknown.
+  static const CodePointSet* named(std::string_view name);
+
+  bool contains(char32_t c) const {
+    return (pages_[page_of_[c >> 8]][c >> 6 & 3] >> (c & 63) & 1) != 0;
+  }
+  const std::vector<CodePointRange>& ranges() const { return ranges_; }  // sorted, apart
+  CodePointSet inverted() const;
+  CodePointSet united(const CodePointSet& other) const;
+  CodePointSet intersected(const CodePointSet& other) const;
+
+ private:
+  using Page = std::array<std::uint64_t, 4>;
+
+  std::vector<CodePointRange> ranges_;
+  std::array<std::uint16_t, (kLastCodePoint >> 8) + 1> page_of_{};
+  std::vector<Page> pages_{Page{}};
+};
+
+enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+
+std::string normalize(std::string_view text, NormalForm form);
+std::string lowercase(std::string_view text);  // of each character by itself: no final sigma
+
+}  // namespace ferry::rollout::text

@@ -1,0 +1,117 @@
+#include "converter/families/hf_config.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+
+#include "tests/support/expect.h"
+
+namespace ferry::converter {
+namespace hf_config_test {
+
+using support::fails;
+
+// A small Llama's config.json with further members.
+std::string config(std::string_view more = "", std::string_view model_type = "llama") {
+  return fmt::format(
+      R"({{"model_type": "{}", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "num_key_value_heads": 2, "vocab_size": 100{}{}}})",
+      model_type, more.empty() ? "" : ", ", more);
+}
+
+models::TransformerConfig parse(std::string_view more = "", std::string_view model_type = "llama") {
+  return parse_hf_config(config(more, model_type), "config.json");
+}
+
+TEST(HfConfig, ReadsBothSpellingsOfRope) {
+  const auto old_style = parse(
+      R"("rope_theta": 500000.0, "rope_scaling": {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})");
+  const auto new_style = parse(
+      R"("rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})");
+  EXPECT_EQ(old_style, new_style);
+  EXPECT_EQ(new_style.rotary_base, 500000.0);
+  EXPECT_EQ(new_style.rope_scaling.type, "llama3");
+  EXPECT_EQ(new_style.rope_scaling.original_max_position_embeddings, 8192);
+}
+
+TEST(HfConfig, RefusesTwoRopesThatDiffer) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"rope_theta"}, [] {
+    parse(
+        R"("rope_theta": 10000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0})");
+  }));
+}
+
+TEST(HfConfig, KnowsWhatEachFamilyAdds) {
+  EXPECT_FALSE(parse().has_qkv_bias());
+  EXPECT_TRUE(parse("", "qwen2").add_qkv_bias);
+  EXPECT_TRUE(parse(R"("head_dim": 32)", "qwen3").qk_layernorm);
+  EXPECT_EQ(parse(R"("head_dim": 32)", "qwen3").kv_channels, 32);
+  EXPECT_EQ(parse(R"("head_dim": null)").kv_channels, 16);
+  EXPECT_EQ(parse(R"("sliding_window": 4096)", "mistral").sliding_window, 4096);
+  EXPECT_EQ(parse(R"("sliding_window": 4096)", "qwen2").sliding_window,
+            std::nullopt);  // not used unless told to
+  EXPECT_TRUE(parse(R"("attention_bias": true, "mlp_bias": true)").add_bias_linear);
+  EXPECT_FALSE(parse(R"("tie_word_embeddings": true)").untie_embeddings_and_output_weights);
+}
+
+TEST(HfConfig, RefusesWhatItDoesNotUnderstand) {
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"\"gpt9\"", "known are llama"}, [] { parse("", "gpt9"); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"quantised"}, [] { parse(R"("quantization_config": {})"); }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"hidden_act"}, [] { parse(R"("hidden_act": "gelu")"); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout, {"attention_bias"}, [] { parse(R"("attention_bias": true)"); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"\"hidden_size\" occurs twice"},
+                    [] { parse(R"("hidden_size": 64)"); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"head_dim is -1"}, [] { parse(R"("head_dim": -1)"); }));
+  EXPECT_TRUE(
+      fails(ErrorKind::kCorrupt, {"rms_norm_eps"}, [] { parse(R"("rms_norm_eps": "small")"); }));
+}
+
+TEST(HfConfig, RefusesModelsThatNoMachineHolds) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "num_hidden_layers is 65537"}, [] {
+    parse_hf_config(R"({"model_type": "llama", "num_hidden_layers": 65537})", "config.json");
+  }));
+  const auto mixtral = [](int num_layers) {
+    return parse_hf_config(
+        fmt::format(
+            R"({{"model_type": "mixtral", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": {},
+                 "num_attention_heads": 4, "vocab_size": 100, "num_local_experts": 65536}})",
+            num_layers),
+        "config.json");
+  };
+  EXPECT_EQ(mixtral(2).num_moe_experts, 65536);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json: 3 layers of 65536 experts are more"},
+                    [&] { mixtral(3); }));
+}
+
+TEST(HfConfig, RefusesBlocksThatAreNone) {
+  const auto blocks = [](std::string_view sizes) {
+    return parse_quantization(
+        fmt::format(
+            R"({{"quantization_config": {{"quant_method": "fp8", "weight_block_size": {}}}}})",
+            sizes),
+        "config.json");
+  };
+  EXPECT_EQ(blocks("[128, 64]")->block, (distckpt::Dims{128, 64}));
+  for (const auto* sizes : {"[0, 128]", "[-1, 128]", "[128]", "[128, 128, 128]", "128",
+                            "[9223372036854775807, 128]", "[1.5, 2]"}) {
+    EXPECT_TRUE(
+        fails(ErrorKind::kCorrupt, {"config.json", "weight_block_size"}, [&] { blocks(sizes); }));
+  }
+}
+
+TEST(HfConfig, ChangesItsDtypeAndNothingElse) {
+  const std::string before =
+      "{\n  \"b\": 1.50,\n  \"dtype\": \"bfloat16\",\n  \"a\": [\n    1\n  ]\n}\n";
+  const std::string after =
+      "{\n  \"b\": 1.5,\n  \"dtype\": \"float16\",\n  \"a\": [\n    1\n  ]\n}\n";
+  EXPECT_EQ(with_dtype(before, distckpt::DType::kF16, "config.json"), after);
+}
+
+}  // namespace hf_config_test
+}  // namespace ferry::converter

@@ -1,0 +1,143 @@
+#include "converter/families/megatron_args.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "converter/families/hf_config.h"
+#include "converter/optimizer/common_state.h"
+#include "distckpt/storage/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/files.h"
+
+namespace ferry::converter {
+namespace megatron_args_test {
+
+using distckpt::Pickle;
+using distckpt::PickleWriter;
+using models::TransformerConfig;
+using support::fails;
+
+constexpr std::string_view kGlobals[] = {"argparse.Namespace"};
+
+Pickle parse(PickleWriter& pickle) {
+  return Pickle::parse(pickle.finish(), {.source = "common.pt", .allowed_globals = kGlobals});
+}
+
+// The arguments of a small model, and what else `more` sets: of two of a name the last counts.
+TransformerConfig read(const std::function<void(PickleWriter&)>& more) {
+  PickleWriter pickle;
+  pickle.begin_dict().string("args").begin_object("argparse.Namespace");
+  for (const auto* key : {"num_layers", "num_attention_heads"}) pickle.string(key).integer(4);
+  for (const auto* key : {"hidden_size", "ffn_hidden_size"}) pickle.string(key).integer(64);
+  more(pickle);
+  pickle.end_object().end_dict();
+  return read_args(parse(pickle).root()).value();
+}
+
+TransformerConfig read_integer(std::string_view key, std::int64_t value) {
+  return read([&](PickleWriter& pickle) {
+    pickle.string("num_experts").integer(8).string(key).integer(value);
+  });
+}
+
+// What a config.json says of the model, Megatron's arguments say too: every field that both have.
+TEST(MegatronArgs, TellEveryFamilyBack) {
+  for (const auto* name :
+       {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe",
+        "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3", "hf_moonlight"}) {
+    SCOPED_TRACE(name);
+    const auto path = support::test_data(name) / "hf/config.json";
+    const auto config = parse_hf_config(distckpt::read_text(path), path.string());
+    PickleWriter pickle;
+    write_common_state(pickle, config, {}, {}, std::nullopt);
+    const auto args = read_args(parse(pickle).root());
+    ASSERT_TRUE(args.has_value());
+    EXPECT_NO_THROW(require_same_model(*args, config, "args", path.string()));
+    EXPECT_EQ(*args, config);
+  }
+}
+
+TEST(MegatronArgs, TellYarnAndGroupsOfRoutersBack) {
+  const auto path = support::test_data("hf_deepseek_v3") / "hf/config.json";
+  auto config = parse_hf_config(distckpt::read_text(path), path.string());
+  EXPECT_EQ(config.moe_router_num_groups, 4);
+  EXPECT_EQ(config.moe_router_group_topk, 2);
+  EXPECT_EQ(config.moe_router_topk_scaling_factor, 2.5);
+  EXPECT_EQ(config.moe_router_score_function, "sigmoid");
+  EXPECT_TRUE(config.moe_router_enable_expert_bias);
+  EXPECT_EQ(config.moe_layer_freq, (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(config.moe_shared_expert_intermediate_size, 48);
+  EXPECT_EQ(config.mtp_num_layers, 1);
+  config.rope_scaling = {.type = "yarn",
+                         .factor = 40.0,
+                         .beta_fast = 32.0,
+                         .beta_slow = 1.0,
+                         .mscale = 1.0,
+                         .mscale_all_dim = 1.0,
+                         .original_max_position_embeddings = 4096};
+  PickleWriter pickle;
+  write_common_state(pickle, config, {}, {}, std::nullopt);
+  const auto common = parse(pickle);
+  const auto args = common.root().at("args");
+  EXPECT_EQ(args.at("rope_type").as_string(), "yarn");
+  EXPECT_EQ(args.at("rotary_scaling_factor").as_float(), 40.0);
+  EXPECT_EQ(args.at("original_max_position_embeddings").as_int(), 4096);
+}
+
+TEST(MegatronArgs, RefusesSizesThatNoModelHas) {
+  EXPECT_EQ(read_integer("num_experts", 16).num_moe_experts, 16);
+  constexpr auto kHuge = std::numeric_limits<std::int64_t>::max();
+  for (const std::string key :
+       {"num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
+        "vocab_size", "max_position_embeddings", "num_experts", "moe_ffn_hidden_size",
+        "moe_shared_expert_intermediate_size", "mtp_num_layers", "moe_layer_freq"}) {
+    for (const auto value : {std::int64_t{-1}, kHuge}) {
+      EXPECT_TRUE(fails(ErrorKind::kCorrupt, {key + " is " + std::to_string(value)},
+                        [&] { read_integer(key, value); }));
+    }
+  }
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"65536 layers of 8 experts"},
+                    [&] { read_integer("num_layers", 65536); }));
+}
+
+TEST(MegatronArgs, RefusesHeadsThatDoNotFillTheirGroups) {
+  const auto groups = [](std::int64_t count) {
+    return read([&](PickleWriter& pickle) {
+      pickle.string("group_query_attention").boolean(true);
+      pickle.string("num_query_groups").integer(count);
+    });
+  };
+  EXPECT_EQ(groups(2).num_query_groups, 2);
+  EXPECT_TRUE(
+      fails(ErrorKind::kCorrupt, {"4 attention heads in 3 query groups"}, [&] { groups(3); }));
+}
+
+TEST(MegatronArgs, RefusesNumbersThatAreNone) {
+  for (const auto value :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"rotary_base"}, [&] {
+      read([&](PickleWriter& pickle) { pickle.string("rotary_base").real(value); });
+    }));
+  }
+}
+
+TEST(MegatronArgs, ReadsAWindow) {
+  const auto window = [](std::int64_t left) {
+    return read([&](PickleWriter& pickle) {
+      pickle.string("window_size").begin_tuple().integer(left).integer(0).end_tuple();
+    });
+  };
+  EXPECT_EQ(window(4095).sliding_window, 4096);
+  EXPECT_EQ(window(-1).sliding_window, std::nullopt);  // as Transformer Engine spells "all"
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"window_size is (-2, 0)"}, [&] { window(-2); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"window_size"},
+                    [&] { window(std::numeric_limits<std::int64_t>::max()); }));
+}
+
+}  // namespace megatron_args_test
+}  // namespace ferry::converter

@@ -1,0 +1,130 @@
+#include "converter/families/model_map.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "converter/families/megatron_links.h"
+#include "converter/optimizer/sharded_state.h"
+#include "tests/support/expect.h"
+
+namespace ferry::converter {
+namespace model_map_test {
+
+using distckpt::Box;
+using support::fails;
+
+// The example of docs/mapping.md: A=4, G=2, D=2.
+models::TransformerConfig example() {
+  return {.family = "llama",
+          .num_layers = 1,
+          .hidden_size = 3,
+          .ffn_hidden_size = 4,
+          .num_attention_heads = 4,
+          .num_query_groups = 2,
+          .kv_channels = 2,
+          .vocab_size = 10};
+}
+
+const MegatronTensor& find(const ModelMap& map, const std::string& name) {
+  for (const auto& tensor : map.megatron) {
+    if (tensor.key == name) return tensor;
+  }
+  fail(ErrorKind::kNotFound, "{}", name);
+}
+
+TEST(ModelMap, InterleavesQkvByGroupAsTheDocumentationWorksIt) {
+  const auto map = make_model_map(example());
+  const auto& qkv = find(map, "decoder.layers.0.self_attention.linear_qkv.weight");
+  EXPECT_EQ(qkv.shape, (distckpt::Shape{16, 3}));
+  const std::vector<std::string> expected{"q 0:4 -> 0:4",  "k 0:2 -> 4:6",   "v 0:2 -> 6:8",
+                                          "q 4:8 -> 8:12", "k 2:4 -> 12:14", "v 2:4 -> 14:16"};
+  std::vector<std::string> found;
+  for (const auto& part : qkv.parts) {
+    const auto& name = map.tensors[part.model].name;
+    found.push_back(fmt::format("{} {}:{} -> {}:{}", name[name.find("_proj") - 1],
+                                part.model_box.offset[0], part.model_box.end(0), part.box.offset[0],
+                                part.box.end(0)));
+  }
+  EXPECT_EQ(found, expected);
+}
+
+TEST(ModelMap, GivesEachRankGateAndUpOfItsOwn) {
+  const auto map = make_model_map(example());
+  const std::vector<distckpt::DType> dtypes(map.megatron.size(), distckpt::DType::kBF16);
+  const auto ranks = sharded_state(
+      map, dtypes, {.tensor_model_parallel_size = 2, .make_vocab_size_divisible_by = 4});
+  ASSERT_EQ(ranks.size(), 2U);
+  std::vector<std::int64_t> rows;
+  for (const auto& tensor : ranks[1].tensors) {
+    if (tensor.key == "decoder.layers.mlp.linear_fc1.weight")
+      rows.push_back(tensor.global_offset[1]);
+    if (tensor.key == "embedding.word_embeddings.weight") {
+      EXPECT_EQ(tensor.global_shape,
+                (distckpt::Shape{16, 3}));  // 10 rows, padded to a multiple of 4 * 2
+    }
+    if (tensor.key == "decoder.final_layernorm.weight") {
+      EXPECT_FALSE(tensor.is_main_replica());  // rank 0 writes it
+    }
+  }
+  EXPECT_EQ(rows, (std::vector<std::int64_t>{2, 6}));
+  EXPECT_TRUE(ranks[1].extra_states.empty());
+}
+
+TEST(ModelMap, RefusesSizesThatOverflow) {
+  auto config = example();
+  config.hidden_size = std::int64_t{1} << 31;
+  config.ffn_hidden_size = std::int64_t{1} << 31;
+  EXPECT_TRUE(fails(ErrorKind::kLayout,
+                    {"model.layers.0.mlp.gate_proj.weight", "[2147483648, 2147483648]"},
+                    [&] { make_model_map(config); }));
+}
+
+TEST(ModelMap, NamesMissingSurplusAndMisshapenTensors) {
+  const auto map = make_model_map(example());
+  const auto layout_with = [&](auto&& change) {
+    distckpt::Layout layout;
+    for (const auto& tensor : map.megatron) {
+      auto shape = tensor.shape;
+      auto name = tensor.key;
+      if (change(name, shape)) layout.add_tensor({.name = name, .shape = shape, .shards = {}});
+    }
+    return layout;
+  };
+  EXPECT_NO_THROW(link_megatron(map, layout_with([](auto&, auto&) { return true; })));
+  EXPECT_NO_THROW(link_megatron(map, layout_with([](auto& name, auto&) {
+                                  name = "module.module." + name;
+                                  return true;
+                                })));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc2.weight", "is missing", "down_proj"}, [&] {
+    link_megatron(
+        map, layout_with([](auto& name, auto&) { return !name.ends_with("linear_fc2.weight"); }));
+  }));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"linear_fc2.weight", "[4, 3]", "expected [3, 4]"}, [&] {
+    link_megatron(map, layout_with([](auto& name, auto& shape) {
+                    if (name.ends_with("linear_fc2.weight")) shape = {4, 3};
+                    return true;
+                  }));
+  }));
+  auto surplus = layout_with([](auto&, auto&) { return true; });
+  surplus.add_tensor({.name = "decoder.layers.0.mlp.router.weight", .shape = {1}, .shards = {}});
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"router.weight", "no rule"},
+                    [&] { link_megatron(map, surplus); }));
+}
+
+TEST(ModelMap, RefusesExtraStatesThatAreIncompleteOrUnknown) {
+  auto config = example();
+  config.num_layers = 2;
+  const auto map = make_model_map(config);
+  const std::string good = "decoder.layers.mlp.linear_fc1._extra_state/shard_";
+  EXPECT_NO_THROW(check_object_keys(map, {good + "0_2", good + "1_2", "rng_state/shard_0.0_1.1"}));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"linear_fc1", "1 of 2"},
+                    [&] { check_object_keys(map, {good + "0_2"}); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"linear_fc7"}, [&] {
+    check_object_keys(map, {"decoder.layers.mlp.linear_fc7._extra_state/shard_0_1"});
+  }));
+}
+
+}  // namespace model_map_test
+}  // namespace ferry::converter

@@ -1,0 +1,93 @@
+#include "distckpt/base/json.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+
+#include "distckpt/base/error.h"
+#include "tests/support/expect.h"
+
+namespace ferry::distckpt {
+namespace json_test {
+
+using support::fails;
+
+TEST(Json, RefusesAKeyThatOccursTwice) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "\"b\" occurs twice"},
+                    [] { parse_json(R"({"a": {"b": 1, "c": 2, "b": 3}})", "config.json"); }));
+  EXPECT_NO_THROW(parse_json(R"({"a": {"b": 1}, "c": [{"b": 1}, {"b": 2}]})", "config.json"));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"twice"},
+                    [] { parse_ordered_json(R"({"a": 1, "\u0061": 2})", "config.json"); }));
+}
+
+TEST(Json, NamesTheByteThatIsWrong) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "byte 11"},
+                    [] { parse_json(R"({"a": 1 "b": 2})", "config.json"); }));
+  for (const char* text : {"", "{", "[1,", "{} {}", "nan", "\"\xff\"", "{'a': 1}", "1e999"}) {
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json"}, [&] {
+      parse_json(text, "config.json");
+    })) << text;
+  }
+}
+
+TEST(Json, RefusesDeepNestingWithoutRecursion) {
+  const std::string deep(1'000'000, '[');
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"64 levels"}, [&] { parse_json(deep, "config.json"); }));
+}
+
+// A value is built in the time of its length; with a look through its parent at the end of every
+// object, these took minutes.
+TEST(Json, ReadsManyObjectsInTheTimeOfTheirLength) {
+  constexpr int kTensors = 60'000;
+  std::string header = "{";
+  for (int i = 0; i < kTensors; ++i) {
+    header += fmt::format(
+        R"({}"model.layers.{}.weight":{{"dtype":"BF16","shape":[1,2],"data_offsets":[{},{}]}})",
+        i == 0 ? "" : ",", i, 4L * i, 4L * i + 4);
+  }
+  header += "}";
+  std::string list = "[{}";
+  for (int i = 0; i < 200'000; ++i) list += ",{}";
+  list += "]";
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_json(header, "x").size(), kTensors);
+  EXPECT_EQ(parse_ordered_json(header, "x").size(), kTensors);
+  EXPECT_EQ(parse_json(list, "x").size(), 200'001);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(Json, RefusesWhatWouldTakeMuchMemory) {
+  std::string zeros(60'000'000, '0');
+  for (std::size_t i = 2; i < zeros.size(); i += 2) zeros[i] = ',';
+  zeros.front() = '[';
+  zeros.back() = ']';
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"x: ", "360 MB"}, [&] { parse_json(zeros, "x"); }));
+}
+
+TEST(Json, KeepsTheOrderOfKeysWhereAsked) {
+  EXPECT_EQ(parse_ordered_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"b":1,"a":2})");
+  EXPECT_EQ(parse_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"a":2,"b":1})");
+}
+
+TEST(Json, MembersAreOfTheTypeThatIsExpected) {
+  const auto json = parse_json(
+      R"({"i": -3, "big": 9223372036854775808, "max": 9223372036854775807, "f": 1.0, "s": "x"})",
+      "x");
+  EXPECT_EQ(json_int(json_at(json, "i", "x"), "i", "x"), -3);
+  EXPECT_EQ(json_int(json_at(json, "max", "x"), "max", "x"), INT64_MAX);
+  EXPECT_EQ(json_string(json_at(json, "s", "x"), "s", "x"), "x");
+  EXPECT_TRUE(
+      fails(ErrorKind::kCorrupt, {"\"absent\" is missing"}, [&] { json_at(json, "absent", "x"); }));
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"not a JSON object"},
+                    [&] { json_at(json_at(json, "i", "x"), "a", "x"); }));
+  for (const char* key : {"big", "f", "s"}) {
+    EXPECT_TRUE(
+        fails(ErrorKind::kCorrupt, {key}, [&] { json_int(json_at(json, key, "x"), key, "x"); }));
+  }
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"a string is expected"},
+                    [&] { json_string(json_at(json, "i", "x"), "i", "x"); }));
+}
+
+}  // namespace json_test
+}  // namespace ferry::distckpt

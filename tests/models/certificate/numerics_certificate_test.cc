@@ -1,0 +1,137 @@
+#include "models/certificate/numerics_certificate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace ferry::models {
+namespace numerics_certificate_test {
+
+models::TransformerConfig tiny(bool with_experts) {
+  models::TransformerConfig config;
+  config.num_layers = 1;
+  config.hidden_size = 256;
+  config.ffn_hidden_size = 512;
+  config.num_attention_heads = 4;
+  config.num_query_groups = 2;
+  config.kv_channels = 64;
+  config.vocab_size = 1000;
+  config.add_qkv_bias = true;
+  if (with_experts) {
+    config.num_moe_experts = 8;
+    config.moe_layer_freq = {true};
+    config.moe_ffn_hidden_size = 128;
+    config.moe_router_topk = 2;
+  }
+  return config;
+}
+
+const NumericsCheck* first_failure(const NumericsCertificate& certificate) {
+  const auto found = std::ranges::find(certificate.checks, false, &NumericsCheck::passed);
+  return found == certificate.checks.end() ? nullptr : &*found;
+}
+
+std::string text(const NumericsCheck* check) {
+  return check == nullptr ? "" : check->subject + ", " + check->property + ": " + check->detail;
+}
+
+TEST(NumericsCertificate, TheHostKeepsBitsInBf16) {
+  for (const bool with_experts : {false, true}) {
+    const auto certificate = certify_numerics(tiny(with_experts), {}, bitwise_ops(at::kCPU));
+    EXPECT_TRUE(certificate.passed()) << text(first_failure(certificate));
+    EXPECT_GE(certificate.checks.size(), 15U);
+    EXPECT_FALSE(certificate.environment.empty());
+    EXPECT_LT(certificate.seconds, 60);
+  }
+}
+
+TEST(NumericsCertificate, TheHostKeepsBitsInFloatOnAnyNumberOfThreads) {
+  const auto threads = at::get_num_threads();
+  auto narrow = tiny(true);  // MKL cuts so few columns into kernels of other bits from 3 threads on
+  narrow.hidden_size = 16;
+  narrow.ffn_hidden_size = 24;
+  narrow.moe_ffn_hidden_size = 12;
+  narrow.kv_channels = 4;
+  narrow.vocab_size = 50;
+  for (const auto& config : {tiny(false), narrow}) {
+    for (const int count : {1, 2, 3, 4, 16}) {
+      at::set_num_threads(count);
+      const auto certificate =
+          certify_numerics(config, {.dtype = at::kFloat}, bitwise_ops(at::kCPU));
+      EXPECT_TRUE(certificate.passed()) << count << ": " << text(first_failure(certificate));
+      EXPECT_FALSE(certificate.transformers.empty());
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+// A product that adds up K in other pieces when rows are few, as split-K kernels do.
+TEST(NumericsCertificate, NamesTheShapeOfAProductThatDependsOnRows) {
+  auto ops = bitwise_ops(at::kCPU);
+  const auto right = ops.linear;
+  ops.linear = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    if (x.size(0) != 17 || weight.size(1) != 512) return right(x, weight, bias);
+    return right(x.narrow(1, 0, 256), weight.narrow(1, 0, 256), bias) +
+           right(x.narrow(1, 256, 256), weight.narrow(1, 256, 256), {});
+  };
+  const auto certificate = certify_numerics(tiny(false), {}, ops);
+  EXPECT_FALSE(certificate.passed());
+  ASSERT_NE(first_failure(certificate), nullptr);
+  EXPECT_EQ(text(first_failure(certificate)), "linear_fc2 256x512, rows: other bits at 17 rows");
+}
+
+TEST(NumericsCertificate, NamesASliceAnOrderAndANormThatDiffer) {
+  auto ops = bitwise_ops(at::kCPU);
+  const auto right = ops.linear;
+  ops.linear = [&](const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+    auto y = right(x, weight, bias);
+    if (weight.size(0) == 500) y[3][0] += 1;  // half of the vocabulary
+    return y;
+  };
+  ops.rms_norm = [](const at::Tensor& x, const at::Tensor&) { return x / x.size(0); };
+  const auto certificate = certify_numerics(tiny(false), {}, ops);
+  std::string failures;
+  for (const auto& check : certificate.checks)
+    if (!check.passed) failures += check.subject + " " + check.property + "; ";
+  EXPECT_EQ(failures, "output_layer 1000x256 slices; RMSNorm 256 rows; ");
+}
+
+TEST(NumericsCertificate, NamesAttentionThatSeesItsNeighbours) {
+  auto ops = bitwise_ops(at::kCPU);
+  const auto right = ops.attention;
+  ops.attention = [&](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                      const std::vector<AttentionSegment>& segments,
+                      const AttentionOptions& options) {
+    auto y = right(query, key, value, segments, options);
+    return segments.size() == 2 ? y + 1 : y;
+  };
+  const auto certificate = certify_numerics(tiny(false), {}, ops);
+  ASSERT_NE(first_failure(certificate), nullptr);
+  EXPECT_EQ(text(first_failure(certificate)),
+            "attention 4x2x64, packing: other bits at the second of two sequences");
+}
+
+TEST(NumericsCertificate, ListsTheProductsOfLatentAttentionAndSharedExperts) {
+  auto config = tiny(true);
+  config.multi_latent_attention = true;
+  config.q_lora_rank = 96;
+  config.kv_lora_rank = 64;
+  config.qk_head_dim = 32;
+  config.qk_pos_emb_head_dim = 16;
+  config.v_head_dim = 32;
+  config.moe_shared_expert_intermediate_size = 128;
+  std::string names;
+  for (const auto& shape : gemm_shapes(config)) names += shape.subject() + "; ";
+  EXPECT_EQ(names,
+            "linear_q_down_proj 96x256; linear_q_up_proj 192x96; linear_kv_down_proj 80x256; "
+            "linear_kv_up_proj 256x64; linear_proj 256x128; router 8x256; "
+            "experts.linear_fc1 256x256; experts.linear_fc2 256x128; "
+            "shared_experts.linear_fc1 256x256; shared_experts.linear_fc2 256x128; "
+            "output_layer 1000x256; ");
+}
+
+}  // namespace numerics_certificate_test
+}  // namespace ferry::models

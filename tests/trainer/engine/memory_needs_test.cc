@@ -1,0 +1,190 @@
+#include "trainer/engine/memory_needs.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <memory>
+#include <numeric>
+#include <string>
+
+#include "models/device/device.h"
+#include "models/distributed/world.h"
+#include "models/pipeline_forward.h"
+#include "tests/support/memory_meter.h"
+#include "tests/support/models/tiny_training.h"
+#include "trainer/engine/micro_batches.h"
+#include "trainer/engine/pipeline/pipeline_schedule.h"
+
+namespace ferry::trainer {
+namespace memory_needs_test {
+
+class Model {
+ public:
+  Model(support::TinyModel tiny, models::ModelOptions options, at::Device device = at::kCPU)
+      : world_({.device = device}),
+        mesh_(world_, {.make_vocab_size_divisible_by = 8}, "mesh"),
+        config_(support::tiny_config(tiny)) {
+    chunks_ = models::make_stage(config_, mesh_, options);
+    support::fill_parameters(*chunks_[0], 1);
+  }
+
+  models::GPTModel& chunk() const { return *chunks_[0]; }
+  const models::ParallelState& mesh() const { return mesh_; }
+  const models::TransformerConfig& config() const { return config_; }
+  models::SequencePartition batch(const std::vector<std::int64_t>& lengths) const {
+    return {models::pack(support::random_sequences(lengths, config_.vocab_size, 2)), mesh_};
+  }
+
+ private:
+  models::World world_;
+  models::ParallelState mesh_;
+  models::TransformerConfig config_;
+  std::vector<std::unique_ptr<models::GPTModel>> chunks_;
+};
+
+support::TinyModel dense() {
+  return {.num_layers = 3, .head_dim = 16, .hidden = 64, .ffn = 160, .vocab = 96};
+}
+support::TinyModel experts() {
+  auto tiny = dense();
+  tiny.family = "qwen3_moe";
+  tiny.experts = 16;  // more than the 8 of a token
+  tiny.moe_ffn = 96;
+  return tiny;
+}
+support::TinyModel latent() {
+  auto tiny = dense();
+  tiny.family = "deepseek_v3";
+  tiny.kv_lora = 24;
+  tiny.q_lora = 24;
+  tiny.v_dim = 16;
+  tiny.experts = 16;  // more than the 8 of a token
+  tiny.moe_ffn = 96;
+  return tiny;
+}
+
+using models::Recompute;
+constexpr Recompute kFull{.granularity = Recompute::Granularity::kFull};
+constexpr Recompute kBlock{.granularity = Recompute::Granularity::kFull,
+                           .method = Recompute::Method::kBlock,
+                           .num_layers = 2};
+constexpr Recompute kSelective{.granularity = Recompute::Granularity::kSelective,
+                               .modules = {.core_attn = true, .mlp = true, .moe = true}};
+
+struct Case {
+  std::string name{};
+  support::TinyModel tiny{};
+  distckpt::DType dtype = distckpt::DType::kBF16;
+  Recompute recompute{};
+};
+
+class Activations : public testing::TestWithParam<Case> {};
+
+// Within a sixth: kernels of the host keep a few more small things.
+TEST_P(Activations, AreWhatAutogradKeeps) {
+  const auto& [name, tiny, dtype, recompute] = GetParam();
+  const Model model(tiny, {.dtype = dtype, .recompute = recompute});
+  for (const auto& leaf : model.chunk().parameters().leaves())
+    leaf.value.set_requires_grad(leaf.value.is_floating_point());
+  const auto batch = model.batch({40, 24, 64});
+  const auto meter = std::make_shared<support::MemoryMeter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const auto hidden = model.chunk().forward(batch);
+  const auto expected = activation_bytes(
+      model.chunk(), recompute, {.tokens = 128, .keys = (40.0 * 40 + 24 * 24 + 64 * 64) / 128});
+  EXPECT_NEAR(static_cast<double>(meter->now), static_cast<double>(expected),
+              static_cast<double>(expected) / 6);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of,
+    Activations,
+    testing::Values(Case{"dense", dense()},
+                    Case{"dense_fp32", dense(), distckpt::DType::kF32},
+                    Case{"dense_full", dense(), distckpt::DType::kBF16, kFull},
+                    Case{"dense_block", dense(), distckpt::DType::kBF16, kBlock},
+                    Case{"dense_selective", dense(), distckpt::DType::kBF16, kSelective},
+                    Case{"experts", experts()},
+                    Case{"experts_selective", experts(), distckpt::DType::kBF16, kSelective},
+                    Case{"latent", latent()}),
+    [](const auto& test) { return test.param.name; });
+
+std::int64_t peak_of_a_batch(const Model& model,
+                             const std::vector<models::SequencePartition>& batches) {
+  const auto meter = std::make_shared<support::MemoryMeter>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, meter);
+  const auto device = model.mesh().world().device();
+  models::reset_peak_memory(device);
+  const auto before = models::peak_memory(device);
+  (void)forward_backward(
+      {.chunks = {&model.chunk()}}, batches,
+      [&](const models::GPTModel& of, const at::Tensor& hidden, std::size_t i) {
+        const auto& tokens = batches[i].tokens();
+        const auto weights =
+            at::ones(tokens.sizes(), at::TensorOptions().dtype(at::kFloat).device(device));
+        return LossOutput{.loss = of.cross_entropy(hidden, tokens, weights).loss};
+      });
+  return device.is_cuda() ? models::peak_memory(device) - before : meter->most;
+}
+
+void expect_peak(at::Device device,
+                 support::TinyModel tiny,
+                 const Recompute& recompute,
+                 std::int64_t length,
+                 distckpt::DType dtype = distckpt::DType::kBF16) {
+  const Model model(tiny, {.dtype = dtype, .recompute = recompute}, device);
+  for (const auto& leaf : model.chunk().parameters().leaves())
+    leaf.value.set_requires_grad(leaf.value.is_floating_point());
+  const std::vector batches{model.batch({length, length}), model.batch({length, length})};
+  (void)peak_of_a_batch(model, batches);  // gradients have their memory from now on
+  const auto measured = static_cast<double>(peak_of_a_batch(model, batches));
+  const MicroBatchShape shape{.tokens = 2 * length, .keys = static_cast<double>(length)};
+  const auto formula =
+      static_cast<double>(batch_bytes({&model.chunk()}, recompute, shape, batches.size()));
+  EXPECT_GT(formula, 0.8 * measured);
+  EXPECT_LT(formula, 1.4 * measured);
+  testing::Test::RecordProperty("formula_of_measured", std::to_string(formula / measured));
+  const auto fits = tokens_that_fit({&model.chunk()}, recompute, shape, batches.size(),
+                                    static_cast<std::int64_t>(formula));
+  EXPECT_EQ(fits, shape.tokens);
+}
+
+TEST(BatchBytes, AreThePeakOfABatchOnTheHost) {
+  expect_peak(at::kCPU, dense(), {}, 64);
+  expect_peak(at::kCPU, dense(), kFull, 64);
+  expect_peak(at::kCPU, experts(), {}, 64);
+  auto many_words = dense();
+  many_words.vocab = 4096;
+  for (const auto dtype : {distckpt::DType::kBF16, distckpt::DType::kF32})
+    expect_peak(at::kCPU, many_words, {}, 64, dtype);
+}
+
+TEST(BatchBytesCuda, AreThePeakOfABatch) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "needs a GPU";
+  const support::TinyModel large{.num_layers = 8,
+                                 .num_query_groups = 4,
+                                 .heads_per_group = 4,
+                                 .head_dim = 64,
+                                 .hidden = 1024,
+                                 .ffn = 4096,
+                                 .vocab = 32000};
+  for (const auto& recompute : {Recompute{}, kFull, kBlock})
+    expect_peak(at::Device(at::kCUDA, 0), large, recompute, 2048);
+}
+
+TEST(ModelMemory, CountsWhatARankHolds) {
+  const Model model(dense(), {});
+  std::int64_t elements = 0;
+  for (const auto& parameter : model.chunk().parameters().all())
+    elements += parameter.value.numel();
+  const auto memory = model_memory(model.config(), model.mesh(), {});
+  EXPECT_EQ(memory.parameters, 2 * elements);
+  EXPECT_EQ(memory.gradients, 4 * elements);
+  EXPECT_EQ(memory.optimizer, 12 * elements);
+  EXPECT_EQ(model_memory(model.config(), model.mesh(), {.dtype = distckpt::DType::kF32}).optimizer,
+            8 * elements);
+}
+
+}  // namespace memory_needs_test
+}  // namespace ferry::trainer

@@ -1,0 +1,121 @@
+#include "trainer/ppo/ppo_metrics.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+
+#include "distckpt/base/error.h"
+#include "tests/support/expect.h"
+#include "trainer/metrics/flops.h"
+
+namespace ferry::trainer {
+namespace ppo_metrics_test {
+
+using support::fails;
+
+// Two prompts of 2 and 3 tokens, padded on the left; three columns of responses: one is whole, of
+// two tokens, one was cut off at the limit, of the last there is nothing.
+DataProto three_rows() {
+  const auto attention = at::tensor({0, 1, 1, 1, 1, 0,  //
+                                     1, 1, 1, 1, 1, 1,  //
+                                     1, 1, 1, 0, 0, 0})
+                             .reshape({3, 6});
+  const auto response_mask = attention.slice(1, 3);
+  const auto last = at::tensor({0, 1, 0, 0, 0, 1, 0, 0, 0}).reshape({3, 3}).to(at::kFloat);
+  return DataProto({{"responses", at::zeros({3, 3}, at::kLong)},
+                    {"attention_mask", attention},
+                    {"response_mask", response_mask},
+                    {"token_level_scores", last * at::tensor({1.0F, 3.0F, 0.0F}).unsqueeze(1)},
+                    {"token_level_rewards", last * 0.5},
+                    {"advantages", at::arange(9, at::kFloat).reshape({3, 3})},
+                    {"returns", at::ones({3, 3}) * 2}});
+}
+
+TEST(MfuMetrics, AreOfThePartsThatTookTime) {
+  models::TransformerConfig config;
+  config.num_layers = 1;
+  config.hidden_size = 2;
+  config.ffn_hidden_size = 3;
+  config.num_attention_heads = 1;
+  config.num_query_groups = 1;
+  config.kv_channels = 2;
+  config.vocab_size = 5;
+  const auto flops = training_flops(config, std::array<std::int64_t, 3>{4, 6, 3});
+  const auto found =
+      mfu_metrics(three_rows(), config,
+                  {.seconds = {{"update_actor", 4}, {"old_log_prob", 0.5}, {"gen", 9}},
+                   .ppo_epochs = 2,
+                   .peak_flops = 100});
+  EXPECT_EQ(found, (Metrics{{"perf/mfu/actor", flops * 2 / 400},
+                            {"perf/mfu/actor_infer", flops / 3 / 50}}));
+  EXPECT_TRUE(mfu_metrics(three_rows(), config, {.peak_flops = 1}).empty());
+}
+
+TEST(DataMetrics, LeaveOutResponsesWithoutAToken) {
+  const auto found = compute_data_metrics(three_rows());
+  EXPECT_EQ(found.at("critic/score/mean"), 2);
+  EXPECT_EQ(found.at("critic/score/min"), 1);
+  EXPECT_EQ(found.at("critic/rewards/max"), 0.5);
+  EXPECT_EQ(found.at("critic/advantages/max"), 5);
+  EXPECT_NEAR(found.at("response/aborted_ratio"), 1.0 / 3, 1e-7);
+  EXPECT_EQ(found.at("response_length/min"), 0);
+  EXPECT_EQ(found.at("response_length_non_aborted/min"), 2);
+  EXPECT_EQ(found.at("response_length_non_aborted/clip_ratio"), 0.5);
+  EXPECT_NEAR(found.at("prompt_length/clip_ratio"), 2.0 / 3, 1e-7);
+  EXPECT_FALSE(found.contains("critic/values/mean"));
+  EXPECT_FALSE(found.contains("critic/vf_explained_var"));
+}
+
+TEST(DataMetrics, SayHowMuchOfTheReturnsValuesExplain) {
+  auto batch = three_rows();
+  batch.set("returns", batch.tensor("advantages"));
+  batch.set("values", batch.tensor("advantages") + 7);  // all of their variance
+  EXPECT_EQ(compute_data_metrics(batch).at("critic/vf_explained_var"), 1);
+  EXPECT_EQ(compute_data_metrics(batch).at("critic/values/min"), 7);
+}
+
+TEST(DataMetrics, OfABatchWithoutAnyTokenAreNotNumbers) {
+  auto batch = three_rows().slice(2, 3);
+  batch.set("values", batch.tensor("returns"));
+  const auto found = compute_data_metrics(batch);
+  for (const char* name : {"critic/score/mean", "critic/returns/max", "critic/values/min",
+                           "critic/vf_explained_var", "response_length_non_aborted/clip_ratio"})
+    EXPECT_TRUE(std::isnan(found.at(name))) << name;
+  EXPECT_EQ(found.at("response/aborted_ratio"), 1);
+  EXPECT_EQ(found.at("response_length/mean"), 0);
+}
+
+TEST(DataMetrics, NameAColumnThatIsMissing) {
+  auto batch = three_rows();
+  const std::vector<std::string> gone{"returns"};
+  batch.pop(gone);
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"returns"}, [&] { compute_data_metrics(batch); }));
+}
+
+TEST(DebugMetrics, AreZeroWhereRolloutAndTrainerAgree) {
+  auto batch = three_rows();
+  const auto log_probs = at::arange(9, at::kFloat).reshape({3, 3}) * -0.25;
+  batch.set("old_log_probs", log_probs);
+  batch.set("rollout_log_probs", log_probs);
+  auto found = calculate_debug_metrics(batch);
+  EXPECT_EQ(found.at("training/rollout_probs_diff_valid"), 1);
+  for (const char* what : {"max", "mean", "std"})
+    EXPECT_EQ(found.at(std::string("training/rollout_probs_diff_") + what), 0);
+  EXPECT_NEAR(found.at("training/rollout_actor_probs_pearson_corr"), 1, 1e-6);
+
+  batch.set("response_mask", at::zeros({3, 3}, at::kLong));
+  found = calculate_debug_metrics(batch);
+  EXPECT_EQ(found.at("training/rollout_probs_diff_valid"), 0);
+  EXPECT_TRUE(std::isnan(found.at("training/rollout_probs_diff_max")));
+}
+
+TEST(TokenCounts, AreThoseOfTheAttentionMask) {
+  const auto counts = count_tokens(three_rows());
+  EXPECT_EQ(counts.prompt, 8);
+  EXPECT_EQ(counts.response, 5);
+}
+
+}  // namespace ppo_metrics_test
+}  // namespace ferry::trainer

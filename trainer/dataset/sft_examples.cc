@@ -1,0 +1,122 @@
+#include "trainer/dataset/sft_examples.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::trainer {
+namespace {
+
+Messages first_of(const Messages& messages, std::size_t count) {
+  Messages some = Messages::array();
+  for (std::size_t i = 0; i < count; ++i) some.push_back(messages[i]);
+  return some;
+}
+
+bool is_assistant(const Record& message) {
+  return message.at("role") == "assistant";
+}
+
+}  // namespace
+
+SftEncoder::SftEncoder(const std::filesystem::path& folder, SftEncoderOptions options)
+    : options_(options),
+      tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
+      template_(rollout::text::ChatTemplate::from_folder(folder)) {}
+
+SftEncoder::~SftEncoder() = default;
+
+SftExample SftEncoder::encode(const Conversation& conversation) const {
+  auto example = template_ ? encode_templated(conversation) : encode_plain(conversation);
+  truncate(example);
+  const bool any = std::find(example.learned.begin() + !example.learned.empty(),
+                             example.learned.end(), true) != example.learned.end();
+  require(any, ErrorKind::kCorrupt, "messages: no token of the assistant's to learn");
+  return example;
+}
+
+SftExample SftEncoder::encode_templated(const Conversation& conversation) const {
+  const auto& messages = conversation.messages;
+  const auto render = [&](std::size_t count, bool generation_prompt) {
+    return template_->apply(first_of(messages, count), {.add_generation_prompt = generation_prompt,
+                                                        .tools = conversation.tools});
+  };
+  const auto whole = render(messages.size(), false);
+  SftExample example;
+  std::size_t done = 0;
+  const auto take_to = [&](const std::string& beginning, bool learned, std::size_t turn) {
+    require(whole.starts_with(beginning) && beginning.size() >= done, ErrorKind::kCorrupt,
+            "messages: the chat template says message {} otherwise when others follow it", turn);
+    append(example, whole.substr(done, beginning.size() - done), learned);
+    done = beginning.size();
+  };
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (!is_assistant(messages[i])) continue;
+    if (i > 0) take_to(render(i, true), false, i);
+    take_to(i + 1 == messages.size() ? whole : render(i + 1, false), true, i);
+  }
+  append(example, whole.substr(done), false);
+  return example;
+}
+
+SftExample SftEncoder::encode_plain(const Conversation& conversation) const {
+  const auto& messages = conversation.messages;
+  require(messages.size() == 2 && messages[0].at("role") == "user" && is_assistant(messages[1]) &&
+              messages[0].at("content").is_string() && messages[1].at("content").is_string(),
+          ErrorKind::kCorrupt,
+          "messages: without a chat template they are a prompt and a response");
+  SftExample example;
+  for (const auto id : tokenizer_->encode(messages[0].at("content").get<std::string>()))
+    example.tokens.push_back(id);
+  example.learned.assign(example.tokens.size(), false);
+  append(example, messages[1].at("content").get<std::string>(), true);
+  if (const auto end = tokenizer_->eos_token_id()) {
+    example.tokens.push_back(*end);
+    example.learned.push_back(true);
+  }
+  return example;
+}
+
+void SftEncoder::append(SftExample& example, const std::string& text, bool learned) const {
+  for (const auto id : tokenizer_->encode(text, {.add_special_tokens = false}))
+    example.tokens.push_back(id);
+  example.learned.resize(example.tokens.size(), learned);
+}
+
+void SftEncoder::truncate(SftExample& example) const {
+  if (example.size() <= options_.max_length) return;
+  require(options_.truncation != Truncation::kError, ErrorKind::kCorrupt,
+          "messages: {} tokens, more than data.max_length of {}", example.size(),
+          options_.max_length);
+  const auto surplus = example.size() - options_.max_length;
+  const auto cut = [&](auto& values) {
+    if (options_.truncation == Truncation::kLeft)
+      values.erase(values.begin(), values.begin() + surplus);
+    else
+      values.resize(static_cast<std::size_t>(options_.max_length));
+  };
+  cut(example.tokens);
+  cut(example.learned);
+}
+
+SftTensors tensors_of(const SftExample& example) {
+  const auto size = example.size();
+  SftTensors tensors{.tokens = at::empty({size}, at::kLong),
+                     .labels = at::zeros({size}, at::kLong),
+                     .weights = at::zeros({size}, at::kFloat)};
+  auto* const tokens = tensors.tokens.mutable_data_ptr<std::int64_t>();
+  auto* const labels = tensors.labels.mutable_data_ptr<std::int64_t>();
+  auto* const weights = tensors.weights.mutable_data_ptr<float>();
+  for (std::int64_t i = 0; i < size; ++i) tokens[i] = example.tokens[static_cast<std::size_t>(i)];
+  for (std::int64_t i = 0; i + 1 < size; ++i) {
+    labels[i] = tokens[i + 1];
+    weights[i] = example.learned[static_cast<std::size_t>(i + 1)] ? 1.0F : 0.0F;
+  }
+  return tensors;
+}
+
+}  // namespace ferry::trainer

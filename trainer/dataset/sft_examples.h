@@ -1,0 +1,69 @@
+// Conversations as supervised fine-tuning sees them: the tokens of the chat template's text, and
+// which of them are learned, those that the assistant says. Each turn is tokenized by itself, as
+// the model sees it when it is used: the prompt up to where the answer begins, then the answer.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rollout/text/chat_template.h"
+#include "rollout/text/tokenizer/tokenizer.h"
+#include "trainer/data/examples.h"
+
+namespace ferry::trainer {
+
+struct SftExample {
+  std::vector<std::int64_t> tokens{};
+  std::vector<bool> learned{};  // of each token
+
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
+};
+
+enum class Truncation : std::uint8_t { kError, kLeft, kRight };
+
+struct SftEncoderOptions {
+  std::int64_t max_length = 1024;  // tokens
+  Truncation truncation = Truncation::kError;
+};
+
+class SftEncoder {
+ public:
+  // tokenizer.json and the chat template of `folder`. Throws Error if there is no tokenizer.
+  SftEncoder(const std::filesystem::path& folder, SftEncoderOptions options);
+  ~SftEncoder();
+
+  // Without a chat template the conversation has to be a prompt and its response: the special
+  // tokens of the tokenizer, the prompt, the response and the end of text. Throws Error(kCorrupt)
+  // where a template does not render a conversation's beginning as the beginning of the whole, for
+  // a sequence that is too long, and for one without a token to learn.
+  SftExample encode(const Conversation& conversation) const;
+
+  const rollout::text::Tokenizer& tokenizer() const { return *tokenizer_; }
+
+ private:
+  SftExample encode_templated(const Conversation& conversation) const;
+  SftExample encode_plain(const Conversation& conversation) const;
+  void append(SftExample& example, const std::string& text, bool learned) const;
+  void truncate(SftExample& example) const;
+
+  SftEncoderOptions options_;
+  std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
+  std::optional<rollout::text::ChatTemplate> template_;
+};
+
+// What the model reads and what it is to say next, of one example: [tokens] each. The last
+// position has nothing to say, and weight 0.
+struct SftTensors {
+  at::Tensor tokens{};   // int64
+  at::Tensor labels{};   // int64: the token behind
+  at::Tensor weights{};  // fp32: 1 where the label is learned
+};
+SftTensors tensors_of(const SftExample& example);
+
+}  // namespace ferry::trainer

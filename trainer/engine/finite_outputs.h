@@ -1,0 +1,30 @@
+// Where in a model the first value arose that is not finite: its modules' outputs, looked at in one
+// more forward pass over the batch that went wrong.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "models/distributed/process_group.h"
+#include "models/transformer/layer_context.h"
+
+namespace ferry::trainer {
+
+// A run ends after so many steps in a row without a finite gradient.
+inline constexpr int kMostNotFinite = 10;
+
+class FiniteOutputs {
+ public:
+  // For every forward pass of this rank's chunks; outlives what it returns.
+  models::Observer observer();
+
+  // The first module of the model whose output was not finite, over all ranks of the group:
+  // "decoder.layers.3.mlp"; empty if all were.
+  std::string first(const models::ProcessGroup& all) const;
+
+ private:
+  std::int64_t num_seen_ = 0;
+  std::string first_{};  // of this rank: its place in the model, then its name
+};
+
+}  // namespace ferry::trainer

@@ -1,0 +1,100 @@
+// The model of one role on its mesh, and what trains it (verl's MegatronEngine): parameters, and
+// where the role learns gradients, the distributed optimizer, its schedule and its checkpoints. A
+// role that only computes, such as a reference, has the parameters alone.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "converter/open/checkpoint.h"
+#include "models/distributed/parallel_state.h"
+#include "models/distributed/world.h"
+#include "models/gpt_model.h"
+#include "trainer/config/run_sections.h"
+#include "trainer/engine/memory_needs.h"
+#include "trainer/engine/pipeline/p2p_communication.h"
+#include "trainer/engine/pipeline/pipeline_schedule.h"
+#include "trainer/engine/training_checkpoint.h"
+#include "trainer/optimizer/distributed_data_parallel.h"
+#include "trainer/optimizer/distributed_optimizer.h"
+#include "trainer/optimizer/offload.h"
+#include "trainer/optimizer/optimizer_param_scheduler.h"
+
+namespace ferry::trainer {
+
+struct MegatronEngineOptions {
+  std::string name = "actor";  // of the role
+  // Weights come from here; `model` is the section that names it.
+  std::shared_ptr<const converter::Checkpoint> origin{};
+  ModelConfig model{};
+  EngineConfig engine{};
+  std::vector<int> ranks{};  // of the world; empty: all
+  bool value_head = false;  // one value of each token: of a language model's checkpoint, a new head
+
+  struct Training {
+    OptimizerConfig optimizer{};
+    OptimizerParamSchedulerConfig scheduler{};
+    CheckpointConfig checkpoint{};  // name and origin are the engine's
+  };
+  std::optional<Training> training{};
+};
+
+class MegatronEngine {
+ public:
+  // Called by the ranks of the mesh: loads the model. Throws Error; of memory that could not be had
+  // it names the buffer and what would fit.
+  MegatronEngine(models::World& world, MegatronEngineOptions options);
+  ~MegatronEngine();
+  MegatronEngine(const MegatronEngine&) = delete;
+  MegatronEngine& operator=(const MegatronEngine&) = delete;
+
+  const MegatronEngineOptions& options() const { return options_; }
+  const models::ParallelState& mesh() const { return mesh_; }
+  const converter::Checkpoint& origin() const { return *options_.origin; }
+  const models::TransformerConfig& config() const { return config_; }
+  const ModelMemory& memory() const { return memory_; }
+  const std::vector<models::GPTModel*>& chunks() const { return chunks_; }
+  double seconds_to_load() const { return seconds_to_load_; }
+  bool is_interleaved() const { return chunks_.size() > 1; }
+  bool trains() const { return optimizer_ != nullptr; }
+
+  // For passes that are learned from, or not.
+  Pipeline pipeline(bool forward_only = false) const;
+
+  // Of a role that learns. The scheduler's rates are those of the next step; a step takes the
+  // optimizer's state to the device where it rests.
+  DistributedOptimizer& optimizer() const { return *optimizer_; }
+  OptimizerParamScheduler& scheduler() const { return *scheduler_; }
+  TrainingCheckpoint& checkpoint() const { return *checkpoint_; }
+  TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
+  Offload& offload() const { return *offload_; }
+  StepReport optimizer_step();
+
+ private:
+  void allocate(const char* name,
+                std::int64_t bytes,
+                std::int64_t held,
+                const std::function<void()>& body) const;
+
+  MegatronEngineOptions options_;
+  models::World& world_;
+  models::ParallelState mesh_;
+  models::TransformerConfig config_;
+  ModelMemory memory_;
+  std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
+  std::vector<models::GPTModel*> chunks_;
+  double seconds_to_load_ = 0;
+  std::optional<P2PCommunicator> p2p_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<DistributedOptimizer> optimizer_;
+  std::unique_ptr<OptimizerParamScheduler> scheduler_;
+  std::unique_ptr<TrainingCheckpoint> checkpoint_;
+  std::unique_ptr<Offload> offload_;
+};
+
+}  // namespace ferry::trainer

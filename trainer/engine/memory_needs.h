@@ -1,0 +1,63 @@
+// What a rank keeps in memory while it trains, by the shapes of it: parameters, gradients, masters
+// and moments all the time, and of each micro-batch between its forward and its backward pass what
+// autograd keeps, layer by layer as models/transformer computes it (Korthikanti et al. 2022,
+// section 4, for these kernels).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "distckpt/base/dtype.h"
+#include "models/distributed/parallel_state.h"
+#include "models/gpt_model.h"
+#include "models/transformer/recompute.h"
+
+namespace ferry::trainer {
+
+// Bytes of a rank.
+struct ModelMemory {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;  // fp32
+  std::int64_t optimizer = 0;  // this rank's shards of moments, and of masters where they are extra
+
+  std::int64_t total() const { return parameters + gradients + optimizer; }
+};
+
+// Before anything of it is allocated. Padding to buckets is not counted.
+ModelMemory model_memory(const models::TransformerConfig& config,
+                         const models::ParallelState& mesh,
+                         const models::ModelOptions& options);
+
+// Of a rank's part of a pack.
+struct MicroBatchShape {
+  std::int64_t tokens = 0;
+  // Keys that a token attends to, padding of the causal half included: the mean of the lengths,
+  // weighed by themselves. Only the host keeps attention's probabilities.
+  double keys = 0;
+};
+
+// Bytes that a chunk of a model keeps of a micro-batch until its backward pass. Experts are taken
+// to have equal shares.
+std::int64_t activation_bytes(const models::GPTModel& chunk,
+                              const models::Recompute& recompute,
+                              const MicroBatchShape& shape);
+
+// What the output layer and the loss need on top of it while they run: logits of a chunk of tokens,
+// and the gradients that are made with them.
+std::int64_t logits_bytes(const models::GPTModel& chunk, std::int64_t tokens);
+
+// What all passes of a batch need at once, at most: micro-batches on their way, what a backward
+// pass adds to the layer that it is in, and the loss, as if every token were learned from.
+std::int64_t batch_bytes(const std::vector<models::GPTModel*>& chunks,
+                         const models::Recompute& recompute,
+                         const MicroBatchShape& largest,
+                         std::size_t num_micro_batches);
+
+// The longest micro-batch, of this mean length, whose batch fits into so many bytes.
+std::int64_t tokens_that_fit(const std::vector<models::GPTModel*>& chunks,
+                             const models::Recompute& recompute,
+                             const MicroBatchShape& like,
+                             std::size_t num_micro_batches,
+                             std::int64_t bytes);
+
+}  // namespace ferry::trainer

@@ -1,0 +1,97 @@
+#include "trainer/engine/run_options.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "converter/convert.h"
+
+namespace ferry::trainer {
+namespace {
+
+models::Recompute recompute_of(const EngineConfig& config) {
+  using Granularity = models::Recompute::Granularity;
+  using Method = models::Recompute::Method;
+  models::Recompute recompute;
+  if (config.recompute_granularity == "full") {
+    recompute.granularity = Granularity::kFull;
+    recompute.method = config.recompute_method == "block" ? Method::kBlock : Method::kUniform;
+    recompute.num_layers = config.recompute_num_layers.value_or(1);
+  } else if (config.recompute_granularity == "selective") {
+    const auto& names = config.recompute_modules;
+    const auto has = [&](const char* name) {
+      return std::ranges::find(names, name) != names.end();
+    };
+    recompute.granularity = Granularity::kSelective;
+    recompute.modules = {
+        .core_attn = names.empty() || has("core_attn"), .mlp = has("mlp"), .moe = has("moe")};
+  }
+  return recompute;
+}
+
+}  // namespace
+
+models::World::Options world_options(const TrainerConfig& config) {
+  return {.device = config.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
+          .timeout = std::chrono::seconds(config.nccl_timeout)};
+}
+
+models::ModelOptions model_options(const EngineConfig& config) {
+  return {.alignment = config.alignment == "bitwise" ? models::Alignment::kBitwise
+                                                     : models::Alignment::kFast,
+          .dtype = config.dtype == "float32"   ? distckpt::DType::kF32
+                   : config.dtype == "float16" ? distckpt::DType::kF16
+                                               : distckpt::DType::kBF16,
+          .sequence_parallel = config.uses_sequence_parallel(),
+          .recompute = recompute_of(config)};
+}
+
+OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& config) {
+  OptimizerConfig optimizer{.adam_beta1 = config.adam_beta1,
+                            .adam_beta2 = config.adam_beta2,
+                            .adam_eps = config.adam_eps,
+                            .decoupled_weight_decay = config.decoupled_weight_decay,
+                            .clip_grad = config.clip_grad};
+  if (engine.dtype == "float16") optimizer.loss_scale.emplace();
+  return optimizer;
+}
+
+OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config,
+                                               std::int64_t total_steps) {
+  const auto decay = config.lr_decay_steps.value_or(total_steps);
+  const auto warmup = config.lr_warmup_steps.value_or(static_cast<std::int64_t>(
+      std::floor(config.lr_warmup_steps_ratio * static_cast<double>(decay))));
+  return {.init_lr = config.lr_warmup_init,
+          .max_lr = config.lr,
+          .min_lr = config.min_lr,
+          .lr_warmup_steps = warmup,
+          .lr_decay_steps = std::max(decay, warmup + 1),
+          .lr_decay_style = config.lr_decay_style,
+          .wsd_decay_steps = config.lr_wsd_decay_steps.value_or(0),
+          .lr_wsd_decay_style = config.lr_wsd_decay_style,
+          .start_wd = config.start_weight_decay.value_or(config.weight_decay),
+          .end_wd = config.end_weight_decay.value_or(config.weight_decay),
+          .wd_incr_steps = total_steps,
+          .wd_incr_style = config.weight_decay_incr_style};
+}
+
+std::shared_ptr<const converter::Checkpoint> open_checkpoint(const ModelConfig& config) {
+  return std::make_shared<const converter::Checkpoint>(
+      converter::open(config.path, {.hf_config = config.hf_config_path}));
+}
+
+std::filesystem::path tokenizer_folder(const ModelConfig& config,
+                                       const converter::Checkpoint& origin) {
+  if (!config.tokenizer_path.empty()) return config.tokenizer_path;
+  if (!config.hf_config_path.empty()) return config.hf_config_path;
+  return origin.hf ? origin.hf->folder : std::filesystem::path(config.path);
+}
+
+void save_hf(const std::filesystem::path& root, const std::filesystem::path& hf_config) {
+  converter::convert({.from = root,
+                      .to = root / "hf_model",
+                      .format = converter::Format::kHuggingFace,
+                      .hf_config = hf_config,
+                      .overwrite = true});
+}
+
+}  // namespace ferry::trainer

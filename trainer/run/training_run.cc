@@ -1,0 +1,69 @@
+#include "trainer/run/training_run.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/filenames.h"
+#include "models/distributed/process_group.h"
+#include "models/distributed/world.h"
+#include "trainer/metrics/run_log.h"
+
+namespace ferry::trainer {
+
+Truncation truncation_of(std::string_view name) {
+  return name == "left"    ? Truncation::kLeft
+         : name == "right" ? Truncation::kRight
+                           : Truncation::kError;
+}
+
+std::int64_t total_training_steps(const TrainerConfig& run,
+                                  std::string_view batch_key,
+                                  int batch_size,
+                                  const std::function<std::int64_t()>& count) {
+  if (run.total_training_steps) return *run.total_training_steps;
+  const auto num_records = count();
+  const auto of_epoch = num_records / batch_size;
+  require(of_epoch > 0, ErrorKind::kUsage,
+          "data.train_files: {} records that are neither malformed nor filtered are less than one "
+          "batch of {} ({})",
+          num_records, batch_size, batch_key);
+  return of_epoch * run.total_epochs;
+}
+
+std::int64_t count_together(models::World& world,
+                            const std::function<std::int64_t(int rank, int num_ranks)>& count) {
+  const auto mine = std::to_string(count(world.rank(), world.size()));
+  if (world.size() == 1) return std::stoll(mine);
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::int64_t sum = 0;
+  for (const auto& theirs :
+       models::ProcessGroup(world, "records", std::move(ranks)).all_gather_bytes(mine))
+    sum += std::stoll(theirs);
+  return sum;
+}
+
+ResumeFrom resume_from(const std::filesystem::path& path) {
+  const auto folder = path.has_filename() ? path : path.parent_path();
+  const auto iteration = distckpt::parse_iteration_folder(folder.filename().string());
+  if (!iteration || !iteration->number) return {.root = folder};
+  return {.root = folder.parent_path(), .iteration = iteration->number};
+}
+
+bool logs_to(const TrainerConfig& run, std::string_view name) {
+  return std::ranges::find(run.logger, name) != run.logger.end();
+}
+
+std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
+  const std::filesystem::path folder = run.default_local_dir;
+  std::vector<std::unique_ptr<MetricLog>> logs;
+  if (logs_to(run, "file")) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (logs_to(run, "tensorboard")) logs.push_back(open_event_log(folder / "tensorboard", first));
+  return logs;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,72 @@
+// What the loops of all runs make of their configuration: records, steps and logs.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "trainer/config/run_sections.h"
+#include "trainer/data/record_stream.h"
+#include "trainer/dataset/sft_examples.h"
+#include "trainer/metrics/metric_log.h"
+
+namespace ferry::models {
+class World;
+}
+
+namespace ferry::trainer {
+
+// The records of a data section: to train on, or, in the order of the files and to their end, to
+// validate on. Throws Error as RecordStream does.
+template <typename Data>
+RecordStream open_records(const Data& data, const TrainerConfig& run, bool training) {
+  const auto& files = training ? data.train_files : data.val_files;
+  return RecordStream(
+      {files.begin(), files.end()},
+      {.order = {.shuffle = training && data.shuffle,
+                 .seed = static_cast<std::uint64_t>(run.seed),
+                 .shuffle_buffer_bytes = data.shuffle_buffer_bytes},
+       .on_malformed = data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
+       .drop_last = training});
+}
+
+Truncation truncation_of(std::string_view name);
+
+// Steps of the run: those that were asked for, or as many whole batches as the epochs have of
+// records that are neither malformed nor filtered, which `count` tells. Throws Error(kUsage),
+// naming the key of the batch size, if there is not one.
+std::int64_t total_training_steps(const TrainerConfig& run,
+                                  std::string_view batch_key,
+                                  int batch_size,
+                                  const std::function<std::int64_t()>& count);
+
+// The sum of what `count` says of each rank's share. Called by all ranks.
+std::int64_t count_together(models::World& world,
+                            const std::function<std::int64_t(int rank, int num_ranks)>& count);
+
+// Records of an epoch that `parse` makes something of. Called by all ranks, which share the
+// reading.
+template <typename Parse>
+std::int64_t count_records(models::World& world, const RecordStream& stream, const Parse& parse) {
+  return count_together(
+      world, [&](int rank, int num_ranks) { return stream.count_parsed(parse, rank, num_ranks); });
+}
+
+// The folder of iterations that checkpoint.resume_from_path names, and, of RUN/iter_0000100, which
+// one of them.
+struct ResumeFrom {
+  std::filesystem::path root{};
+  std::optional<std::int64_t> iteration{};
+};
+ResumeFrom resume_from(const std::filesystem::path& path);
+
+// Whether metrics go there: to "console", "file", "tensorboard".
+bool logs_to(const TrainerConfig& run, std::string_view name);
+// The files that they go to, from step `first` on.
+std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first);
+
+}  // namespace ferry::trainer

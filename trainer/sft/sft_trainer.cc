@@ -1,0 +1,354 @@
+#include "trainer/sft/sft_trainer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "models/device/device.h"
+#include "trainer/engine/finite_outputs.h"
+#include "trainer/engine/micro_batches.h"
+#include "trainer/engine/peak_memory.h"
+#include "trainer/engine/run_options.h"
+#include "trainer/engine/sft_memory.h"
+#include "trainer/metrics/flops.h"
+#include "trainer/metrics/performance.h"
+#include "trainer/metrics/progress_line.h"
+#include "trainer/metrics/run_log.h"
+#include "trainer/run/training_run.h"
+#include "trainer/sft/sft_options.h"
+
+namespace ferry::trainer {
+namespace {
+
+// Numbers of each rank, summed in the order of the ranks.
+std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
+  std::vector<double> sums(mine.size(), 0.0);
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()),
+                               mine.size() * sizeof(double));
+  for (const auto& part : group.all_gather_bytes(bytes)) {
+    std::vector<double> theirs(mine.size());
+    std::memcpy(theirs.data(), part.data(), part.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
+  }
+  return sums;
+}
+
+}  // namespace
+
+struct SftTrainer::Batch {
+  std::vector<models::SequencePartition> parts{};  // micro-batches
+  std::vector<at::Tensor> labels{}, weights{};     // of each, this rank's part
+  std::int64_t learned = 0;                        // of all data parallel ranks
+  std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
+  std::vector<std::int64_t> tokens_of_ranks{};
+  BatchShape shape{};
+
+  std::int64_t tokens() const {
+    return std::accumulate(tokens_of_ranks.begin(), tokens_of_ranks.end(), std::int64_t{0});
+  }
+};
+
+SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput output)
+    : config_(config),
+      world_(world),
+      output_(std::move(output)),
+      origin_(open_checkpoint(config.model)),
+      encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
+      stream_(open_records(config.data, config.trainer, /*training=*/true)),
+      total_steps_(total_training_steps(config.trainer,
+                                        "data.global_batch_size",
+                                        config.data.global_batch_size,
+                                        [&] { return count_records(world, stream_, parser()); })),
+      engine_(world, engine_options(config, origin_, total_steps_)),
+      mesh_(engine_.mesh()),
+      peak_flops_(peak_flops(models::device_name(world.device()))),
+      profiler_(config.global_profiler, config.profiler, world.rank()) {
+  require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
+          "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
+          config.data.global_batch_size, mesh_.shape().dp());
+  if (is_rank_0())
+    output_.say(
+        fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
+  resume();
+  const std::filesystem::path folder = config.trainer.default_local_dir;
+  const auto first = first_logged_step(step_);
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), first);
+  if (!is_rank_0()) return;
+  distckpt::write_text(folder / kConfigFile, to_toml(config));
+  logs_ = open_logs(config.trainer, first);
+}
+
+SftTrainer::~SftTrainer() = default;
+
+void SftTrainer::resume() {
+  const auto& options = config_.checkpoint;
+  const bool elsewhere = options.resume_mode == "resume_path";
+  if (options.resume_mode == "disable")
+    return require_none_newer(config_.trainer.default_local_dir, 0);
+  if (!elsewhere && !engine_.checkpoint().has_latest()) return;
+  const auto [root, iteration] = resume_from(options.resume_from_path);
+  const auto resumed =
+      elsewhere ? engine_.checkpoint_at(root).load(iteration) : engine_.checkpoint().load();
+  step_ = resumed.iteration;
+  if (elsewhere) require_none_newer(config_.trainer.default_local_dir, step_);
+  stream_.restore(Record::parse(resumed.caller.shared.at("data")));
+  if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
+}
+
+std::function<Conversation(const Record&)> SftTrainer::parser() const {
+  return [keys = conversation_keys(config_.data)](const Record& record) {
+    return parse_conversation(record, keys);
+  };
+}
+
+std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {
+  auto conversations = records.next_batch(config_.data.global_batch_size, parser());
+  if (is_rank_0()) {
+    for (const auto& row : records.newly_malformed())
+      output_.say(fmt::format("skipped    {}", row.describe()));
+  }
+  return conversations;
+}
+
+SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conversations) const {
+  const auto dp = mesh_.shape().dp();
+  std::vector<at::Tensor> tokens;
+  std::vector<at::Tensor> scored;  // where something is learned
+  std::vector<SftTensors> examples;
+  std::vector<std::int64_t> seqlens;
+  Batch batch;
+  for (const auto& conversation : shard_of(conversations, mesh_.coordinates().dp, dp)) {
+    examples.push_back(tensors_of(encoder_.encode(conversation)));
+    tokens.push_back(examples.back().tokens);
+    scored.push_back(examples.back().weights.ne(0));
+    seqlens.push_back(examples.back().tokens.size(0));
+    batch.learned += static_cast<std::int64_t>(examples.back().weights.sum().item<double>());
+  }
+  const auto all = gather_seqlens(mesh_.dp(), seqlens);
+  for (const auto& of_rank : all) {
+    batch.seqlens.insert(batch.seqlens.end(), of_rank.begin(), of_rank.end());
+    batch.tokens_of_ranks.push_back(
+        std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
+  }
+  std::vector<Partition> parts;
+  if (config_.data.use_dynamic_bsz) {
+    const auto per_gpu = config_.data.max_token_len_per_gpu;
+    const auto budget =
+        per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
+    parts =
+        rearrange_micro_batches(
+            all, {.max_token_len = budget,
+                  .num_batches_divided_by =
+                      engine_.is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+            .at(static_cast<std::size_t>(mesh_.coordinates().dp));
+  } else {
+    parts = split_micro_batches(seqlens.size(),
+                                static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
+  }
+  batch.parts = pack_micro_batches(tokens, parts, mesh_, scored);
+  batch.shape.num_micro_batches = parts.size();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::vector<at::Tensor> labels;
+    std::vector<at::Tensor> weights;
+    batch.shape.add(batch.parts[i].tokens().size(0), seqlens, parts[i], mesh_.shape().cp());
+    for (const auto index : parts[i]) {
+      labels.push_back(examples[index].labels);
+      weights.push_back(examples[index].weights);
+    }
+    batch.labels.push_back(batch.parts[i].local(at::cat(labels)));
+    batch.weights.push_back(batch.parts[i].local(at::cat(weights)));
+  }
+  batch.learned =
+      static_cast<std::int64_t>(sum_over(mesh_.dp(), {static_cast<double>(batch.learned)}).front());
+  return batch;
+}
+
+double SftTrainer::run_batch(const Batch& batch,
+                             bool forward_only,
+                             const models::Observer& observe) {
+  const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(batch.learned, 1));
+  const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
+                                std::size_t i) -> LossOutput {
+    models::CrossEntropy result;
+    const auto& scored = batch.parts[i].scored();
+    allocating(
+        world_.device(), [&] { return logits_buffer(model, scored.size(0)); },
+        [&] {
+          result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale, scored);
+        });
+    return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
+  };
+  std::vector<LossMetrics> metrics;
+  allocating(
+      world_.device(),
+      [&] { return activations_buffer(config_, engine_.chunks(), batch.shape, engine_.memory()); },
+      [&] {
+        metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
+                                   {.forward_only = forward_only,
+                                    .grad_scale = engine_.optimizer().loss_scale(),
+                                    .observe = observe});
+      });
+  double mine = 0;
+  // Tensor parallel ranks have the same loss.
+  if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
+    for (const auto& of_micro_batch : metrics) mine += of_micro_batch.at("loss").item<double>();
+  }
+  const auto sums =
+      sum_over(mesh_.all(), {mine, engine_.checkpoint().save_has_ended() ? 1.0 : 0.0});
+  save_has_ended_ = sums[1] > 0;
+  return sums[0];
+}
+
+// The parameters are as they were: where the loss already is not finite, once more forward shows
+// where that began.
+void SftTrainer::say_not_finite(const Batch& batch, double loss, const StepReport& update) {
+  FiniteOutputs outputs;
+  if (!std::isfinite(loss)) (void)run_batch(batch, true, outputs.observer());
+  const auto module = outputs.first(mesh_.all());
+  if (!is_rank_0()) return;
+  const auto what = module.empty() ? fmt::format("the gradient of {}", update.not_finite)
+                                   : fmt::format("the output of {}, and so the loss,", module);
+  output_.say(fmt::format("step {}: {} is not finite; nothing was updated ({} so far)", step_, what,
+                          update.skipped));
+}
+
+Metrics SftTrainer::train_step() {
+  const auto started = wall_time();
+  const auto device = world_.device();
+  models::reset_peak_memory(device);
+  timeline_->begin_step(step_ + 1);
+  profiler_.begin_step(step_ + 1);
+  const auto task = [&](const char* name, const auto& body) {
+    const auto span = timeline_->span(name);
+    profiler_.begin_task(step_ + 1, name);
+    body();
+    profiler_.end_task();
+  };
+  Batch batch;
+  double loss = 0;
+  StepReport update;
+  const auto rates = engine_.scheduler().now();
+  task("load_data", [&] { batch = make_batch(next_conversations(stream_)); });
+  task("forward_backward", [&] {
+    engine_.optimizer().zero_grad();
+    loss = run_batch(batch, false);
+  });
+  task("optimizer", [&] { update = engine_.optimizer_step(); });
+  profiler_.end_step(step_ + 1);
+  engine_.scheduler().step(1);
+  ++step_;
+  not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
+  if (!update.update_successful) say_not_finite(batch, loss, update);
+  require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1,
+          ErrorKind::kCorrupt, "{}: no finite gradient in {} steps in a row", update.not_finite,
+          not_finite_);
+  const auto memory = peak_memory(mesh_.all(), device);
+  const auto timing = timeline_->end_step();
+  Metrics metrics = performance_metrics({.seconds = wall_time() - started,
+                                         .tokens = batch.tokens(),
+                                         .num_gpus = world_.size(),
+                                         .max_memory_allocated = memory.allocated,
+                                         .max_memory_reserved = memory.reserved,
+                                         .cpu_memory_used = host_memory_used(),
+                                         .timing = timing});
+  if (peak_flops_)
+    metrics["train/mfu"] =
+        training_flops(engine_.config(), batch.seqlens) /
+        ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
+  metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
+  metrics["train/loss"] = loss;
+  metrics["train/grad_norm"] = update.grad_norm;
+  metrics["train/lr"] = rates.lr;
+  metrics["train/global_tokens"] = static_cast<double>(batch.tokens());
+  metrics["train/skipped"] = static_cast<double>(update.skipped);
+  metrics["train/malformed_rows"] = static_cast<double>(stream_.malformed().count);
+  return metrics;
+}
+
+Metrics SftTrainer::validate() {
+  auto records = open_records(config_.data, config_.trainer, /*training=*/false);
+  const auto dp = mesh_.shape().dp();
+  double loss = 0;
+  double learned = 0;
+  engine_.offload().to_host({.grad = config_.engine.grad_offload});
+  while (records.cursor().epoch == 0) {
+    auto conversations = next_conversations(records);
+    // A last batch that data parallel ranks cannot share evenly loses what is left over.
+    conversations.resize(conversations.size() / static_cast<std::size_t>(dp) *
+                         static_cast<std::size_t>(dp));
+    if (conversations.empty()) continue;
+    const auto batch = make_batch(conversations);
+    const auto weight = static_cast<double>(batch.learned);
+    loss += weight * run_batch(batch, true);
+    learned += weight;
+  }
+  engine_.offload().to_device({.grad = config_.engine.grad_offload});
+  return {{"val/loss", learned > 0 ? loss / learned : std::nan("")},
+          {"val/malformed_rows", static_cast<double>(records.malformed().count)}};
+}
+
+void SftTrainer::finish_save() {
+  if (engine_.checkpoint().finish_save()) export_hf();
+}
+
+void SftTrainer::save() {
+  finish_save();
+  const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
+  engine_.offload().to_device({.optimizer = config_.engine.optimizer_offload});
+  if (config_.checkpoint.async_save) {
+    allocating(
+        c10::kCPU,
+        [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
+        [&] { engine_.checkpoint().save_in_background(step_, caller); });
+  } else {
+    (void)engine_.checkpoint().save(step_, caller);
+    export_hf();
+  }
+  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
+  if (is_rank_0())
+    output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
+}
+
+void SftTrainer::export_hf() const {
+  if (!config_.checkpoint.save_hf) return;
+  if (is_rank_0()) save_hf(config_.trainer.default_local_dir, config_.model.hf_config_path);
+  mesh_.all().barrier();
+}
+
+void SftTrainer::report(const Metrics& metrics) {
+  if (!is_rank_0()) return;
+  const StepMetrics line{.step = step_, .time = wall_time(), .values = metrics};
+  for (const auto& log : logs_) log->write(line);
+}
+
+void SftTrainer::run() {
+  ProgressLine progress(total_steps_);
+  const bool console = logs_to(config_.trainer, "console");
+  const auto every = [](std::int64_t step, int frequency) {
+    return frequency > 0 && step % frequency == 0;
+  };
+  if (config_.trainer.val_before_train && step_ == 0) report(validate());
+  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
+  while (step_ < total_steps_) {
+    auto metrics = train_step();
+    const bool last = step_ == total_steps_;
+    if (every(step_, config_.trainer.test_freq) || (last && config_.trainer.test_freq > 0))
+      metrics.merge(validate());
+    report(metrics);
+    if (save_has_ended_) finish_save();  // tells of a save that failed without waiting for the next
+    if (console && is_rank_0())
+      output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
+    if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))
+      save();
+  }
+  finish_save();
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,84 @@
+// Supervised fine-tuning (verl's sft_trainer): the loop of ferry train sft, which every rank runs.
+//
+//   batch -> this rank's conversations -> packed micro-batches -> forward and backward through the
+//   pipeline -> optimizer -> metrics, checkpoint
+//
+// The loss is the mean of - log p over all learned tokens of the global batch.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "converter/open/checkpoint.h"
+#include "models/distributed/world.h"
+#include "models/gpt_model.h"
+#include "trainer/config/sft_config.h"
+#include "trainer/data/record_stream.h"
+#include "trainer/dataset/sft_examples.h"
+#include "trainer/engine/megatron_engine.h"
+#include "trainer/metrics/metric_log.h"
+#include "trainer/metrics/timeline.h"
+#include "trainer/run/profiler.h"
+
+namespace ferry::trainer {
+
+struct SftOutput {
+  // Of rank 0: a line for people, without its newline.
+  std::function<void(const std::string&)> say = [](const std::string&) {};
+};
+
+class SftTrainer {
+ public:
+  // Called by all ranks: loads the model, or the newest checkpoint of the run. Throws Error.
+  SftTrainer(const SftConfig& config, models::World& world, SftOutput output = {});
+  ~SftTrainer();
+
+  // From where it stands to the last step. Throws Error(kCorrupt) after too many steps in a row
+  // without a finite gradient.
+  void run();
+
+  std::int64_t step() const { return step_; }  // steps that are done
+  std::int64_t total_steps() const { return total_steps_; }
+
+ private:
+  struct Batch;  // what this rank runs of a batch
+  void resume();
+  std::function<Conversation(const Record&)> parser() const;
+  std::vector<Conversation> next_conversations(RecordStream& records) const;
+  Batch make_batch(const std::vector<Conversation>& conversations) const;
+  // The mean loss of the global batch's learned tokens.
+  double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
+  void say_not_finite(const Batch& batch, double loss, const StepReport& update);
+  Metrics train_step();
+  Metrics validate();
+  void save();
+  void export_hf() const;
+  void finish_save();
+  void report(const Metrics& metrics);
+  bool is_rank_0() const { return world_.rank() == 0; }
+
+  SftConfig config_;
+  models::World& world_;
+  SftOutput output_;
+  std::shared_ptr<const converter::Checkpoint> origin_;
+  SftEncoder encoder_;
+  RecordStream stream_;
+  std::int64_t total_steps_;
+  MegatronEngine engine_;
+  const models::ParallelState& mesh_;
+  std::int64_t step_ = 0;
+  int not_finite_ = 0;           // steps in a row
+  bool save_has_ended_ = false;  // in the background, on some rank
+  std::unique_ptr<Timeline> timeline_;
+  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
+  StepProfiler profiler_;
+  std::vector<std::unique_ptr<MetricLog>> logs_;
+};
+
+}  // namespace ferry::trainer
