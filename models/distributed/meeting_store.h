@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
@@ -27,5 +28,16 @@ class MeetingStore : public c10d::PrefixStore {
   c10::intrusive_ptr<c10d::Store> board_;  // of the world
   std::chrono::milliseconds patience_;
 };
+
+// Makes a group's connections: calls `make` with a store of its own on each of `size` ranks, which
+// all come here, until it works on all of them. Sockets of a busy machine are refused or closed now
+// and then, and a group with such a connection is made anew. Throws what `make` threw the last of
+// three times, and at once what is an Error (a rank that has failed or did not come) or shows that
+// memory is short.
+void make_together(const std::string& prefix,
+                   const World& world,
+                   int rank,
+                   int size,
+                   const std::function<void(const c10::intrusive_ptr<c10d::Store>&)>& make);
 
 }  // namespace ferry::models

@@ -112,7 +112,6 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
   if (size() == 1) return;
   backends_ = std::make_unique<Backends>();
   const auto prefix = fmt::format("{}/{}", name_, fmt::join(ranks_, "-"));
-  const auto store = c10::make_intrusive<MeetingStore>(prefix, world);
   backends_->meeting = {.board = world.store(),
                         .id = prefix,
                         .group = name_,
@@ -130,7 +129,9 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
   or_out_of_memory(
       fmt::format("making group {} of ranks {}", name_, fmt::join(ranks_, ", ")), "", [&] {
         run("creation", [&] {
-          backends_->gloo = make_gloo(store, rank_, size(), world);
+          make_together(prefix, world, rank_, size(), [&](const auto& store) {
+            backends_->gloo = make_gloo(store, rank_, size(), world);
+          });
           backends_->device = backends_->gloo;
           if (!world.device().is_cuda()) return;
           // Which meets at its first operation, and is watched there (watch_nccl).

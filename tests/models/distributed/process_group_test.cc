@@ -8,6 +8,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/distributed/failure_board.h"
+#include "models/distributed/meeting_store.h"
 #include "models/distributed/parallel_state.h"
 #include "models/distributed/world.h"
 #include "tests/support/expect.h"
@@ -42,6 +43,47 @@ TEST(ProcessGroup, MovesTensorsInTheOrderOfRanks) {
     const auto texts =
         group.all_gather_bytes(std::string(static_cast<std::size_t>(world.rank()), 'x'));
     EXPECT_EQ(texts, (std::vector<std::string>{"", "x", "xx"}));
+  });
+}
+
+TEST(MakeTogether, TriesAgainOnAllRanksWhereOneCouldNotConnect) {
+  run_ranks(3, {}, [](World& world) {
+    int tries = 0;
+    make_together("group", world, world.rank(), 3, [&](const auto& store) {
+      ++tries;
+      store->set(std::to_string(world.rank()), std::vector<std::uint8_t>{1});
+      if (tries == 1 && world.rank() == 1) throw std::runtime_error("connection closed by peer");
+    });
+    EXPECT_EQ(tries, 2);
+  });
+}
+
+TEST(MakeTogether, GivesUpWithTheReason) {
+  run_ranks(2, {}, [](World& world) {
+    int tries = 0;
+    const auto make = [&](const auto&) {
+      ++tries;
+      if (world.rank() == 0) throw std::runtime_error("connection closed by peer");
+    };
+    if (world.rank() == 0)
+      EXPECT_THROW(make_together("group", world, 0, 2, make), std::runtime_error);
+    else
+      EXPECT_TRUE(support::fails(ErrorKind::kIo, {"another rank could not connect 3 times"},
+                                 [&] { make_together("group", world, 1, 2, make); }));
+    EXPECT_EQ(tries, 3);
+  });
+}
+
+TEST(MakeTogether, DoesNotTryAgainWhereARankHasFailed) {
+  run_ranks(2, {}, [](World& world) {
+    int tries = 0;
+    const auto make = [&](const auto&) {
+      ++tries;
+      throw Error(ErrorKind::kIo, "a rank has failed");
+    };
+    EXPECT_TRUE(support::fails(ErrorKind::kIo, {"a rank has failed"},
+                               [&] { make_together("group", world, world.rank(), 2, make); }));
+    EXPECT_EQ(tries, 1);
   });
 }
 
