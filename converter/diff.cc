@@ -9,11 +9,13 @@
 #include <mutex>
 #include <utility>
 
+#include "distckpt/base/integers.h"
 #include "distckpt/elements/digest.h"
 
 namespace ferry::converter {
 namespace {
 
+using distckpt::ceil_div;
 using distckpt::kDigestBlock;
 
 // One tensor while its parts are compared, in any order. Sums of squares are kept per block, and
@@ -34,7 +36,7 @@ std::vector<distckpt::ElementDifference> compare(CheckpointPair& pair,
   std::vector<PartialDiff> partial(pair.num_tensors());
   for (std::size_t i = 0; i < partial.size(); ++i) {
     const auto bytes = pair.tensor(i).num_bytes();
-    partial[i].blocks.resize(static_cast<std::size_t>((bytes + kDigestBlock - 1) / kDigestBlock));
+    partial[i].blocks.resize(static_cast<std::size_t>(ceil_div(bytes, kDigestBlock)));
   }
   std::mutex mutex;
   const auto add = [&](const distckpt::Comparison& part) {

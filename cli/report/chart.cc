@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cli/report/html.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::cli {
 namespace {
@@ -33,7 +34,7 @@ struct Point {
 // Runs of finite points; more than kMostPoints steps are put together.
 std::vector<std::vector<Point>> runs_of(const Series& series) {
   std::vector<std::vector<Point>> runs(1);
-  const auto group = (series.values.size() + kMostPoints - 1) / kMostPoints;
+  const auto group = distckpt::ceil_div(series.values.size(), kMostPoints);
   for (std::size_t i = 0; i < series.values.size(); i += group) {
     Point point{.least = std::numeric_limits<double>::infinity(),
                 .most = -std::numeric_limits<double>::infinity()};
@@ -208,7 +209,7 @@ std::string columns(const std::vector<Series>& series,
   const auto longest =
       std::ranges::max_element(series, {}, [](const Series& one) { return one.steps.size(); });
   const auto& steps = longest->steps;
-  const auto every = (steps.size() + kMostColumns - 1) / kMostColumns;
+  const auto every = distckpt::ceil_div(steps.size(), kMostColumns);
   std::string svg;
   for (std::size_t i = 0; i < steps.size(); i += every) {
     std::string text = fmt::format("step {}", steps[i]);

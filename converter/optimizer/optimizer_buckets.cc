@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::converter {
 namespace {
@@ -174,9 +175,7 @@ std::vector<BucketParameter> OptimizerBuckets::place(
   std::size_t bucket = 0;
   std::int64_t bucket_begin = 0;  // in the buckets, one after the other
   std::int64_t used = 0;          // of the bucket
-  const auto aligned = [](std::int64_t at) {
-    return (at + kAlignment - 1) / kAlignment * kAlignment;
-  };
+  const auto aligned = [](std::int64_t at) { return distckpt::round_up(at, kAlignment); };
   const auto is_full = [&] { return used == buckets[bucket] || aligned(used) == buckets[bucket]; };
   const auto next_bucket = [&] {
     bucket_begin += buckets[bucket];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::distckpt {
 
@@ -143,7 +144,7 @@ void split_flat(const Shape& shape,
                 std::vector<FlatPiece>& pieces) {
   if (begin >= end) return;
   const auto stride = strides[dim];
-  const auto first_whole = (begin - base + stride - 1) / stride;
+  const auto first_whole = ceil_div(begin - base, stride);
   const auto end_whole = (end - base) / stride;
   const auto descend = [&](std::int64_t index, std::int64_t from, std::int64_t to) {
     Box inner = prefix;

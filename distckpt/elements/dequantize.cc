@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/elements/cast.h"
 
 namespace ferry::distckpt {
@@ -43,7 +44,7 @@ Box scales_of(const Box& box, const Dims& block) {
   Box scales = box;
   for (int d = 0; d < box.rank(); ++d) {
     scales.offset[d] = box.offset[d] / block[d];
-    scales.size[d] = (box.end(d) + block[d] - 1) / block[d] - scales.offset[d];
+    scales.size[d] = ceil_div(box.end(d), block[d]) - scales.offset[d];
   }
   return scales;
 }

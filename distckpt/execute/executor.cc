@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/execute/task_worker.h"
 #include "distckpt/plan/schedule.h"
 
@@ -54,7 +55,7 @@ struct Execution::State {
       auto& into = blocks[segment.index];
       const auto first = static_cast<std::size_t>(segment.begin / kDigestBlock);
       const auto count =
-          static_cast<std::size_t>((segment.end - segment.begin + kDigestBlock - 1) / kDigestBlock);
+          static_cast<std::size_t>(ceil_div(segment.end - segment.begin, kDigestBlock));
       require(at + count <= digests.size(), ErrorKind::kCorrupt,
               "the journal holds too few digests");
       std::copy_n(digests.begin() + static_cast<std::ptrdiff_t>(at), count,
@@ -228,8 +229,8 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
       state->bytes_total += state->bytes_of(state->schedule.segments[s]);
   }
   for (const auto& planned : plan.tensors) {
-    const auto bytes = planned.tensor.num_bytes();
-    state->blocks.emplace_back(static_cast<std::size_t>((bytes + kDigestBlock - 1) / kDigestBlock));
+    state->blocks.emplace_back(
+        static_cast<std::size_t>(ceil_div(planned.tensor.num_bytes(), kDigestBlock)));
   }
   if (options_.journal != nullptr) {
     for (std::uint32_t i = 0; i < state->schedule.tasks.size(); ++i) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/execute/file_box_io.h"
@@ -99,12 +100,10 @@ class TaskWorker::Impl {
 
   static Stretch make_stretch(const ModelTensor& tensor, std::int64_t begin, std::int64_t end) {
     const auto size = size_of(tensor.dtype);
-    Stretch stretch{.tensor = tensor,
-                    .begin = begin / size,
-                    .boxes = split_flat_range(tensor.shape, begin / size, end / size),
-                    .strides = row_major_strides(tensor.shape)};
-    for (int d = 0; d < stretch.strides.rank(); ++d) stretch.strides[d] *= size;
-    return stretch;
+    return {.tensor = tensor,
+            .begin = begin / size,
+            .boxes = split_flat_range(tensor.shape, begin / size, end / size),
+            .strides = byte_strides(tensor.shape, size)};
   }
 
   // Calls visit(piece, box) for each part of the cover that lies in the stretch.
@@ -134,7 +133,7 @@ class TaskWorker::Impl {
       read_part(stretch.tensor, piece, box, transform, converted);
       if (packed) return;
       copy_strided(into, stretch.strides, converted.data(),
-                   packed_strides(box, stretch.tensor.dtype), box.size,
+                   byte_strides(box.size, size_of(stretch.tensor.dtype)), box.size,
                    size_of(stretch.tensor.dtype));
     });
   }
@@ -186,8 +185,8 @@ class TaskWorker::Impl {
       std::span<const std::byte> packed(from, static_cast<std::size_t>(bytes));
       if (!stretch.packed(box)) {
         const auto into = scratch_.first(bytes);
-        copy_strided(into.data(), packed_strides(box, tensor.dtype), from, stretch.strides,
-                     box.size, size_of(tensor.dtype));
+        copy_strided(into.data(), byte_strides(box.size, size_of(tensor.dtype)), from,
+                     stretch.strides, box.size, size_of(tensor.dtype));
         packed = into;
       }
       const auto region = region_of(piece, box);
@@ -199,12 +198,6 @@ class TaskWorker::Impl {
       }
       sink_->write(region, packed, owner_.record.written);
     });
-  }
-
-  static Dims packed_strides(const Box& box, DType dtype) {
-    auto strides = row_major_strides(box.size);
-    for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(dtype);
-    return strides;
   }
 
   static void convert(const std::string& name,

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::distckpt {
 
 std::int64_t Runs::end() const {
@@ -29,9 +31,7 @@ Runs fold_runs(const Region& region) {
 }
 
 Dims packed_strides(const Region& region) {
-  auto strides = row_major_strides(region.size);
-  for (int d = 0; d < strides.rank(); ++d) strides[d] *= region.element_size;
-  return strides;
+  return byte_strides(region.size, region.element_size);
 }
 
 void copy_strided(std::byte* to,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/plan/coverage.h"
@@ -95,16 +96,12 @@ void append_pieces(const BoxLink& link,
     const auto begin = part.offset[last] - link.stored_box.offset[last];
     for (const auto& piece :
          split_flat_range(link.model_box.size, begin, begin + part.size[last])) {
-      Dims strides = row_major_strides(link.model_box.size);
       Box box = piece.box;
-      for (int d = 0; d < rank; ++d) {
-        strides[d] *= stride;
-        box.offset[d] += link.model_box.offset[d];
-      }
+      for (int d = 0; d < rank; ++d) box.offset[d] += link.model_box.offset[d];
       cover.push_back({.box = box,
                        .at = {.storage = shard.at.storage,
                               .offset = first + (piece.begin - begin) * stride,
-                              .strides = strides},
+                              .strides = byte_strides(link.model_box.size, stride)},
                        .dtype = stored.dtype,
                        .scale = link.scale});
     }
@@ -149,9 +146,7 @@ void check_scales(const PlanSide& side) {
     require(scale.block.rank() == blocks.rank(), ErrorKind::kLayout,
             "{}: blocks of {} do not fit its shape {}", stored.name, to_string(scale.block),
             to_string(stored.shape));
-    for (int d = 0; d < blocks.rank(); ++d) {
-      blocks[d] = (blocks[d] + scale.block[d] - 1) / scale.block[d];
-    }
+    for (int d = 0; d < blocks.rank(); ++d) blocks[d] = ceil_div(blocks[d], scale.block[d]);
     require(can_cast(scales.dtype, DType::kF32), ErrorKind::kLayout,
             "{}: scales of {} are not read{}", scales.name, short_name(scales.dtype), file);
     require(scales.shape == blocks, ErrorKind::kLayout,

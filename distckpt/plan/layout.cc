@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/plan/coverage.h"
 
 namespace ferry::distckpt {
@@ -73,8 +74,7 @@ std::int64_t Layout::num_bytes() const {
 }
 
 Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset) {
-  auto strides = row_major_strides(box.size);
-  for (int d = 0; d < strides.rank(); ++d) strides[d] *= size_of(dtype);
+  const auto strides = byte_strides(box.size, size_of(dtype));
   return {.box = box, .at = {.storage = storage, .offset = offset, .strides = strides}};
 }
 

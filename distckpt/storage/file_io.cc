@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/source_files.h"
 
@@ -169,8 +170,7 @@ void ReadFile::read_direct(std::int64_t offset, std::span<std::byte> into) const
     const auto position = offset + done;
     const auto start = position / kDirectAlignment * kDirectAlignment;
     const auto needed = position - start + wanted - done;
-    const auto length =
-        std::min(kPiece, (needed + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment);
+    const auto length = std::min(kPiece, round_up(needed, kDirectAlignment));
     // The last piece of a file is shorter than its buffer: to read on behind it would be unaligned.
     const auto count = pread_fully(path_, fd_.get(), start,
                                    std::span(buffer.get(), static_cast<std::size_t>(length)),

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/storage/filenames.h"
 
 namespace ferry::distckpt {
@@ -14,10 +15,6 @@ namespace {
 // row long enough to be worth reading.
 constexpr std::int64_t kMaxColumnParts = 8;
 constexpr std::int64_t kMinRunBytes = 512;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Deals tensors out to files and, small ones, to slabs.
 class Planner {
@@ -54,7 +51,7 @@ class Planner {
       const auto chunk = options_.chunk_bytes / size_of(tensor.dtype);
       const auto elements = tensor.shape.product();
       // A small tensor lies in one chunk.
-      if (length % chunk + elements > chunk) length = divide_up(length, chunk) * chunk;
+      if (length % chunk + elements > chunk) length = round_up(length, chunk);
       stored.begin = length;
       length += elements;
     } else {
@@ -105,7 +102,7 @@ class Planner {
 
 Shape StoredDataset::grid() const {
   Shape grid;
-  for (int d = 0; d < shape.rank(); ++d) grid.push_back(divide_up(shape[d], chunk[d]));
+  for (int d = 0; d < shape.rank(); ++d) grid.push_back(ceil_div(shape[d], chunk[d]));
   return grid;
 }
 
@@ -143,7 +140,7 @@ Shape chunk_shape(const Shape& shape, DType dtype, std::int64_t chunk_bytes) {
   auto columns = shape[last];
   if (shape.rank() >= 2 && shape.product() > room) {
     // As many bands as columns, if there are too few chunks for both.
-    const auto chunks = divide_up(shape.product(), room);
+    const auto chunks = ceil_div(shape.product(), room);
     for (std::int64_t parts = 2;
          parts <= kMaxColumnParts && parts * parts <= chunks && shape[last] % parts == 0;
          parts *= 2) {
@@ -154,8 +151,8 @@ Shape chunk_shape(const Shape& shape, DType dtype, std::int64_t chunk_bytes) {
   room /= chunk[last];
   for (int d = last - 1; d >= 0 && room > 1; --d) {
     // Bands of one height: the last one is hardly shorter than the others.
-    const auto bands = divide_up(shape[d], room);
-    chunk[d] = std::max<std::int64_t>(1, divide_up(shape[d], std::max<std::int64_t>(1, bands)));
+    const auto bands = ceil_div(shape[d], room);
+    chunk[d] = std::max<std::int64_t>(1, ceil_div(shape[d], std::max<std::int64_t>(1, bands)));
     if (chunk[d] < shape[d]) break;
     room /= chunk[d];
   }
@@ -188,8 +185,7 @@ Layout make_layout(ShardStoreLayout& store) {
     TensorLayout tensor{.name = stored.name, .dtype = dataset.dtype, .shape = stored.shape};
     const auto size = size_of(dataset.dtype);
     if (!dataset.is_slab()) {
-      auto strides = row_major_strides(dataset.chunk);
-      for (int d = 0; d < strides.rank(); ++d) strides[d] *= size;
+      const auto strides = byte_strides(dataset.chunk, size);
       const auto count = dataset.num_chunks();
       for (std::int64_t i = 0; i < count; ++i) {
         tensor.shards.push_back({.box = dataset.chunk_box(i),
