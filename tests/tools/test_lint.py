@@ -35,12 +35,42 @@ lint = load_lint()
     ('  print("// Which");', False),
 ])
 def test_comment_hangs(line, hangs):
-    assert bool(lint.hanging_comments([line], {1}, "a.cc")) == hangs
+    assert any(lint.HANGING.match(text) for _, text in lint.comment_openings([line], "//")) == hangs
 
 
-def test_only_first_lines_of_comments_that_were_added_count():
-    lines = ["// The first line", "// Which goes on.", "int x;", "// Which was here before.", "int y;", "// Whose is new."]
-    assert [number for number, _ in lint.hanging_comments(lines, {1, 2, 6}, "a.cc")] == [6]
+def test_a_comment_opens_with_its_first_line():
+    lines = ["// The first line", "// Which goes on.", "//", "// Of another paragraph.", "int x;  // Whose is x"]
+    assert [number for number, _ in lint.comment_openings(lines, "//")] == [1, 4, 5]
+
+
+def test_paragraphs_and_list_items_open_outside_code():
+    lines = ["# Where to begin", "What it is", "and goes on.", "", "- Of lists:", "1. Those", "```console", "What is code", "```", "Which follows."]
+    assert list(lint.paragraph_openings(lines)) == [(1, "# Where to begin"), (2, "What it is"), (5, "Of lists:"), (6, "Those"), (10, "Which follows.")]
+
+
+@pytest.mark.parametrize("name, text, found", [
+    ("a.cc", "// Which goes.\n", 1),
+    ("a.py", "# Which goes.\n", 1),
+    ("a.py", 'def f():\n    """What it is."""\n', 1),
+    ("meson.build", "# Which goes.\n", 1),
+    ("script", "#!/bin/bash\n# Which goes.\n", 1),
+    ("a.md", "What it is.\n", 1),
+    ("a.txt", "What it is.\n", 0),
+])
+def test_comments_of_each_kind_of_file_are_held_to_it(name, text, found, tmp_path, monkeypatch):
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    (tmp_path / name).write_text(text)
+    assert lint.check_comments([name], None) == (1 - found, found, 0)
+
+
+def test_only_comments_that_were_added_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    monkeypatch.setattr(lint, "added_lines", lambda name, base: {1, 3})
+    (tmp_path / "a.cc").write_text("int x;\n// Which was here before.\nint y;  // Whose is new.\n")
+    lines = []
+    monkeypatch.setattr(lint, "say", lines.append)
+    lint.check_comments(["a.cc"], "base")
+    assert lines[:-1] == ["a.cc:3: int y;  // Whose is new."]
 
 
 def test_lines_since_the_base_commit_are_the_added_ones(tmp_path, monkeypatch):
