@@ -1,6 +1,6 @@
 // The codec of the archive's chunks. The bytes of an element are taken apart into planes, since the
 // exponents of weights are few and their mantissas are noise: a plane that shrinks is a zstd frame,
-// one that does not is stored as it is. docs/formats/archive.md gives the bytes.
+// one that does not is stored as it is. docs/formats/hdf5.md gives the bytes.
 #pragma once
 
 #include <cstddef>

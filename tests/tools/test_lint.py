@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import lint_commands
+import lint_documents
 import lint_tidy
 
 
@@ -180,3 +181,34 @@ def test_header_has_to_compile_alone(units):
     assert lint_tidy.check(units, "b.h", units.of("b.h")) == ([], True)
     (units.root / ".clang-tidy").write_text("Checks: '-*,modernize-use-using'\n")
     assert lint_tidy.check(units, "b.h", units.of("b.h")) == ([], False)
+
+
+@pytest.mark.parametrize("line, troubles", [
+    ("[a](a.md)", []),
+    ("[a](a.md#the-first-one)", []),
+    ("[a](#the-first-one)", []),
+    ("[a](https://example.com/b.md)", []),
+    ("[b](b.md)", ["there is no b.md"]),
+    ("[a](a.md#the-second)", ["a.md has no heading #the-second"]),
+    ("`tools/one.py` `one.py` `tools/*.py` `tools/{one,two}.py` `tools/NAME`", []),
+    ("`tools/three.py`", ["there is no tools/three.py"]),
+    ("`tools/{one,three}.py`", ["there is no tools/three.py"]),
+    ("`three.py`", ["there is no three.py"]),
+    ("`verl/three.py` `build/cli/ferry` three.py", []),
+    ("<!-- no such file: tools/three.py --> `tools/three.py`", []),
+    ("```\n`tools/three.py`\n```", []),
+])
+def test_documents_name_what_exists(tmp_path, line, troubles):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tools").mkdir()
+    for name in ("one.py", "two.py"):
+        (tmp_path / "tools" / name).touch()
+    (tmp_path / "docs" / "a.md").write_text("# The `first` one\n" + line + "\n")
+    assert lint_documents.trouble_of(tmp_path, {"one.py", "two.py", "a.md"}, "docs" + "/a.md") == [(2, trouble) for trouble in troubles]
+
+
+def test_sources_mention_documents_that_exist(tmp_path):
+    (tmp_path / "a.cc").write_text("// docs" + "/none.md says so.\n")
+    said = []
+    assert lint_documents.run(tmp_path, ["a.cc"], said.append) == (0, 1, 0)
+    assert said[0] == "a.cc:1: there is no docs" + "/none.md"

@@ -1,4 +1,4 @@
-"""`ferry train grpo` when something breaks, or answers are worth nothing: what docs/training.md says of it."""
+"""`ferry train grpo` when something breaks, or answers are worth nothing: the tables of docs/grpo.md and docs/sft.md."""
 import contextlib
 import os
 import shutil

@@ -1,0 +1,92 @@
+"""Checks that the documents name things that exist, and that their lines can be read.
+
+    links      the file of a relative link, and the heading behind its "#"
+    paths      `distckpt/box.h` and `box.h`: a file or folder of the checkout. {a,b} and * stand for several, TARGET for any name
+    mentions   documents below docs/ in the sources
+    lines      at most 160 columns outside of tables, code and links; at most 300 characters in the cell of a table
+
+Code blocks are not read. A document names files that only its example has in a comment: <!-- no such file: PATH PATH -->
+"""
+import re
+from pathlib import Path
+
+ROOMS = "distckpt|converter|models|rollout|trainer|cli|tests|docs|tools"
+FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(rf"`((?:{ROOMS})(?:/[\w.{{}},*-]+)+/?|[\w{{}},]+\.(?:\{{[\w,]+\}}|cc|h|cu|cuh|py))`")
+MADE_UP = re.compile(r"<!-- no such file: (.*?) -->")
+MENTION = re.compile(r"docs/[\w/]+\.md")
+WIDTH, CELL = 160, 300
+
+
+def blank(match):
+    """-> as many lines, all empty: line numbers stay"""
+    return "\n" * match[0].count("\n")
+
+
+def slugs(text):
+    """-> the names under which links find the headings"""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub(blank, text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def expand(path):
+    """-> the paths that a{b,c} stands for"""
+    match = re.search(r"\{([^}]*)\}", path)
+    return [path] if not match else [one for choice in match[1].split(",") for one in expand(path[:match.start()] + choice + path[match.end():])]
+
+
+def link_trouble(root, document, target):
+    if re.match(r"[a-z]+:", target):
+        return None
+    name, _, anchor = target.partition("#")
+    file = (root / document).parent / name if name else root / document
+    if not file.exists():
+        return f"there is no {target}"
+    if anchor and anchor not in slugs(file.read_text()):
+        return f"{name or document} has no heading #{anchor}"
+    return None
+
+
+def path_trouble(root, names, path):
+    for one in expand(re.sub(r"\b[A-Z]+$", "*", path)):
+        if not (any(root.glob(one)) if "/" in one else one in names):
+            return f"there is no {one}"
+    return None
+
+
+def line_trouble(line):
+    if line.startswith("|"):
+        cells = re.split(r"(?<!\\)\|", line)
+        return f"a cell has more than {CELL} characters" if max(map(len, cells)) > CELL else None
+    return f"a line has more than {WIDTH} columns" if len(LINK.sub("]", line)) > WIDTH and not line.startswith("<!--") else None
+
+
+def trouble_of(root, names, document):
+    """-> [(line number, what is wrong)]"""
+    text = (root / document).read_text()
+    made_up = {path for paths in MADE_UP.findall(text) for path in paths.split()}
+    found = []
+    for number, line in enumerate(FENCE.sub(blank, text).splitlines(), 1):
+        troubles = [link_trouble(root, document, target) for target in LINK.findall(line)]
+        troubles += [path_trouble(root, names, path) for path in PATH.findall(line) if path not in made_up]
+        found += [(number, trouble) for trouble in [*troubles] if trouble]
+    return found
+
+
+def run(root, files, say):
+    """files: all of the checkout's -> (documents that are right, documents that are not, 0)"""
+    names = {Path(name).name for name in files}
+    documents = [name for name in files if name.endswith(".md")]
+    troubles = {name: trouble_of(root, names, name) for name in documents}
+    for name in files:
+        if name.endswith((".cc", ".h", ".cu", ".cuh", ".py")):
+            for path in MENTION.findall((root / name).read_text()):
+                if not (root / path).exists():
+                    troubles.setdefault(name, []).append((1, f"there is no {path}"))
+    for name, found in troubles.items():
+        for number, trouble in found:
+            say(f"{name}:{number}: {trouble}")
+    wrong = sum(bool(found) for found in troubles.values())
+    say(f"documents: {len(documents)}" + (f", {wrong} files are wrong" if wrong else ""))
+    return len(troubles) - wrong, wrong, 0
