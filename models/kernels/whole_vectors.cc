@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::models {
 namespace {
 
@@ -27,7 +29,7 @@ at::Tensor by_whole_vectors(const at::Tensor& x, const Function& function) {
   auto flat = x.detach().contiguous().view({-1});
   if (surplus != 0) flat = at::constant_pad_nd(flat, {0, kAtOnce - surplus});
   const auto result = at::empty_like(flat);
-  at::parallel_for(0, (flat.numel() + kOfAThread - 1) / kOfAThread, 1,
+  at::parallel_for(0, distckpt::ceil_div(flat.numel(), kOfAThread), 1,
                    [&](std::int64_t first, std::int64_t last) {
                      for (auto i = first; i < last; ++i) {
                        const auto begin = i * kOfAThread;

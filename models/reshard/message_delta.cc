@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::models {
 namespace {
 
@@ -23,7 +25,7 @@ Sections sections_of(const at::Tensor& encoded, std::int64_t blocks, std::int64_
 }
 
 std::int64_t blocks_of(const at::Tensor& words) {
-  return (words.numel() + kDeltaBlock - 1) / kDeltaBlock;
+  return distckpt::ceil_div(words.numel(), kDeltaBlock);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/plan/sharded_tensor_codec.h"
 #include "models/reshard/message_delta.h"
 #include "models/tensor_parallel/parameters.h"
@@ -23,16 +24,13 @@ namespace {
 using distckpt::Box;
 using distckpt::LocalShard;
 using distckpt::RankCopy;
+using distckpt::round_up;
 using distckpt::ShardedTensor;
 
 constexpr std::int64_t kAlignment = 16;          // of a box in its message
 constexpr std::int64_t kMessageAlignment = 512;  // of a message in the staging memory
 constexpr std::int64_t kLeastMessage = 4096;
 constexpr std::int64_t kLargestBox = std::int64_t{1} << 30;
-
-std::int64_t aligned(std::int64_t bytes, std::int64_t to) {
-  return (bytes + to - 1) / to * to;
-}
 
 std::vector<int> all_ranks(int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
@@ -180,15 +178,14 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
       const auto bytes = box.volume() * element;
       if (message.bytes > 0 && message.bytes + bytes > most) finish(one);
       if (message.bytes == 0) message = {.peer = peer, .sends = sends, .tensor = copy.tensor};
-      BoxEnd staged{.offset = message.bytes, .strides = row_major_strides(box.size)};
-      for (int d = 0; d < box.rank(); ++d) staged.strides[d] *= element;
+      BoxEnd staged{.offset = message.bytes, .strides = byte_strides(box.size, element)};
       const auto held = end_of(
           sends ? source_.shards[copy.source.shard] : target_.shards[copy.target.shard], box);
       one.parts.push_back({.size = box.size,
                            .element_size = element,
                            .from = sends ? held : staged,
                            .to = sends ? staged : held});
-      message.bytes += aligned(bytes, kAlignment);
+      message.bytes += round_up(bytes, kAlignment);
     }
   }
   for (auto& [direction, one] : filling) finish(one);
@@ -203,7 +200,7 @@ void Resharder::make_rounds(std::int64_t bucket_bytes) {
         (one.message.sends ? part.to : part.from).offset += round.bytes;
         (one.message.sends ? pack : unpack).push_back(part);
       }
-      round.bytes += aligned(one.message.bytes, kMessageAlignment);
+      round.bytes += round_up(one.message.bytes, kMessageAlignment);
       round.messages.push_back(one.message);
     }
     round.pack = StridedCopies(pack, world_.device());

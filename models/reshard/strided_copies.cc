@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/plan/box_io.h"
 #include "models/kernels/strided_copy_cuda.h"
 
@@ -99,7 +100,7 @@ StridedCopies::StridedCopies(const std::vector<BoxCopy>& copies, at::Device devi
   std::vector<std::int32_t> box_of_tile;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     boxes[i].first_tile = static_cast<std::int64_t>(box_of_tile.size());
-    const auto tiles = (boxes[i].bytes + kStridedTileBytes - 1) / kStridedTileBytes;
+    const auto tiles = distckpt::ceil_div(boxes[i].bytes, kStridedTileBytes);
     box_of_tile.insert(box_of_tile.end(), static_cast<std::size_t>(tiles),
                        static_cast<std::int32_t>(i));
   }

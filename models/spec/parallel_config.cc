@@ -1,13 +1,14 @@
 #include "models/spec/parallel_config.h"
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::models {
 
 std::int64_t ParallelConfig::padded_vocab_size(std::int64_t vocab_size) const {
   const auto multiple =
       static_cast<std::int64_t>(make_vocab_size_divisible_by) * tensor_model_parallel_size;
-  return (vocab_size + multiple - 1) / multiple * multiple;
+  return distckpt::round_up(vocab_size, multiple);
 }
 
 std::vector<int> ParallelConfig::layers_per_stage(int num_layers) const {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/distributed/world.h"
 
 namespace ferry::models {
@@ -57,7 +58,7 @@ SequencePartition::SequencePartition(const PackedSequences& pack, const Parallel
           ErrorKind::kUsage, "cu_seqlens has to ascend from 0 to the {} tokens", num_tokens_);
   const int cp = mesh.shape().cp();
   const auto unit = static_cast<std::int64_t>(mesh.shape().tp()) * (cp == 1 ? 1 : 2 * cp);
-  const auto padded = (num_tokens_ + unit - 1) / unit * unit;
+  const auto padded = distckpt::round_up(num_tokens_, unit);
   if (padded > num_tokens_) ends.push_back(padded);
 
   const auto host = at::TensorOptions().dtype(at::kLong);

@@ -7,13 +7,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "distckpt/base/integers.h"
 #include "models/kernels/attention/attention.h"
 
 namespace ferry::models {
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) {
-  return (value + to - 1) / to * to;
-}
+using distckpt::round_up;
 
 // Throws Error(kBug) unless they ascend, each with at least as many keys as queries.
 std::vector<AttentionSegment> with_queries(const std::vector<AttentionSegment>& segments);

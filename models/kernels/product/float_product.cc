@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/kernels/product/float_chains.h"
 
 namespace ferry::models {
@@ -22,10 +23,6 @@ using torch::autograd::variable_list;
 constexpr std::int64_t kFloatTileRows = 240;
 constexpr std::int64_t kFloatTileColumns = 64;
 constexpr std::int64_t kTermsOfAThread = 1 << 20;  // fewer take less time than to wake a thread
-
-std::int64_t tiles(std::int64_t size, std::int64_t of_one) {
-  return (size + of_one - 1) / of_one;
-}
 
 // a [count, heads, rows, k] times b [count, heads, k, columns], of any strides; `multiply` is given
 // the matrices of each head and a tile of them.
@@ -56,8 +53,8 @@ at::Tensor multiply_all(const at::Tensor& a,
   const auto* const b_data = b.const_data_ptr<float>();
   const auto* const bias_data = bias.defined() ? own_bias.const_data_ptr<float>() : nullptr;
   auto* const c_data = c.mutable_data_ptr<float>();
-  const auto down = tiles(rows, kFloatTileRows);
-  const auto across = tiles(columns, kFloatTileColumns);
+  const auto down = distckpt::ceil_div(rows, kFloatTileRows);
+  const auto across = distckpt::ceil_div(columns, kFloatTileColumns);
   const auto terms = std::min(rows, kFloatTileRows) * std::min(columns, kFloatTileColumns) * k;
   const auto together = std::max<std::int64_t>(1, kTermsOfAThread / std::max(terms, k));
   const auto run = [&](std::int64_t task) {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "distckpt/base/integers.h"
 #include "models/kernels/product/host_chains.h"
 
 namespace ferry::models {
@@ -83,7 +84,7 @@ at::Tensor multiply_all(const at::Tensor& x,
                             .n = weight.size(0),
                             .k = weight.size(1),
                             .block = block};
-  const auto panels = (product.n + kColumns - 1) / kColumns;
+  const auto panels = distckpt::ceil_div(product.n, kColumns);
   at::parallel_for(0, panels, 4, [&](std::int64_t begin, std::int64_t end) {
     for (auto panel = begin; panel < end; ++panel) multiply_panel(product, panel * kColumns);
   });
