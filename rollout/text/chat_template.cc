@@ -5,9 +5,9 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
-#include "rollout/text/jinja/jinja_evaluator.h"
-#include "rollout/text/jinja/jinja_library.h"
-#include "rollout/text/jinja/jinja_syntax.h"
+#include "rollout/text/jinja/evaluator.h"
+#include "rollout/text/jinja/library.h"
+#include "rollout/text/jinja/syntax.h"
 #include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text {

@@ -1,8 +1,7 @@
-// The normal forms of Unicode's annex 15, and lower case.
+// The normal forms of Unicode's annex 15, lower and upper case.
 #include <algorithm>
 #include <array>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "rollout/text/unicode/unicode.h"
 
@@ -14,48 +13,39 @@ constexpr char32_t kSyllables = 0xAC00, kLeads = 0x1100, kVowels = 0x1161, kTail
 constexpr char32_t kNumLeads = 19, kNumVowels = 21, kNumTails = 28;
 constexpr char32_t kNumSyllables = kNumLeads * kNumVowels * kNumTails;
 
-using Mapping = std::unordered_map<char32_t, std::u32string_view>;
+using Mapping = std::unordered_map<char32_t, std::u32string>;
 
-Mapping make_mapping(std::span<const char32_t> table) {
+Mapping mapping_of(const std::vector<CharacterMapping>& entries) {
   Mapping mapping;
-  for (std::size_t i = 0; i < table.size(); i += 2 + table[i + 1]) {
-    mapping.emplace(table[i], std::u32string_view(&table[i + 2], table[i + 1]));
-  }
+  for (const auto& entry : entries) mapping.emplace(entry.from, entry.to);
   return mapping;
 }
 
 struct Forms {
-  Mapping canonical = make_mapping(unicode_tables().canonical);
-  Mapping compatibility = make_mapping(unicode_tables().compatibility);
-  Mapping lowercase = make_mapping(unicode_tables().lowercase);
-  std::unordered_map<std::uint64_t, char32_t> compositions;
+  Mapping canonical, compatibility;
+  std::unordered_map<std::uint64_t, char32_t> compositions;  // by first << 32 | second
   std::unordered_map<char32_t, std::uint8_t> combining;
   // By NormalForm: characters that the form may change, or that may join one before them. Between
   // two others a text can be cut.
   std::array<CodePointSet, 4> restless;
 
   Forms() {
-    for (const auto& [first, second, composed] : unicode_tables().compositions) {
-      compositions.emplace(std::uint64_t{first} << 32 | second, composed);
+    std::vector<CodePointRange> marks, split{{kSyllables, kSyllables + kNumSyllables - 1}},
+        seconds{{kVowels, kTails + kNumTails}}, compatible;
+    for (const auto& [range, combining_class] : combining_ranges()) {
+      for (auto c = range.first; c <= range.last; ++c) combining.emplace(c, combining_class);
+      marks.push_back(range);
     }
-    for (const auto& range : unicode_tables().combining) {
-      for (auto c = range.first; c <= range.last; ++c) {
-        combining.emplace(c, range.combining_class);
-      }
-    }
-    std::vector<CodePointRange> marks, seconds{{kVowels, kTails + kNumTails}}, split, compatible;
-    for (const auto& range : unicode_tables().combining) marks.push_back({range.first, range.last});
-    std::unordered_set<char32_t> composed;
-    for (const auto& pair : unicode_tables().compositions) {
-      seconds.push_back({pair.second, pair.second});
-      composed.insert(pair.composed);
-    }
-    for (const auto& [c, parts] : canonical) {
+    const auto decompositions = parse_mappings(unicode_data::kCanonical);
+    canonical = mapping_of(decompositions);
+    for (const auto& [c, parts, composes] : decompositions) {
       split.push_back({c, c});
-      if (!composed.contains(c)) seconds.push_back({c, c});
+      if (composes) compositions.emplace(std::uint64_t{parts[0]} << 32 | parts[1], c);
+      const auto joins = composes ? parts[1] : c;
+      seconds.push_back({joins, joins});
     }
+    compatibility = mapping_of(parse_mappings(unicode_data::kCompatibility));
     for (const auto& [c, parts] : compatibility) compatible.push_back({c, c});
-    split.push_back({kSyllables, kSyllables + kNumSyllables - 1});
     const auto united = [&](std::initializer_list<const std::vector<CodePointRange>*> all) {
       auto ranges = marks;
       for (const auto* some : all) ranges.insert(ranges.end(), some->begin(), some->end());
@@ -101,7 +91,7 @@ void decompose(char32_t c, bool compatible, std::u32string& into) {
     if (found == forms().canonical.end()) {
       into.push_back(c);
     } else {
-      into.append(found->second);
+      for (const auto part : found->second) decompose(part, compatible, into);
     }
   }
 }
@@ -198,18 +188,46 @@ std::string normalize(std::string_view text, NormalForm form) {
 }
 
 std::string lowercase(std::string_view text) {
-  std::string lower;
-  lower.reserve(text.size());
+  static const auto lower = mapping_of(parse_mappings(unicode_data::kLowercase));
+  std::string written;
+  written.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
     const auto c = next_code_point(text, at);
-    const auto found = forms().lowercase.find(c);
-    if (found == forms().lowercase.end()) {
-      append_utf8(c, lower);
+    const auto found = lower.find(c);
+    if (found == lower.end()) {
+      append_utf8(c, written);
     } else {
-      for (const auto part : found->second) append_utf8(part, lower);
+      for (const auto part : found->second) append_utf8(part, written);
     }
   }
-  return lower;
+  return written;
+}
+
+// The inverse of the lower case.
+std::string uppercase(std::string_view text) {
+  static const auto upper = [] {
+    std::unordered_map<char32_t, char32_t> found;
+    for (const auto& [c, lower, composes] : parse_mappings(unicode_data::kLowercase)) {
+      if (lower.size() == 1) found.try_emplace(lower[0], c);
+    }
+    found[0x131] = 'I';
+    found[0x17F] = 'S';
+    found[0xB5] = 0x39C;
+    found[0x3C2] = 0x3A3;
+    return found;
+  }();
+  std::string written;
+  written.reserve(text.size());
+  for (std::size_t at = 0; at < text.size();) {
+    const auto c = next_code_point(text, at);
+    const auto found = upper.find(c);
+    if (c == 0xDF) {
+      written += "SS";
+    } else {
+      append_utf8(found == upper.end() ? c : found->second, written);
+    }
+  }
+  return written;
 }
 
 }  // namespace ferry::rollout::text

@@ -145,16 +145,31 @@ CodePointSet CodePointSet::intersected(const CodePointSet& other) const {
 
 const CodePointSet* CodePointSet::named(std::string_view name) {
   static const auto sets = [] {
-    std::map<std::string, std::vector<CodePointRange>, std::less<>> ranges;
-    for (const auto& set : unicode_tables().sets) {
-      auto& own = ranges[std::string(set.name)];
-      own.assign(set.ranges.begin(), set.ranges.end());
-      if (set.name.size() != 2) continue;
-      auto& group = ranges[std::string(set.name.substr(0, 1))];  // "L" of "Lu"
-      group.insert(group.end(), own.begin(), own.end());
-    }
     std::map<std::string, CodePointSet, std::less<>> found;
-    for (auto& [key, value] : ranges) found.emplace(key, CodePointSet(std::move(value)));
+    std::map<std::string, std::vector<CodePointRange>, std::less<>> groups;  // "L": Lu, Ll ...
+    for (auto& category : category_ranges()) {
+      auto& group = groups[std::string(category.name.substr(0, 1))];
+      group.insert(group.end(), category.ranges.begin(), category.ranges.end());
+      found.emplace(category.name, CodePointSet(std::move(category.ranges)));
+    }
+    for (auto& [group, ranges] : groups) found.emplace(group, CodePointSet(std::move(ranges)));
+    for (const auto& set : unicode_data::kSets) {
+      // A character is in the set where an odd number of these ranges have begun and not ended.
+      std::vector<char32_t> edges;
+      const auto add = [&](const std::vector<CodePointRange>& some) {
+        for (const auto& range : some) edges.insert(edges.end(), {range.first, range.last + 1});
+      };
+      for (std::size_t at = 0; at < set.categories.size(); at += 3) {
+        add(found.find(set.categories.substr(at, 2))->second.ranges());
+      }
+      add(parse_ranges(set.difference));
+      std::ranges::sort(edges);
+      std::vector<CodePointRange> ranges;
+      for (std::size_t i = 0; i < edges.size(); i += 2) {
+        if (edges[i] < edges[i + 1]) ranges.push_back({edges[i], edges[i + 1] - 1});
+      }
+      found.emplace(set.name, CodePointSet(std::move(ranges)));
+    }
     return found;
   }();
   const auto found = sets.find(name);

@@ -100,6 +100,8 @@ class CodePointSet {
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
 std::string normalize(std::string_view text, NormalForm form);
-std::string lowercase(std::string_view text);  // of each character by itself: no final sigma
+std::string lowercase(std::string_view text);  // each character by itself: no final sigma
+// Each character by itself; right for all but some hundred that have no upper case of their own.
+std::string uppercase(std::string_view text);
 
 }  // namespace ferry::rollout::text

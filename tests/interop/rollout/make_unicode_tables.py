@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writes rollout/text/unicode/unicode_tables.cc: what the `tokenizers` package knows of every character, asked of the package itself.
+"""Writes rollout/text/unicode/unicode_data.cc: what the `tokenizers` package knows of every character, asked of the package itself.
 
-    source build/peers/env.sh && build/peers/bin/python tests/interop/rollout/make_unicode_tables.py >rollout/text/unicode/unicode_tables.cc
+    source build/peers/env.sh && build/peers/bin/python tests/interop/rollout/make_unicode_tables.py >rollout/text/unicode/unicode_data.cc
 
 Its parts were built from different versions of Unicode: the regular expressions (Oniguruma) from 16.0, what Rust's `char` does
 (digits, white space, lower case) from 17.0, the normal forms from 9.0 and Punctuation from 8.0. Ferry has to agree with each.
+rollout/text/unicode/unicode_tables.h describes the notation.
 """
+import itertools
+import string
 import sys
 import unicodedata
 
@@ -47,12 +50,14 @@ def combining_classes():
     return {c: unicodedata.combining(chr(c)) for c in CODE_POINTS if unicodedata.combining(chr(c)) and (c == 0x345 or moves(c))}
 
 
-def compositions(canonical):
-    """((first, second), composed) of all pairs that NFC joins."""
-    for c in sorted(canonical):
-        parts = unicodedata.decomposition(chr(c)).split()
-        if len(parts) == 2 and normalizers.NFC().normalize_str("".join(map(chr, canonical[c]))) == chr(c):
-            yield int(parts[0], 16), int(parts[1], 16), c
+def one_step(canonical):
+    """{character: (characters, whether NFC joins them)}: canonical decompositions into at most two, whose first may decompose again."""
+    found = {}
+    for c, whole in canonical.items():
+        parts = tuple(int(part, 16) for part in unicodedata.decomposition(chr(c)).split())
+        assert tuple(x for part in parts for x in canonical.get(part, (part,))) == whole, hex(c)
+        found[c] = parts, normalizers.NFC().normalize_str("".join(map(chr, whole))) == chr(c)
+    return found
 
 
 def ranges(code_points):
@@ -65,70 +70,90 @@ def ranges(code_points):
     return found
 
 
-def write(head, items):
-    print(f"\n{head} = {{")
-    line = "   "
+def range_items(code_points):
+    return [f"{a:X}" if a == b else f"{a:X}-{b:X}" for a, b in ranges(code_points)]
+
+
+def run_items(of_category):
+    """Categories of all code points from zero, in runs: a letter and how often it comes."""
+    letters = dict(zip(CATEGORIES, string.ascii_letters))
+    of_character = {c: letters[name] for name, characters in of_category.items() for c in characters}
+    for letter, run in itertools.groupby(of_character.get(c, ".") for c in range(0x110000)):
+        count = len(list(run))
+        yield letter + (str(count) if count > 1 else "")
+
+
+def mapping_items(table):
+    """C=X.Y of each character, or A-B=X and A-B/2=X of some that go to as many others, one apart or two: to X, X + 1 or X + 2, ...
+    A character behind the one before, which no run takes along, has its = alone."""
+    characters, at, previous = sorted(table), 0, None
+    while at < len(characters):
+        c, to = characters[at], table[characters[at]]
+        end, step = at, 0
+        while isinstance(to, int) and end + 1 < len(characters):
+            gap = characters[end + 1] - characters[end]
+            if gap > 2 or (step or gap) != gap or table[characters[end + 1]] != to + characters[end + 1] - c:
+                break
+            end, step = end + 1, gap
+        if end == at:
+            yield ("" if c - 1 == previous else f"{c:X}") + "=" + (f"{to:X}" if isinstance(to, int) else to)
+        else:
+            yield f"{c:X}-{characters[end]:X}" + ("/2" if step == 2 else "") + f"={to:X}"
+        previous, at = characters[end], end + 1
+
+
+def parts_text(parts):
+    return parts[0] if len(parts) == 1 else ".".join(f"{part:X}" for part in parts)
+
+
+def lines(items, separator):
+    """Literals of up to 96 bytes, which the compiler joins."""
+    line = ""
     for item in items:
-        if len(line) + len(item) + 2 > 100:
-            print(line)
-            line = "   "
-        line += f" {item},"
-    print(line + "\n};")
+        if len(line) + len(item) > 92:
+            yield f'    "{line}"'
+            line = ""
+        line += item + separator
+    yield f'    "{line}"'
 
 
-def write_ranges(name, code_points):
-    write(f"constexpr CodePointRange {name}[]", (f"{{0x{a:X}, 0x{b:X}}}" for a, b in ranges(code_points)))
-
-
-def write_mapping(name, table):
-    write(f"constexpr char32_t {name}[]", ("{}".format(", ".join(f"0x{x:X}" for x in (c, len(to), *to))) for c, to in sorted(table.items())))
+def write(head, items, separator=" "):
+    print(f"\n{head} =\n" + "\n".join(lines(items, separator)) + ";")
 
 
 def main():
     print("""// clang-format off
-// Written by tests/interop/rollout/make_unicode_tables.py: what the tokenizers package 0.23.3 knows of every
-// character.
+// Written by tests/interop/rollout/make_unicode_tables.py: what the tokenizers package 0.23.3 knows of every character.
 #include "rollout/text/unicode/unicode_tables.h"
 
-namespace ferry::rollout::text {
-namespace {""")
+namespace ferry::rollout::text::unicode_data {""")
     of_category = {name: matches(rf"\p{{{name}}}") for name in CATEGORIES}
-    for name in CATEGORIES:
-        write_ranges("k" + name, of_category[name])
-    word = matches(r"\w")
-    for script in SCRIPTS:
-        write_ranges("k" + script, matches(rf"\p{{{script}}}"))
-    write_ranges("kWhiteSpace", matches(r"\s"))
-    write_ranges("kWord", word)
-    write_ranges("kRustWord", joined(pre_tokenizers.Whitespace()))
-    write_ranges("kRustNumeric", split_apart(pre_tokenizers.Digits(individual_digits=True)))
-    write_ranges("kPunctuation", split_apart(pre_tokenizers.Punctuation("isolated")))
-    names = CATEGORIES + SCRIPTS + ["WhiteSpace", "Word", "RustWord", "RustNumeric", "Punctuation"]
-    write("constexpr NamedRanges kSets[]", (f'{{"{name}", k{name}}}' for name in names))
+    write("const std::string_view kCategoryNames", CATEGORIES)
+    write("const std::string_view kCategoryRuns", run_items(of_category), "")
+    others = {script: ("", matches(rf"\p{{{script}}}")) for script in SCRIPTS} | {
+        "WhiteSpace": ("", matches(r"\s")),
+        "Word": ("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc", matches(r"\w")),
+        "RustWord": ("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc", joined(pre_tokenizers.Whitespace())),
+        "RustNumeric": ("Nd Nl No", split_apart(pre_tokenizers.Digits(individual_digits=True))),
+        "Punctuation": ("Pc Pd Ps Pe Pi Pf Po", split_apart(pre_tokenizers.Punctuation("isolated"))),
+    }
+    print("\nstatic constexpr NamedSet kNamedSets[] = {")
+    for name, (like, characters) in others.items():
+        differing = characters ^ set().union(*(of_category[category] for category in like.split()))
+        print(f'    {{"{name}", "{like}",\n' + "\n".join(lines(range_items(differing), " ")) + "},")
+    print("};\nconst std::span<const NamedSet> kSets = kNamedSets;")
     canonical, compatible = mapping(normalizers.NFD()), mapping(normalizers.NFKD())
-    write_mapping("kCanonical", canonical)
-    write_mapping("kCompatibility", {c: to for c, to in compatible.items() if to != canonical.get(c)})
-    write_mapping("kLowercase", mapping(normalizers.Lowercase()))
-    write("constexpr Composition kCompositions[]",
-          (f"{{0x{a:X}, 0x{b:X}, 0x{c:X}}}" for a, b, c in sorted(compositions(canonical))))
-    classes = combining_classes()
-    write("constexpr CombiningRange kCombining[]",
-          (f"{{0x{a:X}, 0x{b:X}, {value}}}" for value in sorted(set(classes.values()))
-           for a, b in ranges(c for c in classes if classes[c] == value)))
-    print("""
-}  // namespace
-
-const UnicodeTables& unicode_tables() {
-  static const UnicodeTables tables{.sets = kSets,
-                                    .canonical = kCanonical,
-                                    .compatibility = kCompatibility,
-                                    .lowercase = kLowercase,
-                                    .compositions = kCompositions,
-                                    .combining = kCombining};
-  return tables;
-}
-
-}  // namespace ferry::rollout::text""")
+    write("const std::string_view kCanonical", mapping_items(
+        {c: parts[0] if len(parts) == 1 else parts_text(parts) + ("" if joined_again else "!")
+         for c, (parts, joined_again) in one_step(canonical).items()}))
+    write("const std::string_view kCompatibility", mapping_items(
+        {c: parts_text(to) for c, to in compatible.items() if to != canonical.get(c)}))
+    write("const std::string_view kLowercase", mapping_items(
+        {c: parts_text(to) for c, to in mapping(normalizers.Lowercase()).items()}))
+    of_character = combining_classes()
+    write("const std::string_view kCombiningClasses", itertools.chain.from_iterable(
+        (f"{value}:", *range_items(c for c in of_character if of_character[c] == value)) for value in sorted(set(of_character.values()))))
+    print("\n}  // namespace ferry::rollout::text::unicode_data")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-#include "rollout/text/jinja/jinja_lexer.h"
+#include "rollout/text/jinja/lexer.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 
-#include "rollout/text/jinja/jinja_value.h"
+#include "rollout/text/jinja/value.h"
 #include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text::jinja {

@@ -1,5 +1,5 @@
 // Parameters, tests and global functions.
-#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/library.h"
 
 #include <fmt/format.h>
 

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "rollout/text/jinja/jinja_lexer.h"
-#include "rollout/text/jinja/jinja_syntax.h"
+#include "rollout/text/jinja/lexer.h"
+#include "rollout/text/jinja/syntax.h"
 
 namespace ferry::rollout::text::jinja {
 

@@ -1,4 +1,4 @@
-#include "rollout/text/jinja/jinja_value.h"
+#include "rollout/text/jinja/value.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "rollout/text/jinja/jinja_expressions.h"
+#include "rollout/text/jinja/expressions.h"
 
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "rollout/text/jinja/jinja_expressions.h"
+#include "rollout/text/jinja/expressions.h"
 
 namespace ferry::rollout::text::jinja {
 namespace {

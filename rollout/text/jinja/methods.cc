@@ -6,7 +6,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/library.h"
 #include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text::jinja {
@@ -281,33 +281,6 @@ std::string replaced(std::string_view text,
     }
   }
   return bounded(std::move(found.append(text.substr(copied))));
-}
-
-// The inverse of the lower case, which is right for all but a hundred characters.
-std::string uppercase(std::string_view text) {
-  static const auto upper = [] {
-    std::unordered_map<char32_t, char32_t> found;
-    const auto table = unicode_tables().lowercase;
-    for (std::size_t i = 0; i < table.size(); i += 2 + table[i + 1]) {
-      if (table[i + 1] == 1) found.try_emplace(table[i + 2], table[i]);
-    }
-    found[0x131] = 'I';
-    found[0x17F] = 'S';
-    found[0xB5] = 0x39C;
-    found[0x3C2] = 0x3A3;
-    return found;
-  }();
-  std::string written;
-  for (std::size_t at = 0; at < text.size();) {
-    const auto c = next_code_point(text, at);
-    const auto found = upper.find(c);
-    if (c == 0xDF) {
-      written += "SS";
-    } else {
-      append_utf8(found == upper.end() ? c : found->second, written);
-    }
-  }
-  return written;
 }
 
 std::string capitalized(std::string_view text) {

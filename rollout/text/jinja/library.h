@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rollout/text/jinja/jinja_value.h"
+#include "rollout/text/jinja/value.h"
 
 namespace ferry::rollout::text::jinja {
 
@@ -57,7 +57,6 @@ std::string replaced(std::string_view text,
                      std::string_view from,
                      std::string_view to,
                      std::int64_t most);
-std::string uppercase(std::string_view text);
 std::string capitalized(std::string_view text);
 
 bool is_test(std::string_view name);

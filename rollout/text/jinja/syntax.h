@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "rollout/text/jinja/jinja_value.h"
+#include "rollout/text/jinja/value.h"
 
 namespace ferry::rollout::text::jinja {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/library.h"
 #include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text::jinja {

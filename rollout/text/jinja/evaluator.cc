@@ -1,4 +1,4 @@
-#include "rollout/text/jinja/jinja_evaluator.h"
+#include "rollout/text/jinja/evaluator.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/library.h"
 
 namespace ferry::rollout::text::jinja {
 namespace {

@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "rollout/text/jinja/jinja_library.h"
+#include "rollout/text/jinja/library.h"
 #include "rollout/text/unicode/unicode.h"
 
 namespace ferry::rollout::text::jinja {

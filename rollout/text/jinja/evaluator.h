@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "rollout/text/jinja/jinja_syntax.h"
-#include "rollout/text/jinja/jinja_value.h"
+#include "rollout/text/jinja/syntax.h"
+#include "rollout/text/jinja/value.h"
 
 namespace ferry::rollout::text::jinja {
 
