@@ -18,7 +18,7 @@ using Kind = Node::Kind;
 constexpr std::int64_t kMostSteps = 5'000'000;
 constexpr int kDeepest = 1500;  // calls of this program, which has a stack of 8 MiB
 
-// The variables of a template, a loop's round, a macro's call.
+// The variables of a template, of one round of a loop, or of a macro's call.
 struct Scope {
   std::shared_ptr<Scope> parent{};
   Dict variables{};
@@ -298,7 +298,7 @@ class Evaluator {
       case Kind::kFilter:
         return filter(node, scope, nullptr);
       case Kind::kTest: {
-        // What is not there may be tested; how it came about matters only later.
+        // An undefined value may be tested: only its use is an error.
         const auto value = child(0);
         return apply_test(node.text, value, arguments(node, scope));
       }

@@ -38,7 +38,7 @@ bool begins_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
-// Every line ends in \n; one at the very end counts for nothing.
+// `source` with \n at the end of every line but the last.
 std::string with_plain_lines(std::string_view source) {
   std::string text;
   text.reserve(source.size());
@@ -104,7 +104,7 @@ class Lexer {
     return source_.size();
   }
 
-  // The text before the tag at `tag`, less the white space that the tag takes away.
+  // Adds the text before the tag at `tag`, without the white space that the tag removes.
   void add_data(std::size_t tag) {
     auto text = source_.substr(at_, tag - at_);
     if (tag < source_.size()) {
@@ -123,7 +123,7 @@ class Lexer {
     advance(tag);
   }
 
-  // Behind the end of a tag: -%} takes all white space, %} (trim_blocks) one line break.
+  // Goes behind the end of a tag: -%} takes all white space along, %} (trim_blocks) one line break.
   void end_tag(std::size_t begin, char sign, bool trims) {
     auto to = begin;
     if (sign == '-') {
@@ -243,7 +243,7 @@ class Lexer {
     advance(end + 1);
   }
 
-  // As Python's "unicode-escape" has it; what it does not know stays as it is.
+  // Python's "unicode-escape", which leaves unknown escapes as they are.
   std::string unescaped(std::string_view text) const {
     std::string plain;
     for (std::size_t i = 0; i < text.size(); ++i) {
@@ -309,7 +309,7 @@ class Lexer {
   std::string_view source_;
   std::size_t at_ = 0;
   int line_ = 1;
-  bool line_starting_ = true;  // what was last ended with a line break
+  bool line_starting_ = true;  // the last tag ended with a line break
   std::vector<Token> tokens_;
 };
 

@@ -1,6 +1,6 @@
-// What templates find ready made: operators, members and methods of values, filters, tests and
-// global functions. Each does what Python and Jinja 3.1 do; names that they have and this has not
-// are refused.
+// The built-in functions of templates: operators, members and methods of values, filters, tests and
+// global functions, with the results of Python and Jinja 3.1. Names that those know and this
+// library lacks are refused.
 #pragma once
 
 #include <initializer_list>
@@ -34,8 +34,8 @@ class Parameters {
   std::vector<const Value*> given_;
 };
 
-// What grows without bound would take the memory of the machine: a text of more than 64 MiB, a list
-// of more than a million items is an error.
+// Returns its argument, or throws Error: a text of more than 64 MiB or a list of more than a
+// million items would take the memory of the machine.
 std::string bounded(std::string text);
 List bounded(List list);
 

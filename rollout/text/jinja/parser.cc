@@ -29,7 +29,7 @@ class Parser : public ExpressionParser {
     take();
   }
 
-  // Until a block whose name is one of `ends`, of which {% and the name are taken.
+  // Parses statements up to a tag whose name is one of `ends`; {% and the name are consumed.
   NodePtr statements(std::initializer_list<std::string_view> ends) {
     const Nesting nesting(*this);
     auto body = node(Kind::kBlock);
@@ -99,7 +99,7 @@ class Parser : public ExpressionParser {
     made->children.push_back(else_block("endif"));
     return made;
   }
-  // Behind else or the end of a statement; null where there is no else.
+  // Parses `else` and its block, up to the end of the statement; null if there is no `else`.
   NodePtr else_block(std::string_view end) {
     NodePtr otherwise;
     if (end_ == "else") {

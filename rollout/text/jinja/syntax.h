@@ -49,7 +49,7 @@ struct Node {
   std::string text{};
   Value value{};
   std::vector<NodePtr> children{};
-  // Of a call, a filter or a test: an empty name for each positional argument.
+  // A call, filter or test has an empty name for each positional argument.
   std::vector<std::string> names{};
 };
 

@@ -11,7 +11,7 @@
 namespace ferry::rollout::text::jinja {
 namespace {
 
-constexpr int kDeepestValue = 200;  // of values inside of values, when they are written
+constexpr int kDeepestValue = 200;  // levels of values inside of values, when they are written
 
 bool is_printable(char32_t c) {
   // Letters, marks, numbers, punctuation, symbols: what is assigned, but separators and controls.
@@ -23,7 +23,7 @@ bool is_printable(char32_t c) {
   return c == ' ' || printable.contains(c);
 }
 
-// As Python's repr(): in single quotes, unless only those occur.
+// Python's repr(): single quotes, unless the text has those and no double ones.
 std::string repr_of_string(std::string_view text) {
   const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
   std::string written(1, quote);

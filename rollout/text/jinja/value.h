@@ -16,7 +16,7 @@ namespace ferry::rollout::text::jinja {
 
 class Value;
 
-// What is not there. It prints as nothing, and using it is an error that tells its name.
+// A name or member that does not exist. It prints as nothing; using it is an error with its name.
 struct Undefined {
   std::string what{};  // "'x' is undefined"
 };
@@ -62,7 +62,7 @@ class Value {
   const Dict& dict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
   Dict& mutable_dict() const { return *std::get<std::shared_ptr<Dict>>(data_); }
   const Function& function() const { return *std::get<std::shared_ptr<const Function>>(data_); }
-  // Of a bool or an integer.
+  // The number of a bool or an integer.
   std::int64_t integer() const {
     return is_bool() ? std::int64_t{std::get<bool>(data_)} : std::get<std::int64_t>(data_);
   }
@@ -75,10 +75,10 @@ class Value {
   std::string str() const;             // as {{ }} writes it
   std::string repr() const;
 
-  // The items of a list, the keys of a dictionary, the characters of a string, nothing of what is
-  // undefined. Throws Error of anything else.
+  // The items of a list, the keys of a dictionary, the characters of a string, no items of an
+  // undefined value. Throws Error for any other value.
   std::vector<Value> iterate() const;
-  std::size_t length() const;              // of what can be iterated; characters of a string
+  std::size_t length() const;              // of iterate()
   bool contains(const Value& item) const;  // item in this
 
  private:
@@ -123,7 +123,7 @@ struct Function {
 };
 
 bool operator==(const Value& a, const Value& b);
-bool less(const Value& a, const Value& b);  // throws Error of what has no order
+bool less(const Value& a, const Value& b);  // throws Error if the two have no order
 
 // json.dumps(value, ensure_ascii=False, ...)
 struct JsonFormat {

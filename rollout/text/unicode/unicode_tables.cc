@@ -59,9 +59,9 @@ std::vector<CharacterMapping> parse_mappings(std::string_view text) {
     auto to = take_until(text, ' ');
     auto from = take_until(to, '=');
     const char32_t step = from.ends_with("/2") ? 2 : 1;
-    const auto range = from.empty() ? CodePointRange{mappings.back().from + 1,
-                                                     mappings.back().from + 1}
-                                    : parse_range(take_until(from, '/'));
+    const auto range = from.empty()
+                           ? CodePointRange{mappings.back().from + 1, mappings.back().from + 1}
+                           : parse_range(take_until(from, '/'));
     const bool excluded = to.ends_with('!');
     std::u32string parts;
     while (!to.empty()) parts.push_back(number_in(take_until(to, '.'), 16));

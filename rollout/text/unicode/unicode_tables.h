@@ -4,8 +4,8 @@
 // case on 17.0, the normal forms on 9.0, Punctuation on 8.0.
 //
 // Notation, in hexadecimal: "9-D 20" are ranges, "C0=41.300" maps a character to others, "41-5A=61"
-// and "100-12E/2=101" map each of a run, one or two apart, to one as far from 61 or 101. A '=' alone
-// goes on behind the character before; "!" ends a decomposition that NFC does not undo.
+// and "100-12E/2=101" map each of a run, one or two apart, to one as far from 61 or 101. A '='
+// alone goes on behind the character before; "!" ends a decomposition that NFC does not undo.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,8 @@ std::string normalize(std::string_view text, NormalForm form) {
   const bool composed = form == NormalForm::kNfc || form == NormalForm::kNfkc;
   const bool compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
   UErrorCode status = U_ZERO_ERROR;
-  const auto* const normalizer =
-      icu::Normalizer2::getInstance(nullptr, compatible ? "nfkc" : "nfc",
-                                    composed ? UNORM2_COMPOSE : UNORM2_DECOMPOSE, status);
+  const auto* const normalizer = icu::Normalizer2::getInstance(
+      nullptr, compatible ? "nfkc" : "nfc", composed ? UNORM2_COMPOSE : UNORM2_DECOMPOSE, status);
   std::string normalized;
   icu::StringByteSink<std::string> sink(&normalized, static_cast<std::int32_t>(text.size()));
   normalizer->normalizeUTF8(0, {text.data(), static_cast<std::int32_t>(text.size())}, sink, nullptr,
