@@ -1,4 +1,4 @@
-"""Runs the commands that the documents show, and holds what they print against what is shown.
+"""Runs the commands that the documents show, and compares their output with the output shown.
 
 A ```console block is a shell session: lines after "$ " are commands (a backslash at the end continues one), the others are what the command
 before them prints on stdout, where "..." stands for any lines. Times, rates, thread counts and folders may differ. Blocks run in order, in one
@@ -7,7 +7,7 @@ folder for all documents, in which `hf` is tests/data/hf_llama/hf and `ferry` is
     <!-- first: COMMAND -->    what the block needs beforehand
     <!-- not run: REASON -->   why it cannot run here
 
-Whatever runs or not, each option after a `ferry SUBCOMMAND` has to be one that its --help names.
+Each option after a `ferry SUBCOMMAND`, run or not, has to be one that its --help names.
 """
 import re
 import shutil

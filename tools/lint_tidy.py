@@ -1,6 +1,7 @@
-"""clang-tidy on sources and headers, with the arguments of the build folder's compile_commands.json, several at a time.
+"""Runs clang-tidy on sources and headers, with the arguments of the build folder's compile_commands.json, several at a time.
 
-A file that was clean stays so while it, what it includes of ours, its arguments and .clang-tidy are the same: build/lint keeps that.
+A clean file is not checked again while it, the project's headers that it includes, its arguments and .clang-tidy stay the same: build/lint
+remembers that.
 """
 import concurrent.futures
 import hashlib
@@ -32,7 +33,7 @@ def clang_arguments(command):
 
 
 class Units:
-    """Which entry of compile_commands.json compiles which source."""
+    """-> source: the entry of compile_commands.json that compiles it"""
 
     def __init__(self, root, build):
         self.root, self.build, self.by_source, self.known_includes = root, build, {}, {}

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The archive against safetensors, torch.save, HDF5's own filters and ZipNN, in one run. Prints Markdown tables.
+"""Measures the archive beside safetensors, torch.save, HDF5's own filters and ZipNN, in one run. Prints Markdown tables.
 
     archive_bench.py --ferry build/cli/ferry --codec build/tests/codec_bench --folder FOLDER [--gb 1] [--repeat 3]
 
-Needs torch, safetensors, h5py, hdf5plugin and zipnn; an arm whose package is missing is left out, and named. The weights are
-synthetic: N(0, 0.02) in bf16, rows scaled by a log-normal factor. Every arm writes the same tensors to FOLDER and reads them back;
-arms alternate, the fastest round counts, and what was read is compared with what was written. FOLDER in memory (/dev/shm) shows
-what the codecs cost, a FOLDER on a disk what they save: there pages are dropped before each read, and a write ends on the disk.
+Needs torch, safetensors, h5py, hdf5plugin and zipnn; an arm whose package is missing is left out and named. The weights are
+synthetic: N(0, 0.02) in bf16, rows scaled by a log-normal factor. Every arm writes the same tensors to FOLDER, reads them back and
+compares; arms alternate, and the fastest round counts. A FOLDER in memory (/dev/shm) shows the cost of the codecs, a FOLDER on a disk
+their gain: pages are dropped before each read, and a write ends on the disk.
 """
 import argparse
 import datetime
@@ -172,7 +172,7 @@ def clear(path):
 
 
 def to_disk(path):
-    """What was written is on the disk, and nowhere else."""
+    """Brings written pages to the disk and drops them from memory."""
     for file in path.rglob("*") if path.is_dir() else [path]:
         if file.is_file():
             with open(file, "rb") as opened:

@@ -1,4 +1,4 @@
-// What a piece of work does on host and device, as a file for Chrome's tracing.
+// Records the work of host and device as a file for Chrome's tracing.
 #pragma once
 
 #include <torch/csrc/autograd/profiler_kineto.h>

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Conversions measured side by side with cp and with megatron-core, in one run. Prints a Markdown table.
+"""Measures conversions beside cp and megatron-core, in one run. Prints a Markdown table.
 
     convert_bench.py --ferry build/cli/ferry --memory /dev/shm/bench --disk FOLDER [--peers build/peers] [--repeat 5]
 
-Arms alternate. The median of each conversion is held against the fastest cp: cp's times scatter most. Each arm's own last result is deleted just before it runs, so that all of them write to memory
-freed a moment ago (a virtual machine may hand memory that lies free back to its host, and then pays for it again). Copies are checked with `ferry verify` after they are timed; a difference ends the run. Peak
-memory is anonymous memory (RssAnon), sampled every 5 ms. On disk the source's pages are dropped before each arm, and the arm ends
-when its bytes are on the disk.
+Arms alternate. The table divides the median of each conversion by the fastest cp, because cp's times vary most. Each arm's last result
+is deleted just before it runs, so that all write to memory freed a moment ago (a virtual machine may hand free memory back to its host,
+and then pays for it again). `ferry verify` checks copies after they are timed; a difference ends the run. Peak memory is anonymous
+memory (RssAnon), sampled every 5 ms. On disk the source's pages are dropped before each arm, and the arm ends when its bytes are on the
+disk.
 """
 import argparse
 import datetime

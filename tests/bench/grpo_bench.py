@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A whole step of GRPO by `ferry train grpo`, and the same step in plain PyTorch and transformers (hf_grpo_bench.py):
+"""Measures a whole step of `ferry train grpo`, and the same step in plain PyTorch and transformers (hf_grpo_bench.py):
 
     python3 tests/bench/make_checkpoint.py qwen2.5-1.5b shape
     grpo_bench.py shape --ferry build/cli/ferry --folder build/bench/grpo
 
-Prompts and answers have exactly the lengths that are asked for: to the tokenizer that is written beside the checkpoint a character is a
-token, and answers go on to their limit. An answer's score is a number out of its text. Of several steps the fastest but the first counts,
-phase by phase as they were in it. The last line is all of it in JSON; --only leaves programs out."""
+Prompts and answers have exactly the requested lengths: the tokenizer written beside the checkpoint makes each character a token, and
+answers continue to their limit. The score of an answer is a number computed from its text. The fastest step but the first counts, with its
+own phases. The last line is the report in JSON; --only leaves programs out."""
 import argparse
 import json
 import os

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Generation by transformers, to set beside rollout_bench: hf_generate_bench.py CHECKPOINT [BATCH] [INPUT] [OUTPUT] [--continuous]
+"""Measures generation by transformers, beside rollout_bench: hf_generate_bench.py CHECKPOINT [BATCH] [INPUT] [OUTPUT] [--continuous]
 
-Requests of one length, all there from the beginning, drawn at temperature 1; the faster of two rounds. --continuous: its continuous
-batching (generate_batch), else generate."""
+Requests of one length, all present from the beginning, drawn at temperature 1; the faster of two rounds. --continuous runs its continuous
+batching (generate_batch); the default is generate."""
 import argparse
 import json
 import time

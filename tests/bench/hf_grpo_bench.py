@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A step of GRPO in plain PyTorch and transformers, to set beside `ferry train grpo` (grpo_bench.py runs both):
+"""Measures a step of GRPO in plain PyTorch and transformers, beside `ferry train grpo` (grpo_bench.py runs both):
 hf_grpo_bench.py CHECKPOINT PROMPTS.json [--samples 8] [--response-length 512] [--steps 2]
 
 PROMPTS.json is a list of prompts of one length, each a list of token ids. Weights and gradients are bf16, masters and moments fp32, for
-AdamW(fused=True). Where a batch does not fit, half of it is tried; gradient checkpointing comes last. The last line is the report in JSON."""
+AdamW(fused=True). If a batch does not fit, half of it is tried; gradient checkpointing comes last. The last line is the report in JSON."""
 import argparse
 import json
 import sys

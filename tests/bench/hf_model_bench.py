@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same as tests/bench/model_bench.cc with transformers: hf_model_bench.py CHECKPOINT TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
+"""Measures with transformers what tests/bench/model_bench.cc measures: hf_model_bench.py CHECKPOINT TOKENS SEQUENCES [cpu|cuda] [ROUNDS]"""
 import json
 import sys
 import time

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A training step of transformers with torch.optim.AdamW(fused=True), to set beside `ferry train sft`:
+"""Measures a training step of transformers with torch.optim.AdamW(fused=True), beside `ferry train sft`:
 hf_train_bench.py CHECKPOINT [MICRO_BATCHES] [SEQUENCES] [LENGTH] [STEPS]
 
-Weights, gradients and the optimizer's moments are bf16: there are no fp32 masters as Ferry has them."""
+Weights, gradients and the optimizer's moments are bf16: there are no fp32 masters, which Ferry has."""
 import json
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The peer's arm of convert_bench.py: safetensors -> stacked Megatron tensors in Python -> megatron-core's own save."""
+"""Runs the peer's arm of convert_bench.py: safetensors -> stacked Megatron tensors in Python -> megatron-core's own save."""
 import json
 import sys
 from pathlib import Path

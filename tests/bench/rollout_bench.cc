@@ -69,7 +69,7 @@ std::vector<Request> make_requests(const Flags& flags, std::int64_t vocab, int r
   return requests;
 }
 
-// Of tokens that were drawn, those whose log-probability has other bytes than the trainer's.
+// Drawn tokens whose log-probability has other bytes than the trainer's.
 std::int64_t count_unequal(const models::GPTModel& model, const std::vector<Request>& requests) {
   const c10::InferenceMode no_gradients;
   constexpr std::int64_t kTokens = 32768;  // of a pack

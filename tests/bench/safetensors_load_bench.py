@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The same as tests/bench/device_load_bench.cc with safetensors' own loader: safetensors_load_bench.py CHECKPOINT [cpu|cuda] [ROUNDS]"""
+"""Measures with safetensors' own loader what tests/bench/device_load_bench.cc measures: safetensors_load_bench.py CHECKPOINT [cpu|cuda] [ROUNDS]"""
 import json
 import sys
 import time

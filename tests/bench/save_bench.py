@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Saving a training run: ferry beside torch.distributed.checkpoint, `cp` and the limits, in turn in one run.
+"""Measures saving a training run by Ferry, torch.distributed.checkpoint and `cp`, beside the limits, in turn in one run.
 
     build/peers/bin/python tests/bench/save_bench.py --program build/tests/save_bench --folder DISK [--device cuda] [--shape 1.5b]
 
-State: the Qwen2.5 shape's parameters in bf16, masters and moments in fp32, of one rank. A stall is the time that training stands still; of a
-save in the background it is measured at the second one, when host memory for the copy is there (on a GPU torch's stager keeps it, too).
-Every save ends with fsync. Prints a table for docs/benchmarks.md: medians and the best.
+The state is that of one rank: the Qwen2.5 shape's parameters in bf16, masters and moments in fp32. A stall is the time that training stands
+still. The stall of a background save is that of the second one, when host memory for the copy exists (on a GPU torch's stager keeps it,
+too). Every save ends with fsync. Prints a table for docs/benchmarks.md: medians and the best.
 """
 import argparse
 import json

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Ferry's tokenizer beside the tokenizers package, in one run: the same tokenizers, the same texts, arms alternating.
+"""Measures Ferry's tokenizer beside the tokenizers package, in one run: the same tokenizers, the same texts, arms alternating.
 
     ninja -C build tests/tokenizer_bench && source build/peers/env.sh
     build/peers/bin/python tests/bench/tokenizer_bench.py --program build/tests/tokenizer_bench [--mb 16] [--vocab 32000]
 
-The tokenizers are trained first, with each family's set-up (tests/interop/tokenizer_families.py), on other files than those that
-are encoded: code and text of the installed packages.
+The tokenizers are trained first, with the components of each family (tests/interop/tokenizer_families.py), on code and text of the
+installed packages; other files of these are encoded.
 """
 import argparse
 import json

@@ -1,5 +1,5 @@
-"""Lets real megatron-core run without a GPU: device="cuda" becomes the CPU, and transformer_engine is replaced by
-modules with its parameter names and extra state. Only so that megatron-core's own code, the peer under test, runs.
+"""Lets real megatron-core run without a GPU: device="cuda" becomes the CPU, and modules with its parameter names and extra
+state replace transformer_engine. Only the code of megatron-core, the peer, runs on them.
 """
 import contextlib
 import sys

@@ -1,5 +1,5 @@
 """One rank of a run of torch.distributed (gloo, CPU) that shards the weights of tests/data as FSDP trainers do and saves
-them in every way that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py RANK WORLD STORE OUT
+them in each form that test_dcp.py and test_verl.py read. Usage: fsdp_worker.py RANK WORLD STORE OUT
 """
 import argparse
 import json

@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
-"""What transformers computes from a checkpoint, for `ferry verify --logits CHECKPOINT --reference FILE`.
+"""Writes the logits of transformers for a checkpoint: the reference of `ferry verify --logits CHECKPOINT --reference FILE`.
 
     hf_reference.py CHECKPOINT FILE [--dtype bfloat16] [--device cpu] [--lengths 24,100] [--seed 1] [--tokens FILE] [--layers] [--gradients]
 
-Writes FILE (safetensors): for each sequence i `tokens.i` [tokens] and `logits.i` [tokens, vocabulary], in the dtype of the model;
-with --layers also `hidden.i.MODULE`, the output of the embedding, of each layer's attention and feed-forward network, of each layer
-and of the last norm, under Megatron's names; with --gradients `cotangent.i` and `gradient.PARAMETER`. The metadata says what was run, and how: one unpadded sequence at a time, eager
-attention on the host; on a GPU flash attention where it takes the head sizes, cuBLASLt without split-K, no TF32.
---tokens names a safetensors file with the sequences (`tokens.i`); else they are random ones of the given lengths.
+FILE is a safetensors file, in the dtype of the model. For each sequence i it has
+
+    tokens.i [tokens], logits.i [tokens, vocabulary]
+    hidden.i.MODULE                       with --layers: the output of the embedding, of each layer's attention and feed-forward network,
+                                          of each layer and of the last norm, under Megatron's names
+    cotangent.i, gradient.PARAMETER       with --gradients
+
+The metadata describes the run: one unpadded sequence at a time, eager attention on the host; on a GPU flash attention if it takes the head
+sizes, cuBLASLt without split-K, no TF32. --tokens names a safetensors file with the sequences (`tokens.i`); by default they are random, of the
+given lengths.
 """
 import argparse
 import contextlib
@@ -33,7 +38,7 @@ def parse(arguments):
 
 
 def megatron_name(name):
-    """Of the modules whose output is kept; None for the others."""
+    """-> Megatron's name of a module whose output is kept, or None"""
     if name == "model.embed_tokens":
         return "embedding"
     if name == "model.norm":
@@ -77,7 +82,7 @@ def pin_gpu(latent):
 
 
 def copies(model, tokens, device):
-    """Of a sequence, in one batch: flash splits the keys of few blocks, which gives other bits than it does not."""
+    """-> the number of copies of a sequence in one batch at which flash does not split the keys: splitting gives other bits"""
     import torch
     blocks = model.config.num_attention_heads * -(-len(tokens) // 64)
     enough = -(-int(1.6 * torch.cuda.get_device_properties(device).multi_processor_count + 1) // blocks)
@@ -112,7 +117,7 @@ def checkpoint_tensors(model_type, name, tensor):
 
 
 def main(arguments=None):
-    """As the command, of these arguments; a test that makes many references calls it and imports transformers once."""
+    """Runs the command with these arguments. A test that makes many references calls it and imports transformers once."""
     options = parse(arguments)
     pinned = contextlib.nullcontext()
     if options.device != "cpu":

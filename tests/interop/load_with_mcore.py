@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Loads a torch_dist checkpoint, whoever wrote it, with real megatron-core on the CPU at any TP, PP and EP, and prints
-one sha256 per full tensor. The peers come from tools/setup_peers.
+"""Loads a torch_dist checkpoint of any writer with real megatron-core on the CPU at any TP, PP and EP, and prints one
+sha256 per full tensor. tools/setup_peers installs the peers.
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/load_with_mcore.py --mcore build/peers/mc0192 --ckpt tests/data/llama_tp2pp2 \\
         --hf tests/data/hf_llama/hf --tp 1 --pp 2 --vpad 256 --expect tests/data/llama_tp2pp2/sha256.json --expect-hf --logits
 
-CKPT is the folder of an iteration or the one that holds latest_checkpointed_iteration.txt. Exit status 0 only if
-everything asked for matched. --jobs runs many loads in one set of processes, which saves importing torch for each:
-FILE is a JSON list of objects, their members named as the options; --report then receives [{"bad": [...], ...}, ...].
+CKPT is the folder of an iteration or the one that holds latest_checkpointed_iteration.txt. The exit status is 0 only if
+all checks passed. --jobs runs many loads in one set of processes, which import torch once: FILE is a JSON list of
+objects whose members have the names of the options; --report then receives [{"bad": [...], ...}, ...].
 """
 import argparse
 import contextlib

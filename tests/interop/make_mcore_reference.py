@@ -2,17 +2,20 @@
 """Makes the small real checkpoints of tests/data: a tiny Hugging Face model with random weights, and the same weights as
 a real release of megatron-core saves them, on the CPU.
 
-The peers come from tools/setup_peers. With them, from the root of the checkout:
+tools/setup_peers installs the peers. From the root of the checkout:
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/make_mcore_reference.py --list
     build/peers/bin/python tests/interop/make_mcore_reference.py --out /tmp/data --mcore build/peers/mc0192 --cases llama_tp1 qwen3
     build/peers/bin/python tests/interop/make_mcore_reference.py --out /tmp/data --mcore build/peers/mc0161 --suffix _mc0161 --cases llama_tp2pp2
 
-Every case: build the Hugging Face model (unless OUT has it), save it as bf16 safetensors; build megatron-core's GPTModel
-with the wanted layout and fill it with the same weights; compare fp32 logits of the two; dist_checkpointing.save;
-write <case>/sha256.json, the digest of every full tensor: `hf`, `megatron` (the keys in the file), `megatron_unstacked`
-(one per layer and expert) and `optimizer_model_space`. Needs no network.
+Each case
+- builds the Hugging Face model, unless OUT has it, and saves it as bf16 safetensors;
+- builds megatron-core's GPTModel with the wanted layout, fills it with the same weights, and compares fp32 logits of the two;
+- calls dist_checkpointing.save;
+- writes <case>/sha256.json, the digest of every full tensor: `hf`, `megatron` (the keys in the file), `megatron_unstacked`
+  (one per layer and expert) and `optimizer_model_space`.
+It needs no network.
 """
 import argparse
 import contextlib

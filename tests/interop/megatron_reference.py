@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What megatron-core's own GPTModel computes of a Hugging Face folder, its prediction layers too: a reference for `ferry verify --logits`,
-in fp32, by one rank on the CPU. The peers come from tools/setup_peers.
+"""Writes the logits of megatron-core's own GPTModel for a Hugging Face folder, prediction layers included: a reference of
+`ferry verify --logits`, in fp32, by one rank on the CPU. tools/setup_peers installs the peers.
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/megatron_reference.py --mcore build/peers/mc0192 tests/data/hf_deepseek_v3/hf reference.safetensors
@@ -44,7 +44,7 @@ def build(arch, folder):
 
 
 def logits(model, tokens):
-    """Of the model, and of each prediction layer: [tokens, vocab] each."""
+    """-> logits of the model and of each prediction layer: [tokens, vocab] each"""
     import torch
     states = []
     hook = model.mtp.register_forward_hook(lambda module, inputs, output: states.append(output))

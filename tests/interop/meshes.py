@@ -1,4 +1,4 @@
-"""Settings to test a parallel model at: not their product, but few of which every pair of values that goes together occurs in one."""
+"""Meshes to test a parallel model on: a small set in which each valid pair of two settings' values occurs."""
 from itertools import combinations, product
 from math import lcm
 

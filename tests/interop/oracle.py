@@ -1,8 +1,8 @@
-"""Says what a reader gets from a checkpoint, without Ferry: an independent judge of whether a damaged checkpoint still
-says the same. Hugging Face folders go through the safetensors library and json, torch_dist folders through
-torch_dist_raw. Anything unreadable raises; two checkpoints say the same when their states are equal.
+"""Reads a checkpoint without Ferry: an independent judge of whether a damaged checkpoint still has the same content.
+Hugging Face folders are read by the safetensors library and json, torch_dist folders by torch_dist_raw. Unreadable input
+raises; two checkpoints are the same if their states are equal.
 
-Also the mapping of dense Megatron tensors to Hugging Face ones, on bytes.
+The module also maps dense Megatron tensors to Hugging Face ones, on bytes.
 """
 import functools
 import hashlib
@@ -74,7 +74,7 @@ def hf_state(folder):
 
 
 def plain(value):
-    """What was unpickled as nested tuples of plain values, so that it can be compared."""
+    """-> an unpickled object as nested tuples of plain values, which can be compared"""
     if isinstance(value, raw.Obj):
         return (value.g, plain(value.args), plain(value.state), plain(value.items), plain(value.appended))
     if isinstance(value, raw.Global):

@@ -1,4 +1,4 @@
-"""Runs of several ranks, and what the others say when one of them is lost."""
+"""Starts runs of several ranks, and checks the errors of the others when one of them is lost."""
 import os
 import socket
 import subprocess

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Resumes training states with real megatron-core on the CPU, at any TP, PP and EP: loads a checkpoint, whoever wrote it,
-into a model and its DistributedOptimizer and compares every tensor of the optimizer with the digests in model space.
+"""Resumes training states with real megatron-core on the CPU, at any TP, PP and EP: loads a checkpoint of any writer into a
+model and its DistributedOptimizer, and compares every tensor of the optimizer with the digests in model space.
 
     source build/peers/env.sh
     build/peers/bin/python tests/interop/resume_with_mcore.py --mcore build/peers/mc0192 --jobs JOBS.json --report OUT.json
 
 JOBS.json is a list of {"ckpt": FOLDER, "hf": FOLDER of config.json, "expect": sha256.json, "tp": 1, "pp": 2, "ep": 1,
 "etp": 1, "vpad": 256}; OUT.json receives [{"bad": [...], "step": ..., "num_steps": ..., "consumed": ...}, ...].
-Exit status 0 only if all match.
+The exit status is 0 only if all match.
 """
 import argparse
 import contextlib

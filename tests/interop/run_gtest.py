@@ -3,8 +3,8 @@
 
     run_gtest.py BUILD SUMMARY.json [FILTER]        FILTER: only tests whose name contains it
 
-Prints what failed, and one line per program. SUMMARY.json becomes {"passed": n, "failed": n, "skipped": n}. A shard
-that crashes counts as one failed test more than it reported.
+Prints failures, and one line per program. SUMMARY.json becomes {"passed": n, "failed": n, "skipped": n}. A shard that
+crashes counts as one more failed test than it reported.
 """
 import concurrent.futures
 import json

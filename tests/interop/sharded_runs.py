@@ -1,4 +1,4 @@
-"""What fsdp_worker.py saves, once for all tests: four ranks of real torch.distributed."""
+"""Runs fsdp_worker.py once for all tests: four ranks of real torch.distributed."""
 import atexit
 import functools
 import shutil

@@ -1,4 +1,4 @@
-"""What the interop tests share: running ferry, reading and writing safetensors byte by byte, tiny checkpoints."""
+"""Helpers of the interop tests: running ferry, reading and writing safetensors byte by byte, tiny checkpoints."""
 import hashlib
 import json
 import os
@@ -42,7 +42,7 @@ def save_from_ranks(source, to, *sizes):
 
 
 def load_with_megatron(release, jobs, cases, work):
-    """What load_with_mcore.py reports of each job; `cases` are their names."""
+    """-> the report of load_with_mcore.py on each job; `cases` are their names"""
     (work / "jobs.json").write_text(json.dumps(jobs))
     done = subprocess.run([sys.executable, HERE / "load_with_mcore.py", "--mcore", PEERS / release, "--jobs", work / "jobs.json",
                            "--report", work / "report.json"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
@@ -127,7 +127,7 @@ def hf_tensors(folder):
 
 
 def described(tensors):
-    """As sha256.json describes them: torch's dtype name, shape, sha256."""
+    """-> the entries of sha256.json: torch's dtype name, shape, sha256"""
     return {n: {"dtype": TORCH_NAME[d], "shape": list(s), "sha256": sha256(b)} for n, (d, s, b) in tensors.items()}
 
 

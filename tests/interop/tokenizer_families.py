@@ -1,5 +1,5 @@
-"""Tokenizers with each family's exact set-up of components, trained by the tokenizers package on a small text; and the corpus
-that they and Ferry's tokenizer are compared on."""
+"""Tokenizers with the exact components of each family, trained by the tokenizers package on a small text, and the corpus on
+which they are compared with Ferry's tokenizer."""
 import random
 import sysconfig
 from pathlib import Path

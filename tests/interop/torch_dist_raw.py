@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Reads, checks and writes Megatron-Core `torch_dist` checkpoints with Python's standard library alone, and without
-`pickle` or `zipfile`: every byte is parsed or made here. Independent of Ferry and of torch, so it serves the tests as an
-oracle for both.
+"""Reads, checks and writes Megatron-Core `torch_dist` checkpoints with Python's standard library alone, without `pickle` or
+`zipfile`: this file parses or makes every byte. It is independent of Ferry and of torch, and serves the tests as an oracle
+for both.
 
     torch_dist_raw.py dump    FOLDER                   tensors, chunks, objects, common state
     torch_dist_raw.py check   FOLDER sha256.json       reassemble every tensor, compare its sha256

@@ -1,5 +1,5 @@
 """The reference mapping of Hugging Face weights to full, unsharded Megatron tensors, in torch. It shares nothing with
-Ferry's own tables: what it says was checked by running both models and comparing their logits.
+Ferry's own tables. Running both models and comparing their logits has checked it.
 """
 import hashlib
 import re

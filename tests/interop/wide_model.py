@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A small model whose layers are as wide as real ones have to be for fp32 products to agree: wide_model.py FAMILY FOLDER"""
+"""Writes a small model with layers wide enough for fp32 products to agree, as those of real models are: wide_model.py FAMILY FOLDER"""
 import sys
 
 import tiny_models

@@ -1,9 +1,8 @@
 // The peer of a reshard: every rank gets every tensor whole, as verl's per_tensor_generator does it
 // (verl/utils/megatron_utils.py): a broadcast from the stage that has it, an all-gather over tensor
-// or expert parallel ranks, and each rank keeps its part. Ranks that do not train get what the
-// first that does has gathered (verl's nccl checkpoint engine). No names are sent and nothing is
-// pickled: who holds what was worked out before. One tensor at a time, or in buckets of as many as
-// fit.
+// or expert parallel ranks, and each rank keeps its part. Ranks that do not train receive from the
+// first rank that does (verl's nccl checkpoint engine). The owners are known before, so no names
+// are sent and nothing is pickled. Tensors go one at a time, or in buckets of as many as fit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +45,7 @@ class GatherAndBroadcast {
 
   void move(const Bucket& bucket);
   void keep(const Bucket& bucket, const at::Tensor& gathered);
-  // Those of `ranks` that share all but the place within the tensor, or expert, parallel group.
+  // The ranks of `ranks` that differ only in their place within the tensor, or expert, parallel group.
   std::vector<int> gather_group(int stage, bool expert, int like) const;
 
   const BenchMesh& mesh_;

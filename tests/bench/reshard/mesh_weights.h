@@ -26,14 +26,14 @@ struct BenchMesh {
 
   // The place of a rank of the world among `ranks`, -1 if it is none of them.
   int index_of(int rank) const;
-  // Of all chunks of ranks[index], first to last, in bf16.
+  // The parameters of all chunks of ranks[index], first to last, in bf16.
   std::vector<models::ParameterSpec> specs(const models::TransformerConfig& config,
                                            int index) const;
 };
 
 class MeshWeights {
  public:
-  // Of rank `rank` of the world, perhaps none.
+  // The parameters of rank `rank` of the world; it may have none.
   MeshWeights(const models::TransformerConfig& config,
               const BenchMesh& mesh,
               int rank,

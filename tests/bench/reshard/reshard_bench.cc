@@ -42,7 +42,7 @@ struct Flags {
   bool json = false;
 };
 
-// What the training mesh becomes, and whether it has ranks of its own.
+// The rollout's mesh, and whether it has ranks of its own.
 struct Case {
   std::string text;
   models::ParallelConfig source{}, target{};

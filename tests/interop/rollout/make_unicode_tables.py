@@ -45,7 +45,7 @@ def mapping(normalizer):
 
 
 def combining_classes():
-    """What moves before U+0345, whose class, 240, is the highest."""
+    """-> the characters that move before U+0345, whose class, 240, is the highest"""
     moves = lambda c: normalizers.NFD().normalize_str("\u0345" + chr(c)) == chr(c) + "\u0345"
     return {c: unicodedata.combining(chr(c)) for c in CODE_POINTS if unicodedata.combining(chr(c)) and (c == 0x345 or moves(c))}
 

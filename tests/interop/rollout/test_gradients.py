@@ -1,9 +1,9 @@
-"""The backward of our models beside Hugging Face's autograd, at every kind of parallelism: the error of each parameter's gradient
+"""The backward of Ferry's models beside Hugging Face's autograd, at every kind of parallelism: the error of each parameter's gradient
 against one in fp64 is at most twice Hugging Face's own, and a second run gives the same bits (gradient_tool sees to that).
 
-The error of a few numbers is a few draws, and Hugging Face's may be lucky ones. Hugging Face beside itself on other instructions (AVX-512,
+The error of a few numbers is a few draws, and Hugging Face's may be small by chance. Hugging Face beside itself on other instructions (AVX-512,
 AVX2; gradients of eight of these models in fp32): of a quarter of a parameter, four numbers of a bias as a rank of TP 4 has them, the errors are up to
-3.7 times each other's; of whole parameters, 16 numbers and more, 1.41 times in 816 comparisons. So the parts of all ranks are compared together."""
+3.7 times each other's; of whole parameters, 16 numbers and more, 1.41 times in 816 comparisons. The parts of all ranks are therefore compared together."""
 import collections
 import functools
 import json
@@ -45,7 +45,7 @@ def references(tmp_path_factory):
 
 
 def worse_than_theirs(rows):
-    """Of gradient_tool's, one for each part of a parameter -> [(parameter, our error, theirs)] where ours is above twice theirs."""
+    """rows: gradient_tool's, one for each part of a parameter -> [(parameter, Ferry's error, Hugging Face's)], where the first is above twice the second"""
     squares = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
         for i, error in enumerate((row["ours"], row["theirs"], 1)):

@@ -1,8 +1,8 @@
-"""Our models beside transformers, bit for bit: `ferry verify --logits` over families, formats and meshes.
+"""Compares Ferry's models with transformers, bit for bit: `ferry verify --logits` over families, formats and meshes.
 
 Regime: transformers 5.17.0 and torch 2.11.0 on the host, eager attention, default experts, one unpadded sequence of at least 16 tokens
-at a time. bf16 at any size; fp32 where MKL takes the kernel whose order ours has (`ferry verify --numerics --dtype fp32` tells), at
-lengths where Hugging Face agrees with itself, and where each expert gets no token or at least 12."""
+at a time. bf16 at any size; fp32 if MKL takes the kernel with Ferry's order (`ferry verify --numerics --dtype fp32` tells), at lengths
+where Hugging Face agrees with itself, and if each expert gets no token or at least 12."""
 import functools
 import json
 import os
@@ -47,7 +47,7 @@ def hf(model):
 
 
 def flags(mesh, checkpoint):
-    """Of `ferry verify --logits`, for a model whose layers the stages may share unevenly."""
+    """-> the options of `ferry verify --logits`, for a model whose layers the stages may share unevenly"""
     config = json.loads((checkpoint / "config.json").read_text())
     given = [f"--{axis}={size}" for axis, size in mesh.items() if axis not in ("sp", "packed", "vpp")]
     if mesh["pp"] > 1:
@@ -258,7 +258,7 @@ def test_a_rank_that_dies_is_named(when, references):
     """Rank 1 fails alone; rank 0 waits for it as long as it was told at most, and says for whom."""
     start = time.monotonic()
     command = (hf("llama"), "--tp", 2, "--timeout", 4, "--reference")
-    # Of a reference of another model it learns once the mesh stands.
+    # A reference of another model is found out once the mesh stands.
     other = "/nowhere" if when.startswith("before") else references(hf("qwen3"))
     waits, dies = launch(2, free_port(), (*command, references(hf("llama"))), (*command, other))
     assert dies[0] == 2 and waits[0] == 2 and not waits[1], (waits, dies)
