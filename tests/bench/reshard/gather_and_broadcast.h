@@ -45,7 +45,8 @@ class GatherAndBroadcast {
 
   void move(const Bucket& bucket);
   void keep(const Bucket& bucket, const at::Tensor& gathered);
-  // The ranks of `ranks` that differ only in their place within the tensor, or expert, parallel group.
+  // The ranks of `ranks` that differ only in their place within the tensor, or expert, parallel
+  // group.
   std::vector<int> gather_group(int stage, bool expert, int like) const;
 
   const BenchMesh& mesh_;
