@@ -70,7 +70,7 @@ def trouble_of(root, names, document):
     for number, line in enumerate(FENCE.sub(blank, text).splitlines(), 1):
         troubles = [link_trouble(root, document, target) for target in LINK.findall(line)]
         troubles += [path_trouble(root, names, path) for path in PATH.findall(line) if path not in made_up]
-        found += [(number, trouble) for trouble in [*troubles] if trouble]
+        found += [(number, trouble) for trouble in [*troubles, line_trouble(line)] if trouble]
     return found
 
 

@@ -197,6 +197,11 @@ def test_header_has_to_compile_alone(units):
     ("`verl/three.py` `build/cli/ferry` three.py", []),
     ("<!-- no such file: tools/three.py --> `tools/three.py`", []),
     ("```\n`tools/three.py`\n```", []),
+    ("x" * 160, []),
+    ("x" * 161, ["a line has more than 160 columns"]),
+    ("[a](https://example.com/" + "x" * 160 + ")", []),
+    ("| " + "x" * 298 + " | " + "x" * 298 + " |", []),
+    ("| " + "x" * 299 + " | x |", ["a cell has more than 300 characters"]),
 ])
 def test_documents_name_what_exists(tmp_path, line, troubles):
     (tmp_path / "docs").mkdir()
