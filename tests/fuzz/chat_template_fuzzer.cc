@@ -23,7 +23,7 @@ const ordered_json& messages() {
 
 }  // namespace
 
-// What a template says is UTF-8, and the same when it is asked again.
+// The text of a template is UTF-8, and the same at the second call.
 void chat_template(std::string_view input) {
   if (input.find("strftime_now") != input.npos) return;
   accepts([&] {

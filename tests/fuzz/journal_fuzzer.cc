@@ -8,7 +8,7 @@
 
 namespace ferry::fuzz {
 
-// What a journal keeps of a log it keeps the next time as well, and it can be continued.
+// A journal keeps the same records of a log when opened again, and it can be continued.
 void journal(std::string_view input) {
   using distckpt::Journal;
   const distckpt::Digest fingerprint;

@@ -1,4 +1,4 @@
-// What holds of every configuration that was read, whatever it was read from.
+// Properties of every configuration that was read, from any file.
 #pragma once
 
 #include "models/spec/transformer_config.h"

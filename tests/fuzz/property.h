@@ -1,5 +1,5 @@
-// What the fuzz targets say about bytes: that a parser takes or refuses them, and what must hold
-// then.
+// The fuzz targets' assertions about bytes: a parser takes or refuses them, and a property holds
+// of bytes that it takes.
 #pragma once
 
 #include <filesystem>

@@ -19,7 +19,7 @@ std::string length_prefix(std::size_t length) {
   return bytes;
 }
 
-// What does not depend on where the bytes lie.
+// The part of a header that does not depend on where the bytes lie.
 std::vector<std::string> tensors_of(const SafetensorsHeader& header) {
   std::vector<std::string> lines;
   for (const auto& entry : header.entries) {

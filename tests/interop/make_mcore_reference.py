@@ -102,7 +102,7 @@ def make_optimizer(model, bucket_size=None):
 
 
 def state_of_parameters(optim, model_sharded):
-    """What sharded_state_dict gives as fully_reshardable, parameter by parameter, where data parallel groups have one rank.
+    """-> the fully_reshardable form of sharded_state_dict, parameter by parameter, where data parallel groups have one rank.
     megatron-core 0.19 takes parameters of all buckets but the first from the wrong place if buckets end in padding."""
     from dataclasses import replace
     from megatron.core.dist_checkpointing.dict_utils import nested_values
