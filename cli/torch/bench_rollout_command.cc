@@ -20,6 +20,7 @@
 #include "cli/torch/roofline.h"
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
+#include "models/distributed/messages.h"
 
 namespace ferry::cli {
 namespace {
@@ -106,8 +107,7 @@ class Replayer {
     while (arrived < mix.size() && mix[arrived].arrival <= now) ++arrived;
     const auto& mesh = model_.mesh();
     const auto& group = mesh.shape().ep() > 1 ? mesh.all() : mesh.tp();
-    if (group.size() == 1) return arrived;
-    return std::stoul(group.all_gather_bytes(std::to_string(arrived)).front());
+    return models::broadcast(group, arrived, 0);
   }
 
   void add(const MixRequest& request, std::size_t number, rollout::SamplingParams params) {
@@ -173,15 +173,14 @@ class Replayer {
 
 // Of all data parallel ranks: sums, and the time of the slowest.
 Replay whole_replay(const models::ProcessGroup& dp, const Replay& mine) {
-  const ordered_json report{
+  const nlohmann::json report{
       {"first", mine.first},
       {"between", mine.between},
       {"whole", mine.whole},
       {"counts", {mine.prompt_tokens, mine.cached_tokens, mine.output_tokens, mine.preemptions}},
       {"seconds", mine.seconds}};
   Replay all{.steps = mine.steps, .busy = mine.busy, .bound = mine.bound};
-  for (const auto& bytes : dp.all_gather_bytes(report.dump())) {
-    const auto theirs = ordered_json::parse(bytes);
+  for (const auto& theirs : models::gather(dp, report)) {
     const auto append = [&](std::vector<double>& times, const char* name) {
       for (const double seconds : theirs[name]) times.push_back(seconds);
     };

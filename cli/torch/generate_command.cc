@@ -19,6 +19,7 @@
 #include "cli/torch/rollout_flags.h"
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
+#include "models/distributed/messages.h"
 
 namespace ferry::cli {
 namespace {
@@ -55,7 +56,7 @@ std::vector<Prompt> read_prompts(const GenerateFlags& flags, const RolloutModel&
   const bool nothing = flags.prompts.empty() && flags.prompt_ids.empty() && flags.input.empty();
   if (nothing || flags.input == "-") {
     const auto& all = model.mesh().all();
-    const auto text = all.all_gather_bytes(all.rank() == 0 ? read_standard_input() : "").front();
+    const auto text = models::broadcast(all, all.rank() == 0 ? read_standard_input() : "", 0);
     if (nothing) {
       reader.add_text(text);
     } else {
@@ -77,8 +78,8 @@ class Cancellation {
     constexpr std::int64_t kStepsBetween = 16;
     if (group_.size() == 1) return stop_requested();
     if (num_asked_++ % kStepsBetween != 0) return false;
-    return std::ranges::any_of(group_.all_gather_bytes(stop_requested() ? "stop" : ""),
-                               [](const auto& answer) { return !answer.empty(); });
+    const auto answers = models::gather(group_, stop_requested());
+    return std::ranges::find(answers, true) != answers.end();
   }
 
  private:

@@ -1,7 +1,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 
 #include "cli/commands.h"
@@ -16,6 +15,7 @@
 #include "distckpt/base/printable.h"
 #include "models/certificate/host_threads.h"
 #include "models/certificate/numerics_certificate.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
 
@@ -69,16 +69,12 @@ void verify_numerics(const VerifyModelsFlags& flags) {
 // Weights that are not finite are named by rank 0; with --finite they are refused.
 void check_finite(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
                   const VerifyModelsFlags& flags) {
-  std::string mine;
+  std::set<std::string> keys;
   for (const auto& chunk : chunks) {
-    for (const auto& key : chunk->parameters().not_finite()) mine += key + "\n";
+    for (const auto& key : chunk->parameters().not_finite()) keys.insert(key);
   }
   const auto& all = chunks.front()->mesh().all();
-  std::set<std::string> keys;
-  for (const auto& lines : all.all_gather_bytes(mine)) {
-    std::istringstream text(lines);
-    for (std::string key; std::getline(text, key);) keys.insert(key);
-  }
+  for (auto& of_rank : models::gather(all, std::set(keys))) keys.merge(of_rank);
   if (keys.empty()) return;
   const auto named = fmt::format(
       "{}{}", *keys.begin(), keys.size() == 1 ? "" : fmt::format(" and {} more", keys.size() - 1));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"
 #include "models/transformer/packed_sequences.h"
@@ -171,10 +172,9 @@ class Check {
       mine.push_back(
           {modules, to_json(sequence.logits), sequence.largest_log_prob, sequence.mean_log_prob});
     }
-    const auto all = mesh.pp().all_gather_bytes(mine.dump());
+    const auto all = models::gather(mesh.pp(), mine);
     for (auto& sequence : report_.sequences) sequence.modules.clear();
-    for (const auto& stage : all) {
-      const auto theirs = json::parse(stage);
+    for (const auto& theirs : all) {
       for (std::size_t i = 0; i < theirs.size(); ++i) {
         auto& sequence = report_.sequences[i];
         for (const auto& module : theirs[i][0]) sequence.modules.push_back(from_json(module));

@@ -19,6 +19,7 @@
 #include "converter/shared_work.h"
 #include "converter/write/megatron_target.h"
 #include "converter/write/target_folder.h"
+#include "distckpt/base/cbor.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/comparing_sink.h"
 #include "distckpt/execute/executor.h"
@@ -142,28 +143,25 @@ void add_training(const SaveOptions& options,
   model.training = std::move(training);
 }
 
-// What every rank has of objects, as bytes and back: its key, its size, itself.
+using KeysAndArchives = std::vector<std::pair<std::string, std::string>>;  // of objects
+
 std::string encode(const std::vector<distckpt::StoredObject>& objects) {
-  std::string bytes;
-  for (const auto& object : objects)
-    bytes += fmt::format("{}\n{}\n{}", object.key, object.archive.size(), object.archive);
-  return bytes;
+  KeysAndArchives pairs;
+  for (const auto& object : objects) pairs.emplace_back(object.key, object.archive);
+  return to_cbor(pairs);
 }
 
-void decode(std::string_view bytes, std::vector<distckpt::StoredObject>& objects) {
-  const auto take_line = [&] {
-    const auto line = bytes.substr(0, bytes.find('\n'));
-    bytes.remove_prefix(line.size() + 1);
-    return std::string(line);
-  };
-  while (!bytes.empty()) {
-    auto key = take_line();
-    const auto size = std::stoull(take_line());
-    require(std::ranges::find(objects, key, &distckpt::StoredObject::key) == objects.end(),
-            ErrorKind::kUsage, "{}: several ranks save it", key);
-    objects.push_back({.key = std::move(key), .archive = std::string(bytes.substr(0, size))});
-    bytes.remove_prefix(size);
+// The objects of all ranks, in the order of the ranks.
+std::vector<distckpt::StoredObject> decode(const std::vector<std::string>& of_ranks) {
+  std::vector<distckpt::StoredObject> objects;
+  for (const auto& bytes : of_ranks) {
+    for (auto& [key, archive] : from_cbor<KeysAndArchives>(bytes)) {
+      require(std::ranges::find(objects, key, &distckpt::StoredObject::key) == objects.end(),
+              ErrorKind::kUsage, "{}: several ranks save it", key);
+      objects.push_back({.key = std::move(key), .archive = std::move(archive)});
+    }
   }
+  return objects;
 }
 
 std::int64_t bytes_to_write(const distckpt::CopyPlan& plan) {
@@ -236,10 +234,8 @@ class Saving {
   fs::path output() const { return held_.path() / distckpt::kWorkOutput; }
 
   void plan(const std::vector<std::string>& objects_of_ranks) {
-    std::vector<distckpt::StoredObject> objects;
-    for (const auto& bytes : objects_of_ranks) decode(bytes, objects);
     model_ = describe_mesh(mesh_, options_);
-    add_training(options_, objects, model_);
+    add_training(options_, decode(objects_of_ranks), model_);
     target_ = make_megatron_target(model_, model_.tensors,
                                    {.parallel = options_.parallel,
                                     .mesh = &mesh_,

@@ -15,6 +15,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/plan/sharded_tensor_codec.h"
+#include "models/distributed/messages.h"
 #include "models/reshard/message_delta.h"
 #include "models/tensor_parallel/parameters.h"
 
@@ -233,23 +234,15 @@ ReshardReport Resharder::run() {
 }
 
 ReshardReport Resharder::run_and_verify() {
-  std::vector<std::string> digests;
+  std::vector<MessageDigest> digests;
   const auto report = move(&digests);
-  std::string mine;
-  for (const auto& digest : digests) mine += digest + "\n";
-  // "round sender receiver digest", from both sides of each message.
-  std::map<std::string, std::string> of_message;
-  for (const auto& text : group_.all_gather_bytes(mine)) {
-    for (std::size_t begin = 0; begin < text.size();) {
-      const auto end = text.find('\n', begin);
-      const auto line = text.substr(begin, end - begin);
-      begin = end + 1;
-      const auto space = line.rfind(' ');
-      const auto [found, is_new] =
-          of_message.try_emplace(line.substr(0, space), line.substr(space + 1));
-      require(is_new || found->second == line.substr(space + 1), ErrorKind::kCorrupt,
+  std::map<std::string, std::string> digest_of_message;
+  for (const auto& of_rank : gather(group_, digests)) {
+    for (const auto& [message, digest] : of_rank) {
+      const auto [found, is_new] = digest_of_message.try_emplace(message, digest);
+      require(is_new || found->second == digest, ErrorKind::kCorrupt,
               "message {} (round, sender, receiver, first tensor) arrived with other bytes",
-              line.substr(0, space));
+              message);
     }
   }
   return report;
@@ -271,7 +264,7 @@ void Resharder::fill_padding() const {
   }
 }
 
-ReshardReport Resharder::move(std::vector<std::string>* digests) {
+ReshardReport Resharder::move(std::vector<MessageDigest>* digests) {
   const int me = world_.rank();
   ReshardReport report{.bytes_in_place = bytes_in_place_,
                        .bytes_local = local_bytes_ - bytes_in_place_,
@@ -300,9 +293,10 @@ ReshardReport Resharder::move(std::vector<std::string>* digests) {
     round.unpack.run(addresses_, static_cast<std::byte*>(buffer.mutable_data_ptr()));
     if (digests == nullptr) return;
     for (const auto& message : round.messages)
-      digests->push_back(fmt::format("{} {} {} {} {}", number, message.sends ? me : message.peer,
-                                     message.sends ? message.peer : me, plan_.names[message.tensor],
-                                     digest_of(buffer.narrow(0, message.offset, message.bytes))));
+      digests->emplace_back(
+          fmt::format("{} {} {} {}", number, message.sends ? me : message.peer,
+                      message.sends ? message.peer : me, plan_.names[message.tensor]),
+          digest_of(buffer.narrow(0, message.offset, message.bytes)));
   };
   for (std::size_t number = 0; number < std::min<std::size_t>(2, rounds_.size()); ++number)
     start(number);

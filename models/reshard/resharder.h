@@ -113,7 +113,8 @@ class Resharder {
   void fill_padding() const;
   void find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const;
   Transfer begin(Round& round, const at::Tensor& buffer, ReshardReport& report) const;
-  ReshardReport move(std::vector<std::string>* digests);
+  using MessageDigest = std::pair<std::string, std::string>;
+  ReshardReport move(std::vector<MessageDigest>* digests);
 
   World& world_;
   ProcessGroup group_;

@@ -3,14 +3,13 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <numeric>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
 
 namespace ferry::trainer {
 namespace {
@@ -130,13 +129,7 @@ std::vector<Partition> split_micro_batches(std::size_t num_sequences,
 
 std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp,
                                                       Lengths mine) {
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size_bytes());
-  std::vector<std::vector<std::int64_t>> ranks;
-  for (const auto& text : dp.all_gather_bytes(bytes)) {
-    auto& lengths = ranks.emplace_back(text.size() / sizeof(std::int64_t));
-    std::memcpy(lengths.data(), text.data(), text.size());
-  }
-  return ranks;
+  return models::gather(dp, std::vector(mine.begin(), mine.end()));
 }
 
 std::vector<models::SequencePartition> pack_micro_batches(

@@ -8,7 +8,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/filenames.h"
-#include "models/distributed/process_group.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/world.h"
 #include "trainer/metrics/run_log.h"
 
@@ -36,15 +36,12 @@ std::int64_t total_training_steps(const TrainerConfig& run,
 
 std::int64_t count_together(models::World& world,
                             const std::function<std::int64_t(int rank, int num_ranks)>& count) {
-  const auto mine = std::to_string(count(world.rank(), world.size()));
-  if (world.size() == 1) return std::stoll(mine);
   std::vector<int> ranks(static_cast<std::size_t>(world.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  std::int64_t sum = 0;
-  for (const auto& theirs :
-       models::ProcessGroup(world, "records", std::move(ranks)).all_gather_bytes(mine))
-    sum += std::stoll(theirs);
-  return sum;
+  const auto mine = count(world.rank(), world.size());
+  const auto counts =
+      models::gather(models::ProcessGroup(world, "records", std::move(ranks)), mine);
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 ResumeFrom resume_from(const std::filesystem::path& path) {

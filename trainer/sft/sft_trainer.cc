@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
+#include "models/distributed/messages.h"
 #include "trainer/engine/finite_outputs.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/peak_memory.h"
@@ -30,11 +30,7 @@ namespace {
 // Numbers of each rank, summed in the order of the ranks.
 std::vector<double> sum_over(const models::ProcessGroup& group, const std::vector<double>& mine) {
   std::vector<double> sums(mine.size(), 0.0);
-  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()),
-                               mine.size() * sizeof(double));
-  for (const auto& part : group.all_gather_bytes(bytes)) {
-    std::vector<double> theirs(mine.size());
-    std::memcpy(theirs.data(), part.data(), part.size());
+  for (const auto& theirs : models::gather(group, mine)) {
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
   }
   return sums;

@@ -1,11 +1,11 @@
 #include "trainer/workers/hybrid_engine.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/certificate/numerics_digest.h"
+#include "models/distributed/messages.h"
 #include "models/pipeline_forward.h"
 
 namespace ferry::trainer {
@@ -16,25 +16,12 @@ using models::NumericsPolicy;
 
 namespace {
 
-// The unlike ones of all ranks that have a model.
+// The distinct policies of all ranks that have a model.
 std::vector<NumericsPolicy> policies(const models::ProcessGroup& ranks, const GPTModel* mine) {
-  std::string text;
-  if (mine != nullptr) {
-    for (const auto& [name, value] : models::numerics_policy(*mine).entries)
-      text += name + '\0' + value + '\0';
-  }
+  const auto my_policy = mine != nullptr ? models::numerics_policy(*mine) : NumericsPolicy();
   std::vector<NumericsPolicy> all;
-  for (std::string_view rest : ranks.all_gather_bytes(text)) {
-    NumericsPolicy policy;
-    const auto take = [&] {
-      const auto word = rest.substr(0, rest.find('\0'));
-      rest.remove_prefix(word.size() + 1);
-      return std::string(word);
-    };
-    while (!rest.empty()) {
-      auto name = take();
-      policy.entries.emplace_back(std::move(name), take());
-    }
+  for (auto& entries : models::gather(ranks, my_policy.entries)) {
+    NumericsPolicy policy{std::move(entries)};
     if (!policy.entries.empty() && std::ranges::find(all, policy) == all.end())
       all.push_back(std::move(policy));
   }

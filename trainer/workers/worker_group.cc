@@ -4,14 +4,17 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <span>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
 #include "trainer/workers/megatron_info.h"
 
 namespace ferry::trainer {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dispatch, takes_part, whole, dp_rank, is_collect)
+
 namespace {
 
 constexpr std::string_view kStop = "";
@@ -76,16 +79,10 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
   if (world_.rank() == 0) {
     registered.of_ranks.push_back(dispatch);
     for (int rank = 1; rank < world_.size(); ++rank) {
-      Dispatch theirs;
-      const auto bytes = mail_.receive(rank, "the part in " + name);
-      require(bytes.size() == sizeof(theirs), ErrorKind::kBug, "{} of rank {}: {} bytes", name,
-              rank, bytes.size());
-      std::memcpy(&theirs, bytes.data(), sizeof(theirs));
-      registered.of_ranks.push_back(theirs);
+      registered.of_ranks.push_back(models::receive<Dispatch>(mail_, rank, "the part in " + name));
     }
   } else {
-    mail_.send({reinterpret_cast<const char*>(&dispatch), sizeof(dispatch)}, 0,
-               "the part in " + name);
+    models::send(mail_, dispatch, 0, "the part in " + name);
   }
   methods_.emplace(std::move(name), std::move(registered));
 }

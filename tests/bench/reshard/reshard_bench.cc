@@ -20,6 +20,7 @@
 #include "converter/open/checkpoint.h"
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/world.h"
 #include "models/reshard/resharder.h"
 #include "tests/bench/reshard/gather_and_broadcast.h"
@@ -169,10 +170,7 @@ class Bench {
 
   // The largest of all ranks.
   double agree(const std::function<double()>& mine) const {
-    double most = 0;
-    for (const auto& text : all_.all_gather_bytes(fmt::format("{}", mine())))
-      most = std::max(most, std::stod(text));
-    return most;
+    return std::ranges::max(models::gather(all_, mine()));
   }
 
   Timing measure(int rounds, const std::function<void()>& body) const {
