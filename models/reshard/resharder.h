@@ -19,13 +19,10 @@
 #include "distckpt/plan/sharded_tensor.h"
 #include "models/distributed/process_group.h"
 #include "models/distributed/world.h"
+#include "models/reshard/delta.h"
 #include "models/reshard/strided_copies.h"
 
 namespace ferry::models {
-
-// Where a sender keeps what it has sent last: all its messages, as many bytes as one run sends
-// without it.
-enum class Delta : std::uint8_t { kOff, kOnDevice, kOnHost };
 
 struct ReshardOptions {
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // that a rank sends in a round, about

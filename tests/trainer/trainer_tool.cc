@@ -42,19 +42,21 @@ std::int64_t number(const std::string& text) {
 }
 
 json schedule(const json& a) {
-  const std::string wd_incr_style = a[5];
-  OptimizerParamScheduler scheduler({.init_lr = 1e-5,
-                                     .max_lr = 1e-3,
-                                     .min_lr = 1e-4,
-                                     .lr_warmup_steps = a[2],
-                                     .lr_decay_steps = a[3],
-                                     .lr_decay_style = a[0],
-                                     .wsd_decay_steps = a[4],
-                                     .lr_wsd_decay_style = a[1],
-                                     .start_wd = 0.01,
-                                     .end_wd = wd_incr_style == "constant" ? 0.01 : 0.1,
-                                     .wd_incr_steps = a[6],
-                                     .wd_incr_style = wd_incr_style});
+  const auto wd_incr_style = parse_choice<WdIncrStyle>("wd_incr_style", a[5].get<std::string>());
+  OptimizerParamScheduler scheduler(
+      {.init_lr = 1e-5,
+       .max_lr = 1e-3,
+       .min_lr = 1e-4,
+       .lr_warmup_steps = a[2],
+       .lr_decay_steps = a[3],
+       .lr_decay_style = parse_choice<LrDecayStyle>("lr_decay_style", a[0].get<std::string>()),
+       .wsd_decay_steps = a[4],
+       .lr_wsd_decay_style =
+           parse_choice<WsdDecayStyle>("lr_wsd_decay_style", a[1].get<std::string>()),
+       .start_wd = 0.01,
+       .end_wd = wd_incr_style == WdIncrStyle::kConstant ? 0.01 : 0.1,
+       .wd_incr_steps = a[6],
+       .wd_incr_style = wd_incr_style});
   auto rates = json::array();
   for (std::int64_t step = 0; step < a[3].get<std::int64_t>() + 10; ++step) {
     rates.push_back({scheduler.now().lr, scheduler.now().weight_decay});

@@ -8,24 +8,11 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 
 namespace ferry::trainer {
 namespace {
 
 constexpr double kEpsilon = 1e-6;
-
-constexpr std::array<Named<AdvantageEstimator>, 9> kEstimators{{
-    {"gae", AdvantageEstimator::kGae},
-    {"grpo", AdvantageEstimator::kGrpo},
-    {"rloo", AdvantageEstimator::kRloo},
-    {"reinforce_plus_plus", AdvantageEstimator::kReinforcePlusPlus},
-    {"reinforce_plus_plus_baseline", AdvantageEstimator::kReinforcePlusPlusBaseline},
-    {"remax", AdvantageEstimator::kRemax},
-    {"opo", AdvantageEstimator::kOpo},
-    {"gpg", AdvantageEstimator::kGpg},
-    {"grpo_passk", AdvantageEstimator::kGrpoPassk},
-}};
 
 // The sequences of each group, in their order.
 std::vector<at::Tensor> groups_of(const AdvantageInputs& in) {
@@ -163,10 +150,6 @@ at::Tensor of_sequences(AdvantageEstimator estimator,
 }
 
 }  // namespace
-
-AdvantageEstimator advantage_estimator(std::string_view name) {
-  return find_named("adv_estimator", name, kEstimators);
-}
 
 Advantages compute_advantage(AdvantageEstimator estimator,
                              const AdvantageInputs& inputs,

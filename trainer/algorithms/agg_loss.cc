@@ -4,18 +4,9 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 
 namespace ferry::trainer {
 namespace {
-
-constexpr std::array<Named<LossAggMode>, 5> kModes{{
-    {"token-mean", LossAggMode::kTokenMean},
-    {"token-sum", LossAggMode::kTokenSum},
-    {"seq-mean-token-sum", LossAggMode::kSeqMeanTokenSum},
-    {"seq-mean-token-mean", LossAggMode::kSeqMeanTokenMean},
-    {"seq-mean-token-sum-norm", LossAggMode::kSeqMeanTokenSumNorm},
-}};
 
 double checked(double count, std::string_view name) {
   require(count > 0, ErrorKind::kUsage, "loss: {} is {}, but the loss is divided by it", name,
@@ -28,10 +19,6 @@ double sequences(const GlobalBatchInfo& info) {
 }
 
 }  // namespace
-
-LossAggMode loss_agg_mode(std::string_view name) {
-  return find_named("loss_agg_mode", name, kModes);
-}
 
 at::Tensor agg_loss(const at::Tensor& loss_mat,
                     const at::Tensor& loss_mask,

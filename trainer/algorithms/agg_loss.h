@@ -7,20 +7,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string_view>
+
+#include "trainer/config/ppo_choices.h"
 
 namespace ferry::trainer {
-
-enum class LossAggMode : std::uint8_t {
-  kTokenMean,            // sum of tokens / batch_num_tokens
-  kTokenSum,             // sum of tokens
-  kSeqMeanTokenSum,      // sum of tokens / global_batch_size (Dr. GRPO, arXiv:2503.20783)
-  kSeqMeanTokenMean,     // sum of the means of sequences / global_batch_size (GRPO's paper)
-  kSeqMeanTokenSumNorm,  // sum of tokens / global_batch_size / loss_scale_factor
-};
-
-// "token-mean", ... Throws Error(kUsage).
-LossAggMode loss_agg_mode(std::string_view name);
 
 // Of the mini-batch, on all ranks together; a mode reads what it divides by.
 struct GlobalBatchInfo {

@@ -3,15 +3,9 @@
 #include <ATen/ATen.h>
 
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 
 namespace ferry::trainer {
 namespace {
-
-constexpr std::array<Named<BypassLoss>, 2> kLosses{{
-    {"ppo_clip", BypassLoss::kPpoClip},
-    {"reinforce", BypassLoss::kReinforce},
-}};
 
 LossOutput reinforce(const PolicyLossInputs& in,
                      PolicyLossConfig config,
@@ -24,10 +18,6 @@ LossOutput reinforce(const PolicyLossInputs& in,
 }
 
 }  // namespace
-
-BypassLoss bypass_loss(std::string_view name) {
-  return find_named("loss_type", name, kLosses);
-}
 
 LossOutput compute_policy_loss_bypass_mode(const PolicyLossInputs& inputs,
                                            const PolicyLossConfig& config,

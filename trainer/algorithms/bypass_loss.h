@@ -3,22 +3,10 @@
 // weighed, or rejected, anew in every update. d of rollout_corr.h is log_prob - old_log_prob.
 #pragma once
 
-#include <cstdint>
-#include <string_view>
-
 #include "trainer/algorithms/policy_loss.h"
 #include "trainer/algorithms/rollout_corr.h"
 
 namespace ferry::trainer {
-
-enum class BypassLoss : std::uint8_t {
-  // That of loss_mode, whose ratio is the importance weight already: weights are metrics alone.
-  kPpoClip,
-  kReinforce,  // -w A log_prob, w the importance weights, if there are any
-};
-
-// "ppo_clip", "reinforce": algorithm.rollout_correction.loss_type. Throws Error(kUsage).
-BypassLoss bypass_loss(std::string_view name);
 
 struct BypassModeConfig {
   RolloutCorrectionConfig correction{};

@@ -6,29 +6,21 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 
 namespace ferry::trainer {
 namespace {
 
-constexpr std::array<Named<KlEstimator>, 7> kKlEstimators{{
-    {"kl", KlEstimator::kK1},
-    {"k1", KlEstimator::kK1},
-    {"abs", KlEstimator::kAbs},
-    {"mse", KlEstimator::kK2},
-    {"k2", KlEstimator::kK2},
-    {"low_var_kl", KlEstimator::kK3},
-    {"k3", KlEstimator::kK3},
-}};
-
 at::Tensor estimate(const at::Tensor& logprob, const at::Tensor& ref_logprob, KlEstimator kind) {
   switch (kind) {
+    case KlEstimator::kKl:
     case KlEstimator::kK1:
       return logprob - ref_logprob;
     case KlEstimator::kAbs:
       return (logprob - ref_logprob).abs();
+    case KlEstimator::kMse:
     case KlEstimator::kK2:
       return 0.5 * (logprob - ref_logprob).square();
+    case KlEstimator::kLowVarKl:
     case KlEstimator::kK3: {
       const auto difference = (ref_logprob - logprob).clamp(-20, 20);
       return (difference.exp() - difference - 1).clamp(-10, 10);
@@ -38,13 +30,6 @@ at::Tensor estimate(const at::Tensor& logprob, const at::Tensor& ref_logprob, Kl
 }
 
 }  // namespace
-
-KlPenalty parse_kl_penalty(std::string_view name) {
-  const bool straight_through = name.ends_with('+');
-  return {.estimator = find_named("kl_penalty", name.substr(0, name.size() - straight_through),
-                                  kKlEstimators),
-          .straight_through = straight_through};
-}
 
 at::Tensor kl_penalty(const at::Tensor& logprob, const at::Tensor& ref_logprob, KlPenalty kind) {
   const auto forward = estimate(logprob, ref_logprob, kind.estimator);

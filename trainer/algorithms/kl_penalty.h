@@ -6,28 +6,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <string_view>
 
+#include "trainer/config/ppo_choices.h"
 #include "trainer/metrics/metrics.h"
 
 namespace ferry::trainer {
-
-enum class KlEstimator : std::uint8_t {
-  kK1,   // "kl", "k1": d = log p - log p_ref
-  kAbs,  // "abs": |d|
-  kK2,   // "mse", "k2": d^2 / 2
-  kK3,   // "low_var_kl", "k3": exp(-d) - 1 + d, -d within +-20, the result within +-10
-};
-
-// With `+` after its name an estimator keeps its value and takes the gradient of k2, which is the
-// one whose expected gradient is that of the divergence.
-struct KlPenalty {
-  KlEstimator estimator = KlEstimator::kK3;
-  bool straight_through = false;
-};
-
-// "kl", "low_var_kl+", ... Throws Error(kUsage).
-KlPenalty parse_kl_penalty(std::string_view name);
 
 // All [sequences, response], fp32. Differentiable in logprob.
 at::Tensor kl_penalty(const at::Tensor& logprob, const at::Tensor& ref_logprob, KlPenalty kind);

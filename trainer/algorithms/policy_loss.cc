@@ -7,21 +7,9 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 
 namespace ferry::trainer {
 namespace {
-
-constexpr std::array<Named<LossMode>, 8> kLossModes{{
-    {"vanilla", LossMode::kVanilla},
-    {"gspo", LossMode::kGspo},
-    {"cispo", LossMode::kCispo},
-    {"clip_cov", LossMode::kClipCov},
-    {"kl_cov", LossMode::kKlCov},
-    {"geo_mean", LossMode::kGeoMean},
-    {"sapo", LossMode::kSapo},
-    {"gpg", LossMode::kGpg},
-}};
 
 // One micro-batch of one loss; a method a mode.
 class PolicyLoss {
@@ -189,10 +177,6 @@ at::Tensor take_kl_cov(const PolicyLossInputs& in, const PolicyLossConfig& confi
 }
 
 }  // namespace
-
-LossMode loss_mode(std::string_view name) {
-  return find_named("loss_mode", name, kLossModes);
-}
 
 LossOutput compute_policy_loss(const PolicyLossInputs& inputs,
                                const PolicyLossConfig& config,

@@ -11,36 +11,12 @@
 
 #include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include "trainer/algorithms/agg_loss.h"
 #include "trainer/algorithms/loss_output.h"
+#include "trainer/config/ppo_choices.h"
 
 namespace ferry::trainer {
-
-enum class LossMode : std::uint8_t {
-  // max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A clip_ratio_c; d within +-20
-  // (PPO, arXiv:1707.06347; dual clip, arXiv:1912.09729; clip-higher: DAPO, arXiv:2503.14476).
-  kVanilla,
-  // The same, once, with s = exp(log_prob - sg(log_prob) + sg(mean of d over the sequence)) for r,
-  // at most exp(10) (GSPO-token, C. Zheng et al., arXiv:2507.18071).
-  kGspo,
-  kCispo,  // -sg(clip(r, 1 - low, 1 + high)) A log_prob (MiniMax-M1, arXiv:2506.13585)
-  // max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for the cov_tokens (G. Cui et al.,
-  // arXiv:2505.22617).
-  kClipCov,
-  kKlCov,  // -A r, + ppo_kl_coef |d| for the cov_tokens (the same paper)
-  // Of a sequence: -mean A exp(mean of d, clipped to -low, high where A makes that less of a gain),
-  // summed / global_batch_size whatever loss_agg_mode is (GMPO, Y. Zhao et al., arXiv:2507.20673).
-  kGeoMean,
-  // -A sigmoid(tau (r - 1)) 4 / tau, with tau_pos for A > 0, else tau_neg; always
-  // seq-mean-token-mean (SAPO, C. Gao et al., arXiv:2511.20347).
-  kSapo,
-  kGpg,  // -A log_prob (X. Chu et al., arXiv:2504.02546)
-};
-
-// "vanilla", "gspo", ...: actor.policy_loss.loss_mode. Throws Error(kUsage).
-LossMode loss_mode(std::string_view name);
 
 // Of clip_cov and kl_cov the loss changes the tokens whose advantages and log-probabilities vary
 // together the most.

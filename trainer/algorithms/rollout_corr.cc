@@ -13,7 +13,6 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/masked.h"
-#include "trainer/algorithms/named.h"
 #include "trainer/algorithms/rollout_corr_metrics.h"
 
 namespace ferry::trainer {
@@ -175,9 +174,7 @@ void weigh(const at::Tensor& log_ratio,
            const RolloutCorrectionConfig& config,
            RolloutCorrection& result) {
   const auto& mask = result.response_mask;
-  const bool of_sequences = config.rollout_is == "sequence";
-  require(of_sequences || config.rollout_is == "token", ErrorKind::kUsage,
-          "rollout_is: {} is none of token, sequence", config.rollout_is);
+  const bool of_sequences = config.rollout_is == RolloutIs::kSequence;
   const auto bounds = bounds_of(config.rollout_is_threshold, "rollout_is_threshold");
   ImportanceWeights is{
       .log_ratio = of_sequences ? masked_sum(log_ratio, mask, -1).unsqueeze(-1) : log_ratio,
@@ -214,7 +211,7 @@ RolloutCorrection compute_rollout_correction_and_rejection_mask(
   RolloutCorrection result{
       .response_mask = response_mask,
       .metrics = compute_offpolicy_metrics(old_log_prob, rollout_log_prob, response_mask)};
-  if (!config.rollout_is.empty()) weigh(log_ratio, config, result);
+  if (config.rollout_is != RolloutIs::kNone) weigh(log_ratio, config, result);
   if (!config.rollout_rs.empty()) reject(log_ratio, config, result);
   Metrics named;
   for (const auto& [name, value] : result.metrics) named["rollout_corr/" + name] = value;

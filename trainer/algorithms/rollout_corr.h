@@ -8,13 +8,13 @@
 
 #include <string>
 
+#include "trainer/config/ppo_choices.h"
 #include "trainer/metrics/metrics.h"
 
 namespace ferry::trainer {
 
 struct RolloutCorrectionConfig {  // algorithm.rollout_correction; names are verl's
-  // Importance weights: "" (none), "token": exp(d), "sequence": exp(sum of d) for each token.
-  std::string rollout_is{};
+  RolloutIs rollout_is = RolloutIs::kNone;
   // "2.0": at most so much (TIS, F. Yao et al., "Your efficient RL framework secretly brings you
   // off-policy RL training", 2025). "0.5_5.0": 0 outside (IcePop, Ling team, 2025).
   std::string rollout_is_threshold = "2.0";

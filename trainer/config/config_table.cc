@@ -25,6 +25,13 @@ ConfigLimit numeric_limit(const std::string& words, Holds holds) {
           }};
 }
 
+// A text, or a list of nothing else.
+bool is_text(const ConfigValue& value) {
+  if (const auto* list = std::get_if<ConfigValue::List>(&value.value))
+    return std::ranges::all_of(*list, is_text);
+  return std::holds_alternative<std::string>(value.value);
+}
+
 // Of a table of Markdown.
 std::string escape_cell(std::string_view text) {
   std::string escaped;
@@ -169,6 +176,8 @@ void ConfigTable::set(const ConfigEntry& entry) {
     return;
   }
   auto& field = fields_[found->second];
+  if (value != nullptr && !field.limit.choices.empty() && is_text(*value))
+    require_limit(field, entry, *value);  // says which texts there are
   require(field.set(value), ErrorKind::kUsage, "{}: {}: is {}, {} is expected", entry.where,
           entry.key, value == nullptr ? "not given" : to_toml(*value), field.type);
   if (value != nullptr) require_limit(field, entry, *value);

@@ -2,10 +2,12 @@
 // go by that list, so that a name stands in one place:
 //   table.section("optim", "The optimizer");
 //   table.add("lr", config.lr, "learning rate after the warm-up", above(0));
+//   table.add("resume_mode", config.resume_mode, "go on, or begin anew");  // one of its names
 #pragma once
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "trainer/config/choice.h"
 #include "trainer/config/config_value.h"
 
 namespace ferry::trainer {
@@ -89,6 +92,31 @@ struct ConfigType<std::vector<T>> {
   }
 };
 
+template <Choice T>
+struct ConfigType<T> {
+  static std::string name() { return "text"; }
+  static std::optional<T> read(const ConfigValue& value) {
+    const auto* text = std::get_if<std::string>(&value.value);
+    const auto found = text == nullptr ? kChoices<T>.end()
+                                       : std::ranges::find(kChoices<T>, *text, &Named<T>::name);
+    return found == kChoices<T>.end() ? std::nullopt : std::optional(found->value);
+  }
+  static ConfigValue write(const T& value) { return {name_of(value)}; }
+};
+
+// The limit of a field that is given none: of a choice its names, else any value.
+template <typename T>
+struct UsualLimit {
+  static ConfigLimit limit() {
+    if constexpr (Choice<T>)
+      return one_of(choice_names<T>());
+    else
+      return any_value();
+  }
+};
+template <typename T>
+struct UsualLimit<std::vector<T>> : UsualLimit<T> {};
+
 class ConfigTable {
  public:
   // Fields that follow are of this section.
@@ -97,7 +125,10 @@ class ConfigTable {
   // `value` holds the default, and must outlive the table. An optional that holds nothing is not
   // set.
   template <typename T>
-  void add(std::string_view name, T& value, std::string help, ConfigLimit limit = any_value()) {
+  void add(std::string_view name,
+           T& value,
+           std::string help,
+           ConfigLimit limit = UsualLimit<T>::limit()) {
     add_field(
         name, ConfigType<T>::name(), std::move(help), std::move(limit),
         [&value](const ConfigValue* given) {
@@ -111,7 +142,7 @@ class ConfigTable {
   void add(std::string_view name,
            std::optional<T>& value,
            std::string help,
-           ConfigLimit limit = any_value()) {
+           ConfigLimit limit = UsualLimit<T>::limit()) {
     add_field(
         name, ConfigType<T>::name(), std::move(help), std::move(limit),
         [&value](const ConfigValue* given) {

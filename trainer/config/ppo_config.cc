@@ -4,7 +4,6 @@
 
 #include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
-#include "trainer/config/ppo_choices.h"
 #include "trainer/config/ppo_rules.h"
 
 namespace ferry::trainer {
@@ -46,13 +45,11 @@ void list(ConfigTable& table, PpoDataConfig& c) {
   table.add("shuffle", c.shuffle, "each epoch has an order of its own, out of trainer.seed");
   table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
             "bytes of records that are shuffled, and in memory, at a time", at_least(0));
-  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first",
-            one_of({"skip", "fail"}));
+  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first");
   table.add("filter_overlong_prompts", c.filter_overlong_prompts,
             "longer prompts are left out and counted");
   table.add("truncation", c.truncation,
-            "what becomes of those that are not: an error, or they lose tokens at that end",
-            one_of({"error", "left", "right"}));
+            "what becomes of those that are not: an error, or they lose tokens at that end");
 }
 
 std::string mesh_help(bool follows_actor) {
@@ -110,9 +107,9 @@ void list(ConfigTable& table, ActorConfig& c) {
             "of vanilla: bound of the ratio where the advantage is negative", above(1));
   table.add("tau_pos", c.tau_pos, "of sapo: temperature of positive advantages", above(0));
   table.add("tau_neg", c.tau_neg, "of sapo: temperature of the others", above(0));
-  table.add("loss_agg_mode", c.loss_agg_mode,
-            "how the losses of tokens become one; not set: token-mean, of gspo seq-mean-token-mean",
-            one_of(loss_agg_modes()));
+  table.add(
+      "loss_agg_mode", c.loss_agg_mode,
+      "how the losses of tokens become one; not set: token-mean, of gspo seq-mean-token-mean");
   table.add("loss_scale_factor", c.loss_scale_factor,
             "of seq-mean-token-sum-norm: what sums are divided by; not set: max_response_length",
             above(0));
@@ -120,15 +117,14 @@ void list(ConfigTable& table, ActorConfig& c) {
             at_least(0));
   table.add("use_kl_loss", c.use_kl_loss, "the distance from the reference is a part of the loss");
   table.add("kl_loss_coef", c.kl_loss_coef, "how much of it", at_least(0));
-  table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2",
-            one_of(kl_penalties()));
+  table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2");
   table.add("recompute_old_log_prob", c.recompute_old_log_prob,
             "true: the actor computes old_log_prob; false: the rollout's are taken, which needs a "
             "synchronous bitwise run, where they are the same bytes; auto: they are taken in such "
             "a run");
   auto& loss = c.policy_loss;
   table.section(kActorSection + ".policy_loss", "What the policy minimises");
-  table.add("loss_mode", loss.loss_mode, "the loss", one_of(loss_modes()));
+  table.add("loss_mode", loss.loss_mode, "the loss");
   table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
             from_to(0, 1));
   table.add("clip_cov_lb", loss.clip_cov_lb, "of clip_cov: their covariance is above this");
@@ -141,8 +137,7 @@ void list(ConfigTable& table, ActorConfig& c) {
   table.add("mode", c.router_replay.mode,
             "disabled: where routers send them; R2: where they went when old_log_prob was "
             "computed; R3: where "
-            "the rollout sent them, in old_log_prob as well",
-            one_of({"disabled", "R2", "R3"}));
+            "the rollout sent them, in old_log_prob as well");
   list_trained(table, kActorSection, false, c.megatron, c.optim, c.profiler);
 }
 
@@ -193,8 +188,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.add("update_weights_bucket_megabytes", c.update_weights_bucket_megabytes,
             "MiB that are sent at a time", at_least(1));
   table.add("update_weights_delta", c.update_weights_delta,
-            "only changed numbers of the weights travel; the sender keeps what it sent there",
-            one_of({"off", "device", "host"}));
+            "only changed numbers of the weights travel; the sender keeps what it sent there");
   table.add("verify_weights", c.verify_weights, "every message is compared by digest");
   auto& val = c.val_kwargs;
   table.section(kRolloutSection + ".val_kwargs", "Generation when the run validates");
@@ -219,7 +213,7 @@ void list(ConfigTable& table, CriticConfig& c) {
   table.add("shuffle", c.shuffle, "not set: the actor's");
   table.add("cliprange_value", c.cliprange_value,
             "how far from the value before the update a value counts", at_least(0));
-  table.add("loss_agg_mode", c.loss_agg_mode, "not set: the actor's", one_of(loss_agg_modes()));
+  table.add("loss_agg_mode", c.loss_agg_mode, "not set: the actor's");
   table.add("loss_scale_factor", c.loss_scale_factor, "not set: the actor's", above(0));
   list_model(table, "critic.model", "What it starts from; without path, " + kActorModel, c.model);
   list_trained(table, "critic", true, c.megatron, c.optim, c.profiler);
@@ -262,27 +256,24 @@ void list(ConfigTable& table, RewardConfig& c) {
 
 void list(ConfigTable& table, AlgorithmConfig& c) {
   table.section("algorithm", "From rewards to advantages");
-  table.add("adv_estimator", c.adv_estimator, "how; ferry train grpo starts from grpo",
-            one_of(adv_estimators()));
+  table.add("adv_estimator", c.adv_estimator, "how; ferry train grpo starts from grpo");
   table.add("gamma", c.gamma, "discount from one token to the next", from_to(0, 1));
   table.add("lam", c.lam, "of gae: lambda", from_to(0, 1));
   table.add("norm_adv_by_std_in_grpo", c.norm_adv_by_std_in_grpo,
             "of grpo: advantages are divided by the group's deviation; without it, Dr. GRPO");
   table.add("use_kl_in_reward", c.use_kl_in_reward,
             "the distance from the reference lowers rewards");
-  table.add("kl_penalty", c.kl_penalty, "the estimate of it", one_of(kl_penalties()));
+  table.add("kl_penalty", c.kl_penalty, "the estimate of it");
   auto& control = c.kl_ctrl;
   table.section("algorithm.kl_ctrl", "How much of that distance");
-  table.add("type", control.type, "the same throughout, or steered towards target_kl",
-            one_of({"fixed", "adaptive"}));
+  table.add("type", control.type, "the same throughout, or steered towards target_kl");
   table.add("kl_coef", control.kl_coef, "how much, or how much at first", at_least(0));
   table.add("horizon", control.horizon, "of adaptive: sequences in which it acts", above(0));
   table.add("target_kl", control.target_kl, "of adaptive: the distance wanted", above(0));
   auto& correction = c.rollout_correction;
   table.section("algorithm.rollout_correction",
                 "For a rollout whose probabilities are not the actor's");
-  table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences",
-            one_of({"", "token", "sequence"}));
+  table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences");
   table.add("rollout_is_threshold", correction.rollout_is_threshold,
             "their greatest value; or two, as 0.5_5.0: 0 outside");
   table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize, "their mean is 1");
@@ -294,8 +285,7 @@ void list(ConfigTable& table, AlgorithmConfig& c) {
             "the rollout's probabilities are the old ones: the actor does not compute them again; "
             "what is weighed or rejected is against the policy as it is now, in every update");
   table.add("loss_type", correction.loss_type,
-            "of bypass_mode: that of policy_loss, whose ratio is the weight; or -A log p, weighed",
-            one_of({"ppo_clip", "reinforce"}));
+            "of bypass_mode: that of policy_loss, whose ratio is the weight; or -A log p, weighed");
   auto& filter = c.filter_groups;
   table.section(
       "algorithm.filter_groups",
@@ -405,8 +395,8 @@ MiniBatches PpoConfig::critic_mini_batches() const {
 }
 
 LossAggregation PpoConfig::actor_loss_aggregation() const {
-  const auto* const usual =
-      actor.policy_loss.loss_mode == "gspo" ? "seq-mean-token-mean" : "token-mean";
+  const auto usual = actor.policy_loss.loss_mode == LossMode::kGspo ? LossAggMode::kSeqMeanTokenMean
+                                                                    : LossAggMode::kTokenMean;
   return {.loss_agg_mode = actor.loss_agg_mode.value_or(usual),
           .loss_scale_factor = actor.loss_scale_factor.value_or(data.max_response_length)};
 }
@@ -418,8 +408,8 @@ LossAggregation PpoConfig::critic_loss_aggregation() const {
 }
 
 bool PpoConfig::rollout_says_old_log_prob() const {
-  return actor.megatron.alignment == "bitwise" && !trainer.one_step_off &&
-         actor.router_replay.mode != "R2";
+  return actor.megatron.alignment == models::Alignment::kBitwise && !trainer.one_step_off &&
+         actor.router_replay.mode != RouterReplayMode::kR2;
 }
 
 bool PpoConfig::takes_old_log_prob() const {
@@ -454,7 +444,7 @@ PpoConfig default_ppo_config(std::string_view algorithm) {
           algorithm);
   PpoConfig config;
   if (algorithm == "grpo") {
-    config.algorithm.adv_estimator = "grpo";
+    config.algorithm.adv_estimator = AdvantageEstimator::kGrpo;
     config.rollout.n = 8;
   }
   return config;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "trainer/config/ppo_choices.h"
 #include "trainer/config/run_sections.h"
 
 namespace ferry::trainer {
@@ -24,9 +25,9 @@ struct PpoDataConfig {  // data
   std::optional<int> val_batch_size{};  // default: all of val_files at once
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
-  std::string malformed_rows = "skip";
+  OnMalformed malformed_rows = OnMalformed::kSkip;
   bool filter_overlong_prompts = false;
-  std::string truncation = "error";  // error, left, right
+  Truncation truncation = Truncation::kError;
   bool operator==(const PpoDataConfig&) const = default;
 };
 
@@ -39,7 +40,7 @@ struct LogProbConfig {
 };
 
 struct PolicyLossSection {  // actor_rollout_ref.actor.policy_loss
-  std::string loss_mode = "vanilla";
+  LossMode loss_mode = LossMode::kVanilla;
   double clip_cov_ratio = 2e-4;
   double clip_cov_lb = 1;
   double clip_cov_ub = 5;
@@ -49,7 +50,7 @@ struct PolicyLossSection {  // actor_rollout_ref.actor.policy_loss
 };
 
 struct RouterReplaySection {  // actor_rollout_ref.actor.router_replay
-  std::string mode = "disabled";
+  RouterReplayMode mode = RouterReplayMode::kDisabled;
   bool operator==(const RouterReplaySection&) const = default;
 };
 
@@ -72,12 +73,12 @@ struct ActorConfig {              // actor_rollout_ref.actor
   double clip_ratio_c = 3;
   double tau_pos = 1;
   double tau_neg = 1.05;
-  std::optional<std::string> loss_agg_mode{};  // default: token-mean; of gspo seq-mean-token-mean
+  std::optional<LossAggMode> loss_agg_mode{};  // default: token-mean; of gspo seq-mean-token-mean
   std::optional<double> loss_scale_factor{};   // default: max_response_length
   double entropy_coeff = 0;
   bool use_kl_loss = false;
   double kl_loss_coef = 1e-3;
-  std::string kl_loss_type = "low_var_kl";
+  KlPenalty kl_loss_type{};
   PolicyLossSection policy_loss{};
   RecomputeOldLogProb recompute_old_log_prob = RecomputeOldLogProb::kAuto;
   RouterReplaySection router_replay{};
@@ -121,8 +122,8 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool enforce_eager = false;
   bool free_cache_engine = true;  // the rollout sleeps while the actor trains
   std::int64_t update_weights_bucket_megabytes = 512;
-  std::string update_weights_delta = "off";  // off, device, host: only what has changed travels
-  bool verify_weights = false;               // digests of every message of a reshard
+  models::Delta update_weights_delta = models::Delta::kOff;
+  bool verify_weights = false;  // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
   bool operator==(const RolloutConfig&) const = default;
@@ -140,7 +141,7 @@ struct CriticConfig {  // critic
   std::optional<int> ppo_micro_batch_size_per_gpu{};
   std::optional<int> ppo_epochs{};
   std::optional<bool> shuffle{};
-  std::optional<std::string> loss_agg_mode{};
+  std::optional<LossAggMode> loss_agg_mode{};
   std::optional<double> loss_scale_factor{};
   double cliprange_value = 0.5;
   EngineConfig megatron{};
@@ -176,7 +177,7 @@ struct RewardConfig {   // reward_model
 };
 
 struct KlCtrlConfig {  // algorithm.kl_ctrl
-  std::string type = "fixed";
+  KlCtrlType type = KlCtrlType::kFixed;
   double kl_coef = 1e-3;
   double horizon = 10000;
   double target_kl = 0.1;
@@ -191,23 +192,23 @@ struct FilterGroupsConfig {  // algorithm.filter_groups: DAPO's dynamic sampling
 };
 
 struct RolloutCorrectionSection {  // algorithm.rollout_correction
-  std::string rollout_is{};
+  RolloutIs rollout_is = RolloutIs::kNone;
   std::string rollout_is_threshold = "2.0";
   bool rollout_is_batch_normalize = false;
   std::string rollout_rs{};
   std::string rollout_rs_threshold{};
   bool bypass_mode = false;  // old log-probabilities are the rollout's
-  std::string loss_type = "ppo_clip";
+  BypassLoss loss_type = BypassLoss::kPpoClip;
   bool operator==(const RolloutCorrectionSection&) const = default;
 };
 
 struct AlgorithmConfig {  // algorithm
-  std::string adv_estimator = "gae";
+  AdvantageEstimator adv_estimator = AdvantageEstimator::kGae;
   double gamma = 1;
   double lam = 1;
   bool norm_adv_by_std_in_grpo = true;
   bool use_kl_in_reward = false;
-  std::string kl_penalty = "kl";
+  KlPenalty kl_penalty{.estimator = KlEstimator::kKl};
   KlCtrlConfig kl_ctrl{};
   RolloutCorrectionSection rollout_correction{};
   FilterGroupsConfig filter_groups{};
@@ -236,7 +237,7 @@ struct MiniBatches {
 
 // How the losses of tokens become one (algorithms/agg_loss.h).
 struct LossAggregation {
-  std::string loss_agg_mode{};
+  LossAggMode loss_agg_mode = LossAggMode::kTokenMean;
   double loss_scale_factor = 0;
   bool operator==(const LossAggregation&) const = default;
 };
@@ -255,7 +256,7 @@ struct PpoConfig {
   GlobalProfilerConfig global_profiler{};
   bool operator==(const PpoConfig&) const = default;
 
-  bool use_critic() const { return algorithm.adv_estimator == "gae"; }
+  bool use_critic() const { return algorithm.adv_estimator == AdvantageEstimator::kGae; }
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
   // Whether the rollout's log-probabilities and entropies are the bytes that the actor would
   // compute.

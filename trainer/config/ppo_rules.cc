@@ -1,7 +1,6 @@
 #include "trainer/config/ppo_rules.h"
 
 #include <algorithm>
-#include <array>
 
 #include "trainer/config/section_rules.h"
 
@@ -19,14 +18,13 @@ bool generates_apart(const PpoConfig& c, const std::vector<int>& ranks) {
 }
 
 // Estimators that compare the answers to a prompt with each other.
-bool compares_answers(std::string_view estimator) {
-  constexpr std::array<std::string_view, 6> kGroups{"grpo", "rloo", "reinforce_plus_plus_baseline",
-                                                    "opo",  "gpg",  "grpo_passk"};
-  return std::ranges::find(kGroups, estimator) != kGroups.end();
+bool compares_answers(AdvantageEstimator estimator) {
+  return estimator != AdvantageEstimator::kGae && estimator != AdvantageEstimator::kRemax &&
+         estimator != AdvantageEstimator::kReinforcePlusPlus;
 }
 
 bool has_scale_factor(const LossAggregation& aggregation) {
-  return aggregation.loss_agg_mode == "seq-mean-token-sum-norm";
+  return aggregation.loss_agg_mode == LossAggMode::kSeqMeanTokenSumNorm;
 }
 
 ConfigRules<PpoConfig> batch_rules() {
@@ -96,7 +94,7 @@ ConfigRules<PpoConfig> algorithm_rules() {
       {"adaptive_control_is_of_rewards",
        {"algorithm.kl_ctrl.type", "algorithm.use_kl_in_reward"},
        [](const PpoConfig& c) {
-         return c.algorithm.kl_ctrl.type != "adaptive" || c.algorithm.use_kl_in_reward;
+         return c.algorithm.kl_ctrl.type != KlCtrlType::kAdaptive || c.algorithm.use_kl_in_reward;
        },
        "there is no distance in rewards to control"},
       {"rejection_has_thresholds",
@@ -112,7 +110,7 @@ ConfigRules<PpoConfig> algorithm_rules() {
         "algorithm.rollout_correction.rollout_is"},
        [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
-         return !correction.rollout_is_batch_normalize || !correction.rollout_is.empty();
+         return !correction.rollout_is_batch_normalize || correction.rollout_is != RolloutIs::kNone;
        },
        "without rollout_is there are no weights"},
       {"reinforce_is_of_bypass_mode",
@@ -120,14 +118,15 @@ ConfigRules<PpoConfig> algorithm_rules() {
         kActorSection + ".policy_loss.loss_mode"},
        [](const PpoConfig& c) {
          const auto& correction = c.algorithm.rollout_correction;
-         return correction.loss_type == "ppo_clip" ||
-                (correction.bypass_mode && c.actor.policy_loss.loss_mode == "vanilla");
+         return correction.loss_type == BypassLoss::kPpoClip ||
+                (correction.bypass_mode && c.actor.policy_loss.loss_mode == LossMode::kVanilla);
        },
        "reinforce is a loss of bypass_mode, beside which no other loss_mode can be named"},
       {"replay_needs_what_was_recorded",
        {kActorSection + ".router_replay.mode", "algorithm.rollout_correction.bypass_mode"},
        [](const PpoConfig& c) {
-         return c.actor.router_replay.mode != "R2" || !c.algorithm.rollout_correction.bypass_mode;
+         return c.actor.router_replay.mode != RouterReplayMode::kR2 ||
+                !c.algorithm.rollout_correction.bypass_mode;
        },
        "in bypass_mode no old log-probabilities are computed, so R2 records nothing: R3 replays "
        "the "

@@ -66,23 +66,18 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
             "the padded vocabulary is a multiple of this times tensor_model_parallel_size",
             at_least(1));
   table.add("alignment", c.alignment,
-            "Megatron's way, or log-probs that are one function of weights and tokens on any mesh",
-            one_of({"fast", "bitwise"}));
+            "Megatron's way, or log-probs that are one function of weights and tokens on any mesh");
   table.add(
       "dtype", c.dtype,
-      "of parameters and activations; the optimizer keeps fp32; float16 trains on the host alone",
-      one_of({"bfloat16", "float16", "float32"}));
+      "of parameters and activations; the optimizer keeps fp32; float16 trains on the host alone");
 }
 
 void list_recompute(ConfigTable& table, EngineConfig& c) {
   table.add("recompute_granularity", c.recompute_granularity,
-            "what the backward pass computes again: whole layers, or parts of them",
-            one_of({"full", "selective"}));
-  table.add("recompute_modules", c.recompute_modules, "of selective: the parts; empty: core_attn",
-            one_of({"core_attn", "mlp", "moe"}));
+            "what the backward pass computes again: whole layers, or parts of them");
+  table.add("recompute_modules", c.recompute_modules, "of selective: the parts; empty: core_attn");
   table.add("recompute_method", c.recompute_method,
-            "of full: every group of layers, or the first ones of each stage",
-            one_of({"uniform", "block"}));
+            "of full: every group of layers, or the first ones of each stage");
   table.add("recompute_num_layers", c.recompute_num_layers,
             "of full: layers per group, or first layers of each stage", at_least(1));
 }
@@ -100,8 +95,7 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
             at_least(0));
   table.add("end_weight_decay", c.end_weight_decay, "where it changes: at the last step",
             at_least(0));
-  table.add("weight_decay_incr_style", c.weight_decay_incr_style, "how weight decay changes",
-            one_of({"constant", "linear", "cosine"}));
+  table.add("weight_decay_incr_style", c.weight_decay_incr_style, "how weight decay changes");
   table.add("decoupled_weight_decay", c.decoupled_weight_decay, "AdamW; else L2 in the gradient");
   table.add("clip_grad", c.clip_grad, "greatest norm of the gradient; 0: any", at_least(0));
   table.add("lr_warmup_init", c.lr_warmup_init, "learning rate where the warm-up begins",
@@ -109,14 +103,12 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.add("lr_warmup_steps", c.lr_warmup_steps, "steps of linear warm-up", at_least(0));
   table.add("lr_warmup_steps_ratio", c.lr_warmup_steps_ratio,
             "instead: the share of lr_decay_steps, or of all steps, that warm up", from_to(0, 1));
-  table.add("lr_decay_style", c.lr_decay_style, "how the rate goes from lr to min_lr",
-            one_of({"constant", "linear", "cosine", "inverse-square-root", "WSD"}));
+  table.add("lr_decay_style", c.lr_decay_style, "how the rate goes from lr to min_lr");
   table.add("lr_decay_steps", c.lr_decay_steps,
             "steps until it is min_lr, the warm-up included; not set: all of the run", at_least(1));
   table.add("lr_wsd_decay_steps", c.lr_wsd_decay_steps, "of WSD: the last ones, in which it decays",
             at_least(1));
-  table.add("lr_wsd_decay_style", c.lr_wsd_decay_style, "of WSD: how",
-            one_of({"linear", "cosine", "exponential", "minus_sqrt"}));
+  table.add("lr_wsd_decay_style", c.lr_wsd_decay_style, "of WSD: how");
 }
 
 void list(ConfigTable& table, std::string section, CheckpointSection& c) {
@@ -128,8 +120,7 @@ void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.add("async_save", c.async_save, "training goes on while a checkpoint is written");
   table.add("save_hf", c.save_hf, "each has the model as Hugging Face files, too");
   table.add("resume_mode", c.resume_mode,
-            "go on from the newest one if there is one, begin anew, or take resume_from_path",
-            one_of({"auto", "disable", "resume_path"}));
+            "go on from the newest one if there is one, begin anew, or take resume_from_path");
   table.add("resume_from_path", c.resume_from_path,
             "the run to go on from, or a checkpoint of it: RUN/iter_0000100 of sft, else "
             "RUN/actor/iter_0000100");
@@ -138,7 +129,7 @@ void list(ConfigTable& table, std::string section, CheckpointSection& c) {
 void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.section(std::move(section), "The run");
   table.add("default_local_dir", c.default_local_dir, "its folder: checkpoints, metrics, timeline");
-  table.add("device", c.device, "one GPU for each rank, or the host", one_of({"cuda", "cpu"}));
+  table.add("device", c.device, "one GPU for each rank, or the host");
   table.add("nccl_timeout", c.nccl_timeout,
             "seconds after which ranks that wait for another give up", at_least(1));
   table.add("total_training_steps", c.total_training_steps,
@@ -146,8 +137,7 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.add("total_epochs", c.total_epochs,
             "times that every record is met that is neither malformed nor filtered", at_least(1));
   table.add("seed", c.seed, "of the order of records and of all that is random", at_least(0));
-  table.add("logger", c.logger, "where metrics go: lines, metrics.jsonl, event files",
-            one_of({"console", "file", "tensorboard"}));
+  table.add("logger", c.logger, "where metrics go: lines, metrics.jsonl, event files");
   table.add("val_before_train", c.val_before_train, "validate before the first step");
   table.add("test_freq", c.test_freq, "steps from one validation to the next; -1: none",
             at_least(-1));
@@ -155,7 +145,7 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
 
 void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c) {
   table.section(std::move(section), "Which steps are profiled, and how");
-  table.add("tool", c.tool, "the profiler", one_of({"nsys", "torch"}));
+  table.add("tool", c.tool, "the profiler");
   table.add("steps", c.steps, "the steps, counted from 1", at_least(1));
   table.add("profile_continuous_steps", c.profile_continuous_steps,
             "steps that follow each other are one profile");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/spec/parallel_config.h"
+#include "trainer/config/run_choices.h"
 
 namespace ferry::trainer {
 
@@ -25,11 +26,11 @@ struct ModelConfig {
 struct EngineConfig {
   models::ParallelConfig parallel{};
   std::optional<bool> sequence_parallel{};  // default: where tp > 1
-  std::string alignment = "fast";
-  std::string dtype = "bfloat16";
-  std::optional<std::string> recompute_granularity{};
-  std::vector<std::string> recompute_modules{};
-  std::optional<std::string> recompute_method{};
+  models::Alignment alignment = models::Alignment::kFast;
+  distckpt::DType dtype = distckpt::DType::kBF16;
+  std::optional<models::Recompute::Granularity> recompute_granularity{};
+  std::vector<RecomputeModule> recompute_modules{};
+  std::optional<models::Recompute::Method> recompute_method{};
   std::optional<int> recompute_num_layers{};
   bool param_offload = false;  // reinforcement learning alone
   bool grad_offload = false;
@@ -69,16 +70,16 @@ struct OptimConfig {
   double weight_decay = 0.01;
   std::optional<double> start_weight_decay{};
   std::optional<double> end_weight_decay{};
-  std::string weight_decay_incr_style = "constant";
+  WdIncrStyle weight_decay_incr_style = WdIncrStyle::kConstant;
   bool decoupled_weight_decay = true;
   double clip_grad = 1.0;
   double lr_warmup_init = 0;
   std::optional<std::int64_t> lr_warmup_steps{};
   double lr_warmup_steps_ratio = 0;
-  std::string lr_decay_style = "constant";
+  LrDecayStyle lr_decay_style = LrDecayStyle::kConstant;
   std::optional<std::int64_t> lr_decay_steps{};  // default: the steps of the run
   std::optional<std::int64_t> lr_wsd_decay_steps{};
-  std::string lr_wsd_decay_style = "exponential";
+  WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::kExponential;
   bool operator==(const OptimConfig&) const = default;
 };
 
@@ -88,26 +89,26 @@ struct CheckpointSection {
   std::optional<int> keep_every{};
   bool async_save = false;
   bool save_hf = false;
-  std::string resume_mode = "auto";
+  ResumeMode resume_mode = ResumeMode::kAuto;
   std::string resume_from_path{};
   bool operator==(const CheckpointSection&) const = default;
 };
 
 struct TrainerConfig {
   std::string default_local_dir = "checkpoints";
-  std::string device = "cuda";
+  DeviceKind device = DeviceKind::kCuda;
   int nccl_timeout = 600;
   std::optional<std::int64_t> total_training_steps{};  // default: those of total_epochs
   int total_epochs = 1;
   std::int64_t seed = 42;
-  std::vector<std::string> logger{"console", "file"};
+  std::vector<Logger> logger{Logger::kConsole, Logger::kFile};
   bool val_before_train = false;
   int test_freq = -1;
   bool operator==(const TrainerConfig&) const = default;
 };
 
 struct GlobalProfilerConfig {
-  std::optional<std::string> tool{};
+  std::optional<ProfilerTool> tool{};
   std::vector<std::int64_t> steps{};
   bool profile_continuous_steps = false;
   std::string save_path = "outputs/profile";

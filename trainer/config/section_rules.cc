@@ -49,7 +49,7 @@ ConfigRules<EngineConfig> recompute_rules() {
       {"full_recompute_is_whole_layers",
        {".recompute_granularity", ".recompute_method", ".recompute_num_layers"},
        [](const C& c) {
-         const bool full = c.recompute_granularity == "full";
+         const bool full = c.recompute_granularity == models::Recompute::Granularity::kFull;
          return full == c.recompute_method.has_value() &&
                 full == c.recompute_num_layers.has_value();
        },
@@ -58,7 +58,8 @@ ConfigRules<EngineConfig> recompute_rules() {
       {"selective_recompute_has_modules",
        {".recompute_granularity", ".recompute_modules"},
        [](const C& c) {
-         return c.recompute_modules.empty() || c.recompute_granularity == "selective";
+         return c.recompute_modules.empty() ||
+                c.recompute_granularity == models::Recompute::Granularity::kSelective;
        },
        "modules are of recompute_granularity selective"},
   };
@@ -83,12 +84,14 @@ ConfigRules<OptimConfig> optim_rules() {
        "the warm-up is not over when the decay is"},
       {"wsd_has_its_decay",
        {".lr_decay_style", ".lr_wsd_decay_steps"},
-       [](const C& c) { return (c.lr_decay_style == "WSD") == c.lr_wsd_decay_steps.has_value(); },
+       [](const C& c) {
+         return (c.lr_decay_style == LrDecayStyle::kWsd) == c.lr_wsd_decay_steps.has_value();
+       },
        "lr_decay_style WSD needs lr_wsd_decay_steps, which means nothing without it"},
       {"weight_decay_changes_from_start_to_end",
        {".weight_decay_incr_style", ".start_weight_decay", ".end_weight_decay"},
        [](const C& c) {
-         const bool changes = c.weight_decay_incr_style != "constant";
+         const bool changes = c.weight_decay_incr_style != WdIncrStyle::kConstant;
          return changes == c.start_weight_decay.has_value() &&
                 changes == c.end_weight_decay.has_value() &&
                 c.start_weight_decay.value_or(0) <= c.end_weight_decay.value_or(0);
@@ -118,7 +121,7 @@ ConfigRules<RunView> run_rules() {
       {"resume_path_has_a_path",
        {"checkpoint.resume_mode", "checkpoint.resume_from_path"},
        [](const C& c) {
-         return (c.checkpoint.resume_mode == "resume_path") ==
+         return (c.checkpoint.resume_mode == ResumeMode::kResumePath) ==
                 !c.checkpoint.resume_from_path.empty();
        },
        "resume_mode resume_path needs resume_from_path, which means nothing without it"},

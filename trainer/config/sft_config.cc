@@ -24,12 +24,10 @@ void list(ConfigTable& table, DataConfig& c) {
   table.add("shuffle", c.shuffle, "each epoch has an order of its own, out of trainer.seed");
   table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
             "bytes of records that are shuffled, and in memory, at a time", at_least(0));
-  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first",
-            one_of({"skip", "fail"}));
+  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first");
   table.add("max_length", c.max_length, "tokens of a sequence", at_least(1));
   table.add("truncation", c.truncation,
-            "what becomes of longer ones: an error, or they lose tokens at that end",
-            one_of({"error", "left", "right"}));
+            "what becomes of longer ones: an error, or they lose tokens at that end");
   table.add("global_batch_size", c.global_batch_size, "sequences of a step, over all ranks",
             at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,

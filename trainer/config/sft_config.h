@@ -22,9 +22,9 @@ struct DataConfig {
   std::string tools_key = "tools";
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
-  std::string malformed_rows = "skip";
+  OnMalformed malformed_rows = OnMalformed::kSkip;
   int max_length = 1024;
-  std::string truncation = "error";
+  Truncation truncation = Truncation::kError;
   int global_batch_size = 256;
   bool use_dynamic_bsz = true;
   std::optional<int> max_token_len_per_gpu{};  // default: max_length / cp

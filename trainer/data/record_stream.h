@@ -16,15 +16,11 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "trainer/config/run_choices.h"
 #include "trainer/data/epoch_order.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::trainer {
-
-enum class OnMalformed : std::uint8_t {
-  kSkip,  // count the row, keep its name, take the next one instead
-  kFail,  // throw
-};
 
 struct StreamOptions {
   OrderOptions order{};

@@ -14,6 +14,7 @@
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "trainer/config/run_choices.h"
 #include "trainer/data/examples.h"
 
 namespace ferry::trainer {
@@ -24,8 +25,6 @@ struct SftExample {
 
   std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
 };
-
-enum class Truncation : std::uint8_t { kError, kLeft, kRight };
 
 struct SftEncoderOptions {
   std::int64_t max_length = 1024;  // tokens

@@ -20,7 +20,8 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
       memory_(model_memory(config_, mesh_, model_options(options_.engine))) {
-  require(options_.engine.dtype != "float16" || world.device().is_cpu() || !options_.training,
+  require(options_.engine.dtype != distckpt::DType::kF16 || world.device().is_cpu() ||
+              !options_.training,
           ErrorKind::kUsage,
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
   models::choose_host_threads(world, config_);

@@ -10,20 +10,13 @@ namespace {
 
 models::Recompute recompute_of(const EngineConfig& config) {
   using Granularity = models::Recompute::Granularity;
-  using Method = models::Recompute::Method;
-  models::Recompute recompute;
-  if (config.recompute_granularity == "full") {
-    recompute.granularity = Granularity::kFull;
-    recompute.method = config.recompute_method == "block" ? Method::kBlock : Method::kUniform;
-    recompute.num_layers = config.recompute_num_layers.value_or(1);
-  } else if (config.recompute_granularity == "selective") {
-    const auto& names = config.recompute_modules;
-    const auto has = [&](const char* name) {
-      return std::ranges::find(names, name) != names.end();
-    };
-    recompute.granularity = Granularity::kSelective;
-    recompute.modules = {
-        .core_attn = names.empty() || has("core_attn"), .mlp = has("mlp"), .moe = has("moe")};
+  models::Recompute recompute{
+      .granularity = config.recompute_granularity.value_or(Granularity::kNone),
+      .method = config.recompute_method.value_or(models::Recompute::Method::kUniform),
+      .num_layers = config.recompute_num_layers.value_or(1)};
+  if (recompute.granularity == Granularity::kSelective) {
+    recompute.modules.core_attn = config.recompute_modules.empty();
+    for (const auto module : config.recompute_modules) recompute.modules.*module = true;
   }
   return recompute;
 }
@@ -31,16 +24,14 @@ models::Recompute recompute_of(const EngineConfig& config) {
 }  // namespace
 
 models::World::Options world_options(const TrainerConfig& config) {
-  return {.device = config.device == "cuda" ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
+  return {.device =
+              config.device == DeviceKind::kCuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU),
           .timeout = std::chrono::seconds(config.nccl_timeout)};
 }
 
 models::ModelOptions model_options(const EngineConfig& config) {
-  return {.alignment = config.alignment == "bitwise" ? models::Alignment::kBitwise
-                                                     : models::Alignment::kFast,
-          .dtype = config.dtype == "float32"   ? distckpt::DType::kF32
-                   : config.dtype == "float16" ? distckpt::DType::kF16
-                                               : distckpt::DType::kBF16,
+  return {.alignment = config.alignment,
+          .dtype = config.dtype,
           .sequence_parallel = config.uses_sequence_parallel(),
           .recompute = recompute_of(config)};
 }
@@ -51,7 +42,7 @@ OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& 
                             .adam_eps = config.adam_eps,
                             .decoupled_weight_decay = config.decoupled_weight_decay,
                             .clip_grad = config.clip_grad};
-  if (engine.dtype == "float16") optimizer.loss_scale.emplace();
+  if (engine.dtype == distckpt::DType::kF16) optimizer.loss_scale.emplace();
   return optimizer;
 }
 

@@ -75,7 +75,7 @@ Buffer activations_buffer(const SftConfig& config,
   const auto recompute = chunks.front()->options().recompute;
   const auto needed = batch_bytes(chunks, recompute, batch.largest, batch.num_micro_batches);
   const auto what_fits = [=, &config](std::int64_t room) {
-    const bool on_gpu = config.trainer.device == "cuda";
+    const bool on_gpu = config.trainer.device == DeviceKind::kCuda;
     const auto all = usable(room, on_gpu);
     const models::Recompute full{.granularity = models::Recompute::Granularity::kFull};
     const auto fits = [&](const models::Recompute& how, std::int64_t bytes) {

@@ -58,10 +58,10 @@ void write_scheduler(PickleWriter& pickle, const OptimizerParamScheduler& schedu
   pickle.string("opt_param_scheduler").begin_dict();
   pickle.string("max_lr").real(c.max_lr).string("lr_warmup_steps").integer(c.lr_warmup_steps);
   pickle.string("num_steps").integer(scheduler.num_steps());
-  pickle.string("lr_decay_style").string(c.lr_decay_style);
+  pickle.string("lr_decay_style").string(name_of(c.lr_decay_style));
   pickle.string("lr_decay_steps").integer(c.lr_decay_steps).string("min_lr").real(c.min_lr);
   pickle.string("start_wd").real(c.start_wd).string("end_wd").real(c.end_wd);
-  pickle.string("wd_incr_style").string(c.wd_incr_style);
+  pickle.string("wd_incr_style").string(name_of(c.wd_incr_style));
   pickle.string("wd_incr_steps").integer(c.wd_incr_steps);
   pickle.end_dict();
 }

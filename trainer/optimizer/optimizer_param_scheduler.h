@@ -4,7 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+
+#include "trainer/config/run_choices.h"
 
 namespace ferry::trainer {
 
@@ -19,21 +20,21 @@ struct OptimizerParamSchedulerConfig {
   double max_lr = 1e-3;
   double min_lr = 0;
   std::int64_t lr_warmup_steps = 0;
-  std::int64_t lr_decay_steps = 1;            // at its end the rate is min_lr
-  std::string lr_decay_style = "constant";    // linear, cosine, inverse-square-root, WSD
-  std::int64_t wsd_decay_steps = 0;           // of WSD: the last ones, in which it decays
-  std::string lr_wsd_decay_style = "linear";  // or cosine, exponential, minus_sqrt
+  std::int64_t lr_decay_steps = 1;  // at its end the rate is min_lr
+  LrDecayStyle lr_decay_style = LrDecayStyle::kConstant;
+  std::int64_t wsd_decay_steps = 0;  // of WSD: the last ones, in which it decays
+  WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::kLinear;
   double start_wd = 0.01;
   double end_wd = 0.01;
   std::int64_t wd_incr_steps = 0;
-  std::string wd_incr_style = "constant";  // linear, cosine
+  WdIncrStyle wd_incr_style = WdIncrStyle::kConstant;
 
   bool operator==(const OptimizerParamSchedulerConfig&) const = default;
 };
 
 class OptimizerParamScheduler {
  public:
-  // Throws Error(kUsage) for styles that are none, and rates, decays or steps out of order.
+  // Throws Error(kUsage) for rates, decays or steps out of order.
   explicit OptimizerParamScheduler(OptimizerParamSchedulerConfig config);
 
   void step(std::int64_t increment) { num_steps_ += increment; }

@@ -169,7 +169,7 @@ void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl,
   if (algorithm.use_kl_in_reward) {
     auto penalized =
         apply_kl_penalty(rewards, batch.tensor("old_log_probs"), batch.tensor("ref_log_prob"),
-                         batch.tensor("response_mask"), parse_kl_penalty(algorithm.kl_penalty), kl);
+                         batch.tensor("response_mask"), algorithm.kl_penalty, kl);
     rewards = penalized.token_level_rewards;
     for (const auto& [name, value] : penalized.metrics) metrics[name] = value;
   }
@@ -185,7 +185,7 @@ void add_advantages(DataProto& batch, const PpoConfig& config, KlController& kl,
   if (batch.batch().contains("reward_baselines"))
     inputs.reward_baselines = batch.tensor("reward_baselines");
   const auto result =
-      compute_advantage(advantage_estimator(algorithm.adv_estimator), inputs,
+      compute_advantage(algorithm.adv_estimator, inputs,
                         {.gamma = algorithm.gamma,
                          .lam = algorithm.lam,
                          .norm_adv_by_std_in_grpo = algorithm.norm_adv_by_std_in_grpo});

@@ -41,12 +41,12 @@ PpoStart start_elsewhere(const PpoConfig& config) {
 
 PpoStart ppo_start(const PpoConfig& config) {
   const std::filesystem::path folder = config.trainer.run.default_local_dir;
-  const auto& mode = config.checkpoint.resume_mode;
-  if (mode == "auto") {
+  const auto mode = config.checkpoint.resume_mode;
+  if (mode == ResumeMode::kAuto) {
     const auto steps = saved_steps(folder, config.use_critic());
     return {.step = steps.empty() ? 0 : steps.back()};
   }
-  const auto start = mode == "resume_path" ? start_elsewhere(config) : PpoStart{};
+  const auto start = mode == ResumeMode::kResumePath ? start_elsewhere(config) : PpoStart{};
   for (const char* role : {"actor", "critic"}) require_none_newer(folder / role, start.step);
   return start;
 }

@@ -88,7 +88,7 @@ void PpoTrainer::fit() {
   resume();
   ProgressLine progress(total_steps_);
   const auto& run = config_.trainer.run;
-  const bool console = logs_to(run, "console");
+  const bool console = logs_to(run, Logger::kConsole);
   const bool validates = !config_.data.val_files.empty();
   if (step_ == 0 && run.val_before_train && validates) {
     wake_rollout();
@@ -274,13 +274,14 @@ PpoTrainer::Answering PpoTrainer::start_answering(std::int64_t step, std::int64_
   Answering answering{.prompts = next_prompts(stream_, config_.data.train_batch_size)};
   answering.epoch = stream_.cursor().epoch;
   answering.rows = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
-  answering.call = start_generating(answering.rows,
-                                    {.temperature = config_.rollout.temperature,
-                                     .top_k = config_.rollout.top_k,
-                                     .top_p = config_.rollout.top_p,
-                                     .entropy = config_.takes_old_log_prob(),
-                                     .sampling_mask = config_.rollout.truncates(),
-                                     .routed_experts = config_.actor.router_replay.mode == "R3"});
+  answering.call = start_generating(
+      answering.rows,
+      {.temperature = config_.rollout.temperature,
+       .top_k = config_.rollout.top_k,
+       .top_p = config_.rollout.top_p,
+       .entropy = config_.takes_old_log_prob(),
+       .sampling_mask = config_.rollout.truncates(),
+       .routed_experts = config_.actor.router_replay.mode == RouterReplayMode::kR3});
   return answering;
 }
 
@@ -301,7 +302,7 @@ void PpoTrainer::answer_ahead() {
 
 DataProto PpoTrainer::answered_batch(Metrics& metrics) {
   const auto& filter = config_.algorithm.filter_groups;
-  const bool baselines = config_.algorithm.adv_estimator == "remax";
+  const bool baselines = config_.algorithm.adv_estimator == AdvantageEstimator::kRemax;
   const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
   DataProto all;
   std::int64_t batches = 0;
@@ -350,8 +351,8 @@ void PpoTrainer::add_log_probs(DataProto& batch, Metrics& metrics) {
   }
   const auto aggregation = config_.actor_loss_aggregation();
   if (!bypasses)
-    metrics["actor/entropy"] = compute_entropy(batch, loss_agg_mode(aggregation.loss_agg_mode),
-                                               aggregation.loss_scale_factor);
+    metrics["actor/entropy"] =
+        compute_entropy(batch, aggregation.loss_agg_mode, aggregation.loss_scale_factor);
   if (config_.use_reference_policy()) add("ref", "compute_ref_log_prob", of_ref);
   if (config_.use_critic()) add("values", "compute_values", columns);
 }
@@ -383,7 +384,7 @@ void PpoTrainer::learn(DataProto& batch, Metrics& metrics) {
   if (config_.use_critic())
     not_finite = update("update_critic", config_.critic_mini_batches(), {"values", "returns"});
   if (step_ + 1 > config_.trainer.critic_warmup) {
-    if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode)))
+    if (needs_cov_tokens(config_.actor.policy_loss.loss_mode))
       batch.set("row", at::arange(batch.size(), at::kLong));
     const auto columns = with_given(
         {"old_log_probs", "advantages"}, batch,

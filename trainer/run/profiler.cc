@@ -22,7 +22,7 @@ bool is_profiled(const ProfilerConfig& role, int rank) {
 }  // namespace
 
 StepProfiler::StepProfiler(const GlobalProfilerConfig& global, const ProfilerConfig& role, int rank)
-    : tool_(is_profiled(role, rank) ? global.tool.value_or("") : ""),
+    : tool_(is_profiled(role, rank) ? global.tool : std::nullopt),
       steps_(global.steps.begin(), global.steps.end()),
       continuous_(global.profile_continuous_steps),
       discrete_(global.discrete),
@@ -37,7 +37,7 @@ StepProfiler::~StepProfiler() {
 }
 
 void StepProfiler::begin_step(std::int64_t step) {
-  if (tool_.empty() || discrete_ || !steps_.contains(step) || !running_.empty()) return;
+  if (!tool_ || discrete_ || !steps_.contains(step) || !running_.empty()) return;
   start(fmt::format("step_{}", step));
 }
 
@@ -47,7 +47,7 @@ void StepProfiler::end_step(std::int64_t step) {
 }
 
 void StepProfiler::begin_task(std::int64_t step, const std::string& task) {
-  if (tool_.empty() || !discrete_ || !steps_.contains(step)) return;
+  if (!tool_ || !discrete_ || !steps_.contains(step)) return;
   start(fmt::format("step_{}_{}", step, task));
 }
 
@@ -57,7 +57,7 @@ void StepProfiler::end_task() {
 
 void StepProfiler::start(std::string name) {
   running_ = std::move(name);
-  if (tool_ == "nsys") {
+  if (tool_ == ProfilerTool::kNsys) {
     models::start_cuda_profiler();
     kineto::enableProfiler(kineto::ProfilerConfig(ProfilerState::NVTX), {});
     return;
@@ -72,7 +72,7 @@ void StepProfiler::stop() {
   if (running_.empty()) return;
   const auto name = std::exchange(running_, "");
   const auto profile = kineto::disableProfiler();
-  if (tool_ == "nsys") {
+  if (tool_ == ProfilerTool::kNsys) {
     models::stop_cuda_profiler();
     return;
   }

@@ -4,10 +4,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 
-#include "trainer/config/sft_config.h"
+#include "trainer/config/run_sections.h"
 
 namespace ferry::trainer {
 
@@ -28,7 +29,7 @@ class StepProfiler {
   void start(std::string name);
   void stop();
 
-  std::string tool_;  // "": this rank is not profiled
+  std::optional<ProfilerTool> tool_;  // none: this rank is not profiled
   std::set<std::int64_t> steps_;
   bool continuous_;
   bool discrete_;

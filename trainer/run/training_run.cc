@@ -14,12 +14,6 @@
 
 namespace ferry::trainer {
 
-Truncation truncation_of(std::string_view name) {
-  return name == "left"    ? Truncation::kLeft
-         : name == "right" ? Truncation::kRight
-                           : Truncation::kError;
-}
-
 std::int64_t total_training_steps(const TrainerConfig& run,
                                   std::string_view batch_key,
                                   int batch_size,
@@ -51,15 +45,16 @@ ResumeFrom resume_from(const std::filesystem::path& path) {
   return {.root = folder.parent_path(), .iteration = iteration->number};
 }
 
-bool logs_to(const TrainerConfig& run, std::string_view name) {
-  return std::ranges::find(run.logger, name) != run.logger.end();
+bool logs_to(const TrainerConfig& run, Logger logger) {
+  return std::ranges::find(run.logger, logger) != run.logger.end();
 }
 
 std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
   const std::filesystem::path folder = run.default_local_dir;
   std::vector<std::unique_ptr<MetricLog>> logs;
-  if (logs_to(run, "file")) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
-  if (logs_to(run, "tensorboard")) logs.push_back(open_event_log(folder / "tensorboard", first));
+  if (logs_to(run, Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (logs_to(run, Logger::kTensorboard))
+    logs.push_back(open_event_log(folder / "tensorboard", first));
   return logs;
 }
 

@@ -11,7 +11,6 @@
 
 #include "trainer/config/run_sections.h"
 #include "trainer/data/record_stream.h"
-#include "trainer/dataset/sft_examples.h"
 #include "trainer/metrics/metric_log.h"
 
 namespace ferry::models {
@@ -25,16 +24,13 @@ namespace ferry::trainer {
 template <typename Data>
 RecordStream open_records(const Data& data, const TrainerConfig& run, bool training) {
   const auto& files = training ? data.train_files : data.val_files;
-  return RecordStream(
-      {files.begin(), files.end()},
-      {.order = {.shuffle = training && data.shuffle,
-                 .seed = static_cast<std::uint64_t>(run.seed),
-                 .shuffle_buffer_bytes = data.shuffle_buffer_bytes},
-       .on_malformed = data.malformed_rows == "fail" ? OnMalformed::kFail : OnMalformed::kSkip,
-       .drop_last = training});
+  return RecordStream({files.begin(), files.end()},
+                      {.order = {.shuffle = training && data.shuffle,
+                                 .seed = static_cast<std::uint64_t>(run.seed),
+                                 .shuffle_buffer_bytes = data.shuffle_buffer_bytes},
+                       .on_malformed = data.malformed_rows,
+                       .drop_last = training});
 }
-
-Truncation truncation_of(std::string_view name);
 
 // Steps of the run: those that were asked for, or as many whole batches as the epochs have of
 // records that are neither malformed nor filtered, which `count` tells. Throws Error(kUsage),
@@ -64,8 +60,7 @@ struct ResumeFrom {
 };
 ResumeFrom resume_from(const std::filesystem::path& path);
 
-// Whether metrics go there: to "console", "file", "tensorboard".
-bool logs_to(const TrainerConfig& run, std::string_view name);
+bool logs_to(const TrainerConfig& run, Logger logger);
 // The files that they go to, from step `first` on.
 std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first);
 

@@ -14,7 +14,7 @@ ConversationKeys conversation_keys(const DataConfig& config) {
 }
 
 SftEncoderOptions encoder_options(const DataConfig& config) {
-  return {.max_length = config.max_length, .truncation = truncation_of(config.truncation)};
+  return {.max_length = config.max_length, .truncation = config.truncation};
 }
 
 MegatronEngineOptions engine_options(const SftConfig& config,

@@ -85,8 +85,8 @@ SftTrainer::~SftTrainer() = default;
 
 void SftTrainer::resume() {
   const auto& options = config_.checkpoint;
-  const bool elsewhere = options.resume_mode == "resume_path";
-  if (options.resume_mode == "disable")
+  const bool elsewhere = options.resume_mode == ResumeMode::kResumePath;
+  if (options.resume_mode == ResumeMode::kDisable)
     return require_none_newer(config_.trainer.default_local_dir, 0);
   if (!elsewhere && !engine_.checkpoint().has_latest()) return;
   const auto [root, iteration] = resume_from(options.resume_from_path);
@@ -326,7 +326,7 @@ void SftTrainer::report(const Metrics& metrics) {
 
 void SftTrainer::run() {
   ProgressLine progress(total_steps_);
-  const bool console = logs_to(config_.trainer, "console");
+  const bool console = logs_to(config_.trainer, Logger::kConsole);
   const auto every = [](std::int64_t step, int frequency) {
     return frequency > 0 && step % frequency == 0;
   };

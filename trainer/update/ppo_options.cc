@@ -7,11 +7,11 @@ namespace ferry::trainer {
 PromptEncoderOptions encoder_options(const PpoDataConfig& data) {
   return {.max_prompt_length = data.max_prompt_length,
           .filter_overlong_prompts = data.filter_overlong_prompts,
-          .truncation = truncation_of(data.truncation)};
+          .truncation = data.truncation};
 }
 
 KlControl kl_control(const KlCtrlConfig& config) {
-  return {.adaptive = config.type == "adaptive",
+  return {.adaptive = config.type == KlCtrlType::kAdaptive,
           .kl_coef = config.kl_coef,
           .target_kl = config.target_kl,
           .horizon = config.horizon};

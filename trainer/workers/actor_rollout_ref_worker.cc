@@ -35,17 +35,11 @@ models::ParallelConfig rollout_parallel(const PpoConfig& config) {
   return parallel;
 }
 
-models::Delta delta_of(const RolloutConfig& config) {
-  return config.update_weights_delta == "device" ? models::Delta::kOnDevice
-         : config.update_weights_delta == "host" ? models::Delta::kOnHost
-                                                 : models::Delta::kOff;
-}
-
 ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggregation) {
   const auto& config = all.actor;
   const auto& correction = all.algorithm.rollout_correction;
-  return {.policy_loss = {.loss_mode = loss_mode(config.policy_loss.loss_mode),
-                          .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode),
+  return {.policy_loss = {.loss_mode = config.policy_loss.loss_mode,
+                          .loss_agg_mode = aggregation.loss_agg_mode,
                           .clip_ratio_low = config.clip_ratio_low.value_or(config.clip_ratio),
                           .clip_ratio_high = config.clip_ratio_high.value_or(config.clip_ratio),
                           .clip_ratio_c = config.clip_ratio_c,
@@ -56,15 +50,14 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
                           .clip_cov_ub = config.policy_loss.clip_cov_ub,
                           .kl_cov_ratio = config.policy_loss.kl_cov_ratio,
                           .ppo_kl_coef = config.policy_loss.ppo_kl_coef},
-          .bypass_mode =
-              correction.bypass_mode
-                  ? std::optional(BypassModeConfig{.correction = rollout_correction(correction),
-                                                   .loss_type = bypass_loss(correction.loss_type)})
-                  : std::nullopt,
+          .bypass_mode = correction.bypass_mode ? std::optional(BypassModeConfig{
+                                                      .correction = rollout_correction(correction),
+                                                      .loss_type = correction.loss_type})
+                                                : std::nullopt,
           .entropy_coeff = config.entropy_coeff,
           .use_kl_loss = config.use_kl_loss,
           .kl_loss_coef = config.kl_loss_coef,
-          .kl_loss_type = parse_kl_penalty(config.kl_loss_type)};
+          .kl_loss_type = config.kl_loss_type};
 }
 
 // Of each row, for replay; none where routers choose. They do for the last token of an answer, if
@@ -74,7 +67,7 @@ std::vector<at::Tensor> routed_experts_of(const DataProto& batch,
   if (!batch.batch().contains("routed_experts")) return {};
   auto rows = sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
                             batch.tensor("prompts").size(1));
-  if (replay.mode == "R3") {
+  if (replay.mode == RouterReplayMode::kR3) {
     for (auto& row : rows) {
       row = row.to(at::kShort, /*non_blocking=*/false, /*copy=*/true);
       row[-1].fill_(-1);
@@ -96,7 +89,8 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
                                              std::shared_ptr<const converter::Checkpoint> origin,
                                              std::int64_t total_steps)
     : world_(world), config_(config), origin_(std::move(origin)) {
-  require(config.actor.router_replay.mode == "disabled" || origin_->map.config.num_moe_experts > 0,
+  require(config.actor.router_replay.mode == RouterReplayMode::kDisabled ||
+              origin_->map.config.num_moe_experts > 0,
           ErrorKind::kUsage, "actor_rollout_ref.actor.router_replay.mode: {} has no experts",
           config.model.path);
   const auto rank = world.rank();
@@ -168,7 +162,8 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
             .enable_prefix_caching = rollout.enable_prefix_caching,
             .enable_chunked_prefill = rollout.enable_chunked_prefill,
             .enforce_eager = rollout.enforce_eager,
-            .enable_return_routed_experts = config_.actor.router_replay.mode == "R3",
+            .enable_return_routed_experts =
+                config_.actor.router_replay.mode == RouterReplayMode::kR3,
             .eos_token_ids = std::move(eos_token_ids)});
     worker.engine = engine_.get();
   }
@@ -178,12 +173,13 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       HybridEngineOptions{
           .offload = {.param = resting.param_offload && !shares_memory(),
                       .grad = resting.grad_offload},
-          .sleep_level = !rollout.free_cache_engine                                    ? 0
-                         : shares_memory() || delta_of(rollout) != models::Delta::kOff ? 1
-                                                                                       : 2,
+          .sleep_level = !rollout.free_cache_engine ? 0
+                         : shares_memory() || rollout.update_weights_delta != models::Delta::kOff
+                             ? 1
+                             : 2,
           .verify = rollout.verify_weights,
           .reshard = {.bucket_bytes = rollout.update_weights_bucket_megabytes << 20,
-                      .delta = delta_of(rollout)}});
+                      .delta = rollout.update_weights_delta}});
 }
 
 Dispatch ActorRolloutRefWorker::actor_dispatch() const {
@@ -301,7 +297,7 @@ DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
 
 DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
   const auto& replay = config_.actor.router_replay;
-  const bool records = replay.mode == "R2";
+  const bool records = replay.mode == RouterReplayMode::kR2;
   auto routes = routed_experts_of(batch, replay);
   auto answer = log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob),
                           /*with_entropy=*/true, "old_log_probs",

@@ -55,7 +55,7 @@ std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double
       engine().pipeline(), samples,
       micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
       {.loss = {.cliprange_value = config_.critic.cliprange_value,
-                .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode)},
+                .loss_agg_mode = aggregation.loss_agg_mode},
        .loss_scale_factor = aggregation.loss_scale_factor},
       grad_scale);
 }

@@ -59,6 +59,11 @@ at::Tensor mask(const json& q) {
   return tensor(q, "response_mask", at::kLong);
 }
 
+template <typename T>
+T choice(const json& name) {
+  return parse_choice<T>("choice", name.get<std::string>());
+}
+
 GlobalBatchInfo info(const json& q) {
   GlobalBatchInfo result;
   set(q, "batch_num_tokens", result.batch_num_tokens);
@@ -74,20 +79,19 @@ json advantage(const json& q) {
   set(config, "gamma", options.gamma);
   set(config, "lam", options.lam);
   set(config, "norm_adv_by_std_in_grpo", options.norm_adv_by_std_in_grpo);
-  const auto result =
-      compute_advantage(advantage_estimator(q.at("adv_estimator").get<std::string>()),
-                        {.token_level_rewards = tensor(q, "token_level_rewards"),
-                         .response_mask = mask(q),
-                         .index = index,
-                         .values = tensor(q, "values"),
-                         .reward_baselines = tensor(q, "reward_baselines")},
-                        options);
+  const auto result = compute_advantage(choice<AdvantageEstimator>(q.at("adv_estimator")),
+                                        {.token_level_rewards = tensor(q, "token_level_rewards"),
+                                         .response_mask = mask(q),
+                                         .index = index,
+                                         .values = tensor(q, "values"),
+                                         .reward_baselines = tensor(q, "reward_baselines")},
+                                        options);
   return {{"advantages", to_json(result.advantages)}, {"returns", to_json(result.returns)}};
 }
 
 RolloutCorrectionConfig correction_config(const json& config) {
   RolloutCorrectionConfig options;
-  set(config, "rollout_is", options.rollout_is);
+  options.rollout_is = choice<RolloutIs>(config.value("rollout_is", ""));
   set(config, "rollout_is_threshold", options.rollout_is_threshold);
   set(config, "rollout_is_batch_normalize", options.rollout_is_batch_normalize);
   set(config, "rollout_rs", options.rollout_rs);
@@ -98,8 +102,8 @@ RolloutCorrectionConfig correction_config(const json& config) {
 ActorLossConfig actor_config(const json& config) {
   ActorLossConfig actor;
   auto& policy = actor.policy_loss;
-  policy.loss_mode = loss_mode(config.at("loss_mode").get<std::string>());
-  policy.loss_agg_mode = loss_agg_mode(config.at("loss_agg_mode").get<std::string>());
+  policy.loss_mode = choice<LossMode>(config.at("loss_mode"));
+  policy.loss_agg_mode = choice<LossAggMode>(config.at("loss_agg_mode"));
   set(config, "clip_ratio_low", policy.clip_ratio_low);
   set(config, "clip_ratio_high", policy.clip_ratio_high);
   set(config, "clip_ratio_c", policy.clip_ratio_c);
@@ -114,13 +118,13 @@ ActorLossConfig actor_config(const json& config) {
     const auto& correction = config.at("rollout_correction");
     actor.bypass_mode =
         BypassModeConfig{.correction = correction_config(correction),
-                         .loss_type = bypass_loss(correction.at("loss_type").get<std::string>())};
+                         .loss_type = choice<BypassLoss>(correction.at("loss_type"))};
   }
   set(config, "entropy_coeff", actor.entropy_coeff);
   set(config, "use_kl_loss", actor.use_kl_loss);
   set(config, "kl_loss_coef", actor.kl_loss_coef);
   if (config.contains("kl_loss_type"))
-    actor.kl_loss_type = parse_kl_penalty(config.at("kl_loss_type").get<std::string>());
+    actor.kl_loss_type = choice<KlPenalty>(config.at("kl_loss_type"));
   return actor;
 }
 
@@ -157,18 +161,17 @@ json critic_loss(const json& q) {
                             .values = tensor(q, "values"),
                             .returns = tensor(q, "returns"),
                             .response_mask = mask(q)};
-  return answer_of(
-      value_loss(in,
-                 {.cliprange_value = config.at("cliprange_value"),
-                  .loss_agg_mode = loss_agg_mode(config.at("loss_agg_mode").get<std::string>())},
-                 info(q)),
-      {{"vpreds", in.vpreds}});
+  return answer_of(value_loss(in,
+                              {.cliprange_value = config.at("cliprange_value"),
+                               .loss_agg_mode = choice<LossAggMode>(config.at("loss_agg_mode"))},
+                              info(q)),
+                   {{"vpreds", in.vpreds}});
 }
 
 json kl(const json& q) {
   const auto logprob = tensor(q, "logprob").requires_grad_();
-  const auto value = kl_penalty(logprob, tensor(q, "ref_logprob"),
-                                parse_kl_penalty(q.at("kl_penalty").get<std::string>()));
+  const auto value =
+      kl_penalty(logprob, tensor(q, "ref_logprob"), choice<KlPenalty>(q.at("kl_penalty")));
   value.sum().backward();
   return {{"value", to_json(value.detach())}, {"grad", to_json(logprob.grad())}};
 }
@@ -183,7 +186,7 @@ json reward_kl(const json& q) {
   for (int step = 0; step < q.at("steps"); ++step) {
     const auto [rewards, metrics] = apply_kl_penalty(
         tensor(q, "token_level_scores"), tensor(q, "old_log_probs"), tensor(q, "ref_log_prob"),
-        mask(q), parse_kl_penalty(q.at("kl_penalty").get<std::string>()), controller);
+        mask(q), choice<KlPenalty>(q.at("kl_penalty")), controller);
     steps.push_back({{"token_level_rewards", to_json(rewards)}, {"metrics", metrics}});
   }
   return {{"steps", steps}, {"value", controller.value()}};

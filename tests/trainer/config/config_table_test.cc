@@ -10,6 +10,19 @@
 namespace ferry::trainer {
 namespace config_table_test {
 
+enum class Style : std::uint8_t { kConstant, kLinear, kCosine };
+
+}  // namespace config_table_test
+
+template <>
+inline constexpr auto kChoices<config_table_test::Style> =
+    std::to_array<Named<config_table_test::Style>>({{"constant",
+                                                     config_table_test::Style::kConstant},
+                                                    {"linear", config_table_test::Style::kLinear},
+                                                    {"cosine", config_table_test::Style::kCosine}});
+
+namespace config_table_test {
+
 using support::fails;
 
 struct Options {
@@ -18,7 +31,8 @@ struct Options {
   std::int64_t big = 4;
   double rate = 0.5;
   std::string name = "n";
-  std::string style = "linear";
+  Style style = Style::kLinear;
+  std::vector<Style> styles{Style::kConstant};
   std::optional<int> maybe{};
   std::vector<int> numbers{1};
   double share = 1;
@@ -35,7 +49,8 @@ class Table : public testing::Test {
     table.add("rate", options.rate, "a rate", from_below(0, 1));
     table.section("b", "The second");
     table.add("name", options.name, "a name");
-    table.add("style", options.style, "a style", one_of({"constant", "linear", "cosine"}));
+    table.add("style", options.style, "a style");
+    table.add("styles", options.styles, "some styles");
     table.add("maybe", options.maybe, "maybe a number", from_to(1, 9));
     table.add("numbers", options.numbers, "some numbers", above(0));
     table.section("b.c", "A third, within the second");
@@ -50,15 +65,17 @@ class Table : public testing::Test {
 };
 
 TEST_F(Table, SetsFieldsOfEachType) {
-  for (const char* text : {"a.flag=true", "a.count=7", "a.big=9007199254740993", "a.rate=0",
-                           "b.name=x y", "b.style=cosine", "b.maybe=9", "b.numbers=[4, 5]"})
+  for (const char* text :
+       {"a.flag=true", "a.count=7", "a.big=9007199254740993", "a.rate=0", "b.name=x y",
+        "b.style=cosine", "b.styles=[\"linear\", \"cosine\"]", "b.maybe=9", "b.numbers=[4, 5]"})
     set(text);
   EXPECT_TRUE(options.flag);
   EXPECT_EQ(options.count, 7);
   EXPECT_EQ(options.big, 9007199254740993);
   EXPECT_EQ(options.rate, 0);
   EXPECT_EQ(options.name, "x y");
-  EXPECT_EQ(options.style, "cosine");
+  EXPECT_EQ(options.style, Style::kCosine);
+  EXPECT_EQ(options.styles, (std::vector{Style::kLinear, Style::kCosine}));
   EXPECT_EQ(options.maybe, 9);
   EXPECT_EQ(options.numbers, (std::vector<int>{4, 5}));
   set("b.numbers=6");
@@ -78,6 +95,10 @@ TEST_F(Table, RefusesValuesOfAnotherTypeOrOutOfRange) {
       {"a.rate=1", "must be from 0 to below 1"},
       {"a.rate=nan", "must be"},
       {"b.name=[1]", "text is expected"},
+      {"b.style=1", "b.style: is 1, text is expected"},
+      {"b.style=[\"linear\"]", "text is expected"},
+      {"b.styles=[\"linear\", \"tanh\"]", "b.styles: is \"tanh\", but must be one of constant"},
+      {"b.styles=[\"linear\", 1]", "a list, each text is expected"},
       {"b.maybe=10", "must be from 1 to 9"},
       {"b.numbers=[1, 0]", "is 0, but must be above 0"},
       {"b.c.share=0", "must be above 0 to 1"},
@@ -116,6 +137,8 @@ TEST_F(Table, SaysWhatAFieldIsAndWhoSetIt) {
   EXPECT_EQ(table.describe("a.count"), "a.count = 3 (the default)");
   set("a.count=4");
   EXPECT_EQ(table.describe("a.count"), "a.count = 4 (the command line)");
+  EXPECT_EQ(table.describe("b.style"), "b.style = \"linear\" (the default)");
+  EXPECT_EQ(table.describe("b.styles"), "b.styles = [\"constant\"] (the default)");
   EXPECT_EQ(table.describe("b.maybe"), "b.maybe is not set (the default)");
 }
 

@@ -29,14 +29,14 @@ PpoConfig load(Overrides more, std::string_view algorithm = "ppo") {
 
 TEST(PpoConfig, HasDefaultsOfEachAlgorithm) {
   const auto ppo = load({});
-  EXPECT_EQ(ppo.algorithm.adv_estimator, "gae");
+  EXPECT_EQ(ppo.algorithm.adv_estimator, AdvantageEstimator::kGae);
   EXPECT_EQ(ppo.rollout.n, 1);
   EXPECT_TRUE(ppo.use_critic());
   EXPECT_FALSE(ppo.use_reference_policy());
   EXPECT_EQ(ppo.actor.optim.lr, 1e-6);
   EXPECT_EQ(ppo.critic.optim.lr, 1e-5);
   const auto grpo = load({"actor_rollout_ref.actor.use_kl_loss=true"}, "grpo");
-  EXPECT_EQ(grpo.algorithm.adv_estimator, "grpo");
+  EXPECT_EQ(grpo.algorithm.adv_estimator, AdvantageEstimator::kGrpo);
   EXPECT_EQ(grpo.rollout.n, 8);
   EXPECT_FALSE(grpo.use_critic());
   EXPECT_TRUE(grpo.use_reference_policy());
@@ -112,7 +112,7 @@ TEST(PpoConfig, GivesRolesNothingOfTheActorsThatMeansNothingThere) {
                           "recompute_granularity=selective"})
     more.push_back(std::string("critic.megatron.") + own);
   EngineConfig expected;
-  expected.recompute_granularity = "selective";
+  expected.recompute_granularity = models::Recompute::Granularity::kSelective;
   EXPECT_EQ(load(more).critic.megatron, expected);
   more = actor;
   more.emplace_back("critic.megatron.recompute_granularity=null");
@@ -128,19 +128,19 @@ TEST(PpoConfig, GivesRolesNothingOfTheActorsThatMeansNothingThere) {
 
 TEST(PpoConfig, AggregatesLossesAsVerlWhereNothingIsSaid) {
   const auto ppo = load({"data.max_response_length=64"});
-  const LossAggregation usual{.loss_agg_mode = "token-mean", .loss_scale_factor = 64};
+  const LossAggregation usual{.loss_agg_mode = LossAggMode::kTokenMean, .loss_scale_factor = 64};
   EXPECT_EQ(ppo.actor_loss_aggregation(), usual);
   EXPECT_EQ(ppo.critic_loss_aggregation(), usual);
   const auto gspo = kActor + ".policy_loss.loss_mode=gspo";
-  EXPECT_EQ(load({gspo}).actor_loss_aggregation().loss_agg_mode, "seq-mean-token-mean");
-  EXPECT_EQ(load({gspo}).critic_loss_aggregation().loss_agg_mode, "seq-mean-token-mean");
+  EXPECT_EQ(load({gspo}).actor_loss_aggregation().loss_agg_mode, LossAggMode::kSeqMeanTokenMean);
+  EXPECT_EQ(load({gspo}).critic_loss_aggregation().loss_agg_mode, LossAggMode::kSeqMeanTokenMean);
   EXPECT_EQ(
       load({gspo, kActor + ".loss_agg_mode=token-mean"}).actor_loss_aggregation().loss_agg_mode,
-      "token-mean");
+      LossAggMode::kTokenMean);
   const auto norm = load({"critic.loss_agg_mode=seq-mean-token-sum-norm"});
-  EXPECT_EQ(
-      norm.critic_loss_aggregation(),
-      (LossAggregation{.loss_agg_mode = "seq-mean-token-sum-norm", .loss_scale_factor = 512}));
+  EXPECT_EQ(norm.critic_loss_aggregation(),
+            (LossAggregation{.loss_agg_mode = LossAggMode::kSeqMeanTokenSumNorm,
+                             .loss_scale_factor = 512}));
   const auto scaled =
       load({kActor + ".loss_agg_mode=seq-mean-token-sum-norm", kActor + ".loss_scale_factor=10"});
   EXPECT_EQ(scaled.critic_loss_aggregation(), scaled.actor_loss_aggregation());

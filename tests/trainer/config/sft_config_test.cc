@@ -59,7 +59,7 @@ lr_decay_style = "cosine"
   EXPECT_TRUE(config.engine.uses_sequence_parallel());
   EXPECT_EQ(config.data.train_files.size(), 2U);
   EXPECT_EQ(config.optim.lr, 2e-3);
-  EXPECT_EQ(config.optim.lr_decay_style, "cosine");
+  EXPECT_EQ(config.optim.lr_decay_style, LrDecayStyle::kCosine);
 }
 
 TEST(SftConfig, PrintsTomlThatReadsBackToTheSame) {

@@ -114,7 +114,7 @@ class Trainer {
                                       .min_lr = 1e-3,
                                       .lr_warmup_steps = 2,
                                       .lr_decay_steps = 10,
-                                      .lr_decay_style = "cosine"}};
+                                      .lr_decay_style = LrDecayStyle::kCosine}};
   std::unique_ptr<TrainingCheckpoint> checkpoint_;
 };
 
