@@ -90,7 +90,7 @@ TEST(PpoConfig, GivesRolesTheKeysOfTheActorsEngineThatTheyLeaveOut) {
   expected.param_offload = true;
   EXPECT_EQ(config.ref.megatron, expected);
   expected.param_offload = false;
-  expected.dtype = "bfloat16";
+  expected.dtype = distckpt::DType::kBF16;
   EXPECT_EQ(config.reward.megatron, expected);
   expected = config.actor.megatron;
   expected.parallel.tensor_model_parallel_size = 1;
