@@ -16,7 +16,7 @@ using distckpt::ReadFile;
 using distckpt::TensorItem;
 using distckpt::TorchArchive;
 
-constexpr std::string_view kGlobals[] = {"torch.", "collections.OrderedDict", "argparse.Namespace"};
+constexpr std::string_view kZipGlobals[] = {"torch.", "collections.OrderedDict", "argparse.Namespace"};
 
 // Records lie inside the archive, apart from each other, and have the checksums stated.
 void expect_sound(const TorchArchive& archive, const ReadFile& file) {
@@ -95,7 +95,7 @@ void zip(std::string_view input) {
   expect_sound(archive, file);
   TensorItem item;
   if (accepts([&] { item = parse_tensor_item(file, kBefore, length); })) expect_sound(item, file);
-  accepts([&] { read_torch_object(file, kBefore, length, kGlobals).root().describe(); });
+  accepts([&] { read_torch_object(file, kBefore, length, kZipGlobals).root().describe(); });
   accepts([&] { check_file(MemoryFile(input)); });
 }
 
