@@ -31,6 +31,8 @@ struct ModelOptions {
   // a GPU is up to three times as fast without.
   bool deterministic_mode = true;
   Recompute recompute{};
+
+  LayoutOptions layout() const { return {.alignment = alignment, .dtype = dtype}; }
 };
 
 class GPTModel {

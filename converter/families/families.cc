@@ -1,51 +1,53 @@
 #include "converter/families/families.h"
 
-#include <array>
+#include <algorithm>
 #include <string>
 #include <vector>
 
-#include "converter/families/tables.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace {
 
-const std::array kFamilies{
-    Family{"llama", &kDenseRules},          Family{"mistral", &kDenseRules},
-    Family{"qwen2", &kDenseRules},          Family{"qwen3", &kDenseRules},
-    Family{"mixtral", &kMixtralRules},      Family{"qwen2_moe", &kQwenMoeRules},
-    Family{"qwen3_moe", &kQwenMoeRules},    Family{"deepseek_v2", &kDeepSeekRules},
-    Family{"deepseek_v3", &kDeepSeekRules},
-};
+// Each file's families. Visits them until `visit` says true of one, which is returned.
+template <typename Visit>
+const Family* find_if(const Visit& visit) {
+  for (const auto families :
+       {kLlamaFamilies, kMixtralFamilies, kQwenMoeFamilies, kDeepSeekFamilies}) {
+    for (const auto& family : families) {
+      if (visit(family)) return &family;
+    }
+  }
+  return nullptr;
+}
 
 }  // namespace
 
-std::span<const Family> families() {
-  return kFamilies;
-}
-
 const Family& find_family(std::string_view model_type) {
   std::vector<std::string_view> known;
-  for (const auto& family : kFamilies) {
-    if (family.model_type == model_type) return family;
+  const auto* found = find_if([&](const Family& family) {
     known.push_back(family.model_type);
-  }
+    return family.model_type == model_type;
+  });
+  if (found != nullptr) return *found;
   throw Error(ErrorKind::kLayout, fmt::format("the model_type \"{}\" is not known", model_type),
-              fmt::format("known are {}; docs/adding_a_family.md says how to add a table",
+              fmt::format("known are {}; docs/adding_a_family.md says how to add a family",
                           fmt::join(known, ", ")));
 }
 
+const models::ParameterRow* row_of(const models::ParameterSection& section, const HfName& name) {
+  const auto found = std::ranges::find_if(section.rows, [&](const models::ParameterRow& row) {
+    return row.name == name.parameter &&
+           (name.when == models::When::kAlways || name.when == row.when);
+  });
+  return found == section.rows.end() ? nullptr : &*found;
+}
+
 std::string_view infer_family(const models::TransformerConfig& config) {
-  if (config.multi_latent_attention) {
-    return config.moe_router_enable_expert_bias ? "deepseek_v3" : "deepseek_v2";
-  }
-  if (config.num_moe_experts > 0) {
-    if (config.qk_layernorm) return "qwen3_moe";
-    return config.add_qkv_bias ? "qwen2_moe" : "mixtral";
-  }
-  if (config.qk_layernorm) return "qwen3";
-  if (config.add_qkv_bias) return "qwen2";
-  return config.sliding_window ? "mistral" : "llama";
+  const auto* found = find_if([&](const Family& family) { return family.describes(config); });
+  require(found != nullptr, ErrorKind::kLayout,
+          "no known family has models of the kind that the checkpoint's arguments describe");
+  return found->model_type;
 }
 
 }  // namespace ferry::converter

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <functional>
 #include <optional>
 #include <vector>
 
+#include "converter/families/config_fields.h"
 #include "converter/families/config_limits.h"
 #include "converter/families/families.h"
 #include "distckpt/base/error.h"
@@ -20,67 +20,7 @@ using models::RopeScaling;
 using models::TransformerConfig;
 using nlohmann::json;
 
-// Reads members of one JSON object; an absent or null member is "not given".
-class Fields {
- public:
-  Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {
-    require(object.is_object(), ErrorKind::kCorrupt, "{}: not a JSON object", source_);
-  }
-
-  const json* find(std::string_view key) const {
-    const auto found = object_.find(std::string(key));
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  std::int64_t size(std::string_view key,
-                    std::optional<std::int64_t> otherwise = std::nullopt,
-                    std::int64_t limit = kMaxSize) const {
-    const auto* value = find(key);
-    if (value == nullptr && otherwise) return *otherwise;
-    const auto size = distckpt::json_int(value != nullptr ? *value : required(key), key, source_);
-    require(size >= 1 && size <= limit, ErrorKind::kCorrupt, "{}: {} is {}, expected 1 to {}",
-            source_, key, size, limit);
-    return size;
-  }
-
-  std::optional<std::int64_t> optional_size(std::string_view key) const {
-    return find(key) != nullptr ? std::optional(size(key)) : std::nullopt;
-  }
-
-  std::optional<double> optional_number(std::string_view key) const {
-    const auto* value = find(key);
-    if (value == nullptr) return std::nullopt;
-    require(value->is_number(), ErrorKind::kCorrupt, "{}: {} is {}, a number is expected", source_,
-            key, value->dump());
-    const auto number = value->get<double>();
-    require(std::isfinite(number), ErrorKind::kCorrupt, "{}: {} is not finite", source_, key);
-    return number;
-  }
-
-  bool flag(std::string_view key, bool otherwise) const {
-    const auto* value = find(key);
-    if (value == nullptr) return otherwise;
-    require(value->is_boolean(), ErrorKind::kCorrupt, "{}: {} is {}, true or false is expected",
-            source_, key, value->dump());
-    return value->get<bool>();
-  }
-
-  std::string text(std::string_view key, std::string_view otherwise) const {
-    const auto* value = find(key);
-    return value == nullptr ? std::string(otherwise) : distckpt::json_string(*value, key, source_);
-  }
-
-  const json& required(std::string_view key) const {
-    return distckpt::json_at(object_, key, source_);
-  }
-  const std::string& source() const { return source_; }
-
- private:
-  const json& object_;
-  std::string source_;
-};
-
-RopeScaling parse_rope_scaling(const Fields& fields) {
+RopeScaling parse_rope_scaling(const ConfigFields& fields) {
   // "type" is the older spelling of "rope_type"; where both are given they agree.
   const auto type = fields.text("rope_type", fields.text("type", "default"));
   require(fields.text("type", type) == type, ErrorKind::kCorrupt, "{}: rope_type and type differ",
@@ -101,13 +41,13 @@ RopeScaling parse_rope_scaling(const Fields& fields) {
 
 // transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling; a file may hold
 // both.
-void parse_rope(const Fields& fields, TransformerConfig& config) {
+void parse_rope(const ConfigFields& fields, TransformerConfig& config) {
   std::optional<double> theta = fields.optional_number("rope_theta");
   std::optional<RopeScaling> scaling;
   for (const auto* key : {"rope_parameters", "rope_scaling"}) {
     const auto* value = fields.find(key);
     if (value == nullptr) continue;
-    const Fields rope(*value, fmt::format("{}: {}", fields.source(), key));
+    const ConfigFields rope(*value, fmt::format("{}: {}", fields.source(), key));
     for (const auto& [name, inner] : value->items()) {
       require(!inner.is_object(), ErrorKind::kLayout,
               "{}: {} differs by kind of layer, which is not handled", fields.source(), key);
@@ -126,101 +66,10 @@ void parse_rope(const Fields& fields, TransformerConfig& config) {
   config.rope_scaling = scaling.value_or(RopeScaling{});
 }
 
-// Layers with experts, given how many dense ones come first.
-std::vector<bool> dense_first(std::int64_t num_layers, std::int64_t num_dense) {
-  std::vector<bool> moe(static_cast<std::size_t>(num_layers), true);
-  std::fill_n(moe.begin(), std::min(num_layers, num_dense), false);
-  return moe;
-}
-
-// Qwen's: every decoder_sparse_step-th layer, but those that are named.
-std::vector<bool> sparse_layers(const Fields& fields, std::int64_t num_layers) {
-  const auto step = fields.size("decoder_sparse_step", 1);
-  std::vector<bool> moe;
-  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back((i + 1) % step == 0);
-  if (const auto* dense = fields.find("mlp_only_layers")) {
-    require(dense->is_array(), ErrorKind::kCorrupt, "{}: mlp_only_layers is not a list",
-            fields.source());
-    for (const auto& layer : *dense) {
-      const auto index = distckpt::json_int(layer, "mlp_only_layers", fields.source());
-      if (index >= 0 && index < num_layers) moe[static_cast<std::size_t>(index)] = false;
-    }
-  }
-  return moe;
-}
-
-// With the experts that config.json names; as it is where no layer has any.
-TransformerConfig with_experts(const Fields& fields, const TransformerConfig& dense) {
-  auto config = dense;
-  const auto& family = config.family;
-  const bool deepseek = family == "deepseek_v2" || family == "deepseek_v3";
-  const bool qwen = family == "qwen2_moe" || family == "qwen3_moe";
-  if (family == "mixtral") {
-    config.num_moe_experts = fields.size("num_local_experts", std::nullopt, kMaxExperts);
-    config.moe_layer_freq = dense_first(config.num_layers, 0);
-    config.moe_ffn_hidden_size = config.ffn_hidden_size;
-    config.moe_router_topk = fields.size("num_experts_per_tok", 2);
-  } else if (qwen) {
-    // transformers 5 writes num_local_experts beside or instead of num_experts.
-    const auto experts = fields.optional_size("num_local_experts");
-    config.num_moe_experts = fields.size("num_experts", experts, kMaxExperts);
-    config.moe_layer_freq = sparse_layers(fields, config.num_layers);
-    config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
-    config.moe_router_topk = fields.size("num_experts_per_tok", family == "qwen2_moe" ? 4 : 8);
-    config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
-    if (family == "qwen2_moe") {
-      config.moe_shared_expert_intermediate_size = fields.size("shared_expert_intermediate_size");
-      config.moe_shared_expert_gate = true;
-    }
-  } else if (deepseek) {
-    config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
-    require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
-            "{}: moe_layer_freq is not 1, which is not handled", fields.source());
-    const auto first = fields.find("first_k_dense_replace");
-    config.moe_layer_freq = dense_first(
-        config.num_layers,
-        first == nullptr ? 0
-                         : distckpt::json_int(*first, "first_k_dense_replace", fields.source()));
-    config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
-    config.moe_shared_expert_intermediate_size =
-        fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
-    config.moe_router_topk = fields.size("num_experts_per_tok", 8);
-    config.moe_router_pre_softmax = true;
-    const auto groups = fields.optional_size("n_group").value_or(1);
-    if (groups > 1) {
-      config.moe_router_num_groups = groups;
-      config.moe_router_group_topk = fields.size("topk_group", 1);
-    }
-    config.moe_router_topk_scaling_factor =
-        fields.optional_number("routed_scaling_factor").value_or(1.0);
-    if (family == "deepseek_v3") {
-      config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
-      config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
-    }
-  }
-  return std::ranges::any_of(config.moe_layer_freq, std::identity()) ? config : dense;
-}
-
-void parse_latent_attention(const Fields& fields, TransformerConfig& config) {
-  config.multi_latent_attention = true;
-  config.q_lora_rank = fields.optional_size("q_lora_rank").value_or(0);
-  config.kv_lora_rank = fields.size("kv_lora_rank");
-  config.qk_head_dim = fields.size("qk_nope_head_dim");
-  config.qk_pos_emb_head_dim = fields.size("qk_rope_head_dim");
-  config.v_head_dim = fields.size("v_head_dim");
-  const auto* mtp = fields.find("num_nextn_predict_layers");
-  if (config.family == "deepseek_v3" && mtp != nullptr) {
-    config.mtp_num_layers = distckpt::json_int(*mtp, "num_nextn_predict_layers", fields.source());
-    require(config.mtp_num_layers >= 0 && config.mtp_num_layers <= kMaxLayers, ErrorKind::kCorrupt,
-            "{}: num_nextn_predict_layers is {}, expected 0 to {}", fields.source(),
-            config.mtp_num_layers, kMaxLayers);
-  }
-}
-
-std::optional<BlockQuantization> quantization_of(const Fields& fields) {
+std::optional<BlockQuantization> quantization_of(const ConfigFields& fields) {
   const auto* value = fields.find("quantization_config");
   if (value == nullptr) return std::nullopt;
-  const Fields how(*value, fmt::format("{}: quantization_config", fields.source()));
+  const ConfigFields how(*value, fmt::format("{}: quantization_config", fields.source()));
   const auto method = how.text("quant_method", "");
   const auto format = how.text("fmt", "e4m3");
   const auto* block = how.find("weight_block_size");
@@ -242,7 +91,7 @@ std::optional<BlockQuantization> quantization_of(const Fields& fields) {
 }
 
 // "LlamaForTokenClassification": what the model ends in.
-void parse_head(const Fields& fields, TransformerConfig& config) {
+void parse_head(const ConfigFields& fields, TransformerConfig& config) {
   const auto* architectures = fields.find("architectures");
   if (architectures == nullptr) return;
   require(architectures->is_array(), ErrorKind::kCorrupt, "{}: architectures is not a list",
@@ -260,15 +109,32 @@ void parse_head(const Fields& fields, TransformerConfig& config) {
   config.num_labels = fields.size("num_labels", named);
 }
 
+// A model whose layers are all dense has no experts, whatever config.json says of them.
+void drop_experts(TransformerConfig& config) {
+  const TransformerConfig dense;
+  config.num_moe_experts = dense.num_moe_experts;
+  config.moe_layer_freq = dense.moe_layer_freq;
+  config.moe_ffn_hidden_size = dense.moe_ffn_hidden_size;
+  config.moe_shared_expert_intermediate_size = dense.moe_shared_expert_intermediate_size;
+  config.moe_shared_expert_gate = dense.moe_shared_expert_gate;
+  config.moe_router_topk = dense.moe_router_topk;
+  config.moe_router_score_function = dense.moe_router_score_function;
+  config.moe_router_pre_softmax = dense.moe_router_pre_softmax;
+  config.moe_router_enable_expert_bias = dense.moe_router_enable_expert_bias;
+  config.moe_router_num_groups = dense.moe_router_num_groups;
+  config.moe_router_group_topk = dense.moe_router_group_topk;
+  config.moe_router_topk_scaling_factor = dense.moe_router_topk_scaling_factor;
+}
+
 }  // namespace
 
 TransformerConfig parse_hf_config(std::string_view text, std::string_view source) {
   const auto object = distckpt::parse_json(text, source);
-  const Fields fields(object, std::string(source));
+  const ConfigFields fields(object, std::string(source));
   TransformerConfig config;
   config.family = distckpt::json_string(fields.required("model_type"), "model_type", source);
-  with_context([&] { return fmt::format("reading {}", source); },
-               [&] { find_family(config.family); });
+  const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
+                                          [&] { return &find_family(config.family); });
   quantization_of(fields);
   const auto activation = fields.text("hidden_act", "silu");
   require(activation == "silu", ErrorKind::kLayout,
@@ -294,25 +160,13 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.layernorm_epsilon = fields.optional_number("rms_norm_eps").value_or(1e-6);
   parse_rope(fields, config);
 
-  const bool attention_bias = fields.flag("attention_bias", false);
-  const bool mlp_bias = fields.flag("mlp_bias", false);
-  require(!attention_bias || mlp_bias, ErrorKind::kLayout,
-          "{}: attention_bias without mlp_bias has no counterpart in Megatron-Core", source);
-  require(!mlp_bias || attention_bias, ErrorKind::kLayout,
-          "{}: mlp_bias without attention_bias has no counterpart in Megatron-Core", source);
-  config.add_bias_linear = attention_bias;
-  const auto& family = config.family;
-  config.add_qkv_bias =
-      family == "qwen2" || (family == "qwen2_moe" && fields.flag("qkv_bias", true));
-  config.qk_layernorm = family == "qwen3" || family == "qwen3_moe";
-  if (family.starts_with("deepseek_")) parse_latent_attention(fields, config);
-  config = with_experts(fields, config);
-  parse_head(fields, config);
   config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   // Qwen names a window that it only uses when told to.
-  const bool windowed =
-      family == "mistral" || family == "mixtral" || fields.flag("use_sliding_window", false);
-  if (windowed) config.sliding_window = fields.optional_size("sliding_window");
+  if (fields.flag("use_sliding_window", false))
+    config.sliding_window = fields.optional_size("sliding_window");
+  family->configure(fields, config);
+  if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
+  parse_head(fields, config);
   require_moderate(config, source);
   return config;
 }
@@ -320,7 +174,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
 std::optional<BlockQuantization> parse_quantization(std::string_view text,
                                                     std::string_view source) {
   const auto object = distckpt::parse_json(text, source);
-  return quantization_of(Fields(object, std::string(source)));
+  return quantization_of(ConfigFields(object, std::string(source)));
 }
 
 std::string without_quantization(std::string_view text,

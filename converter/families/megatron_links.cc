@@ -13,6 +13,8 @@ namespace {
 
 using distckpt::Box;
 using distckpt::Shape;
+using models::strip_wrappers;
+using models::with_expert;
 
 // How a stored tensor holds a Megatron tensor.
 struct Form {
@@ -142,10 +144,8 @@ class Linker {
 
   // A tied output layer that is stored all the same: a second copy of the embedding.
   void link_tied_copy() {
-    if (map_.config.head != models::Head::kLanguageModel ||
-        map_.config.untie_embeddings_and_output_weights)
-      return;
-    const auto head = find("output_layer.weight");
+    if (!map_.config.is_tied()) return;
+    const auto head = find(models::kOutputLayerKey);
     if (!head) return;
     for (const auto& tensor : map_.megatron) {
       if (tensor.stage != Stage::kFirst || !tensor.vocabulary) continue;
@@ -167,26 +167,10 @@ class Linker {
 
 }  // namespace
 
-std::string with_expert(std::string_view key, std::int64_t expert) {
-  constexpr std::string_view kExperts = "experts.experts.";
-  const auto at = key.rfind(kExperts) + kExperts.size();
-  return fmt::format("{}{}.{}", key.substr(0, at), expert, key.substr(at));
-}
-
 distckpt::TensorMap link_megatron(const ModelMap& map,
                                   const distckpt::Layout& layout,
                                   std::string_view prefix) {
   return Linker(map, layout, prefix).link();
-}
-
-std::string single_key(const MegatronTensor& tensor) {
-  return tensor.expert ? with_expert(tensor.key, *tensor.expert) : tensor.key;
-}
-
-std::string_view strip_wrappers(std::string_view key) {
-  constexpr std::string_view kWrapper = "module.";
-  while (key.starts_with(kWrapper)) key.remove_prefix(kWrapper.size());
-  return key;
 }
 
 bool is_training_state(std::string_view key) {
@@ -199,14 +183,13 @@ bool is_training_state(std::string_view key) {
 void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys) {
   // Every key that some form of some module's extra state may have.
   std::set<std::string> known;
-  const auto& rules = *map.family->rules;
   for (const auto& state : map.extra_states) {
     const auto& key = state.object.key;
     known.insert(key);
     auto single = key;
     if (state.stage == Stage::kLayer && map.config.is_homogeneous()) {
-      single = fmt::format("{}{}.{}", rules.megatron_layer, *state.layer,
-                           std::string_view(key).substr(rules.megatron_layer.size()));
+      single = fmt::format("{}{}.{}", models::kDecoderLayers, *state.layer,
+                           std::string_view(key).substr(models::kDecoderLayers.size()));
       known.insert(single);
     }
     if (state.expert) known.insert(with_expert(single, *state.expert));

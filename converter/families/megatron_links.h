@@ -30,15 +30,4 @@ inline constexpr std::string_view kTrainerPrefix = "trainer.";  // of a trainer'
 // apart from tensors that are not mapped.
 bool is_training_state(std::string_view key);
 
-// A key of experts, for one of them: "….experts.experts.linear_fc1.weight" ->
-// "….experts.experts.7.linear_fc1.weight".
-std::string with_expert(std::string_view key, std::int64_t expert);
-
-// The key of one expert's tensor where each has its own:
-// "decoder.layers.3.mlp.experts.experts.7.linear_fc1.weight". Other tensors have one anyway.
-std::string single_key(const MegatronTensor& tensor);
-
-// Without the "module." that wrappers put before every key.
-std::string_view strip_wrappers(std::string_view key);
-
 }  // namespace ferry::converter

@@ -11,87 +11,12 @@ namespace {
 using distckpt::Box;
 using distckpt::ModelTensor;
 using distckpt::Shape;
-using models::Head;
+using models::ParameterRow;
+using models::Section;
 using models::TransformerConfig;
 
 constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
 constexpr std::string_view kHeadName = "lm_head.weight";
-
-bool applies(When when, const TransformerConfig& config) {
-  const bool language_model = config.head == Head::kLanguageModel;
-  switch (when) {
-    case When::kAlways:
-      return true;
-    case When::kQkvBias:
-      return config.has_qkv_bias();
-    case When::kLinearBias:
-      return config.add_bias_linear;
-    case When::kQkNorm:
-      return config.qk_layernorm;
-    case When::kUntied:
-      return language_model && config.untie_embeddings_and_output_weights;
-    case When::kScore:
-      return !language_model;
-    case When::kScoreBias:
-      return config.head == Head::kTokenClassification;
-    case When::kShared:
-      return config.moe_shared_expert_intermediate_size > 0;
-    case When::kSharedGate:
-      return config.moe_shared_expert_gate;
-    case When::kExpertBias:
-      return config.moe_router_enable_expert_bias;
-    case When::kQLora:
-      return config.q_lora_rank > 0;
-    case When::kNoQLora:
-      return config.q_lora_rank == 0;
-  }
-  return false;
-}
-
-std::int64_t size_of_extent(Extent extent, const TransformerConfig& config, bool is_query) {
-  const auto heads = config.num_attention_heads;
-  switch (extent) {
-    case Extent::kNone:
-      return 0;
-    case Extent::kHidden:
-      return config.hidden_size;
-    case Extent::kTwiceHidden:
-      return 2 * config.hidden_size;
-    case Extent::kFfn:
-      return config.ffn_hidden_size;
-    case Extent::kMoeFfn:
-      return config.moe_ffn_hidden_size;
-    case Extent::kSharedFfn:
-      return config.moe_shared_expert_intermediate_size;
-    case Extent::kExperts:
-      return config.num_moe_experts;
-    case Extent::kOne:
-      return 1;
-    case Extent::kHeads:
-      return heads * config.kv_channels;
-    case Extent::kGroups:
-      return (is_query ? heads : config.num_query_groups) * config.kv_channels;
-    case Extent::kChannels:
-      return config.kv_channels;
-    case Extent::kVocab:
-      return config.vocab_size;
-    case Extent::kLabels:
-      return config.num_labels;
-    case Extent::kQLora:
-      return config.q_lora_rank;
-    case Extent::kKvLora:
-      return config.kv_lora_rank;
-    case Extent::kKvLoraAndRope:
-      return config.kv_lora_rank + config.qk_pos_emb_head_dim;
-    case Extent::kQHeads:
-      return heads * (config.qk_head_dim + config.qk_pos_emb_head_dim);
-    case Extent::kKvHeads:
-      return heads * (config.qk_head_dim + config.v_head_dim);
-    case Extent::kVHeads:
-      return heads * config.v_head_dim;
-  }
-  return 0;
-}
 
 // `text` with the mark replaced by a number; as it is where it has no mark.
 std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {
@@ -127,15 +52,6 @@ Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
   return box;
 }
 
-// What the names of one layer, or of what surrounds the layers, begin with.
-struct Section {
-  Stage stage = Stage::kFirst;
-  std::optional<std::int64_t> layer{};
-  std::string hf{};        // "model.layers.3."
-  std::string megatron{};  // "decoder.layers.3."
-  std::string stacked{};   // "decoder.layers."; empty if never stacked
-};
-
 class Builder {
  public:
   explicit Builder(const TransformerConfig& config) {
@@ -145,124 +61,92 @@ class Builder {
 
   ModelMap build() {
     const auto& config = map_.config;
-    const auto& rules = *map_.family->rules;
-    add({.stage = Stage::kFirst}, rules.first);
+    const auto& names = *map_.family->names;
+    const Section first{.stage = Stage::kFirst, .table = &models::kEmbeddingSection};
+    const Section last{.stage = Stage::kLast, .table = &models::kHeadSection};
+    add({first}, names.first, "");
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-      add_layer({.stage = Stage::kLayer,
-                 .layer = layer,
-                 .hf = fill_in(rules.hf_layer, kLayerMark, layer),
-                 .megatron = fmt::format("{}{}.", rules.megatron_layer, layer),
-                 .stacked = std::string(rules.megatron_layer)},
-                config.is_moe_layer(layer));
+      add_layer(models::layer_sections(config, layer), config.is_moe_layer(layer),
+                fill_in(names.layer, kLayerMark, layer));
     }
-    add({.stage = Stage::kLast}, rules.last);
+    add({last}, names.last, "");
     for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) add_prediction_layer(j);
-    add_states({.stage = Stage::kLast}, rules.last_extra_states);
-    if (config.head == Head::kLanguageModel && !config.untie_embeddings_and_output_weights) {
+    add_states(last);
+    if (config.is_tied())
       map_.copies.emplace(kHeadName, map_.index.at(std::string(kEmbeddingName)));
-    }
     return std::move(map_);
   }
 
  private:
-  void add_layer(const Section& section, bool moe) {
-    const auto& rules = *map_.family->rules;
-    const auto& mlp = moe ? rules.moe_mlp : rules.dense_mlp;
-    require(!mlp.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts",
-            section.hf, map_.family->model_type, moe ? "with" : "without");
-    add(section, rules.attention, rules.attention_also);
-    add(section, mlp, moe ? rules.moe_also : rules.dense_also);
-    add_states(section, rules.attention_extra_states);
-    add_states(section, moe ? rules.moe_mlp_extra_states : rules.dense_mlp_extra_states);
+  // `sections`: attention and feed-forward.
+  void add_layer(const std::vector<Section>& sections, bool moe, const std::string& hf) {
+    const auto& names = *map_.family->names;
+    const auto& mlp = moe ? names.moe_mlp : names.dense_mlp;
+    require(!mlp.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts", hf,
+            map_.family->model_type, moe ? "with" : "without");
+    add({sections[0]}, names.attention, hf);
+    add({sections[1]}, mlp, hf);
+    for (const auto& section : sections) add_states(section);
   }
 
   void add_prediction_layer(std::int64_t index) {
-    const auto& rules = *map_.family->rules;
-    require(rules.mtp != nullptr, ErrorKind::kLayout, "the family {} has no prediction layers",
+    const auto& names = *map_.family->names;
+    require(!names.prediction.empty(), ErrorKind::kLayout, "the family {} has no prediction layers",
             map_.family->model_type);
     const auto& config = map_.config;
-    Section section{.stage = Stage::kMtp,
-                    .layer = index,
-                    .hf = fill_in(rules.hf_layer, kLayerMark, config.num_layers + index),
-                    .megatron = fmt::format("{}{}.", rules.mtp->megatron, index),
-                    .stacked = {}};
-    add(section, rules.mtp->rules);
-    add_states(section, rules.mtp->extra_states);
-    for (const auto& copy : rules.mtp->copies) {
+    const auto sections = models::prediction_sections(config, index);
+    const auto hf = fill_in(names.layer, kLayerMark, config.num_layers + index);
+    add({sections.front(), sections.back()}, names.prediction, hf);
+    add_states(sections.front());
+    for (const auto& copy : names.prediction_copies) {
       // A tied head is the embedding.
       const auto of = map_.index.find(std::string(copy.of));
       map_.copies.emplace(
-          fmt::format("{}{}", section.hf, copy.hf),
+          fmt::format("{}{}", hf, copy.hf),
           of != map_.index.end() ? of->second : map_.index.at(std::string(kEmbeddingName)));
     }
-    section.megatron += rules.mtp->transformer_layer;
-    add_layer(section, config.num_moe_experts > 0);
+    add_layer({sections[1], sections[2]}, config.num_moe_experts > 0, hf);
   }
 
-  void add(const Section& section,
-           std::span<const Rule> rules,
-           std::span<const AlsoRule> also = {}) {
-    for (const auto& rule : rules) {
-      if (!applies(rule.when, map_.config)) continue;
-      const bool experts = rule.hf.find(kExpertMark) != std::string_view::npos;
-      for (std::int64_t e = 0; e < (experts ? map_.config.num_moe_experts : 1); ++e) {
-        const auto models = add_models(section, rule, e);
-        add_megatron(section, rule, experts ? std::optional(e) : std::nullopt, models, also);
+  // The parameters of the sections, in the order of `names`, which name every one of them.
+  void add(const std::vector<Section>& sections,
+           std::span<const HfName> names,
+           const std::string& hf) {
+    std::size_t found = 0;
+    for (const auto& name : names) {
+      for (const auto& section : sections) {
+        const auto* const row = row_of(*section.table, name);
+        if (row == nullptr || !models::applies(row->when, map_.config)) continue;
+        ++found;
+        const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
+        for (std::int64_t e = 0; e < experts; ++e)
+          add_parameter(section, *row, name, hf, row->per_expert ? std::optional(e) : std::nullopt);
       }
     }
+    for (const auto& section : sections) {
+      found -= static_cast<std::size_t>(std::ranges::count_if(
+          section.table->rows, [&](auto& row) { return models::applies(row.when, map_.config); }));
+    }
+    require(found == 0, ErrorKind::kLayout,
+            "the family {} names no tensors for some parameters that its configuration asks for",
+            map_.family->model_type);
   }
 
-  std::vector<std::uint32_t> add_models(const Section& section,
-                                        const Rule& rule,
-                                        std::int64_t expert) {
-    std::vector<std::uint32_t> models;
-    for (const auto& name : expand_braces(fill_in(rule.hf, kExpertMark, expert))) {
-      ModelTensor tensor{.name = section.hf + name, .shape = {}};
-      const bool is_query = models.empty();
-      tensor.shape.push_back(size_of_extent(rule.rows, map_.config, is_query));
-      if (rule.columns != Extent::kNone) {
-        tensor.shape.push_back(size_of_extent(rule.columns, map_.config, is_query));
-      }
-      const auto volume = checked_volume(tensor.shape);
-      constexpr std::int64_t kMaxElementBytes = 8;
-      std::int64_t bytes = 0;
-      require(volume && !__builtin_mul_overflow(*volume, kMaxElementBytes, &bytes) &&
-                  !__builtin_add_overflow(num_bytes_, bytes, &num_bytes_),
-              ErrorKind::kLayout, "{}: has shape {} as the configuration says, which overflows",
-              tensor.name, to_string(tensor.shape));
-      models.push_back(static_cast<std::uint32_t>(map_.tensors.size()));
-      map_.index.emplace(tensor.name, models.back());
-      map_.tensors.push_back(std::move(tensor));
+  void add_parameter(const Section& section,
+                     const ParameterRow& row,
+                     const HfName& name,
+                     const std::string& hf,
+                     std::optional<std::int64_t> expert) {
+    MegatronTensor tensor{models::make_parameter(section, row, map_.config, expert)};
+    const auto rows = models::merged_rows(row, map_.config);
+    std::vector<std::uint32_t> sources;
+    for (const auto& part : expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)))) {
+      auto shape = tensor.shape;
+      shape[0] = rows.at(sources.size());
+      sources.push_back(add_model(hf + part, shape));
     }
-    return models;
-  }
-
-  void add_megatron(const Section& section,
-                    const Rule& rule,
-                    std::optional<std::int64_t> expert,
-                    const std::vector<std::uint32_t>& models,
-                    std::span<const AlsoRule> also) {
-    MegatronTensor tensor{.key = fmt::format("{}{}", section.megatron, rule.megatron),
-                          .stacked_key = {},
-                          .layer = section.layer,
-                          .expert = expert,
-                          .shape = map_.tensors[models.front()].shape,
-                          .merge = rule.merge,
-                          .split = rule.split,
-                          .stage = section.stage,
-                          .vocabulary = rule.rows == Extent::kVocab,
-                          .fp32 = rule.fp32,
-                          .parts = {}};
-    if (!section.stacked.empty())
-      tensor.stacked_key = fmt::format("{}{}", section.stacked, rule.megatron);
-    for (const auto& other : also) {
-      if (other.megatron != rule.megatron) continue;
-      tensor.also.push_back(fmt::format("{}{}", section.megatron, other.also));
-      if (!section.stacked.empty())
-        tensor.also.push_back(fmt::format("{}{}", section.stacked, other.also));
-    }
-    tensor.shape[0] = 0;
-    for (const auto model : models) tensor.shape[0] += map_.tensors[model].shape[0];
+    require(sources.size() == rows.size(), ErrorKind::kBug, "{}: {} names for {} parts", name.hf,
+            sources.size(), rows.size());
     std::int64_t at = 0;
     const auto add_part = [&](std::uint32_t model, std::int64_t from, std::int64_t count) {
       tensor.parts.push_back({.model = model,
@@ -270,38 +154,48 @@ class Builder {
                               .box = rows_of(tensor.shape, at, count)});
       at += count;
     };
-    if (rule.merge == Merge::kQkvGroups) {
-      const auto groups = map_.config.num_query_groups;
-      for (std::int64_t g = 0; g < groups; ++g) {
-        for (const auto model : models) {
-          const auto count = map_.tensors[model].shape[0] / groups;
-          add_part(model, g * count, count);
-        }
+    const auto groups = row.merge == Merge::kQkvGroups ? map_.config.num_query_groups : 1;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      for (std::size_t i = 0; i < sources.size(); ++i) {
+        const auto count = rows[i] / groups;
+        add_part(sources[i], group * count, count);
       }
-    } else {
-      for (const auto model : models) add_part(model, 0, map_.tensors[model].shape[0]);
     }
     map_.megatron.push_back(std::move(tensor));
   }
 
-  void add_states(const Section& section, std::span<const ExtraStateRule> rules) {
+  std::uint32_t add_model(std::string name, const Shape& shape) {
+    ModelTensor tensor{.name = std::move(name), .shape = shape};
+    const auto volume = checked_volume(tensor.shape);
+    constexpr std::int64_t kMaxElementBytes = 8;
+    std::int64_t bytes = 0;
+    require(volume && !__builtin_mul_overflow(*volume, kMaxElementBytes, &bytes) &&
+                !__builtin_add_overflow(num_bytes_, bytes, &num_bytes_),
+            ErrorKind::kLayout, "{}: has shape {} as the configuration says, which overflows",
+            tensor.name, to_string(tensor.shape));
+    const auto index = static_cast<std::uint32_t>(map_.tensors.size());
+    map_.index.emplace(tensor.name, index);
+    map_.tensors.push_back(std::move(tensor));
+    return index;
+  }
+
+  void add_states(const Section& section) {
     const bool stacked = !section.stacked.empty() && map_.config.is_homogeneous();
-    for (const auto& rule : rules) {
-      if (!applies(rule.when, map_.config)) continue;
-      for (std::int64_t e = 0; e < (rule.per_expert ? map_.config.num_moe_experts : 1); ++e) {
+    for (const auto& row : section.table->extra_states) {
+      if (!models::applies(row.when, map_.config)) continue;
+      for (std::int64_t e = 0; e < (row.per_expert ? map_.config.num_moe_experts : 1); ++e) {
         MegatronObject state{
-            .object = {.key =
-                           fmt::format("{}{}._extra_state",
-                                       stacked ? section.stacked : section.megatron, rule.module)},
+            .object = {.key = fmt::format("{}{}._extra_state",
+                                          stacked ? section.stacked : section.prefix, row.module)},
             .stage = section.stage,
             .layer = section.layer,
-            .expert = rule.per_expert ? std::optional(e) : std::nullopt};
+            .expert = row.per_expert ? std::optional(e) : std::nullopt};
         auto& object = state.object;
         if (stacked) {
           object.global_shape.push_back(map_.config.num_layers);
           object.global_offset.push_back(*section.layer);
         }
-        if (rule.per_expert) {
+        if (row.per_expert) {
           object.global_shape.push_back(map_.config.num_moe_experts);
           object.global_offset.push_back(e);
         }
@@ -333,7 +227,7 @@ ModelMap make_model_map(const TransformerConfig& config) {
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {
-  const auto pattern = find_family(config.family).rules->hf_layer;
+  const auto pattern = find_family(config.family).names->layer;
   for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) {
     if (hf_name.starts_with(fill_in(pattern, kLayerMark, config.num_layers + j))) return true;
   }

@@ -1,5 +1,6 @@
-// The rules of a family applied to one configuration: every tensor of the model in Hugging Face
-// terms, every tensor in Megatron's, and which box of the one is which box of the other.
+// The names of a family beside the parameters of one configuration: every tensor of the model in
+// Hugging Face terms, every tensor in Megatron's, and which box of the one is which box of the
+// other.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,14 @@
 #include "converter/families/families.h"
 #include "distckpt/plan/sharded_tensor.h"
 #include "distckpt/plan/tensor_map.h"
+#include "models/spec/parameters.h"
 #include "models/spec/transformer_config.h"
 
 namespace ferry::converter {
+
+using models::Merge;
+using models::Split;
+using models::Stage;
 
 // Part of a Megatron tensor: `box` of it is `model_box` of a model tensor.
 struct MappedPart {
@@ -23,22 +29,8 @@ struct MappedPart {
   distckpt::Box box{};
 };
 
-// A tensor as a Megatron module has it, whole: no parallelism, no padding, one layer, one expert.
-struct MegatronTensor {
-  // Where checkpoints keep it: "decoder.layers.3.mlp.linear_fc1.weight", and for layers that are
-  // stacked "decoder.layers.mlp.linear_fc1.weight". Experts share a key, whose first axis (after
-  // that of the layers) counts them.
-  std::string key{};
-  std::string stacked_key{};             // empty outside of the decoder's layers
-  std::vector<std::string> also{};       // other spellings of key, then of stacked_key
-  std::optional<std::int64_t> layer{};   // of the decoder, or of the prediction layers
-  std::optional<std::int64_t> expert{};  // of the whole layer
-  distckpt::Shape shape{};
-  Merge merge = Merge::kCopy;
-  Split split = Split::kNone;
-  Stage stage = Stage::kLayer;
-  bool vocabulary = false;  // the first dimension is padded
-  bool fp32 = false;
+// A parameter, and the model tensors that make it up.
+struct MegatronTensor : models::WholeParameter {
   std::vector<MappedPart> parts{};
 };
 
@@ -53,7 +45,7 @@ struct MegatronObject {
 struct ModelMap {
   models::TransformerConfig config{};
   const Family* family = nullptr;
-  std::vector<distckpt::ModelTensor> tensors{};  // in the order of the rules
+  std::vector<distckpt::ModelTensor> tensors{};  // in the order of the names
   std::vector<MegatronTensor> megatron{};
   std::vector<MegatronObject> extra_states{};
   std::unordered_map<std::string, std::uint32_t> index{};  // of tensors, by name

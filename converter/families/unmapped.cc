@@ -10,7 +10,9 @@
 namespace ferry::converter {
 namespace {
 
+using models::ParameterSection;
 using models::TransformerConfig;
+using models::When;
 
 // Takes the number that `text` begins with.
 std::optional<std::int64_t> number_at(std::string_view& text) {
@@ -44,22 +46,27 @@ bool spells(std::string_view pattern, std::string_view name, std::int64_t& exper
 }
 
 struct Match {
-  const Rule* rule = nullptr;
+  const ParameterSection* section = nullptr;
+  const HfName* name = nullptr;
   std::int64_t expert = 0;
 };
 
-std::optional<Match> find_rule(std::span<const Rule> rules, std::string_view name) {
-  Match match;
-  for (const auto& rule : rules) {
-    match.rule = &rule;
-    if (spells(rule.hf, name, match.expert)) return match;
+std::optional<Match> find_name(const ParameterSection& section,
+                               std::span<const HfName> names,
+                               std::string_view hf) {
+  Match match{.section = &section};
+  for (const auto& name : names) {
+    match.name = &name;
+    if (spells(name.hf, hf, match.expert)) return match;
   }
   return std::nullopt;
 }
 
-// Which setting takes the rows with this condition away.
-std::string why_not(When when, const TransformerConfig& config) {
-  switch (when) {
+// The setting that takes the rows with this condition away.
+std::string why_not(const Match& match, const TransformerConfig& config) {
+  const auto* const row = row_of(*match.section, *match.name);
+  if (row == nullptr) return {};
+  switch (row->when) {
     case When::kAlways:
     case When::kQkNorm:
     case When::kSharedGate:
@@ -91,10 +98,10 @@ std::string_view name_of_num_experts(const TransformerConfig& config) {
 
 std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::string_view name) {
   const auto& config = map.config;
-  const auto& rules = *map.family->rules;
+  const auto& names = *map.family->names;
   const auto num_layers = config.num_layers + config.mtp_num_layers;
   if (layer >= num_layers) {
-    const auto prediction = rules.mtp == nullptr
+    const auto prediction = names.prediction.empty()
                                 ? ""
                                 : fmt::format(" and {} of prediction (num_nextn_predict_layers)",
                                               config.mtp_num_layers);
@@ -103,18 +110,19 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
   }
   const bool moe =
       layer < config.num_layers ? config.is_moe_layer(layer) : config.num_moe_experts > 0;
-  if (const auto match = find_rule(moe ? rules.dense_mlp : rules.moe_mlp, name);
-      match && !find_rule(moe ? rules.moe_mlp : rules.dense_mlp, name)) {
+  const auto find_mlp = [&](bool of_moe) {
+    return find_name(models::mlp_section(of_moe), of_moe ? names.moe_mlp : names.dense_mlp, name);
+  };
+  if (find_mlp(!moe) && !find_mlp(moe))
     return fmt::format("config.json says that layer {} has {}experts", layer, moe ? "" : "no ");
-  }
-  for (const auto part : {rules.attention, moe ? rules.moe_mlp : rules.dense_mlp}) {
-    const auto match = find_rule(part, name);
+  for (const auto& match :
+       {find_name(models::attention_section(config), names.attention, name), find_mlp(moe)}) {
     if (!match) continue;
     if (match->expert >= config.num_moe_experts && match->expert > 0) {
       return fmt::format("config.json says that there are {} experts ({})", config.num_moe_experts,
                          name_of_num_experts(config));
     }
-    return why_not(match->rule->when, config);
+    return why_not(*match, config);
   }
   return {};
 }
@@ -122,16 +130,17 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
 }  // namespace
 
 std::string why_unmapped(const ModelMap& map, std::string_view hf_name) {
-  const auto& rules = *map.family->rules;
-  const auto prefix = rules.hf_layer.substr(0, rules.hf_layer.find('{'));
+  const auto& names = *map.family->names;
+  const auto prefix = names.layer.substr(0, names.layer.find('{'));
   if (hf_name.starts_with(prefix)) {
     auto rest = hf_name.substr(prefix.size());
     const auto layer = number_at(rest);
     if (!layer || !rest.starts_with('.')) return {};
     return why_not_in_layer(map, *layer, rest.substr(1));
   }
-  for (const auto part : {rules.first, rules.last}) {
-    if (const auto match = find_rule(part, hf_name)) return why_not(match->rule->when, map.config);
+  for (const auto& match : {find_name(models::kEmbeddingSection, names.first, hf_name),
+                            find_name(models::kHeadSection, names.last, hf_name)}) {
+    if (match) return why_not(*match, map.config);
   }
   return {};
 }

@@ -113,7 +113,8 @@ class Reader {
         continue;
       }
       if (name.starts_with(prefix_)) name.erase(0, prefix_.size());
-      tensor.key = stored_.megatron_names ? key_of_module(strip_wrappers(name), 0, 0) : name;
+      tensor.key =
+          stored_.megatron_names ? key_of_module(models::strip_wrappers(name), 0, 0) : name;
       model.push_back(std::move(tensor));
     }
     std::vector<const distckpt::TorchDistTensor*> wanted;

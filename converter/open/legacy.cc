@@ -41,8 +41,7 @@ class Assembler {
   const RankFile& file_of(const RankFileTensor& tensor) const { return ranks_.files[tensor.file]; }
 
   void assemble(const MegatronTensor& tensor) {
-    std::vector<std::string> keys{tensor.expert ? with_expert(tensor.key, *tensor.expert)
-                                                : tensor.key};
+    std::vector<std::string> keys{single_key(tensor)};
     if (!tensor.also.empty()) keys.push_back(tensor.also.front());
     for (const auto& key : keys) {
       const auto found = ranks_.tensors.find(key);
@@ -55,10 +54,8 @@ class Assembler {
 
   // A tied output layer is the embedding's second copy, on the last stage.
   bool assemble_tied_copy() {
-    const bool tied = map_.config.head == models::Head::kLanguageModel &&
-                      !map_.config.untie_embeddings_and_output_weights;
     const auto embedding = std::ranges::find(map_.megatron, kEmbeddingKey, &MegatronTensor::key);
-    if (!tied || embedding == map_.megatron.end()) return false;
+    if (!map_.config.is_tied() || embedding == map_.megatron.end()) return false;
     const std::string key(kHead);
     add(*embedding, key, ranks_.tensors.at(key));
     return true;

@@ -113,17 +113,16 @@ class MegatronOpener {
 
   // What the checkpoint holds decides whether there are prediction layers.
   void drop_absent_prediction_layers() {
-    const auto* mtp = find_family(config_.family).rules->mtp;
-    const bool there = mtp != nullptr && std::ranges::any_of(stored_.outline, [&](auto& tensor) {
-                         return strip_wrappers(tensor.first).starts_with(mtp->megatron);
-                       });
+    const bool there = std::ranges::any_of(stored_.outline, [&](auto& tensor) {
+      return models::strip_wrappers(tensor.first).starts_with(models::kPredictionLayers);
+    });
     if (!there) config_.mtp_num_layers = 0;
   }
 
   // Without a stated vocabulary every stored row counts.
   std::int64_t stored_vocabulary() const {
     for (const auto& [name, shape] : stored_.outline) {
-      if (strip_wrappers(name) == "embedding.word_embeddings.weight" && !shape.empty())
+      if (models::strip_wrappers(name) == "embedding.word_embeddings.weight" && !shape.empty())
         return shape[0];
     }
     fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight",
@@ -159,7 +158,7 @@ class MegatronOpener {
 // than the vocabulary is one. Nor do old ones of what a router has.
 void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
   for (const auto& [name, shape] : outline) {
-    const auto key = strip_wrappers(name);
+    const auto key = models::strip_wrappers(name);
     if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
     if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
     if (key == "output_layer.bias") config.head = models::Head::kTokenClassification;

@@ -139,7 +139,7 @@ class RankFilesReader {
             "{}: is of Megatron before its core, with a language_model, and is not read",
             file.source());
     for (const auto& [key, value] : model.items()) {
-      const std::string name(strip_wrappers(key.as_string()));
+      const std::string name(models::strip_wrappers(key.as_string()));
       if (is_extra_state(name)) continue;
       const bool grouped = name.ends_with(".experts.weight1") || name.ends_with(".experts.weight2");
       if (grouped) {

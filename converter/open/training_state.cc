@@ -99,7 +99,7 @@ class StateReader {
     std::vector<PickleValue> found;
     std::vector<std::string> texts;
     for (const auto& object : torch_dist_.objects) {
-      const auto key = parse_group_key(strip_wrappers(object.key), "optimizer");
+      const auto key = parse_group_key(models::strip_wrappers(object.key), "optimizer");
       if (!key) continue;
       const auto pickle =
           std::make_shared<distckpt::Pickle>(distckpt::read_object(torch_dist_, object));
@@ -124,7 +124,7 @@ class StateReader {
 
   void read_objects() {
     for (const auto& object : torch_dist_.objects) {
-      const auto key = strip_wrappers(object.key);
+      const auto key = models::strip_wrappers(object.key);
       if (key.starts_with("rng_state/")) {
         state_.rng.push_back(
             {.key = std::string(key), .archive = distckpt::read_archive(torch_dist_, object)});
@@ -150,7 +150,8 @@ class StateReader {
     const auto prefix = fmt::format("{}param.", kStatePrefix);
     std::unordered_map<std::string, std::uint32_t> weights;  // Megatron's keys
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i)
-      weights.try_emplace(std::string(strip_wrappers(checkpoint_.layout.tensor(i).name)), i);
+      weights.try_emplace(std::string(models::strip_wrappers(checkpoint_.layout.tensor(i).name)),
+                          i);
     for (const auto& tensor : checkpoint_.layout.tensors()) {
       if (!tensor.name.starts_with(prefix) || tensor.name.ends_with(')')) continue;
       const auto weight = weights.find(tensor.name.substr(prefix.size()));

@@ -1,8 +1,6 @@
 #include "converter/optimizer/optimizer_buckets.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -13,45 +11,6 @@ namespace ferry::converter {
 namespace {
 
 constexpr std::int64_t kAlignment = 64;  // elements; param_and_grad_buffer.py, pad_param_start
-
-// Parameters of a layer in the order in which its modules register them, whatever the family:
-// TransformerLayer, (MLA)SelfAttention, MLP, MoELayer, MultiTokenPredictionLayer. Linear layers of
-// Transformer Engine that hold a norm register it first.
-constexpr std::array<std::string_view, 33> kRegistered{
-    "enorm.weight",
-    "hnorm.weight",
-    "eh_proj.weight",
-    "input_layernorm.weight",
-    "self_attention.linear_proj.weight",
-    "self_attention.linear_proj.bias",
-    "self_attention.linear_qkv.layer_norm_weight",
-    "self_attention.linear_qkv.weight",
-    "self_attention.linear_qkv.bias",
-    "self_attention.linear_q_proj.weight",
-    "self_attention.linear_q_down_proj.weight",
-    "self_attention.linear_q_up_proj.layer_norm_weight",
-    "self_attention.linear_q_up_proj.weight",
-    "self_attention.linear_kv_down_proj.weight",
-    "self_attention.linear_kv_up_proj.layer_norm_weight",
-    "self_attention.linear_kv_up_proj.weight",
-    "self_attention.q_layernorm.weight",
-    "self_attention.k_layernorm.weight",
-    "pre_mlp_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight",
-    "mlp.linear_fc1.weight",
-    "mlp.linear_fc1.bias",
-    "mlp.linear_fc2.weight",
-    "mlp.linear_fc2.bias",
-    "mlp.router.weight",
-    "mlp.experts.experts.linear_fc1.weight",
-    "mlp.experts.experts.linear_fc2.weight",
-    "mlp.shared_experts.gate_weight",
-    "mlp.shared_experts.linear_fc1.weight",
-    "mlp.shared_experts.linear_fc2.weight",
-    "final_layernorm.weight",  // of the decoder, or of a prediction layer
-    "output_layer.weight",
-    "output_layer.bias",
-};
 
 // GPTModel registers its embedding, the decoder's layers, their final norm, prediction layers, the
 // output layer.
@@ -69,18 +28,6 @@ BucketPart part_of(const MegatronTensor& tensor) {
       return tensor.key.starts_with("output_layer.") ? BucketPart::kOutput : BucketPart::kFinalNorm;
   }
   return BucketPart::kOutput;
-}
-
-std::size_t place_in_layer(const MegatronTensor& tensor) {
-  if (tensor.stage == Stage::kFirst) return 0;
-  for (std::size_t i = 0; i < kRegistered.size(); ++i) {
-    const auto name = kRegistered[i];
-    if (!tensor.key.ends_with(name)) continue;
-    // "q_layernorm.weight" ends others too: a name begins after a dot, or is the whole key.
-    const auto before = tensor.key.size() - name.size();
-    if (before == 0 || tensor.key[before - 1] == '.') return i;
-  }
-  fail(ErrorKind::kBug, "{}: its place among the parameters of a layer is not known", tensor.key);
 }
 
 std::int64_t num_elements(const RankTensor& tensor) {
@@ -139,9 +86,7 @@ std::vector<OptimizerBuckets::Registered> OptimizerBuckets::registered(Parameter
     found.push_back({part, tensor, tensor.replica_id != std::vector<int>{0, 0, 0}});
   }
   // Other stages have copies of the embedding: for a tied output layer, for prediction layers.
-  const bool tied = map_.config.head == models::Head::kLanguageModel &&
-                    !map_.config.untie_embeddings_and_output_weights;
-  if (!expert && embedding == nullptr && ((tied && has_loss) || has_prediction)) {
+  if (!expert && embedding == nullptr && ((map_.config.is_tied() && has_loss) || has_prediction)) {
     for (const auto& tensor : at(0)) {
       if (part_of(map_.megatron[tensor.megatron]) != BucketPart::kEmbedding) continue;
       found.push_back(
@@ -150,12 +95,12 @@ std::vector<OptimizerBuckets::Registered> OptimizerBuckets::registered(Parameter
   }
   const auto key = [&](const Registered& one) {
     const auto& megatron = map_.megatron[one.tensor.megatron];
-    const auto place = place_in_layer(megatron);
+    const std::int64_t place = megatron.row->registered;
     const auto local_expert = megatron.expert.value_or(0);
     const bool grouped = order == ExpertOrder::kGrouped;
     return std::tuple(one.part, megatron.layer.value_or(0),
-                      expert && !grouped ? static_cast<std::size_t>(local_expert) : place,
-                      expert && !grouped ? static_cast<std::int64_t>(place) : local_expert);
+                      expert && !grouped ? local_expert : place,
+                      expert && !grouped ? place : local_expert);
   };
   std::ranges::sort(found, [&](const auto& a, const auto& b) { return key(a) < key(b); });
   return found;

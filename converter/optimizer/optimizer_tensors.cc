@@ -149,7 +149,7 @@ class Adder {
   void add_model_space() {
     std::vector<const distckpt::TorchDistTensor*> wanted;
     for (const auto& tensor : checkpoint_.tensors) {
-      auto key = strip_wrappers(tensor.key);
+      auto key = models::strip_wrappers(tensor.key);
       strip_chain(key);
       if (key.starts_with(kStatePrefix)) wanted.push_back(&tensor);
     }
@@ -157,16 +157,16 @@ class Adder {
     take_checksums(resolved.checksums);
     std::map<std::string, Shape, std::less<>> shapes;  // of the model's tensors
     for (const auto& tensor : layout_.tensors())
-      shapes.emplace(strip_wrappers(tensor.name), tensor.shape);
+      shapes.emplace(models::strip_wrappers(tensor.name), tensor.shape);
     for (const auto& tensor : resolved.layout.tensors()) {
-      auto key = strip_wrappers(tensor.name);
+      auto key = models::strip_wrappers(tensor.name);
       strip_chain(key);
       key.remove_prefix(kStatePrefix.size());
       const auto dot = key.find('.');
       require(dot != std::string_view::npos && tensor.dtype == DType::kF32, ErrorKind::kLayout,
               "{}: is of dtype {}, fp32 is expected", tensor.name, short_name(tensor.dtype));
       const auto kind = canonical_kind(key.substr(0, dot));
-      const auto of = strip_wrappers(key.substr(dot + 1));
+      const auto of = models::strip_wrappers(key.substr(dot + 1));
       const auto model = shapes.find(of);
       require(model != shapes.end(), ErrorKind::kLayout, "{}: the model has no {}", tensor.name,
               of);
@@ -229,7 +229,7 @@ class Adder {
     std::vector<Bucket> wanted;
     std::vector<const distckpt::TorchDistTensor*> list;
     for (const auto& tensor : checkpoint_.tensors) {
-      auto parsed = parse_bucket_key(strip_wrappers(tensor.key));
+      auto parsed = parse_bucket_key(models::strip_wrappers(tensor.key));
       if (!parsed) continue;
       require(tensor.dtype == DType::kF32 && tensor.shape.rank() == 1, ErrorKind::kLayout,
               "{}: is {} {}, a row of fp32 is expected", tensor.key, short_name(tensor.dtype),
@@ -278,7 +278,7 @@ class Adder {
   void add_gathered() {
     Buffers buffers;
     for (const auto& object : checkpoint_.objects) {
-      const auto group = parse_group_key(strip_wrappers(object.key), "param_state");
+      const auto group = parse_group_key(models::strip_wrappers(object.key), "param_state");
       if (!group) continue;
       for (auto& gathered : read_gathered_buffers(checkpoint_, object)) {
         auto& buffer = buffers[{group->optimizer, group->rank, gathered.buffer}];

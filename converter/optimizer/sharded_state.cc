@@ -11,6 +11,7 @@
 #include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
 #include "models/spec/pipeline_stages.h"
+#include "models/spec/sharding.h"
 
 namespace ferry::converter {
 namespace {
@@ -18,170 +19,98 @@ namespace {
 using distckpt::Box;
 using distckpt::ShardedTensor;
 using models::ParallelConfig;
-
-// Where a rank stands among the ranks of its stage: dense layers are split over tensor parallel
-// groups, experts over expert tensor parallel and expert parallel groups of the same ranks.
-struct StageRank {
-  int tp = 0;
-  int dp = 0;  // replica of the dense tensors
-  int etp = 0;
-  int ep = 0;
-  int edp = 0;  // replica of the experts
-};
-
-class RankBuilder {
- public:
-  RankBuilder(const ModelMap& map, const ParallelConfig& parallel, int rank_of_stage)
-      : map_(map),
-        parallel_(parallel),
-        experts_per_rank_(map.config.num_moe_experts / parallel.expert_model_parallel_size) {
-    const auto divide = [&](int& index, int size) {
-      const int rest = index % size;
-      index /= size;
-      return rest;
-    };
-    int rest = rank_of_stage;
-    at_.tp = divide(rest, parallel.tensor_model_parallel_size);
-    at_.dp = rest;
-    rest = rank_of_stage;
-    at_.etp = divide(rest, parallel.expert_tensor_parallel());
-    at_.ep = divide(rest, parallel.expert_model_parallel_size);
-    at_.edp = rest;
-  }
-
-  void add_tensor(std::uint32_t index, int chunk) {
-    const auto& tensor = map_.megatron[index];
-    if (tensor.expert && !has_expert(*tensor.expert)) return;
-    const int split =
-        tensor.expert ? parallel_.expert_tensor_parallel() : parallel_.tensor_model_parallel_size;
-    const int rank = tensor.expert ? at_.etp : at_.tp;
-    const int replica = tensor.expert ? at_.edp : at_.dp;
-    RankTensor local{
-        .megatron = index, .chunk = chunk, .shape = tensor.shape, .replica_id = {0, 0, replica}};
-    auto& shape = local.shape;
-    if (tensor.vocabulary) shape[0] = parallel_.padded_vocab_size(shape[0]);
-    if (tensor.split == Split::kNone) {
-      local.boxes.push_back(Box::whole(shape));
-      local.replica_id[1] = rank;
-      tensors_.push_back(std::move(local));
-      return;
-    }
-    const int dim = tensor.split == Split::kColumn ? 0 : 1;
-    const int halves = tensor.merge == Merge::kGateUp ? 2 : 1;
-    const auto size = shape[dim] / halves / split;
-    for (int half = 0; half < halves; ++half) {
-      Box box = Box::whole(shape);
-      box.offset[dim] = half * (shape[dim] / halves) + rank * size;
-      box.size[dim] = size;
-      local.boxes.push_back(box);
-    }
-    tensors_.push_back(std::move(local));
-  }
-
-  void add_extra_state(const MegatronObject& state) {
-    const bool mine = state.expert ? has_expert(*state.expert) && at_.etp == 0 && at_.edp == 0
-                                   : at_.tp == 0 && at_.dp == 0;
-    if (mine) extra_states_.push_back(state.object);
-  }
-
-  std::vector<RankTensor> take_tensors() { return std::move(tensors_); }
-  std::vector<distckpt::ShardedObject> take_extra_states() { return std::move(extra_states_); }
-
- private:
-  bool has_expert(std::int64_t expert) const { return expert / experts_per_rank_ == at_.ep; }
-
-  const ModelMap& map_;
-  const ParallelConfig& parallel_;
-  std::int64_t experts_per_rank_;
-  StageRank at_;
-  std::vector<RankTensor> tensors_;
-  std::vector<distckpt::ShardedObject> extra_states_;
-};
-
-// The size of a mesh that does not divide what it has to, and what that is: "4 attention heads".
-struct Indivisible {
-  int ParallelConfig::*size = nullptr;
-  std::string_view flag{};
-  std::string what{};
-};
-
-// The first one, if there is any.
-std::optional<Indivisible> find_indivisible(const ModelMap& map, const ParallelConfig& parallel) {
-  const auto& config = map.config;
-  const int tp = parallel.tensor_model_parallel_size;
-  const auto of_tp = [](std::string what) {
-    return Indivisible{&ParallelConfig::tensor_model_parallel_size, "--tp", std::move(what)};
-  };
-  if (config.num_attention_heads % tp != 0)
-    return of_tp(fmt::format("{} attention heads", config.num_attention_heads));
-  if (config.num_moe_experts % parallel.expert_model_parallel_size != 0) {
-    return Indivisible{&ParallelConfig::expert_model_parallel_size, "--ep",
-                       fmt::format("{} experts", config.num_moe_experts)};
-  }
-  for (const auto& tensor : map.megatron) {
-    if (tensor.split == Split::kNone) continue;
-    const int split = tensor.expert ? parallel.expert_tensor_parallel() : tp;
-    if (tensor.merge == Merge::kQkvGroups && !config.shares_query_groups(split))
-      return of_tp(fmt::format("{} query groups of {}", config.num_query_groups, tensor.key));
-    const int dim = tensor.split == Split::kColumn ? 0 : 1;
-    const auto size =
-        tensor.vocabulary ? parallel.padded_vocab_size(tensor.shape[0]) : tensor.shape[dim];
-    const auto units = size / (tensor.merge == Merge::kGateUp ? 2 : 1);
-    if (units % split == 0) continue;
-    auto found =
-        of_tp(fmt::format("{} {} of {}", units, dim == 0 ? "rows" : "columns", tensor.key));
-    // Without a size of their own the experts are split as the rest is.
-    if (tensor.expert && parallel.expert_tensor_parallel_size)
-      found = {nullptr, "--etp", found.what};
-    return found;
-  }
-  return std::nullopt;
-}
+using models::TransformerConfig;
 
 // Throws Error(kUsage) that says what cannot be split, and over how many ranks it can.
-void require_divisible(const ModelMap& map, const ParallelConfig& parallel) {
-  const auto found = find_indivisible(map, parallel);
+void require_divisible(const TransformerConfig& config, const ParallelConfig& parallel) {
+  const auto find = [&](const ParallelConfig& sizes) {
+    return models::find_indivisible(config, sizes, models::Alignment::kFast);
+  };
+  const auto found = find(parallel);
   if (!found) return;
   const auto with = [&](int size) {
     auto changed = parallel;
-    if (found->size != nullptr) {
-      changed.*(found->size) = size;
-    } else {
-      changed.expert_tensor_parallel_size = size;
-    }
+    if (found->size == "tp") changed.tensor_model_parallel_size = size;
+    if (found->size == "ep") changed.expert_model_parallel_size = size;
+    if (found->size == "etp") changed.expert_tensor_parallel_size = size;
     return changed;
   };
   std::vector<int> possible;
-  const auto& config = map.config;
   const auto most =
       std::max({config.num_attention_heads, config.num_moe_experts, config.moe_ffn_hidden_size});
   for (int size = 1; size <= most && possible.size() < 16; ++size) {
-    const auto other = find_indivisible(map, with(size));
-    if (!other || other->flag != found->flag) possible.push_back(size);
+    const auto other = find(with(size));
+    if (!other || other->size != found->size) possible.push_back(size);
   }
-  const auto asked =
-      found->size != nullptr ? parallel.*(found->size) : *parallel.expert_tensor_parallel_size;
+  const auto asked = found->size == "tp"   ? parallel.tensor_model_parallel_size
+                     : found->size == "ep" ? parallel.expert_model_parallel_size
+                                           : parallel.expert_tensor_parallel();
   throw Error(ErrorKind::kUsage,
-              fmt::format("{} {}: {} cannot be split so", found->flag, asked, found->what),
+              fmt::format("--{} {}: {} cannot be split so", found->size, asked, found->what),
               possible.empty()
                   ? ""
-                  : fmt::format("possible: {} {}", found->flag, fmt::join(possible, ", ")));
+                  : fmt::format("possible: --{} {}", found->size, fmt::join(possible, ", ")));
 }
 
-// Where a module stands in the pipeline.
-struct Position {
-  int stage = 0;
-  int chunk = 0;
-};
-
-class Pipeline {
+// The ranks of a mesh without data parallelism, and what each holds of a model.
+class Ranks {
  public:
-  Pipeline(const ModelMap& map, const ParallelConfig& parallel)
-      : stages_(pipeline_stages(parallel,
-                                static_cast<int>(map.config.num_layers),
-                                static_cast<int>(map.config.mtp_num_layers))) {}
+  Ranks(const ModelMap& map, ParallelConfig parallel)
+      : map_(map), mesh_(fewest_ranks(map.config, std::move(parallel))) {
+    const auto& config = map.config;
+    stages_ = pipeline_stages(mesh_.parallel(), static_cast<int>(config.num_layers),
+                              static_cast<int>(config.mtp_num_layers));
+  }
 
-  Position of(Stage stage, std::optional<std::int64_t> layer) const {
+  std::vector<std::vector<RankTensor>> tensors() const {
+    std::vector<std::vector<RankTensor>> ranks(size());
+    for (std::uint32_t i = 0; i < map_.megatron.size(); ++i) {
+      const auto& tensor = map_.megatron[i];
+      const auto [stage, chunk] = place_of(tensor.stage, tensor.layer);
+      each_rank_of(stage, [&](std::size_t rank, const models::MeshCoordinates& at) {
+        auto spec = models::shard(tensor, map_.config, mesh_, at, {});
+        if (!spec) return;
+        ranks[rank].push_back({.megatron = i,
+                               .chunk = chunk,
+                               .shape = spec->global_shape,
+                               .boxes = std::move(spec->boxes),
+                               .replica_id = std::move(spec->replica_id)});
+      });
+    }
+    return ranks;
+  }
+
+  // The first rank of each stage writes its states, and those of experts the first that has them.
+  std::vector<std::vector<distckpt::ShardedObject>> extra_states() const {
+    std::vector<std::vector<distckpt::ShardedObject>> ranks(size());
+    for (const auto& state : map_.extra_states) {
+      each_rank_of(place_of(state.stage, state.layer).first,
+                   [&](std::size_t rank, const models::MeshCoordinates& at) {
+                     const bool mine = state.expert
+                                           ? *state.expert / experts_of_a_rank() == at.ep &&
+                                                 at.etp == 0 && at.edp == 0
+                                           : at.tp == 0 && at.dp == 0;
+                     if (mine) ranks[rank].push_back(state.object);
+                   });
+    }
+    return ranks;
+  }
+
+ private:
+  static models::MeshShape fewest_ranks(const TransformerConfig& config, ParallelConfig parallel) {
+    require(config.num_moe_experts > 0 ||
+                (parallel.expert_model_parallel_size == 1 && !parallel.expert_tensor_parallel_size),
+            ErrorKind::kUsage, "--ep and --etp: the model has no experts");
+    require_divisible(config, parallel);
+    parallel.context_parallel_size = 1;
+    return {parallel, parallel.world_size()};
+  }
+
+  std::size_t size() const { return static_cast<std::size_t>(mesh_.world_size()); }
+  std::int64_t experts_of_a_rank() const { return map_.config.num_moe_experts / mesh_.ep(); }
+
+  // The stage of a module, and which of its chunks has it.
+  std::pair<int, int> place_of(Stage stage, std::optional<std::int64_t> layer) const {
     const auto index = static_cast<std::size_t>(layer.value_or(0));
     switch (stage) {
       case Stage::kFirst:
@@ -196,44 +125,23 @@ class Pipeline {
     return {};
   }
 
- private:
+  template <typename Visit>
+  void each_rank_of(int stage, const Visit& visit) const {
+    const int of_stage = mesh_.world_size() / mesh_.pp();
+    for (int rank = stage * of_stage; rank < (stage + 1) * of_stage; ++rank)
+      visit(static_cast<std::size_t>(rank), mesh_.coordinates(rank));
+  }
+
+  const ModelMap& map_;
+  models::MeshShape mesh_;
   models::PipelineStages stages_;
 };
-
-// One builder for each rank, with what is at each position added to the ranks of that stage.
-std::vector<RankBuilder> build_ranks(const ModelMap& map, const ParallelConfig& parallel) {
-  require(map.config.num_moe_experts > 0 ||
-              (parallel.expert_model_parallel_size == 1 && !parallel.expert_tensor_parallel_size),
-          ErrorKind::kUsage, "--ep and --etp: the model has no experts");
-  require_divisible(map, parallel);
-  const Pipeline pipeline(map, parallel);
-  const int stage_size = parallel.stage_size();
-  std::vector<RankBuilder> ranks;
-  for (int rank = 0; rank < parallel.pipeline_model_parallel_size * stage_size; ++rank) {
-    ranks.emplace_back(map, parallel, rank % stage_size);
-  }
-  const auto each_rank_of = [&](int stage, auto&& visit) {
-    for (int i = 0; i < stage_size; ++i)
-      visit(ranks[static_cast<std::size_t>(stage * stage_size + i)]);
-  };
-  for (std::uint32_t i = 0; i < map.megatron.size(); ++i) {
-    const auto at = pipeline.of(map.megatron[i].stage, map.megatron[i].layer);
-    each_rank_of(at.stage, [&](RankBuilder& rank) { rank.add_tensor(i, at.chunk); });
-  }
-  for (const auto& state : map.extra_states) {
-    each_rank_of(pipeline.of(state.stage, state.layer).stage,
-                 [&](RankBuilder& rank) { rank.add_extra_state(state); });
-  }
-  return ranks;
-}
 
 }  // namespace
 
 std::vector<std::vector<RankTensor>> rank_tensors(const ModelMap& map,
                                                   const ParallelConfig& parallel) {
-  std::vector<std::vector<RankTensor>> ranks;
-  for (auto& rank : build_ranks(map, parallel)) ranks.push_back(rank.take_tensors());
-  return ranks;
+  return Ranks(map, parallel).tensors();
 }
 
 ShardedTensor sharded_tensor(const ModelMap& map,
@@ -260,15 +168,17 @@ ShardedTensor sharded_tensor(const ModelMap& map,
 std::vector<distckpt::RankState> sharded_state(const ModelMap& map,
                                                const std::vector<distckpt::DType>& dtypes,
                                                const ParallelConfig& parallel) {
-  std::vector<distckpt::RankState> states;
-  for (auto& rank : build_ranks(map, parallel)) {
-    distckpt::RankState state;
-    for (const auto& tensor : rank.take_tensors()) {
-      for (const auto& box : tensor.boxes)
-        state.tensors.push_back(sharded_tensor(map, tensor, box, dtypes[tensor.megatron]));
+  const Ranks ranks(map, parallel);
+  const auto tensors = ranks.tensors();
+  auto extra_states = ranks.extra_states();
+  std::vector<distckpt::RankState> states(tensors.size());
+  for (std::size_t rank = 0; rank < tensors.size(); ++rank) {
+    for (const auto& tensor : tensors[rank]) {
+      for (const auto& box : tensor.boxes) {
+        states[rank].tensors.push_back(sharded_tensor(map, tensor, box, dtypes[tensor.megatron]));
+      }
     }
-    state.extra_states = rank.take_extra_states();
-    states.push_back(std::move(state));
+    states[rank].extra_states = std::move(extra_states[rank]);
   }
   return states;
 }

@@ -7,15 +7,9 @@
 
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
-#include "models/spec/pipeline_stages.h"
 
 namespace ferry::models {
 namespace {
-
-void require_divides(std::int64_t part, std::int64_t whole, const char* what, const char* by) {
-  require(part > 0 && whole % part == 0, ErrorKind::kUsage, "{} {} cannot be split by {} {}", whole,
-          what, by, part);
-}
 
 std::vector<int> all_if_none(std::vector<int> ranks, const World& world) {
   if (ranks.empty()) {
@@ -52,55 +46,6 @@ std::vector<int> ranks_like(const std::vector<int>& ranks,
 }
 
 }  // namespace
-
-MeshShape::MeshShape(ParallelConfig parallel, int world_size)
-    : parallel_(std::move(parallel)), world_size_(world_size) {
-  for (const auto& [size, name] :
-       {std::pair(tp(), "tp"), std::pair(cp(), "cp"), std::pair(pp(), "pp"), std::pair(ep(), "ep"),
-        std::pair(etp(), "etp")}) {
-    require(size >= 1, ErrorKind::kUsage, "{} is {}, it has to be 1 at least", name, size);
-  }
-  require(world_size_ % (tp() * cp() * pp()) == 0, ErrorKind::kUsage,
-          "{} ranks are no multiple of tp {} x cp {} x pp {}", world_size_, tp(), cp(), pp());
-  require(world_size_ % (etp() * ep() * pp()) == 0, ErrorKind::kUsage,
-          "{} ranks are no multiple of etp {} x ep {} x pp {}", world_size_, etp(), ep(), pp());
-}
-
-MeshCoordinates MeshShape::coordinates(int rank) const {
-  const int stage = world_size_ / pp();
-  const int within = rank % stage;
-  return {.tp = within % tp(),
-          .cp = within / tp() % cp(),
-          .dp = within / (tp() * cp()),
-          .pp = rank / stage,
-          .etp = within % etp(),
-          .ep = within / etp() % ep(),
-          .edp = within / (etp() * ep())};
-}
-
-void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
-  require_divides(mesh.tp(), config.num_attention_heads, "attention heads", "tp");
-  require(config.multi_latent_attention || config.shares_query_groups(mesh.tp()), ErrorKind::kUsage,
-          "{} query groups cannot be split by tp {}, nor are the ranks a multiple of them",
-          config.num_query_groups, mesh.tp());
-  require_divides(mesh.tp(), config.hidden_size, "hidden channels", "tp");
-  if (config.ffn_hidden_size > 0)
-    require_divides(mesh.tp(), config.ffn_hidden_size, "ffn channels", "tp");
-  if (config.num_moe_experts > 0) {
-    require_divides(mesh.ep(), config.num_moe_experts, "experts", "ep");
-    require_divides(mesh.etp(), config.moe_ffn_hidden_size, "channels of an expert", "etp");
-    require_divides(mesh.tp(), config.moe_shared_expert_intermediate_size,
-                    "channels of the shared experts", "tp");
-  } else {
-    require(mesh.ep() == 1, ErrorKind::kUsage, "ep is {}, and the model has no experts", mesh.ep());
-  }
-  const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
-                                      static_cast<int>(config.mtp_num_layers));
-  for (std::size_t i = 0; i < stages.mtp.size(); ++i) {
-    require(stages.mtp[i] == stages.loss && stages.mtp_chunks[i] == stages.num_chunks - 1,
-            ErrorKind::kUsage, "prediction layer {} has to lie in the chunk of the loss", i);
-  }
-}
 
 ParallelState::ParallelState(World& world,
                              const ParallelConfig& parallel,

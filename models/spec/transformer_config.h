@@ -96,6 +96,10 @@ struct TransformerConfig {
   bool shares_query_groups(std::int64_t tp) const {
     return num_query_groups % tp == 0 || tp % num_query_groups == 0;
   }
+  // A language model whose output layer is its embedding.
+  bool is_tied() const {
+    return head == Head::kLanguageModel && !untie_embeddings_and_output_weights;
+  }
   bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
   bool operator==(const TransformerConfig&) const = default;
 };

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "distckpt/plan/sharded_tensor.h"
-#include "models/tensor_parallel/parameter_layout.h"
+#include "models/spec/sharding.h"
 
 namespace ferry::models {
 

@@ -16,7 +16,8 @@ using distckpt::ReadFile;
 using distckpt::TensorItem;
 using distckpt::TorchArchive;
 
-constexpr std::string_view kZipGlobals[] = {"torch.", "collections.OrderedDict", "argparse.Namespace"};
+constexpr std::string_view kZipGlobals[] = {"torch.", "collections.OrderedDict",
+                                            "argparse.Namespace"};
 
 // Records lie inside the archive, apart from each other, and have the checksums stated.
 void expect_sound(const TorchArchive& archive, const ReadFile& file) {

@@ -19,7 +19,8 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       mesh_(world, options_.engine.parallel, options_.name, options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
-      memory_(model_memory(config_, mesh_, model_options(options_.engine))) {
+      memory_(models::model_memory(
+          config_, mesh_.shape(), mesh_.coordinates(), model_options(options_.engine).layout())) {
   require(options_.engine.dtype != distckpt::DType::kF16 || world.device().is_cpu() ||
               !options_.training,
           ErrorKind::kUsage,

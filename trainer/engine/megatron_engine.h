@@ -57,7 +57,7 @@ class MegatronEngine {
   const models::ParallelState& mesh() const { return mesh_; }
   const converter::Checkpoint& origin() const { return *options_.origin; }
   const models::TransformerConfig& config() const { return config_; }
-  const ModelMemory& memory() const { return memory_; }
+  const models::ModelMemory& memory() const { return memory_; }
   const std::vector<models::GPTModel*>& chunks() const { return chunks_; }
   double seconds_to_load() const { return seconds_to_load_; }
   bool is_interleaved() const { return chunks_.size() > 1; }
@@ -85,7 +85,7 @@ class MegatronEngine {
   models::World& world_;
   models::ParallelState mesh_;
   models::TransformerConfig config_;
-  ModelMemory memory_;
+  models::ModelMemory memory_;
   std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
   std::vector<models::GPTModel*> chunks_;
   double seconds_to_load_ = 0;

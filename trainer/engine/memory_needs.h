@@ -1,32 +1,14 @@
-// What a rank keeps in memory while it trains, by the shapes of it: parameters, gradients, masters
-// and moments all the time, and of each micro-batch between its forward and its backward pass what
-// autograd keeps, layer by layer as models/transformer computes it (Korthikanti et al. 2022,
-// section 4, for these kernels).
+// The memory that the micro-batches of a batch need on a rank, in the order of its pipeline
+// schedule, by the costs of models/spec/costs.h.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "distckpt/base/dtype.h"
-#include "models/distributed/parallel_state.h"
 #include "models/gpt_model.h"
-#include "models/transformer/recompute.h"
+#include "models/spec/costs.h"
 
 namespace ferry::trainer {
-
-// Bytes of a rank.
-struct ModelMemory {
-  std::int64_t parameters = 0;
-  std::int64_t gradients = 0;  // fp32
-  std::int64_t optimizer = 0;  // this rank's shards of moments, and of masters where they are extra
-
-  std::int64_t total() const { return parameters + gradients + optimizer; }
-};
-
-// Before anything of it is allocated. Padding to buckets is not counted.
-ModelMemory model_memory(const models::TransformerConfig& config,
-                         const models::ParallelState& mesh,
-                         const models::ModelOptions& options);
 
 // Of a rank's part of a pack.
 struct MicroBatchShape {

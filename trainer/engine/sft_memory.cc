@@ -20,7 +20,7 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
 }
 
-std::string list_of(const ModelMemory& memory) {
+std::string list_of(const models::ModelMemory& memory) {
   return fmt::format("{} of parameters, {} of gradients and {} of masters and moments",
                      in_words(memory.parameters), in_words(memory.gradients),
                      in_words(memory.optimizer));
@@ -31,7 +31,7 @@ std::string list_of(const ModelMemory& memory) {
 Buffer model_buffer(const std::string& name,
                     std::int64_t bytes,
                     std::int64_t held,
-                    const ModelMemory& memory,
+                    const models::ModelMemory& memory,
                     const models::ParallelState& mesh) {
   const auto what_fits = [memory, held, dp = mesh.shape().dp() * mesh.shape().cp(),
                           on_gpu = mesh.world().device().is_cuda()](std::int64_t room) {
@@ -71,7 +71,7 @@ void BatchShape::add(std::int64_t tokens,
 Buffer activations_buffer(const SftConfig& config,
                           const std::vector<models::GPTModel*>& chunks,
                           const BatchShape& batch,
-                          const ModelMemory& memory) {
+                          const models::ModelMemory& memory) {
   const auto recompute = chunks.front()->options().recompute;
   const auto needed = batch_bytes(chunks, recompute, batch.largest, batch.num_micro_batches);
   const auto what_fits = [=, &config](std::int64_t room) {

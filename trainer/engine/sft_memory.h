@@ -22,7 +22,7 @@ namespace ferry::trainer {
 Buffer model_buffer(const std::string& name,
                     std::int64_t bytes,
                     std::int64_t held,
-                    const ModelMemory& memory,
+                    const models::ModelMemory& memory,
                     const models::ParallelState& mesh);
 
 // Of a batch, this rank's part of it.
@@ -41,7 +41,7 @@ struct BatchShape {
 Buffer activations_buffer(const SftConfig& config,
                           const std::vector<models::GPTModel*>& chunks,
                           const BatchShape& batch,
-                          const ModelMemory& memory);
+                          const models::ModelMemory& memory);
 // Among those: what fits is theirs to say.
 Buffer logits_buffer(const models::GPTModel& chunk, std::int64_t tokens);
 // The copy that a save in the background writes from.

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "distckpt/base/error.h"
 
@@ -63,6 +64,22 @@ std::int64_t host_memory_used() {
   require(kib.contains("MemTotal:") && kib.contains("MemAvailable:"), ErrorKind::kIo,
           "/proc/meminfo: does not say what memory is available");
   return (kib["MemTotal:"] - kib["MemAvailable:"]) * 1024;
+}
+
+std::optional<double> peak_flops(std::string_view device) {
+  // The makers' data sheets, without sparsity. A name that begins with another stands before it.
+  constexpr std::array<std::pair<std::string_view, double>, 8> kPeaks{{{"GB200", 2500e12},
+                                                                       {"B200", 2250e12},
+                                                                       {"H100", 989e12},
+                                                                       {"H200", 989e12},
+                                                                       {"H800", 989e12},
+                                                                       {"A100", 312e12},
+                                                                       {"A800", 312e12},
+                                                                       {"H20", 148e12}}};
+  for (const auto& [name, peak] : kPeaks) {
+    if (device.find(name) != std::string_view::npos) return peak;
+  }
+  return std::nullopt;
 }
 
 }  // namespace ferry::trainer

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
-#include "trainer/metrics/flops.h"
+#include "models/spec/costs.h"
+#include "trainer/metrics/performance.h"
 
 namespace ferry::trainer {
 namespace {
@@ -126,7 +127,7 @@ Metrics mfu_metrics(const DataProto& batch,
                     const models::TransformerConfig& actor,
                     const ActorWork& work) {
   const auto lengths = batch.tensor("attention_mask").sum(-1).to(at::kLong).contiguous();
-  const auto flops = training_flops(
+  const auto flops = models::training_flops(
       actor, {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
   Metrics metrics;
   const auto add = [&](const char* name, const char* part, double operations) {

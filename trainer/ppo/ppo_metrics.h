@@ -40,7 +40,8 @@ struct ActorWork {
 };
 
 // perf/mfu/actor of its update, perf/mfu/actor_infer of its log-probabilities, a forward pass: the
-// share of the peak that operations by verl's count (metrics/flops.h) were; of parts that exist.
+// share of the peak that operations by verl's count (models/spec/costs.h) were; of parts that
+// exist.
 Metrics mfu_metrics(const DataProto& batch,
                     const models::TransformerConfig& actor,
                     const ActorWork& work);

@@ -17,7 +17,6 @@
 #include "trainer/data/permutation.h"
 #include "trainer/engine/finite_outputs.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"

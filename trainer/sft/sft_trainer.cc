@@ -12,12 +12,12 @@
 #include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
+#include "models/spec/costs.h"
 #include "trainer/engine/finite_outputs.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/peak_memory.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/engine/sft_memory.h"
-#include "trainer/metrics/flops.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/run_log.h"
@@ -256,7 +256,7 @@ Metrics SftTrainer::train_step() {
                                          .timing = timing});
   if (peak_flops_)
     metrics["train/mfu"] =
-        training_flops(engine_.config(), batch.seqlens) /
+        models::training_flops(engine_.config(), batch.seqlens) /
         ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
   metrics["train/loss"] = loss;

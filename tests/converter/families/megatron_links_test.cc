@@ -70,7 +70,7 @@ Layout stored(const ModelMap& map, Form form, const Change& change = {}) {
   for (const auto& tensor : map.megatron) {
     auto shape = tensor.shape;
     if (tensor.expert && form >= Form::kSingleExpert) {
-      const auto key = with_expert(tensor.key, *tensor.expert);
+      const auto key = models::with_expert(tensor.key, *tensor.expert);
       if (form == Form::kSingleExpert || tensor.merge != Merge::kGateUp) {
         add(key, shape);
         continue;

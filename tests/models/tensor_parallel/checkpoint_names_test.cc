@@ -21,7 +21,7 @@
 #include "models/distributed/world.h"
 #include "models/gpt_model.h"
 #include "models/reshard/device_box_io.h"
-#include "models/tensor_parallel/parameter_layout.h"
+#include "models/spec/sharding.h"
 #include "tests/support/files.h"
 #include "tests/support/models/parallel_model.h"
 #include "tests/support/models/tiny_model.h"
@@ -123,7 +123,7 @@ TEST(CheckpointNames, AndBoxesOfRandomModelsAreThoseOfTheConvertersRanks) {
       std::vector<ShardedTensor> shards;
       for (const auto& local : expected[rank]) {
         for (const auto& box : local.boxes) {
-          shards.push_back({.key = converter::single_key(map.megatron[local.megatron]),
+          shards.push_back({.key = single_key(map.megatron[local.megatron]),
                             .local_shape = box.size,
                             .global_shape = local.shape,
                             .global_offset = box.offset,

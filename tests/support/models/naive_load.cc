@@ -49,7 +49,7 @@ std::vector<at::Tensor> naive_parts(
     const std::function<at::Tensor(const std::string& name)>& read) {
   const auto map = converter::open(hf_folder).map;
   std::map<std::string, const converter::MegatronTensor*> by_key;
-  for (const auto& tensor : map.megatron) by_key.emplace(converter::single_key(tensor), &tensor);
+  for (const auto& tensor : map.megatron) by_key.emplace(single_key(tensor), &tensor);
   std::vector<at::Tensor> all;
   for (const auto& parameter : model.parameters().all()) {
     const auto& spec = parameter.spec;

@@ -104,7 +104,7 @@ void ParallelModel::add_rank(std::size_t rank,
     for (auto box : local.boxes) {
       if (options.by_rows && megatron.split == converter::Split::kRow)
         box = split_by_rows(box, local.shape);
-      ShardedTensor tensor{.key = converter::single_key(megatron),
+      ShardedTensor tensor{.key = single_key(megatron),
                            .dtype = dtype,
                            .local_shape = box.size,
                            .global_shape = local.shape,

@@ -178,11 +178,14 @@ TEST(ModelMemory, CountsWhatARankHolds) {
   std::int64_t elements = 0;
   for (const auto& parameter : model.chunk().parameters().all())
     elements += parameter.value.numel();
-  const auto memory = model_memory(model.config(), model.mesh(), {});
+  const auto memory =
+      models::model_memory(model.config(), model.mesh().shape(), model.mesh().coordinates(), {});
   EXPECT_EQ(memory.parameters, 2 * elements);
   EXPECT_EQ(memory.gradients, 4 * elements);
   EXPECT_EQ(memory.optimizer, 12 * elements);
-  EXPECT_EQ(model_memory(model.config(), model.mesh(), {.dtype = distckpt::DType::kF32}).optimizer,
+  EXPECT_EQ(models::model_memory(model.config(), model.mesh().shape(), model.mesh().coordinates(),
+                                 {.dtype = distckpt::DType::kF32})
+                .optimizer,
             8 * elements);
 }
 

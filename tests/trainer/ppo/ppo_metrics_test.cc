@@ -7,8 +7,9 @@
 #include <cmath>
 
 #include "distckpt/base/error.h"
+#include "models/spec/costs.h"
 #include "tests/support/expect.h"
-#include "trainer/metrics/flops.h"
+#include "trainer/metrics/performance.h"
 
 namespace ferry::trainer {
 namespace ppo_metrics_test {
@@ -42,7 +43,7 @@ TEST(MfuMetrics, AreOfThePartsThatTookTime) {
   config.num_query_groups = 1;
   config.kv_channels = 2;
   config.vocab_size = 5;
-  const auto flops = training_flops(config, std::array<std::int64_t, 3>{4, 6, 3});
+  const auto flops = models::training_flops(config, std::array<std::int64_t, 3>{4, 6, 3});
   const auto found =
       mfu_metrics(three_rows(), config,
                   {.seconds = {{"update_actor", 4}, {"old_log_prob", 0.5}, {"gen", 9}},

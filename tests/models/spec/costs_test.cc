@@ -1,13 +1,11 @@
-#include "trainer/metrics/flops.h"
+#include "models/spec/costs.h"
 
 #include <gtest/gtest.h>
 
 #include <array>
 
-namespace ferry::trainer {
-namespace flops_test {
-
-using models::TransformerConfig;
+namespace ferry::models {
+namespace costs_test {
 
 // Worked out by hand for a small model of each kind; every number of a configuration is another
 // one.
@@ -64,13 +62,5 @@ TEST(Flops, CountLatentProjections) {
             6 * (rest + 10 * 2 * 7) + attention);
 }
 
-TEST(Flops, KnowThePeakOfAGpuByItsName) {
-  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
-  EXPECT_EQ(peak_flops("NVIDIA H200"), 989e12);
-  EXPECT_EQ(peak_flops("NVIDIA H20"), 148e12);
-  EXPECT_EQ(peak_flops("NVIDIA GB200"), 2500e12);
-  EXPECT_EQ(peak_flops("NVIDIA GeForce GTX 1080"), std::nullopt);
-}
-
-}  // namespace flops_test
-}  // namespace ferry::trainer
+}  // namespace costs_test
+}  // namespace ferry::models

@@ -1,6 +1,6 @@
-// Which parameters a rank of a mesh holds, and which box of the whole tensor each is: a pure
-// function of the model's configuration, the mesh and the numerical mode, so that every rank knows
-// what all others hold. Keys are Megatron-Core's, one per layer and per expert.
+// The part of each parameter that a rank of a mesh holds, as boxes of the whole: a pure function of
+// the model's configuration, the mesh and the numerical mode, so that every rank, and a converter
+// that has none, knows what all ranks hold. Keys are Megatron-Core's, one per layer and per expert.
 //
 // kFast splits as Megatron does. kBitwise splits linear_proj and linear_fc2 by rows of their output
 // instead of by columns: then no sum ever crosses ranks.
@@ -9,17 +9,18 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distckpt/plan/sharded_tensor.h"
-#include "models/distributed/parallel_state.h"
 #include "models/spec/alignment.h"
-#include "models/spec/pipeline_stages.h"
+#include "models/spec/mesh_shape.h"
+#include "models/spec/parameters.h"
 #include "models/spec/transformer_config.h"
 
 namespace ferry::models {
 
-// What a parameter is to the ranks beside it.
+// The relation of a parameter to the ranks beside it.
 enum class Sharing : std::uint8_t {
   kSharded,     // tensor parallel ranks hold different parts
   kReplicated,  // all of them hold it whole
@@ -42,7 +43,31 @@ struct ParameterSpec {
   std::vector<distckpt::ShardedTensor> sharded_tensors() const;
 };
 
-// Where the modules of a stage are.
+struct LayoutOptions {
+  Alignment alignment = Alignment::kFast;
+  distckpt::DType dtype = distckpt::DType::kBF16;  // of everything but a router's bias
+};
+
+// How tensor parallel ranks cut a parameter: into equal pieces of dimension `dim` of each of
+// `parts` equal parts of it.
+struct Cut {
+  int dim = 0;
+  int parts = 1;
+
+  // The boxes of rank `rank` of `ranks`, which divide the parts.
+  std::vector<distckpt::Box> boxes(const distckpt::Shape& shape, int rank, int ranks) const;
+};
+std::optional<Cut> cut_of(const WholeParameter& parameter, Alignment alignment);
+
+// The part of a parameter that the rank at `at` holds; nothing of another rank's expert. Throws
+// Error(kUsage) if it cannot be split so.
+std::optional<ParameterSpec> shard(const WholeParameter& parameter,
+                                   const TransformerConfig& config,
+                                   const MeshShape& mesh,
+                                   const MeshCoordinates& at,
+                                   const LayoutOptions& options);
+
+// The place of a stage's modules.
 struct StageSpec {
   int stage = 0;
   int chunk = 0;                       // of the stage's chunks, where stages are interleaved
@@ -61,16 +86,27 @@ std::vector<StageSpec> stage_chunks(const TransformerConfig& config,
 // of a tied output layer.
 std::vector<int> embedding_stages(const TransformerConfig& config, const ParallelConfig& parallel);
 
-struct LayoutOptions {
-  Alignment alignment = Alignment::kFast;
-  distckpt::DType dtype = distckpt::DType::kBF16;  // of everything but a router's bias
-};
-
-// Of one chunk, in the order of the modules. Throws Error(kUsage) if the model cannot be split so.
+// The parameters that a rank holds of one chunk, in the order of the modules. Throws Error(kUsage)
+// if the model cannot be split so.
 std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
                                             const MeshShape& mesh,
                                             const MeshCoordinates& at,
                                             const StageSpec& stage,
                                             const LayoutOptions& options);
+
+// A size of a mesh that does not divide what it has to.
+struct Indivisible {
+  std::string_view size{};  // "tp", "ep", "etp"
+  std::string what{};       // "4 attention heads"
+};
+
+// The first one, if there is any.
+std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
+                                            const ParallelConfig& parallel,
+                                            Alignment alignment);
+
+// Throws Error(kUsage) naming the size if the modules of a model cannot be split over a mesh:
+// heads, query groups, widths, experts, layers.
+void check_fits(const TransformerConfig& config, const MeshShape& mesh);
 
 }  // namespace ferry::models

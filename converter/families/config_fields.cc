@@ -1,0 +1,118 @@
+#include "converter/families/config_fields.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+
+using models::TransformerConfig;
+using nlohmann::json;
+
+ConfigFields::ConfigFields(const json& object, std::string source)
+    : object_(object), source_(std::move(source)) {
+  require(object.is_object(), ErrorKind::kCorrupt, "{}: not a JSON object", source_);
+}
+
+const json* ConfigFields::find(std::string_view key) const {
+  const auto found = object_.find(std::string(key));
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::int64_t ConfigFields::size(std::string_view key,
+                                std::optional<std::int64_t> otherwise,
+                                std::int64_t limit) const {
+  const auto* value = find(key);
+  if (value == nullptr && otherwise) return *otherwise;
+  const auto size = distckpt::json_int(value != nullptr ? *value : required(key), key, source_);
+  require(size >= 1 && size <= limit, ErrorKind::kCorrupt, "{}: {} is {}, expected 1 to {}",
+          source_, key, size, limit);
+  return size;
+}
+
+std::optional<std::int64_t> ConfigFields::optional_size(std::string_view key) const {
+  return find(key) != nullptr ? std::optional(size(key)) : std::nullopt;
+}
+
+std::int64_t ConfigFields::count(std::string_view key,
+                                 std::int64_t otherwise,
+                                 std::int64_t limit) const {
+  const auto* value = find(key);
+  if (value == nullptr) return otherwise;
+  const auto count = distckpt::json_int(*value, key, source_);
+  require(count >= 0 && count <= limit, ErrorKind::kCorrupt, "{}: {} is {}, expected 0 to {}",
+          source_, key, count, limit);
+  return count;
+}
+
+std::optional<double> ConfigFields::optional_number(std::string_view key) const {
+  const auto* value = find(key);
+  if (value == nullptr) return std::nullopt;
+  require(value->is_number(), ErrorKind::kCorrupt, "{}: {} is {}, a number is expected", source_,
+          key, value->dump());
+  const auto number = value->get<double>();
+  require(std::isfinite(number), ErrorKind::kCorrupt, "{}: {} is not finite", source_, key);
+  return number;
+}
+
+bool ConfigFields::flag(std::string_view key, bool otherwise) const {
+  const auto* value = find(key);
+  if (value == nullptr) return otherwise;
+  require(value->is_boolean(), ErrorKind::kCorrupt, "{}: {} is {}, true or false is expected",
+          source_, key, value->dump());
+  return value->get<bool>();
+}
+
+std::string ConfigFields::text(std::string_view key, std::string_view otherwise) const {
+  const auto* value = find(key);
+  return value == nullptr ? std::string(otherwise) : distckpt::json_string(*value, key, source_);
+}
+
+const json& ConfigFields::required(std::string_view key) const {
+  return distckpt::json_at(object_, key, source_);
+}
+
+void read_linear_biases(const ConfigFields& fields, TransformerConfig& config) {
+  const bool attention_bias = fields.flag("attention_bias", false);
+  const bool mlp_bias = fields.flag("mlp_bias", false);
+  require(!attention_bias || mlp_bias, ErrorKind::kLayout,
+          "{}: attention_bias without mlp_bias has no counterpart in Megatron-Core",
+          fields.source());
+  require(!mlp_bias || attention_bias, ErrorKind::kLayout,
+          "{}: mlp_bias without attention_bias has no counterpart in Megatron-Core",
+          fields.source());
+  config.add_bias_linear = attention_bias;
+}
+
+void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config) {
+  config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
+  require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
+          "{}: moe_layer_freq is not 1, which is not handled", fields.source());
+  const auto* first = fields.find("first_k_dense_replace");
+  const auto num_dense =
+      first == nullptr ? 0 : distckpt::json_int(*first, "first_k_dense_replace", fields.source());
+  config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  std::fill_n(config.moe_layer_freq.begin(), std::min(config.num_layers, num_dense), false);
+  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+  config.moe_shared_expert_intermediate_size =
+      fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
+  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_pre_softmax = true;
+  const auto groups = fields.optional_size("n_group").value_or(1);
+  if (groups > 1) {
+    config.moe_router_num_groups = groups;
+    config.moe_router_group_topk = fields.size("topk_group", 1);
+  }
+  config.moe_router_topk_scaling_factor =
+      fields.optional_number("routed_scaling_factor").value_or(1.0);
+}
+
+void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {
+  config.mtp_num_layers = fields.count("num_nextn_predict_layers", 0, kMaxLayers);
+}
+
+}  // namespace ferry::converter

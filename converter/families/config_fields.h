@@ -1,0 +1,51 @@
+// The members of config.json, read with their limits; and what several families say alike.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "converter/families/config_limits.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+// Reads members of one JSON object, which outlives it; an absent or null member is "not given".
+// Throws Error(kCorrupt) naming the member that is of another kind or out of its limits.
+class ConfigFields {
+ public:
+  ConfigFields(const nlohmann::json& object, std::string source);
+
+  const nlohmann::json* find(std::string_view key) const;
+  // 1 to `limit`; required where nothing is said otherwise.
+  std::int64_t size(std::string_view key,
+                    std::optional<std::int64_t> otherwise = std::nullopt,
+                    std::int64_t limit = kMaxSize) const;
+  std::optional<std::int64_t> optional_size(std::string_view key) const;
+  // 0 to `limit`.
+  std::int64_t count(std::string_view key, std::int64_t otherwise, std::int64_t limit) const;
+  std::optional<double> optional_number(std::string_view key) const;
+  bool flag(std::string_view key, bool otherwise) const;
+  std::string text(std::string_view key, std::string_view otherwise) const;
+  const nlohmann::json& required(std::string_view key) const;
+  const std::string& source() const { return source_; }
+
+ private:
+  const nlohmann::json& object_;
+  std::string source_;
+};
+
+// attention_bias and mlp_bias, which are one setting in Megatron-Core. Throws Error(kLayout) where
+// they differ.
+void read_linear_biases(const ConfigFields& fields, models::TransformerConfig& config);
+
+// DeepSeek's experts, which others have taken over: n_routed_experts, first_k_dense_replace, groups
+// of experts, shared ones.
+void read_deepseek_experts(const ConfigFields& fields, models::TransformerConfig& config);
+
+// num_nextn_predict_layers.
+void read_prediction_layers(const ConfigFields& fields, models::TransformerConfig& config);
+
+}  // namespace ferry::converter

@@ -1,0 +1,106 @@
+// A family of Hugging Face models beside the table of parameters (models/spec): the names
+// of its tensors, and what its config.json says. One file of this folder describes one family or
+// several that are alike. docs/adding_a_family.md works an example.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "converter/families/config_fields.h"
+#include "models/spec/parameter_table.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::converter {
+
+// The tensors of a checkpoint that make up a parameter of the table, both below the prefix of their
+// layer: {a,b,c} stands for one tensor each, {e} for each expert.
+struct HfName {
+  std::string_view parameter;
+  std::string_view hf;
+  models::When when = models::When::kAlways;  // of the row, where two rows have one name
+};
+
+// A second tensor that holds the same bytes as another one does: not a tensor of the model, but
+// compared, and written where the source had it.
+struct HfCopy {
+  std::string_view hf;
+  std::string_view of;
+};
+
+// The tensors of a checkpoint, in the order in which they are written.
+struct HfNames {
+  std::string_view layer = "model.layers.{l}.";
+  std::span<const HfName> first{};       // of the first stage; whole names
+  std::span<const HfName> attention{};   // of every layer; names below the two prefixes
+  std::span<const HfName> dense_mlp{};   // of layers without experts
+  std::span<const HfName> moe_mlp{};     // of layers with experts
+  std::span<const HfName> last{};        // of the last stage; whole names
+  std::span<const HfName> prediction{};  // of a prediction layer, which is written behind the last
+                                         // layer as one more and holds such a layer's tensors too
+  std::span<const HfCopy> prediction_copies{};
+};
+
+struct Family {
+  std::string_view model_type{};  // of config.json
+  const HfNames* names = nullptr;
+  // Reads what config.json says in the family's own words into a configuration that holds what all
+  // families say alike: sizes, rotary embedding, biases.
+  void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
+  // Whether Megatron's arguments, which name no family, describe one of its models.
+  bool (*describes)(const models::TransformerConfig& config) = nullptr;
+};
+
+// Names that several families share.
+inline constexpr HfName kEmbeddingNames[] = {
+    {"embedding.word_embeddings.weight", "model.embed_tokens.weight"},
+};
+inline constexpr HfName kAttentionNames[] = {
+    {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
+    {"self_attention.linear_qkv.bias", "self_attn.{q,k,v}_proj.bias"},
+    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
+    {"self_attention.linear_proj.bias", "self_attn.o_proj.bias"},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight"},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight"},
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+};
+inline constexpr HfName kMlpNames[] = {
+    {"mlp.linear_fc1.weight", "mlp.{gate,up}_proj.weight"},
+    {"mlp.linear_fc1.bias", "mlp.{gate,up}_proj.bias"},
+    {"mlp.linear_fc2.weight", "mlp.down_proj.weight"},
+    {"mlp.linear_fc2.bias", "mlp.down_proj.bias"},
+    {"mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"},
+};
+inline constexpr HfName kHeadNames[] = {
+    {"decoder.final_layernorm.weight", "model.norm.weight"},
+    {"output_layer.weight", "lm_head.weight", models::When::kUntied},
+    {"output_layer.weight", "score.weight", models::When::kScore},
+    {"output_layer.bias", "score.bias"},
+};
+// DeepSeek's layout of experts and of prediction layers, which others have taken over.
+inline constexpr HfName kDeepSeekMoeNames[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "mlp.gate.weight"},
+    {"mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"},
+    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
+    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_experts.{gate,up}_proj.weight"},
+    {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.down_proj.weight"},
+};
+inline constexpr HfName kDeepSeekPredictionNames[] = {
+    {"enorm.weight", "enorm.weight"},
+    {"hnorm.weight", "hnorm.weight"},
+    {"eh_proj.weight", "eh_proj.weight"},
+    {"final_layernorm.weight", "shared_head.norm.weight"},
+};
+inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
+    {"embed_tokens.weight", "model.embed_tokens.weight"},
+    {"shared_head.head.weight", "lm_head.weight"},
+};
+
+// The families, one file each.
+extern const std::span<const Family> kLlamaFamilies;     // llama, mistral, qwen2, qwen3
+extern const std::span<const Family> kMixtralFamilies;   // mixtral
+extern const std::span<const Family> kQwenMoeFamilies;   // qwen2_moe, qwen3_moe
+extern const std::span<const Family> kDeepSeekFamilies;  // deepseek_v2, deepseek_v3 (Moonlight)
+
+}  // namespace ferry::converter

@@ -1,0 +1,47 @@
+// Mixtral: experts in every layer, and a sliding window.
+#include "converter/families/family.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+constexpr HfName kMixtralMoe[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "block_sparse_moe.gate.weight"},
+    {"mlp.experts.experts.linear_fc1.weight", "block_sparse_moe.experts.{e}.{w1,w3}.weight"},
+    {"mlp.experts.experts.linear_fc2.weight", "block_sparse_moe.experts.{e}.w2.weight"},
+};
+
+constexpr HfNames kMixtralNames{
+    .first = kEmbeddingNames,
+    .attention = kAttentionNames,
+    .moe_mlp = kMixtralMoe,
+    .last = kHeadNames,
+};
+
+constexpr Family kMixtral[] = {
+    {.model_type = "mixtral",
+     .names = &kMixtralNames,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           read_linear_biases(fields, config);
+           config.sliding_window = fields.optional_size("sliding_window");
+           config.num_moe_experts = fields.size("num_local_experts", std::nullopt, kMaxExperts);
+           config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+           config.moe_ffn_hidden_size = config.ffn_hidden_size;
+           config.moe_router_topk = fields.size("num_experts_per_tok", 2);
+         },
+     .describes =
+         [](const TransformerConfig& config) {
+           return !config.multi_latent_attention && config.num_moe_experts > 0 &&
+                  !config.moe_router_enable_expert_bias && !config.qk_layernorm &&
+                  !config.add_qkv_bias;
+         }},
+};
+
+}  // namespace
+
+const std::span<const Family> kMixtralFamilies = kMixtral;
+
+}  // namespace ferry::converter

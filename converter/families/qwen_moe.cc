@@ -1,0 +1,96 @@
+// Qwen2-MoE and Qwen3-MoE: experts in some layers; Qwen2-MoE shares some, behind a gate.
+#include <nlohmann/json.hpp>
+
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+constexpr HfName kQwenMoe[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "mlp.gate.weight"},
+    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
+    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+    {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.{gate,up}_proj.weight"},
+    {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight"},
+    {"mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"},
+};
+
+constexpr HfNames kQwenMoeNames{
+    .first = kEmbeddingNames,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .moe_mlp = kQwenMoe,
+    .last = kHeadNames,
+};
+
+// Every decoder_sparse_step-th layer, but those that are named.
+std::vector<bool> sparse_layers(const ConfigFields& fields, std::int64_t num_layers) {
+  const auto step = fields.size("decoder_sparse_step", 1);
+  std::vector<bool> moe;
+  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back((i + 1) % step == 0);
+  if (const auto* dense = fields.find("mlp_only_layers")) {
+    require(dense->is_array(), ErrorKind::kCorrupt, "{}: mlp_only_layers is not a list",
+            fields.source());
+    for (const auto& layer : *dense) {
+      const auto index = distckpt::json_int(layer, "mlp_only_layers", fields.source());
+      if (index >= 0 && index < num_layers) moe[static_cast<std::size_t>(index)] = false;
+    }
+  }
+  return moe;
+}
+
+void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
+  read_linear_biases(fields, config);
+  // transformers 5 writes num_local_experts beside or instead of num_experts.
+  const auto experts = fields.optional_size("num_local_experts");
+  config.num_moe_experts = fields.size("num_experts", experts, kMaxExperts);
+  config.moe_layer_freq = sparse_layers(fields, config.num_layers);
+  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+  config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
+}
+
+bool has_qwen_experts(const TransformerConfig& config) {
+  return !config.multi_latent_attention && config.num_moe_experts > 0 &&
+         !config.moe_router_enable_expert_bias;
+}
+
+constexpr Family kQwenMoeList[] = {
+    {.model_type = "qwen2_moe",
+     .names = &kQwenMoeNames,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           read_qwen_experts(fields, config);
+           config.add_qkv_bias = fields.flag("qkv_bias", true);
+           config.moe_router_topk = fields.size("num_experts_per_tok", 4);
+           config.moe_shared_expert_intermediate_size =
+               fields.size("shared_expert_intermediate_size");
+           config.moe_shared_expert_gate = true;
+         },
+     .describes =
+         [](const TransformerConfig& config) {
+           return has_qwen_experts(config) && !config.qk_layernorm && config.add_qkv_bias;
+         }},
+    {.model_type = "qwen3_moe",
+     .names = &kQwenMoeNames,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           read_qwen_experts(fields, config);
+           config.qk_layernorm = true;
+           config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+         },
+     .describes =
+         [](const TransformerConfig& config) {
+           return has_qwen_experts(config) && config.qk_layernorm;
+         }},
+};
+
+}  // namespace
+
+const std::span<const Family> kQwenMoeFamilies = kQwenMoeList;
+
+}  // namespace ferry::converter

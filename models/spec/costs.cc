@@ -1,0 +1,218 @@
+#include "models/spec/costs.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ferry::models {
+namespace {
+
+constexpr std::int64_t kFp32 = 4;
+
+double width(std::int64_t size) {
+  return static_cast<double>(size);
+}
+
+// Bytes per token that one layer keeps, part by part.
+struct LayerBytes {
+  double between = 0;      // of the stream that layers add to
+  double attention = 0;    // around its core
+  double core = 0;         // that core_attn computes again
+  double core_inputs = 0;  // and what it does so from
+  double feed_forward = 0;
+
+  double whole() const { return between + attention + core + feed_forward; }
+};
+
+class LayerMemory {
+ public:
+  LayerMemory(const ChunkOnRank& chunk, double keys)
+      : config_(*chunk.config),
+        hidden_(width(config_.hidden_size)),
+        element_(width(distckpt::size_of(chunk.dtype))),
+        tp_(chunk.mesh->tp()),
+        cp_(chunk.mesh->cp()),
+        etp_(chunk.mesh->etp()),
+        sharers_(chunk.sequence_parallel ? tp_ : 1),
+        on_host_(chunk.on_host),
+        keys_(keys) {}
+
+  LayerBytes of(std::int64_t layer) const {
+    LayerBytes bytes{.between = 2 * norm(hidden_) / sharers_};
+    if (config_.multi_latent_attention)
+      add_latent_attention(bytes);
+    else
+      add_attention(bytes);
+    bytes.feed_forward = config_.is_moe_layer(layer) ? experts() : mlp(config_.ffn_hidden_size);
+    return bytes;
+  }
+
+  // The final norm, and the gradient that the loss makes of its hidden states.
+  double head() const { return norm(hidden_) / sharers_ + element_ * hidden_; }
+  // One copy of what goes from layer to layer.
+  double stream() const { return element_ * hidden_ / sharers_; }
+
+ private:
+  // A GPU's kernel keeps its input; the host the input, widened, and its normed values.
+  double norm(double size) const { return (on_host_ ? kFp32 + element_ : element_) * size; }
+
+  void add_attention(LayerBytes& bytes) const {
+    const auto heads = width(config_.num_attention_heads) / tp_;
+    const auto queries = heads * width(config_.kv_channels);
+    const auto keys =
+        std::max(1.0, width(config_.num_query_groups) / tp_) * width(config_.kv_channels);
+    bytes.attention = element_ * (hidden_ + queries);
+    if (config_.qk_layernorm) bytes.attention += norm(queries) + norm(keys);
+    add_core(bytes, heads, queries, keys, keys);
+  }
+
+  void add_latent_attention(LayerBytes& bytes) const {
+    const auto heads = width(config_.num_attention_heads) / tp_;
+    const auto queries = heads * width(config_.qk_head_dim + config_.qk_pos_emb_head_dim);
+    const auto values = heads * width(config_.v_head_dim);
+    const auto latent = [&](std::int64_t rank) {
+      return norm(width(rank)) / sharers_ + element_ * width(rank);
+    };
+    bytes.attention =
+        element_ * (hidden_ + values) + latent(config_.q_lora_rank) + latent(config_.kv_lora_rank);
+    add_core(bytes, heads, queries, queries, values);
+  }
+
+  // A GPU keeps queries, keys, values and a number a row; the host keeps copies by heads, of keys
+  // and values one for each, and the probabilities. The result is what the projection keeps.
+  void add_core(LayerBytes& bytes, double heads, double queries, double keys, double values) const {
+    bytes.core_inputs = element_ * (queries + keys + values);
+    bytes.core = element_ * (queries + cp_ * (keys + values)) + kFp32 * heads;
+    if (on_host_) {
+      const auto of_values = heads * values / std::max(1.0, keys) * queries / heads;
+      bytes.core = element_ * (2 * queries + of_values) +
+                   heads * keys_ * (element_ == kFp32 ? kFp32 : kFp32 + element_);
+    }
+  }
+
+  // The input, gate and up, the host's silu(gate), and their product.
+  double mlp(std::int64_t ffn) const {
+    return element_ * (hidden_ + (on_host_ ? 4.0 : 3.0) * width(ffn) / tp_);
+  }
+
+  // The router's input and scores, and of each choice of a token its row, the experts' and what
+  // they made of it.
+  double experts() const {
+    const auto choices = width(config_.moe_router_topk) / sharers_;
+    auto bytes =
+        element_ * hidden_ / sharers_ + kFp32 * width(config_.num_moe_experts) / sharers_ +
+        element_ * choices *
+            ((etp_ + 1) * hidden_ + (on_host_ ? 4.0 : 3.0) * width(config_.moe_ffn_hidden_size));
+    if (config_.moe_shared_expert_intermediate_size > 0)
+      bytes += mlp(config_.moe_shared_expert_intermediate_size);
+    return bytes;
+  }
+
+  const TransformerConfig& config_;
+  double hidden_, element_;
+  double tp_, cp_, etp_;
+  double sharers_;  // of the tokens between the layers
+  bool on_host_;
+  double keys_;
+};
+
+// Elements of a layer's matrices that a token meets: of the experts, those that it is sent to. The
+// gate of shared experts, one row, is not counted, as verl does not.
+std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t layer) {
+  std::int64_t weights = 0;
+  for (const auto& section : layer_sections(config, layer)) {
+    for (const auto& row : section.table->rows) {
+      if (!applies(row.when, config) || row.columns == Extent::kNone || row.rows == Extent::kOne)
+        continue;
+      const auto rows = merged_rows(row, config);
+      weights += std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
+                 columns_of(row, config) * (row.per_expert ? config.moe_router_topk : 1);
+    }
+  }
+  return weights;
+}
+
+}  // namespace
+
+ModelMemory model_memory(const TransformerConfig& config,
+                         const MeshShape& mesh,
+                         const MeshCoordinates& at,
+                         const LayoutOptions& options) {
+  ModelMemory memory;
+  for (const auto& stage : stage_chunks(config, mesh.parallel(), at.pp)) {
+    for (const auto& spec : parameter_layout(config, mesh, at, stage, options)) {
+      const auto elements = spec.shape.product();
+      const auto sharers = spec.expert ? mesh.edp() : mesh.dp() * mesh.cp();
+      memory.parameters += elements * distckpt::size_of(spec.dtype);
+      if (!spec.trained) continue;
+      memory.gradients += elements * kFp32;
+      const auto copies = spec.dtype == distckpt::DType::kF32 ? 2 : 3;
+      memory.optimizer += elements * kFp32 * copies / sharers;
+    }
+  }
+  return memory;
+}
+
+ActivationBytes activation_bytes(const ChunkOnRank& chunk,
+                                 const Recompute& recompute,
+                                 double keys) {
+  const LayerMemory memory(chunk, keys);
+  const auto& layers = chunk.stage->layers;
+  const bool full = recompute.granularity == Recompute::Granularity::kFull;
+  const bool uniform = full && recompute.method == Recompute::Method::kUniform;
+  ActivationBytes bytes;
+  double group = 0;  // of layers that are computed again together
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    auto layer = memory.of(layers[i]);
+    const auto whole = layer.whole();
+    const auto place = static_cast<std::int64_t>(i);
+    if (uniform || (full && place < recompute.num_layers)) {
+      const bool first = !uniform || place % recompute.num_layers == 0;
+      if (first) bytes.kept += 2 * memory.stream();
+      group = first ? whole : group + whole;
+    } else {
+      if (recompute.selects(&Recompute::Modules::core_attn)) layer.core = layer.core_inputs;
+      const bool moe = chunk.config->is_moe_layer(layers[i]);
+      if (recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp))
+        layer.feed_forward = memory.stream();
+      bytes.kept += layer.whole();
+      group = whole;
+    }
+    bytes.passing = std::max(bytes.passing, group);
+  }
+  if (chunk.stage->post_process) bytes.kept += memory.head();
+  return bytes;
+}
+
+std::int64_t logits_bytes(const ChunkOnRank& chunk,
+                          std::int64_t tokens,
+                          std::int64_t chunk_tokens) {
+  if (!chunk.stage->post_process || chunk.config->head != Head::kLanguageModel) return 0;
+  const auto element = distckpt::size_of(chunk.dtype);
+  const auto vocab =
+      chunk.mesh->parallel().padded_vocab_size(chunk.config->vocab_size) / chunk.mesh->tp();
+  const auto rows = std::min(tokens, chunk_tokens);
+  const auto of_weight = vocab * chunk.config->hidden_size;
+  // The host's kernel has four more tensors like the logits, in fp32, and widens others first.
+  const auto temporary = chunk.on_host ? (element == kFp32 ? 4 : 5) * kFp32 : 0;
+  return rows * vocab * (element + temporary) +
+         of_weight * (rows < tokens ? kFp32 + element : element);
+}
+
+double training_flops(const TransformerConfig& config, std::span<const std::int64_t> lengths) {
+  auto weights = 2 * config.vocab_size * config.hidden_size;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer)
+    weights += weights_of_layer(config, layer);
+  double tokens = 0;
+  double squares = 0;
+  for (const auto length : lengths) {
+    tokens += width(length);
+    squares += width(length) * width(length);
+  }
+  const bool latent = config.multi_latent_attention;
+  const auto query = latent ? config.qk_head_dim + config.qk_pos_emb_head_dim : config.kv_channels;
+  const auto value = latent ? config.v_head_dim : config.kv_channels;
+  const auto per_square = 3 * (query + value) * config.num_attention_heads * config.num_layers;
+  return 6 * tokens * width(weights) + squares * width(per_square);
+}
+
+}  // namespace ferry::models

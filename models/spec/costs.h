@@ -1,0 +1,63 @@
+// The costs of a model by its table of parameters and the shapes of its modules: bytes of weights
+// and optimizer, bytes of activations, floating-point operations. Pure functions: they need neither
+// a device nor a process group, so a plan of a run is made of them before anything is allocated.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "distckpt/base/dtype.h"
+#include "models/spec/mesh_shape.h"
+#include "models/spec/recompute.h"
+#include "models/spec/sharding.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+
+// Bytes of a rank.
+struct ModelMemory {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;  // fp32
+  std::int64_t optimizer = 0;  // this rank's shards of moments, and of masters where they are extra
+
+  std::int64_t total() const { return parameters + gradients + optimizer; }
+};
+
+// Padding to buckets is not counted.
+ModelMemory model_memory(const TransformerConfig& config,
+                         const MeshShape& mesh,
+                         const MeshCoordinates& at,
+                         const LayoutOptions& options);
+
+// A chunk of a model as a rank runs it. All that it points at outlives it.
+struct ChunkOnRank {
+  const TransformerConfig* config = nullptr;
+  const MeshShape* mesh = nullptr;
+  const StageSpec* stage = nullptr;
+  distckpt::DType dtype = distckpt::DType::kBF16;
+  bool sequence_parallel = false;
+  bool on_host = false;
+};
+
+// Bytes per token of a micro-batch: those that a chunk keeps until its backward pass, layer by
+// layer as models/transformer computes it, and those that come and go in it (Korthikanti et al.
+// 2022, section 4, for these kernels). Experts are taken to have equal shares. `keys`: that a token
+// attends to, padding of the causal half included; only the host keeps attention's probabilities.
+struct ActivationBytes {
+  double kept = 0;
+  double passing = 0;
+};
+ActivationBytes activation_bytes(const ChunkOnRank& chunk, const Recompute& recompute, double keys);
+
+// Bytes that the output layer and the loss need on top of it while they run, `chunk_tokens` at a
+// time: logits, and the gradients that are made with them.
+std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens, std::int64_t chunk_tokens);
+
+// Floating-point operations, forward and backward, without what is recomputed (verl:
+// utils/flops_counter.py): six a token and weight that the token meets, the embedding and the
+// output layer included; and for attention, causal, 3 (query + value size) of each head by the
+// squares of the lengths. (Of multi-latent attention verl counts the query size for that of the
+// values, too.)
+double training_flops(const TransformerConfig& config, std::span<const std::int64_t> lengths);
+
+}  // namespace ferry::models

@@ -1,0 +1,231 @@
+#include "models/spec/parameter_table.h"
+
+namespace ferry::models {
+namespace {
+
+using enum Merge;
+using enum Split;
+using enum When;
+using E = Extent;
+
+constexpr ParameterRow kEmbedding[] = {
+    {"embedding.word_embeddings.weight", kCopy, kColumn, E::kVocab, E::kHidden},
+};
+
+constexpr ParameterRow kGroupedQueryAttention[] = {
+    {"self_attention.linear_qkv.layer_norm_weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 6},
+    {"self_attention.linear_qkv.weight", kQkvGroups, kColumn, E::kGroups, E::kHidden, kAlways, 7},
+    {"self_attention.linear_qkv.bias", kQkvGroups, kColumn, E::kGroups, E::kNone, kQkvBias, 8},
+    {"self_attention.q_layernorm.weight", kCopy, kNone, E::kChannels, E::kNone, kQkNorm, 16},
+    {"self_attention.k_layernorm.weight", kCopy, kNone, E::kChannels, E::kNone, kQkNorm, 17},
+    {"self_attention.linear_proj.weight", kCopy, kRow, E::kHidden, E::kHeads, kAlways, 4},
+    {"self_attention.linear_proj.bias", kCopy, kNone, E::kHidden, E::kNone, kLinearBias, 5},
+};
+constexpr OtherName kGroupedQueryAttentionOther[] = {
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+};
+constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
+    {"self_attention.linear_qkv"},           {"self_attention.linear_proj"},
+    {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
+    {"self_attention.q_layernorm", kQkNorm}, {"self_attention.k_layernorm", kQkNorm},
+};
+
+constexpr ParameterRow kLatentAttention[] = {
+    {"input_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 3},
+    {"self_attention.linear_q_down_proj.weight", kCopy, kNone, E::kQLora, E::kHidden, kQLora, 10},
+    {"self_attention.linear_q_up_proj.layer_norm_weight", kCopy, kNone, E::kQLora, E::kNone, kQLora,
+     11},
+    {"self_attention.linear_q_up_proj.weight", kCopy, kColumn, E::kQHeads, E::kQLora, kQLora, 12},
+    {"self_attention.linear_q_proj.weight", kCopy, kColumn, E::kQHeads, E::kHidden, kNoQLora, 9},
+    {"self_attention.linear_kv_down_proj.weight", kCopy, kNone, E::kKvLoraAndRope, E::kHidden,
+     kAlways, 13},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone, E::kKvLora, E::kNone,
+     kAlways, 14},
+    {"self_attention.linear_kv_up_proj.weight", kCopy, kColumn, E::kKvHeads, E::kKvLora, kAlways,
+     15},
+    {"self_attention.linear_proj.weight", kCopy, kRow, E::kHidden, E::kVHeads, kAlways, 4},
+};
+constexpr ExtraStateRow kLatentAttentionStates[] = {
+    {"input_layernorm"},
+    {"self_attention.linear_q_proj", kNoQLora},
+    {"self_attention.linear_q_down_proj", kQLora},
+    {"self_attention.linear_q_up_proj", kQLora},
+    {"self_attention.linear_kv_down_proj"},
+    {"self_attention.linear_kv_up_proj"},
+    {"self_attention.linear_proj"},
+    {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
+};
+
+constexpr ParameterRow kGatedMlp[] = {
+    {"mlp.linear_fc1.weight", kGateUp, kColumn, E::kFfn, E::kHidden, kAlways, 20},
+    {"mlp.linear_fc1.bias", kGateUp, kColumn, E::kFfn, E::kNone, kLinearBias, 21},
+    {"mlp.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kFfn, kAlways, 22},
+    {"mlp.linear_fc2.bias", kCopy, kNone, E::kHidden, E::kNone, kLinearBias, 23},
+    {"mlp.linear_fc1.layer_norm_weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 19},
+};
+constexpr OtherName kGatedMlpOther[] = {
+    {"mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"},
+};
+constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc2"}};
+
+constexpr ParameterRow kMoe[] = {
+    {"pre_mlp_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 18},
+    {"mlp.router.weight", kCopy, kNone, E::kExperts, E::kHidden, kAlways, 24},
+    {"mlp.router.expert_bias", kCopy, kNone, E::kExperts, E::kNone, kExpertBias, 0, false, true},
+    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn, E::kHidden, kAlways, 25,
+     true},
+    {"mlp.experts.experts.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kMoeFfn, kAlways, 26,
+     true},
+    {"mlp.shared_experts.linear_fc1.weight", kGateUp, kColumn, E::kSharedFfn, E::kHidden, kShared,
+     28},
+    {"mlp.shared_experts.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kSharedFfn, kShared, 29},
+    {"mlp.shared_experts.gate_weight", kCopy, kNone, E::kOne, E::kHidden, kSharedGate, 27},
+};
+constexpr OtherName kMoeOther[] = {
+    {"pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"},
+};
+constexpr ExtraStateRow kMoeStates[] = {
+    {"pre_mlp_layernorm"},
+    {"mlp.experts.experts.linear_fc1", kAlways, true},
+    {"mlp.experts.experts.linear_fc2", kAlways, true},
+    {"mlp.shared_experts.linear_fc1", kShared},
+    {"mlp.shared_experts.linear_fc2", kShared},
+};
+
+constexpr ParameterRow kPrediction[] = {
+    {"enorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 0},
+    {"hnorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 1},
+    {"eh_proj.weight", kCopy, kColumn, E::kHidden, E::kTwiceHidden, kAlways, 2},
+};
+constexpr ParameterRow kPredictionNorm[] = {
+    {"final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 30},
+};
+constexpr ExtraStateRow kPredictionStates[] = {
+    {"enorm"}, {"hnorm"}, {"eh_proj"}, {"final_layernorm"}};
+
+constexpr ParameterRow kHead[] = {
+    {"decoder.final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 30},
+    {"output_layer.weight", kCopy, kColumn, E::kVocab, E::kHidden, kUntied, 31},
+    {"output_layer.weight", kCopy, kNone, E::kLabels, E::kHidden, kScore, 31},
+    {"output_layer.bias", kCopy, kNone, E::kLabels, E::kNone, kScoreBias, 32},
+};
+constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm"}};
+
+std::int64_t size_of(Extent extent, const TransformerConfig& config) {
+  const auto heads = config.num_attention_heads;
+  switch (extent) {
+    case Extent::kNone:
+      return 0;
+    case Extent::kHidden:
+      return config.hidden_size;
+    case Extent::kTwiceHidden:
+      return 2 * config.hidden_size;
+    case Extent::kFfn:
+      return config.ffn_hidden_size;
+    case Extent::kMoeFfn:
+      return config.moe_ffn_hidden_size;
+    case Extent::kSharedFfn:
+      return config.moe_shared_expert_intermediate_size;
+    case Extent::kExperts:
+      return config.num_moe_experts;
+    case Extent::kOne:
+      return 1;
+    case Extent::kHeads:
+      return heads * config.kv_channels;
+    case Extent::kGroups:
+      return config.num_query_groups * config.kv_channels;
+    case Extent::kChannels:
+      return config.kv_channels;
+    case Extent::kVocab:
+      return config.vocab_size;
+    case Extent::kLabels:
+      return config.num_labels;
+    case Extent::kQLora:
+      return config.q_lora_rank;
+    case Extent::kKvLora:
+      return config.kv_lora_rank;
+    case Extent::kKvLoraAndRope:
+      return config.kv_lora_rank + config.qk_pos_emb_head_dim;
+    case Extent::kQHeads:
+      return heads * (config.qk_head_dim + config.qk_pos_emb_head_dim);
+    case Extent::kKvHeads:
+      return heads * (config.qk_head_dim + config.v_head_dim);
+    case Extent::kVHeads:
+      return heads * config.v_head_dim;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const ParameterSection kEmbeddingSection{.rows = kEmbedding};
+const ParameterSection kGroupedQueryAttentionSection{.rows = kGroupedQueryAttention,
+                                                     .other_names = kGroupedQueryAttentionOther,
+                                                     .extra_states = kGroupedQueryAttentionStates};
+const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
+                                               .extra_states = kLatentAttentionStates};
+const ParameterSection kGatedMlpSection{
+    .rows = kGatedMlp, .other_names = kGatedMlpOther, .extra_states = kGatedMlpStates};
+const ParameterSection kMoeSection{
+    .rows = kMoe, .other_names = kMoeOther, .extra_states = kMoeStates};
+const ParameterSection kPredictionSection{.rows = kPrediction, .extra_states = kPredictionStates};
+const ParameterSection kPredictionNormSection{.rows = kPredictionNorm};
+const ParameterSection kHeadSection{.rows = kHead, .extra_states = kHeadStates};
+
+bool applies(When when, const TransformerConfig& config) {
+  const bool language_model = config.head == Head::kLanguageModel;
+  switch (when) {
+    case When::kAlways:
+      return true;
+    case When::kQkvBias:
+      return config.has_qkv_bias();
+    case When::kLinearBias:
+      return config.add_bias_linear;
+    case When::kQkNorm:
+      return config.qk_layernorm;
+    case When::kUntied:
+      return language_model && config.untie_embeddings_and_output_weights;
+    case When::kScore:
+      return !language_model;
+    case When::kScoreBias:
+      return config.head == Head::kTokenClassification;
+    case When::kShared:
+      return config.moe_shared_expert_intermediate_size > 0;
+    case When::kSharedGate:
+      return config.moe_shared_expert_gate;
+    case When::kExpertBias:
+      return config.moe_router_enable_expert_bias;
+    case When::kQLora:
+      return config.q_lora_rank > 0;
+    case When::kNoQLora:
+      return config.q_lora_rank == 0;
+  }
+  return false;
+}
+
+std::vector<std::int64_t> merged_rows(const ParameterRow& row, const TransformerConfig& config) {
+  const auto rows = size_of(row.rows, config);
+  switch (row.merge) {
+    case Merge::kCopy:
+      return {rows};
+    case Merge::kQkvGroups:
+      return {size_of(Extent::kHeads, config), rows, rows};
+    case Merge::kGateUp:
+      return {rows, rows};
+  }
+  return {};
+}
+
+std::int64_t columns_of(const ParameterRow& row, const TransformerConfig& config) {
+  return size_of(row.columns, config);
+}
+
+const ParameterSection& attention_section(const TransformerConfig& config) {
+  return config.multi_latent_attention ? kLatentAttentionSection : kGroupedQueryAttentionSection;
+}
+
+const ParameterSection& mlp_section(bool moe) {
+  return moe ? kMoeSection : kGatedMlpSection;
+}
+
+}  // namespace ferry::models

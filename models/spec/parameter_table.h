@@ -1,0 +1,125 @@
+// The one table of the parameters of a GPT model: Megatron-Core's names, shapes, and how tensor
+// parallelism splits them. The converter's families, the models' modules, the state of an
+// optimizer and the costs of a run all read it. A row is data; parameters.h applies rows to a
+// configuration.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+
+// How the tensors of a Hugging Face checkpoint lie in the parameter.
+enum class Merge : std::uint8_t {
+  kCopy,       // one tensor, as it is
+  kQkvGroups,  // for each query group: its queries, its key, its value
+  kGateUp,     // gate over up
+};
+
+// The dimension that tensor parallelism splits.
+enum class Split : std::uint8_t {
+  kNone,    // every rank has all of it
+  kColumn,  // the first dimension (of each half, for kGateUp)
+  kRow,     // the second
+};
+
+// The size of a dimension; with a merge, of one of the tensors that it merges.
+enum class Extent : std::uint8_t {
+  kNone,           // there is no such dimension
+  kHidden,         // hidden_size
+  kTwiceHidden,    // 2 * hidden_size
+  kFfn,            // ffn_hidden_size
+  kMoeFfn,         // moe_ffn_hidden_size
+  kSharedFfn,      // moe_shared_expert_intermediate_size
+  kExperts,        // num_moe_experts
+  kOne,            // 1
+  kHeads,          // num_attention_heads * kv_channels
+  kGroups,         // with kQkvGroups: kHeads for q, num_query_groups * kv_channels for k and v
+  kChannels,       // kv_channels
+  kVocab,          // vocab_size; padded in Megatron
+  kLabels,         // num_labels
+  kQLora,          // q_lora_rank
+  kKvLora,         // kv_lora_rank
+  kKvLoraAndRope,  // kv_lora_rank + qk_pos_emb_head_dim
+  kQHeads,         // num_attention_heads * (qk_head_dim + qk_pos_emb_head_dim)
+  kKvHeads,        // num_attention_heads * (qk_head_dim + v_head_dim)
+  kVHeads,         // num_attention_heads * v_head_dim
+};
+
+// The models that have a parameter.
+enum class When : std::uint8_t {
+  kAlways,
+  kQkvBias,
+  kLinearBias,
+  kQkNorm,
+  kUntied,      // a language model whose output layer is not the embedding
+  kScore,       // a classification head
+  kScoreBias,   // one of tokens
+  kShared,      // shared experts
+  kSharedGate,  // shared experts that have a gate
+  kExpertBias,  // routers that have a bias
+  kQLora,       // queries through a low-rank path
+  kNoQLora,     // queries at once
+};
+
+bool applies(When when, const TransformerConfig& config);
+
+struct ParameterRow {
+  std::string_view name;  // below the prefix of its layer; whole outside of layers
+  Merge merge = Merge::kCopy;
+  Split split = Split::kNone;
+  Extent rows = Extent::kHidden;
+  Extent columns = Extent::kNone;
+  When when = When::kAlways;
+  // Its place among the parameters of a layer in the order in which Megatron-Core's modules
+  // register them, which is that of an optimizer's buckets: TransformerLayer, (MLA)SelfAttention,
+  // MLP, MoELayer, MultiTokenPredictionLayer. A linear layer of Transformer Engine registers its
+  // norm first.
+  int registered = 0;
+  bool per_expert = false;  // one for each expert; such rows stand beside each other
+  bool fp32 = false;        // whatever the model's dtype; kept by the router, not trained
+};
+
+// The rows of the tensors that a row merges, in their order: q, k and v; gate and up; or all.
+std::vector<std::int64_t> merged_rows(const ParameterRow& row, const TransformerConfig& config);
+// The second dimension; 0 where there is none.
+std::int64_t columns_of(const ParameterRow& row, const TransformerConfig& config);
+
+// Another name that a parameter may have in a checkpoint: local layer specifications name some
+// norms after the module that follows them.
+struct OtherName {
+  std::string_view name;
+  std::string_view other;
+};
+
+// A module that keeps an `_extra_state` in checkpoints of Transformer Engine models.
+struct ExtraStateRow {
+  std::string_view module;
+  When when = When::kAlways;
+  bool per_expert = false;
+};
+
+// The parameters of a module, in the order in which our modules hold them.
+struct ParameterSection {
+  std::span<const ParameterRow> rows{};
+  std::span<const OtherName> other_names{};
+  std::span<const ExtraStateRow> extra_states{};
+};
+
+extern const ParameterSection kEmbeddingSection;
+extern const ParameterSection kGroupedQueryAttentionSection;
+extern const ParameterSection kLatentAttentionSection;
+extern const ParameterSection kGatedMlpSection;
+extern const ParameterSection kMoeSection;
+extern const ParameterSection kPredictionSection;  // before the layer that a prediction layer wraps
+extern const ParameterSection kPredictionNormSection;  // behind it
+extern const ParameterSection kHeadSection;            // of the last stage
+
+const ParameterSection& attention_section(const TransformerConfig& config);
+const ParameterSection& mlp_section(bool moe);
+
+}  // namespace ferry::models

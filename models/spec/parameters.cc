@@ -1,0 +1,103 @@
+#include "models/spec/parameters.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+namespace ferry::models {
+
+std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_t layer) {
+  const Section section{.stage = Stage::kLayer,
+                        .layer = layer,
+                        .prefix = fmt::format("{}{}.", kDecoderLayers, layer),
+                        .stacked = std::string(kDecoderLayers),
+                        .table = &attention_section(config)};
+  std::vector<Section> sections{section, section};
+  sections[1].table = &mlp_section(config.is_moe_layer(layer));
+  return sections;
+}
+
+std::vector<Section> prediction_sections(const TransformerConfig& config, std::int64_t index) {
+  const Section own{.stage = Stage::kMtp,
+                    .layer = index,
+                    .prefix = fmt::format("{}{}.", kPredictionLayers, index),
+                    .table = &kPredictionSection};
+  std::vector<Section> sections(4, own);
+  sections[1].table = &attention_section(config);
+  sections[2].table = &mlp_section(config.num_moe_experts > 0);
+  sections[3].table = &kPredictionNormSection;
+  for (const auto wrapped : {1, 2})
+    sections[static_cast<std::size_t>(wrapped)].prefix += "transformer_layer.";
+  return sections;
+}
+
+WholeParameter make_parameter(const Section& section,
+                              const ParameterRow& row,
+                              const TransformerConfig& config,
+                              std::optional<std::int64_t> expert) {
+  WholeParameter parameter{.row = &row,
+                           .key = fmt::format("{}{}", section.prefix, row.name),
+                           .layer = section.layer,
+                           .expert = expert,
+                           .merge = row.merge,
+                           .split = row.split,
+                           .stage = section.stage,
+                           .vocabulary = row.rows == Extent::kVocab,
+                           .fp32 = row.fp32};
+  const auto rows = merged_rows(row, config);
+  parameter.shape.push_back(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
+  if (row.columns != Extent::kNone) parameter.shape.push_back(columns_of(row, config));
+  const auto in_stack = [&](std::string_view name) {
+    return fmt::format("{}{}", section.stacked, name);
+  };
+  if (!section.stacked.empty()) parameter.stacked_key = in_stack(row.name);
+  for (const auto& other : section.table->other_names) {
+    if (other.name != row.name) continue;
+    parameter.also.push_back(fmt::format("{}{}", section.prefix, other.other));
+    if (!section.stacked.empty()) parameter.also.push_back(in_stack(other.other));
+  }
+  return parameter;
+}
+
+std::vector<WholeParameter> parameters_of(const Section& section,
+                                          const TransformerConfig& config,
+                                          ExpertRange experts) {
+  std::vector<WholeParameter> parameters;
+  const auto rows = section.table->rows;
+  for (std::size_t i = 0; i < rows.size();) {
+    if (!rows[i].per_expert) {
+      if (applies(rows[i].when, config))
+        parameters.push_back(make_parameter(section, rows[i], config, std::nullopt));
+      ++i;
+      continue;
+    }
+    auto end = i;
+    while (end < rows.size() && rows[end].per_expert) ++end;
+    for (auto expert = experts.begin; expert < experts.end; ++expert) {
+      for (auto one = i; one < end; ++one) {
+        if (applies(rows[one].when, config))
+          parameters.push_back(make_parameter(section, rows[one], config, expert));
+      }
+    }
+    i = end;
+  }
+  return parameters;
+}
+
+std::string with_expert(std::string_view key, std::int64_t expert) {
+  constexpr std::string_view kExperts = "experts.experts.";
+  const auto at = key.rfind(kExperts) + kExperts.size();
+  return fmt::format("{}{}.{}", key.substr(0, at), expert, key.substr(at));
+}
+
+std::string single_key(const WholeParameter& parameter) {
+  return parameter.expert ? with_expert(parameter.key, *parameter.expert) : parameter.key;
+}
+
+std::string_view strip_wrappers(std::string_view key) {
+  constexpr std::string_view kWrapper = "module.";
+  while (key.starts_with(kWrapper)) key.remove_prefix(kWrapper.size());
+  return key;
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,222 @@
+#include "models/spec/sharding.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "models/spec/pipeline_stages.h"
+
+namespace ferry::models {
+
+using distckpt::Box;
+
+std::vector<distckpt::ShardedTensor> ParameterSpec::sharded_tensors() const {
+  std::vector<distckpt::ShardedTensor> shards;
+  for (const auto& box : boxes) {
+    shards.push_back({.key = key,
+                      .dtype = dtype,
+                      .local_shape = box.size,
+                      .global_shape = global_shape,
+                      .global_offset = box.offset,
+                      .replica_id = replica_id});
+  }
+  return shards;
+}
+
+std::vector<Box> Cut::boxes(const distckpt::Shape& shape, int rank, int ranks) const {
+  const auto part = shape[dim] / parts;
+  const auto size = part / ranks;
+  std::vector<Box> boxes;
+  for (int i = 0; i < parts; ++i) {
+    auto box = Box::whole(shape);
+    box.offset[dim] = i * part + rank * size;
+    box.size[dim] = size;
+    boxes.push_back(box);
+  }
+  return boxes;
+}
+
+std::optional<Cut> cut_of(const WholeParameter& parameter, Alignment alignment) {
+  switch (parameter.split) {
+    case Split::kNone:
+      return std::nullopt;
+    case Split::kColumn:
+      return Cut{.dim = 0, .parts = parameter.merge == Merge::kGateUp ? 2 : 1};
+    case Split::kRow:
+      return Cut{.dim = alignment == Alignment::kBitwise ? 0 : 1};
+  }
+  return std::nullopt;
+}
+
+std::optional<ParameterSpec> shard(const WholeParameter& parameter,
+                                   const TransformerConfig& config,
+                                   const MeshShape& mesh,
+                                   const MeshCoordinates& at,
+                                   const LayoutOptions& options) {
+  const bool expert = parameter.expert.has_value();
+  if (expert && *parameter.expert / (config.num_moe_experts / mesh.ep()) != at.ep)
+    return std::nullopt;
+  ParameterSpec spec{
+      .key = single_key(parameter),
+      .dtype = parameter.fp32 ? distckpt::DType::kF32 : options.dtype,
+      .shape = parameter.shape,
+      .replica_id = {0, 0, expert ? at.edp : at.dp * mesh.cp() + at.cp},
+      .expert = expert,
+      .vocab = parameter.vocabulary ? config.vocab_size : -1,
+      .trained = !parameter.fp32,
+  };
+  if (parameter.vocabulary) spec.shape[0] = mesh.parallel().padded_vocab_size(parameter.shape[0]);
+  spec.global_shape = spec.shape;
+  const int ranks = expert ? mesh.etp() : mesh.tp();
+  const int rank = expert ? at.etp : at.tp;
+  const auto cut = cut_of(parameter, options.alignment);
+  if (!cut) {
+    spec.boxes = {Box::whole(spec.shape)};
+    spec.replica_id[1] = rank;
+    return spec;
+  }
+  const auto size = spec.shape[cut->dim];
+  require(size % (cut->parts * ranks) == 0, ErrorKind::kUsage,
+          "{}: {} {} cannot be split over {} ranks", spec.key, size / cut->parts,
+          cut->dim == 0 ? "rows" : "columns", ranks);
+  spec.boxes = cut->boxes(spec.shape, rank, ranks);
+  spec.shape[cut->dim] = size / ranks;
+  spec.sharing = Sharing::kSharded;
+  return spec;
+}
+
+std::vector<StageSpec> stage_chunks(const TransformerConfig& config,
+                                    const ParallelConfig& parallel,
+                                    int stage) {
+  const auto stages = pipeline_stages(parallel, static_cast<int>(config.num_layers),
+                                      static_cast<int>(config.mtp_num_layers));
+  std::vector<StageSpec> chunks;
+  for (int chunk = 0; chunk < stages.num_chunks; ++chunk) {
+    StageSpec spec{.stage = stage,
+                   .chunk = chunk,
+                   .pre_process = stage == stages.embedding && chunk == 0,
+                   .post_process = stage == stages.loss && chunk == stages.num_chunks - 1};
+    const auto collect = [&](const std::vector<int>& of, const std::vector<int>& chunk_of,
+                             std::vector<std::int64_t>& into) {
+      for (std::size_t i = 0; i < of.size(); ++i) {
+        if (of[i] == stage && chunk_of[i] == chunk) into.push_back(static_cast<std::int64_t>(i));
+      }
+    };
+    collect(stages.layers, stages.layer_chunks, spec.layers);
+    collect(stages.mtp, stages.mtp_chunks, spec.mtp);
+    chunks.push_back(std::move(spec));
+  }
+  return chunks;
+}
+
+std::vector<int> embedding_stages(const TransformerConfig& config, const ParallelConfig& parallel) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < parallel.pipeline_model_parallel_size; ++stage) {
+    const auto chunks = stage_chunks(config, parallel, stage);
+    const bool holds = std::ranges::any_of(chunks, [&](const StageSpec& chunk) {
+      return chunk.pre_process || !chunk.mtp.empty() || (chunk.post_process && config.is_tied());
+    });
+    if (holds) stages.push_back(stage);
+  }
+  return stages;
+}
+
+std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
+                                            const MeshShape& mesh,
+                                            const MeshCoordinates& at,
+                                            const StageSpec& stage,
+                                            const LayoutOptions& options) {
+  std::vector<ParameterSpec> specs;
+  const auto local = config.num_moe_experts / mesh.ep();
+  const ExpertRange experts{.begin = at.ep * local, .end = (at.ep + 1) * local};
+  const auto add = [&](const std::vector<Section>& sections) {
+    for (const auto& section : sections) {
+      for (const auto& parameter : parameters_of(section, config, experts))
+        specs.push_back(*shard(parameter, config, mesh, at, options));
+    }
+  };
+  // A tied head on another stage than the embedding, and prediction layers, hold it a second time.
+  bool holds_embedding = stage.pre_process;
+  const auto add_embedding = [&](int copy) {
+    add({{.stage = Stage::kFirst, .table = &kEmbeddingSection}});
+    specs.back().replica_id[0] = copy;
+  };
+  if (holds_embedding) add_embedding(0);
+  for (const auto layer : stage.layers) add(layer_sections(config, layer));
+  if (!stage.mtp.empty() && !holds_embedding) {
+    add_embedding(1);
+    holds_embedding = true;
+  }
+  for (const auto index : stage.mtp) add(prediction_sections(config, index));
+  if (!stage.post_process) return specs;
+  add({{.stage = Stage::kLast, .table = &kHeadSection}});
+  if (config.is_tied() && !holds_embedding) add_embedding(1);
+  return specs;
+}
+
+std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
+                                            const ParallelConfig& parallel,
+                                            Alignment alignment) {
+  const int tp = parallel.tensor_model_parallel_size;
+  if (config.num_attention_heads % tp != 0)
+    return Indivisible{"tp", fmt::format("{} attention heads", config.num_attention_heads)};
+  if (config.num_moe_experts % parallel.expert_model_parallel_size != 0)
+    return Indivisible{"ep", fmt::format("{} experts", config.num_moe_experts)};
+  const auto find_in = [&](const Section& section) -> std::optional<Indivisible> {
+    for (const auto& parameter : parameters_of(section, config, {0, 1})) {
+      const auto cut = cut_of(parameter, alignment);
+      if (!cut) continue;
+      const int ranks = parameter.expert ? parallel.expert_tensor_parallel() : tp;
+      if (parameter.merge == Merge::kQkvGroups && !config.shares_query_groups(ranks)) {
+        return Indivisible{
+            "tp", fmt::format("{} query groups of {}", config.num_query_groups, parameter.key)};
+      }
+      const auto size = parameter.vocabulary ? parallel.padded_vocab_size(parameter.shape[0])
+                                             : parameter.shape[cut->dim];
+      if (size / cut->parts % ranks == 0) continue;
+      // Without a size of their own the experts are split as the rest is.
+      return Indivisible{parameter.expert && parallel.expert_tensor_parallel_size ? "etp" : "tp",
+                         fmt::format("{} {} of {}", size / cut->parts,
+                                     cut->dim == 0 ? "rows" : "columns", parameter.key)};
+    }
+    return std::nullopt;
+  };
+  std::vector<Section> sections{{.stage = Stage::kFirst, .table = &kEmbeddingSection}};
+  for (const bool moe : {false, true}) {  // layers of a kind are alike: the first of each
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      if (config.is_moe_layer(layer) != moe) continue;
+      for (auto& section : layer_sections(config, layer)) sections.push_back(std::move(section));
+      break;
+    }
+  }
+  if (config.mtp_num_layers > 0) {
+    for (auto& section : prediction_sections(config, 0)) sections.push_back(std::move(section));
+  }
+  sections.push_back({.stage = Stage::kLast, .table = &kHeadSection});
+  for (const auto& section : sections) {
+    if (auto found = find_in(section)) return found;
+  }
+  return std::nullopt;
+}
+
+void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
+  require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
+          "ep is {}, and the model has no experts", mesh.ep());
+  for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {
+    if (const auto found = find_indivisible(config, mesh.parallel(), alignment)) {
+      const auto& size = found->size;
+      fail(ErrorKind::kUsage, "{} cannot be split by {} {}", found->what, size,
+           size == "tp"   ? mesh.tp()
+           : size == "ep" ? mesh.ep()
+                          : mesh.etp());
+    }
+  }
+  const auto stages = pipeline_stages(mesh.parallel(), static_cast<int>(config.num_layers),
+                                      static_cast<int>(config.mtp_num_layers));
+  for (std::size_t i = 0; i < stages.mtp.size(); ++i) {
+    require(stages.mtp[i] == stages.loss && stages.mtp_chunks[i] == stages.num_chunks - 1,
+            ErrorKind::kUsage, "prediction layer {} has to lie in the chunk of the loss", i);
+  }
+}
+
+}  // namespace ferry::models
