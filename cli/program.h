@@ -1,5 +1,5 @@
-// What the programs of this folder have in common: parsing, and turning outcomes into exit statuses
-// as cmp(1) has them: 0 yes, 1 no, 2 trouble.
+// Parsing for the programs of this folder, and exit statuses from outcomes as cmp(1) has them: 0
+// yes, 1 no, 2 trouble.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -33,7 +33,7 @@ class Meter {
       stage_ = progress.stage;
       start_ = now;
       printed_ = now - std::chrono::hours(1);
-      // What an interrupted run had done is not of this one's rate.
+      // The bytes of an interrupted run do not count for the rate of this one.
       first_bytes_ = progress.finished ? 0 : progress.bytes_done;
     }
     const auto pause =

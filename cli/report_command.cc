@@ -35,7 +35,7 @@ struct ReportFlags {
   bool quiet = false;
 };
 
-// What is known of each run to tell it from the others: the name of its folder, or all of its path.
+// Tells the runs from each other: by the name of their folder, or by all of their path.
 std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
   std::vector<std::string> names;
   std::set<std::string> different;

@@ -42,8 +42,9 @@ struct DiffReport {
 // Reads both checkpoints once. The numbers do not depend on threads, nor on formats and layouts.
 DiffReport diff(const PairOptions& options, const ProgressFunction& progress = {});
 
-// Where a tensor belongs: "model.layers.3.mlp.experts.17.up_proj.weight" is layer 3, expert 17 of
-// "mlp.experts.*.up_proj". Outside of layers the column is the name. ".weight" is left away.
+// The place of a tensor in the model: "model.layers.3.mlp.experts.17.up_proj.weight" is layer 3,
+// expert 17 of "mlp.experts.*.up_proj". Outside of layers the column is the name. ".weight" is left
+// away.
 struct TensorPlace {
   std::optional<std::int64_t> layer{};
   std::optional<std::int64_t> expert{};

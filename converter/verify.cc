@@ -30,7 +30,7 @@ distckpt::Dims coordinates(const distckpt::Shape& shape, std::int64_t index) {
   return at;
 }
 
-// What is known of one tensor's differences while its parts are compared in any order.
+// The differences of one tensor while its parts are compared in any order.
 struct TensorDifference {
   std::int64_t first = -1;
   double left_value = 0;

@@ -11,7 +11,7 @@
 
 namespace ferry::cli {
 
-// What the colours say: a number of a cell, in seven steps; equal ones have a colour of their own.
+// The colours of a cell's number, in seven steps; equal cells have a colour of their own.
 struct HeatScale {
   std::string_view id{};     // of the HTML elements
   std::string_view title{};  // "Share of changed elements"

@@ -5,7 +5,7 @@
 namespace ferry::cli {
 namespace {
 
-// Of pages and of pictures.
+// The colours of pages and pictures.
 constexpr std::string_view kColours = R"css(
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1f2328; --dim: #656d76; --line: #d8dde3; --panel: #f6f8fa;
   --accent: #b8412c; --bad: #7a2fd0;

@@ -1,4 +1,4 @@
-// What all pages have: one style sheet, light and dark; no script, nothing from elsewhere.
+// The frame of all pages: one style sheet, light and dark; no script, nothing from elsewhere.
 #pragma once
 
 #include <string>

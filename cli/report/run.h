@@ -1,4 +1,4 @@
-// What a run did, for people: one HTML page of curves, samples, costs and the timeline of a step;
+// The report of a training run: one HTML page of curves, samples, costs and the timeline of a step;
 // and as JSON.
 #pragma once
 

@@ -33,7 +33,7 @@ std::vector<std::size_t> spread(std::size_t count, std::size_t most) {
   return chosen;
 }
 
-// Which are shown: of each score about as many, best first.
+// Chooses the samples that are shown: about as many of each score, best first.
 std::vector<std::size_t> choose(const std::vector<LoggedSample>& samples) {
   std::map<double, std::vector<std::size_t>, std::greater<>> by_score;
   for (std::size_t i = 0; i < samples.size(); ++i)  // those without a score last
@@ -104,7 +104,7 @@ std::string value_text(const nlohmann::json& value) {
   return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Of the scores of a whole set: what is low is red, what is high green.
+// The range of a whole set's scores: low ones are red, high ones green.
 struct Range {
   double least = INFINITY;
   double most = -INFINITY;

@@ -13,12 +13,12 @@
 
 namespace ferry::cli {
 
-// Of one step.
+// The samples of one step.
 struct ShownStep {
   std::int64_t step = 0;
   std::int64_t num_samples = 0;
   std::vector<double> scores{};  // of all of them, finite ones, ascending
-  // Those that are shown, best first, and the row of each in the file, from 0.
+  // The samples that are shown, best first, and the row of each in the file, from 0.
   std::vector<trainer::LoggedSample> samples{};
   std::vector<std::size_t> rows{};
 };

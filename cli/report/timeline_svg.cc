@@ -28,7 +28,7 @@ struct Lane {
   std::size_t num_rows = 1;
 };
 
-// What a name looks like, and how much of all ranks' time it takes.
+// The look of a span's name, and how much of all ranks' time it takes.
 struct Kind {
   bool is_frame = false;  // others lie in it, and it is about all of the step: it is drawn plain
   double seconds = 0;

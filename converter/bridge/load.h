@@ -24,16 +24,16 @@
 namespace ferry::converter {
 
 struct LoadOptions {
-  // Of the model, where it is not the checkpoint's: it may lack prediction layers, which then stay
-  // behind.
+  // The model's configuration if it is not the checkpoint's: it may lack prediction layers, which
+  // then stay behind.
   std::optional<models::TransformerConfig> config{};
   // A model that ends in scores, of a checkpoint that ends in a language model's head: that one
   // stays behind, the scores begin as zeros. Zeros, not random numbers: a critic's first values are
   // then 0 whatever the seed and the mesh, and its head learns at once, the body behind it from the
   // second step on. Default: another head is an Error.
   bool new_head = false;
-  // Where the model has a narrower dtype than the checkpoint, round to nearest. Default: a value
-  // that would be rounded is an Error.
+  // Rounds to nearest if the model has a narrower dtype than the checkpoint. Default: a value that
+  // would be rounded is an Error.
   bool round = false;
   // Rows beyond the vocabulary that both have are loaded too. Default: they become zero.
   bool keep_padding = false;
@@ -42,8 +42,8 @@ struct LoadOptions {
   std::pmr::memory_resource* staging = nullptr;       // where they come from; null: the heap
 };
 
-// Of a critic that begins as the body of this model, without its prediction layers: one value for
-// each token. A model that ends in scores stays what it is.
+// The configuration of a critic that begins as the body of this model, without its prediction
+// layers: one value for each token. A model that ends in scores stays what it is.
 models::TransformerConfig with_value_head(models::TransformerConfig config);
 
 struct LoadPlan {

@@ -36,15 +36,15 @@ struct SaveOptions {
   std::filesystem::path to{};          // the root of iterations
   distckpt::Iteration iteration{};
   models::ParallelConfig parallel{};  // of the mesh: what the arguments of the run say
-  // That the model was loaded from: the arguments of its run go along, and where it is of the same
-  // configuration, but for a new head and prediction layers that it lacks, its config.json and
-  // tokenizer. Null: the checkpoint has weights alone.
+  // The checkpoint that the model was loaded from, or null: then weights alone are written. The
+  // arguments of its run go along, and, if the configuration is the same but for a new head and
+  // missing prediction layers, its config.json and tokenizer.
   const Checkpoint* origin = nullptr;
   // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and
   // under `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the
   // origin's, if it has one.
   std::shared_ptr<const distckpt::Pickle> common{};
-  // Of this rank, each under a key of its own: "rng_state/shard_0.1_1.2",
+  // This rank's objects, each under a key of its own: "rng_state/shard_0.1_1.2",
   // "trainer.cursor/shard_0_1".
   std::vector<distckpt::StoredObject> objects{};
   bool overwrite = false;

@@ -20,8 +20,8 @@ namespace {
 constexpr std::string_view kHfAnchor = "model.embed_tokens.weight";
 constexpr std::string_view kMegatronAnchor = "embedding.word_embeddings.weight";
 
-// What wrappers put into the names of the modules that they wrap: FSDP, torch.compile, activation
-// checkpointing.
+// Takes out the parts that wrappers put into the names of the modules that they wrap: FSDP,
+// torch.compile, activation checkpointing.
 std::string without_wrappers(std::string_view key) {
   constexpr std::array<std::string_view, 3> kWrappers{"_fsdp_wrapped_module.", "_orig_mod.",
                                                       "_checkpoint_wrapped_module."};
@@ -64,7 +64,7 @@ class Reader {
   }
 
  private:
-  // What stands before the names of the model's tensors: "", "model.", "state.model.module.".
+  // Finds the prefix of the names of the model's tensors: "", "model.", "state.model.module.".
   void find_prefix() {
     std::set<std::pair<std::string, bool>> found;
     for (const auto& tensor : checkpoint_.tensors) {
@@ -124,8 +124,7 @@ class Reader {
     stored_.checksums = std::move(resolved.checksums);
   }
 
-  // What stands beside the model is no part of it; what stands in it is, whether or not it is
-  // known.
+  // A tensor beside the model is no part of it; a tensor in it is, whether or not it is known.
   bool is_of_model(const std::string& name) const {
     if (name.starts_with(prefix_)) return !prefix_.empty() || !is_training_key(name);
     const auto part = prefix_.substr(0, prefix_.find('.') + 1);

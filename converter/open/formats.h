@@ -22,8 +22,8 @@ Stored read_torch_dist(const Location& location, const OpenOptions& options);
 // --hf-config says. Throws Error(kNotFound).
 HfForm hf_form_of(const Location& location, const OpenOptions& options);
 
-// That of a checkpoint of Megatron's names: what --hf-config names, else what lies beside it or in
-// its sidecar. Nothing if it has none.
+// The Hugging Face side of a checkpoint of Megatron's names: --hf-config names it, else it lies
+// beside the checkpoint or in its sidecar. Nothing if it has none.
 std::optional<HfForm> find_hf_form(const Location& location, const OpenOptions& options);
 
 }  // namespace ferry::converter

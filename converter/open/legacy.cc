@@ -49,7 +49,7 @@ class Assembler {
       used_.insert(key);
       return add(tensor, key, found->second);
     }
-    // What is missing is named when the tensors are linked.
+    // A tensor that is missing is named when the tensors are linked.
   }
 
   // A tied output layer is the embedding's second copy, on the last stage.

@@ -143,8 +143,8 @@ class StateReader {
     state_.notes.erase(repeats.begin(), repeats.end());
   }
 
-  // Where each master begins it rounds to the weights: what proves the order in which parameters
-  // were found. The first one that does not.
+  // Checks that each master, where it begins, rounds to its weight: that proves the order in which
+  // parameters were found. Returns the first one that does not.
   std::optional<std::string> find_stranger() {
     const auto source = checkpoint_.source();
     const auto prefix = fmt::format("{}param.", kStatePrefix);

@@ -1,6 +1,6 @@
-// What a Megatron checkpoint keeps of a training run beside the model: masters and moments of the
-// optimizer, its parameter groups, the RNG of each rank. It is carried to another layout; what
-// cannot be is named. A trainer's own objects ("trainer.data_cursor/shard_0_1") go along too;
+// The training run in a Megatron checkpoint beside the model: masters and moments of the optimizer,
+// its parameter groups, the RNG of each rank. It is carried to another layout; the parts that
+// cannot be are named. A trainer's own objects ("trainer.data_cursor/shard_0_1") go along too;
 // Megatron does not ask for them.
 #pragma once
 

@@ -107,7 +107,7 @@ std::optional<Location> locate_verl(const fs::path& path) {
       found.folder = base;
       return found;
     }
-    // Where the weights are kept for Hugging Face, dist_ckpt has the optimizer alone.
+    // If the weights are kept for Hugging Face, dist_ckpt has the optimizer alone.
     if (has_weights) {
       found.format = *weights;
       found.folder = huggingface;

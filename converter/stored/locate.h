@@ -1,5 +1,5 @@
-// What lies at a path: which format, and which folder of it. Names alone are looked at, the tracker
-// file and metadata.json.
+// Recognises the checkpoint at a path: its format, and which folder it is. Only names, the tracker
+// file and metadata.json are looked at.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class Format : std::uint8_t {
 };
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
 
-// Where a checkpoint lies and what it is, before anything of it is read.
+// A checkpoint's place and format, before anything of it is read.
 struct Location {
   Format format = Format::kHuggingFace;
   std::filesystem::path root{};    // as named by the user

@@ -42,14 +42,14 @@ class Target {
     return distckpt::promote_shared_padding(layout, source, layout_, links_, tensors);
   }
 
-  // Where the bytes of `plan`, which outlives the target, go: new files, or those that another
-  // process or an interrupted run made. What the journal holds and has to be done again is taken
-  // out of it.
+  // Opens the sink for the bytes of `plan`, which outlives the target: new files, or those that
+  // another process or an interrupted run made. Tasks that have to be done again are taken out of
+  // the journal.
   virtual distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
                                        distckpt::Journal& journal,
                                        distckpt::WriteFile::Mode mode) = 0;
 
-  // What was written so far is durable when it returns.
+  // All bytes that were written so far are durable when it returns.
   virtual void sync_sink() {}
 
   // Writes everything that is not a tensor's bytes: headers, indices, carried files. Durable when
@@ -97,8 +97,7 @@ class FileTarget : public Target {
 
   // Creates the folders that the files of layout() lie in.
   virtual void prepare() const = 0;
-  // What the tensors' files hold beside tensors; then the other files. Each durable when it
-  // returns.
+  // Write the rest of the tensors' files, then the other files. Each is durable when it returns.
   virtual void finish_files(distckpt::FileSink& sink) const = 0;
   virtual void finish_folder() const = 0;
 

@@ -58,7 +58,8 @@ std::string to_string(const Dims& dims) {
 }
 
 std::optional<std::int64_t> checked_volume(const Shape& shape) {
-  // Of the dimensions that are not zero: strides must not overflow either, wherever a zero stands.
+  // The product of the dimensions that are not zero: strides must not overflow either, wherever a
+  // zero stands.
   std::int64_t volume = 1;
   bool empty = false;
   for (const auto value : shape) {

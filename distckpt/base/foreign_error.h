@@ -1,4 +1,4 @@
-// What the standard library throws, as an Error: a program's last words are of one form.
+// Errors of the standard library as an Error: a program's last words are of one form.
 #pragma once
 
 #include <exception>

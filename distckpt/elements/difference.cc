@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kChunk = 1024;
 constexpr std::size_t kLanes = 8;  // sums that run side by side, as in a vector unit
 
-// What a chunk holds on one side. `Bits` is an unsigned integer of the element's size, or the
+// The elements of a chunk on one side. `Bits` is an unsigned integer of the element's size, or the
 // element itself; `Widen` gives its value.
 template <typename Bits, typename Widen>
 struct Elements {
@@ -107,7 +107,8 @@ void count_different(bool floating_point,
     std::memcpy(&b, right.bytes + i * sizeof(b), sizeof(b));
     const int differs = a == b ? 0 : 1;
     different += differs;
-    // What is the same for the whole chunk comes first: whether elements differ cannot be foreseen.
+    // Conditions that are the same for the whole chunk come first: whether elements differ cannot
+    // be foreseen.
     if (!all_finite && differs != 0 && !(std::isfinite(left[i]) && std::isfinite(right[i])))
       continue;
     finite += differs;

@@ -32,7 +32,8 @@ struct ElementCounts {
   std::int64_t right_nans = 0;
   std::int64_t right_infinities = 0;
 
-  // Of elements that differ and are finite on both sides; nothing if there are none.
+  // The largest difference of elements that differ and are finite on both sides; nothing if there
+  // are none.
   std::optional<double> max_difference{};
   std::optional<std::uint64_t> max_ulps{};
   std::array<std::int64_t, kUlpBuckets> ulps{};  // 0: also elements of the same bytes

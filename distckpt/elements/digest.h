@@ -48,7 +48,8 @@ class RunningDigest {
   std::unique_ptr<State> state_;
 };
 
-// Of a tensor whose blocks have these digests. A file's digest is that of a tensor U8 of its bytes.
+// The digest of a tensor whose blocks have these digests. A file's digest is that of a tensor U8 of
+// its bytes.
 Digest digest_tensor(DType dtype, const Shape& shape, std::span<const Digest> blocks);
 
 struct NamedDigest {
@@ -56,7 +57,7 @@ struct NamedDigest {
   Digest digest{};
 };
 
-// Of a whole model: of its tensors' names and digests, in the order of their names.
+// The digest of a whole model: of its tensors' names and digests, in the order of their names.
 Digest digest_model(std::vector<NamedDigest> tensors);
 
 }  // namespace ferry::distckpt

@@ -18,8 +18,9 @@ struct RankOfJob {
   int size = 1;
 };
 
-// As torchrun (RANK, WORLD_SIZE), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun (SLURM_PROCID of
-// SLURM_STEP_NUM_TASKS) tell it; alone without any. Throws Error(kUsage) for values that are none.
+// The rank that torchrun (RANK, WORLD_SIZE), mpirun (OMPI_COMM_WORLD_*, PMI_*) or srun
+// (SLURM_PROCID of SLURM_STEP_NUM_TASKS) gave this process; alone without any. Throws Error(kUsage)
+// for values that are none.
 RankOfJob rank_from_environment();
 
 struct RendezvousOptions {

@@ -71,7 +71,7 @@ std::optional<Pickle> read_common_state(const TorchDistCheckpoint& checkpoint);
 // The dict in it: the object is a list of one.
 PickleValue common_dict(const Pickle& common_state);
 
-// What an object holds. Throws Error(kCorrupt).
+// The pickle that an object holds. Throws Error(kCorrupt).
 Pickle read_object(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object);
 
 // Its archive, as it lies in the file.
@@ -80,9 +80,8 @@ std::string read_archive(const TorchDistCheckpoint& checkpoint, const TorchDistO
 // Parses the archive of every object, so that a damaged one is found. Throws Error(kCorrupt).
 void check_objects(const TorchDistCheckpoint& checkpoint);
 
-// Where the elements of the tensors that `keep` selects lie, found by reading the headers of each
-// chunk's archive, and the checksums that those state. Throws Error(kCorrupt) where an archive
-// contradicts .metadata.
+// The places of the elements of tensors, found by reading the headers of each chunk's archive, and
+// the checksums that those state. Throws Error(kCorrupt) if an archive contradicts .metadata.
 struct TorchDistLayout {
   Layout layout{};
   std::vector<ExpectedChecksum> checksums{};

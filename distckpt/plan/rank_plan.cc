@@ -32,7 +32,7 @@ struct Side {
     mesh = make_mesh_layout(std::move(with_onlooker), static_cast<int>(ranks.size()), {});
   }
 
-  // Those that have all of a box.
+  // The shards that have all of a box.
   std::vector<ShardOfRank> holders(const std::string& key, const Box& box) const {
     std::vector<ShardOfRank> found;
     for (const auto& one : held.at(key)) {

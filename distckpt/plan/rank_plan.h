@@ -44,10 +44,10 @@ struct RankPlan {
   std::vector<RankFill> fills{};
 };
 
-// What every rank holds, and what every rank wants; replicas too. Tensors are matched by key. Where
-// their shapes differ, one side is padded behind the other's end. Throws Error(kLayout) that names
-// the tensor unless both sides have the same tensors, of the same dtypes, each element exactly once
-// but for replicas.
+// Plans the copies from the shards that ranks hold to those that they want; replicas too. Tensors
+// are matched by key. If their shapes differ, one side is padded behind the other's end. Throws
+// Error(kLayout) that names the tensor unless both sides have the same tensors, of the same dtypes,
+// each element exactly once but for replicas.
 RankPlan plan_between_ranks(const std::vector<std::vector<ShardedTensor>>& sources,
                             const std::vector<std::vector<ShardedTensor>>& targets);
 

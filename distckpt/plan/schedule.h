@@ -45,7 +45,7 @@ Schedule make_schedule(const CopyPlan& plan, bool writes);
 // written has to be read.
 Schedule make_target_schedule(const CopyPlan& plan);
 
-// What one thread needs to run any task of the plan.
+// The buffers that one thread needs to run any task of the plan, in bytes.
 struct BufferSizes {
   std::int64_t staging = kTaskBytes;
   std::int64_t scratch = kTaskBytes;

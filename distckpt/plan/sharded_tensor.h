@@ -1,5 +1,5 @@
-// What one rank holds of a global tensor, as Megatron-Core's sharded_state_dict() says it
-// (megatron/core/dist_checkpointing/ mapping.py). Plans are made from ShardedTensors alone, on any
+// One rank's part of a global tensor, as Megatron-Core's sharded_state_dict() describes it
+// (megatron/core/dist_checkpointing/mapping.py). Plans are made from ShardedTensors alone, on any
 // machine; only an executor moves data.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a rank holds, as bytes for the other ranks: its ShardedTensors without their memory. Keys
-// that follow each other share their beginnings, numbers are of variable length.
+// A rank's ShardedTensors as bytes for the other ranks, without their memory. Keys that follow each
+// other share their beginnings, numbers are of variable length.
 #pragma once
 
 #include <span>

@@ -231,7 +231,7 @@ void allow_open_files(std::size_t count) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count + kOthers) return;
   limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, count + kOthers);
-  // Where it is refused, the file that cannot be opened is named.
+  // If the limit cannot be raised, the file that cannot be opened is named.
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 

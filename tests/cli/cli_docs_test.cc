@@ -26,7 +26,7 @@ bool has_models() {
                                  "ferry-torch");
 }
 
-// What `ferry ARGUMENTS` prints on stdout; nothing if it fails.
+// The output of `ferry ARGUMENTS` on stdout; nothing if it fails.
 std::string output_of_ferry(const std::string& arguments) {
   FILE* pipe = popen(("\"$FERRY\" " + arguments).c_str(), "r");
   if (pipe == nullptr) return {};

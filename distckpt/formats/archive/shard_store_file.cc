@@ -45,7 +45,7 @@ hid_t hdf5_type(std::int64_t element_size) {
   }
 }
 
-// Where HDF5 has put a chunk.
+// The place that HDF5 gave a chunk.
 ChunkPlace find_chunk(const Hdf5Handle& handle, const StoredDataset& dataset, std::int64_t index) {
   const auto offset = hdf5_dims(dataset.chunk_offset(index));
   unsigned filter_mask = 0;

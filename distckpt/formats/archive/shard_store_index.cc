@@ -11,7 +11,8 @@ namespace {
 
 using nlohmann::json;
 
-// Of one chunk, decoded: nobody writes larger ones, and a reader's memory is bounded by it.
+// The most bytes of one decoded chunk: nobody writes larger ones, and a reader's memory is bounded
+// by it.
 constexpr std::int64_t kMaxChunkBytes = std::int64_t{64} << 20;
 
 json to_json(const Dims& dims) {

@@ -14,7 +14,8 @@
 
 namespace ferry::distckpt {
 
-// What only the last file of an archive says, which is finished after all others.
+// The part of the index that only the last file of an archive holds, which is finished after all
+// others.
 struct ShardStoreContents {
   std::map<std::string, ByteRange>
       small_files{};                    // "hf/config.json" and where it lies in that file

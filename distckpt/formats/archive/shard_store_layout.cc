@@ -139,7 +139,7 @@ Shape chunk_shape(const Shape& shape, DType dtype, std::int64_t chunk_bytes) {
   if (last < 0) return chunk;
   auto columns = shape[last];
   if (shape.rank() >= 2 && shape.product() > room) {
-    // As many bands as columns, if there are too few chunks for both.
+    // There are as many bands as columns, if there are too few chunks for both.
     const auto chunks = ceil_div(shape.product(), room);
     for (std::int64_t parts = 2;
          parts <= kMaxColumnParts && parts * parts <= chunks && shape[last] % parts == 0;

@@ -1,6 +1,6 @@
-// Where the archive keeps which tensor: large ones in datasets of their own, cut into chunks of
-// which a tensor-parallel slice of rows or columns needs few; small ones side by side in slabs, one
-// per dtype.
+// The archive's layout of tensors: large ones in datasets of their own, cut into chunks of which a
+// tensor-parallel slice of rows or columns needs few; small ones side by side in slabs, one per
+// dtype.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// What stands behind the HDF5 file in a file of an archive: where every chunk lies, and checksums
-// of every byte that is not a chunk (chunks have their own). A reader needs nothing else, so that
-// no byte of a damaged or hostile file is ever handed to libhdf5. docs/formats/hdf5.md.
+// The trailer behind the HDF5 file in a file of an archive: the place of every chunk, and checksums
+// of every byte that is not in a chunk (chunks have their own). A reader needs nothing else, so
+// that no byte of a damaged or hostile file is ever handed to libhdf5. docs/formats/hdf5.md.
 #pragma once
 
 #include <cstdint>

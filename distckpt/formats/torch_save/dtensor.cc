@@ -134,7 +134,7 @@ class Parser {
     add_part(box, slots.at("_local_tensor"), result);
   }
 
-  // As torch.chunk: parts of the size rounded up, the last ones smaller or empty.
+  // Cuts as torch.chunk does: parts of the size rounded up, the last ones smaller or empty.
   void cut(std::int64_t dim, std::int64_t parts, std::int64_t index, Box& box) const {
     check(dim >= 0 && dim < box.rank(), "is split along dimension {}", dim);
     const auto d = static_cast<int>(dim);

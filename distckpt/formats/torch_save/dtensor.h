@@ -1,5 +1,5 @@
-// What a rank saves of a tensor that torch.distributed spreads over ranks: a DTensor (placements on
-// a mesh of devices) or a ShardedTensor, as torch.save pickles them.
+// A rank's part of a tensor that torch.distributed spreads over ranks: a DTensor (placements on a
+// mesh of devices) or a ShardedTensor, as torch.save pickles them.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace ferry::distckpt {
 
-// What the pickle of such a file may name.
+// The globals that the pickle of such a file may name.
 std::span<const std::string_view> dtensor_globals();
 
 struct RankPart {

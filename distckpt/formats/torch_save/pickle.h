@@ -90,7 +90,7 @@ class PickleValue {
   // multiply.
   void require_tree(std::size_t max_values, int max_depth) const;
 
-  // As Python would print it, cut to about `max_length` bytes. Safe for every value.
+  // The value as Python would print it, cut to about `max_length` bytes. Safe for every value.
   std::string describe(std::size_t max_length = 120) const;
 
   // Throws Error(kCorrupt) `FILE: the pickle holds 7 where a dict is expected`.

@@ -1,5 +1,4 @@
-// What a Pickle owns: all its values, in a few flat arrays. For the parser, which fills them, and
-// for PickleValue, which reads them.
+// The values of a Pickle, in a few flat arrays: the parser fills them, and PickleValue reads them.
 #pragma once
 
 #include <bit>
@@ -89,7 +88,7 @@ struct PickleNodes {
 
   PickleValue value(Cell cell) const { return {this, cell}; }
 
-  // What a string, bytes or big int opcode at `position` spells. The parser has checked that it
+  // The text of a string, bytes or big int opcode at `position`. The parser has checked that it
   // lies inside.
   std::string_view text_at(std::uint64_t position) const {
     const char* at = bytes.data() + position;
@@ -135,7 +134,7 @@ struct PickleNodes {
     return {sequence.first, sequence.count};
   }
 
-  // What a value holds, for walks: the cells of containers, and what objects consist of.
+  // Visits the cells that a value holds: those of containers, and the parts of objects.
   template <typename Visit>
   void for_each_child(Cell cell, Visit&& visit) const {
     switch (kind_of(cell)) {

@@ -110,7 +110,7 @@ class Parser {
   void need(std::size_t count) const {
     if (stack_.size() - floor() < count) corrupt("takes a value that is not there");
   }
-  // Where the values above the last mark begin. The caller truncates the stack to that.
+  // The index of the first value above the last mark. The caller truncates the stack to that.
   std::size_t pop_mark() {
     if (marks_.empty()) corrupt("takes a mark that is not there");
     const std::size_t mark = marks_.back();
@@ -276,7 +276,7 @@ void Parser::check_items(std::span<const Cell> cells) const {
   }
 }
 
-// What stands above the last mark becomes one value.
+// Makes one value of those above the last mark.
 void Parser::collect(unsigned char op) {
   const std::size_t mark = pop_mark();
   const std::span<const Cell> cells = above(mark);

@@ -54,7 +54,8 @@ class PickleWriter {
   PickleWriter& begin_object_with_state(std::string_view class_name);
   PickleWriter& end_object_with_state();
 
-  // What the reader's persistent_load resolves: a tuple of the values between begin and end.
+  // Begins the reference that the reader's persistent_load resolves: a tuple of the values between
+  // begin and end.
   PickleWriter& begin_persistent_id();
   PickleWriter& end_persistent_id();
 

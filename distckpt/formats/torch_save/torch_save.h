@@ -15,7 +15,7 @@
 
 namespace ferry::distckpt {
 
-// What the pickles of training programs may name: torch values, and what is kept in arguments.
+// The globals that pickles of training programs may name: torch values, and the types of arguments.
 std::span<const std::string_view> object_globals();
 
 class TorchFile {

@@ -8,7 +8,7 @@
 namespace ferry::distckpt {
 namespace {
 
-// What the pickle of a tensor may name.
+// The globals that the pickle of a tensor may name.
 constexpr std::string_view kGlobals[] = {
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_tensor_v3",

@@ -1,4 +1,4 @@
-// What the pickle of a tensor says: which records of its archive hold which of its elements.
+// Reads the pickle of a tensor: which records of its archive hold which of its elements.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace ferry::distckpt {
 // "torch.FloatStorage" -> "FloatStorage"
 std::string_view last_component(std::string_view name);
 
-// What such a pickle may name.
+// The globals that such a pickle may name.
 std::span<const std::string_view> tensor_globals();
 
 // Whether torch.load would build a plain tensor or a parameter of it.
@@ -29,7 +29,7 @@ TensorItem parse_tensor(PickleValue value, const TorchArchive& archive);
 // The elements of `item`, as `box` of a larger tensor. Both are of one shape.
 Shard shard_of(const TensorItem& item, const Box& box, StorageId storage);
 
-// What the record's CRC-32 says of the tensor; nothing unless it fills the record.
+// The checksum of the tensor by its record's CRC-32; nothing unless it fills the record.
 std::optional<ExpectedChecksum> checksum_of(const TensorItem& item,
                                             StorageId storage,
                                             std::string name);

@@ -65,7 +65,7 @@ class Fields {
   std::size_t position_ = 0;
 };
 
-// What the extra field of a header holds in ZIP64 form. Nothing if there is none, or it is broken.
+// The part of a header's extra field in ZIP64 form. Nothing if there is none, or it is broken.
 std::optional<std::string_view> find_zip64(std::string_view extra) {
   Fields fields(extra);
   while (fields.left() >= 4) {
@@ -90,7 +90,7 @@ bool widen(std::string_view zip64, std::initializer_list<std::uint64_t*> fields)
   return wide.left() == 0;
 }
 
-// What a central directory entry says.
+// An entry of the central directory.
 struct Entry {
   std::string_view path;  // "archive/data.pkl"
   std::uint16_t flags = 0;

@@ -49,7 +49,8 @@ class ArchiveWriter {
     end(crc32(as_bytes(bytes)));
   }
 
-  // What precedes and what follows a payload; between the two it is skipped, or appended to out().
+  // Write the bytes before and behind a payload; between the two it is skipped, or appended to
+  // out().
   void begin(std::string_view record, std::int64_t size);
   void skip(std::int64_t size) { skipped_ += size; }
   void end(std::uint32_t crc32);
@@ -189,7 +190,7 @@ void ArchiveWriter::finish(std::uint64_t names_hash) {
   put16(out_, 0);  // comment
 }
 
-// Of a contiguous tensor, as torch computes them: a dimension of size 0 counts as 1.
+// The strides of a contiguous tensor as torch computes them: a dimension of size 0 counts as 1.
 Dims contiguous_strides(const Shape& shape) {
   Dims strides = Dims::filled(shape.rank(), 1);
   for (int dim = shape.rank() - 2; dim >= 0; --dim) {
@@ -309,8 +310,8 @@ void TensorPickle::tensor(DType dtype, const Shape& shape) {
   memoise();
 }
 
-// What torch computes for the names of these records: those above, with storage "0" and without
-// any.
+// The hashes that torch computes for the names of these records: those above, with storage "0" and
+// without any.
 constexpr std::uint64_t kNamesWithOneStorage = 15728199511854643026U;
 constexpr std::uint64_t kNamesWithoutStorage = 2908468677762923104U;
 

@@ -309,7 +309,7 @@ TEST(Save, ProvesWhatItWroteAndDigestsIt) {
   });
 }
 
-// Of whose n-th read on something else comes.
+// Memory that changes its bytes from the n-th read on.
 class FaultySource : public MemorySource {
  public:
   using Fault = std::function<void(std::span<std::byte>)>;
@@ -337,7 +337,7 @@ TEST(Save, PublishesNothingThatIsNotWhatTheMemoryHolds) {
   const auto mesh = loaded.model.mesh(0);
   int failures = 0;
   for (int same_reads = 0; same_reads <= 4 * num_shards; same_reads += 5) {
-    // As of memory that somebody goes on writing to.
+    // Memory that somebody goes on writing to.
     FaultySource memory(mesh.layout, same_reads, [](std::span<std::byte> packed) {
       if (!packed.empty()) packed[0] ^= std::byte{1};
     });

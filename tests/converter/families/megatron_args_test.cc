@@ -45,7 +45,7 @@ TransformerConfig read_integer(std::string_view key, std::int64_t value) {
   });
 }
 
-// What a config.json says of the model, Megatron's arguments say too: every field that both have.
+// Megatron's arguments say every field that a config.json says and that both have.
 TEST(MegatronArgs, TellEveryFamilyBack) {
   for (const auto* name :
        {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe",

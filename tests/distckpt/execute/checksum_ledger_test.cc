@@ -49,7 +49,7 @@ std::vector<Part> random_parts(Random& random, std::int64_t size, int cuts) {
   return parts;
 }
 
-// What a source or sink does: checksums the part of `file` and commits.
+// Does as a source or sink does: checksums the part of `file` and commits.
 void pass(ChecksumLedger& ledger, std::span<const std::byte> file, const Part& part) {
   std::vector<ChecksumPart> parts;
   ledger.checksum(0, part.begin,

@@ -238,7 +238,8 @@ TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
       const auto count = FilePair::kRows * FilePair::kColumns;
       std::vector<std::byte> expected(static_cast<std::size_t>(count * size_of(into)));
       for (std::int64_t i = 0; i < count; ++i) {
-        // Of few enough bits that a half holds it: half of them are exact in bf16 as well.
+        // The values have few enough bits that a half holds them: half of them are exact in bf16 as
+        // well.
         const auto value = static_cast<double>(random.between(-2047, 2047)) / 64;
         support::naive_round(value, from, pair.source_bytes.data() + i * size_of(from));
       }
@@ -261,7 +262,7 @@ TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
   }
 }
 
-// What a cast is proved against: the digest of the source, cast.
+// A cast is proved against the digest of the source, cast.
 TEST(Executor, DigestsACastAsTheTargetWillBeRead) {
   FilePair pair(DType::kF32, DType::kBF16);
   const auto copied = run(pair, pair.plan(Transform::kCast));

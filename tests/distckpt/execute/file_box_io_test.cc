@@ -264,7 +264,7 @@ TEST(FileSourceAndSink, CarryRandomModelsFromFilesToFiles) {
     FileSink sink(into.storages(), {}, WriteFile::Mode::kCreate);
     Executor({.threads = static_cast<int>(seed % 4) + 1}).submit(plan, source, &sink).wait();
     for (std::size_t i = 0; i < model.expected.size(); ++i) {
-      // What no element lies in is a hole here.
+      // Bytes in which no element lies are a hole here.
       auto expected = model.expected[i];
       const auto found = read_bytes(dir / fmt::format("into/{}", i));
       ASSERT_EQ(expected.size(), found.size());

@@ -94,7 +94,7 @@ TEST(PlaneCodec, GivesBackRealWeights) {
   }
 }
 
-// What the format is for: signs and exponents of bf16 have some 2.6 bits of entropy, of 8.
+// The purpose of the format: signs and exponents of bf16 have some 2.6 bits of entropy, of 8.
 TEST(PlaneCodec, MakesWeightsSmallerByAThird) {
   Random random(5);
   const auto bytes = weights(random, 1 << 19);

@@ -89,7 +89,7 @@ TEST(Safetensors, ReadsTheTensorsThatTransformersSaved) {
 // --- Headers of our own ---
 
 TEST(Safetensors, OrdersByDTypeThenName) {
-  // As the library's enum Dtype has them: the widest first, and names within.
+  // The order of the library's enum Dtype: the widest first, and names within.
   const auto header = make_safetensors_header("m",
                                               {{.name = "b", .dtype = DType::kBF16, .shape = {3}},
                                                {.name = "a", .dtype = DType::kBF16, .shape = {3}},

@@ -115,7 +115,7 @@ TEST_P(TorchDistFixture, EveryChunkHasTheChecksumThatItsArchiveStates) {
   EXPECT_EQ(source.verify_checksums(), std::ssize(resolved.checksums));
   const auto& expected = stated.at("optimizer_model_space");
   for (std::size_t i = 0; i < all.size(); ++i) {
-    // Of flattened and reformulated state the digests are those of other shapes.
+    // The digests of flattened and reformulated state are those of other shapes.
     if (!expected.contains(all[i]->key)) continue;
     const auto& one = expected.at(all[i]->key);
     if (one.at("shape").get<std::vector<std::int64_t>>() !=

@@ -1,4 +1,5 @@
-// What the planner must be able to say, planned without being run: no byte is read here.
+// Everything that the planner must be able to express, planned without being run: no byte is read
+// here.
 #include "distckpt/plan/copy_plan.h"
 
 #include <gtest/gtest.h>

@@ -191,7 +191,7 @@ def test_bad_experts_in_a_megatron_checkpoint(case, work):
 
 
 def test_ranks_of_unequal_count_that_hold_every_expert_are_no_bad_input(work):
-    """Which rank wrote how many experts is of no matter as long as each is there once."""
+    """Ranks may have written any number of experts as long as each is there once."""
     shutil.copytree(DATA / MIX, work / "megatron")
     experts_of_rank(FC2, [(0, 1), (1, 4)])(iteration_folder(work / "megatron"), None)
     config = ["--hf-config", DATA / "hf_mixtral/hf"]

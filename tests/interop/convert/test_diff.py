@@ -37,7 +37,7 @@ def change(folder, nonfinite=False):
 
 
 def expected(a, b):
-    """What diff shall say of two tensors of 16 or 32 bits, by torch and numpy."""
+    """The numbers that diff shall give for two tensors of 16 or 32 bits, by torch and numpy."""
     integers = {2: np.int16, 4: np.int32}[a.element_size()]
     x, y = (np.frombuffer(t.contiguous().view(torch.uint8).numpy().tobytes(), integers).astype(np.int64) for t in (a, b))
     a, b = a.double().flatten(), b.double().flatten()

@@ -110,7 +110,7 @@ IN_HF = [(swap_payloads("q and k swapped", [(f"model.layers.{i}.self_attn.q_proj
 
 
 class TorchDist:
-    """Where in which file the payload of each chunk lies."""
+    """The file and place of each chunk's payload."""
     def __init__(self, files, folder):
         checkpoint = raw.Checkpoint("", files[f"{folder}.metadata"])
         self.chunks = []  # (key, offsets, sizes, file, begin of the item, its end, begin of the payload, its end)

@@ -1,4 +1,4 @@
-"""What ferry writes for Hugging Face: the original bytes where it can know them, else what transformers would write."""
+"""Ferry writes the original bytes for Hugging Face if it can know them, else those that transformers would write."""
 import json
 import shutil
 

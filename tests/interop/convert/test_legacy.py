@@ -95,7 +95,7 @@ def test_chunks_of_interleaved_stages_count_on_through_the_pipeline(work):
 
 
 def test_stages_of_any_length(work):
-    """What the files hold says which stage has which layers."""
+    """The files' tensors say which stage has which layers."""
     legacy = Legacy(work)
     moved = {}
     for tp in (0, 1):

@@ -37,7 +37,7 @@ class Fixture:
 
 
     def check_hf(self, folder):
-        """What ferry wrote there is what the checkpoint holds."""
+        """The tensors that ferry wrote there are those of the checkpoint."""
         if self.as_hf:
             assert described(hf_tensors(folder)) == self.as_hf
             return
@@ -55,7 +55,7 @@ def fixture(request):
 
 
 def test_the_oracles_agree(fixture):
-    """What the tests below expect is what torch and torch_dist_raw found, each on its own."""
+    """The tests below expect the digests that torch and torch_dist_raw found, each on its own."""
     assert fixture.model == fixture.digests["megatron"]
     if not fixture.trained:
         assert fixture.as_hf == fixture.digests["hf"]
@@ -132,7 +132,7 @@ def test_inspect_lists_every_tensor_as_it_is_stored(fixture):
 
 
 def test_inspect_tells_the_model(fixture):
-    """What the arguments do not say the tensors do, or it is left away; with a configuration it is all there."""
+    """Tensors say what the arguments do not, or it is left away; with a configuration it is all there."""
     want = ferry_json("inspect", fixture.hf)
     got = ferry_json("inspect", fixture.path)
     if got["family"]:

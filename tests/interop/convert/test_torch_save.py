@@ -23,7 +23,7 @@ def weights(model):
 
 
 def write_bin(folder, model, tensors, parts=1, **how):
-    """As save_pretrained wrote it before safetensors."""
+    """Writes the model as save_pretrained did before safetensors."""
     folder.mkdir()
     for name in ("config.json", "generation_config.json"):
         shutil.copy(hf(model) / name, folder)
@@ -78,7 +78,7 @@ def test_the_configuration_may_be_named(work):
 
 
 def test_views_parameters_and_ordered_dictionaries(work):
-    """What real files hold: parameters, tensors that share a storage, views at an offset, transposed ones, a tied head."""
+    """Real files hold parameters, tensors that share a storage, views at an offset, transposed ones, a tied head."""
     tensors = weights("qwen2_tied")
     q, k = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"
     both = torch.cat([tensors[q], tensors[k]])

@@ -96,7 +96,7 @@ TEST(ShardStoreDamage, EveryTruncationIsNoticed) {
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"weights.h5"}, [&] { read_everything(dir / "a"); }));
 }
 
-// Which tensor a byte belongs to.
+// The tensor that a byte belongs to.
 TEST(ShardStoreDamage, NamesTheTensor) {
   const TempDir dir;
   write_shard_store(dir / "a", small_tensors(), {.store = kSmallChunks});

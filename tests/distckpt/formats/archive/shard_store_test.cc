@@ -116,7 +116,7 @@ TEST(ShardStore, SplitsIntoFilesOfAtMostThatSize) {
   expect_holds(read_shard_store(dir / "a"), tensors);
 }
 
-// What the chunks are for: a rank reads its slice, and hardly more.
+// The purpose of chunks: a rank reads its slice, and hardly more.
 TEST(ShardStore, ATensorParallelSliceIsFewChunks) {
   Random random(2);
   const TempDir dir;

@@ -1,5 +1,4 @@
-// What Python writes is read and what it would execute is not; what PickleWriter writes, byte for
-// byte.
+// Pickles of Python are read and not executed; PickleWriter's are Python's, byte for byte.
 #include "distckpt/formats/torch_save/pickle.h"
 
 #include <gtest/gtest.h>

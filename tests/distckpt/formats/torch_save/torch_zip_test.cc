@@ -69,7 +69,7 @@ TensorItem parse_archive_of(const std::string& archive) {
   return parse_tensor_item(file.file(), 0, file.file().size());
 }
 
-// What is wrong with `archive`, without the file's name.
+// The error of `archive`, without the file's name.
 std::string archive_error_of(const std::string& archive) {
   const ByteFile file(archive);
   try {
@@ -89,7 +89,7 @@ std::string with(std::string archive, std::size_t at, T value) {
   return archive;
 }
 
-// Where the n-th central directory entry stands.
+// The position of the n-th central directory entry.
 std::size_t central_entry(const std::string& archive, int index) {
   std::size_t at = archive.find("PK\1\2");
   for (int i = 0; i < index; ++i) at = archive.find("PK\1\2", at + 4);
