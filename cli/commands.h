@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "converter/progress.h"
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/storage/filenames.h"
 
 namespace ferry::cli {

@@ -44,6 +44,10 @@ class PairSource : public distckpt::BoxSource {
     right_.commit(theirs);
   }
 
+  std::string name_of(distckpt::StorageId storage) const override {
+    return storage < split_ ? left_.name_of(storage) : right_.name_of(storage - split_);
+  }
+
  private:
   distckpt::FileSource& left_;
   distckpt::FileSource& right_;
@@ -145,7 +149,7 @@ void CheckpointPair::promote_shared_padding() {
   distckpt::promote_padding(shared, right_.layout, right_.links, right_.tensors);
 }
 
-// What Megatron keeps in fp32 whatever the model's dtype is compared in fp32.
+// A tensor that Megatron keeps in fp32 whatever the model's dtype is compared in fp32.
 void CheckpointPair::widen_fp32() {
   for (const auto& tensor : left_.map.megatron) {
     if (!tensor.fp32) continue;
@@ -244,18 +248,18 @@ std::int64_t CheckpointPair::num_bytes() const {
 
 void CheckpointPair::compare(const std::function<void(const distckpt::Comparison&)>& compared,
                              const ProgressFunction& progress) {
-  const auto observe = [&](const distckpt::Comparison& part) {
-    const bool is_left = part.tensor < num_tensors_;
-    if (is_left && part.replica == right_replica_[part.tensor]) return compared(part);
-    require(part.equal, ErrorKind::kLayout, "{}: {}: its second copy differs from the first",
-            (is_left ? left_ : right_).location.folder.string(),
-            plan_.tensors[part.tensor].tensor.name);
-  };
-  const distckpt::Executor executor(
-      {.threads = options_.threads, .max_memory = options_.max_memory, .on_compared = observe});
   const auto left = left_.source();
   const auto right = right_.source();
   PairSource both(*left, *right, split_);
+  const auto observe = [&](const distckpt::Comparison& part) {
+    const bool is_left = part.tensor < num_tensors_;
+    if (is_left && part.replica == right_replica_[part.tensor]) return compared(part);
+    if (part.equal) return;
+    fail(ErrorKind::kLayout, "{}: {}", (is_left ? left_ : right_).location.folder.string(),
+         distckpt::describe_difference(plan_, both, part));
+  };
+  const distckpt::Executor executor(
+      {.threads = options_.threads, .max_memory = options_.max_memory, .on_compared = observe});
   const auto done = wait_reporting(executor.submit(plan_, both, nullptr), "comparing", progress);
   left->verify_checksums();
   right->verify_checksums();

@@ -12,7 +12,7 @@
 
 #include "converter/open/checkpoint.h"
 #include "converter/progress.h"
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/plan/copy_plan.h"
 
@@ -55,7 +55,7 @@ class CheckpointPair {
   std::int64_t num_bytes() const;
   const std::vector<UnpairedTensor>& unpaired() const { return unpaired_; }
 
-  // What was not compared, and why; after `compare` also padding that is not zero.
+  // The things that were not compared, and why; after `compare` also padding that is not zero.
   const std::vector<std::string>& notes() const { return notes_; }
 
   // Calls `compared` with every stretch of every tensor: the left one's elements are `expected`,

@@ -10,7 +10,7 @@
 
 #include "converter/open/checkpoint.h"
 #include "converter/progress.h"
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/execute/rendezvous.h"
@@ -78,10 +78,11 @@ struct ConvertReport {
   std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped
   std::vector<std::string> second_copies{};                 // tensors stored twice, verified equal
   std::int64_t num_training_state = 0;  // entries of optimizer and RNG that were left out
-  // Of a training run that goes along.
-  std::string optimizer_form{};  // in the source: param_state_sharding_type
-  std::vector<std::string>
-      optimizer_kinds{};  // "exp_avg", "exp_avg_sq", "param"; none: no optimizer
+  // The training run that goes along: the form of its optimizer in the source
+  // (param_state_sharding_type), the kinds of its state ("exp_avg", "exp_avg_sq", "param"; none
+  // without an optimizer), and whether the RNG's state goes along.
+  std::string optimizer_form{};
+  std::vector<std::string> optimizer_kinds{};
   bool rng = false;
   std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
 };
@@ -89,9 +90,5 @@ struct ConvertReport {
 // Throws Error; nothing is published then, and nothing that was there is lost. Of several ranks the
 // first one's report is the conversion's; the others' say nothing.
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress = {});
-
-// Digest of the model: aliases and derived tensors aside.
-std::string model_digest(const std::vector<distckpt::ModelTensor>& tensors,
-                         const std::vector<distckpt::Digest>& digests);
 
 }  // namespace ferry::converter

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "converter/convert.h"
-#include "converter/open/part.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 
@@ -39,6 +38,16 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
 }
 
 }  // namespace
+
+std::string model_digest(const std::vector<distckpt::ModelTensor>& tensors,
+                         const std::vector<distckpt::Digest>& digests) {
+  std::vector<distckpt::NamedDigest> named;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].role == distckpt::Role::kWeight)
+      named.push_back({.name = tensors[i].name, .digest = digests[i]});
+  }
+  return to_string(distckpt::digest_model(std::move(named)));
+}
 
 Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::Digest>& digests) {
   Manifest manifest{.format = std::string(to_string(checkpoint.location.format)),

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "converter/manifest.h"
@@ -24,7 +25,11 @@ struct DigestOptions {
   std::int64_t max_memory = std::int64_t{192} << 20;
 };
 
-// Of the tensors of a checkpoint that have these digests, without its files.
+// The digest of a model of these tensors: of its weights, without derived tensors and padding.
+std::string model_digest(const std::vector<distckpt::ModelTensor>& tensors,
+                         const std::vector<distckpt::Digest>& digests);
+
+// The manifest of a checkpoint whose tensors have these digests, without its files.
 Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::Digest>& digests);
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress = {});

@@ -7,8 +7,7 @@
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
-#include "converter/open/megatron_names.h"
-#include "converter/open/part.h"
+#include "converter/open/megatron_opener.h"
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_dist.h"
 
@@ -115,7 +114,7 @@ void inspect_stored(InspectReport& report, const OpenOptions& options) {
   report.objects = std::move(stored.objects);
   // Slices come together by the model that they are of.
   const auto opened = stored.assemble
-                          ? std::optional(open_megatron_names(report.location, std::move(stored)))
+                          ? std::optional(open_megatron(report.location, std::move(stored)))
                           : std::nullopt;
   const auto& layout = opened ? opened->layout : stored.layout;
   for (const auto& tensor : layout.tensors()) {

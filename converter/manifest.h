@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/base/box.h"
 #include "distckpt/base/dtype.h"
 #include "distckpt/elements/digest.h"
@@ -40,7 +40,7 @@ struct Manifest {
 std::string write_manifest(const Manifest& manifest);  // JSON
 Manifest parse_manifest(std::string_view text, std::string_view source);
 
-// What `found` has otherwise than `expected`, a line each; files are compared if both are of one
+// The differences of `found` from `expected`, a line each. Files are compared if both are of one
 // format, unless told otherwise.
 std::vector<std::string> compare_manifests(const Manifest& expected,
                                            const Manifest& found,

@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/dequantize.h"
 
 namespace ferry::converter {
 namespace {
@@ -52,8 +54,9 @@ void require_used(bool used, std::string_view flag, std::string_view why, std::s
 
 }  // namespace
 
-void require_effective(const ConvertOptions& options, const Location& source, Format target) {
+void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target) {
   const bool to_megatron = target == Format::kTorchDist;
+  const auto format = source.location.format;
   const auto flags = layout_flags(options.parallel);
   require_used(to_megatron || flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
                fmt::format("the target is {}, whose tensors are whole", name_of(target)),
@@ -61,11 +64,11 @@ void require_effective(const ConvertOptions& options, const Location& source, Fo
   require_used(!options.max_shard_size || !to_megatron, "--max-shard-size",
                "a Megatron target has a file for each rank that writes",
                "leave it away, or choose the number of ranks with --tp, --pp and --ep");
-  require_used(!options.no_save_optim ||
-                   (to_megatron && source.format != Format::kHuggingFace &&
-                    source.format != Format::kTorchSave && source.format != Format::kArchive),
-               "--no-save-optim", "optimizer and RNG go along from Megatron to Megatron alone",
-               "leave it away");
+  require_used(
+      !options.no_save_optim || (to_megatron && format != Format::kHuggingFace &&
+                                 format != Format::kTorchSave && format != Format::kArchive),
+      "--no-save-optim", "optimizer and RNG go along from Megatron to Megatron alone",
+      "leave it away");
   require_used(!options.iteration || to_megatron || !lacks_iterations(options.from), "--iteration",
                "neither source nor target has iterations", "leave it away");
   require_used(!options.resume || options.dry_run == DryRun::kNo, "--resume",
@@ -75,6 +78,11 @@ void require_effective(const ConvertOptions& options, const Location& source, Fo
           "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
   require(!options.keep_fp8 || !options.dtype, ErrorKind::kUsage,
           "--keep-fp8 and --dtype exclude each other");
+  const auto is_fp8 = [](const distckpt::TensorLayout& tensor) {
+    return distckpt::can_dequantize(tensor.dtype);
+  };
+  require_used(!options.keep_fp8 || std::ranges::any_of(source.layout.tensors(), is_fp8),
+               "--keep-fp8", "the source holds no FP8 blocks", "leave it away");
 }
 
 }  // namespace ferry::converter

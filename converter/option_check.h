@@ -1,4 +1,4 @@
-// Options of a conversion that would change nothing of what it writes are errors: whoever gave them
+// An option that would change nothing of the conversion's target is an error: whoever gave it
 // expects another target.
 #pragma once
 
@@ -8,6 +8,6 @@ namespace ferry::converter {
 
 // Throws Error(kUsage) naming the option, where it has no effect from `source` to `target`, or
 // contradicts another.
-void require_effective(const ConvertOptions& options, const Location& source, Format target);
+void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target);
 
 }  // namespace ferry::converter

@@ -33,7 +33,10 @@ void SharedWork::limit(distckpt::ExecutorOptions& options) const {
   options.num_shares = job_.size;
 }
 
-void SharedWork::meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress) {
+void SharedWork::meet(const distckpt::Digest& fingerprint,
+                      const ProgressFunction& progress,
+                      const std::function<void()>& make) {
+  if (is_first()) make();
   if (is_alone()) return;
   distckpt::RendezvousOptions options{.look = look_};
   if (progress) {
@@ -41,10 +44,16 @@ void SharedWork::meet(const distckpt::Digest& fingerprint, const ProgressFunctio
   }
   ranks_ = std::make_unique<distckpt::Rendezvous>(folder_ / distckpt::kWorkRanks, job_,
                                                   to_string(fingerprint), std::move(options));
+  if (!is_first()) make();
 }
 
 void SharedWork::barrier(std::string_view name) {
   if (ranks_) ranks_->barrier(name);
+}
+
+void SharedWork::by_first(std::string_view name, const std::function<void()>& act) {
+  if (is_first()) act();
+  barrier(name);
 }
 
 void SharedWork::leave(std::string_view name) {

@@ -26,17 +26,22 @@ class SharedWork {
   bool is_first() const { return job_.rank == 0; }
   bool is_alone() const { return job_.size == 1; }
 
-  // Of rank 0 the name as it is, of others with their number; and those that other ranks, of this
-  // run or of an interrupted one of any size, have left.
+  // This rank's journal: rank 0 has the name as it is, others add their number. Then those that
+  // other ranks of this run or of an interrupted one of any size have left.
   std::filesystem::path journal(std::string_view name) const;
   std::vector<std::filesystem::path> other_journals(std::string_view name) const;
 
   // The share of this rank.
   void limit(distckpt::ExecutorOptions& options) const;
 
-  // Waits for all; alone at once. meet() comes first, and on rank 0 once the folder is there.
-  void meet(const distckpt::Digest& fingerprint, const ProgressFunction& progress);
+  // Waits until all ranks have come; a rank that is alone does not wait. meet() comes first, and
+  // runs `make` before the ranks meet on rank 0, whose files are then there, and after that on
+  // others.
+  void meet(const distckpt::Digest& fingerprint,
+            const ProgressFunction& progress,
+            const std::function<void()>& make);
   void barrier(std::string_view name);
+  void by_first(std::string_view name, const std::function<void()>& act);  // while all others wait
   void leave(std::string_view name);  // the last one: only rank 0 waits
   void fail(std::string_view message) noexcept;
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "cli/report/diff.h"
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 
 namespace ferry::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/base/printable.h"
 
 namespace ferry::cli {

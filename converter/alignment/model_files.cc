@@ -25,16 +25,4 @@ LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
   return load(checkpoint, mesh, *memory, options);
 }
 
-SaveReport save_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
-                      SaveOptions options) {
-  const auto& model = *chunks.front();
-  options.config = model.config();
-  options.parallel = model.mesh().shape().parallel();
-  const auto group = rank_group(model.mesh().all());
-  const auto mesh = distckpt::gather_mesh_layout(group, models::sharded_state_dict(chunks));
-  options.staging = models::staging_memory();
-  const auto memory = models::make_memory_source(mesh.layout);
-  return save(group, mesh, *memory, options);
-}
-
 }  // namespace ferry::converter

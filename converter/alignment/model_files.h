@@ -1,5 +1,5 @@
-// A parallel model and a checkpoint: loading and saving by plans. The model's sharded_state_dict()
-// is one side of the plan, whatever format the checkpoint has is the other.
+// Loads a checkpoint into a parallel model by a plan: the checkpoint is one side, whatever its
+// format, and the model's sharded_state_dict() is the other.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "converter/bridge/load.h"
-#include "converter/bridge/save.h"
 #include "distckpt/plan/rank_group.h"
 #include "models/gpt_model.h"
 
@@ -21,9 +20,5 @@ distckpt::RankGroup rank_group(const models::ProcessGroup& group);
 LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
                       const Checkpoint& checkpoint,
                       LoadOptions options = {});
-
-// Writes an iteration of a Megatron-Core checkpoint from the chunks of all ranks' stages.
-SaveReport save_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
-                      SaveOptions options);
 
 }  // namespace ferry::converter

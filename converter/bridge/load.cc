@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "converter/families/megatron_links.h"
-#include "converter/open/part.h"
 #include "converter/optimizer/optimizer_tensors.h"
 #include "distckpt/base/error.h"
 
@@ -19,7 +18,7 @@ using distckpt::Role;
 using models::Head;
 using models::TransformerConfig;
 
-// Which tensors only one of two configurations may have.
+// Finds the tensors that only one of two configurations may have.
 struct ConfigDifference {
   bool prediction_layers = false;  // the model lacks them
   bool head = false;               // the model has a new one
@@ -103,7 +102,7 @@ class LoadPlanner {
       of_source.back() = of_model[at->second] = static_cast<std::uint32_t>(tensors_.size());
       tensors_.push_back(tensor);
     }
-    restrict_links(source_, checkpoint_.layout, of_source);
+    distckpt::restrict_links(source_, checkpoint_.layout, of_source);
     for (std::size_t i = 0; i < of_model.size(); ++i) {
       if (of_model[i]) continue;
       const auto& name = wanted[i].name;
@@ -111,7 +110,7 @@ class LoadPlanner {
               "{}: the checkpoint does not hold it, the model has it", name);
       result_.from_zero.push_back(name);
     }
-    // What has no source is filled with zeros, as padding is.
+    // A target without a source is filled with zeros, as padding is.
     distckpt::TensorMap kept{.padding = std::move(target_.padding)};
     for (auto link : target_.links) {
       if (of_model[link.model]) {
@@ -188,11 +187,10 @@ LoadReport load(const Checkpoint& checkpoint,
   const distckpt::ExecutorOptions how{.threads = options.threads,
                                       .max_memory = options.max_memory,
                                       .staging = options.staging,
-                                      .by_target = true,
                                       .on_compared = {}};
   const auto source = checkpoint.source();
   try {
-    auto done = wait_reporting(distckpt::Executor(how).submit(plan.copy, *source, &memory),
+    auto done = wait_reporting(distckpt::Executor(how).submit_pieces(plan.copy, *source, memory),
                                "loading", progress);
     source->verify_checksums();
     memory.finish();

@@ -77,7 +77,7 @@ std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& m
   return form;
 }
 
-// What the arguments of the run would make of the vocabulary.
+// Throws if the arguments of the run would pad the vocabulary to another size.
 void check_padding(const Checkpoint& model, const models::ParallelConfig& parallel) {
   for (const auto& tensor : model.map.megatron) {
     if (!tensor.vocabulary) continue;
@@ -266,11 +266,9 @@ class Saving {
 
   void write() {
     auto& sink = target_->open_files([&](distckpt::StorageId file) { return is_mine(file); });
-    auto how = executor_options();
-    how.by_target = true;
+    const distckpt::Executor executor(executor_options());
     report_.bytes =
-        wait_reporting(distckpt::Executor(how).submit(plan_, memory_, &sink), "saving", progress_)
-            .bytes;
+        wait_reporting(executor.submit_pieces(plan_, memory_, sink), "saving", progress_).bytes;
     target_->close_files();
   }
 
@@ -311,16 +309,15 @@ class Saving {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  // What this rank would load is what it holds: other ranks' replicas are looked at by them.
+  // Compares the boxes that this rank would load with those that it holds. Other ranks compare
+  // their own replicas.
   void compare_with_memory(const Checkpoint& written) {
     const auto loaded =
         plan_load(written, mesh_, {.config = options_.config, .keep_padding = true});
     distckpt::ComparingSink sink(mesh_.layout, memory_);
-    auto how = executor_options();
-    how.by_target = true;
+    const distckpt::Executor executor(executor_options());
     const auto source = written.source(distckpt::ReadMode::kDirect);
-    wait_reporting(distckpt::Executor(how).submit(loaded.copy, *source, &sink), "comparing",
-                   progress_);
+    wait_reporting(executor.submit_pieces(loaded.copy, *source, sink), "comparing", progress_);
   }
 
   void publish() {

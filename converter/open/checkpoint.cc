@@ -6,8 +6,8 @@
 
 #include "converter/families/hf_config.h"
 #include "converter/open/formats.h"
-#include "converter/open/hf_names.h"
-#include "converter/open/megatron_names.h"
+#include "converter/open/hf_opener.h"
+#include "converter/open/megatron_opener.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 
@@ -15,6 +15,22 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 
 using distckpt::DType;
+namespace {
+
+// The file that describes the tensors, for errors that name a tensor and no file.
+fs::path description_of(const Location& location) {
+  switch (location.format) {
+    case Format::kTorchDist:
+    case Format::kDcp:
+      return location.folder / distckpt::kTorchDistMetadata;
+    case Format::kZarr:
+      return location.folder / "*" / ".zarray";
+    default:
+      return location.folder;
+  }
+}
+
+}  // namespace
 
 void refuse_hf_config(const Location& location, const fs::path& hf_config) {
   require(hf_config.empty() || !location.has_own_config(), ErrorKind::kUsage,
@@ -35,18 +51,16 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
   try {
     auto stored = read_stored(location, options);
     auto checkpoint = stored.megatron_names
-                          ? open_megatron_names(location, std::move(stored))
-                          : open_hf_names(location, std::move(stored), options.keep_fp8);
+                          ? open_megatron(location, std::move(stored))
+                          : open_huggingface(location, std::move(stored), options.keep_fp8);
     if (options.training_state && location.format == Format::kTorchDist)
       add_training_state(checkpoint);
     checkpoint.files = files;
     if (checkpoint.hf) checkpoint.hf->files = files;
     return checkpoint;
   } catch (Error& error) {
-    // The name of a tensor does not say which of two checkpoints is meant.
-    const auto folder = location.folder.string();
-    if (error.report().find(folder) == std::string::npos)
-      error.add_context(fmt::format("reading {}", folder));
+    if (error.report().find(location.folder.string()) == std::string::npos)
+      error.add_context(fmt::format("reading {}", description_of(location).string()));
     throw;
   }
 }
@@ -75,6 +89,16 @@ void require_hf_form(const Checkpoint& checkpoint) {
       ErrorKind::kUsage,
       fmt::format("{}: holds no config.json for Hugging Face", checkpoint.location.folder.string()),
       "name a folder that holds config.json and the tokenizer with --hf-config");
+}
+
+void restrict_checkpoint(Checkpoint& checkpoint, const Selection& selection) {
+  restrict_map(checkpoint.map, {selection});
+  const auto at = keep_selected(checkpoint.tensors, {selection});
+  distckpt::restrict_links(checkpoint.links, checkpoint.layout, at);
+  if (!checkpoint.hf) return;
+  checkpoint.hf->part.push_back(selection);
+  checkpoint.hf->headers.clear();
+  checkpoint.hf->index_text.reset();
 }
 
 void check_derived(const Checkpoint& checkpoint) {

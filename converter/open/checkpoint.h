@@ -67,6 +67,10 @@ bool is_quantized(const std::filesystem::path& path);
 // has none.
 void require_hf_form(const Checkpoint& checkpoint);
 
+// Keeps only the tensors that are selected, and records that in the Hugging Face form. The headers
+// of its files, which are those of the whole, are dropped.
+void restrict_checkpoint(Checkpoint& checkpoint, const Selection& selection);
+
 // The derived tensors (inv_freq) of a checkpoint are what its configuration gives. Throws
 // Error(kCorrupt).
 void check_derived(const Checkpoint& checkpoint);

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
@@ -16,7 +17,7 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-// What holds weights or a training run's state does not travel along; everything else does.
+// Files of weights or of a training run's state do not travel along; everything else does.
 constexpr std::array<std::string_view, 12> kWeightSuffixes{
     ".safetensors", ".safetensors.index.json",
     ".bin",         ".bin.index.json",
@@ -91,6 +92,15 @@ CarriedFile HfForm::file(const std::string& name) const {
 
 std::string HfForm::config_text() const {
   return text(std::string(distckpt::kHfConfig));
+}
+
+void HfForm::leave_quantization() {
+  const auto text = config_text();
+  if (!parse_quantization(text, config_source())) return;
+  contents[std::string(distckpt::kHfConfig)] =
+      without_quantization(text, distckpt::DType::kBF16, config_source());
+  headers.clear();
+  index_text.reset();
 }
 
 bool is_hf_folder(const fs::path& folder) {

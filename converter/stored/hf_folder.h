@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "converter/stored/carried_file.h"
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/source_files.h"
 
@@ -37,6 +37,10 @@ struct HfForm {
   std::string text(const std::string& name) const;  // the same, whole
   std::string config_text() const;                  // of config.json, likewise
   std::string config_source() const;                // its path, for messages
+
+  // Makes it the form of dequantised weights: a configuration that says so, and no headers. Leaves
+  // the form of a model that is not quantised as it is.
+  void leave_quantization();
 };
 
 // True if the folder holds a config.json or safetensors files.

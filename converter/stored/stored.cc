@@ -4,8 +4,15 @@
 #include <map>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
 
 namespace ferry::converter {
+
+void require_weight_dtype(const std::string& name, distckpt::DType dtype) {
+  require(distckpt::can_cast(dtype, distckpt::DType::kF32), ErrorKind::kLayout,
+          "{}: is of dtype {}, weights of fp16, bf16, fp32 or fp64 are expected", name,
+          short_name(dtype));
+}
 
 void link_replicas(std::vector<Replica> replicas,
                    distckpt::Layout& layout,

@@ -1,5 +1,5 @@
-// What the reader of a format finds: boxes of stored tensors, and what else the files tell. What
-// the tensors are called says how a Checkpoint is made of it: hf_names.h, megatron_names.h.
+// The result of a format's reader: boxes of stored tensors, and everything else that the files
+// tell. The tensors' names decide how a Checkpoint is made of it: hf_opener.h, megatron_opener.h.
 #pragma once
 
 #include <filesystem>
@@ -41,11 +41,14 @@ struct Stored {
   std::vector<std::string> objects{};        // keys of sharded objects
   std::filesystem::path derived{};           // a safetensors file of derived tensors
 
-  // Where ranks keep slices that only the model tells how to put together: what there is, as far as
-  // keys and rows go, and what then fills in layout, checksums and replicas.
+  // For ranks' slices, which only the model tells how to put together: the tensors as far as their
+  // keys and rows are known, and a function that fills in layout, checksums and replicas.
   TensorOutline outline{};
   std::function<void(const ModelMap&, Stored&)> assemble{};
 };
+
+// Throws Error(kLayout) for a tensor of a dtype that no weight of the families has.
+void require_weight_dtype(const std::string& name, distckpt::DType dtype);
 
 // Adds the replicas to a layout whose tensors are linked: further copies of what those hold.
 void link_replicas(std::vector<Replica> replicas,

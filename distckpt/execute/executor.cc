@@ -13,7 +13,6 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/execute/task_worker.h"
-#include "distckpt/plan/schedule.h"
 
 namespace ferry::distckpt {
 
@@ -25,7 +24,8 @@ struct Execution::State {
   Schedule schedule;
   BufferSizes sizes;
 
-  std::vector<std::vector<Digest>> blocks;  // per tensor; each element is written by one task
+  // Per tensor, and empty without digests; each element is written by one task.
+  std::vector<std::vector<Digest>> blocks;
   std::atomic<std::uint32_t> next_task = 0;
   std::uint32_t end_task = 0;
   std::atomic<std::int64_t> bytes_done = 0;
@@ -66,30 +66,8 @@ struct Execution::State {
 
   void compared(const Comparison& comparison) const {
     if (options.on_compared) return options.on_compared(comparison);
-    if (comparison.equal) return;
-    const auto& planned = plan->tensors[comparison.tensor];
-    const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
-    const auto element = comparison.element + (mismatch.in1 - comparison.expected.begin()) /
-                                                  size_of(planned.tensor.dtype);
-    fail(ErrorKind::kLayout, "{}: its second copy differs from the first, at element {}{}",
-         planned.tensor.name, element,
-         say_where(planned.tensor.shape, element, planned.source,
-                   planned.replicas[comparison.replica]));
-  }
-
-  // The files in which two copies of an element lie: " (FILE, and FILE)".
-  std::string say_where(const Shape& shape,
-                        std::int64_t element,
-                        const Cover& first,
-                        const Cover& second) const {
-    const auto at = split_flat_range(shape, element, element + 1).front().box;
-    const auto file = [&](const Cover& cover) {
-      const auto piece = std::ranges::find_if(
-          cover, [&](const Piece& one) { return intersect(one.box, at).has_value(); });
-      return piece == cover.end() ? std::string() : source->name_of(piece->at.storage);
-    };
-    const auto one = file(first);
-    return one.empty() ? one : fmt::format(" ({}, and {})", one, file(second));
+    if (!comparison.equal)
+      fail(ErrorKind::kLayout, "{}", describe_difference(*plan, *source, comparison));
   }
 
   void work() {
@@ -187,11 +165,33 @@ ExecuteReport Execution::wait() {
                        .bytes = state.bytes_total,
                        .resumed_bytes = state.resumed_bytes,
                        .nonzero_padding = std::move(state.nonzero_padding)};
-  for (std::size_t i = 0; i < state.plan->tensors.size() && !state.options.by_target; ++i) {
+  for (std::size_t i = 0; i < state.blocks.size(); ++i) {
     const auto& tensor = state.plan->tensors[i].tensor;
     report.digests.push_back(digest_tensor(tensor.dtype, tensor.shape, state.blocks[i]));
   }
   return report;
+}
+
+std::string describe_difference(const CopyPlan& plan,
+                                const BoxSource& source,
+                                const Comparison& comparison) {
+  const auto& planned = plan.tensors[comparison.tensor];
+  const auto& tensor = planned.tensor;
+  const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
+  const auto element =
+      comparison.element + (mismatch.in1 - comparison.expected.begin()) / size_of(tensor.dtype);
+  const auto at = split_flat_range(tensor.shape, element, element + 1).front().box;
+  const auto file = [&](const Cover& cover) {
+    const auto piece = std::ranges::find_if(
+        cover, [&](const Piece& one) { return intersect(one.box, at).has_value(); });
+    return piece == cover.end() ? std::string() : source.name_of(piece->at.storage);
+  };
+  const auto first = file(planned.source);
+  return fmt::format(
+      "{}: its second copy differs from the first, at element {}{}", tensor.name, element,
+      first.empty()
+          ? first
+          : fmt::format(" ({}, and {})", first, file(planned.replicas[comparison.replica])));
 }
 
 StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& options) {
@@ -201,20 +201,27 @@ StagingBudget staging_budget(const CopyPlan& plan, const ExecutorOptions& option
   const auto affordable = options.max_memory / per_thread;
   require(affordable >= 1, ErrorKind::kUsage,
           "{} MiB of memory are too few: one thread needs {} MiB of buffers",
-          options.max_memory >> 20, (per_thread + (1 << 20) - 1) >> 20);
+          options.max_memory >> 20, ceil_div(per_thread, 1 << 20));
   const auto threads = static_cast<int>(std::min<std::int64_t>(wanted, affordable));
   return {.threads = threads, .bytes = threads * per_thread};
 }
 
 Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const {
+  return start(make_schedule(plan, sink != nullptr), plan, source, sink, true);
+}
+
+Execution Executor::submit_pieces(const CopyPlan& plan, BoxSource& source, BoxSink& sink) const {
+  return start(make_target_schedule(plan), plan, source, &sink, false);
+}
+
+Execution Executor::start(
+    Schedule schedule, const CopyPlan& plan, BoxSource& source, BoxSink* sink, bool digests) const {
   auto state = std::make_unique<Execution::State>();
   state->plan = &plan;
   state->source = &source;
   state->sink = sink;
   state->options = options_;
-  require(!options_.by_target || sink != nullptr, ErrorKind::kBug, "no target to go by");
-  state->schedule =
-      options_.by_target ? make_target_schedule(plan) : make_schedule(plan, sink != nullptr);
+  state->schedule = std::move(schedule);
   state->sizes = buffer_sizes(plan);
   const auto share_begin = [&](int share) {
     return static_cast<std::uint32_t>(state->schedule.tasks.size() *
@@ -228,9 +235,11 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
     for (std::uint32_t s = task.first; s < task.first + task.count; ++s)
       state->bytes_total += state->bytes_of(state->schedule.segments[s]);
   }
-  for (const auto& planned : plan.tensors) {
-    state->blocks.emplace_back(
-        static_cast<std::size_t>(ceil_div(planned.tensor.num_bytes(), kDigestBlock)));
+  if (digests) {
+    for (const auto& planned : plan.tensors) {
+      state->blocks.emplace_back(
+          static_cast<std::size_t>(ceil_div(planned.tensor.num_bytes(), kDigestBlock)));
+    }
   }
   if (options_.journal != nullptr) {
     for (std::uint32_t i = 0; i < state->schedule.tasks.size(); ++i) {

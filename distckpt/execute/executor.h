@@ -17,10 +17,11 @@
 #include "distckpt/execute/journal.h"
 #include "distckpt/plan/box_io.h"
 #include "distckpt/plan/copy_plan.h"
+#include "distckpt/plan/schedule.h"
 
 namespace ferry::distckpt {
 
-// A stretch of a replica beside the same stretch of the source.
+// A stretch of a replica and the same stretch of the source.
 struct Comparison {
   std::uint32_t tensor = 0;   // index into CopyPlan::tensors
   std::uint32_t replica = 0;  // index into PlannedTensor::replicas
@@ -30,24 +31,24 @@ struct Comparison {
   bool equal = true;  // in every byte
 };
 
+// "TENSOR: its second copy differs from the first, at element N (FILE, and FILE)", without the
+// files if the source's storages have no names.
+std::string describe_difference(const CopyPlan& plan,
+                                const BoxSource& source,
+                                const Comparison& comparison);
+
 struct ExecutorOptions {
   int threads = 0;                                    // 0: one per core
   std::int64_t max_memory = std::int64_t{192} << 20;  // of all staging buffers together
   std::pmr::memory_resource* staging = nullptr;       // where buffers come from; null: the heap
   Journal* journal = nullptr;                         // skip what it holds, log the rest
-  // Of `num_shares` processes that share the plan this one does its tasks alone: the share-th of as
-  // many equal parts. The digests are whole only once a journal holds all of them.
+  // This process does the share-th of `num_shares` equal parts of the tasks. The digests are whole
+  // only once a journal holds all of them.
   int share = 0;
   int num_shares = 1;
 
-  // Go through the pieces of the targets: of the tensors only that is read which is written. For a
-  // plan of which a rank keeps its part; without digests, which are those of whole tensors.
-  // Replicas are read where they are written, and no one is asked about them: a difference is an
-  // Error.
-  bool by_target = false;
-
-  // Called with each stretch of each replica, by several threads at a time. A stretch begins at a
-  // block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
+  // submit() calls it with each stretch of each replica, from several threads at a time. A stretch
+  // begins at a block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
   std::function<void(const Comparison&)> on_compared{};
 };
 
@@ -58,7 +59,7 @@ struct NonZeroPadding {
 };
 
 struct ExecuteReport {
-  std::vector<Digest> digests{};   // per tensor of the plan; none by_target
+  std::vector<Digest> digests{};   // per tensor of the plan; none after submit_pieces()
   std::int64_t bytes = 0;          // of the model's tensors
   std::int64_t resumed_bytes = 0;  // of these, done by an earlier run
   std::vector<NonZeroPadding> nonzero_padding{};
@@ -93,15 +94,27 @@ class Executor {
  public:
   explicit Executor(ExecutorOptions options) : options_(std::move(options)) {}
 
-  // Plan, source, sink and journal must outlive the execution. Without a sink the plan is read and
-  // digested only. Throws Error(kUsage) if max_memory is too small for one thread.
+  // Reads and digests every tensor of the plan, and writes it to `sink` unless that is null. Plan,
+  // source, sink and journal must outlive the execution. Throws Error(kUsage) if max_memory is too
+  // small for one thread.
   Execution submit(const CopyPlan& plan, BoxSource& source, BoxSink* sink) const;
 
+  // Writes the pieces of the targets, and reads only their elements: for a plan of which a rank
+  // keeps its part. There are no digests, which are those of whole tensors. Replicas are read where
+  // the targets have pieces; one that differs is an Error(kLayout).
+  Execution submit_pieces(const CopyPlan& plan, BoxSource& source, BoxSink& sink) const;
+
  private:
+  Execution start(Schedule schedule,
+                  const CopyPlan& plan,
+                  BoxSource& source,
+                  BoxSink* sink,
+                  bool digests) const;
+
   ExecutorOptions options_;
 };
 
-// What the threads of `submit` would allocate.
+// The threads that an execution starts, and the buffers that they allocate.
 struct StagingBudget {
   int threads = 0;
   std::int64_t bytes = 0;

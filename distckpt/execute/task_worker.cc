@@ -83,7 +83,7 @@ class TaskWorker::Impl {
     std::vector<FlatPiece> boxes;
     Dims strides;  // of the model tensor, in bytes
 
-    // Where element `at` of the tensor lies in staging, in bytes.
+    // The place of element `at` of the tensor in staging, in bytes.
     std::int64_t position(const Dims& at) const {
       std::int64_t offset = -begin * size_of(tensor.dtype);
       for (int d = 0; d < at.rank(); ++d) offset += at[d] * strides[d];
@@ -291,8 +291,12 @@ class TaskWorker::Impl {
       const auto found = replica_.first(bytes);
       read_part(tensor, source, *both, planned.on_read, expected);
       read_part(tensor, other, *both, planned.on_read, found);
-      require(std::ranges::equal(expected, found), ErrorKind::kLayout,
-              "{}: its second copy differs from the first, in {}", tensor.name, to_string(*both));
+      if (std::ranges::equal(expected, found)) continue;
+      const auto first = source_.name_of(source.at.storage);
+      fail(ErrorKind::kLayout, "{}: its second copy differs from the first, in {}{}", tensor.name,
+           to_string(*both),
+           first.empty() ? first
+                         : fmt::format(" ({}, and {})", first, source_.name_of(other.at.storage)));
     }
   }
 

@@ -94,7 +94,7 @@ DType tensor_dtype(PickleValue properties, const std::string& key, const std::st
   return *known;
 }
 
-// Where storage_data says an item lies, by key and, for tensors, offset.
+// The name of an item in storage_data: its key and, for tensors, its offset.
 using ItemKey = std::pair<std::string_view, std::optional<Dims>>;
 
 struct ItemKeyLess {
@@ -179,7 +179,9 @@ class MetadataReader {
     require_plain_filename(name, source_);
     const auto path = checkpoint_.folder / name;
     const auto index = static_cast<std::uint32_t>(checkpoint_.files.size());
-    checkpoint_.files.push_back({.path = path, .size = ReadFile(path).size()});
+    const auto size = with_context([&] { return fmt::format("reading {}", source_); },
+                                   [&] { return ReadFile(path).size(); });
+    checkpoint_.files.push_back({.path = path, .size = size});
     files_.emplace(name, index);
     return index;
   }
@@ -257,6 +259,12 @@ class MetadataReader {
   std::map<ItemKey, TorchDistItem, ItemKeyLess> items_;
 };
 
+// For errors in an item's bytes, which may lie elsewhere than .metadata says.
+std::string place(const TorchDistCheckpoint& checkpoint, std::string_view item) {
+  return fmt::format("reading {} at the place that {} gives it", item,
+                     (checkpoint.folder / kTorchDistMetadata).string());
+}
+
 }  // namespace
 
 bool is_torch_dist(const std::filesystem::path& folder) {
@@ -292,7 +300,7 @@ PickleValue common_dict(const Pickle& common_state) {
 
 Pickle read_object(const TorchDistCheckpoint& checkpoint, const TorchDistObject& object) {
   const auto& item = object.item;
-  return with_context([&] { return fmt::format("reading {}", object.key); },
+  return with_context([&] { return place(checkpoint, object.key); },
                       [&] {
                         return read_torch_object(ReadFile(checkpoint.files[item.file].path),
                                                  item.offset, item.length, object_globals());
@@ -321,11 +329,10 @@ void check_objects(const TorchDistCheckpoint& checkpoint) {
     }
   };
   for (const auto& object : checkpoint.objects) {
-    with_context([&] { return fmt::format("reading {}", object.key); },
-                 [&] { check(object.item); });
+    with_context([&] { return place(checkpoint, object.key); }, [&] { check(object.item); });
   }
   if (checkpoint.common_item) {
-    with_context([&] { return fmt::format("reading {}", kCommonStateKey); },
+    with_context([&] { return place(checkpoint, kCommonStateKey); },
                  [&] { check(*checkpoint.common_item); });
   }
 }
@@ -342,9 +349,9 @@ TorchDistLayout resolve_layout(const TorchDistCheckpoint& checkpoint,
       const auto& item = chunk.item;
       auto& file = files[item.file];
       if (!file) file = std::make_unique<ReadFile>(checkpoint.files[item.file].path);
-      const auto parsed = with_context(
-          [&] { return fmt::format("reading {} {}", tensor->key, to_string(chunk.box)); },
-          [&] { return parse_tensor_item(*file, item.offset, item.length); });
+      const auto parsed =
+          with_context([&] { return place(checkpoint, tensor->key + " " + to_string(chunk.box)); },
+                       [&] { return parse_tensor_item(*file, item.offset, item.length); });
       require(parsed.dtype == tensor->dtype && parsed.shape == chunk.box.size, ErrorKind::kCorrupt,
               "{}: byte {}: holds {} {}, but .metadata says {} {} ({})",
               checkpoint.files[item.file].path.string(), item.offset, torch_name(parsed.dtype),

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kDescription = ".zarray";
 
-// As numpy spells them. tensorstore's bfloat16 has no byte order.
+// The dtypes as numpy spells them. tensorstore's bfloat16 has no byte order.
 std::optional<DType> dtype_from_zarr(std::string_view name) {
   constexpr std::array<std::pair<std::string_view, DType>, 10> kNames{{
       {"bfloat16", DType::kBF16},
@@ -98,6 +98,45 @@ std::int64_t count_chunk_files(const std::filesystem::path& folder) {
   });
 }
 
+// The chunks of the tensor, each a file of `folder` that holds a whole chunk, also at the end.
+void add_chunks(const std::filesystem::path& folder,
+                const Dims& chunk,
+                TensorLayout& tensor,
+                Layout& layout) {
+  const auto& shape = tensor.shape;
+  Dims counts;  // not by ceil_div, whose sum could overflow
+  for (int d = 0; d < shape.rank(); ++d)
+    counts.push_back(shape[d] / chunk[d] + (shape[d] % chunk[d] == 0 ? 0 : 1));
+  const auto expected = counts.product();  // at most the shape's
+  const auto there = count_chunk_files(folder);
+  require(there <= expected, ErrorKind::kCorrupt,
+          "{}: {} chunks are there, shape {} in chunks of {} has {}", folder.string(), there,
+          to_string(shape), to_string(chunk), expected);
+  const auto chunk_bytes = chunk.product() * size_of(tensor.dtype);
+  Dims index = Dims::filled(shape.rank(), 0);
+  for (std::int64_t i = 0; i < expected; ++i) {
+    const auto path = folder / chunk_filename(index);
+    require(std::filesystem::is_regular_file(path), ErrorKind::kNotFound,
+            "{}: is missing, {} of {} chunks are there", path.string(), there, expected);
+    const auto size = ReadFile(path).size();
+    require(size == chunk_bytes, ErrorKind::kCorrupt, "{}: has {} bytes, a chunk has {}",
+            path.string(), size, chunk_bytes);
+    Box box{.offset = index, .size = chunk};
+    for (int d = 0; d < shape.rank(); ++d) {
+      box.offset[d] *= chunk[d];
+      box.size[d] = std::min(chunk[d], shape[d] - box.offset[d]);
+    }
+    const auto storage = layout.add_storage(FileStorage{.path = path, .size = size});
+    auto shard = packed_shard(Box::whole(chunk), tensor.dtype, storage, 0);
+    shard.box = box;
+    tensor.shards.push_back(shard);
+    for (int d = shape.rank() - 1; d >= 0; --d) {
+      if (++index[d] < counts[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
 }  // namespace
 
 bool is_zarr_array(const std::filesystem::path& folder) {
@@ -116,38 +155,8 @@ void add_zarr_array(const std::filesystem::path& folder, std::string name, Layou
   const auto& shape = tensor.shape;
   require(chunk.rank() == shape.rank(), ErrorKind::kCorrupt, "{}: shape {} in chunks of {}",
           description.source(), to_string(shape), to_string(chunk));
-  Dims counts;
-  for (int d = 0; d < shape.rank(); ++d)
-    counts.push_back(shape[d] / chunk[d] + (shape[d] % chunk[d] == 0 ? 0 : 1));
-  const auto expected = counts.product();  // at most the shape's
-  const auto there = count_chunk_files(folder);
-  require(there <= expected, ErrorKind::kCorrupt,
-          "{}: {} chunks are there, shape {} in chunks of {} has {}", folder.string(), there,
-          to_string(shape), to_string(chunk), expected);
-  const auto chunk_bytes = chunk.product() * size_of(dtype);
-  Dims index = Dims::filled(shape.rank(), 0);
-  for (std::int64_t i = 0; i < expected; ++i) {
-    const auto path = folder / chunk_filename(index);
-    require(std::filesystem::is_regular_file(path), ErrorKind::kNotFound,
-            "{}: is missing, {} of {} chunks are there", path.string(), there, expected);
-    const auto size = ReadFile(path).size();
-    require(size == chunk_bytes, ErrorKind::kCorrupt, "{}: has {} bytes, a chunk has {}",
-            path.string(), size, chunk_bytes);
-    Box box{.offset = index, .size = chunk};
-    for (int d = 0; d < shape.rank(); ++d) {
-      box.offset[d] *= chunk[d];
-      box.size[d] = std::min(chunk[d], shape[d] - box.offset[d]);
-    }
-    // Chunks at the end are stored whole, what leaves the shape with them.
-    const auto storage = layout.add_storage(FileStorage{.path = path, .size = size});
-    auto shard = packed_shard(Box::whole(chunk), dtype, storage, 0);
-    shard.box = box;
-    tensor.shards.push_back(shard);
-    for (int d = shape.rank() - 1; d >= 0; --d) {
-      if (++index[d] < counts[d]) break;
-      index[d] = 0;
-    }
-  }
+  with_context([&] { return fmt::format("reading {}", description.source()); },
+               [&] { add_chunks(folder, chunk, tensor, layout); });
   layout.add_tensor(std::move(tensor));
 }
 

@@ -28,21 +28,6 @@ const std::filesystem::path* file_of(const Storage& storage) {
   return nullptr;
 }
 
-std::string describe_files(const Layout& layout, const TensorLayout& tensor) {
-  constexpr std::size_t kMaxFiles = 4;
-  std::vector<std::string> files;
-  for (const auto& shard : tensor.shards) {
-    const auto& storage = layout.storages()[shard.at.storage];
-    const auto* path = file_of(storage);
-    auto name = path != nullptr ? path->string() : describe(storage);
-    if (std::ranges::find(files, name) == files.end()) files.push_back(std::move(name));
-  }
-  const auto others = files.size() - std::min(files.size(), kMaxFiles);
-  files.resize(files.size() - others);
-  return fmt::format("{}{}", fmt::join(files, ", "),
-                     others > 0 ? fmt::format(" and {} others", others) : "");
-}
-
 StorageId Layout::add_storage(Storage storage) {
   storages_.push_back(std::move(storage));
   return static_cast<StorageId>(storages_.size() - 1);
@@ -77,6 +62,26 @@ Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t 
   const auto strides = byte_strides(box.size, size_of(dtype));
   return {.box = box, .at = {.storage = storage, .offset = offset, .strides = strides}};
 }
+
+namespace {
+
+// The files that hold a tensor, for messages: the first ones.
+std::string describe_files(const Layout& layout, const TensorLayout& tensor) {
+  constexpr std::size_t kMaxFiles = 4;
+  std::vector<std::string> files;
+  for (const auto& shard : tensor.shards) {
+    const auto& storage = layout.storages()[shard.at.storage];
+    const auto* path = file_of(storage);
+    auto name = path != nullptr ? path->string() : describe(storage);
+    if (std::ranges::find(files, name) == files.end()) files.push_back(std::move(name));
+  }
+  const auto others = files.size() - std::min(files.size(), kMaxFiles);
+  files.resize(files.size() - others);
+  return fmt::format("{}{}", fmt::join(files, ", "),
+                     others > 0 ? fmt::format(" and {} others", others) : "");
+}
+
+}  // namespace
 
 void check_layout(const Layout& layout) {
   std::vector<Box> boxes;

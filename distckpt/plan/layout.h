@@ -107,9 +107,6 @@ class Layout {
   std::unordered_map<std::string, std::uint32_t> index_;
 };
 
-// The files that hold a tensor, for messages: the first ones.
-std::string describe_files(const Layout& layout, const TensorLayout& tensor);
-
 // A shard that lies row-major and packed from `offset` on.
 Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset);
 

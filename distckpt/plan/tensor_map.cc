@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "distckpt/base/error.h"
 
@@ -60,6 +61,37 @@ std::set<std::string> promote_shared_padding(const Layout& source_layout,
   promote_padding(shared, target_layout, target, as_target);
   promote_padding(shared, source_layout, source, tensors);
   return shared;
+}
+
+void restrict_links(TensorMap& map,
+                    const Layout& layout,
+                    const std::vector<std::optional<std::uint32_t>>& at) {
+  TensorMap kept{.left_out = std::move(map.left_out)};
+  std::set<std::uint32_t> stored;  // tensors that hold something which is kept
+  const auto leave_whole = [&](std::uint32_t index) {
+    kept.left_out.push_back({.stored = index, .box = Box::whole(layout.tensor(index).shape)});
+  };
+  for (auto& link : map.links) {
+    const auto* scale =
+        link.scale < 0 ? nullptr : &map.scales[static_cast<std::size_t>(link.scale)];
+    if (!at[link.model]) {
+      kept.left_out.push_back({.stored = link.stored, .box = link.stored_box});
+      if (scale != nullptr) leave_whole(scale->stored);
+      continue;
+    }
+    stored.insert(link.stored);
+    link.model = *at[link.model];
+    if (scale != nullptr) {
+      link.scale = static_cast<int>(kept.scales.size());
+      kept.scales.push_back(*scale);
+    }
+    kept.links.push_back(std::move(link));
+  }
+  for (auto& padding : map.padding) {
+    auto& list = stored.contains(padding.stored) ? kept.padding : kept.left_out;
+    list.push_back(std::move(padding));
+  }
+  map = std::move(kept);
 }
 
 }  // namespace ferry::distckpt

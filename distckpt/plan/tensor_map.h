@@ -1,9 +1,10 @@
-// Which box of a stored tensor is which box of a model's tensor. A model's tensors are named and
-// shaped in Hugging Face terms, whatever stores them: QKV interleaving by query group, gate over
-// up, stacked layers and padded rows are all boxes here.
+// A TensorMap links boxes of stored tensors to boxes of a model's tensors. A model's tensors are
+// named and shaped in Hugging Face terms, whatever stores them: QKV interleaving by query group,
+// gate over up, stacked layers and padded rows are all boxes here.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,7 +15,7 @@
 
 namespace ferry::distckpt {
 
-// What a tensor is to the model. Only weights count for the model's digest.
+// The part that a tensor plays in the model. Only weights count for the model's digest.
 enum class Role : std::uint8_t {
   kWeight,
   kDerived,  // computed from the configuration (inv_freq): recomputed, may be on one side only
@@ -67,7 +68,7 @@ struct TensorMap {
   std::vector<BoxLink> links{};
   std::vector<PaddingBox> padding{};
   std::vector<ScaleLink> scales{};
-  // What is stored of a model of which only a part is wanted: not read.
+  // Stored elements of tensors that are not wanted: they are not read.
   std::vector<PaddingBox> left_out{};
 };
 
@@ -88,5 +89,11 @@ std::set<std::string> promote_shared_padding(const Layout& source_layout,
                                              const Layout& target_layout,
                                              TensorMap& target,
                                              std::vector<ModelTensor>& tensors);
+
+// Keeps a part of the tensors: tensor i of those that `map` links is now tensor at[i], or gone. The
+// stored elements of a tensor that is gone, its scales and its padding are then left out.
+void restrict_links(TensorMap& map,
+                    const Layout& layout,
+                    const std::vector<std::optional<std::uint32_t>>& at);
 
 }  // namespace ferry::distckpt

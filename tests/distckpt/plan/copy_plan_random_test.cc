@@ -122,17 +122,16 @@ TEST(CopyPlanRandom, OpsCarriedOutOneByOneGiveTheSameBytes) {
   RecordProperty("ops", num_ops);
 }
 
-// What a rank does: the pieces of one storage, straight into its memory, and nothing else.
-void execute_by_target(RandomModel& model, int threads) {
+// Copies as a rank does: the pieces of one storage, straight into its memory, and nothing else.
+void execute_pieces(RandomModel& model, int threads) {
   const auto plan = plan_of(model);
   for (StorageId storage = 0; storage < model.target.memory.size(); ++storage) {
     const auto before = model.target.memory;
     const auto part = keep_targets(plan, [&](StorageId id) { return id == storage; });
     support::MemorySource source(model.source.layout);
     MemorySink sink(model.target.layout);
-    const auto report = Executor({.threads = threads, .by_target = true, .on_compared = {}})
-                            .submit(part, source, &sink)
-                            .wait();
+    const auto report =
+        Executor({.threads = threads, .on_compared = {}}).submit_pieces(part, source, sink).wait();
     EXPECT_TRUE(report.digests.empty());
     for (std::size_t i = 0; i < before.size(); ++i) {
       EXPECT_TRUE(same_bytes(i == storage ? model.expected[i] : before[i], model.target.memory[i]))
@@ -149,7 +148,7 @@ TEST(CopyPlanRandom, PiecesOfOneStorageAloneEqualTheCopyOfElementByElement) {
   for (std::uint64_t seed = 3001; seed <= 3300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     auto model = random_model(seed);
-    ASSERT_NO_THROW(execute_by_target(model, static_cast<int>(seed % 4) + 1));
+    ASSERT_NO_THROW(execute_pieces(model, static_cast<int>(seed % 4) + 1));
     if (HasFailure()) return;
   }
 }
@@ -158,7 +157,7 @@ TEST(CopyPlanRandom, PiecesLongerThanOneTaskEqualTheCopyOfElementByElement) {
   for (std::uint64_t seed = 4001; seed <= 4008; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     auto model = random_model(seed, {.num_tensors = 2, .large = true});
-    ASSERT_NO_THROW(execute_by_target(model, static_cast<int>(seed % 4) + 1));
+    ASSERT_NO_THROW(execute_pieces(model, static_cast<int>(seed % 4) + 1));
     if (HasFailure()) return;
   }
 }

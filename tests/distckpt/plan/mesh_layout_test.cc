@@ -204,9 +204,8 @@ TEST(PartOfRank, IsWhatTheRankHoldsAndAllThatIsRead) {
   EXPECT_EQ(to_string(part.tensors[0].targets[0][0].box), "[4:8, 0:4]");
   support::MemorySource source(whole.layout);
   MemorySink sink(whole.mesh.layout);
-  const auto report = Executor({.threads = 1, .by_target = true, .on_compared = {}})
-                          .submit(part, source, &sink)
-                          .wait();
+  const auto report =
+      Executor({.threads = 1, .on_compared = {}}).submit_pieces(part, source, sink).wait();
   EXPECT_EQ(report.bytes, 32);
   EXPECT_EQ(source.bytes_read(), 32);  // not what other ranks hold
   EXPECT_TRUE(support::same_bytes(std::span(whole.bytes).subspan(32), whole.memory));

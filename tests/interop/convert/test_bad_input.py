@@ -9,10 +9,12 @@ import resource
 import shutil
 import struct
 import subprocess
+from random import Random
 
 import pytest
 
 import torch_dist_raw as raw
+from sharded_runs import sharded_runs
 from support import (DATA, FERRY, ferry, iteration_folder, llama_config, llama_shapes, parse_safetensors, random_tensors,
                      safetensors_bytes, tree, weight_files, write_hf)
 
@@ -565,3 +567,28 @@ def test_output_that_nobody_reads(work):
     done = subprocess.run([FERRY, "inspect", work / "hf"], stdout=write, stderr=subprocess.DEVNULL, restore_signals=False, timeout=30)
     os.close(write)
     assert done.returncode in (0, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- damaged metadata
+
+DESCRIBED = {"torch_dist": ("llama_optim_dp", "*/.metadata"), "zarr": ("zarr/llama_zarr_tp2pp2", "*/*/.zarray"), "dcp": (None, ".metadata")}
+
+
+@pytest.mark.parametrize("form", DESCRIBED)
+def test_a_refusal_of_damaged_metadata_names_its_file(form, work):
+    """One byte of a file that describes tensors is another: whatever does not fit then, the error leads to that file."""
+    name, pattern = DESCRIBED[form]
+    shutil.copytree(DATA / name if name else sharded_runs() / "dcp_model", work / "bad")
+    random, files, refused = Random(form), sorted((work / "bad").glob(pattern)), 0
+    for _ in range(60):
+        path = random.choice(files)
+        good = path.read_bytes()
+        bad = bytearray(good)
+        bad[random.randrange(len(bad))] = random.choice(b"0123456789xyz")
+        path.write_bytes(bad)
+        done = ferry("digest", work / "bad", "--tensors-only", "--hf-config", DATA / "hf_llama/hf")
+        path.write_bytes(good)
+        if done.returncode == 2:
+            refused += 1
+            assert path.name in done.stderr, done.stderr
+    assert refused > 30

@@ -1,4 +1,4 @@
-"""What the command line refuses and how it says so: options without effect, unknown words, names that act on a terminal
+"""The command line refuses, and says so: options without effect, unknown words, names that act on a terminal
 or in a shell, memory that runs out."""
 import json
 import os
@@ -44,7 +44,9 @@ def test_a_layout_of_files_that_are_none_of_megatrons(option, target, work):
     (MEGATRON, ["--no-save-optim"], "--no-save-optim"),
     (HF, ["--to", "hf", "--iteration", "5"], "--iteration"),
     (HF, ["--dry-run", "--resume"], "--resume"),
-], ids=["shards_of_megatron", "optimizer_of_hf", "optimizer_to_hf", "iteration_of_hf", "resumed_dry_run"])
+    (HF, ["--to", "hf", "--keep-fp8"], "--keep-fp8"),
+    (MEGATRON, ["--to", "h5", "--keep-fp8"], "--keep-fp8"),
+], ids=["shards_of_megatron", "optimizer_of_hf", "optimizer_to_hf", "iteration_of_hf", "resumed_dry_run", "no_fp8", "no_fp8_of_megatron"])
 def test_other_options_without_effect(source, options, word, work):
     refuse("convert", source, work / "out", *options, words=[word, "no effect"])
     assert not list(work.iterdir())

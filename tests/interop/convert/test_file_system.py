@@ -170,7 +170,7 @@ def test_a_working_folder_of_somebody_else(options, work):
 
 @pytest.mark.parametrize("name", ["letter", "output/letter", "output/deep/letter"])
 def test_files_of_the_user_in_a_working_folder(name, sources, work):
-    """What an interrupted run has left goes, what else lies there does not."""
+    """Files that an interrupted run has left go, others that lie there do not."""
     run = stopped_while_copying(sources / "a", work / "o", "--to", "hf")
     run.kill()
     run.communicate()
@@ -184,7 +184,7 @@ def test_files_of_the_user_in_a_working_folder(name, sources, work):
 
 
 def test_a_working_folder_that_is_exchanged_meanwhile(sources, work):
-    """What is published is what was written and proved, wherever the name leads by then."""
+    """The published files are those that were written and proved, wherever the name leads by then."""
     run = stopped_while_copying(sources / "a", work / "o", "--to", "hf")
     assert stat.S_IMODE((work / ".o.ferry").stat().st_mode) == 0o700
     (work / ".o.ferry").rename(work / "away")
@@ -198,21 +198,6 @@ def test_a_working_folder_that_is_exchanged_meanwhile(sources, work):
 
 
 # --------------------------------------------------------------------------------------------------------------- resume
-
-
-def test_a_proof_that_was_interrupted_is_resumed(sources, work):
-    """`--resume` of a finished conversion proves it again, however often that is interrupted."""
-    run_ok("convert", sources / "a", work / "o")
-    for signal_sent in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
-        run = subprocess.Popen([FERRY, "convert", sources / "a", work / "o", "--resume", "--threads", "1"], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)
-        while run.poll() is None and not list((work / "o").glob(".*.ferry/reread")):
-            time.sleep(0.001)
-        run.send_signal(signal_sent)
-        run.communicate()
-    run_ok("convert", sources / "a", work / "o", "--resume")
-    assert tree(work / "o") == tree(sources / "a-megatron") or tree(work / "o/release").keys() >= {".metadata"}
-    assert not list((work / "o").glob(".*.ferry"))
 
 
 @pytest.mark.parametrize("to", ["hf", "megatron"])

@@ -111,6 +111,18 @@ def test_keeps_fp8(fp8, work):
     run_ok("convert", fp8, work / "no", "--keep-fp8", code=2)
 
 
+def test_an_archive_keeps_fp8_or_dequantises(fp8, work):
+    run_ok("convert", fp8, work / "kept", "--to", "h5", "--keep-fp8")
+    run_ok("convert", work / "kept", work / "same", "--keep-fp8")
+    assert tree(work / "same") == tree(fp8)
+    run_ok("convert", work / "kept", work / "back")
+    run_ok("convert", fp8, work / "plain", "--to", "h5")
+    run_ok("convert", work / "plain", work / "again")
+    for folder in ("back", "again"):
+        assert_same(work / folder, expected(fp8, torch.bfloat16))
+    run_ok("convert", work / "plain", work / "no", "--keep-fp8", code=2)
+
+
 def test_verify_tells_a_scale_that_changed(fp8, work):
     shutil.copytree(fp8, work / "other")
     tensors = load_file(fp8 / "model.safetensors")

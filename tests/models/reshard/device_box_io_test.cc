@@ -78,7 +78,7 @@ struct Sides {
 };
 
 distckpt::ExecutorOptions options(int threads) {
-  return {.threads = threads, .staging = staging_memory(), .by_target = true, .on_compared = {}};
+  return {.threads = threads, .staging = staging_memory(), .on_compared = {}};
 }
 
 TEST(DeviceBoxIo, WritesAndReadsWhatTheSourceHolds) {
@@ -91,7 +91,7 @@ TEST(DeviceBoxIo, WritesAndReadsWhatTheSourceHolds) {
           distckpt::plan_copy(sides.tensors, sides.files(), sides.shards()), sides.mesh);
       distckpt::MemorySource source(sides.source);
       const auto sink = make_memory_sink(sides.mesh.layout);
-      distckpt::Executor(options(threads)).submit(plan, source, sink.get()).wait();
+      distckpt::Executor(options(threads)).submit_pieces(plan, source, *sink).wait();
       ASSERT_NO_THROW(sink->finish());
 
       const auto expected = sides.bytes;
@@ -99,7 +99,7 @@ TEST(DeviceBoxIo, WritesAndReadsWhatTheSourceHolds) {
       const auto back = distckpt::plan_copy(sides.tensors, sides.shards(), sides.files());
       const auto memory = make_memory_source(sides.mesh.layout);
       distckpt::MemorySink host(sides.source);
-      distckpt::Executor(options(threads)).submit(back, *memory, &host).wait();
+      distckpt::Executor(options(threads)).submit_pieces(back, *memory, host).wait();
       for (std::size_t i = 0; i < expected.size(); ++i)
         ASSERT_TRUE(support::same_bytes(expected[i], sides.bytes[i])) << "tensor " << i;
       // By another way than the source's: a contiguous shard as torch copies it.
@@ -136,7 +136,7 @@ TEST(DeviceBoxIo, StopsWhereASourceFails) {
     Failing source;
     const auto sink = make_memory_sink(sides.mesh.layout);
     EXPECT_TRUE(support::fails(ErrorKind::kIo, {"the disk is gone"}, [&] {
-      distckpt::Executor(options(4)).submit(plan, source, sink.get()).wait();
+      distckpt::Executor(options(4)).submit_pieces(plan, source, *sink).wait();
     }));
   }
 }

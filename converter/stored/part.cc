@@ -1,9 +1,10 @@
-#include "converter/stored/selection.h"
+#include "converter/stored/part.h"
 
 #include <fmt/format.h>
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
@@ -123,6 +124,39 @@ Part parse_part(std::string_view text, std::string_view source) {
   require(format == kPartFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
           source, format, kPartFormat);
   return parse_part_json(distckpt::json_at(record, "selections", source), source);
+}
+
+std::vector<std::optional<std::uint32_t>> keep_selected(std::vector<distckpt::ModelTensor>& tensors,
+                                                        const Part& part) {
+  std::vector<std::optional<std::uint32_t>> at;
+  std::vector<distckpt::ModelTensor> kept;
+  for (auto& tensor : tensors) {
+    at.emplace_back();
+    if (!selects(part, tensor)) continue;
+    at.back() = static_cast<std::uint32_t>(kept.size());
+    kept.push_back(std::move(tensor));
+  }
+  tensors = std::move(kept);
+  return at;
+}
+
+void restrict_map(ModelMap& map, const Part& part) {
+  const auto at = keep_selected(map.tensors, part);
+  map.index.clear();
+  for (std::uint32_t i = 0; i < map.tensors.size(); ++i) map.index.emplace(map.tensors[i].name, i);
+  std::erase_if(map.copies, [&](const auto& copy) { return !at[copy.second]; });
+  for (auto& [name, model] : map.copies) model = *at[model];
+  for (auto& tensor : map.megatron) {
+    std::erase_if(tensor.parts, [&](const MappedPart& one) { return !at[one.model]; });
+    for (auto& one : tensor.parts) one.model = *at[one.model];
+  }
+  std::erase_if(map.megatron, [](const MegatronTensor& tensor) { return tensor.parts.empty(); });
+}
+
+ModelMap make_part_map(const models::TransformerConfig& config, const Part& part) {
+  auto map = make_model_map(config);
+  if (!part.empty()) restrict_map(map, part);
+  return map;
 }
 
 }  // namespace ferry::converter

@@ -1,11 +1,15 @@
-// Which of a model's tensors are meant: globs over their names in Hugging Face terms.
+// A part of a model, in the place of the whole: globs over the tensors' names in Hugging Face
+// terms, the record of them beside config.json, and a map of the model without the rest.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "converter/families/model_map.h"
 #include "distckpt/plan/tensor_map.h"
 
 namespace ferry::converter {
@@ -41,5 +45,14 @@ Part parse_part_json(const nlohmann::json& json, std::string_view source);
 // The record that lies beside config.json.
 std::string write_part(const Part& part);
 Part parse_part(std::string_view text, std::string_view source);
+
+// The map of a model without the tensors that `part` does not select. Throws as make_model_map
+// does.
+ModelMap make_part_map(const models::TransformerConfig& config, const Part& part);
+void restrict_map(ModelMap& map, const Part& part);
+
+// Takes out the tensors that `part` does not select. Returns the new index of each, if it has one.
+std::vector<std::optional<std::uint32_t>> keep_selected(std::vector<distckpt::ModelTensor>& tensors,
+                                                        const Part& part);
 
 }  // namespace ferry::converter

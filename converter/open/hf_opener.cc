@@ -1,4 +1,4 @@
-#include "converter/open/hf_names.h"
+#include "converter/open/hf_opener.h"
 
 #include <algorithm>
 #include <map>
@@ -10,7 +10,6 @@
 
 #include "converter/families/hf_config.h"
 #include "converter/families/unmapped.h"
-#include "converter/open/part.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
@@ -39,7 +38,7 @@ class HfOpener {
     checkpoint_.tensors = checkpoint_.map.tensors;
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
-    if (quantization_ && !keep_fp8_) leave_quantization(*checkpoint_.hf);
+    if (quantization_ && !keep_fp8_) checkpoint_.hf->leave_quantization();
     std::vector<std::string_view> missing;
     for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
       if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
@@ -89,7 +88,7 @@ class HfOpener {
     if (quantization_ && distckpt::can_dequantize(stored.dtype)) {
       if (!keep_fp8_) scale = scales_of(stored);
     } else {
-      require_floats(stored.name, stored.dtype);
+      require_weight_dtype(stored.name, stored.dtype);
     }
     if (copy || known != map.index.end()) {
       model = known->second;
@@ -169,23 +168,8 @@ class HfOpener {
 
 }  // namespace
 
-Checkpoint open_hf_names(const Location& location, Stored stored, bool keep_fp8) {
+Checkpoint open_huggingface(const Location& location, Stored stored, bool keep_fp8) {
   return HfOpener(location, std::move(stored), keep_fp8).open();
-}
-
-void require_floats(const std::string& name, DType dtype) {
-  require(distckpt::can_cast(dtype, DType::kF32), ErrorKind::kLayout,
-          "{}: is of dtype {}, weights of fp16, bf16, fp32 or fp64 are expected", name,
-          short_name(dtype));
-}
-
-void leave_quantization(HfForm& hf) {
-  const auto text = hf.config_text();
-  if (!parse_quantization(text, hf.config_source())) return;
-  hf.contents[std::string(distckpt::kHfConfig)] =
-      without_quantization(text, DType::kBF16, hf.config_source());
-  hf.headers.clear();
-  hf.index_text.reset();
 }
 
 }  // namespace ferry::converter

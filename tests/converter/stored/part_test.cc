@@ -1,4 +1,4 @@
-#include "converter/open/part.h"
+#include "converter/stored/part.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "converter/open/megatron_names.h"
+#include "converter/open/megatron_opener.h"
 
 #include <algorithm>
 #include <string>
@@ -8,8 +8,6 @@
 #include "converter/families/hf_config.h"
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_links.h"
-#include "converter/open/hf_names.h"
-#include "converter/open/part.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
@@ -58,7 +56,7 @@ class MegatronOpener {
   }
 
   Checkpoint open() {
-    if (checkpoint_.hf) leave_quantization(*checkpoint_.hf);
+    if (checkpoint_.hf) checkpoint_.hf->leave_quantization();
     read_config();
     drop_absent_prediction_layers();
     checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part());
@@ -70,13 +68,12 @@ class MegatronOpener {
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (const auto& link : checkpoint_.links.links) {
       const auto& stored = checkpoint_.layout.tensor(link.stored);
-      require_floats(stored.name, stored.dtype);
+      require_weight_dtype(stored.name, stored.dtype);
       checkpoint_.tensors[link.model].dtype = stored.dtype;
     }
     if (checkpoint_.hf) restore_dtypes(*checkpoint_.hf, checkpoint_.tensors, checkpoint_.map);
     add_derived();
-    with_context([&] { return fmt::format("reading {}", checkpoint_.location.folder.string()); },
-                 [&] { check_object_keys(checkpoint_.map, stored_.objects); });
+    check_object_keys(checkpoint_.map, stored_.objects);
     // Elsewhere it holds the model itself, or arguments alone.
     if (stored_.common && stored_.common_is_apart)
       checkpoint_.common = std::make_shared<distckpt::Pickle>(std::move(*stored_.common));
@@ -111,7 +108,7 @@ class MegatronOpener {
     read_from_tensors(stored_.outline, config_);
   }
 
-  // What the checkpoint holds decides whether there are prediction layers.
+  // The stored tensors decide whether there are prediction layers.
   void drop_absent_prediction_layers() {
     const bool there = std::ranges::any_of(stored_.outline, [&](auto& tensor) {
       return models::strip_wrappers(tensor.first).starts_with(models::kPredictionLayers);
@@ -155,7 +152,7 @@ class MegatronOpener {
 }  // namespace
 
 // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer rows
-// than the vocabulary is one. Nor do old ones of what a router has.
+// than the vocabulary is one. Old arguments know nothing of a router's bias and gate either.
 void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
   for (const auto& [name, shape] : outline) {
     const auto key = models::strip_wrappers(name);
@@ -171,7 +168,7 @@ void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& 
   config.family = infer_family(config);
 }
 
-Checkpoint open_megatron_names(const Location& location, Stored stored) {
+Checkpoint open_megatron(const Location& location, Stored stored) {
   return MegatronOpener(location, std::move(stored)).open();
 }
 
