@@ -6,6 +6,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "converter/verify.h"
@@ -24,26 +25,26 @@ using support::same_tree;
 using support::TempDir;
 using support::TinyModel;
 
-// HF -> Megatron -> Megatron at another layout -> HF: the same folder, byte for byte.
-TEST(Convert, ThereAndBackOverTwoRandomLayoutsIsTheSameFolder) {
-  constexpr int kCases = 400;
-  for (int seed = 0; seed < kCases; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-    const auto model = support::random_tiny_model(random);
-    const TempDir dir;
-    support::write_tiny_model(model, dir / "hf", static_cast<std::uint64_t>(seed));
-    convert({.from = dir / "hf", .to = dir / "first", .parallel = random_layout(model, random)});
-    convert({.from = dir / "first",
-             .to = dir / "second",
-             .format = Format::kTorchDist,
-             .parallel = random_layout(model, random)});
-    const auto report = convert({.from = dir / "second", .to = dir / "back"});
-    EXPECT_TRUE(report.proved);
-    ASSERT_TRUE(same_tree(dir / "hf", dir / "back"));
-    ASSERT_TRUE(verify({.left = dir / "hf", .right = dir / "second"}).identical());
-  }
+// HF -> Megatron -> Megatron at another layout -> HF, of a random model and layouts.
+class ThereAndBack : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(ThereAndBack, OverTwoRandomLayoutsIsTheSameFolder) {
+  std::mt19937_64 random(GetParam());
+  const auto model = support::random_tiny_model(random);
+  const TempDir dir;
+  support::write_tiny_model(model, dir / "hf", GetParam());
+  convert({.from = dir / "hf", .to = dir / "first", .parallel = random_layout(model, random)});
+  convert({.from = dir / "first",
+           .to = dir / "second",
+           .format = Format::kTorchDist,
+           .parallel = random_layout(model, random)});
+  const auto report = convert({.from = dir / "second", .to = dir / "back"});
+  EXPECT_TRUE(report.proved);
+  EXPECT_TRUE(same_tree(dir / "hf", dir / "back"));
+  EXPECT_TRUE(verify({.left = dir / "hf", .right = dir / "second"}).identical());
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ThereAndBack, testing::Range<std::uint64_t>(0, 48));
 
 TEST(Convert, GivesTheSameDigestInEveryFormatAndLayout) {
   const TempDir dir;
@@ -100,35 +101,38 @@ TEST(Convert, RefusesToOverwriteWhatIsNoCheckpoint) {
   EXPECT_EQ(distckpt::read_text(dir / "home" / "letter.txt"), "dear");
 }
 
-// Whenever the source is replaced: nothing of the two is published.
-TEST(Convert, PublishesNothingOfASourceThatIsReplacedMeanwhile) {
-  for (const std::string_view form : {"hf", "megatron"}) {
-    for (const std::string_view stage : {"copying", "proving"}) {
-      SCOPED_TRACE(fmt::format("{} {}", form, stage));
-      const TempDir dir;
-      for (const std::uint64_t seed : {1, 2}) {
-        support::write_tiny_model({}, dir / fmt::format("hf{}", seed), seed);
-        convert(
-            {.from = dir / fmt::format("hf{}", seed), .to = dir / fmt::format("megatron{}", seed)});
-      }
-      const auto source = dir / fmt::format("{}1", form);
-      bool replaced = false;
-      const auto progress = [&](const Progress& now) {
-        if (now.stage != stage || std::exchange(replaced, true)) return true;
-        std::filesystem::rename(source, dir / "away");
-        std::filesystem::rename(dir / fmt::format("{}2", form), source);
-        return true;
-      };
-      EXPECT_TRUE(
-          support::fails(ErrorKind::kIo, {"was replaced by another file", "nobody write"}, [&] {
-            convert({.from = source, .to = dir / "out", .format = Format::kHuggingFace}, progress);
-          }));
-      EXPECT_TRUE(replaced);
-      EXPECT_FALSE(std::filesystem::exists(dir / "out"));
-      EXPECT_FALSE(std::filesystem::exists(dir / ".out.ferry"));
-    }
+// A source of either form, replaced while it is copied or while the target is proved.
+class ReplacedSource
+    : public testing::TestWithParam<std::tuple<std::string_view, std::string_view>> {};
+
+TEST_P(ReplacedSource, IsNotPublished) {
+  const auto [form, stage] = GetParam();
+  const TempDir dir;
+  for (const std::uint64_t seed : {1, 2}) {
+    const auto hf = dir / fmt::format("hf{}", seed);
+    support::write_tiny_model({}, hf, seed);
+    if (form == "megatron") convert({.from = hf, .to = dir / fmt::format("megatron{}", seed)});
   }
+  const auto source = dir / fmt::format("{}1", form);
+  bool replaced = false;
+  const auto progress = [&](const Progress& now) {
+    if (now.stage != stage || std::exchange(replaced, true)) return true;
+    std::filesystem::rename(source, dir / "away");
+    std::filesystem::rename(dir / fmt::format("{}2", form), source);
+    return true;
+  };
+  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"was replaced by another file", "nobody write"}, [&] {
+    convert({.from = source, .to = dir / "out", .format = Format::kHuggingFace}, progress);
+  }));
+  EXPECT_TRUE(replaced);
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+  EXPECT_FALSE(std::filesystem::exists(dir / ".out.ferry"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Stages,
+                         ReplacedSource,
+                         testing::Combine(testing::Values("hf", "megatron"),
+                                          testing::Values("copying", "proving")));
 
 TEST(Convert, RefusesTensorParallelismThatFitsNoQueryGroups) {
   const TempDir dir;
@@ -138,31 +142,31 @@ TEST(Convert, RefusesTensorParallelismThatFitsNoQueryGroups) {
   }));
 }
 
-TEST(Verify, NamesTheTensorAndTheFirstElementThatDiffers) {
+// A run with --resume that proves what an earlier one published is stopped at a stage of the proof.
+class InterruptedProof : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(InterruptedProof, IsResumed) {
   const TempDir dir;
   support::write_tiny_model({}, dir / "hf", 7);
-  convert({.from = dir / "hf", .to = dir / "same", .format = Format::kHuggingFace});
-  auto bytes = distckpt::read_text(dir / "same" / "model.safetensors");
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  distckpt::write_text(dir / "same" / "model.safetensors", bytes);
-  const auto report = verify({.left = dir / "hf", .right = dir / "same"});
-  ASSERT_EQ(report.tensors.size(), 1U);
-  EXPECT_EQ(report.tensors[0].num_different, 1);
-  EXPECT_EQ(report.tensors[0].max_ulps, 256U);  // the lowest bit of the high byte
-  EXPECT_FALSE(report.identical());
+  ConvertOptions options{.from = dir / "hf", .to = dir / "out"};
+  convert(options);
+  options.resume = true;
+  const auto stop = [&](const Progress& now) -> bool {
+    if (now.stage == GetParam()) fail(ErrorKind::kCancelled, "interrupted");
+    return true;
+  };
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_TRUE(support::fails(ErrorKind::kCancelled, {"interrupted", "--resume goes on"},
+                               [&] { convert(options, stop); }));
+    EXPECT_TRUE(std::filesystem::exists(dir / "out/.release.ferry/reread"));
+  }
+  const auto report = convert(options);
+  EXPECT_TRUE(report.proved);
+  EXPECT_EQ(report.resumed_bytes, report.bytes);  // the source's digests are known by now
+  EXPECT_FALSE(std::filesystem::exists(dir / "out/.release.ferry"));
 }
 
-TEST(Verify, ReportsASettingThatDiffers) {
-  const TempDir dir;
-  support::write_tiny_model({}, dir / "hf", 8);
-  convert({.from = dir / "hf", .to = dir / "same", .format = Format::kHuggingFace});
-  auto config = distckpt::read_text(dir / "same" / "config.json");
-  config.replace(config.find("10000.0"), 7, "20000.0");
-  distckpt::write_text(dir / "same" / "config.json", config);
-  const auto report = verify({.left = dir / "hf", .right = dir / "same"});
-  ASSERT_EQ(report.configuration.size(), 1U);
-  EXPECT_EQ(report.configuration[0], "config.json: rope_theta: 10000.0, 20000.0");
-}
+INSTANTIATE_TEST_SUITE_P(Stages, InterruptedProof, testing::Values("reading", "proving"));
 
 }  // namespace convert_test
 }  // namespace ferry::converter

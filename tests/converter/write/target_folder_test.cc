@@ -1,0 +1,110 @@
+#include "converter/write/target_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "converter/convert.h"
+#include "distckpt/storage/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/files.h"
+#include "tests/support/models/tiny_model.h"
+#include "tests/support/temp_dir.h"
+
+namespace ferry::converter {
+namespace target_folder_test {
+
+namespace fs = std::filesystem;
+using support::fails;
+
+class TargetFolder : public testing::Test {
+ protected:
+  void SetUp() override { support::write_tiny_model({}, dir_ / "hf", 1); }
+
+  ::testing::AssertionResult refuses(const fs::path& target,
+                                     std::string_view why,
+                                     bool overwrite = false,
+                                     Format format = Format::kHuggingFace) const {
+    return fails(ErrorKind::kUsage, {why},
+                 [&] { refuse_unsafe_target(target, format, dir_ / "hf", overwrite); });
+  }
+  std::vector<fs::path> replaceable(const std::vector<fs::path>& planned = {}) const {
+    return replaceable_files(dir_ / "hf", Format::kHuggingFace, planned);
+  }
+
+  support::TempDir dir_;
+};
+
+TEST_F(TargetFolder, MayBeNewOrEmpty) {
+  fs::create_directory(dir_ / "empty");
+  for (const auto* name : {"new", "empty"})
+    EXPECT_NO_THROW(refuse_unsafe_target(dir_ / name, Format::kHuggingFace, dir_ / "hf", false));
+}
+
+TEST_F(TargetFolder, IsNotTheSource) {
+  EXPECT_TRUE(refuses(dir_ / "hf", "is the source, lies in it or holds it", true));
+}
+
+TEST_F(TargetFolder, IsNotInTheSource) {
+  EXPECT_TRUE(refuses(dir_ / "hf/out", "is the source, lies in it or holds it"));
+}
+
+TEST_F(TargetFolder, DoesNotHoldTheSource) {
+  EXPECT_TRUE(refuses(dir_.path(), "is the source, lies in it or holds it", true));
+}
+
+TEST_F(TargetFolder, IsNoFile) {
+  distckpt::write_text(dir_ / "file", "dear");
+  EXPECT_TRUE(refuses(dir_ / "file", "is not a folder", true));
+}
+
+TEST_F(TargetFolder, IsReplacedIfToldSo) {
+  fs::copy(dir_ / "hf", dir_ / "out");
+  EXPECT_TRUE(refuses(dir_ / "out", "--overwrite"));
+  EXPECT_NO_THROW(refuse_unsafe_target(dir_ / "out", Format::kHuggingFace, dir_ / "hf", true));
+}
+
+TEST_F(TargetFolder, IsNotBehindALinkToNothing) {
+  fs::create_symlink("nowhere", dir_ / "link");
+  EXPECT_TRUE(refuses(dir_ / "link", "symbolic link to nowhere"));
+}
+
+TEST_F(TargetFolder, AnIterationHidesNoOtherCheckpoint) {
+  fs::copy(dir_ / "hf", dir_ / "other");
+  EXPECT_TRUE(
+      refuses(dir_ / "other/release", "is a checkpoint of its own", false, Format::kTorchDist));
+}
+
+TEST_F(TargetFolder, ResolvesLinksAndSlashes) {
+  fs::create_symlink("hf", dir_ / "link");
+  EXPECT_EQ(resolve_target(dir_ / "link/"), dir_ / "hf");
+}
+
+TEST_F(TargetFolder, AllFilesOfAModelMayBeReplaced) {
+  std::vector<std::string> names;
+  for (const auto& file : replaceable()) names.push_back(file.string());
+  std::ranges::sort(names);
+  EXPECT_EQ(names, support::list(dir_ / "hf"));
+}
+
+TEST_F(TargetFolder, AFileThatNoConversionWritesIsNotReplaced) {
+  distckpt::write_text(dir_ / "hf/letter.txt", "dear");
+  EXPECT_TRUE(
+      fails(ErrorKind::kUsage, {"holds letter.txt", "not overwritten"}, [&] { replaceable(); }));
+  EXPECT_NO_THROW(replaceable({"letter.txt"}));
+}
+
+TEST_F(TargetFolder, AFolderThatNoConversionWritesIsNotReplaced) {
+  fs::create_directory(dir_ / "hf/letters");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds letters/"}, [&] { replaceable(); }));
+}
+
+TEST_F(TargetFolder, AFolderWithoutWeightsIsNotReplaced) {
+  fs::remove(dir_ / "hf/model.safetensors");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"holds no weights"}, [&] { replaceable(); }));
+}
+
+}  // namespace target_folder_test
+}  // namespace ferry::converter
