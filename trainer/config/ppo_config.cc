@@ -35,26 +35,28 @@ void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
 void list(ConfigTable& table, PpoDataConfig& c) {
   table.section("data", "Prompts (docs/training_data.md) and how they become batches");
   table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
-  table.add("val_files", c.val_files, "those to validate on");
+  table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
   table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
   table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
   table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));
   table.add("val_batch_size", c.val_batch_size, "prompts validated at a time; not set: all",
             at_least(1));
-  table.add("shuffle", c.shuffle, "each epoch has an order of its own, out of trainer.seed");
+  table.add("shuffle", c.shuffle, "permute the records of each epoch, by trainer.seed");
   table.add("shuffle_buffer_bytes", c.shuffle_buffer_bytes,
-            "bytes of records that are shuffled, and in memory, at a time", at_least(0));
-  table.add("malformed_rows", c.malformed_rows, "skip and count them, or stop at the first");
+            "bytes of records that are in memory and shuffled at a time", at_least(0));
+  table.add("malformed_rows", c.malformed_rows,
+            "skip: skip and count malformed rows; fail: stop at the first one");
   table.add("filter_overlong_prompts", c.filter_overlong_prompts,
-            "longer prompts are left out and counted");
+            "leave out and count longer prompts");
   table.add("truncation", c.truncation,
-            "what becomes of those that are not: an error, or they lose tokens at that end");
+            "prompts that are too long and not filtered: an error, or lose tokens at the left or "
+            "right end");
 }
 
 std::string mesh_help(bool follows_actor) {
-  return fmt::format("The mesh of its ranks, and what is traded for memory{}",
-                     follows_actor ? "; each key that is not set is the actor's" : "");
+  return fmt::format("The mesh of its ranks, and time traded for memory{}",
+                     follows_actor ? "; a key that is not set has the actor's value" : "");
 }
 
 void list_trained(ConfigTable& table,
@@ -66,11 +68,11 @@ void list_trained(ConfigTable& table,
   list_mesh(table, role + ".megatron", mesh_help(follows_actor), engine);
   list_recompute(table, engine);
   table.add("param_offload", engine.param_offload,
-            "parameters lie on the host while other roles work");
+            "keep parameters on the host while other roles work");
   table.add("grad_offload", engine.grad_offload,
-            "gradients lie on the host while this role does not train");
+            "keep gradients on the host while this role does not train");
   table.add("optimizer_offload", engine.optimizer_offload,
-            "the state of the optimizer lies on the host but while it updates");
+            "keep the optimizer's state on the host except during the update");
   list(table, role + ".optim", optim);
   list(table, role + ".profiler", profiler);
 }
@@ -78,66 +80,64 @@ void list_trained(ConfigTable& table,
 void list_forward_only(ConfigTable& table, const std::string& role, EngineConfig& engine) {
   list_mesh(table, role + ".megatron", mesh_help(true), engine);
   table.add("param_offload", engine.param_offload,
-            "parameters lie on the host while other roles work");
+            "keep parameters on the host while other roles work");
 }
 
 void list(ConfigTable& table, ActorConfig& c) {
   table.section(kActorSection, "The policy that learns");
   list_ranks(table, c.ranks);
   table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
-            "prompts, with all their answers, of an update", at_least(1));
+            "prompts of an update, each with all its answers", at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
-            "micro-batches are packed up to a number of tokens, not of sequences");
+            "pack micro-batches up to a number of tokens, not of sequences");
   table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
-            "tokens of a micro-batch per rank of its context parallel group; not set: 16384, or "
-            "what the longest prompt and answer need",
+            "tokens of a micro-batch per context parallel rank; not set: 16384, or as many as the "
+            "longest prompt and answer need",
             at_least(1));
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu,
-            "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
-  table.add("ppo_epochs", c.ppo_epochs, "times that a step learns from its answers", at_least(1));
-  table.add("shuffle", c.shuffle, "each of those times has an order of its own");
-  table.add("data_loader_seed", c.data_loader_seed, "of those orders", at_least(0));
-  table.add("clip_ratio", c.clip_ratio, "how far from 1 the ratio of probabilities still counts",
+            "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
+  table.add("ppo_epochs", c.ppo_epochs, "passes over the answers of a step", at_least(1));
+  table.add("shuffle", c.shuffle, "permute the answers in each pass");
+  table.add("data_loader_seed", c.data_loader_seed, "seed of these permutations", at_least(0));
+  table.add("clip_ratio", c.clip_ratio, "clipping range of the ratio of probabilities around 1",
             at_least(0));
-  table.add("clip_ratio_low", c.clip_ratio_low, "the same, below 1; not set: clip_ratio",
+  table.add("clip_ratio_low", c.clip_ratio_low, "clipping range below 1; not set: clip_ratio",
             at_least(0));
-  table.add("clip_ratio_high", c.clip_ratio_high, "the same, above 1; not set: clip_ratio",
+  table.add("clip_ratio_high", c.clip_ratio_high, "clipping range above 1; not set: clip_ratio",
             at_least(0));
   table.add("clip_ratio_c", c.clip_ratio_c,
-            "of vanilla: bound of the ratio where the advantage is negative", above(1));
-  table.add("tau_pos", c.tau_pos, "of sapo: temperature of positive advantages", above(0));
-  table.add("tau_neg", c.tau_neg, "of sapo: temperature of the others", above(0));
-  table.add(
-      "loss_agg_mode", c.loss_agg_mode,
-      "how the losses of tokens become one; not set: token-mean, of gspo seq-mean-token-mean");
+            "for vanilla: bound of the ratio for negative advantages (dual clip)", above(1));
+  table.add("tau_pos", c.tau_pos, "for sapo: temperature of positive advantages", above(0));
+  table.add("tau_neg", c.tau_neg, "for sapo: temperature of other advantages", above(0));
+  table.add("loss_agg_mode", c.loss_agg_mode,
+            "aggregation of token losses; not set: token-mean, for gspo seq-mean-token-mean");
   table.add("loss_scale_factor", c.loss_scale_factor,
-            "of seq-mean-token-sum-norm: what sums are divided by; not set: max_response_length",
+            "for seq-mean-token-sum-norm: divisor of the sums; not set: max_response_length",
             above(0));
-  table.add("entropy_coeff", c.entropy_coeff, "how much of the entropy is added as a bonus",
-            at_least(0));
-  table.add("use_kl_loss", c.use_kl_loss, "the distance from the reference is a part of the loss");
-  table.add("kl_loss_coef", c.kl_loss_coef, "how much of it", at_least(0));
-  table.add("kl_loss_type", c.kl_loss_type, "its estimate; +: with the gradient of k2");
-  table.add("recompute_old_log_prob", c.recompute_old_log_prob,
-            "true: the actor computes old_log_prob; false: the rollout's are taken, which needs a "
-            "synchronous bitwise run, where they are the same bytes; auto: they are taken in such "
-            "a run");
+  table.add("entropy_coeff", c.entropy_coeff, "coefficient of the entropy bonus", at_least(0));
+  table.add("use_kl_loss", c.use_kl_loss, "add the divergence from the reference to the loss");
+  table.add("kl_loss_coef", c.kl_loss_coef, "coefficient of that divergence", at_least(0));
+  table.add("kl_loss_type", c.kl_loss_type,
+            "estimator of that divergence; +: with the gradient of k2");
+  table.add(
+      "recompute_old_log_prob", c.recompute_old_log_prob,
+      "true: the actor computes old_log_prob; false: take the rollout's, which needs a synchronous "
+      "bitwise run, where they are the same bytes; auto: take the rollout's in such a run");
   auto& loss = c.policy_loss;
-  table.section(kActorSection + ".policy_loss", "What the policy minimises");
-  table.add("loss_mode", loss.loss_mode, "the loss");
-  table.add("clip_cov_ratio", loss.clip_cov_ratio, "of clip_cov: the share of tokens left out",
+  table.section(kActorSection + ".policy_loss", "The loss of the policy");
+  table.add("loss_mode", loss.loss_mode, "loss of the policy");
+  table.add("clip_cov_ratio", loss.clip_cov_ratio,
+            "for clip_cov: share of tokens that are left out", from_to(0, 1));
+  table.add("clip_cov_lb", loss.clip_cov_lb, "for clip_cov: lower bound of their covariance");
+  table.add("clip_cov_ub", loss.clip_cov_ub, "for clip_cov: upper bound of their covariance");
+  table.add("kl_cov_ratio", loss.kl_cov_ratio, "for kl_cov: share of tokens that are penalised",
             from_to(0, 1));
-  table.add("clip_cov_lb", loss.clip_cov_lb, "of clip_cov: their covariance is above this");
-  table.add("clip_cov_ub", loss.clip_cov_ub, "of clip_cov: and below this");
-  table.add("kl_cov_ratio", loss.kl_cov_ratio, "of kl_cov: the share of tokens penalised",
-            from_to(0, 1));
-  table.add("ppo_kl_coef", loss.ppo_kl_coef, "of kl_cov: how much", at_least(0));
+  table.add("ppo_kl_coef", loss.ppo_kl_coef, "for kl_cov: coefficient of the penalty", at_least(0));
   table.section(kActorSection + ".router_replay",
-                "Where the tokens of an update go, of models with experts");
+                "The experts to which the tokens of an update go");
   table.add("mode", c.router_replay.mode,
-            "disabled: where routers send them; R2: where they went when old_log_prob was "
-            "computed; R3: where "
-            "the rollout sent them, in old_log_prob as well");
+            "disabled: the routers choose; R2: as in the pass that computed old_log_prob; R3: as "
+            "in the rollout, in old_log_prob as well");
   list_trained(table, kActorSection, false, c.megatron, c.optim, c.profiler);
 }
 
@@ -145,13 +145,13 @@ void list(ConfigTable& table, LogProbConfig& c) {
   table.add("log_prob_use_dynamic_bsz", c.log_prob_use_dynamic_bsz,
             "use_dynamic_bsz of log-probabilities; not set: the actor's");
   table.add("log_prob_max_token_len_per_gpu", c.log_prob_max_token_len_per_gpu,
-            "their ppo_max_token_len_per_gpu; not set: the actor's", at_least(1));
+            "ppo_max_token_len_per_gpu of log-probabilities; not set: the actor's", at_least(1));
   table.add("log_prob_micro_batch_size_per_gpu", c.log_prob_micro_batch_size_per_gpu,
-            "their ppo_micro_batch_size_per_gpu; not set: the actor's", at_least(1));
+            "ppo_micro_batch_size_per_gpu of log-probabilities; not set: the actor's", at_least(1));
 }
 
 void list(ConfigTable& table, RefConfig& c) {
-  table.section(kRefSection, "The policy as it was, where a KL term needs it");
+  table.section(kRefSection, "The initial policy, if a KL term needs it");
   list_ranks(table, c.ranks);
   list(table, c.log_prob);
   list_forward_only(table, kRefSection, c.megatron);
@@ -161,49 +161,49 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.section(kRolloutSection, "Generation, with the actor's alignment and dtype");
   list_ranks(table, c.ranks);
   table.add("n", c.n, "answers to each prompt; ferry train grpo starts from 8", at_least(1));
-  table.add("temperature", c.temperature, "of the draw, and of all log-probabilities", above(0));
+  table.add("temperature", c.temperature, "temperature of the draw, and of all log-probabilities",
+            above(0));
   table.add("top_k", c.top_k, "tokens to draw from; -1: all", at_least(-1));
   table.add("top_p", c.top_p, "probability of the tokens to draw from", above_to(0, 1));
-  table.add("ignore_eos", c.ignore_eos, "answers go on to max_response_length");
+  table.add("ignore_eos", c.ignore_eos, "continue answers to max_response_length");
   table.add("tensor_model_parallel_size", c.tensor_model_parallel_size,
             "ranks that share each layer", at_least(1));
   table.add("expert_parallel_size", c.expert_parallel_size, "ranks that share the experts",
             at_least(1));
   table.add("gpu_memory_utilization", c.gpu_memory_utilization,
             "share of a GPU's memory that generation may fill", above_to(0, 1));
-  table.add("kv_cache_bytes", c.kv_cache_bytes, "on the host: bytes of keys and values",
-            at_least(1));
+  table.add("kv_cache_bytes", c.kv_cache_bytes, "bytes of the KV cache on the host", at_least(1));
   table.add("max_num_batched_tokens", c.max_num_batched_tokens, "tokens of a forward pass",
             at_least(1));
   table.add("max_num_seqs", c.max_num_seqs, "sequences of a forward pass", at_least(1));
   table.add("enable_chunked_prefill", c.enable_chunked_prefill,
-            "a prompt may be read in several passes");
+            "compute a long prompt in several passes");
   table.add("enable_prefix_caching", c.enable_prefix_caching,
-            "keys and values of a common beginning are kept once");
-  table.add("enforce_eager", c.enforce_eager, "no CUDA graphs");
-  table.add("free_cache_engine", c.free_cache_engine,
-            "keys and values leave the GPU while other roles work");
+            "share keys and values of prompts that begin alike");
+  table.add("enforce_eager", c.enforce_eager, "use no CUDA graphs");
+  table.add("free_cache_engine", c.free_cache_engine, "free the KV cache while other roles work");
   list(table, c.log_prob);
-  table.section(kRolloutSection + ".checkpoint_engine", "How the actor's weights get there");
+  table.section(kRolloutSection + ".checkpoint_engine", "The transfer of the actor's weights");
   table.add("update_weights_bucket_megabytes", c.update_weights_bucket_megabytes,
-            "MiB that are sent at a time", at_least(1));
-  table.add("update_weights_delta", c.update_weights_delta,
-            "only changed numbers of the weights travel; the sender keeps what it sent there");
-  table.add("verify_weights", c.verify_weights, "every message is compared by digest");
+            "MiB of a bucket of weights", at_least(1));
+  table.add(
+      "update_weights_delta", c.update_weights_delta,
+      "send only changed weights; the sender keeps its last messages on the device or the host");
+  table.add("verify_weights", c.verify_weights, "compare every message by digest");
   auto& val = c.val_kwargs;
-  table.section(kRolloutSection + ".val_kwargs", "Generation when the run validates");
+  table.section(kRolloutSection + ".val_kwargs", "Generation in validation");
   table.add("n", val.n, "answers to each prompt", at_least(1));
-  table.add("do_sample", val.do_sample, "tokens are drawn; else the likeliest one is taken");
-  table.add("temperature", val.temperature, "of the draw", at_least(0));
+  table.add("do_sample", val.do_sample, "draw tokens; false: take the likeliest token");
+  table.add("temperature", val.temperature, "temperature of the draw", at_least(0));
   table.add("top_k", val.top_k, "tokens to draw from; -1: all", at_least(-1));
   table.add("top_p", val.top_p, "probability of the tokens to draw from", above_to(0, 1));
 }
 
 void list(ConfigTable& table, CriticConfig& c) {
-  table.section("critic", "The critic, which gae has");
+  table.section("critic", "The critic, for gae");
   list_ranks(table, c.ranks);
   table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
-            "prompts, with all their answers, of an update; not set: the actor's", at_least(1));
+            "prompts of an update, each with all its answers; not set: the actor's", at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz, "not set: the actor's");
   table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu, "not set: the actor's",
             at_least(1));
@@ -211,43 +211,44 @@ void list(ConfigTable& table, CriticConfig& c) {
             at_least(1));
   table.add("ppo_epochs", c.ppo_epochs, "not set: the actor's", at_least(1));
   table.add("shuffle", c.shuffle, "not set: the actor's");
-  table.add("cliprange_value", c.cliprange_value,
-            "how far from the value before the update a value counts", at_least(0));
+  table.add("cliprange_value", c.cliprange_value, "clipping range of a value around its old value",
+            at_least(0));
   table.add("loss_agg_mode", c.loss_agg_mode, "not set: the actor's");
   table.add("loss_scale_factor", c.loss_scale_factor, "not set: the actor's", above(0));
-  list_model(table, "critic.model", "What it starts from; without path, " + kActorModel, c.model);
+  list_model(table, "critic.model",
+             "The model that the critic starts from; without path, " + kActorModel, c.model);
   list_trained(table, "critic", true, c.megatron, c.optim, c.profiler);
 }
 
 void list(ConfigTable& table, RewardConfig& c) {
   table.section("reward_model",
-                "What answers are worth (docs/rewards.md): the rule of their data_source or a "
+                "The reward of answers (docs/rewards.md): the rule of their data_source or a "
                 "program's score, and a model's");
-  table.add("enable", c.enable, "a model scores");
+  table.add("enable", c.enable, "a reward model scores");
   list_ranks(table, c.ranks);
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
-            "its micro-batches are packed up to a number of tokens, not of sequences");
+            "pack its micro-batches up to a number of tokens, not of sequences");
   table.add("max_token_len_per_gpu", c.max_token_len_per_gpu,
-            "tokens of a micro-batch per rank of its context parallel group; not set: 16384, or "
-            "what the longest prompt and answer need",
+            "tokens of a micro-batch per context parallel rank; not set: 16384, or as many as the "
+            "longest prompt and answer need",
             at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
-            "without use_dynamic_bsz: sequences of a micro-batch", at_least(1));
-  table.add("command", c.command, "a program, and its arguments, that scores instead of the rules");
-  table.add("command_timeout", c.command_timeout, "seconds that it may take for an answer",
+            "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
+  table.add("command", c.command, "a program with its arguments that scores instead of the rules");
+  table.add("command_timeout", c.command_timeout, "seconds that the program may take for an answer",
             at_least(1));
   table.add("command_start_timeout", c.command_start_timeout,
-            "seconds that its first answer may take, behind each start", at_least(1));
+            "seconds that its first answer may take after each start", at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
-            "times that it is started again in a row before the run stops", at_least(0));
+            "restarts in a row before the run stops", at_least(0));
   table.add("format_pattern", c.format_pattern,
-            "answers that match this regular expression get format_score on top");
-  table.add("format_score", c.format_score, "see there");
+            "regular expression; answers that match get format_score on top");
+  table.add("format_score", c.format_score, "score of answers that match format_pattern");
   auto& overlong = c.overlong_buffer;
   table.section("reward_model.overlong_buffer",
-                "DAPO's penalty of answers that come near max_response_length");
-  table.add("enable", overlong.enable, "there is one");
-  table.add("len", overlong.len, "the last so many tokens are penalised", at_least(0));
+                "DAPO's penalty for answers that come near max_response_length");
+  table.add("enable", overlong.enable, "apply the penalty");
+  table.add("len", overlong.len, "number of last tokens that are penalised", at_least(0));
   table.add("penalty_factor", overlong.penalty_factor, "the penalty of the longest answer",
             at_least(0));
   list_model(table, "reward_model.model", "The model that scores, with a value head", c.model);
@@ -255,67 +256,70 @@ void list(ConfigTable& table, RewardConfig& c) {
 }
 
 void list(ConfigTable& table, AlgorithmConfig& c) {
-  table.section("algorithm", "From rewards to advantages");
-  table.add("adv_estimator", c.adv_estimator, "how; ferry train grpo starts from grpo");
+  table.section("algorithm", "The advantages");
+  table.add("adv_estimator", c.adv_estimator,
+            "estimator of advantages; ferry train grpo starts from grpo");
   table.add("gamma", c.gamma, "discount from one token to the next", from_to(0, 1));
-  table.add("lam", c.lam, "of gae: lambda", from_to(0, 1));
+  table.add("lam", c.lam, "for gae: lambda", from_to(0, 1));
   table.add("norm_adv_by_std_in_grpo", c.norm_adv_by_std_in_grpo,
-            "of grpo: advantages are divided by the group's deviation; without it, Dr. GRPO");
+            "for grpo: divide advantages by the group's deviation; false: Dr. GRPO");
   table.add("use_kl_in_reward", c.use_kl_in_reward,
-            "the distance from the reference lowers rewards");
-  table.add("kl_penalty", c.kl_penalty, "the estimate of it");
+            "subtract the divergence from the reference from rewards");
+  table.add("kl_penalty", c.kl_penalty, "estimator of that divergence");
   auto& control = c.kl_ctrl;
-  table.section("algorithm.kl_ctrl", "How much of that distance");
-  table.add("type", control.type, "the same throughout, or steered towards target_kl");
-  table.add("kl_coef", control.kl_coef, "how much, or how much at first", at_least(0));
-  table.add("horizon", control.horizon, "of adaptive: sequences in which it acts", above(0));
-  table.add("target_kl", control.target_kl, "of adaptive: the distance wanted", above(0));
+  table.section("algorithm.kl_ctrl", "The coefficient of that divergence");
+  table.add("type", control.type, "fixed: constant; adaptive: steered towards target_kl");
+  table.add("kl_coef", control.kl_coef, "coefficient, or initial coefficient", at_least(0));
+  table.add("horizon", control.horizon, "for adaptive: number of sequences over which it acts",
+            above(0));
+  table.add("target_kl", control.target_kl, "for adaptive: divergence that is aimed at", above(0));
   auto& correction = c.rollout_correction;
   table.section("algorithm.rollout_correction",
-                "For a rollout whose probabilities are not the actor's");
+                "Correction of a rollout whose probabilities are not the actor's");
   table.add("rollout_is", correction.rollout_is, "importance weights of tokens or sequences");
   table.add("rollout_is_threshold", correction.rollout_is_threshold,
-            "their greatest value; or two, as 0.5_5.0: 0 outside");
-  table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize, "their mean is 1");
+            "largest importance weight; or two bounds such as 0.5_5.0: weight 0 outside");
+  table.add("rollout_is_batch_normalize", correction.rollout_is_batch_normalize,
+            "scale importance weights to a mean of 1");
   table.add("rollout_rs", correction.rollout_rs,
-            "what is rejected: token_k1, seq_mean_k3, ..., separated by commas");
+            "criteria of rejection: token_k1, seq_mean_k3, ..., separated by commas");
   table.add("rollout_rs_threshold", correction.rollout_rs_threshold,
-            "from where: one for all, or one for each, separated by commas");
+            "thresholds of rejection: one for all, or one for each, separated by commas");
   table.add("bypass_mode", correction.bypass_mode,
-            "the rollout's probabilities are the old ones: the actor does not compute them again; "
-            "what is weighed or rejected is against the policy as it is now, in every update");
-  table.add("loss_type", correction.loss_type,
-            "of bypass_mode: that of policy_loss, whose ratio is the weight; or -A log p, weighed");
+            "take the rollout's probabilities as old ones, without computing them again; weights "
+            "and rejection compare with the current policy in every update");
+  table.add(
+      "loss_type", correction.loss_type,
+      "for bypass_mode: the loss of policy_loss, whose ratio is the weight; or -A log p, weighed");
   auto& filter = c.filter_groups;
   table.section(
       "algorithm.filter_groups",
-      "DAPO's dynamic sampling: groups whose answers are all worth the same are replaced");
-  table.add("enable", filter.enable, "they are");
-  table.add("metric", filter.metric,
-            "worth: reward or seq_reward, all of it; seq_final_reward, the same; score, without "
-            "the penalty for length; or a number that rewards give besides it, as acc");
+      "DAPO's dynamic sampling: groups whose answers all have the same reward are replaced");
+  table.add("enable", filter.enable, "replace such groups");
+  table.add(
+      "metric", filter.metric,
+      "the number that is compared: reward, seq_reward and seq_final_reward, the whole reward; "
+      "score, without the penalty for length; or another number of the reward, such as acc");
   table.add("max_num_gen_batches", filter.max_num_gen_batches,
-            "batches that are generated for a step before the run stops; 0: any number",
-            at_least(0));
+            "batches generated for a step before the run stops; 0: no limit", at_least(0));
 }
 
 void list(ConfigTable& table, PpoTrainerConfig& c) {
   list(table, "trainer", c.run);
   table.add(
       "worker_timeout", c.worker_timeout,
-      "seconds after which the run ends if a rank has not done what rank 0 called it to, and no "
-      "other has done anything meanwhile",
+      "seconds after which the run ends if no rank has been called by rank 0 or has answered it",
       at_least(1));
-  table.add("critic_warmup", c.critic_warmup, "first steps, in which the critic alone learns",
-            at_least(0));
-  table.add("balance_batch", c.balance_batch, "ranks get about the same number of tokens");
-  table.add("log_samples", c.log_samples, "prompts, answers and scores are kept");
+  table.add("critic_warmup", c.critic_warmup,
+            "number of first steps in which the critic alone learns", at_least(0));
+  table.add("balance_batch", c.balance_batch, "give ranks about the same number of tokens");
+  table.add("log_samples", c.log_samples, "write prompts, answers and scores");
   table.add("rollout_data_dir", c.rollout_data_dir,
-            "the folder of them, JSON lines; empty: rollouts in default_local_dir");
+            "folder of these files, JSON lines; empty: rollouts in default_local_dir");
   table.add("validation_data_dir", c.validation_data_dir,
-            "the folder of those of validation; empty: validations in default_local_dir");
+            "folder of these files of validation; empty: validations in default_local_dir");
   table.add("one_step_off", c.one_step_off,
-            "answers are generated while the step before them trains, except before a checkpoint");
+            "generate answers while the step before them trains, except before a checkpoint");
 }
 
 ConfigTable table_of(PpoConfig& config) {

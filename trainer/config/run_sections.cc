@@ -39,23 +39,23 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
   table.section(std::move(section), std::move(help));
   table.add("tensor_model_parallel_size", p.tensor_model_parallel_size,
             "ranks that share each layer", at_least(1));
-  table.add("sequence_parallel", c.sequence_parallel,
-            "those ranks share the tokens between layers; not set: where they are more than one");
+  table.add(
+      "sequence_parallel", c.sequence_parallel,
+      "tensor parallel ranks share the tokens between layers; not set: true if there are several");
   table.add("pipeline_model_parallel_size", p.pipeline_model_parallel_size, "stages of layers",
             at_least(1));
   table.add("virtual_pipeline_model_parallel_size", p.virtual_pipeline_model_parallel_size,
             "chunks of layers per stage", at_least(2));
-  table.add(
-      "pipeline_model_parallel_layout", p.pipeline_model_parallel_layout,
-      "layers per stage as Megatron-Core writes it: Et*3|(tt|)*2,L; empty: shared out evenly");
+  table.add("pipeline_model_parallel_layout", p.pipeline_model_parallel_layout,
+            "layers per stage in Megatron-Core's notation: Et*3|(tt|)*2,L; empty: an even share");
   table.add("num_layers_in_first_pipeline_stage", p.num_layers_in_first_pipeline_stage,
-            "where the first stage has another number of layers", at_least(1));
+            "layers of the first stage, if other than an even share", at_least(1));
   table.add("num_layers_in_last_pipeline_stage", p.num_layers_in_last_pipeline_stage,
-            "where the last stage has another number of layers", at_least(1));
+            "layers of the last stage, if other than an even share", at_least(1));
   table.add("account_for_embedding_in_pipeline_split", p.account_for_embedding_in_pipeline_split,
-            "the embedding counts as a layer when stages are shared out");
+            "count the embedding as a layer of the first stage");
   table.add("account_for_loss_in_pipeline_split", p.account_for_loss_in_pipeline_split,
-            "so does the output layer");
+            "count the output layer and loss as a layer of the last stage");
   table.add("context_parallel_size", p.context_parallel_size, "ranks that share each sequence",
             at_least(1));
   table.add("expert_model_parallel_size", p.expert_model_parallel_size,
@@ -66,98 +66,110 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
             "the padded vocabulary is a multiple of this times tensor_model_parallel_size",
             at_least(1));
   table.add("alignment", c.alignment,
-            "Megatron's way, or log-probs that are one function of weights and tokens on any mesh");
-  table.add(
-      "dtype", c.dtype,
-      "of parameters and activations; the optimizer keeps fp32; float16 trains on the host alone");
+            "fast: Megatron's way; bitwise: log-probabilities are one function of weights and "
+            "tokens on any mesh");
+  table.add("dtype", c.dtype,
+            "dtype of parameters and activations; the optimizer keeps fp32; float16 trains on the "
+            "host only");
 }
 
 void list_recompute(ConfigTable& table, EngineConfig& c) {
   table.add("recompute_granularity", c.recompute_granularity,
-            "what the backward pass computes again: whole layers, or parts of them");
-  table.add("recompute_modules", c.recompute_modules, "of selective: the parts; empty: core_attn");
+            "recomputation in the backward pass: whole layers, or parts of them");
+  table.add("recompute_modules", c.recompute_modules,
+            "for selective: the parts that are recomputed; empty: core_attn");
   table.add("recompute_method", c.recompute_method,
-            "of full: every group of layers, or the first ones of each stage");
+            "for full: recompute every group of layers, or the first layers of each stage");
   table.add("recompute_num_layers", c.recompute_num_layers,
-            "of full: layers per group, or first layers of each stage", at_least(1));
+            "for full: layers per group, or number of first layers of each stage", at_least(1));
 }
 
 void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.section(std::move(section), "Adam and its schedules, in steps");
   table.add("lr", c.lr, "learning rate after the warm-up", above(0));
-  table.add("min_lr", c.min_lr, "learning rate that it decays to", at_least(0));
+  table.add("min_lr", c.min_lr, "learning rate at the end of the decay", at_least(0));
   table.add("adam_beta1", c.adam_beta1, "decay of the first moment", from_below(0, 1));
   table.add("adam_beta2", c.adam_beta2, "decay of the second moment", from_below(0, 1));
-  table.add("adam_eps", c.adam_eps, "added to the root of the second moment", above(0));
-  table.add("weight_decay", c.weight_decay, "of parameters that are neither biases nor norms",
+  table.add("adam_eps", c.adam_eps, "term added to the root of the second moment", above(0));
+  table.add("weight_decay", c.weight_decay,
+            "weight decay of parameters that are neither biases nor norms", at_least(0));
+  table.add("start_weight_decay", c.start_weight_decay,
+            "weight decay at the first step, if it changes", at_least(0));
+  table.add("end_weight_decay", c.end_weight_decay, "weight decay at the last step, if it changes",
             at_least(0));
-  table.add("start_weight_decay", c.start_weight_decay, "where it changes: at the first step",
-            at_least(0));
-  table.add("end_weight_decay", c.end_weight_decay, "where it changes: at the last step",
-            at_least(0));
-  table.add("weight_decay_incr_style", c.weight_decay_incr_style, "how weight decay changes");
-  table.add("decoupled_weight_decay", c.decoupled_weight_decay, "AdamW; else L2 in the gradient");
-  table.add("clip_grad", c.clip_grad, "greatest norm of the gradient; 0: any", at_least(0));
-  table.add("lr_warmup_init", c.lr_warmup_init, "learning rate where the warm-up begins",
+  table.add("weight_decay_incr_style", c.weight_decay_incr_style,
+            "change of weight decay between its start and end");
+  table.add("decoupled_weight_decay", c.decoupled_weight_decay,
+            "true: AdamW; false: L2 in the gradient");
+  table.add("clip_grad", c.clip_grad, "largest norm of the gradient; 0: no limit", at_least(0));
+  table.add("lr_warmup_init", c.lr_warmup_init, "learning rate at the start of the warm-up",
             at_least(0));
   table.add("lr_warmup_steps", c.lr_warmup_steps, "steps of linear warm-up", at_least(0));
-  table.add("lr_warmup_steps_ratio", c.lr_warmup_steps_ratio,
-            "instead: the share of lr_decay_steps, or of all steps, that warm up", from_to(0, 1));
-  table.add("lr_decay_style", c.lr_decay_style, "how the rate goes from lr to min_lr");
-  table.add("lr_decay_steps", c.lr_decay_steps,
-            "steps until it is min_lr, the warm-up included; not set: all of the run", at_least(1));
-  table.add("lr_wsd_decay_steps", c.lr_wsd_decay_steps, "of WSD: the last ones, in which it decays",
-            at_least(1));
-  table.add("lr_wsd_decay_style", c.lr_wsd_decay_style, "of WSD: how");
+  table.add(
+      "lr_warmup_steps_ratio", c.lr_warmup_steps_ratio,
+      "instead of lr_warmup_steps: the share of lr_decay_steps, or of all steps, that warm up",
+      from_to(0, 1));
+  table.add("lr_decay_style", c.lr_decay_style, "course of the learning rate from lr to min_lr");
+  table.add(
+      "lr_decay_steps", c.lr_decay_steps,
+      "steps until the learning rate is min_lr, warm-up included; not set: all steps of the run",
+      at_least(1));
+  table.add("lr_wsd_decay_steps", c.lr_wsd_decay_steps,
+            "for WSD: number of last steps, in which the learning rate decays", at_least(1));
+  table.add("lr_wsd_decay_style", c.lr_wsd_decay_style, "for WSD: course of the decay");
 }
 
 void list(ConfigTable& table, std::string section, CheckpointSection& c) {
   table.section(std::move(section), "Checkpoints, below trainer.default_local_dir");
-  table.add("save_freq", c.save_freq, "steps from one to the next; -1: none", at_least(-1));
-  table.add("keep_last", c.keep_last, "how many stay; not set: all", at_least(1));
-  table.add("keep_every", c.keep_every, "besides them, those whose step is a multiple of this stay",
+  table.add("save_freq", c.save_freq, "steps between checkpoints; -1: no checkpoints",
+            at_least(-1));
+  table.add("keep_last", c.keep_last, "number of newest checkpoints that are kept; not set: all",
             at_least(1));
-  table.add("async_save", c.async_save, "training goes on while a checkpoint is written");
-  table.add("save_hf", c.save_hf, "each has the model as Hugging Face files, too");
+  table.add("keep_every", c.keep_every, "also keep checkpoints whose step is a multiple of this",
+            at_least(1));
+  table.add("async_save", c.async_save, "continue training while a checkpoint is written");
+  table.add("save_hf", c.save_hf, "also write the newest model as Hugging Face files");
   table.add("resume_mode", c.resume_mode,
-            "go on from the newest one if there is one, begin anew, or take resume_from_path");
+            "auto: continue from the newest checkpoint if there is one; disable: begin anew; "
+            "resume_path: continue from resume_from_path");
   table.add("resume_from_path", c.resume_from_path,
-            "the run to go on from, or a checkpoint of it: RUN/iter_0000100 of sft, else "
+            "the run to continue from, or one of its checkpoints: RUN/iter_0000100 of sft, else "
             "RUN/actor/iter_0000100");
 }
 
 void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.section(std::move(section), "The run");
-  table.add("default_local_dir", c.default_local_dir, "its folder: checkpoints, metrics, timeline");
+  table.add("default_local_dir", c.default_local_dir,
+            "the folder of the run: checkpoints, metrics, timeline");
   table.add("device", c.device, "one GPU for each rank, or the host");
-  table.add("nccl_timeout", c.nccl_timeout,
-            "seconds after which ranks that wait for another give up", at_least(1));
+  table.add("nccl_timeout", c.nccl_timeout, "seconds that ranks wait for another rank",
+            at_least(1));
   table.add("total_training_steps", c.total_training_steps,
-            "steps of the run; not set: those of total_epochs", at_least(1));
+            "steps of the run; not set: the steps of total_epochs", at_least(1));
   table.add("total_epochs", c.total_epochs,
-            "times that every record is met that is neither malformed nor filtered", at_least(1));
-  table.add("seed", c.seed, "of the order of records and of all that is random", at_least(0));
-  table.add("logger", c.logger, "where metrics go: lines, metrics.jsonl, event files");
+            "passes over the records that are neither malformed nor filtered out", at_least(1));
+  table.add("seed", c.seed, "seed of the order of records and of all random numbers", at_least(0));
+  table.add("logger", c.logger,
+            "destinations of metrics: lines, metrics.jsonl, event files of TensorBoard");
   table.add("val_before_train", c.val_before_train, "validate before the first step");
-  table.add("test_freq", c.test_freq, "steps from one validation to the next; -1: none",
-            at_least(-1));
+  table.add("test_freq", c.test_freq, "steps between validations; -1: no validation", at_least(-1));
 }
 
 void list(ConfigTable& table, std::string section, GlobalProfilerConfig& c) {
-  table.section(std::move(section), "Which steps are profiled, and how");
+  table.section(std::move(section), "The steps that are profiled, and the profiler");
   table.add("tool", c.tool, "the profiler");
-  table.add("steps", c.steps, "the steps, counted from 1", at_least(1));
+  table.add("steps", c.steps, "steps that are profiled, counted from 1", at_least(1));
   table.add("profile_continuous_steps", c.profile_continuous_steps,
-            "steps that follow each other are one profile");
+            "put consecutive steps into one profile");
   table.add("save_path", c.save_path, "the folder of the profiles");
-  table.add("discrete", c.discrete, "each task of a step is a profile of its own");
+  table.add("discrete", c.discrete, "put each task of a step into a profile of its own");
 }
 
 void list(ConfigTable& table, std::string section, ProfilerConfig& c) {
-  table.section(std::move(section), "Which ranks are profiled");
-  table.add("enable", c.enable, "any");
-  table.add("all_ranks", c.all_ranks, "all");
-  table.add("ranks", c.ranks, "these", at_least(0));
+  table.section(std::move(section), "The ranks that are profiled");
+  table.add("enable", c.enable, "profile ranks");
+  table.add("all_ranks", c.all_ranks, "profile all ranks");
+  table.add("ranks", c.ranks, "profile these ranks", at_least(0));
 }
 
 }  // namespace ferry::trainer
