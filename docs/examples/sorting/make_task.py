@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes all that the example starts from: a task, a tokenizer and an untrained model.
+"""Writes the start of the example: a task, a tokenizer and an untrained model.
 
-The task is to sort five digits: the prompt "53931:" wants "#### 13359", which GSM8K's rule scores.
+The task is to sort five digits: the answer to "53931:" is "#### 13359", in the form that GSM8K's rule scores.
 
-  train.jsonl, val.jsonl  prompts with what judges the answer, in verl's columns; none of one is in the other
+  train.jsonl, val.jsonl  prompts with their right answers, in verl's columns; the two have no prompt in common
   sft.jsonl               prompts of train.jsonl, answered by a careless teacher: see careless_answer()
-  model/                  a Llama of 100,000 random weights in Hugging Face's files, to which each character is a token
+  model/                  a Llama of 108,000 random weights as Hugging Face files; each character is a token
 """
 
 import argparse
