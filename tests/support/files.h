@@ -1,4 +1,4 @@
-// What tests do to files: make them, look at them, damage them.
+// Makes, reads and damages files of tests.
 #pragma once
 
 #include <cstddef>

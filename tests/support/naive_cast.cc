@@ -28,7 +28,7 @@ float widen_bf16(std::uint32_t bits) {
   return std::bit_cast<float>(bits << 16);
 }
 
-// Of the two neighbours the nearer, and of two equally near ones the even.
+// The nearer of the two neighbours; the even one if both are equally near.
 std::uint16_t round_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const auto below = static_cast<std::uint16_t>(bits >> 16);

@@ -219,7 +219,7 @@ TEST_F(CudaKernels, SplitOfQueriesKeysAndValuesIsThatOfItsParts) {
   }
 }
 
-// As Hugging Face's linear in the regime of docs/numerics.md.
+// Sets the regime of docs/numerics.md, in which Hugging Face's linear does not split K.
 class NoSplitK {
  public:
   NoSplitK() {

@@ -81,7 +81,7 @@ TEST_F(GenerationKernels, ARowsScoresAreTheSameAmongFewAndMany) {
       logits[1][vocabulary / 2] = std::numeric_limits<float>::infinity();
       logits[2].fill_(-3);
       logits.narrow(1, vocabulary, padding).fill_(1000);
-      // Of a part of a vocabulary, in which some rows have no label.
+      // The range is a part of a vocabulary, in which some rows have no label.
       const VocabularyRange range{.first = 7, .count = vocabulary};
       const auto labels =
           at::randint(0, vocabulary + 14, {most}, at::TensorOptions(at::kLong).device(at::kCUDA));

@@ -1,4 +1,4 @@
-// What is read of a row of logits on the host depends on nothing but the row.
+// Statistics of a row of logits on the host depend on the row alone.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

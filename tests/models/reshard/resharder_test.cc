@@ -23,7 +23,7 @@ using distckpt::LocalShard;
 using distckpt::ShardedTensor;
 using support::Random;
 
-// Which boxes of some tensors each rank has; every tensor in boxes of its own, with replicas.
+// The boxes of some tensors that each rank has; every tensor in boxes of its own, with replicas.
 using Mesh = std::vector<std::vector<ShardedTensor>>;
 
 struct Whole {

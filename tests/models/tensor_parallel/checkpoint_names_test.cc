@@ -65,7 +65,7 @@ std::vector<std::vector<ShardedTensor>> shards_of(const TransformerConfig& confi
   return ranks;
 }
 
-// As a rank beside them sees them, which holds nothing.
+// The layout in the view of a further rank, which holds nothing.
 distckpt::MeshLayout layout_of(std::vector<std::vector<ShardedTensor>> ranks) {
   ranks.emplace_back();
   const auto last = static_cast<int>(ranks.size()) - 1;

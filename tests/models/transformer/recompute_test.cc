@@ -30,7 +30,7 @@ struct Result {
   }
 };
 
-// Of rank 0.
+// The result of rank 0.
 Result run(const std::filesystem::path& folder, int tp, int cp, const Recompute& recompute) {
   Result result;
   at::manual_seed(3);

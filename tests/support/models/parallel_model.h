@@ -69,7 +69,7 @@ class NaiveWeights {
  public:
   NaiveWeights(const std::filesystem::path& folder, const models::TransformerConfig& config);
 
-  // What a shard must hold. Throws std::out_of_range for a key that is none.
+  // The bytes that a shard must hold. Throws std::out_of_range for a key that is none.
   std::vector<std::byte> expected(const distckpt::ShardedTensor& tensor) const;
 
  private:

@@ -24,13 +24,13 @@ struct TinyModel {
   int vocab = 50;
   bool tied = false;
   bool repeat_tied_head = false;  // the file holds lm_head.weight all the same
-  bool inv_freq = false;          // as old Llama files have it
-  // Of families with experts; the first layers may have none (not Mixtral's).
+  bool inv_freq = false;          // present, like in old Llama files
+  // For families with experts; the first layers may have none (not Mixtral's).
   int experts = 4;
   int dense_layers = 0;
   int moe_ffn = 8;
   int shared_ffn = 8;  // of Qwen2-MoE; DeepSeek's is a multiple of moe_ffn
-  // Of DeepSeek.
+  // For DeepSeek.
   int q_lora = 0;
   int kv_lora = 6;
   int rope_dim = 4;

@@ -1,4 +1,4 @@
-// What tests of training share: tiny models with the same random weights on any mesh, a loss, and
+// Helpers of tests of training: tiny models with the same random weights on any mesh, a loss, and
 // the whole tensors that ranks (threads of one process) have the parts of.
 #pragma once
 
