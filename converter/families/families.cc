@@ -13,7 +13,7 @@ namespace {
 template <typename Visit>
 const Family* find_if(const Visit& visit) {
   for (const auto families :
-       {kLlamaFamilies, kMixtralFamilies, kQwenMoeFamilies, kDeepSeekFamilies}) {
+       {kLlamaFamilies, kMixtralFamilies, kQwenMoeFamilies, kDeepSeekFamilies, kGlmFamilies}) {
     for (const auto& family : families) {
       if (visit(family)) return &family;
     }

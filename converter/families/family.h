@@ -43,6 +43,7 @@ struct HfNames {
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
+  double rotary_percent = 1.0;  // partial_rotary_factor where config.json says none
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.
   void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
@@ -102,5 +103,6 @@ extern const std::span<const Family> kLlamaFamilies;     // llama, mistral, qwen
 extern const std::span<const Family> kMixtralFamilies;   // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;   // qwen2_moe, qwen3_moe
 extern const std::span<const Family> kDeepSeekFamilies;  // deepseek_v2, deepseek_v3 (Moonlight)
+extern const std::span<const Family> kGlmFamilies;       // glm4_moe
 
 }  // namespace ferry::converter

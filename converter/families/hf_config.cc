@@ -41,8 +41,9 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
 
 // transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling; a file may hold
 // both.
-void parse_rope(const ConfigFields& fields, TransformerConfig& config) {
+void parse_rope(const ConfigFields& fields, double rotary_percent, TransformerConfig& config) {
   std::optional<double> theta = fields.optional_number("rope_theta");
+  std::optional<double> percent = fields.optional_number("partial_rotary_factor");
   std::optional<RopeScaling> scaling;
   for (const auto* key : {"rope_parameters", "rope_scaling"}) {
     const auto* value = fields.find(key);
@@ -61,9 +62,16 @@ void parse_rope(const ConfigFields& fields, TransformerConfig& config) {
             "{}: rope_theta is {}, but {} says {}", fields.source(), theta.value_or(0), key,
             inner_theta.value_or(0));
     if (inner_theta) theta = inner_theta;
+    if (const auto inner = rope.optional_number("partial_rotary_factor")) percent = inner;
   }
   config.rotary_base = theta.value_or(10000.0);
   config.rope_scaling = scaling.value_or(RopeScaling{});
+  config.rotary_percent = percent.value_or(rotary_percent);
+  require(
+      config.multi_latent_attention || (config.rotary_percent > 0 && config.rotary_percent <= 1 &&
+                                        config.rotary_dim() % 2 == 0 && config.rotary_dim() > 0),
+      ErrorKind::kCorrupt, "{}: partial_rotary_factor is {}, of {} channels", fields.source(),
+      config.rotary_percent, config.kv_channels);
 }
 
 std::optional<BlockQuantization> quantization_of(const ConfigFields& fields) {
@@ -158,7 +166,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.vocab_size = fields.size("vocab_size");
   config.max_position_embeddings = fields.size("max_position_embeddings", 2048);
   config.layernorm_epsilon = fields.optional_number("rms_norm_eps").value_or(1e-6);
-  parse_rope(fields, config);
+  parse_rope(fields, family->rotary_percent, config);
 
   config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
   // Qwen names a window that it only uses when told to.

@@ -131,7 +131,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   } else {
     args.set("rotary_base", config.rotary_base);
   }
-  args.set("rotary_percent", 1.0);
+  args.set("rotary_percent", config.rotary_percent);
   args.set("rotary_interleaved", false);
   if (config.rope_scaling.type == "linear") {
     args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
@@ -406,6 +406,7 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   config.max_position_embeddings = args.integer("max_position_embeddings", 0);
   config.layernorm_epsilon = args.number("norm_epsilon", 1e-5);
   config.rotary_base = args.number("rotary_base", 10000.0);
+  config.rotary_percent = args.number("rotary_percent", 1.0);
   config.add_qkv_bias = args.flag("add_qkv_bias", false);
   config.add_bias_linear = args.flag("add_bias_linear", true);
   config.qk_layernorm = args.flag("qk_layernorm", false);
@@ -455,6 +456,7 @@ void require_same_model(const TransformerConfig& args,
   same(args.num_attention_heads, config.num_attention_heads, "num_attention_heads");
   same(args.num_query_groups, config.num_query_groups, "num_query_groups");
   same(args.kv_channels, config.kv_channels, "kv_channels");
+  same(args.rotary_percent, config.rotary_percent, "rotary_percent");
   same(args.add_qkv_bias, config.add_qkv_bias, "add_qkv_bias");
   same(args.add_bias_linear, config.add_bias_linear, "add_bias_linear");
   same(args.qk_layernorm, config.qk_layernorm, "qk_layernorm");

@@ -93,7 +93,7 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
 
 std::string_view name_of_num_experts(const TransformerConfig& config) {
   if (config.family == "mixtral") return "num_local_experts";
-  return config.multi_latent_attention ? "n_routed_experts" : "num_experts";
+  return config.routes_in_fp32() ? "n_routed_experts" : "num_experts";
 }
 
 std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::string_view name) {

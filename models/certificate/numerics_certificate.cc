@@ -71,9 +71,7 @@ class Examiner {
   }
 
   // DeepSeek's routers are the ones that add up in fp32.
-  bool routes_in_float() const {
-    return config_.num_moe_experts > 0 && config_.family.starts_with("deepseek");
-  }
+  bool routes_in_float() const { return config_.num_moe_experts > 0 && config_.routes_in_fp32(); }
 
   // Whether products are ours, and those of transformers MKL's.
   bool in_chains(at::ScalarType dtype) const {

@@ -13,10 +13,6 @@
 namespace ferry::models {
 namespace {
 
-std::int64_t rotary_dim(const TransformerConfig& config) {
-  return config.multi_latent_attention ? config.qk_pos_emb_head_dim : config.kv_channels;
-}
-
 double yarn_mscale(double scale, double mscale) {
   return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
 }
@@ -90,7 +86,7 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
     : style_(config.family == "deepseek_v2"   ? RotaryStyle::kComplex
              : config.family == "deepseek_v3" ? RotaryStyle::kInterleave
                                               : RotaryStyle::kHalves) {
-  const auto dim = rotary_dim(config);
+  const auto dim = config.rotary_dim();
   const auto& scaling = config.rope_scaling;
   const auto plain = at::reciprocal(powers(config.rotary_base, dim));
   if (scaling.type.empty() || scaling.type == "default") {
@@ -132,6 +128,10 @@ RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
+  const auto dim =
+      angles.style == RotaryStyle::kComplex ? 2 * angles.complex.size(-1) : angles.cos.size(-1);
+  if (const auto rest = x.size(-1) - dim; rest > 0)
+    return at::cat({apply_rotary(x.narrow(-1, 0, dim), angles), x.narrow(-1, dim, rest)}, -1);
   if (x.is_cuda() && angles.style != RotaryStyle::kComplex) {
     return FusedRotary::apply(x.contiguous(), angles.cos, angles.sin,
                               angles.style == RotaryStyle::kInterleave);

@@ -42,7 +42,7 @@ class RotaryEmbedding {
   double attention_scaling_ = 1.0;
 };
 
-// x [tokens, heads, dim] -> like x. Differentiable.
+// x [tokens, heads, channels] -> like x, whose first dim channels have turned. Differentiable.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
 // By which attention divides the product of query and key.

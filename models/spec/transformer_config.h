@@ -48,6 +48,7 @@ struct TransformerConfig {
   std::int64_t max_position_embeddings = 0;
   double layernorm_epsilon = 1e-5;
   double rotary_base = 10000.0;
+  double rotary_percent = 1.0;  // of a head's channels, the first of which turn
   RopeScaling rope_scaling{};
   std::optional<std::int64_t> sliding_window{};
   bool add_qkv_bias = false;
@@ -96,6 +97,14 @@ struct TransformerConfig {
   bool shares_query_groups(std::int64_t tp) const {
     return num_query_groups % tp == 0 || tp % num_query_groups == 0;
   }
+  // Channels of a head that turn.
+  std::int64_t rotary_dim() const {
+    return multi_latent_attention
+               ? qk_pos_emb_head_dim
+               : static_cast<std::int64_t>(static_cast<double>(kv_channels) * rotary_percent);
+  }
+  // DeepSeek's routers, and those that have taken over their bias, compute in fp32.
+  bool routes_in_fp32() const { return multi_latent_attention || moe_router_enable_expert_bias; }
   // A language model whose output layer is its embedding.
   bool is_tied() const {
     return head == Head::kLanguageModel && !untie_embeddings_and_output_weights;

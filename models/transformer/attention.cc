@@ -101,12 +101,15 @@ class SelfAttention : public Attention {
     const auto mine = each / ranks_of_group();
     const QueriesOfGroup queries{.first = setup_.mesh.coordinates().tp % ranks_of_group() * mine,
                                  .count = mine};
-    const bool normed_heads = q_norm_.defined();
-    auto [query, key, value] =
-        split_qkv(grouped, queries, normed_heads ? nullptr : &context.angles);
-    if (normed_heads) {
-      query = apply_rotary(rms_norm(query, q_norm_, config.layernorm_epsilon), context.angles);
-      key = apply_rotary(rms_norm(key, k_norm_, config.layernorm_epsilon), context.angles);
+    const bool turns_alone = q_norm_.defined() || config.rotary_dim() < config.kv_channels;
+    auto [query, key, value] = split_qkv(grouped, queries, turns_alone ? nullptr : &context.angles);
+    if (q_norm_.defined()) {
+      query = rms_norm(query, q_norm_, config.layernorm_epsilon);
+      key = rms_norm(key, k_norm_, config.layernorm_epsilon);
+    }
+    if (turns_alone) {
+      query = apply_rotary(query, context.angles);
+      key = apply_rotary(key, context.angles);
     }
     return proj_.forward(core_.forward(query, key, value, context));
   }

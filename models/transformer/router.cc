@@ -47,7 +47,7 @@ Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const 
   };
   const bool groups = config.moe_router_num_groups > 1;
   Routing routing;
-  if (!config.multi_latent_attention) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
+  if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     const auto [best, chosen] = at::topk(scores, topk, -1);

@@ -49,6 +49,7 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     "deepseek_v3_tp2pp2": ("deepseek_v3", 2, 2, 1, 2, 1, "te", {"pp_first": 1}),
     # only megatron-core <= 0.18 builds Moonlight (q_lora_rank None) as HF defines it: use --mcore mc0182
     "moonlight_tp1":      ("moonlight", 1, 1, 1, 1, 1, "te", {}),
+    "glm4_moe_tp2ep2":    ("glm4_moe", 2, 1, 2, 1, 1, "te", {}),
     "llama_singleton":    ("llama", 2, 1, 1, 1, 1, "te", {"singleton": True}),
     "mixtral_singleton":  ("mixtral", 1, 1, 2, 1, 1, "te", {"singleton": True}),
     "llama_optim_full":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_reshardable"}),

@@ -70,7 +70,7 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
         spec = S.get_gpt_layer_local_spec(qk_layernorm=cfg.qk_layernorm, normalization="RMSNorm")
     mtp = S.get_gpt_mtp_block_spec(cfg, spec, use_transformer_engine=bool(te)) if a["mtp"] else None
     m = GPTModel(cfg, spec, vocab_size=vpad, max_sequence_length=a["max_pos"], position_embedding_type="rope",
-                 rotary_base=a["rope_theta"], share_embeddings_and_output_weights=a["tied"],
+                 rotary_base=a["rope_theta"], rotary_percent=a.get("rotary", 1.0), share_embeddings_and_output_weights=a["tied"],
                  pre_process=ps.is_pipeline_first_stage(), post_process=ps.is_pipeline_last_stage(),
                  **({"mtp_block_spec": mtp} if mtp else {}))
     return m.eval()
@@ -174,7 +174,7 @@ def training_args(a, tp, pp, ep, vpad, iteration, **kw):
         num_layers=a["layers"], hidden_size=a["hidden"], ffn_hidden_size=a["ffn"], num_attention_heads=a["heads"],
         num_query_groups=a["groups"], group_query_attention=a["groups"] != a["heads"], kv_channels=a["head_dim"],
         seq_length=a["max_pos"], max_position_embeddings=a["max_pos"], position_embedding_type="rope",
-        add_position_embedding=True, use_rotary_position_embeddings=True, rotary_base=int(a["rope_theta"]), rotary_percent=1.0,
+        add_position_embedding=True, use_rotary_position_embeddings=True, rotary_base=int(a["rope_theta"]), rotary_percent=a.get("rotary", 1.0),
         rotary_interleaved=False, add_bias_linear=False, add_qkv_bias=a["qkv_bias"], swiglu=True, squared_relu=False,
         untie_embeddings_and_output_weights=not a["tied"], apply_layernorm_1p=False, normalization="RMSNorm",
         norm_epsilon=a["eps"], qk_layernorm=a["qk_norm"] or a["mla"], multi_latent_attention=a["mla"],

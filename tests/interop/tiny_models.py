@@ -31,6 +31,11 @@ def hf_configs():
                 n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
                 q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
                 num_nextn_predict_layers=0, **rope(50000.0))),
+        "glm4_moe": lambda: T.Glm4MoeConfig(
+            **c(num_hidden_layers=3, head_dim=16, attention_bias=True, use_qk_norm=True, moe_intermediate_size=24, n_shared_experts=1,
+                n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
+                num_nextn_predict_layers=1, rms_norm_eps=1e-5,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5})),
         "deepseek_v2": lambda: T.DeepseekV2Config(
             **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
                 n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",
@@ -67,7 +72,7 @@ def make_hf(name, out):
         lg = m(ids[None]).logits[0].float()
     hf = os.path.join(out, "hf")
     m.to(torch.bfloat16).save_pretrained(hf)
-    if name == "deepseek_v3":  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
+    if name in ("deepseek_v3", "glm4_moe"):  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
         from safetensors.torch import load_file, save_file
         sd = load_file(hf + "/model.safetensors")
         L, h = cfg.num_hidden_layers, cfg.hidden_size

@@ -14,7 +14,8 @@ def arch_of(c):
         heads=c["num_attention_heads"], groups=c.get("num_key_value_heads") or c["num_attention_heads"],
         head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c["intermediate_size"],
         eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
-        tied=bool(c.get("tie_word_embeddings")), qkv_bias=t in ("qwen2", "qwen2_moe"), qk_norm=t in ("qwen3", "qwen3_moe"),
+        tied=bool(c.get("tie_word_embeddings")), qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t == "glm4_moe"),
+        qk_norm=t in ("qwen3", "qwen3_moe") or bool(c.get("use_qk_norm")), rotary=rp.get("partial_rotary_factor", 1.0),
         experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
     )
     if t == "mixtral":
@@ -24,6 +25,11 @@ def arch_of(c):
         a.update(experts=c.get("num_experts") or c["num_local_experts"], topk=c["num_experts_per_tok"],
                  moe_ffn=c["moe_intermediate_size"], pre_softmax=not c.get("norm_topk_prob", False),
                  shared=c.get("shared_expert_intermediate_size", 0) if t == "qwen2_moe" else 0, shared_gate=t == "qwen2_moe")
+    if t == "glm4_moe":
+        a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"], pre_softmax=False,
+                 shared=c["n_shared_experts"] * c["moe_intermediate_size"], shared_gate=False, score="sigmoid", expert_bias=True, n_group=c["n_group"],
+                 topk_group=c["topk_group"], scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"],
+                 mtp=c.get("num_nextn_predict_layers") or 0)
     if t in ("deepseek_v2", "deepseek_v3"):
         a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
                  pre_softmax=True, shared=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], shared_gate=False,

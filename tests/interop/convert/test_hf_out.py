@@ -9,13 +9,13 @@ from support import (COMPANIONS, DATA, ferry, hf_tensors, iteration_folder, llam
                      random_tensors, read_safetensors, run_ok, safetensors_bytes, tree, write_hf)
 
 MODELS = ["hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe", "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3",
-          "hf_moonlight"]
+          "hf_moonlight", "hf_glm4_moe"]
 LAYOUT = ["--tp", 2, "--pp", 2]
 
 
 def layout_of(model):
-    """For the three layers of DeepSeek, two stages that are not alike."""
-    return [*LAYOUT, "--num-layers-in-first-pipeline-stage", 1] if model.startswith("hf_deepseek") else LAYOUT
+    """For models of three layers, two stages that are not alike."""
+    return [*LAYOUT, "--num-layers-in-first-pipeline-stage", 1] if model.startswith(("hf_deepseek", "hf_glm4")) else LAYOUT
 
 
 def there_and_back(hf, work, *options):
@@ -148,8 +148,8 @@ def weights(folder):
 
 # 10KB: one tensor alone is larger than a shard may be. 64KB: some layers share a shard.
 @pytest.mark.parametrize("max_shard_size", [None, "10KB", "20KB", "64KB"])
-# transformers drops the prediction layer of DeepSeek-V3, which ferry keeps.
-@pytest.mark.parametrize("model", [m for m in MODELS if m != "hf_deepseek_v3"])
+# transformers drops the prediction layers of DeepSeek-V3 and GLM-4.5, which ferry keeps.
+@pytest.mark.parametrize("model", [m for m in MODELS if m not in ("hf_deepseek_v3", "hf_glm4_moe")])
 def test_canonical_files_are_those_of_save_pretrained(model, max_shard_size, saved, work):
     hf = DATA / model / "hf"
     megatron = without_sidecar(hf, work, *layout_of(model))

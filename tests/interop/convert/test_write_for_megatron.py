@@ -22,6 +22,7 @@ WRITTEN = {
     "qwen2_moe_tp2": ("hf_qwen2_moe", ["--tp", 2], 256),
     "qwen3_moe_pp2ep2": ("hf_qwen3_moe", ["--pp", 2, "--ep", 2], 256),
     "deepseek_v3_tp2pp2ep2": ("hf_deepseek_v3", ["--tp", 2, "--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|ttmL"], 256),
+    "glm4_moe_tp2pp2ep2": ("hf_glm4_moe", ["--tp", 2, "--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|ttmL"], 256),
     "deepseek_v2_ep4": ("hf_deepseek_v2", ["--ep", 4], 256),
     "moonlight_ep2": ("hf_moonlight", ["--tp", 2, "--ep", 2], 256),
     "llama_iteration": ("hf_llama", ["--tp", 2, "--iteration", 7, "--make-vocab-size-divisible-by", 1], 250),
@@ -123,6 +124,7 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
     jobs, cases = [], []
     mixtures = {"mixtral_tp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)], "qwen2_moe_tp2": [(1, 1, 1, 1), (2, 1, 1, 2)],
                 "qwen3_moe_pp2ep2": [(1, 1, 2, 1), (1, 2, 1, 1)], "deepseek_v3_tp2pp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)],
+                "glm4_moe_tp2pp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)],
                 "deepseek_v2_ep4": [(1, 1, 2, 1)], "moonlight_ep2": [(1, 1, 2, 1)]}
     if release == "mc0131":
         mixtures.pop("qwen2_moe_tp2")  # its shared experts' gate is set up in another way there

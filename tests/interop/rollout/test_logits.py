@@ -22,7 +22,7 @@ TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe"]
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
 DENSE_MESHES = covering(dict(tp=(1, 2, 4), pp=(1, 2), vpp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)),
@@ -159,13 +159,13 @@ def test_heads_that_do_not_fit_are_refused(references, tmp_path):
 PREDICTED_TOLERANCE = 2e-6  # relative to the largest logit: fp32 sums in another order
 
 
-@pytest.fixture(scope="module")
-def two_predictions(tmp_path_factory):
-    """deepseek_v3 with a second prediction layer: the first one's weights, shuffled."""
+@pytest.fixture(scope="module", params=["deepseek_v3", "glm4_moe"])
+def two_predictions(request, tmp_path_factory):
+    """A model with a second prediction layer: the first one's weights, shuffled."""
     import torch
     from safetensors.torch import load_file, save_file
     folder = tmp_path_factory.mktemp("predictions") / "hf"
-    shutil.copytree(hf("deepseek_v3"), folder)
+    shutil.copytree(hf(request.param), folder)
     config = json.loads((folder / "config.json").read_text())
     first = f"model.layers.{config['num_hidden_layers']}."
     weights = load_file(folder / "model.safetensors")

@@ -35,9 +35,10 @@ using models::ParallelConfig;
 using models::TransformerConfig;
 using support::TempDir;
 
-constexpr std::string_view kFamilies[] = {
-    "hf_llama",     "hf_qwen2",     "hf_qwen2_tied",  "hf_qwen3",       "hf_mixtral",
-    "hf_qwen2_moe", "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3", "hf_moonlight"};
+constexpr std::string_view kFamilies[] = {"hf_llama",     "hf_qwen2",       "hf_qwen2_tied",
+                                          "hf_qwen3",     "hf_mixtral",     "hf_qwen2_moe",
+                                          "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3",
+                                          "hf_moonlight", "hf_glm4_moe"};
 
 std::vector<ParameterSpec> parameters_of(const TransformerConfig& config,
                                          const MeshShape& mesh,

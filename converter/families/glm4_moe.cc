@@ -1,0 +1,47 @@
+// GLM-4.5: attention by query groups whose heads turn in part, DeepSeek's experts and prediction
+// layer.
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+constexpr HfNames kGlmNames{
+    .first = kEmbeddingNames,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .moe_mlp = kDeepSeekMoeNames,
+    .last = kHeadNames,
+    .prediction = kDeepSeekPredictionNames,
+    .prediction_copies = kDeepSeekPredictionCopies,
+};
+
+constexpr Family kGlm[] = {
+    {.model_type = "glm4_moe",
+     .names = &kGlmNames,
+     .rotary_percent = 0.5,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           require(fields.flag("norm_topk_prob", true), ErrorKind::kLayout,
+                   "{}: norm_topk_prob is false, which is not handled", fields.source());
+           config.add_qkv_bias = fields.flag("attention_bias", false);
+           config.qk_layernorm = fields.flag("use_qk_norm", false);
+           read_deepseek_experts(fields, config);
+           read_prediction_layers(fields, config);
+           config.moe_router_pre_softmax = false;
+           config.moe_router_score_function = "sigmoid";
+           config.moe_router_enable_expert_bias = true;
+         },
+     .describes =
+         [](const TransformerConfig& config) {
+           return !config.multi_latent_attention && config.moe_router_enable_expert_bias;
+         }},
+};
+
+}  // namespace
+
+const std::span<const Family> kGlmFamilies = kGlm;
+
+}  // namespace ferry::converter
