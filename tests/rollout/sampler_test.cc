@@ -391,6 +391,40 @@ TEST(Sampler, TheHostsTokensAreTheGpus) {
       }
 }
 
+// The same tokens are kept, drawn and scored on both; the numbers of a kernel differ by roundings.
+TEST(Sampler, TheHostsSamplingMasksAreTheGpus) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  at::manual_seed(8);
+  const SamplingParams cuts[] = {
+      {.top_p = 0.9, .return_sampling_mask = true},
+      {.top_k = 20, .return_sampling_mask = true},
+      {.temperature = 0.7,
+       .top_k = 50,
+       .top_p = 0.95,
+       .return_entropy = true,
+       .return_sampling_mask = true},
+      {.min_p = 0.05, .return_sampling_mask = true},
+      {.top_p = 0.5},  // cut, and nobody asks
+      {},
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const std::int64_t vocab : {5, 997, 151936}) {
+      auto rows = rows_of(cuts[0], 48);
+      for (std::size_t i = 0; i < rows.size(); ++i) rows[i].params = &cuts[i % std::size(cuts)];
+      const auto logits = (at::randn({48, (vocab + 7) / 8 * 8}) * 3).to(dtype);
+      const auto host = sample(logits, vocab, rows);
+      const auto gpu = sample(logits.cuda(), vocab, rows);
+      EXPECT_TRUE(same_bytes(host.tokens, gpu.tokens)) << vocab;
+      EXPECT_EQ(host.sampling_mask.offsets, gpu.sampling_mask.offsets) << vocab;
+      EXPECT_TRUE(same_bytes(host.sampling_mask.token_ids, gpu.sampling_mask.token_ids)) << vocab;
+      EXPECT_GT(host.sampling_mask.token_ids.numel(), 48);
+      EXPECT_TRUE(at::allclose(host.processed_logprobs, gpu.processed_logprobs.cpu(), 0, 1e-4));
+      for (std::int64_t i = 2; i < 48; i += 6)  // the rows that ask for their entropy
+        EXPECT_NEAR(host.entropies[i].item<float>(), gpu.entropies[i].item<float>(), 1e-4);
+      ASSERT_TRUE(host.sampling_mask.offsets.back() == host.sampling_mask.token_ids.numel());
+    }
+}
+
 // Few rows have more thread blocks each; and what is to be drawn may be on the GPU already.
 TEST(Sampler, AGpusDrawsAreTheHostsForAnyNumberOfRows) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
