@@ -47,18 +47,20 @@ MeshOptions random_mesh(const TinyModel& model, std::mt19937_64& random) {
           .dtype = {}};
 }
 
-TEST(Load, GivesEachRankOfRandomMeshesItsBoxesOfRandomModels) {
-  for (std::uint64_t seed = 0; seed < 150; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
-    const auto tiny = support::random_tiny_model(random);
-    const TempDir dir;
-    support::write_tiny_model(tiny, dir / "hf", seed);
-    const auto checkpoint = open(dir / "hf");
-    ASSERT_NO_FATAL_FAILURE(expect_loads(
-        checkpoint, NaiveWeights(dir / "hf", checkpoint.map.config), random_mesh(tiny, random)));
-  }
+// A random model, loaded by a random mesh.
+class LoadOntoARandomMesh : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(LoadOntoARandomMesh, GivesEachRankItsBoxes) {
+  std::mt19937_64 random(GetParam());
+  const auto tiny = support::random_tiny_model(random);
+  const TempDir dir;
+  support::write_tiny_model(tiny, dir / "hf", GetParam());
+  const auto checkpoint = open(dir / "hf");
+  expect_loads(checkpoint, NaiveWeights(dir / "hf", checkpoint.map.config),
+               random_mesh(tiny, random));
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, LoadOntoARandomMesh, testing::Range<std::uint64_t>(0, 48));
 
 // The real checkpoints of tests/data, each in the forms in which it lies there.
 struct Stored {
@@ -86,21 +88,26 @@ const Stored kStored[] = {
     {"hf_moonlight", {"moonlight_tp1"}},
 };
 
-TEST(Load, GivesTheSameBytesFromEveryFormatOnEveryMesh) {
-  for (const auto& [hf, others] : kStored) {
-    SCOPED_TRACE(hf);
-    const auto folder = test_data(hf) / "hf";
-    std::vector<Checkpoint> checkpoints{open(folder)};
-    for (const auto& other : others)
-      checkpoints.push_back(open(test_data(other), {.hf_config = folder}));
-    for (const auto& checkpoint : checkpoints) {
-      SCOPED_TRACE(checkpoint.location.folder.string());
-      const NaiveWeights weights(folder, checkpoint.map.config);
-      for (const auto& mesh : support::meshes_for(checkpoint.map.config))
-        ASSERT_NO_FATAL_FAILURE(expect_loads(checkpoint, weights, mesh));
-    }
+class LoadOfAStoredModel : public testing::TestWithParam<Stored> {};
+
+TEST_P(LoadOfAStoredModel, GivesTheSameBytesFromEveryFormatOnEveryMesh) {
+  const auto& [hf, others] = GetParam();
+  const auto folder = test_data(hf) / "hf";
+  std::vector<Checkpoint> checkpoints{open(folder)};
+  for (const auto& other : others)
+    checkpoints.push_back(open(test_data(other), {.hf_config = folder}));
+  for (const auto& checkpoint : checkpoints) {
+    SCOPED_TRACE(checkpoint.location.folder.string());
+    const NaiveWeights weights(folder, checkpoint.map.config);
+    for (const auto& mesh : support::meshes_for(checkpoint.map.config))
+      ASSERT_NO_FATAL_FAILURE(expect_loads(checkpoint, weights, mesh));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         LoadOfAStoredModel,
+                         testing::ValuesIn(kStored),
+                         [](const auto& one) { return std::string(one.param.hf); });
 
 TEST(Load, WidensExactlyAndNarrowsOnlyWhenAsked) {
   const TempDir dir;

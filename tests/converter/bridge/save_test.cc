@@ -66,37 +66,38 @@ struct Loaded {
   }
 };
 
-TEST(Save, ByRandomMeshesIsTheCheckpointOfRandomModels) {
-  for (std::uint64_t seed = 500; seed < 540; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(seed);
-    const auto tiny = support::random_tiny_model(random);
-    const TempDir dir;
-    support::write_tiny_model(tiny, dir / "hf", seed);
-    const auto draw = [&] { return random() % 2 == 0; };
-    const Loaded loaded(dir / "hf", {.parallel = random_layout(tiny, random),
-                                     .dp = draw() ? 1 : 2,
-                                     .by_rows = draw(),
-                                     .stored_head = draw(),
-                                     .transposed = draw(),
-                                     .dtype = {}});
-    auto options = loaded.to(dir / "saved");
-    options.prove = draw();
-    loaded.save_as(options);
-    const auto report = verify({.left = dir / "saved", .right = dir / "hf"});
-    EXPECT_TRUE(report.tensors.empty() && report.configuration.empty() && report.files.empty());
-    // A derived tensor is no part of a model in memory, and an fp32 bias was widened.
-    for (const auto& one : report.unpaired) {
-      const bool expected =
-          one.tensor.ends_with("inv_freq") || one.tensor.ends_with("correction_bias");
-      EXPECT_TRUE(expected) << one.tensor;
-    }
-    EXPECT_GT(report.num_compared, 10);
-    convert({.from = dir / "saved", .to = dir / "back"});  // checks every tensor and object
-    EXPECT_FALSE(fs::exists(dir / ".saved.ferry"));
-    if (HasFailure()) return;
+// A random model, held by a random mesh.
+class SaveByARandomMesh : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(SaveByARandomMesh, IsTheCheckpointOfTheModel) {
+  std::mt19937_64 random(GetParam());
+  const auto tiny = support::random_tiny_model(random);
+  const TempDir dir;
+  support::write_tiny_model(tiny, dir / "hf", GetParam());
+  const auto draw = [&] { return random() % 2 == 0; };
+  const Loaded loaded(dir / "hf", {.parallel = random_layout(tiny, random),
+                                   .dp = draw() ? 1 : 2,
+                                   .by_rows = draw(),
+                                   .stored_head = draw(),
+                                   .transposed = draw(),
+                                   .dtype = {}});
+  auto options = loaded.to(dir / "saved");
+  options.prove = draw();
+  loaded.save_as(options);
+  const auto report = verify({.left = dir / "saved", .right = dir / "hf"});
+  EXPECT_TRUE(report.tensors.empty() && report.configuration.empty() && report.files.empty());
+  // A derived tensor is no part of a model in memory, and an fp32 bias was widened.
+  for (const auto& one : report.unpaired) {
+    const bool expected =
+        one.tensor.ends_with("inv_freq") || one.tensor.ends_with("correction_bias");
+    EXPECT_TRUE(expected) << one.tensor;
   }
+  EXPECT_GT(report.num_compared, 10);
+  convert({.from = dir / "saved", .to = dir / "back"});  // checks every tensor and object
+  EXPECT_FALSE(fs::exists(dir / ".saved.ferry"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SaveByARandomMesh, testing::Range<std::uint64_t>(500, 516));
 
 TEST(Save, OfAModelThatWasOnlyLoadedComesBackAsTheSameFolder) {
   for (const char* name : {"hf_llama", "hf_qwen2_tied", "hf_qwen3_moe"}) {

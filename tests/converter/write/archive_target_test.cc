@@ -29,37 +29,38 @@ using support::same_tree;
 using support::TempDir;
 using support::test_data;
 
-// Whatever the model: through the archive everything comes out as without it.
-TEST(Archive, IsNoDetour) {
-  for (int seed = 0; seed < 25; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-    const auto model = support::random_tiny_model(random);
-    const TempDir dir;
-    support::write_tiny_model(model, dir / "hf", static_cast<std::uint64_t>(seed));
-    const auto split = seed % 2 == 0 ? std::nullopt : std::optional<std::int64_t>(4000);
-    const auto report = convert({.from = dir / "hf",
-                                 .to = dir / "archive",
-                                 .format = Format::kArchive,
-                                 .max_shard_size = split});
-    EXPECT_TRUE(report.proved);
-    convert({.from = dir / "archive", .to = dir / "back"});
-    ASSERT_TRUE(same_tree(dir / "hf", dir / "back"));
-    const models::ParallelConfig parallel{.pipeline_model_parallel_size = model.num_layers};
-    convert({.from = dir / "hf", .to = dir / "megatron", .parallel = parallel});
-    convert({.from = dir / "archive",
-             .to = dir / "by_archive",
-             .format = Format::kTorchDist,
-             .parallel = parallel});
-    ASSERT_TRUE(same_tree(dir / "megatron", dir / "by_archive"));
-    convert({.from = dir / "megatron", .to = dir / "other", .format = Format::kArchive});
-    convert({.from = dir / "other", .to = dir / "from_other"});
-    ASSERT_TRUE(same_tree(dir / "hf", dir / "from_other"));
-    ASSERT_TRUE(verify({.left = dir / "archive", .right = dir / "megatron"}).identical());
-    ASSERT_TRUE(verify({.left = dir / "hf", .right = dir / "archive"}).identical());
-    EXPECT_EQ(report.model_digest, digest_checkpoint({.path = dir / "archive"}).model_digest);
-  }
+// A random model: through the archive everything comes out as without it.
+class ArchiveOfAnyModel : public testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(ArchiveOfAnyModel, IsNoDetour) {
+  std::mt19937_64 random(GetParam());
+  const auto model = support::random_tiny_model(random);
+  const TempDir dir;
+  support::write_tiny_model(model, dir / "hf", GetParam());
+  const auto split = GetParam() % 2 == 0 ? std::nullopt : std::optional<std::int64_t>(4000);
+  const auto report = convert({.from = dir / "hf",
+                               .to = dir / "archive",
+                               .format = Format::kArchive,
+                               .max_shard_size = split});
+  EXPECT_TRUE(report.proved);
+  convert({.from = dir / "archive", .to = dir / "back"});
+  EXPECT_TRUE(same_tree(dir / "hf", dir / "back"));
+  const models::ParallelConfig parallel{.pipeline_model_parallel_size = model.num_layers};
+  convert({.from = dir / "hf", .to = dir / "megatron", .parallel = parallel});
+  convert({.from = dir / "archive",
+           .to = dir / "by_archive",
+           .format = Format::kTorchDist,
+           .parallel = parallel});
+  EXPECT_TRUE(same_tree(dir / "megatron", dir / "by_archive"));
+  convert({.from = dir / "megatron", .to = dir / "other", .format = Format::kArchive});
+  convert({.from = dir / "other", .to = dir / "from_other"});
+  EXPECT_TRUE(same_tree(dir / "hf", dir / "from_other"));
+  EXPECT_TRUE(verify({.left = dir / "archive", .right = dir / "megatron"}).identical());
+  EXPECT_TRUE(verify({.left = dir / "hf", .right = dir / "archive"}).identical());
+  EXPECT_EQ(report.model_digest, digest_checkpoint({.path = dir / "archive"}).model_digest);
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ArchiveOfAnyModel, testing::Range<std::uint64_t>(0, 16));
 
 TEST(Archive, LoadsOntoEveryMeshAsItsHuggingFaceFilesDo) {
   for (const char* name : {"hf_llama", "hf_qwen2_tied", "hf_mixtral", "hf_deepseek_v3"}) {
