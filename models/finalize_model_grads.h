@@ -13,12 +13,12 @@ namespace ferry::models {
 
 inline constexpr const char* kWordEmbeddings = "embedding.word_embeddings.weight";
 
-// Called by all ranks of the mesh, for each chunk of a stage at once: `chunks` are this rank's,
-// first to last. Sums, in the order of the ranks: nothing is averaged. Parameters without a
+// Called by all ranks of the mesh, once for all chunks of a stage: `chunks` are this rank's, first
+// to last. Gradients are summed in the order of the ranks, not averaged. Parameters without a
 // gradient on this rank get zeros.
 void finalize_model_grads(const std::vector<GPTModel*>& chunks);
 
-// What those stages have of one gradient becomes the sum, in their order. Called by all of them.
+// Sums one gradient over `stages`, in their order, in place. Called by every rank of these stages.
 void sum_over_stages(const ProcessGroup& pp, at::Tensor& gradient, const std::vector<int>& stages);
 
 }  // namespace ferry::models

@@ -1,6 +1,6 @@
 // A GPT model, or the stage of one that a rank has, for every family that is converted: dense, with
 // experts, with latent attention, shared experts, prediction layers, a language model's head or a
-// value's. Weights come and go by its sharded_state_dict().
+// value's. Weights are loaded and saved through sharded_state_dict().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ struct ModelOptions {
   Alignment alignment = Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;
   bool sequence_parallel = false;  // of tensor parallel ranks, between the layers
-  // Whether gradients have the same bits at every run also in kFast, where attention's backward on
-  // a GPU is up to three times as fast without.
+  // Whether gradients have the same bits at every run in kFast, too. Attention's backward on a GPU
+  // is up to three times as fast without it. kBitwise always has it.
   bool deterministic_mode = true;
   Recompute recompute{};
 
@@ -37,8 +37,8 @@ struct ModelOptions {
 
 class GPTModel {
  public:
-  // The chunk `stage` of stage_chunks(). The mesh outlives the model. Throws Error(kUsage) if the
-  // model cannot be split so, or not be bitwise in its dtype on this device.
+  // `stage` is one of stage_chunks(). The mesh must outlive the model. Throws Error(kUsage) if the
+  // model cannot be split so, or cannot be bitwise in its dtype on this device.
   GPTModel(TransformerConfig config,
            const ParallelState& mesh,
            StageSpec stage,
@@ -46,34 +46,34 @@ class GPTModel {
   GPTModel(const GPTModel&) = delete;
   GPTModel& operator=(const GPTModel&) = delete;
 
-  // `hidden`: of the stage before, undefined on the first. Returns what the next stage takes, and
-  // on the last stage the normed hidden states: [tokens, hidden], this rank's part of the batch.
+  // `hidden` is the output of the stage before, undefined on the first. Returns the input of the
+  // next stage, or on the last stage the normed hidden states: [tokens, hidden], this rank's part
+  // of the batch.
   at::Tensor forward(const SequencePartition& batch,
                      const at::Tensor& hidden = {},
                      const Observer& observe = {},
                      const RouterReplay& routes = {}) const;
 
-  // One step of generation: tokens and positions [rows], int64 on the device, of the sequences that
-  // `inference` knows -> the normed hidden states [rows, hidden]. Tensor parallel ranks, whose rows
-  // are the same, share them out to routers as `routes` says. Reads nothing back to the host in
-  // models without experts. Throws Error(kUsage) unless this is a whole model, and without context
-  // or sequence parallelism.
+  // Computes one step of generation: tokens and positions [rows], int64 on the device, of the
+  // sequences that `inference` holds -> the normed hidden states [rows, hidden]. Tensor parallel
+  // ranks have the same rows, and share them out to the routers as `routes` says. Reads nothing
+  // back to the host in models without experts. Throws Error(kUsage) unless this is a whole model,
+  // and without context or sequence parallelism.
   at::Tensor forward(const at::Tensor& tokens,
                      const at::Tensor& positions,
                      InferenceContext& inference,
                      const RouterReplay& routes = {}) const;
 
-  // Of the last stage's hidden states: logits of this rank's part of the padded vocabulary [local,
-  // vocab/tp], or of a classification head all of [local, num_labels].
+  // Logits of the last stage's hidden states: this rank's part of the padded vocabulary, [local,
+  // vocab/tp], or all of a classification head's, [local, num_labels].
   at::Tensor output(const at::Tensor& hidden) const;
-  // The same of the whole padded vocabulary, [local, padded], on every tensor parallel rank.
+  // Logits over the whole padded vocabulary, [local, padded], on every tensor parallel rank.
   at::Tensor whole_output(const at::Tensor& hidden) const;
-  // Of the last stage's hidden states and `labels` [local]: SequencePartition::local() of the
-  // tokens that come next. `scored`: the rows of these that have logits, as SequencePartition has
-  // them; of others the results are zeros, and so is the gradient. `mask`: of these rows, as it has
-  // them, too. The logits are never held whole.
-  // Results are [local], the same on all tensor parallel ranks. Throws Error(kUsage) if the head is
-  // not a language model's.
+  // Log-probabilities of `labels` [local], SequencePartition::local() of the tokens that come next,
+  // and entropies, from the last stage's hidden states. `scored` and `mask` are
+  // SequencePartition's: only the scored rows get logits, the others have zeros as results and
+  // gradients. The logits are never held whole. Results are [local], the same on all tensor
+  // parallel ranks. Throws Error(kUsage) if the head is not a language model's.
   TokenLogProbs log_probs(const at::Tensor& hidden,
                           const at::Tensor& labels,
                           double temperature = 1,
@@ -83,16 +83,18 @@ class GPTModel {
                              const at::Tensor& labels,
                              const at::Tensor& token_weights,
                              const at::Tensor& scored = {}) const;
-  // The logits of the whole vocabulary, without padding, of the whole batch in the order of the
-  // pack: [tokens, vocab], on every rank of the stage.
+  // Logits of the whole batch over the vocabulary without padding, in the order of the pack:
+  // [tokens, vocab], on every rank of the stage.
   at::Tensor all_logits(const at::Tensor& hidden, const SequencePartition& batch) const;
 
-  // Rows as they are between the layers -> those of the whole batch in the order of the pack.
+  // Gathers this rank's rows, as they are between the layers -> rows of the whole batch in the
+  // order of the pack.
   at::Tensor whole_batch(const at::Tensor& between_layers, const SequencePartition& batch) const;
 
-  // What the prediction layers of this chunk make of the last stage's normed hidden states, each of
-  // what the one before it gave: as output() takes them. At position t of its sequence the i-th,
-  // from 0, predicts token t + i + 2; at its last i + 1 positions nothing.
+  // Runs the prediction layers of this chunk on the last stage's normed hidden states, each on the
+  // result of the one before it. Returns one tensor for each layer, as output() takes it. At
+  // position t of a sequence, layer i (from 0) predicts token t + i + 2; its last i + 1 positions
+  // predict nothing.
   std::vector<at::Tensor> predict(const at::Tensor& hidden, const SequencePartition& batch) const;
 
   const TransformerConfig& config() const { return config_; }

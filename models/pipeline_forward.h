@@ -14,13 +14,14 @@
 
 namespace ferry::models {
 
-// The chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be split
-// so, Error(kDevice), before anything is allocated, if the device has no room for its parameters.
+// Makes the chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be
+// split so, Error(kDevice), before anything is allocated, if the device has no room for its
+// parameters.
 std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& config,
                                                   const ParallelState& mesh,
                                                   const ModelOptions& options);
 
-// What the chunks of a stage hold: unique_ptrs or pointers.
+// The shards of all chunks of a stage, which are given by unique_ptrs or pointers.
 template <typename Chunks>
 std::vector<distckpt::LocalShard> sharded_state_dict(const Chunks& chunks) {
   std::vector<distckpt::LocalShard> all;
@@ -30,7 +31,7 @@ std::vector<distckpt::LocalShard> sharded_state_dict(const Chunks& chunks) {
   }
   return all;
 }
-// Where their owners begin, in their order (Parameters::owner_addresses).
+// The addresses of the owners of these shards, in their order (Parameters::owner_addresses).
 template <typename Chunks>
 std::vector<std::byte*> owner_addresses(const Chunks& chunks) {
   std::vector<std::byte*> all;
@@ -47,18 +48,19 @@ struct Neighbours {
 };
 Neighbours neighbours(const ParallelState& mesh, std::size_t chunk, std::size_t num_chunks);
 
-// Memory for what a chunk is given of a batch: [local tokens, hidden].
+// Memory for the input of a chunk: [local tokens, hidden].
 at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch);
 
-// What forward() of the last chunk gives on the last stage; undefined on the others. `received`, if
-// not null, gets what each chunk was given, and can be differentiated; undefined on the first.
+// Returns the output of the last chunk on the last stage, an undefined tensor on the others.
+// `received` and `sent`, if not null, get the input of each chunk (undefined for the first) and its
+// output, for pipeline_backward().
 at::Tensor pipeline_forward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
                             const SequencePartition& batch,
                             const Observer& observe = {},
                             std::vector<at::Tensor>* received = nullptr,
                             std::vector<at::Tensor>* sent = nullptr);
 
-// Backwards through all stages, from the gradient of pipeline_forward()'s result.
+// Propagates `gradient`, that of pipeline_forward()'s result, through all stages.
 void pipeline_backward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
                        const std::vector<at::Tensor>& received,
                        const std::vector<at::Tensor>& sent,

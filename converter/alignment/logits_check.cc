@@ -44,7 +44,7 @@ OutputDifference from_json(const json& value) {
           .finite = value[5]};
 }
 
-// Of each token but the first: log p(token | those before), [tokens - 1].
+// log p(token | the tokens before it) of each token but the first: [tokens - 1].
 at::Tensor log_probs(const at::Tensor& logits, const at::Tensor& tokens) {
   const auto length = tokens.size(0);
   return at::log_softmax(logits.narrow(0, 0, length - 1).to(at::kFloat), -1)
@@ -139,7 +139,7 @@ class Check {
     }
   }
 
-  // Of those tokens that have one to predict from.
+  // Compares the logits of prediction layer `k`, at the tokens that it predicts from.
   void compare_predicted(std::size_t i, std::size_t k, const at::Tensor& ours) {
     const auto module = fmt::format("mtp.layers.{}", k);
     const auto& predicted = reference_.sequences[i].predicted;

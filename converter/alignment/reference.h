@@ -1,7 +1,7 @@
-// What another program computed from the same weights: a safetensors file as tests/interop's
-// hf_reference.py writes it. For each sequence i `tokens.i` and `logits.i`, perhaps
-// `hidden.i.MODULE` under Megatron's names of modules, and `predicted.i.mtp.layers.K`, the logits
-// of a prediction layer; the metadata says how it was computed.
+// Results of another program from the same weights, in a safetensors file as tests/interop's
+// hf_reference.py writes it. It holds for each sequence i `tokens.i` and `logits.i`, and optionally
+// `hidden.i.MODULE` under Megatron's names of modules and `predicted.i.mtp.layers.K`, the logits of
+// a prediction layer; the metadata says how they were computed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -149,7 +149,8 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("apply_layernorm_1p", false);
   args.set("normalization", "RMSNorm");
   args.set("norm_epsilon", config.layernorm_epsilon);
-  // Of latent attention it is the norms of the low-rank paths, which every such model has.
+  // qk_layernorm of latent attention means the norms of the low-rank paths, which every such model
+  // has.
   args.set("qk_layernorm", config.qk_layernorm || config.multi_latent_attention);
   write_latent_attention(args, config);
   args.set("apply_query_key_layer_scaling", false);
@@ -199,7 +200,7 @@ void write_layout(ArgumentWriter& args,
   args.set("expert_tensor_parallel_size", parallel.expert_tensor_parallel());
 }
 
-// Of a run that has not begun.
+// Writes the arguments of a run that has not begun.
 void write_run(ArgumentWriter& args) {
   args.set("data_parallel_random_init", false);
   args.set_none("phase_transition_iterations");

@@ -13,7 +13,7 @@
 
 namespace ferry::converter {
 
-// What of a training run a checkpoint to be written holds.
+// The parts of a training run that a checkpoint to be written holds.
 struct WrittenState {
   distckpt::DType dtype = distckpt::DType::kBF16;  // of most of the model
   std::int64_t iteration = 0;
@@ -37,7 +37,7 @@ std::optional<distckpt::PickleValue> find_args(distckpt::PickleValue common_stat
 // they do not say it.
 std::optional<models::TransformerConfig> read_args(distckpt::PickleValue common);
 
-// The parallel layout that they describe; nothing if there are none.
+// The parallel layout that a common state's arguments describe; nothing if it has none.
 std::optional<models::ParallelConfig> read_parallel_args(distckpt::PickleValue common);
 
 // Throws Error(kCorrupt) naming the field in which arguments and configuration contradict each

@@ -1,5 +1,5 @@
-// Which stored tensor of a Megatron checkpoint is which tensor of the model, whatever its keys look
-// like: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
+// Links the stored tensors of a Megatron checkpoint to the tensors of the model, in any form of the
+// keys: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
 #pragma once
 
 #include <cstdint>

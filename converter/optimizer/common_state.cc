@@ -15,7 +15,8 @@ using distckpt::PickleWriter;
 
 constexpr std::string_view kFullyReshardable = "fully_reshardable";
 
-// What is written here anew, or belongs to the ranks of one run.
+// The keys that are not carried over: they are written anew here, or belong to the ranks of one
+// run.
 constexpr std::array<std::string_view, 7> kOwn{
     "args",      "checkpoint_version", "iteration", "optimizer", "content_metadata",
     "rng_state", "rerun_state_machine"};

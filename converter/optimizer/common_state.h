@@ -14,15 +14,16 @@
 
 namespace ferry::converter {
 
-// Of the checkpoint that another one is made of.
+// The state that a new checkpoint takes over from the one that it is made of.
 struct CarriedState {
-  distckpt::PickleValue common;  // its common state, a dict
-  // Dicts with the `param_groups` of its optimizer, or of its dense and its expert optimizer. None:
-  // the state of the optimizer stays behind.
+  distckpt::PickleValue common;  // the common state, a dict
+  // Dicts with the `param_groups` of the optimizer, or of the dense and the expert optimizer.
+  // Empty: the state of the optimizer is not taken over.
   std::vector<distckpt::PickleValue> optimizers{};
 };
 
-// Emits it as a dict. Without `carried` it is that of weights alone.
+// Emits the common state of a new checkpoint as a dict. Without `carried` it is that of a
+// checkpoint without optimizer.
 void write_common_state(distckpt::PickleWriter& pickle,
                         const models::TransformerConfig& config,
                         const models::ParallelConfig& parallel,

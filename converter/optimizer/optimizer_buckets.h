@@ -1,5 +1,5 @@
-// Where the parameters of a rank lie in the flat buckets of Megatron-Core's distributed optimizer.
-// Nothing in a checkpoint says it: they follow from the order in which modules register their
+// The places of a rank's parameters in the flat buckets of Megatron-Core's distributed optimizer. A
+// checkpoint does not store them: they follow from the order in which modules register their
 // parameters (megatron/core/distributed/param_and_grad_buffer.py).
 #pragma once
 
@@ -29,7 +29,8 @@ struct BucketParameter {
 
 class OptimizerBuckets {
  public:
-  // Of the run that wrote a checkpoint. Throws Error(kUsage) if its layout does not fit the model.
+  // `parallel` is the layout of the run that wrote the checkpoint. Throws Error(kUsage) if it does
+  // not fit the model.
   OptimizerBuckets(const ModelMap& map, const models::ParallelConfig& parallel);
 
   int num_ranks(ParameterGroup group) const;
@@ -37,10 +38,10 @@ class OptimizerBuckets {
 
   bool has_parameters(ParameterGroup group, int rank, int chunk) const;
 
-  // What model parallel rank `rank` keeps in the buffer of its model chunk `chunk`: parameters in
-  // reverse order of registration, each at a multiple of 64 elements of its bucket. `buckets` are
-  // the sizes of the buckets without the padding at their ends. Throws Error(kLayout) if the
-  // parameters do not fill the buckets.
+  // Places the parameters that model parallel rank `rank` keeps in the buffer of its model chunk
+  // `chunk`: in reverse order of registration, each at a multiple of 64 elements of its bucket.
+  // `buckets` are the sizes of the buckets without the padding at their ends. Throws Error(kLayout)
+  // if the parameters do not fill the buckets.
   std::vector<BucketParameter> place(ParameterGroup group,
                                      ExpertOrder order,
                                      int rank,

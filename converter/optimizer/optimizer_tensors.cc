@@ -31,7 +31,7 @@ std::string_view canonical_kind(std::string_view kind) {
   return kind == "fp32_param" ? "param" : kind;
 }
 
-// What is left of `state`, whose kinds must be those of Adam.
+// Throws unless `kind` is a state of Adam.
 void require_known_kind(std::string_view kind, std::string_view key) {
   if (std::ranges::find(kKinds, kind) != kKinds.end()) return;
   throw Error(
@@ -214,10 +214,11 @@ class Adder {
   struct Buffer {
     std::vector<std::int64_t> buckets{};  // sizes
     std::map<std::string, std::vector<FlatRun>, std::less<>> runs{};
-    // Where chunks of the masters begin: where parameters begin, chunks do. Empty: not known.
+    // The offsets at which chunks of the masters begin; every parameter begins at one of them.
+    // Empty: unknown.
     std::set<std::int64_t> starts{};
   };
-  // By optimizer (dense, expert), model parallel rank and buffer.
+  // Buffers by optimizer (dense, expert), model parallel rank and buffer.
   using Buffers = std::map<std::tuple<int, int, int>, Buffer>;
 
   // [chained_C.]optimizer.distributed.dp_group_idx_M.gbuf_idx_B.dtype_(D, E).bucket_idx_K.KIND

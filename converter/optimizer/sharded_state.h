@@ -1,5 +1,5 @@
-// What each rank of a mesh would save of a model: the chunk grid of a Megatron checkpoint and its
-// split into files.
+// The shards of a model that each rank of a mesh would save: the chunk grid of a Megatron
+// checkpoint and its split into files.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct RankTensor {
   std::uint32_t megatron = 0;  // index into ModelMap::megatron
   int chunk = 0;               // of the rank's model chunks, where stages are interleaved
   distckpt::Shape shape{};     // of the whole tensor, padded
-  // What the rank holds, in the order in which it lies there: one box of the whole tensor, or one
+  // The parts that the rank holds, in the order of its memory: one box of the whole tensor, or one
   // of the gate and one of the up projection.
   std::vector<distckpt::Box> boxes{};
   std::vector<int> replica_id{};

@@ -13,7 +13,7 @@
 namespace ferry::models {
 namespace {
 
-// Of the largest product with a weight.
+// The number of weights (n * k) of the largest product.
 std::int64_t largest_product(const TransformerConfig& config) {
   std::int64_t most = 0;
   for (const auto& shape : gemm_shapes(config)) most = std::max(most, shape.n * shape.k);

@@ -88,7 +88,7 @@ class Examiner {
             .detail = passed ? "" : "other bits at" + differing};
   }
 
-  // What differs, by name; empty if nothing does.
+  // Adds a check of `property`. `differing` names the places that differ; empty: the check passes.
   void report(const std::string& subject,
               const std::string& property,
               const std::string& differing) {
@@ -222,7 +222,7 @@ class Examiner {
     report_of_transformers(subject, differing);
   }
 
-  // What Hugging Face's grouped product gives an expert must be what the linear layer gives.
+  // Hugging Face's grouped product must give each expert the bits that the linear layer gives.
   void experts() {
     const std::vector<std::int64_t> sizes =
         options_.device.is_cuda() ? std::vector<std::int64_t>{1, 2, 7, 0, 16, 100, 3, 300}

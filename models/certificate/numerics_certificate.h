@@ -27,8 +27,9 @@ struct NumericsCheck {
 struct NumericsCertificate {
   std::vector<std::pair<std::string, std::string>> environment{};  // what bits may depend on
   std::vector<NumericsCheck> checks{};
-  // In fp32 on the host, where MKL chooses kernels by machine, shape and threads: whether those
-  // that transformers gets have our bits. Nothing of ours depends on it.
+  // Comparisons with the kernels that transformers gets in fp32 on the host, which MKL chooses by
+  // machine, shape and threads. They say whether transformers has our bits here; our own results do
+  // not depend on them.
   std::vector<NumericsCheck> transformers{};
   std::vector<std::string> kernels{};  // chosen on a GPU, one a line
   double seconds = 0;
@@ -49,7 +50,8 @@ struct GemmShape {
 };
 std::vector<GemmShape> gemm_shapes(const TransformerConfig& config);
 
-// What is examined: the operations of kBitwise, unless a test puts others in their place.
+// The operations that certify_numerics() examines: those of kBitwise (bitwise_ops()), unless a test
+// puts others in their place.
 struct NumericsOps {
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias)>
       linear{};

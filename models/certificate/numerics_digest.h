@@ -1,7 +1,7 @@
-// What decides the bits of a model's results besides weights and tokens: the mode, the dtype, the
-// device, the libraries, and the shapes that kernels are given. A trainer and a rollout that agree
-// in all of it compute the same log-probabilities in kBitwise; the mesh, the batch and the chunks
-// of a prompt are no part of it, since no bit depends on them.
+// Everything besides weights and tokens that decides the bits of a model's results: the mode, the
+// dtype, the device, the libraries, and the shapes that kernels are given. A trainer and a rollout
+// that agree in all entries compute the same log-probabilities in kBitwise; the mesh, the batch and
+// the chunks of a prompt are no part of it, since no bit depends on them.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace ferry::models {
 struct NumericsPolicy {
   std::vector<std::pair<std::string, std::string>> entries{};  // name, value
 
-  // Of all entries, 32 hexadecimal digits.
+  // A hash of all entries, 32 hexadecimal digits.
   std::string digest() const;
   bool operator==(const NumericsPolicy&) const = default;
 };

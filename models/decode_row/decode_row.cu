@@ -122,7 +122,7 @@ __device__ float silu(float x) {
   return x / (1 + expf(-x));
 }
 
-// What the pairs' sums come to, two results at a time.
+// Adds up the parts of each pair's sums and calls `write` with two results at a time.
 template <typename Write>
 __device__ void finish(const Rows& rows,
                        const PairOfSums* partial,

@@ -25,7 +25,7 @@ struct AttentionMemory {
   alignas(16) float results[kWarps][kMostHeads][kMostDim];
 };
 
-// Which keys this thread block attends to, with which heads.
+// The keys and the heads that this thread block computes attention for.
 struct AttentionShare {
   bool any = false;
   int splits = 0;  // of the keys, over thread blocks
@@ -79,7 +79,7 @@ struct TileParts {
   static constexpr int kKeysApart = kThreads / kChunks;
 };
 
-// Where a key's part of its group begins.
+// The offset, in elements, of group `group` of key number `key` in a cache.
 template <int kDim>
 __device__ std::int64_t cache_offset(const std::int32_t* blocks, int key, int groups, int group) {
   return ((static_cast<std::int64_t>(blocks[key / kCacheBlock]) * kCacheBlock + key % kCacheBlock) *
@@ -88,7 +88,8 @@ __device__ std::int64_t cache_offset(const std::int32_t* blocks, int key, int gr
          kDim;
 }
 
-// Of the keys before the row's own; `blocks` begins with that of the share's first tile.
+// Loads the share's keys that precede the row's own. `blocks` begins with the block of the share's
+// first tile.
 template <int kDim>
 __device__ void load_keys(const DecodeRow& row,
                           const void* cache,
@@ -391,7 +392,7 @@ __device__ void attend(const DecodeRow& row,
   }
 }
 
-// What the splits of each head come to, [heads, dim].
+// Combines the splits of each head into `attended`, [heads, dim].
 template <int kDim>
 __device__ void combine_splits(const DecodeRowShape& shape,
                                int splits,

@@ -19,7 +19,7 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kMostSplits = 16;  // of a sequence's keys, over thread blocks
 
-// Of a product's two rows.
+// The sums of two rows of a product.
 struct PairOfSums {
   float first;
   float second;
@@ -35,8 +35,9 @@ struct alignas(16) TripleWord {
 };
 constexpr int kOfTriple = 3;
 
-// Of one head's part of the keys: its result, not yet divided, in `triples_of(dim)` words, and one
-// of {largest score times log2 e, sum of weights}.
+// The number of words that hold the result [dim] of one head over one split of the keys, not yet
+// divided by the sum of its weights. One more word holds {largest score times log2 e, sum of
+// weights}.
 __host__ __device__ constexpr int triples_of(int dim) {
   return (dim + kOfTriple - 1) / kOfTriple;
 }

@@ -1,5 +1,5 @@
-// What decode_row.cu computes with, by raw pointers, so that nvcc never sees LibTorch's headers.
-// All tensors are bf16, contiguous and aligned to 16 bytes; weights are [out, in].
+// The arguments of the kernel in decode_row.cu, by raw pointers, so that nvcc never sees LibTorch's
+// headers. All tensors are bf16, contiguous and aligned to 16 bytes; weights are [out, in].
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -48,12 +48,14 @@ struct DecodeRow {
   const std::int64_t* slot = nullptr;         // of the row's key; below 0: kept nowhere
   void* residual = nullptr;                   // [hidden], out
   void* pending = nullptr;                    // [hidden], out: what is still to be added to it
-  // Of decode_row_exchange() bytes, 0 before the first launch, of one shape and GPU for ever.
+  // Device memory of decode_row_exchange(shape) bytes, filled with zeros before the first launch.
+  // One buffer serves launches of one shape on one GPU only, and keeps its contents between them.
   void* exchange = nullptr;
   DecoderLayer layers[kMostDecoderLayers]{};
 };
 
-// Whether the current device has the shared memory that the shape needs, and the kernel the bounds.
+// Whether the shape lies within the kernel's bounds and the current device has the shared memory
+// that it needs.
 bool decode_row_fits(const DecodeRowShape& shape);
 std::int64_t decode_row_exchange(const DecodeRowShape& shape);
 cudaError_t decode_row(const DecodeRow& row, cudaStream_t stream);

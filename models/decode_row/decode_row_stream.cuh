@@ -23,7 +23,7 @@ constexpr int kMostPieceBytes = 3072;
 constexpr int kMostChunks = kMostPieceBytes / 16 / kLanes;  // of a piece, of a lane
 constexpr int kMostSlots = 64;
 
-// Of the threads that compute.
+// A barrier of the threads that compute.
 __device__ inline void sync() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
@@ -108,10 +108,10 @@ __device__ inline Rows own_rows(const DecodeRowShape& shape, int product) {
           .second = gated ? shape.ffn : 1};
 }
 
-// A barrier tells the parity of its phase and no more, so nobody may be two phases off. Who copies
-// sees every phase of his slots, since their count is a multiple of kSlotsApart. Who computes waits
-// for a slot when the one kWarps before it has landed, and so all that were copied kMostOnTheirWay
-// copies before that one, the slot's former content among them.
+// A barrier tells the parity of its phase and no more, so no thread may be two phases off. A thread
+// that copies sees every phase of its slots, since their count is a multiple of kSlotsApart. A
+// thread that computes waits for a slot when the one kWarps before it has landed, and so all that
+// were copied kMostOnTheirWay copies before that one, the slot's former content among them.
 struct Ring {
   unsigned char* slots;
   std::uint64_t* full;   // [count] barriers
@@ -163,7 +163,7 @@ struct Place {
   }
 };
 
-// Of weights, into L2, by a warp; null: nothing.
+// Prefetches a vector of weights into L2, by one warp. A null pointer: does nothing.
 __device__ inline void prefetch_vector(const void* pointer, int elements) {
   constexpr int kLine = 128;
   if (pointer == nullptr) return;

@@ -1,7 +1,7 @@
 // Generation for one sequence at a time, in kFast: a dense model's layers for one row, in one
 // kernel (models/decode_row/decode_row.cu). Products of one row are too short, one by one, to bring
-// a GPU's memory to full speed, and their weights are all there is to read. Beside transformer/,
-// whose layers it computes over again: a row's results differ from theirs by roundings of sums.
+// a GPU's memory to full speed, and their weights are all there is to read. It computes the same
+// layers as transformer/: a row's results differ from theirs by roundings of sums.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,17 +22,18 @@ namespace ferry::models {
 
 class RowDecoder {
  public:
-  // Null unless the model is dense, of bf16 and whole on one GPU, whose kernel its sizes fit, and
-  // computes in kFast. Parameters outlive this; they may move.
+  // Returns null unless the model is dense, in bf16, whole on one GPU, of sizes that the kernel
+  // supports, and computes in kFast. The parameters must outlive the decoder; their memory may
+  // move.
   static std::unique_ptr<RowDecoder> make(const TransformerConfig& config,
                                           const ParallelState& mesh,
                                           Alignment alignment,
                                           const Parameters& parameters);
 
-  // Whether the row lies as the kernel takes it.
+  // Whether the row's tensors and its cache have the layout that the kernel reads.
   bool takes(const DecodedRow& row) const;
-  // hidden [1, hidden], of the embedding; keeps the row's keys and values, too. Reads nothing back
-  // to the host. Of passes at the same time there is one.
+  // hidden [1, hidden] is the embedding of the row. Also stores the row's keys and values in the
+  // cache. Reads nothing back to the host. Only one pass may run at a time.
   ResidualStream forward(const at::Tensor& hidden,
                          const RotaryAngles& angles,
                          const DecodedRow& row) const;

@@ -1,4 +1,5 @@
-// This process's device, what it has been asked for, and waiting for it. On the host: nothing.
+// The device of this process: choosing it, waiting for it, its memory. Most functions do nothing
+// for the host.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,7 +10,7 @@
 
 namespace ferry::models {
 
-// What kernels of this thread run on. Throws Error(kDevice) if there is none such.
+// Sets the device that kernels of this thread run on. Throws Error(kDevice) if it does not exist.
 void set_device(c10::Device device);
 void synchronize(c10::Device device);
 void reset_peak_memory(c10::Device device);
@@ -23,10 +24,10 @@ void release_cached_memory(c10::Device device);
 void start_cuda_profiler();
 void stop_cuda_profiler();
 
-// What CUDA calls it: "NVIDIA H100 80GB HBM3". Empty for the host.
+// CUDA's name of the device: "NVIDIA H100 80GB HBM3". Empty for the host.
 std::string device_name(c10::Device device);
 
-// Bytes that are free; nothing for the host, which knows no such number.
+// Free bytes of the device; nullopt for the host.
 std::optional<std::int64_t> free_memory(c10::Device device);
 
 }  // namespace ferry::models

@@ -1,5 +1,5 @@
-// What LibTorch and the standard library throw where there is no memory, told from their other
-// errors.
+// Out of memory: tells it from the other errors that LibTorch and the standard library throw, and
+// turns it into an Error with a hint.
 #pragma once
 
 #include <exception>
@@ -9,20 +9,24 @@
 
 namespace ferry::models {
 
-// Of a device or of the host: LibTorch's allocators, cuBLAS and CUDA itself throw a c10::Error like
-// any other; and what the host lacks may be a thread.
+// Whether a device or the host is out of memory. Most of LibTorch's allocators, cuBLAS and CUDA
+// throw a c10::Error as for any other failure, which is told by its text. A thread that the host
+// could not start counts as well.
 bool is_out_of_memory(const std::exception& error);
 
-// How much was asked for, where that was said: "tried to allocate 2.00 GiB".
+// The amount that was asked for, "tried to allocate 2.00 GiB", or a text that says that there was
+// no more.
 std::string asked_for(const std::exception& error);
 
 // what(), without LibTorch's backtrace.
 std::string text_of(const std::exception& error);
 
-// As an Error: "out of memory <doing>: ..." with the hint, or what it says as kBug.
+// The Error for `error`: "out of memory <doing>: ..." with the hint if it is one, else its text as
+// kBug.
 Error error_of(const std::exception& error, const std::string& doing, const std::string& hint);
 
-// Runs `body`. Where it runs out of memory, throws error_of().
+// Runs `body` and returns its result. Throws error_of() if it runs out of memory; other exceptions
+// pass.
 template <typename Body>
 decltype(auto) or_out_of_memory(const std::string& doing, const std::string& hint, Body&& body) {
   try {

@@ -1,7 +1,9 @@
-// Why a run of several ranks ends: the one that fails says so in the store of all, and the others,
-// who miss it in their next collective, repeat it. So each rank's last words name the cause.
+// The reason why a run of several ranks ends. A rank that fails writes it to the store that all
+// ranks share, and the others, which miss that rank in their next collective, repeat it. So each
+// rank's last words name the cause.
 //
-// The store is rank 0's, who may hang itself: nothing here waits for it longer than a few seconds.
+// The store lives in rank 0, which may hang itself: nothing here waits for it longer than a few
+// seconds.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -20,7 +22,8 @@ namespace ferry::models {
 
 class World;
 
-// Tells the others, once; of a lone rank, or where the store is gone, nobody.
+// Tells the other ranks why this one fails. Does nothing in a run of one rank, or where the store
+// is gone.
 void announce_failure(const World& world, const std::string& why);
 
 // Returns when all ranks have announced that they failed, or after a few seconds: a launcher ends
@@ -30,28 +33,30 @@ void wait_for_failures(const World& world);
 // Whether any rank has announced a failure, or the store's owner, rank 0, is gone.
 bool any_failure(const c10::intrusive_ptr<c10d::Store>& store);
 
-// The same for those who look around often, while they wait for others as long as these work: what
-// a store says that is only slow is no failure.
+// Like any_failure(), for frequent polling by a rank that waits as long as its peers work: a store
+// that is only slow to answer counts as no failure.
 bool failure_announced(const c10::intrusive_ptr<c10d::Store>& store);
 
-// Counts what was got done under a name that ranks share, for those who wait while others work.
+// Adds one to the counter `name`, which ranks share. Ranks that wait see by it that others work.
 void count_progress(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name);
-// The count; none where the store does not answer.
+// The value of the counter; nullopt where the store does not answer.
 std::optional<std::int64_t> progress(const c10::intrusive_ptr<c10d::Store>& store,
                                      const std::string& name);
 
-// Answers, from a thread of its own, when others ask who is still alive. Until it goes.
+// Starts a thread that answers is_alive() for this rank until the returned handle is destroyed.
 std::shared_ptr<void> stay_present(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
-// Asks it, and waits a moment; of a rank that never answers anybody, a thread of a test: true.
+// Asks rank `rank` whether it is alive, and waits a moment for its answer. A rank that never called
+// stay_present(), such as a thread of a test, counts as alive.
 bool is_alive(const c10::intrusive_ptr<c10d::Store>& store, int rank);
 
-// A collective of these ranks (of the world) that did not come about, of which `rank` reports:
-// each rank that came marks it under `meeting`, a name that they share. Takes a moment, in which
-// the others mark it, too.
+// Finds the ranks that are missing from a collective that did not complete. Called by `rank`, one
+// of `ranks` (numbers in the world). Each rank that came marks the store under `meeting`, a name
+// that they share; the call waits a moment for the marks of the others.
 //
-// Returns who is missing and what they have said of it: "rank 3", "rank 1, which failed: ...".
-// Ranks that are alive, and may wait for somebody who is missing, are not named if others are.
+// Returns one text for each missing rank, with the failure that it announced: "rank 3", "rank 1,
+// which failed: ...". Ranks that are alive, and may themselves wait for a missing one, are named
+// only if no others are missing.
 std::vector<std::string> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store,
                                        const std::string& meeting,
                                        const std::vector<int>& ranks,

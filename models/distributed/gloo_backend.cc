@@ -22,7 +22,8 @@ std::shared_ptr<::gloo::transport::Device> gloo_device(const World& world) {
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
-// Where a ProcessGroupGloo cannot start its threads it ends the process: here it is an exception.
+// Starts `count` threads for a moment, and throws if the host cannot: a ProcessGroupGloo that
+// cannot start its threads ends the process instead.
 void require_threads(int count) {
   std::vector<std::jthread> threads;
   std::promise<void> all;

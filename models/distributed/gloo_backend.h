@@ -12,8 +12,8 @@ namespace ferry::models {
 
 class World;
 
-// Rank `rank` of `size`, which come together in the store, with the world's timeout. Over the
-// interface that GLOO_SOCKET_IFNAME names.
+// A Gloo backend for rank `rank` of `size`, which meet in the store, with the world's timeout. It
+// uses the network interface that GLOO_SOCKET_IFNAME names.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store>& store,
                                             int rank,
                                             int size,

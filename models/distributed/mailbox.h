@@ -1,7 +1,7 @@
-// Messages from one rank of the world to another, who may have other things to do for longer than
-// any collective may take: they wait until one of the two, or any rank of the world, has failed. A
-// peer that is alive at all, asked each time that a collective would have ended, is waited for, as
-// long as messages arrive anywhere in the world: one that hangs is not, for ever.
+// Messages between two ranks of the world, where the receiver may be busy for longer than the
+// timeout of a collective. A call waits for its peer as long as no rank of the world has failed.
+// Each time that a collective would have timed out, it asks whether the peer is alive, and waits on
+// as long as messages arrive anywhere in the world; a peer that hangs makes it throw in the end.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -24,20 +24,22 @@ class World;
 
 class Mailbox {
  public:
-  // How long somebody may wait while no message arrives anywhere, and what to do behind it.
+  // `limit`: the time that a rank waits while no message arrives anywhere; `hint`: the hint of the
+  // Error that it throws then.
   struct Patience {
     std::chrono::milliseconds limit{};
     std::string hint{};
   };
 
-  // Called by all ranks of the world, which outlives it; `name` is no other's.
+  // Called by all ranks of the world, which outlives the mailbox; `name` is unique among mailboxes.
   Mailbox(World& world, std::string name, Patience patience);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // Of one rank to another they arrive in their order. Throws Error(kIo) that says which ranks have
-  // failed, or that the peer hangs; `what`: "the answer to update_actor".
+  // Messages from one rank to another arrive in the order in which they were sent. `what` names the
+  // message in errors: "the answer to update_actor". Both throw Error(kIo) that says which ranks
+  // have failed, or that the peer hangs.
   void send(std::string_view bytes, int to, std::string_view what) const;
   std::string receive(int from, std::string_view what) const;
 

@@ -1,5 +1,6 @@
-// The store in which ranks find each other when they make a group. A plain one waits for a key of a
-// rank that has failed until the timeout is over, and meanwhile answers no other thread.
+// The store in which ranks find each other when they make a group. A plain c10d store waits for the
+// key of a failed rank until the timeout is over, and meanwhile answers no other thread; this one
+// stops as soon as a failure is announced.
 #pragma once
 
 #include <chrono>
@@ -29,11 +30,11 @@ class MeetingStore : public c10d::PrefixStore {
   std::chrono::milliseconds patience_;
 };
 
-// Makes a group's connections: calls `make` with a store of its own on each of `size` ranks, which
-// all come here, until it works on all of them. Sockets of a busy machine are refused or closed now
-// and then, and a group with such a connection is made anew. Throws what `make` threw the last of
-// three times, and at once what is an Error (a rank that has failed or did not come) or shows that
-// memory is short.
+// Makes a group's connections: calls `make` with a fresh store on each of `size` ranks, which all
+// call this function, until it works on all of them. Sockets of a busy machine are refused or
+// closed now and then, and a group with such a connection is made anew. After three attempts throws
+// the last exception of `make`. Throws at once if it is an Error (a rank has failed or did not
+// come) or shows that memory is short.
 void make_together(const std::string& prefix,
                    const World& world,
                    int rank,

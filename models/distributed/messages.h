@@ -19,14 +19,15 @@ std::vector<T> gather(const ProcessGroup& group, const T& mine) {
   return all;
 }
 
-// The value of rank `from` of the group. Called by all its ranks; `mine` counts on that one alone.
+// The value of rank `from` of the group. Called by all ranks of the group; `mine` is read on rank
+// `from` only.
 template <typename T>
 T broadcast(const ProcessGroup& group, const T& mine, int from) {
   const auto all = group.all_gather_bytes(group.rank() == from ? to_cbor(mine) : "");
   return from_cbor<T>(all[static_cast<std::size_t>(from)]);
 }
 
-// Through a mailbox, whose send() and receive() these are.
+// Mailbox::send() and Mailbox::receive() for values.
 template <typename T>
 void send(const Mailbox& mail, const T& value, int to, std::string_view what) {
   mail.send(to_cbor(value), to, what);

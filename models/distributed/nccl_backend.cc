@@ -20,7 +20,8 @@ namespace {
 
 constexpr auto kNcclPoll = std::chrono::milliseconds(50);
 constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
-// What fails everywhere at once is told by those who wait for it, not from here.
+// The time that waiting threads have to report a failure of all ranks at once before this watch
+// does.
 constexpr auto kNcclGrace = std::chrono::seconds(5);
 
 class Watch {

@@ -30,8 +30,7 @@ int number_of(const World& world, const std::vector<int>& ranks, const std::stri
   return static_cast<int>(me - ranks.begin());
 }
 
-// Of the mesh's ranks those that stand where `mine` does on every axis but those that `move`
-// forgets.
+// The mesh's ranks whose coordinates equal `mine` on every axis except those that `move` resets.
 template <typename Move>
 std::vector<int> ranks_like(const std::vector<int>& ranks,
                             const MeshShape& shape,

@@ -1,6 +1,6 @@
-// The mesh: which ranks of a run share what, and this rank's place in it. An object, passed and
-// never global, so that meshes of different shapes live side by side, over the same ranks or over
-// others.
+// The mesh: the parallel groups of the ranks of a run, and this rank's place in them. It is an
+// object that is passed, never global, so that meshes of different shapes live side by side, over
+// the same ranks or over others.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,10 @@ namespace ferry::models {
 
 class ParallelState {
  public:
-  // Called by all of `ranks` (of the world, ascending; none: all), and no others, in the same order
-  // as other meshes; `name` tells meshes apart. Throws Error(kUsage) if the sizes do not divide
-  // them.
+  // Called by all of `ranks` (numbers in the world, ascending; empty: all of them) and by no
+  // others. Ranks make several meshes in the same order; `name` is unique among meshes. Throws
+  // Error(kUsage) if the parallel sizes do not divide the number of ranks. The world must outlive
+  // the mesh.
   ParallelState(World& world,
                 const ParallelConfig& parallel,
                 const std::string& name,
@@ -30,11 +31,11 @@ class ParallelState {
   const ProcessGroup& tp() const { return tp_; }
   const ProcessGroup& cp() const { return cp_; }
   const ProcessGroup& dp() const { return dp_; }
-  const ProcessGroup& dp_cp() const { return dp_cp_; }  // that share dense parameters
+  const ProcessGroup& dp_cp() const { return dp_cp_; }  // holds copies of the dense parameters
   const ProcessGroup& pp() const { return pp_; }
   const ProcessGroup& ep() const { return ep_; }
   const ProcessGroup& etp() const { return etp_; }
-  const ProcessGroup& edp() const { return edp_; }  // that share an expert's parameters
+  const ProcessGroup& edp() const { return edp_; }  // holds copies of an expert's parameters
 
   bool is_first_stage() const { return coordinates_.pp == 0; }
   bool is_last_stage() const { return coordinates_.pp == shape_.pp() - 1; }

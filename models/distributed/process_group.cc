@@ -80,7 +80,7 @@ struct ProcessGroup::Backends {
     }
   }
 
-  // Of work that this rank has joined: NCCL's is done later, by a kernel.
+  // Watches work that this rank has joined: a kernel of NCCL does it later.
   void watch(const c10::intrusive_ptr<c10d::Work>& work) const {
     if (device == gloo) return;
     watch_nccl(work, run,
@@ -134,7 +134,7 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
           });
           backends_->device = backends_->gloo;
           if (!world.device().is_cuda()) return;
-          // Which meets at its first operation, and is watched there (watch_nccl).
+          // NCCL's ranks meet at the first operation, which watch_nccl() watches.
           const auto plain = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store());
           backends_->device = make_nccl(plain, rank_, size(), world);
         });

@@ -1,6 +1,5 @@
 // One group of ranks and its collectives, over c10d: Gloo on the host, NCCL on GPUs. A group of one
-// rank communicates with nobody. Tensors are moved, and summed in the order of the ranks where the
-// host sums them.
+// rank does not communicate. Sums on the host add up in the order of the ranks.
 //
 // A collective that some rank never joins ends after the group's timeout, on every rank that did,
 // with Error(kIo) that names the group, the operation and the ranks that are missing.
@@ -21,19 +20,19 @@ namespace ferry::models {
 
 class World;
 
-// A transfer under way, which keeps its tensors alive. On a GPU wait() lets the current stream
-// wait, not the caller.
+// A transfer under way. It keeps its tensors alive. On a GPU wait() makes the current stream wait,
+// not the caller.
 class Pending {
  public:
   Pending() = default;  // nothing is under way
   Pending(std::function<void()> finish, std::function<bool()> done)
       : finish_(std::move(finish)), done_(std::move(done)) {}
 
-  // Once; throws as the operation would.
+  // Waits for the transfer; later calls do nothing. Throws as the blocking operation would.
   void wait() {
     if (const auto finish = std::exchange(finish_, nullptr)) finish();
   }
-  // Whether a wait would be over at once. On the host nothing is done before it was waited for.
+  // Whether wait() would return at once. A transfer on the host is never done before wait().
   bool done() const { return !finish_ || done_(); }
 
  private:
@@ -51,8 +50,9 @@ struct P2POp {
 class ProcessGroup {
  public:
   ProcessGroup();  // of this rank alone
-  // Called by every rank of `ranks` (of the world, ascending), with the same name, in the same
-  // order as other groups. Throws Error(kIo) if they do not come together.
+  // Called by every rank of `ranks` (numbers in the world, ascending), with the same name, in the
+  // same order as other groups. The world outlives the group. Throws Error(kIo) if a rank does not
+  // come in time.
   ProcessGroup(World& world, std::string name, std::vector<int> ranks);
   ~ProcessGroup();
   ProcessGroup(ProcessGroup&&) noexcept;
@@ -63,13 +63,14 @@ class ProcessGroup {
   const std::string& name() const { return name_; }
   const std::vector<int>& ranks() const { return ranks_; }  // of the world
 
-  // [n, ...] of every rank -> [size * n, ...], in the order of the ranks.
+  // Gathers [n, ...] of every rank -> [size * n, ...], in the order of the ranks.
   at::Tensor all_gather(const at::Tensor& mine) const;
-  // [size * n, ...] -> [n, ...]: this rank's part of the sum. Sums bf16 in fp32 on the host.
+  // Sums [size * n, ...] over the ranks -> [n, ...], this rank's part. The host sums bf16 in fp32.
   at::Tensor reduce_scatter(const at::Tensor& whole) const;
   at::Tensor all_reduce(const at::Tensor& mine) const;
   at::Tensor all_reduce_max(const at::Tensor& mine) const;
-  // Rows sent to each rank and received from each; none: equal parts.
+  // `send_rows`, `receive_rows` [size]: the number of rows that go to each rank and come from each;
+  // empty: equal parts.
   at::Tensor all_to_all(const at::Tensor& mine,
                         const std::vector<std::int64_t>& send_rows = {},
                         const std::vector<std::int64_t>& receive_rows = {}) const;
@@ -77,20 +78,23 @@ class ProcessGroup {
   void send(const at::Tensor& tensor, int to) const;
   void receive(at::Tensor& tensor, int from) const;
 
-  // The same, begun: nobody may touch the tensors before they have been waited for.
+  // The following functions begin a transfer and return. The tensors must not be touched before
+  // Pending::wait().
   //
-  // Messages that are under way together: none waits for another. Both ranks of a message name it
-  // in one batch, all messages between two ranks in one order.
+  // Sends and receives a batch of messages, none of which waits for another. Both ranks of a
+  // message name it in one batch, and list all messages between them in the same order.
   Pending batch_isend_irecv(const std::vector<P2POp>& messages) const;
-  // Of a contiguous [size * n]: this rank's n become the sum of theirs, the others are worthless;
-  // or all become those of their ranks.
+  // Collectives within one contiguous tensor [size * n]. reduce_scatter leaves the sum in this
+  // rank's n elements and garbage in the others; all_gather fills each part from its rank.
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;
   Pending all_gather_in_place(const at::Tensor& whole) const;
 
-  // Ranks that end together end their groups without breaking others' last collective.
+  // Waits for all ranks. Called before ranks end, so that none breaks the last collective of
+  // another.
   void barrier() const;
 
-  // Small things of the host, over Gloo whatever the device: one string of each rank.
+  // Gathers one string of each rank, in the order of the ranks, over Gloo on any device. For small
+  // data.
   std::vector<std::string> all_gather_bytes(std::string_view mine) const;
 
  private:

@@ -1,5 +1,5 @@
 // All ranks of a run, as torchrun, srun or mpirun started them, or as threads of one process in
-// tests. Meshes are made from it, several over the same ranks.
+// tests. Meshes are made from it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,11 +25,12 @@ class World {
 
   // A run of one rank.
   explicit World(Options options);
-  // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of torchrun, else the variables of Slurm or Open
-  // MPI; a run of one rank if none is set. On a GPU the device's index is LOCAL_RANK. Throws
-  // Error(kUsage) if they do not make sense, Error(kIo) if the ranks do not come together in time.
+  // Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of torchrun, else the variables of Slurm or
+  // Open MPI; without any it makes a run of one rank. On a GPU the device's index is LOCAL_RANK.
+  // Throws Error(kUsage) if the variables contradict each other, Error(kIo) if the ranks do not
+  // come together in time.
   static World from_environment(Options options);
-  // A rank that shares `store` with the others.
+  // One rank of `size` that share `store`.
   World(Options options, int rank, int size, c10::intrusive_ptr<c10d::Store> store);
   ~World();
   World(World&&) noexcept;
@@ -53,8 +54,8 @@ class World {
   std::shared_ptr<void> presence_;  // among ranks of other processes
 };
 
-// Runs `body` as each of `size` ranks, threads of this process over Gloo. Throws what was thrown
-// first.
+// Runs `body` once for each of `size` ranks, as threads of this process over Gloo. Rethrows the
+// first exception.
 void run_ranks(int size, const World::Options& options, const std::function<void(World&)>& body);
 
 }  // namespace ferry::models

@@ -59,7 +59,7 @@ struct RowThreads {
                              : cooperative_groups::this_cluster().map_shared_rank(of_warps, lane);
     there[thread() / kLanes] = value;
   }
-  // What was given is there.
+  // Waits until the values of all give() calls have arrived.
   static __device__ void meet() {
     if constexpr (kBlocks > 1) {
       cooperative_groups::this_cluster().sync();

@@ -1,4 +1,5 @@
-// score_rows and logits_to_gradient on a GPU: two readings of the logits, and one writing.
+// score_rows and logits_to_gradient on a GPU: together they read the logits twice and write them
+// once.
 #pragma once
 
 #include <ATen/core/Tensor.h>

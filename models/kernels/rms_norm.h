@@ -10,8 +10,7 @@ namespace ferry::models {
 // x [..., channels], weight [channels] -> like x. Differentiable.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
-// The residual stream between the layers: its last summand is added where it is normed next, in one
-// pass.
+// The residual stream between the layers. The next norm adds the pending summand, in one pass.
 struct ResidualStream {
   at::Tensor sum{};      // [tokens, hidden]
   at::Tensor pending{};  // like sum; undefined: nothing
@@ -19,7 +18,7 @@ struct ResidualStream {
   at::Tensor total() const { return pending.defined() ? sum + pending : sum; }
 };
 
-// Adds what is pending, and norms the sum.
+// Adds the pending summand to stream.sum, and returns the norm of the sum, [tokens, hidden].
 at::Tensor add_and_norm(ResidualStream& stream, const at::Tensor& weight, double epsilon);
 
 }  // namespace ferry::models

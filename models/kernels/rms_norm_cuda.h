@@ -18,15 +18,15 @@ struct RmsNormResult {
   at::Tensor inverse_rms{};  // [rows], fp32
 };
 
-// Of x, or, where delta is defined, of x + delta; both [..., channels]. weight [channels]. All bf16
-// or all fp32. Not differentiable.
+// The norm of x, or of x + delta where delta is defined; both [..., channels]. weight [channels].
+// All tensors are bf16 or all fp32. Not differentiable.
 RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,
                             double epsilon);
 
-// The gradients of what was normed, x, and weight, the same at every run. grad_sum: what else came
-// back to x, added before it is rounded; undefined: nothing.
+// The gradients of x, the sum that was normed, and of weight, with the same bits at every run.
+// `grad_sum` is another gradient of x, added before rounding; undefined: none.
 std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y,
                                                          const at::Tensor& x,
                                                          const at::Tensor& weight,

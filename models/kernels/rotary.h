@@ -10,7 +10,7 @@
 
 namespace ferry::models {
 
-// Which channels turn together, and how.
+// The pairs of channels that turn together, and the rounding.
 enum class RotaryStyle : std::uint8_t {
   kHalves,      // channel i with i + dim/2; each product rounded
   kInterleave,  // channel 2i with 2i + 1, which come out as halves (DeepSeek-V3)
@@ -45,7 +45,7 @@ class RotaryEmbedding {
 // x [tokens, heads, channels] -> like x, whose first dim channels have turned. Differentiable.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
-// By which attention divides the product of query and key.
+// The factor by which attention multiplies the products of queries and keys.
 double softmax_scale(const TransformerConfig& config);
 
 }  // namespace ferry::models

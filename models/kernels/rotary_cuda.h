@@ -21,15 +21,16 @@ at::Tensor rotary_cuda(const at::Tensor& x,
                        const at::Tensor& sin,
                        bool interleaved);
 
-// Writes the gradient of x, which lies as x may lie. grad_y is [tokens, heads, dim].
+// Writes the gradient of x, with any strides that x may have. grad_y is [tokens, heads, dim].
 void rotary_backward_cuda(const at::Tensor& grad_y,
                           const at::Tensor& cos,
                           const at::Tensor& sin,
                           bool interleaved,
                           at::Tensor& grad_x);
 
-// Of x [tokens, groups, queries and one key, dim] -> query [tokens, groups * queries, dim] and key
-// [tokens, groups, dim], as rotary_cuda() of each; and the way back.
+// Turns and splits x [tokens, groups, queries + 1 key, dim] -> query [tokens, groups * queries,
+// dim] and key [tokens, groups, dim], each as rotary_cuda() does. The backward writes the gradient
+// of x.
 struct QueryAndKey {
   at::Tensor query{}, key{};
 };

@@ -1,5 +1,5 @@
-// Queries, keys and values out of what the fused projection gives. On a GPU one pass each, with the
-// rotary embedding on the way, and a gradient that is written in place of three that are added.
+// Splits the output of the fused projection into queries, keys and values. A GPU does it in one
+// pass, with the rotary embedding, and writes one gradient instead of adding three.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +10,7 @@
 
 namespace ferry::models {
 
-// Of the queries of each group, those that are wanted.
+// The range of the queries of each group that is wanted.
 struct QueriesOfGroup {
   std::int64_t first = 0;
   std::int64_t count = 0;
@@ -23,7 +23,7 @@ struct QueryKeyValue {
 };
 
 // mixed [tokens, groups, queries of a group + 2, dim]: queries, key, value of each group. Queries
-// and keys are turned by `angles`, unless null. Differentiable.
+// and keys are turned by `angles` unless it is null. Differentiable.
 QueryKeyValue split_qkv(const at::Tensor& mixed,
                         QueriesOfGroup queries,
                         const RotaryAngles* angles);

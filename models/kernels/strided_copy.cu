@@ -11,7 +11,7 @@ struct Ends {
   char* to = nullptr;
 };
 
-// Where the byte `at` of a box, counted run after run, lies on both sides.
+// The addresses of byte `at` of a box, counted run after run, on both sides.
 __device__ Ends place(const StridedBox& box, Ends ends, std::uint32_t at) {
   if (box.run == box.bytes) return {ends.from + at, ends.to + at};
   const std::uint32_t row = at / box.run;

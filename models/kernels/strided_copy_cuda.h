@@ -1,4 +1,5 @@
-// All boxes of a table at once, on a GPU: one launch, 16 bytes at a time where both sides allow it.
+// Copies all boxes of a table in one launch on a GPU, 16 bytes at a time where both sides are
+// aligned.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +9,7 @@
 namespace ferry::models {
 
 // boxes: [boxes, sizeof(StridedBox)] bytes; box_of_tile: [tiles] int32; memories: [memories] int64,
-// addresses. A box whose both ends are the same address is left alone.
+// addresses. A box with the same address on both sides is left alone. `staging` is memory -1.
 void strided_copy_cuda(const at::Tensor& boxes,
                        const at::Tensor& box_of_tile,
                        const at::Tensor& memories,

@@ -5,7 +5,7 @@ namespace {
 
 constexpr std::int64_t kThreads = 256;
 
-// Where N neighbours of one row begin, in gate_up [rows, 2 * ffn] and in y [rows, ffn].
+// The offsets of N neighbours of one row, in gate_up [rows, 2 * ffn] and in y [rows, ffn].
 struct Place {
   std::int64_t gate = 0;
   std::int64_t y = 0;

@@ -12,14 +12,14 @@
 
 namespace ferry::models {
 
-// Of the shards that a MeshLayout's layout places in memory; they must outlive it. What was
-// enqueued on the current stream of their devices before comes first.
+// The sink and the source of shards that `layout` places in memory. The shards must outlive them.
+// Transfers come after all work that was enqueued before on the current streams of their devices.
 std::unique_ptr<distckpt::MemorySink> make_memory_sink(const distckpt::Layout& layout);
 std::unique_ptr<distckpt::BoxSource> make_memory_source(const distckpt::Layout& layout);
 
-// Pinned memory for ExecutorOptions::staging, without a device the heap. A save is faster with it,
-// and a load that widens; else a load goes through the sink's own buffers, and pinning costs its
-// time. Throws Error(kDevice) where the system gives no more.
+// Pinned memory for ExecutorOptions::staging; without a device the heap. It makes a save faster,
+// and a load that widens. Other loads go through the sink's own buffers, and only pay for the
+// pinning. Allocations throw Error(kDevice) where the system gives no more.
 std::pmr::memory_resource* staging_memory();
 
 }  // namespace ferry::models

@@ -1,10 +1,10 @@
-// Weights from the memory of ranks to the memory of ranks: the executor of a RankPlan. Training's
-// shards become the rollout's, at any two meshes, also of ranks that have nothing in common.
+// Weights from the memory of ranks to the memory of ranks: the executor of a RankPlan. It turns the
+// trainer's shards into the rollout's, for any two meshes, which may have no rank in common.
 //
-// A rank receives only what it lacks. What has to travel is packed into buckets, all that a rank
-// sends and receives in a round goes in one batch, and the next round is packed while one is under
-// way. Nothing is gathered: staging memory is bounded by the bucket, whatever the model's size, and
-// what is remembered of a plan is StridedCopies of what this rank moves.
+// A rank receives only the elements that it lacks. They are packed into buckets; all messages of a
+// rank in a round go in one batch, and the next round is packed while one is under way. Nothing is
+// gathered: the bucket bounds the staging memory, whatever the model's size, and a rank keeps only
+// the StridedCopies of its own part of the plan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +26,9 @@ namespace ferry::models {
 
 struct ReshardOptions {
   std::int64_t bucket_bytes = std::int64_t{512} << 20;  // that a rank sends in a round, about
-  // Sends of each message only what changed since the last run, where that is less. Nobody else may
-  // write to the target's shards between runs. For slow links: it reads what it does not send.
+  // Sends only the changes of each message since the last run, where they are smaller. Nothing else
+  // may write to the target's shards between runs. For slow links: finding the changes reads all of
+  // the message.
   Delta delta = Delta::kOff;
 };
 
@@ -43,34 +44,35 @@ struct ReshardReport {
 
 class Resharder {
  public:
-  // Called by all ranks of the world, which outlives it, with what each holds and what it wants,
-  // either perhaps nothing; their memory is not touched before run(). Plans once. Throws
-  // Error(kLayout) on every rank if the two sides do not fit each other.
+  // Called by all ranks of the world, which outlives it, with the shards that each holds and those
+  // that it wants; either may be empty. Plans once; does not touch the shards' memory before run().
+  // Throws Error(kLayout) on every rank if the two sides do not fit each other.
   Resharder(World& world,
             const std::string& name,
             std::vector<distckpt::LocalShard> source,
             std::vector<distckpt::LocalShard> target,
             ReshardOptions options = {});
 
-  // The same shards, laid out as they were, at other addresses. Shards of one owner move together:
-  // where the first shard of each owner is now, in the order of the shards. One without owner moves
-  // alone.
+  // Sets new addresses of the same shards, which keep their layout. Shards of one owner move
+  // together: the vectors hold the address of the first shard of each owner, in the order of the
+  // shards. A shard without owner has an entry of its own.
   void set_memory(const std::vector<std::byte*>& source, const std::vector<std::byte*>& target);
 
-  // Called by all ranks. On a GPU what was enqueued on the current stream comes first, and what is
-  // enqueued later finds the new bytes.
+  // Moves the bytes. Called by all ranks. On a GPU the copies are ordered on the current stream:
+  // after work that was enqueued before, and before work that is enqueued later.
   ReshardReport run();
-  // The next run sends everything: the target's shards have lost what they held.
+  // Makes the next run send everything. Called when the target's shards have lost their contents.
   void forget_sent();
-  // run(), and afterwards the digest of every message on both of its sides. Throws Error(kCorrupt)
-  // that names the ranks and a tensor.
+  // Calls run(), then compares the digests of every message on both sides. Throws Error(kCorrupt)
+  // that names the ranks and a tensor if one differs.
   ReshardReport run_and_verify();
 
   const distckpt::RankPlan& plan() const { return plan_; }
   const ProcessGroup& ranks() const { return group_; }  // all of the world
 
  private:
-  // What goes between this rank and a peer in a round: bytes of the round's staging memory.
+  // The bytes that go between this rank and a peer in a round, a range of the round's staging
+  // memory.
   struct Message {
     int peer = 0;
     bool sends = true;

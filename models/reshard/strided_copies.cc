@@ -47,7 +47,7 @@ BoxCopy folded(const BoxCopy& copy) {
   return result;
 }
 
-// What the kernel knows has runs and two dimensions of them: more become boxes of their own.
+// The kernel copies runs in up to two dimensions: boxes with more dimensions are cut into several.
 void append(BoxCopy copy, std::vector<StridedBox>& boxes) {
   const auto rank = copy.size.rank();
   const bool has_run = rank > 0 && copy.from.strides[rank - 1] == copy.element_size &&

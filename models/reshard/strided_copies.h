@@ -1,7 +1,7 @@
-// Many boxes copied at once between memories that have numbers: what a round of a reshard packs or
-// unpacks, or moves within a rank. Made once, of sizes and strides; addresses come with each run.
-// On a GPU one kernel copies all boxes, out of a table that stays on the device: 80 bytes of each
-// box and 4 of each 32 KiB that are copied.
+// Copies many boxes at once between numbered memories, as a round of a reshard packs, unpacks or
+// moves them within a rank. Made once from sizes and strides; addresses come with each run. On a
+// GPU one kernel copies all boxes, driven by a table that stays on the device: 80 bytes for each
+// box and 4 for each 32 KiB that are copied.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ class Addresses {
   Addresses(std::vector<std::byte*> addresses, at::Device device);
 
   const std::vector<std::byte*>& host() const { return host_; }
-  // Of the first element of an end that is not in the staging memory.
+  // The address of the first element of an end that is not in the staging memory.
   std::byte* of(const BoxEnd& end) const {
     return host_[static_cast<std::size_t>(end.memory)] + end.offset;
   }
@@ -53,8 +53,9 @@ class StridedCopies {
   // Throws Error(kBug) for a box of 2 GiB or more.
   StridedCopies(const std::vector<BoxCopy>& copies, at::Device device);
 
-  // On a GPU enqueues on the current stream. Boxes may not overlap each other's targets. One that
-  // is the same address on both sides is left alone.
+  // Copies all boxes; on a GPU enqueues the copy on the current stream. `staging` is memory -1.
+  // Boxes must not overlap the targets of others. A box with the same address on both sides is left
+  // alone.
   void run(const Addresses& addresses, std::byte* staging = nullptr) const;
 
  private:

@@ -29,7 +29,7 @@ ModelMemory model_memory(const TransformerConfig& config,
                          const MeshCoordinates& at,
                          const LayoutOptions& options);
 
-// A chunk of a model as a rank runs it. All that it points at outlives it.
+// A chunk of a model as a rank runs it. Its pointers must outlive it.
 struct ChunkOnRank {
   const TransformerConfig* config = nullptr;
   const MeshShape* mesh = nullptr;
@@ -49,7 +49,7 @@ struct ActivationBytes {
 };
 ActivationBytes activation_bytes(const ChunkOnRank& chunk, const Recompute& recompute, double keys);
 
-// Bytes that the output layer and the loss need on top of it while they run, `chunk_tokens` at a
+// Bytes that the output layer and the loss need on top of these while they run, `chunk_tokens` at a
 // time: logits, and the gradients that are made with them.
 std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens, std::int64_t chunk_tokens);
 

@@ -1,5 +1,5 @@
-// How a model is spread over ranks, in Megatron's terms: sizes of the parallel groups, and which
-// layers a pipeline stage has.
+// The parallel layout of a model in Megatron's terms: sizes of the parallel groups, and the layers
+// of each pipeline stage.
 #pragma once
 
 #include <cstdint>

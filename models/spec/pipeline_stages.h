@@ -1,5 +1,5 @@
-// Which pipeline stage has which layer. Interleaved stages hold several chunks of layers, handed
-// out in turn; stages may be uneven, or laid out by a text.
+// The assignment of layers to pipeline stages. Interleaved stages hold several chunks of layers,
+// handed out in turn; stages may be uneven, or given by a layout text.
 #pragma once
 
 #include <vector>

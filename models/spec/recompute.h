@@ -30,7 +30,7 @@ struct Recompute {
 
   bool operator==(const Recompute&) const = default;
 
-  // `one` where this is selective, else false.
+  // The flag `one` of `modules` if the granularity is selective, else false.
   bool selects(bool Modules::*one) const {
     return granularity == Granularity::kSelective && modules.*one;
   }

@@ -29,7 +29,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// What the model ends in.
+// The last layer of the model.
 enum class Head : std::uint8_t {
   kLanguageModel,           // logits over the vocabulary
   kSequenceClassification,  // num_labels scores, without bias: reward models

@@ -15,7 +15,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What both directions compute with, without the weight, which autograd keeps.
+// The head without its weight, which autograd keeps: the computations that forward and backward
+// share.
 class Chunks {
  public:
   Chunks(const OutputHead& head, double temperature)
@@ -41,8 +42,8 @@ class Chunks {
     return linear(hidden, weight, {}, alignment_).contiguous();
   }
 
-  // Of whole rows of the vocabulary, the same on all ranks: [4, tokens]. Overwrites the logits that
-  // the mask leaves out.
+  // Statistics [4, tokens] of whole rows of the vocabulary, the same on all ranks. Overwrites the
+  // logits that the mask leaves out.
   at::Tensor statistics(at::Tensor& logits,
                         const at::Tensor& labels,
                         const SamplingMask& mask = {}) const {

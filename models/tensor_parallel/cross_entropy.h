@@ -1,7 +1,7 @@
-// The output layer and what losses read of its logits, in one (Megatron-Core tensor_parallel/
-// cross_entropy.py, and the fused linear cross-entropy of verl and Liger-Kernel): logits exist for
-// one chunk of tokens at a time, forward and backward, on each rank those of its part of the
-// vocabulary.
+// The output layer fused with the log-probabilities, entropies and losses of its logits
+// (Megatron-Core tensor_parallel/cross_entropy.py, and the fused linear cross-entropy of verl and
+// Liger-Kernel): logits exist for one chunk of tokens at a time, forward and backward, and each
+// rank has those of its part of the vocabulary.
 //
 // Chunks are of tokens, never of the vocabulary, so that in kBitwise, where ranks gather the rows
 // of a chunk, a log-probability is a function of its row of logits alone. In kFast ranks exchange
@@ -17,8 +17,8 @@
 
 namespace ferry::models {
 
-// The output layer: logits = hidden weight^T. Of the padded vocabulary, tp ranks hold the rows of
-// the weight [padded/tp, hidden] in order.
+// The output layer: logits = hidden weight^T. Each tp rank holds its rows of the weight, [padded
+// vocabulary/tp, hidden], in the order of the ranks.
 struct OutputHead {
   at::Tensor weight{};
   std::int64_t vocab_size = 0;  // without padding
@@ -28,12 +28,12 @@ struct OutputHead {
 
 struct TokenLogProbs {
   at::Tensor log_probs{};  // [tokens], fp32, of the labels
-  at::Tensor entropy{};    // [tokens], fp32, of the distributions they were drawn from
+  at::Tensor entropy{};    // [tokens], fp32, of each row's distribution
 };
 
 // hidden [tokens, hidden], as TensorParallel::enter() gives it; labels [tokens], int64. The logits
-// are divided by `temperature`, and distributions are of what the mask leaves of the vocabulary.
-// Both results are differentiable; the backward computes the logits of a chunk again.
+// are divided by `temperature`, and tokens that the mask leaves out have probability 0. Both
+// results are differentiable; the backward computes the logits of a chunk again.
 TokenLogProbs linear_log_probs(const at::Tensor& hidden,
                                const at::Tensor& labels,
                                const OutputHead& head,
@@ -45,8 +45,8 @@ struct CrossEntropy {
   at::Tensor log_probs{};  // [tokens], fp32, for metrics
 };
 
-// For a loss that is known to be linear in the log-probabilities: the gradient is made with the
-// loss, so that the logits are computed once. token_weights [tokens], fp32.
+// The weighted cross-entropy, with token_weights [tokens], fp32. It is linear in the
+// log-probabilities, so the gradient is made with the loss, and the logits are computed once.
 CrossEntropy linear_cross_entropy(const at::Tensor& hidden,
                                   const at::Tensor& labels,
                                   const at::Tensor& token_weights,

@@ -1,6 +1,6 @@
 // Linear layers and embeddings that tensor parallel ranks share (Megatron-Core
 // tensor_parallel/layers.py). Rows are tokens. With sequence parallelism a rank has its part of the
-// tokens between the layers, and all of them inside.
+// tokens between the layers, and all tokens inside a layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,17 +20,18 @@ struct TensorParallel {
   bool sequence_parallel = false;
   Alignment alignment = Alignment::kFast;
 
-  // [tokens, channels] between the layers -> what every rank computes with, and back again where
-  // all ranks computed the same.
+  // x [tokens, channels], as it is between the layers -> all tokens, on every rank. The backward
+  // sums the ranks' gradients, and gives this rank's tokens.
   at::Tensor enter(const at::Tensor& x) const;
 
-  // Of parameters that are held whole and applied to tokens between the layers.
+  // The GradientOverTp of parameters that every rank holds whole and applies to tokens between the
+  // layers.
   GradientOverTp between_layers() const {
     return sequence_parallel ? GradientOverTp::kPartial : GradientOverTp::kWhole;
   }
 };
 
-// y = x w^T + b; the rows of the weight, so the columns of y, are shared out.
+// y = x w^T + b. Each rank holds some rows of the weight, and so computes some columns of y.
 class ColumnParallelLinear {
  public:
   ColumnParallelLinear() = default;
@@ -48,9 +49,9 @@ class ColumnParallelLinear {
   at::Tensor weight_, bias_;
 };
 
-// y = x w^T + b of channels that the ranks share out. kFast: each rank multiplies its columns of
-// the weight, and the ranks' products are summed. kBitwise: the ranks gather x and share out the
-// rows of the weight, so that no sum crosses ranks.
+// y = x w^T + b, where each rank holds some of the channels of x. kFast: each rank multiplies its
+// columns of the weight, and the ranks' products are summed. kBitwise: the ranks gather x and share
+// out the rows of the weight, so that no sum crosses ranks.
 class RowParallelLinear {
  public:
   RowParallelLinear() = default;
@@ -66,7 +67,7 @@ class RowParallelLinear {
   at::Tensor weight_, bias_;
 };
 
-// Rows of the table are shared out.
+// The embedding of tokens. Each rank holds some rows of the table.
 class VocabParallelEmbedding {
  public:
   VocabParallelEmbedding() = default;

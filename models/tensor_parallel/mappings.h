@@ -1,5 +1,5 @@
-// Collectives that autograd runs backwards (Megatron-Core tensor_parallel/mappings.py, whose names
-// these are). Rows are tokens: [tokens, ...].
+// Differentiable collectives, under the names of Megatron-Core's tensor_parallel/mappings.py. Rows
+// are tokens: [tokens, ...].
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,12 +34,13 @@ at::Tensor scatter_to_sequence_parallel_region(const at::Tensor& x, const Proces
 at::Tensor reduce_scatter_to_sequence_parallel_region(const at::Tensor& x,
                                                       const ProcessGroup& group);
 
-// Forward and backward: rows to and from each rank, none: equal parts.
+// Forward and backward: all-to-all of rows. `send_rows`, `receive_rows` [size]: the number of rows
+// to and from each rank; empty: equal parts.
 at::Tensor all_to_all(const at::Tensor& x,
                       const ProcessGroup& group,
                       const std::vector<std::int64_t>& send_rows = {},
                       const std::vector<std::int64_t>& receive_rows = {});
-// [n, channels/size] -> [n/size, channels]: rows are dealt out, channels come together. No sum.
+// [n, channels/size] -> [n/size, channels]: scatters rows and gathers channels. Nothing is summed.
 at::Tensor all_to_all_hidden_to_sequence(const at::Tensor& x, const ProcessGroup& group);
 
 }  // namespace ferry::models

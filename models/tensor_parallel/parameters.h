@@ -1,5 +1,6 @@
-// The parameters of a model on one rank: memory for each of a layout's, handed to the modules by
-// key. A parameter that nothing was loaded into is NaN everywhere, padding rows are zeros.
+// The parameters of a model on one rank: owns memory for each parameter of a layout and hands it to
+// the modules by key. A parameter that was not loaded is NaN everywhere; its padding rows are
+// zeros.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,13 +23,15 @@ struct Parameter {
       value{};  // of the spec's shape; shares the memory of the leaf that modules compute with
 };
 
-// What the tensor parallel ranks that hold a parameter whole have of its gradient.
+// The gradient of a parameter that every tensor parallel rank holds whole, as it is on each of
+// them.
 enum class GradientOverTp : std::uint8_t {
-  kWhole,    // each the same
-  kPartial,  // each that of its own tokens, heads or channels: they have to be summed
+  kWhole,    // the whole gradient, the same on each rank
+  kPartial,  // a summand, of the rank's own tokens, heads or channels
 };
 
-// What a module computes with and an optimizer updates: one parameter, or one of each expert.
+// The tensor that a module computes with and an optimizer updates: one parameter, or one parameter
+// of each expert.
 struct Leaf {
   at::Tensor value{};                     // requires_grad where it is trained
   std::vector<std::size_t> parameters{};  // indices; several lie along the first dimension
@@ -39,14 +42,15 @@ class Parameters {
  public:
   Parameters(std::vector<ParameterSpec> layout, at::Device device);
 
-  // Throws Error(kBug) if there is none, or it was taken before.
+  // Hands out the parameter `key`. Throws Error(kBug) if there is none, or it was taken before.
   at::Tensor take(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
-  // Undefined if there is none.
+  // Like take(), but returns an undefined tensor if there is no such parameter.
   at::Tensor take_if(const std::string& key, GradientOverTp gradient = GradientOverTp::kWhole);
-  // Those of several keys, of one shape, in the layout's order, as one tensor [keys, ...].
+  // Hands out the parameters of several keys, of one shape, in the layout's order, as one tensor
+  // [keys, ...].
   at::Tensor take_stacked(const std::vector<std::string>& keys);
   bool has(const std::string& key) const { return index_.contains(key); }
-  // Of a key, as it lies now; undefined if there is none.
+  // The present value of a parameter, as a view of its leaf; an undefined tensor if there is none.
   at::Tensor value_if(const std::string& key) const;
 
   // Throws Error(kBug) naming a parameter that no module took.
@@ -56,23 +60,21 @@ class Parameters {
   const std::vector<Leaf>& leaves() const { return leaves_; }
   // Moves a leaf, its values too, into `memory` of as many elements; modules and all() follow.
   void rebind(std::size_t leaf, const at::Tensor& memory);
-  // Gives the memory of all values back to the device. Nothing may compute with them before
-  // restore(), after which they are as if nothing had been loaded. Whoever holds their addresses
-  // asks anew.
+  // Gives the memory of all values back to the device. No module may compute with them before
+  // restore(), which leaves them as if nothing had been loaded, at new addresses.
   void release();
   void restore();
   bool released() const { return !released_.empty(); }
   // The gradient of a parameter; undefined where there is none yet.
   at::Tensor gradient(std::size_t parameter) const;
 
-  // Keys of parameters that hold a NaN or an infinity: of damaged weights, or of none that were
-  // loaded.
+  // Keys of parameters that hold a NaN or an infinity: damaged ones, or ones that were not loaded.
   std::vector<std::string> not_finite() const;
 
-  // Every box of every parameter, with the memory that holds it; its owner is the leaf's memory.
+  // Every box of every parameter, with the address of its memory; its owner is the leaf's memory.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
-  // Where these owners begin, each at its first shard, in the order of the shards: all of a
-  // sharded_state_dict() that changes when parameters move.
+  // The addresses of these owners, each at its first shard, in the order of the shards. Nothing
+  // else in a sharded_state_dict() changes when parameters move.
   std::vector<std::byte*> owner_addresses() const;
 
  private:

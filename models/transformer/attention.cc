@@ -115,7 +115,7 @@ class SelfAttention : public Attention {
   }
 
  private:
-  // That share out the queries of one group.
+  // The number of ranks that share the queries of one group.
   std::int64_t ranks_of_group() const {
     return std::max<std::int64_t>(1, setup_.mesh.shape().tp() / setup_.config.num_query_groups);
   }

@@ -1,5 +1,5 @@
-// Self-attention: grouped queries, or multi-latent (DeepSeek). Heads are shared out over the tensor
-// parallel ranks; keys and values come together over the context parallel ones.
+// Self-attention: grouped queries, or multi-latent (DeepSeek). Tensor parallel ranks hold different
+// heads; context parallel ranks gather keys and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ class Attention {
  public:
   virtual ~Attention() = default;
 
-  // Of the norm of its input.
+  // The weight of the norm of its input, [hidden].
   virtual const at::Tensor& norm() const = 0;
   // normed [tokens, hidden], as it is between the layers -> the same.
   virtual at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const = 0;
@@ -28,9 +28,9 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           const std::string& prefix,
                                           std::int64_t layer);
 
-// What a tensor parallel rank keeps of a token in one layer: keys [groups, dim], values [groups,
-// value_dim]; of multi-latent attention in kFast its latent and the rotated part of the key, as one
-// key without a value.
+// The cached keys and values of a token in one layer on a tensor parallel rank: keys [groups, dim],
+// values [groups, value_dim]. Multi-latent attention in kFast caches its latent and the rotated
+// part of the key as one key without a value.
 struct KeyValueShape {
   std::int64_t groups = 0;
   std::int64_t dim = 0;

@@ -1,6 +1,6 @@
-// What attention asks in generation (Megatron-Core's inference_context): where the keys and values
-// of earlier tokens are kept, and which sequence each row belongs to. The engine of rollout/
-// answers.
+// The interface between attention and the cache in generation (Megatron-Core's inference_context):
+// it knows the place of the keys and values of earlier tokens, and the sequence of each row. The
+// engine of rollout/ implements it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@
 
 namespace ferry::models {
 
-// Where the keys and values of the only row of a step lie, that follows its sequence so far.
+// The place in the cache of a step's only row, which continues its sequence.
 struct DecodedRow {
-  at::Tensor slot{};         // [1], int64: of its own, counted over the blocks; -1: kept nowhere
+  at::Tensor slot{};  // [1], int64: of the row's key, counted over the blocks; -1: not stored
   at::Tensor block_table{};  // [max_blocks], int32: of the sequence, blocks of 64 keys
   at::Tensor length{};       // [1], int32: keys of the sequence, the row's own among them
   std::vector<std::pair<at::Tensor, at::Tensor>>
@@ -28,7 +28,7 @@ class InferenceContext {
  public:
   virtual ~InferenceContext() = default;
 
-  // None: the rows of this step are more, or no decoded ones.
+  // The only row of this step; nullopt if there are several rows, or the row is not a decoded one.
   virtual std::optional<DecodedRow> only_row() const { return std::nullopt; }
 
   // Keeps the keys and values of this step's rows in the cache of `layer`, then attends each row to
@@ -40,9 +40,9 @@ class InferenceContext {
                             const at::Tensor& value,
                             const AttentionOptions& options) = 0;
 
-  // The same of multi-latent attention that keeps a token's latent and the rotated part of its key,
-  // `latents` [rows, rank + rotated]. query [rows, heads, key_dim + rotated] -> [rows, heads,
-  // value_dim].
+  // Does the same for multi-latent attention, whose cache keeps a token's latent and the rotated
+  // part of its key, `latents` [rows, rank + rotated]. query [rows, heads, key_dim + rotated] ->
+  // [rows, heads, value_dim].
   virtual at::Tensor attend_latents(std::int64_t layer,
                                     const at::Tensor& query,
                                     const at::Tensor& latents,

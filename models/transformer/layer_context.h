@@ -1,4 +1,5 @@
-// What every layer of a forward pass needs besides its input.
+// The arguments of every layer in a forward pass besides its input, and of every module when it is
+// made.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +18,11 @@
 
 namespace ferry::models {
 
-// Is shown the output of a module: "decoder.layers.3.self_attention" and [tokens, hidden], as it is
-// between the layers.
+// A callback that gets a module's name, "decoder.layers.3.self_attention", and its output [tokens,
+// hidden], as it is between the layers.
 using Observer = std::function<void(const std::string& module, const at::Tensor& output)>;
 
-// What a model is made of; outlives its modules.
+// The settings that modules are made with. It must outlive them.
 struct ModelSetup {
   const TransformerConfig& config;
   const ParallelState& mesh;

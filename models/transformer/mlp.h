@@ -1,4 +1,4 @@
-// The gated MLP, and the mixture of experts, as they lie in a layer.
+// The feed-forward network of a layer: a gated MLP or a mixture of experts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,14 @@ class FeedForward {
  public:
   virtual ~FeedForward() = default;
 
-  // Of the norm of its input.
+  // The weight of the norm of its input, [hidden].
   virtual const at::Tensor& norm() const = 0;
-  // normed [tokens, hidden], as it is between the layers -> the same. `choice`: of its experts.
+  // normed [tokens, hidden], as it is between the layers -> the same. `choice` is read by layers
+  // with experts.
   virtual at::Tensor forward(const at::Tensor& normed, const RouterChoice& choice) const = 0;
 };
 
-// fc2(silu(gate) * up), without a norm: a dense layer's, and the shared experts'.
+// fc2(silu(gate) * up), without a norm, for dense layers and for shared experts.
 class MLP {
  public:
   // `module`: "decoder.layers.3.mlp."
@@ -34,7 +35,7 @@ class MLP {
   RowParallelLinear fc2_;
 };
 
-// Of a layer with or without experts. `prefix`: "decoder.layers.3.".
+// Makes the feed-forward network of a layer, with experts if `moe`. `prefix`: "decoder.layers.3.".
 std::unique_ptr<FeedForward> make_feed_forward(const ModelSetup& setup,
                                                Parameters& parameters,
                                                const std::string& prefix,

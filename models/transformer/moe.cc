@@ -88,7 +88,7 @@ class RowsOfChoices : public torch::autograd::Function<RowsOfChoices> {
   }
 };
 
-// Where a batch of routed rows goes, and how it comes back.
+// Sends a batch of routed rows to the ranks of their experts, and brings the results back.
 class Dispatcher {
  public:
   // `counts`: rows of this rank for each expert of the layer.
@@ -129,7 +129,7 @@ class Dispatcher {
     return Permute::apply(arrived, order_, inverse_);
   }
 
-  // What this rank's experts made of them -> rows of this rank, by expert.
+  // The results of this rank's experts -> the results of this rank's rows, by expert.
   at::Tensor combine(const at::Tensor& results) const {
     auto rows = results;
     if (etp_.size() > 1 && bitwise_)
@@ -226,7 +226,7 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
 
 at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choice) const {
   const auto& parallel = setup_.tensor_parallel;
-  // Where tensor parallel ranks have the same tokens, each sends its share of them.
+  // Tensor parallel ranks that have the same tokens send a share of them each.
   at::Tensor output;
   if (parallel.sequence_parallel || parallel.group->size() == 1) {
     output = route_and_compute(normed, choice);

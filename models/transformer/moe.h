@@ -2,9 +2,9 @@
 // over the expert parallel group (Megatron-Core token_dispatcher.py, MoEAlltoAllTokenDispatcher);
 // the ranks of an expert tensor parallel group share out each expert and see each other's tokens.
 //
-// What the experts return comes back to the token's rank unreduced, one row for each of its
-// choices, and is summed there in the order of the choices: the sum does not depend on where
-// experts are.
+// Results of the experts come back to the token's rank unreduced, one row for each of its choices,
+// and are summed there in the order of the choices: the sum does not depend on the ranks of the
+// experts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +24,9 @@ class Experts {
  public:
   Experts(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  // rows [rows, hidden], those of the rank's first expert first; counts: of each -> [rows, hidden].
-  // With expert tensor parallelism the result is this rank's part: of the sum in kFast, of the
-  // columns ([rows, hidden/etp]) in kBitwise.
+  // rows [rows, hidden], those of the rank's first expert first; counts: the rows of each expert ->
+  // [rows, hidden]. With expert tensor parallelism the result is this rank's summand in kFast, and
+  // its columns, [rows, hidden/etp], in kBitwise.
   at::Tensor forward(const at::Tensor& rows, const std::vector<std::int64_t>& counts) const;
 
  private:

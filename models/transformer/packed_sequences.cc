@@ -24,7 +24,7 @@ std::vector<Range> pieces_of(int rank, int ranks, std::int64_t padded) {
   return {piece(rank), piece(2 * ranks - 1 - rank)};
 }
 
-// Of these tokens of the pack; what fills it up has none.
+// The mask of the given tokens of the pack; tokens of the padding have none.
 SamplingMask select_rows(const SamplingMask& mask, const at::Tensor& tokens) {
   const auto ids = mask.token_ids.contiguous();
   const auto* const id = ids.const_data_ptr<std::int64_t>();

@@ -1,9 +1,10 @@
-// A batch: sequences one behind another, without padding (THD), and what of it a rank works on.
+// A batch: sequences one after another, without padding (THD), and the part of it that a rank works
+// on.
 //
 // Context parallelism cuts the pack into twice as many pieces as ranks and gives each rank one from
 // the front and one from the back, so that causal attention is shared out evenly; with sequence
-// parallelism tensor parallel ranks share its tokens in equal parts. The end of the pack is filled
-// up to equal pieces with a sequence of its own that nobody reads.
+// parallelism tensor parallel ranks share these tokens in equal parts. A padding sequence, which is
+// never read, fills the end of the pack up to equal pieces.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,7 @@ namespace ferry::models {
 struct PackedSequences {
   at::Tensor tokens{};                     // [tokens], int64
   std::vector<std::int64_t> cu_seqlens{};  // sequence i is [cu_seqlens[i], cu_seqlens[i + 1])
-  at::Tensor scored{};                     // [tokens], bool: what is wanted of; undefined: all
+  at::Tensor scored{};                     // [tokens], bool: those that get results; undefined: all
   SamplingMask sampling_mask{};            // of each token, on the host; needs `scored`
 };
 
@@ -33,21 +34,21 @@ class SequencePartition {
   SequencePartition(const PackedSequences& pack, const ParallelState& mesh);
 
   std::int64_t num_tokens() const { return num_tokens_; }  // of the pack as it was given
-  // Of this rank's context parallel part; all tensor parallel ranks of it have the same.
+  // The tokens of this rank's context parallel part, the same on all its tensor parallel ranks.
   const at::Tensor& tokens() const { return tokens_; }        // [local]
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
-  // Those that lie `distance` behind them in the pack; behind its end its first ones again. [local]
+  // The tokens `distance` places after these in the pack, which wraps around at its end: [local].
   at::Tensor tokens_behind(std::int64_t distance) const;
-  // Which of these are scored: [scored], int64, ascending; undefined: all.
+  // The indices of the scored ones among these: [scored], int64, ascending; undefined: all.
   const at::Tensor& scored() const { return scored_; }
-  const SamplingMask& sampling_mask() const { return sampling_mask_; }  // of those, on the device
+  // The mask of the scored tokens, on the device.
+  const SamplingMask& sampling_mask() const { return sampling_mask_; }
   const std::vector<AttentionSegment>& segments() const { return segments_; }
 
-  // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; zeros where the pack was
-  // filled up.
+  // [tokens, ...] of the pack -> [local, ...] of this rank, on its device; padding gives zeros.
   at::Tensor local(const at::Tensor& of_pack) const;
-  // [local of every context parallel rank, one behind another, ...] -> [padded, ...], in the order
-  // of the pack.
+  // [local of every context parallel rank, in their order, ...] -> [padded, ...], in the order of
+  // the pack.
   at::Tensor in_pack_order(const at::Tensor& gathered) const;
 
  private:

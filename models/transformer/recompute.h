@@ -14,10 +14,9 @@ namespace ferry::models {
 
 using Computation = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// What `body` makes of the inputs, of which alone the backward needs memory. Parameters that `body`
-// computes with get their gradients when it is computed again; where no gradients are wanted this
-// is body(inputs). `body` holds all it refers to: it is called once more, later, on autograd's
-// thread.
+// Returns body(inputs), and keeps only the inputs for the backward, which calls `body` again, on
+// autograd's thread. `body` must therefore own everything that it refers to. Parameters that it
+// uses get their gradients in that second call. Without gradients this is just body(inputs).
 std::vector<at::Tensor> recompute(const Computation& body, const std::vector<at::Tensor>& inputs);
 
 }  // namespace ferry::models

@@ -1,5 +1,5 @@
-// The router: which experts a token goes to, and with what weight. In the order of operations, the
-// dtypes and the ties of each family's router in transformers 5.17.
+// The router: chooses the experts of each token, and their weights. Order of operations, dtypes and
+// ties are those of each family's router in transformers 5.17.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ class TopKRouter {
   Routing forward(const at::Tensor& x, const at::Tensor& given = {}) const;
 
  private:
-  // Scores of experts in groups that are not among the best become `hidden`.
+  // Sets the scores of experts outside of the best groups to `hidden`.
   at::Tensor limit_to_groups(const at::Tensor& scores,
                              const at::Tensor& group_scores,
                              double hidden) const;

@@ -1,8 +1,7 @@
-// Which experts the tokens of a forward pass go to: as its routers choose, or as those of another
-// pass chose (Megatron-Core transformer/moe/router_replay.py; "Stabilizing MoE Reinforcement
-// Learning by Aligning Training and Inference Routers", arXiv:2510.11370). Weights of experts are
-// always those of this pass's own scores, at the experts that are given: gradients flow through
-// them.
+// Router replay: the experts of the tokens of a forward pass are chosen by its routers, or given by
+// those of another pass (Megatron-Core transformer/moe/router_replay.py; "Stabilizing MoE
+// Reinforcement Learning by Aligning Training and Inference Routers", arXiv:2510.11370). Weights of
+// given experts still come from this pass's own scores, so that gradients flow through them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,22 +13,22 @@
 
 namespace ferry::models {
 
-// What the numbers of experts are kept and sent as, of a model with so many.
+// The dtype in which indices of experts are stored and sent, for a model with so many experts.
 inline at::ScalarType routed_experts_type(std::int64_t num_moe_experts) {
   return num_moe_experts <= 256 ? at::kByte : at::kShort;
 }
 
-// Of one layer. Rows are those of the router: tensor parallel ranks share out the tokens of their
-// context parallel part, in equal parts.
+// The replay of one layer. Rows are those of its router: each tensor parallel rank routes an equal
+// part of the tokens of its context parallel part.
 struct RouterChoice {
   // [rows, topk], int64; undefined, or a row of negative numbers: the router chooses.
   at::Tensor given{};
-  std::function<void(const at::Tensor& experts)> record{};  // is shown [rows, topk]; may be empty
+  std::function<void(const at::Tensor& experts)> record{};  // gets [rows, topk]; may be empty
 };
 
-// Of all layers with experts of a chunk, by their numbers in the model.
+// The replay of a chunk's layers with experts, by their indices in the model.
 struct RouterReplay {
-  std::map<std::int64_t, at::Tensor> experts{};  // `given` of each; a layer without: it chooses
+  std::map<std::int64_t, at::Tensor> experts{};  // `given` of each; other layers' routers choose
   std::function<void(std::int64_t layer, const at::Tensor& experts)> record{};  // may be empty
 
   RouterChoice of(std::int64_t layer) const {

@@ -1,4 +1,4 @@
-// One decoder layer: attention and a feed-forward network, each added to what came in.
+// One decoder layer: attention and a feed-forward network, each added to the residual stream.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,8 @@ class TransformerLayer {
                    std::int64_t layer,
                    bool moe);
 
-  // Of [tokens, hidden], as it is between the layers.
+  // Adds the outputs of attention and feed-forward network to the stream, whose tensors are
+  // [tokens, hidden], as they are between the layers.
   ResidualStream forward(ResidualStream stream, const LayerContext& context) const;
 
  private:
@@ -33,8 +34,8 @@ class TransformerLayer {
   std::shared_ptr<const FeedForward> feed_forward_;
 };
 
-// Multi-token prediction (DeepSeek-V3, section 2.2): from the hidden state of a token and the
-// embedding of the next one, the hidden state that the token after it is predicted from.
+// Multi-token prediction (DeepSeek-V3, section 2.2): computes, from the hidden state of a token and
+// the embedding of the next one, the hidden state that predicts the token after that.
 class MultiTokenPredictionLayer {
  public:
   MultiTokenPredictionLayer(const ModelSetup& setup, Parameters& parameters, std::int64_t index);

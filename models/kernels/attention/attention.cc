@@ -19,10 +19,10 @@ namespace {
 // fewer: then zeros are added until there are more.
 constexpr std::int64_t kShortBlock = 512;
 constexpr std::int64_t kBlock = 1024;
-// Of one head alone the smallest products have bits of their own.
+// The smallest products of a single head have other bits.
 constexpr std::int64_t kFewestHeads = 2;
-// Scores of short sequences that are computed at a time: of fewer the calls take longer than the
-// arithmetic, and more would not fit the caches.
+// Scores of short sequences that are computed at a time: with fewer the calls take longer than the
+// arithmetic, and more do not fit the caches.
 constexpr std::int64_t kScoresAtOnce = std::int64_t{1} << 20;
 
 at::Tensor repeat_groups(const at::Tensor& x, std::int64_t heads) {  // [count, groups, keys, dim]

@@ -16,8 +16,8 @@
 
 namespace ferry::models {
 
-// What the host's kernels are given in kBitwise: lengths that its matrix products, and its softmax,
-// treat alike. Products of 16 rows and sums of 16 terms.
+// The multiple of rows and of keys that the host's kernels are given in kBitwise, so that matrix
+// products and softmax treat all lengths alike.
 inline constexpr std::int64_t kHostAttentionRows = 16;
 
 struct AttentionSegment {
@@ -37,8 +37,8 @@ struct AttentionOptions {
   bool deterministic = true;  // gradients have the same bits at every run; in kBitwise always
 };
 
-// query [queries, heads, dim], key [keys, groups, dim], value [keys, groups, value_dim]
-// -> [queries, heads, value_dim]. Query rows of no segment give zeros. Differentiable.
+// query [queries, heads, dim], key [keys, groups, dim], value [keys, groups, value_dim] ->
+// [queries, heads, value_dim]. Query rows outside of all segments give zeros. Differentiable.
 at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& key,
                      const at::Tensor& value,

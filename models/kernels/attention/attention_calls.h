@@ -1,5 +1,5 @@
-// The calls of flash's and cuDNN's attention that autograd knows, with a backward of our choice:
-// theirs add up the queries' gradient in any order, unless flash is asked not to.
+// Differentiable calls of flash's and cuDNN's attention, with a choice of backward: their own add
+// up the queries' gradient in any order, unless flash is asked not to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +16,9 @@ struct AttentionCall {
   bool deterministic = true;             // gradients have the same bits at every run
 };
 
-// Sequences one behind another: query [queries, heads, dim], key and value [keys, groups, dim], all
-// bf16; where the rows of each begin, and the end, [sequences + 1] int32 -> [queries, heads, dim].
+// Attention of packed sequences: query [queries, heads, dim], key and value [keys, groups, dim],
+// all bf16 -> [queries, heads, dim]. `begin` holds the first row of each sequence and the end,
+// [sequences + 1] int32; `longest` is the length of the longest sequence.
 struct RowsOfSequences {
   at::Tensor begin{};
   std::int64_t longest = 0;
@@ -30,8 +31,8 @@ at::Tensor flash_attention(const at::Tensor& query,
                            const AttentionCall& call);
 
 // Sequences of one length: query [sequences, heads, length, dim], key [sequences, groups, length,
-// dim], value [sequences, groups, length, value_dim] -> [sequences, heads, length, value_dim].
-// A deterministic backward is flash's, with values as wide as keys, zeros behind.
+// dim], value [sequences, groups, length, value_dim] -> [sequences, heads, length, value_dim]. A
+// deterministic backward is flash's, with values padded by zeros to the width of keys.
 at::Tensor cudnn_attention(const at::Tensor& query,
                            const at::Tensor& key,
                            const at::Tensor& value,

@@ -15,7 +15,7 @@ namespace {
 
 // A plan of cuDNN's serves one shape and takes 40 ms to make: lengths are rounded up.
 constexpr std::int64_t kLengthStep = 128;
-// Of one query row alone both libraries choose kernels of other bits.
+// Both libraries choose kernels with other bits for a single query row.
 constexpr std::int64_t kFewestRows = 2;
 
 at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) {
@@ -71,7 +71,7 @@ at::Tensor flash(const at::Tensor& query,
       call_of(options));
 }
 
-// Of heads laid out by by_heads(). -> [rows, heads, value_dim]
+// cuDNN's attention of heads laid out by by_heads() -> [rows, heads, value_dim].
 at::Tensor call_cudnn(const at::Tensor& query,
                       const at::Tensor& key,
                       const at::Tensor& value,

@@ -1,5 +1,5 @@
-// Attention on a GPU, by two kernels of which each gives a row the same bits however long its
-// sequence goes on, whatever is packed beside it and however many rows are asked for at a time.
+// Attention on a GPU, by two kernels. Each gives a row the same bits whatever follows in its
+// sequence, whatever is packed beside it and however many rows are computed at a time.
 //
 // Flash takes all segments in one call. cuDNN's, which Hugging Face's "sdpa" gets on Hopper unless
 // another is pinned, takes one segment at a time, but also heads of MLA, whose values are narrower
@@ -21,7 +21,7 @@ enum class GpuAttention : std::uint8_t { kFlash, kCudnn };
 // kFlash for heads whose values are as wide as their keys.
 GpuAttention gpu_attention_of(std::int64_t dim, std::int64_t value_dim);
 
-// As attention() in attention.h, for bf16 on a GPU. Differentiable.
+// Computes attention() of attention.h for bf16 on a GPU. Differentiable.
 at::Tensor attention_cuda(const at::Tensor& query,
                           const at::Tensor& key,
                           const at::Tensor& value,

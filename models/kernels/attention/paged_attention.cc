@@ -19,7 +19,7 @@ at::Tensor paged_attention_by_products(const at::Tensor& query,
         .transpose(1, 2);
   };
   const auto key = by_group(keys.key);
-  // Of latents the values are the first channels of the keys.
+  // Values of latents are the first channels of their keys.
   const auto value = keys.value.is_alias_of(keys.key) ? key.narrow(3, 0, keys.value.size(3))
                                                       : by_group(keys.value);
   const auto q = query.view({sequences, groups, query.size(1) / groups, query.size(2)});

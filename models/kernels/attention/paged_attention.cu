@@ -175,7 +175,7 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   }
   float result[kResultTiles][4] = {};
   float maximum[2] = {-INFINITY, -INFINITY};  // of the lane's two rows
-  // Of the chains: thread t < 64 has that of row t / 4, columns 8 i + 2 (t % 4) and the next.
+  // The chains of sums: thread t < 64 has that of row t / 4, columns 8 i + 2 (t % 4) and the next.
   const bool sums = thread < kRows * kQuad;
   const int summed_row = thread / kQuad;
   float sum = 0;

@@ -15,28 +15,28 @@ struct PagedKeys {
   at::Tensor lengths{};       // [sequences], int32: its keys, the row's own among them
 };
 
-// Whether there is a kernel for such heads: 64 or 128 channels in bf16 on a GPU.
+// Whether paged_attention_cuda() supports such heads: 64 or 128 channels in bf16 on a GPU.
 bool paged_attention_cuda_supports(at::Device device,
                                    at::ScalarType dtype,
                                    std::int64_t dim,
                                    std::int64_t value_dim);
 
-// query [sequences, heads, dim], one row of each -> [sequences, heads, dim]; zeros of a sequence of
-// length 0. Blocks are of 64 keys, the last dimension of block_tables is contiguous. Reads nothing
-// back to the host. Only for inference.
+// query [sequences, heads, dim], one row of each -> [sequences, heads, dim]; a sequence of length 0
+// gives zeros. Blocks have 64 keys, and the last dimension of block_tables is contiguous. Reads
+// nothing back to the host. Not differentiable.
 at::Tensor paged_attention_cuda(const at::Tensor& query,
                                 const PagedKeys& keys,
                                 const AttentionOptions& options);
 
-// The same for heads of any size, on any device, by products over all sequences at once, each as
-// long as the widest block table: a row's bits depend on it. For kFast.
+// Does the same for heads of any size on any device, by products over all sequences at once, each
+// padded to the width of the block tables. A row's bits depend on that width: for kFast only.
 at::Tensor paged_attention_by_products(const at::Tensor& query,
                                        const PagedKeys& keys,
                                        const AttentionOptions& options);
 
-// key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of dim, into
-// the places slots [rows], int64, of the caches [blocks, block_size, groups, ..], counted over
-// their blocks; -1: nowhere.
+// Stores key [rows, groups, dim] and value [rows, groups, value_dim], of any strides but that of
+// the last dimension, in the caches [blocks, block_size, groups, ..]. slots [rows], int64: the
+// place of each row, counted over the blocks; -1: not stored.
 void store_in_slots_cuda(const at::Tensor& key,
                          const at::Tensor& value,
                          const at::Tensor& slots,

@@ -39,7 +39,7 @@ struct Problem {
   float scale = 1;
 
   std::int64_t heads() const { return groups * heads_of_group; }
-  // Of the keys or the values of one token and group.
+  // The keys or the values of one token and group.
   const Half* at(const Half* cache,
                  std::int64_t sequence,
                  std::int64_t group,

@@ -1,5 +1,5 @@
-// What attention on the host and on a GPU do alike with the segments of a pack: which of them have
-// queries, rows laid out head by head, and results put where their queries were.
+// Helpers that attention on the host and on a GPU share: the segments that have queries, rows laid
+// out head by head, and results put in the rows of their queries.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,15 @@ namespace ferry::models {
 
 using distckpt::round_up;
 
-// Throws Error(kBug) unless they ascend, each with at least as many keys as queries.
+// The segments that have queries. Throws Error(kBug) unless segments ascend, each with at least as
+// many keys as queries.
 std::vector<AttentionSegment> with_queries(const std::vector<AttentionSegment>& segments);
 
-// [rows, heads, dim] -> [heads, front + rows + back, dim], zeros around.
+// [rows, heads, dim] -> [heads, front + rows + back, dim], with zeros in front and behind.
 at::Tensor by_heads(const at::Tensor& rows, std::int64_t front, std::int64_t back);
 
-// The rows of all segments, one behind another -> [num_rows, ...], zeros between.
+// Puts the rows of all segments, one segment after another, in the rows of their queries ->
+// [num_rows, ...], zeros elsewhere.
 at::Tensor at_their_places(const at::Tensor& rows,
                            const std::vector<AttentionSegment>& segments,
                            std::int64_t num_rows);

@@ -1,5 +1,5 @@
-// What every call of a kernel of ours needs: the stream to launch on, and an Error for what failed.
-// In builds with CUDA alone.
+// Helpers of every kernel call: the stream to launch on, and an Error for a CUDA call that failed.
+// Only in builds with CUDA.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -9,12 +9,12 @@
 
 namespace ferry::models {
 
-// Throws Error(kDevice).
+// Throws Error(kDevice) unless the call succeeded.
 inline void check(cudaError_t status) {
   require(status == cudaSuccess, ErrorKind::kDevice, "CUDA: {}", cudaGetErrorString(status));
 }
 
-// LibTorch's current one.
+// LibTorch's current stream.
 inline cudaStream_t stream() {
   return c10::cuda::getCurrentCUDAStream().stream();
 }

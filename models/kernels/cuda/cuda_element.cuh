@@ -30,7 +30,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// What remains of x in the tensors' type.
+// x rounded to the tensors' type.
 template <typename T>
 __device__ float rounded(float x) {
   return widen(narrow<T>(x));

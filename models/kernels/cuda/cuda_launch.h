@@ -27,7 +27,8 @@ struct RmsNormShape {
   std::int64_t channels = 0;  // a multiple of 4, or below 128
   float epsilon = 0;
 };
-// Of x, or, with `delta`, of x + delta, which is written to `sum`, aligned to 16 bytes.
+// The norm of x, or with `delta` of x + delta, which is written to `sum`. Pointers are aligned to
+// 16 bytes.
 cudaError_t rms_norm(const void* x,
                      const void* delta,  // or null, like sum
                      const void* weight,
@@ -72,9 +73,10 @@ struct RotaryShape {
   std::int64_t head_stride = 0;  // of the heads of a group
   bool interleaved = false;  // channels 2i and 2i + 1 of x turn together, and come out as halves
 };
-// `strided`, which lies as the shape says, into `heads` [tokens, heads, dim]; or, where there are
-// `keys`, the last head of each group into keys [tokens, groups, dim] and the others into `heads`.
-// cos and sin are [tokens, dim]. The transpose, of gradients, goes the other way.
+// Turns the heads of `strided`, whose strides the shape gives, into `heads` [tokens, heads, dim].
+// With `keys`, the last head of each group goes to keys [tokens, groups, dim] and the others to
+// `heads`. cos and sin are [tokens, dim]. `transpose`: the backward, from the gradients of `heads`
+// and `keys` to that of `strided`.
 cudaError_t rotary(void* strided,
                    const void* cos,
                    const void* sin,
@@ -100,7 +102,7 @@ cudaError_t swiglu_backward(const void* grad_y,
                             Element element,
                             cudaStream_t stream);
 
-// Of models/kernels/log_probs.h.
+// Kernels of models/kernels/log_probs.h.
 struct LogProbShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;     // of the vocabulary
@@ -125,8 +127,8 @@ cudaError_t logits_to_gradient(void* logits,
                                Element element,
                                cudaStream_t stream);
 
-// Of models/kernels/attention/paged_attention.h, for bf16 heads of 64 or 128 channels in blocks of
-// 64 keys.
+// The kernel of models/kernels/attention/paged_attention.h, for bf16 heads of 64 or 128 channels in
+// blocks of 64 keys.
 struct PagedAttentionShape {
   int sequences = 0;
   int heads = 0;
@@ -145,8 +147,8 @@ cudaError_t paged_attention(const void* query,
                             PagedAttentionShape shape,
                             cudaStream_t stream);
 
-// Rows of keys and of values into the slots of their caches; a slot below 0 takes nothing. Sizes in
-// units of 16 bytes.
+// store_in_slots() copies rows of keys and of values to the slots of their caches, and skips rows
+// with a slot below 0. Sizes and strides are in units of 16 bytes.
 struct SlotRows {
   const void* rows = nullptr;
   void* cache = nullptr;
@@ -161,7 +163,7 @@ cudaError_t store_in_slots(SlotRows key,
                            std::int64_t num_rows,
                            cudaStream_t stream);
 
-// Of models/kernels/strided_copy_cuda.h.
+// The kernel of models/kernels/strided_copy_cuda.h.
 cudaError_t strided_copy(const StridedBox* boxes,
                          const std::int32_t* box_of_tile,
                          const std::int64_t* memories,

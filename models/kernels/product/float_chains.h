@@ -7,8 +7,8 @@
 
 namespace ferry::models::host {
 
-// Terms of a chain of fused multiply-adds. Longer sums are chains behind each other, each begun
-// anew, whose sums are added in order.
+// Terms of a chain of fused multiply-adds. A longer sum is cut into chains, each of which starts
+// from zero; their sums are added in order.
 inline constexpr std::int64_t kLongestChain = 192;
 
 // c [rows, columns] = a [rows, k] times b [k, columns] plus a bias for each column. Strides are
@@ -40,9 +40,9 @@ struct FloatTile {
 bool has_avx2_and_fma();
 void multiply_chains(const FloatMatrices& matrices, const FloatTile& tile);
 
-// The same in another order, without FMA: four sums, of every fourth term each, then
-// ((0 + 2) + (1 + 3)), then the terms that are left. The terms of a row of a and of a column of b
-// lie next to each other.
+// Computes the tile without FMA and in another order: four sums, of every fourth term each, are
+// added as ((0 + 2) + (1 + 3)), and then the terms that are left. The terms of a row of a and of a
+// column of b are contiguous.
 void multiply_lanes(const FloatMatrices& matrices, const FloatTile& tile);
 
 }  // namespace ferry::models::host

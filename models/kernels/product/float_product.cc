@@ -115,7 +115,7 @@ class FloatProduct : public torch::autograd::Function<FloatProduct> {
     variable_list of(5);
     if (context->needs_input_grad(0)) of[0] = in_chains(grad, b.transpose(2, 3));
     if (context->needs_input_grad(1)) {
-      // As b lies in memory.
+      // The gradient gets the memory layout of b.
       of[1] = b.stride(2) == 1 ? in_chains(grad.transpose(2, 3), a).transpose(2, 3)
                                : in_chains(a.transpose(2, 3), grad);
     }

@@ -2,10 +2,10 @@
 // rows stand beside it and however the weight's rows are sliced over ranks: each element is one sum
 // along K, in one order, with one accumulator.
 //
-// bf16: cuBLASLt's kernels without split-K are one such class (docs/numerics.md). Of those that its
-// heuristic offers for N, K and a bucket of M the fastest is taken, measured once. fp32: a kernel
-// of our own, one chain of fused multiply-adds, which cuBLASLt's kernels for M > 16 agree with when
-// they have no workspace to split K in.
+// bf16: cuBLASLt's kernels without split-K are one such class (docs/numerics.md). Among those that
+// its heuristic offers for N, K and a bucket of M, the fastest is measured once and taken. fp32: a
+// kernel of our own, one chain of fused multiply-adds, with the bits of cuBLASLt's kernels for M >
+// 16 that have no workspace to split K in.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +20,11 @@ namespace ferry::models {
 // differentiable. Throws Error(kDevice) where cuBLASLt has no kernel without split-K.
 at::Tensor gemm_nt(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// Rows of the bucket whose kernel serves `rows`: measure them all before a CUDA graph is captured.
+// The largest number of rows of the bucket whose kernel serves `rows`. A kernel is measured at the
+// first product of its bucket, which must come before a CUDA graph is captured.
 std::int64_t gemm_bucket(std::int64_t rows);
 
-// A kernel that was chosen so far.
+// A kernel that this process has chosen.
 struct GemmChoice {
   std::int64_t n = 0;
   std::int64_t k = 0;
@@ -38,8 +39,8 @@ struct GemmChoice {
 };
 std::vector<GemmChoice> gemm_choices();
 
-// Versions of CUDA's runtime, its driver and cuBLASLt, and the device at hand: what the bits of a
-// product may depend on.
+// Name and value of everything that the bits of a product may depend on: versions of CUDA's
+// runtime, its driver and cuBLASLt, and the current device.
 std::vector<std::pair<std::string, std::string>> gemm_environment();
 
 }  // namespace ferry::models

@@ -1,8 +1,8 @@
-// Sums of products of bf16 pairs on the host, in the order of oneDNN's kernels: what
-// host_product.cc and paged_attention_host.cc are made of. Only for machines with AVX512_BF16.
+// Sums of products of bf16 pairs on the host, in the order of oneDNN's kernels, for host_product.cc
+// and paged_attention_host.cc. Only for machines with AVX512_BF16.
 #pragma once
 
-// Of the intrinsics of GCC 12 (PR 105593), which it reports where they are inlined.
+// GCC 12 reports this in its own intrinsics (PR 105593), at the place where they are inlined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
@@ -74,7 +74,7 @@ FERRY_AVX512_BF16 inline void load_pairs(const Half* weight,
   transpose(pairs);
 }
 
-// `count` channels, an even number.
+// Packs `count` channels, an even number, of `columns` rows of the weight.
 FERRY_AVX512_BF16 inline void pack(const Half* weight,
                                    std::int64_t stride,
                                    std::int64_t columns,
@@ -87,8 +87,8 @@ FERRY_AVX512_BF16 inline void pack(const Half* weight,
   }
 }
 
-// sums[i] += the product of a block of row i and the panel. Meanwhile what is packed next, 16 rows
-// that begin at `next` and lie `stride` apart, comes out of memory.
+// sums[i] += the product of a block of row i and the panel. Meanwhile prefetches the block that is
+// packed next, 16 rows that begin at `next` and lie `stride` apart.
 template <int Rows>
 FERRY_AVX512_BF16 inline void multiply(const Half* x,
                                        std::int64_t stride,
@@ -114,7 +114,8 @@ FERRY_AVX512_BF16 inline void multiply(const Half* x,
   for (int i = 0; i < Rows; ++i) sums[i] = first ? chains[i] : _mm512_add_ps(sums[i], chains[i]);
 }
 
-// The same of a few rows of x, past which the weight goes as it is loaded.
+// The same product for a few rows of x, with pairs that are used as they are loaded, without a
+// packed panel.
 template <int Rows>
 FERRY_AVX512_BF16 inline void multiply_unpacked(const Half* x,
                                                 std::int64_t stride,

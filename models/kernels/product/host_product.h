@@ -3,9 +3,9 @@
 // for few rows takes longer than the product.
 //
 // An element is a chain of AVX-512's dot products of pairs (vdpbf16ps) along K, begun anew after
-// each block of K, and the blocks' sums are added in order. How long blocks are is measured, once
+// each block of K, and the blocks' sums are added in order. The length of blocks is measured once
 // for each shape, on products whose terms cancel, so that any other order shows. Where no length
-// gives at::linear's bits, as on a machine with other instructions, there is no such kernel.
+// gives at::linear's bits, as on a machine with other instructions, there is no kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,11 +14,11 @@
 
 namespace ferry::models {
 
-// Rows from which on at::linear takes about as long.
+// The number of rows from which at::linear takes about as long.
 inline constexpr std::int64_t kMostHostProductRows = 32;
 
-// x [rows, K], weight [N, K], bias [N] or undefined -> [rows, N]; undefined where there is no
-// kernel for such operands. Not differentiable.
+// x [rows, K], weight [N, K], bias [N] or undefined -> [rows, N]; returns an undefined tensor where
+// there is no kernel for such operands. Not differentiable.
 at::Tensor host_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
 }  // namespace ferry::models

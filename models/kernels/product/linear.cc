@@ -17,9 +17,9 @@
 namespace ferry::models {
 namespace {
 
-// Of fewer columns too.
+// Products of fewer columns have bits of their own, too.
 constexpr std::int64_t kFewestColumns = 16;
-// In fp32 MKL, and so transformers' router, adds up in lanes where columns are few.
+// MKL in fp32, and so transformers' router, adds up in lanes where columns are few.
 constexpr std::int64_t kFewestInLanes = 3;
 constexpr std::int64_t kMostInLanes = 11;
 
