@@ -8,6 +8,8 @@
 #include <map>
 #include <utility>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::rollout {
 namespace {
 
@@ -22,7 +24,7 @@ struct DecodeGraphs::Graphs {
     at::Tensor result{};
   };
 
-  // One pool for all: of two graphs only one runs at a time.
+  // One pool for all graphs, because only one of them runs at a time.
   at::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
   std::map<std::int64_t, Captured> of_rows;
 };
@@ -35,7 +37,7 @@ DecodeGraphs::~DecodeGraphs() = default;
 std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
   if (rows < kStep)
     return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
-  return (rows + kStep - 1) / kStep * kStep;
+  return distckpt::round_up(rows, kStep);
 }
 
 at::Tensor DecodeGraphs::replay(std::int64_t rows) {
@@ -44,7 +46,7 @@ at::Tensor DecodeGraphs::replay(std::int64_t rows) {
     found->second.graph.replay();
     return found->second.result;
   }
-  const auto result = forward_(rows);  // kernels are loaded and chosen
+  const auto result = forward_(rows);  // loads and chooses kernels
   const auto compute = c10::cuda::getCurrentCUDAStream();
   const auto side = c10::cuda::getStreamFromPool();
   compute.synchronize();
@@ -56,10 +58,6 @@ at::Tensor DecodeGraphs::replay(std::int64_t rows) {
     captured.graph.capture_end();
   }
   return result;
-}
-
-void DecodeGraphs::reset() {
-  graphs_ = std::make_unique<Graphs>();
 }
 
 }  // namespace ferry::rollout

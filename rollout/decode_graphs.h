@@ -1,6 +1,6 @@
-// CUDA graphs of steps in which every row decodes: what a forward pass launches for so many rows is
-// captured once and then replayed, since launching it takes the host longer than the GPU needs.
-// Rows are rounded up to a bucket; those that nobody reads write nowhere.
+// CUDA graphs of steps in which every row decodes: the kernels of a forward pass of so many rows
+// are captured once and then replayed, because the host takes longer to launch them than the GPU to
+// run them. The number of rows is rounded up to a bucket; the added rows write nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@ namespace ferry::rollout {
 
 class DecodeGraphs {
  public:
-  // `forward` computes that many rows out of buffers that never move, and waits for nothing on the
-  // host once it has run for as many before.
+  // `forward` computes that many rows from buffers that never move. Its second call for a number of
+  // rows must not wait for anything on the host.
   explicit DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward);
   ~DecodeGraphs();
   DecodeGraphs(const DecodeGraphs&) = delete;
@@ -22,10 +22,8 @@ class DecodeGraphs {
 
   static std::int64_t bucket_of(std::int64_t rows);
 
-  // What forward(rows) gives, for a bucket of rows; the next replay of any bucket writes over it.
+  // Returns forward(rows) for a bucket of rows; the next replay of any bucket overwrites it.
   at::Tensor replay(std::int64_t rows);
-  // Forgets all graphs: the buffers or the weights have moved.
-  void reset();
 
  private:
   struct Graphs;

@@ -1,4 +1,4 @@
-// Without CUDA.
+// DecodeGraphs of a build without CUDA.
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -19,7 +19,5 @@ std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
 at::Tensor DecodeGraphs::replay(std::int64_t) {
   throw Error(ErrorKind::kBug, "built without CUDA: there are no graphs");
 }
-
-void DecodeGraphs::reset() {}
 
 }  // namespace ferry::rollout

@@ -67,7 +67,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> KVCache::layers() const {
   return both;
 }
 
-// Where indices are put, slot -1 is the last one of all, in the block that belongs to nobody.
+// index_put_ counts slot -1 from the end: it is in the additional block, which nobody reads.
 void KVCache::store(std::int64_t layer,
                     const at::Tensor& slots,
                     const at::Tensor& key,
@@ -85,7 +85,7 @@ void KVCache::store(std::int64_t layer,
 
 void KVCache::copy(std::int64_t layer, const at::Tensor& slots) {
   for (const auto& blocks : {key(layer), value(layer)}) {
-    if (blocks.numel() == 0) continue;  // of latents
+    if (blocks.numel() == 0) continue;  // latents have no values
     const auto tokens = blocks.flatten(0, 1);
     tokens.index_copy_(0, slots[1], tokens.index_select(0, slots[0]));
   }

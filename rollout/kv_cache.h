@@ -1,4 +1,4 @@
-// The memory of keys and values: blocks of tokens, in every layer the same numbers.
+// The memory of keys and values: blocks of tokens, with the same block numbers in every layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,11 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "distckpt/base/integers.h"
 #include "models/gpt_model.h"
 
 namespace ferry::rollout {
 
-// A slot, and one that takes what is in it.
+// A slot, and one that its content is copied to.
 struct CopiedSlot {
   std::int64_t from = 0;
   std::int64_t to = 0;
@@ -21,14 +22,17 @@ class KVCache {
  public:
   static constexpr std::int64_t kBlockSize = 64;  // tokens: as many as flash reads at a time
 
-  // Of all layers of a model, on this rank.
+  static std::int64_t blocks_of(std::int64_t tokens) {
+    return distckpt::ceil_div(tokens, kBlockSize);
+  }
+  // Bytes of a block in all layers, on this rank.
   static std::int64_t bytes_per_block(const models::GPTModel& model);
 
-  // One block more than `num_blocks` is kept, for rows that nobody reads. The model outlives this.
-  // Throws Error(kDevice) if there is no memory.
+  // Allocates one block more than `num_blocks`, for rows that nobody reads. The model outlives
+  // this. Throws Error(kDevice) if there is no memory.
   KVCache(const models::GPTModel& model, std::int64_t num_blocks);
 
-  // Gives the memory back, and takes as much again: what was in it is gone.
+  // release() frees the memory and its content; allocate() takes as much again.
   void release();
   void allocate();
 
@@ -40,16 +44,16 @@ class KVCache {
     return at(values_, layer);
   }  // [blocks, block_size, groups, value_dim]
 
-  // Keys and values of each layer.
+  // (keys, values) of each layer.
   std::vector<std::pair<at::Tensor, at::Tensor>> layers() const;
 
-  // slots [rows], int64: block * block_size + offset; -1: nowhere. key [rows, groups, dim], value
-  // [rows, groups, value_dim].
+  // Writes rows to their slots. slots [rows], int64: block * block_size + offset; -1: nowhere.
+  // key [rows, groups, dim], value [rows, groups, value_dim] or undefined if none is kept.
   void store(std::int64_t layer,
              const at::Tensor& slots,
              const at::Tensor& key,
-             const at::Tensor& value);  // undefined where none is kept
-  // What lies in slots[0] goes to slots[1] as well. slots [2, tokens], int64.
+             const at::Tensor& value);
+  // Copies the content of slots[0] to slots[1]. slots [2, tokens], int64.
   void copy(std::int64_t layer, const at::Tensor& slots);
 
  private:

@@ -48,7 +48,7 @@ RunnerLimits limits_of(const EngineOptions& options) {
           .enable_return_routed_experts = options.enable_return_routed_experts};
 }
 
-// On a GPU the share of what is free beside the weights, less what a step takes there.
+// On a GPU the share of the memory that is free beside the weights, less what a step takes.
 std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
   const auto device = model.mesh().world().device();
   const auto of_step = step_memory(model, limits_of(options));
@@ -59,7 +59,7 @@ std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
          of_step;
 }
 
-// Of all ranks the same: what the poorest has room for.
+// The number of blocks that every rank has memory for: the least of all.
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
@@ -70,8 +70,7 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
       -mesh.tp()
            .all_reduce_max(at::scalar_tensor(-mine, at::kLong).to(mesh.world().device()))
            .item<std::int64_t>();
-  const auto useful = options.max_num_seqs *
-                      ((options.max_model_len + KVCache::kBlockSize - 1) / KVCache::kBlockSize);
+  const auto useful = options.max_num_seqs * KVCache::blocks_of(options.max_model_len);
   if (least <= 0)
     throw Error(ErrorKind::kDevice,
                 fmt::format("no room for a KV cache: a block of {} tokens takes {} KiB, and beside "
@@ -82,7 +81,7 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   return std::min(least, useful);
 }
 
-// A request with a seed of its own draws the same tokens whatever it is called.
+// A request with its own seed draws the same tokens under any id.
 std::uint64_t random_stream(std::string_view request_id, std::int64_t index) {
   return XXH3_64bits_withSeed(request_id.data(), request_id.size(),
                               static_cast<std::uint64_t>(index));
@@ -155,7 +154,7 @@ void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingPar
           params.max_tokens, blocks_.num_blocks() * blocks_.block_size());
 }
 
-// No step is under way any more.
+// Collects the step in flight, whose outputs the next step() returns.
 void LLMEngine::drain() {
   if (!in_flight_) return;
   auto outputs = collect(*std::exchange(in_flight_, std::nullopt), nullptr);
@@ -187,7 +186,7 @@ bool LLMEngine::abort(const std::string& request_id, std::int64_t index) {
   return true;
 }
 
-// What is under way for it comes to nothing.
+// Discards a sequence and the token that the step in flight draws for it.
 void LLMEngine::drop(Sequence& sequence) {
   if (in_flight_) {
     for (auto& drawn : in_flight_->drawn) {
@@ -197,7 +196,7 @@ void LLMEngine::drop(Sequence& sequence) {
   scheduler_.remove(sequence);
 }
 
-// With data parallel ranks, whose requests are others.
+// Whether data parallel ranks, which have other requests, share this rank's experts.
 bool LLMEngine::shares_experts() const {
   const auto& mesh = model_.mesh();
   return model_.config().num_moe_experts > 0 &&
@@ -225,7 +224,7 @@ std::vector<RequestOutput> LLMEngine::step() {
   return outputs;
 }
 
-// On the host there is nothing to hide, and ranks that share experts agree before each step.
+// Only a GPU computes while the host works, and ranks that share experts agree before each step.
 bool LLMEngine::launches_ahead() const {
   return model_.mesh().world().device().is_cuda() && !shares_experts() &&
          std::ranges::none_of(requests_, [](const auto& request) {
@@ -233,13 +232,13 @@ bool LLMEngine::launches_ahead() const {
          });
 }
 
-// Nothing if there is nothing to do.
+// Returns no step if there is nothing to compute.
 std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   if (!scheduler_.has_unfinished() && !shares_experts()) return std::nullopt;
   const auto scheduled = scheduler_.schedule();
   if (scheduled.empty() && !shares_experts()) return std::nullopt;
   StepInFlight step;
-  const auto forget = [&] {  // blocks that were promised have not been written
+  const auto forget = [&] {  // the blocks of this step have not been written
     scheduler_.preempt_all();
     blocks_.reset_prefix_cache();
   };
@@ -271,7 +270,7 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   return step;
 }
 
-// `next`: the step that was launched behind it.
+// `next`: the step that was launched after it, or null.
 std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* next) {
   ModelRunner::collect(step);
   if (routed_experts_) {
@@ -306,7 +305,7 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
   return outputs;
 }
 
-// The token becomes known. If it is the last one, what the next step computes behind it is dropped.
+// Stores a drawn token. If it is the last one, the token that the next step draws is dropped.
 FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
   auto& sequence = *drawn.sequence;
   const auto num_tokens = drawn.position + 1;
@@ -327,7 +326,7 @@ FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
   return sequence.finish_reason;
 }
 
-// Whether a sequence of so many tokens ends whatever its last one is.
+// Whether a sequence of so many tokens ends, for any last token.
 bool LLMEngine::is_last(const Sequence& sequence, std::int64_t num_tokens) const {
   return num_tokens - sequence.num_prompt_tokens >= sequence.params->max_tokens ||
          num_tokens >= options_.max_model_len;
@@ -352,7 +351,7 @@ void LLMEngine::sleep(int level) {
 
 void LLMEngine::wake_up() {
   if (!asleep_) return;
-  // What LibTorch kept for others' use is in pieces.
+  // Memory that LibTorch has cached is fragmented.
   models::release_cached_memory(model_.mesh().world().device());
   if (model_.parameters().released()) model_.parameters().restore();
   cache_.allocate();

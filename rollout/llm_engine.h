@@ -1,9 +1,9 @@
 // The engine: requests in, tokens out, a step at a time (nano-vllm's and vLLM's LLMEngine).
-// Requests may come and go between any two steps; what a token's log-probability is does not depend
-// on them.
+// Requests may be added and aborted between any two steps; a token's log-probability does not
+// depend on other requests.
 //
-// The ranks of a tensor parallel group each have an engine, are given the same requests in the same
-// order and take the same steps. Not safe for calls from several threads at once.
+// Each rank of a tensor parallel group has an engine, which gets the same requests in the same
+// order and takes the same steps. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,18 @@ namespace ferry::rollout {
 struct EngineOptions {
   std::int64_t max_num_seqs = 256;             // in one step
   std::int64_t max_num_batched_tokens = 8192;  // in one step
-  std::int64_t max_model_len = 0;  // tokens of a sequence, at most. 0: as many as the model knows
-  std::int64_t num_blocks = 0;     // of the KV cache. 0: what there is memory for
-  // Share of the memory that is free on a GPU: what a step takes and, with the rest of it, the
-  // cache.
+  std::int64_t max_model_len = 0;  // tokens of a sequence, at most. 0: the model's positions
+  std::int64_t num_blocks = 0;     // of the KV cache. 0: as many as there is memory for
+  // Share of a GPU's free memory for a step and the cache.
   double gpu_memory_utilization = 0.9;
   std::int64_t kv_cache_bytes = std::int64_t{4} << 30;  // on the host
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   bool enforce_eager = false;  // no CUDA graphs
-  // Outputs say where routers sent the tokens, of a model with experts.
+  // Outputs contain the experts that routers chose; the model has experts.
   bool enable_return_routed_experts = false;
   std::vector<std::int64_t> eos_token_ids{};
-  std::uint64_t seed = 0;  // of requests without one
+  std::uint64_t seed = 0;  // for requests without one
 };
 
 struct EngineStats {
@@ -48,7 +47,7 @@ struct EngineStats {
   std::int64_t num_waiting = 0;  // sequences
   std::int64_t num_running = 0;
   std::int64_t num_preemptions = 0;
-  std::int64_t prompt_tokens = 0;  // computed, again after a preemption
+  std::int64_t prompt_tokens = 0;  // computed; counted again after a preemption
   std::int64_t cached_tokens = 0;  // found in the prefix cache
   std::int64_t output_tokens = 0;
   std::int64_t steps = 0;
@@ -60,34 +59,33 @@ class LLMEngine {
   // Error(kDevice) if there is no memory for a cache.
   LLMEngine(models::GPTModel& model, EngineOptions options);
 
-  // What is wrong with a request comes back with the next step as its answer. Throws Error(kUsage)
+  // A request that is refused gets its error as the output of the next step. Throws Error(kUsage)
   // if the id is in use.
   void add_request(const std::string& request_id,
                    std::vector<std::int64_t> prompt_token_ids,
                    SamplingParams params);
-  // Ends a request: nothing more comes of it. Returns false if it is not known, or over.
+  // Ends a request, which gets no further output. Returns false if it is unknown or finished.
   bool abort(const std::string& request_id);
-  // Ends one of its samples: the others go on.
+  // Ends one of its samples; the others continue.
   bool abort(const std::string& request_id, std::int64_t index);
-  // Where data parallel ranks share out experts, of any of them: all ask, then all step or none
-  // does.
+  // If data parallel ranks share experts, this is a collective: true if any of them has requests,
+  // and then all must step.
   bool has_unfinished() const;
 
-  // Returns what one step brought, by request in the order they were added. On a GPU the next step
-  // has been launched by then, unless draws depend on the tokens of this one (penalties); a request
-  // that is added now takes part in the one after it.
+  // Runs a step, and returns its outputs in the order in which requests were added. On a GPU the
+  // next step is launched before this returns, unless its draws depend on this one's tokens
+  // (penalties); a request that is added then takes part in the step after it.
   std::vector<RequestOutput> step();
 
-  // Call it when weights have been replaced in place: nothing that was computed with the old ones
-  // is used again. Requests under way go on with the new ones, after their prompts and what was
-  // drawn so far have been computed anew. Tensor parallel ranks do so between the same steps.
+  // Called after weights have been replaced in place: results of the old ones are not used again.
+  // Requests in flight continue with the new ones, after their tokens so far have been computed
+  // again. Tensor parallel ranks call it between the same steps.
   void reset_prefix_cache();
-  // Gives the memory of the KV cache back to the device (level 1), and that of the weights (2).
-  // Requests under way wait, as after reset_prefix_cache(). Throws Error(kUsage) for another level.
+  // Frees the memory of the KV cache (level 1), and also that of the weights (2). Requests in
+  // flight wait, and are then computed again. Throws Error(kUsage) for another level.
   void sleep(int level = 1);
-  // Takes the memory again; after level 2 weights have to be loaded into place before the next
-  // step, through sharded_state_dict() asked for anew. Throws Error(kDevice) if there is not
-  // enough.
+  // Takes the memory again. After level 2 the caller loads weights through a new
+  // sharded_state_dict() before the next step. Throws Error(kDevice) if there is not enough memory.
   void wake_up();
   bool is_sleeping() const { return asleep_; }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
@@ -32,7 +33,7 @@ void add_masks(std::vector<DrawnToken>& drawn, const models::SamplingMask& mask)
     drawn[i].token.sampling_mask.assign(ids + mask.offsets[i], ids + mask.offsets[i + 1]);
 }
 
-// Of sequences that begin, where the ends of their prompts are.
+// The slots of the ends of prompts that beginning sequences copy.
 std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> scheduled) {
   std::vector<CopiedSlot> slots;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
@@ -46,14 +47,14 @@ std::vector<CopiedSlot> slots_to_copy(std::span<const ScheduledSequence> schedul
   return slots;
 }
 
-// Its last token is one that the step before it draws.
+// Whether the rows include a token that the step before draws.
 bool takes_unknown(const ScheduledSequence& one) {
   const auto& [sequence, num_new_tokens] = one;
   return sequence->has_unknown() &&
          sequence->num_computed_tokens + num_new_tokens == sequence->size();
 }
 
-// On the host, once the device has come so far.
+// A copy on the host, valid when the stream has reached this point.
 at::Tensor begin_download(const at::Tensor& x) {
   if (!x.defined() || !x.is_cuda()) return x.defined() ? x.contiguous() : x;
   auto host = at::empty(x.sizes(), x.options().device(at::kCPU).pinned_memory(true));
@@ -61,7 +62,7 @@ at::Tensor begin_download(const at::Tensor& x) {
   return host;
 }
 
-// What a step draws, on the host.
+// Memory of the host for the numbers that a step draws.
 DrawnNumbers pinned_numbers(std::int64_t rows) {
   const auto pinned = at::TensorOptions().pinned_memory(true);
   return {.tokens = at::empty({rows}, pinned.dtype(at::kLong)),
@@ -69,11 +70,7 @@ DrawnNumbers pinned_numbers(std::int64_t rows) {
           .processed_logprobs = at::empty({rows}, pinned.dtype(at::kFloat))};
 }
 
-std::int64_t blocks_of(std::int64_t tokens) {
-  return (tokens + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
-}
-
-// Of the largest step.
+// Bytes of the inputs of the largest step.
 std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple) {
   const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs);
   const auto rows = std::max(limits.max_num_batched_tokens, sequences) + rows_multiple;
@@ -81,14 +78,14 @@ std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple)
   constexpr std::int64_t kLong = sizeof(std::int64_t);
   std::int64_t bytes = 0;
   for (const auto array : {kLong * rows, kLong * rows, kLong * rows, kInt * sequences,
-                           kInt * sequences * blocks_of(limits.max_model_len),
+                           kInt * sequences * KVCache::blocks_of(limits.max_model_len),
                            2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences,
                            std::int64_t{sizeof(DrawRow)} * sequences})
     bytes += StepInputs::bytes_of(array);
   return bytes;
 }
 
-// Whether a step of decoding asks the host for nothing: routers of experts count their tokens
+// Whether a step of decoding needs nothing from the host: routers of experts count their tokens
 // there, and collectives are watched from there.
 bool can_capture(const models::GPTModel& model) {
   const auto shape =
@@ -104,7 +101,7 @@ bool can_capture(const models::GPTModel& model) {
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
       rows_multiple_(model.mesh().shape().tp()),
-      max_blocks_(blocks_of(limits.max_model_len)),
+      max_blocks_(KVCache::blocks_of(limits.max_model_len)),
       inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts) {
@@ -165,7 +162,7 @@ void ModelRunner::forget_graphs() {
   graphs_.reset();
 }
 
-// Which rows are drawn from.
+// Lists the rows that tokens are drawn from.
 std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSequence> scheduled,
                                                   StepInFlight& step) {
   std::vector<SamplingRow> sampling;
@@ -185,8 +182,8 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
   return sampling;
 }
 
-// Those that the forward pass of a graph reads come first: where they lie depends on its rows
-// alone.
+// The inputs of the forward pass come first: in a graph their addresses depend on the number of
+// rows alone.
 void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
                                const StepInFlight& step,
                                const Draws& draws,
@@ -194,10 +191,9 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   const auto count = static_cast<std::int64_t>(scheduled.size());
   std::int64_t rows = 0;
   for (const auto& one : scheduled) rows += one.num_new_tokens;
-  // Tensor parallel ranks share out rows in equal parts where there are experts.
+  // With experts, tensor parallel ranks take equal parts of the rows.
   rows = captured ? DecodeGraphs::bucket_of(rows)
-                  : std::max(rows + rows_multiple_ - 1, rows_multiple_) / rows_multiple_ *
-                        rows_multiple_;
+                  : distckpt::round_up(std::max<std::int64_t>(rows, 1), rows_multiple_);
   const auto sequences = captured ? rows : count;
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
@@ -255,7 +251,7 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   }
 }
 
-// [rows, hidden], those that fill the step up behind the others.
+// Returns [rows, hidden], padding rows last.
 at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
                                 KVCache& cache,
                                 std::span<const CopiedSlot> copied_slots,
@@ -265,7 +261,7 @@ at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
   return model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context, routes);
 }
 
-// The same of a step whose rows all decode.
+// The same for a step whose rows all decode.
 at::Tensor ModelRunner::replay(KVCache& cache) {
   if (!graphs_) graphs_.emplace([this, &cache](std::int64_t) { return decode(cache); });
   return graphs_->replay(tokens_.sizes[0]);
@@ -308,7 +304,7 @@ void ModelRunner::draw(std::span<const SamplingRow> sampling,
                        const at::Tensor& hidden,
                        StepInFlight& step) {
   if (step.drawn.empty()) return;
-  // In order, and so, where they are as many as the last one's place says, the first ones.
+  // Rows ascend: if the last one's index is their number less one, they are the first rows.
   const auto count = static_cast<std::int64_t>(step.drawn.size());
   const auto rows = step.drawn.back().row + 1 == count
                         ? hidden.narrow(0, 0, count)
@@ -337,7 +333,7 @@ void ModelRunner::draw(std::span<const SamplingRow> sampling,
   step.results.processed_logprobs = host.processed_logprobs;
 }
 
-// Rows that fill the step up have none.
+// Keeps the routes of all rows but padding.
 void ModelRunner::keep_routes(std::span<const ScheduledSequence> scheduled,
                               const StepRoutes& routes,
                               StepInFlight& step) const {

@@ -1,8 +1,8 @@
-// One step on the device: the rows of all scheduled sequences through the model, and a token for
-// each that is computed to its end. Numbers go up at once, into memory that never moves, so that a
-// step can be captured in a CUDA graph: those in which every sequence decodes are, of dense models
-// on one GPU. Tokens and their log-probabilities come down when they are asked for: meanwhile the
-// next step may be launched, whose rows take the tokens of this one on the device.
+// Runs a step on the device: the rows of all scheduled sequences through the model, and a token for
+// each sequence that is computed to its end. One copy uploads all inputs into memory that never
+// moves, so that a step can be a CUDA graph: it is one if every sequence decodes and the model is
+// dense and on one GPU. collect() waits for tokens and log-probabilities: before that the next step
+// may be launched, whose rows take the tokens of this one on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,24 +34,24 @@ struct RunnerLimits {
   std::int64_t max_num_batched_tokens = 0;
   std::int64_t max_model_len = 0;
   bool enforce_eager = false;                 // no CUDA graphs
-  bool enable_return_routed_experts = false;  // of a model with experts
+  bool enable_return_routed_experts = false;  // the model has experts
 };
 
 struct DrawnToken {
-  Sequence* sequence = nullptr;             // null: it has ended meanwhile
-  std::int64_t row = 0;                     // of the step
-  std::int64_t position = 0;                // of the token, in the sequence
-  std::vector<std::int32_t> block_table{};  // the sequence's then; kept where routes are
+  Sequence* sequence = nullptr;             // null: it has ended since the launch
+  std::int64_t row = 0;                     // in the step
+  std::int64_t position = 0;                // of the token in the sequence
+  std::vector<std::int32_t> block_table{};  // the sequence's at launch, if routes are kept
   TokenOutput token{};
 };
 
-// A step that the device computes.
+// A step that the device is computing.
 struct StepInFlight {
-  std::vector<DrawnToken> drawn{};    // whose tokens come with collect()
+  std::vector<DrawnToken> drawn{};    // collect() fills in the tokens
   at::Tensor tokens{};                // [drawn], on the device
-  SampledTokens results{};            // on the host, as soon as `done` has happened
+  SampledTokens results{};            // on the host, valid after `done`
   std::vector<std::int64_t> slots{};  // of the rows whose routes are kept
-  at::Tensor routed_experts{};        // theirs: StepRoutes::gather(), on the host like the results
+  at::Tensor routed_experts{};        // their StepRoutes::gather(), on the host, valid after `done`
   std::vector<CopiedSlot> copied_slots{};
   std::shared_ptr<c10::Event> done{};
 };
@@ -61,15 +61,15 @@ class ModelRunner {
   // The model outlives this. Throws Error(kUsage) if it has no language model's head.
   ModelRunner(const models::GPTModel& model, RunnerLimits limits);
 
-  // Every tensor parallel rank with the same sequences, as Scheduler::schedule() orders them.
-  // Without any, a rank still computes with those that share its experts. Tokens that are unknown
-  // are those of `before`; at most that one step is under way besides.
+  // Called by every tensor parallel rank with the same sequences, in the order of
+  // Scheduler::schedule(). A rank without sequences still computes with those that share its
+  // experts. Unknown tokens are those of `before`; no other step may be in flight.
   StepInFlight launch(std::span<const ScheduledSequence> scheduled,
                       KVCache& cache,
                       const StepInFlight* before);
-  // Waits for the step, and fills in what it drew.
+  // Waits for the step, and fills in the drawn tokens.
   static void collect(StepInFlight& step);
-  // The cache or the weights have moved.
+  // Called after the cache or the weights have moved.
   void forget_graphs();
 
  private:
@@ -98,11 +98,11 @@ class ModelRunner {
   const models::GPTModel& model_;
   std::int64_t rows_multiple_;
   std::int64_t max_blocks_;
-  // On the host; of two sides one is read while the other may still be on its way.
+  // Two sides on the host: one is read while the other may still be in transfer.
   std::array<DrawnNumbers, 2> results_{};
   std::size_t results_side_ = 0;
   StepInputs inputs_;
-  // Of the last step.
+  // Arrays of the last step.
   StepInputs::Array tokens_, positions_, slots_;  // [rows], int64
   StepInputs::Array lengths_;                     // [sequences], int32
   StepInputs::Array block_tables_;                // [sequences, max_blocks], int32

@@ -1,6 +1,5 @@
-// Answers in text out of the engine's tokens (vLLM's OutputProcessor): each sample is detokenized
-// as it goes on, ends where a stop string appears, and is handed out whole when its request is
-// over.
+// Makes answers in text of the engine's tokens (vLLM's OutputProcessor): each sample is detokenized
+// token by token, ends before a stop string, and is returned whole when its request is finished.
 #pragma once
 
 #include <chrono>
@@ -17,22 +16,22 @@
 
 namespace ferry::rollout {
 
-std::string_view to_string(FinishReason reason);  // "stop", "length", ... as vLLM; "" of kNone
+std::string_view to_string(FinishReason reason);  // vLLM's "stop", "length", ...; "" for kNone
 
-// A sample, as far as it has come.
+// A sample, finished or not.
 struct Completion {
-  std::string text{};  // without a tokenizer empty
+  std::string text{};  // empty without a tokenizer
   std::vector<TokenOutput> tokens{};
-  // With enable_return_routed_experts: of the prompt and of all tokens but the last one.
+  // With enable_return_routed_experts: routes of the prompt and of all tokens but the last.
   std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
-  std::optional<std::int64_t> stop_token{};  // of kStop: one of these two
+  std::optional<std::int64_t> stop_token{};  // for kStop: one of these two
   std::optional<std::string> stop_string{};
 };
 
 struct Answer {
   std::string request_id{};
-  std::vector<Completion> completions{};  // of the n samples
+  std::vector<Completion> completions{};  // the n samples
   std::optional<Error> error{};           // why there are none
   double seconds_to_first_token = 0;      // since the request was added
 };
@@ -40,7 +39,7 @@ struct Answer {
 class OutputProcessor {
  public:
   using Clock = std::chrono::steady_clock;
-  // Called with the text of a sample that is certain now.
+  // Called with each part of a sample's text that will not change any more.
   using OnText =
       std::function<void(const std::string& request_id, std::int64_t index, std::string_view text)>;
 
@@ -48,22 +47,23 @@ class OutputProcessor {
   OutputProcessor(LLMEngine& engine, const text::Tokenizer* tokenizer)
       : engine_(engine), tokenizer_(tokenizer) {}
 
-  // What is wrong with a request is its answer: returned at once, or by a step.
+  // A request that is refused gets an answer with the error: returned here, or by a step. Throws
+  // Error(kUsage) if the id is in use.
   std::optional<Answer> add_request(const std::string& request_id,
                                     std::vector<std::int64_t> prompt_token_ids,
                                     SamplingParams params);
-  bool has_unfinished() const { return engine_.has_unfinished(); }  // of ranks as LLMEngine's
+  bool has_unfinished() const { return engine_.has_unfinished(); }  // a collective like LLMEngine's
 
-  // A step of the engine. Returns the answers that are complete with it.
+  // Runs a step of the engine, and returns the answers that it completes.
   std::vector<Answer> step(const OnText& on_text = {});
-  // Ends all requests: their answers as far as they have come, in the order they were added. What
-  // was not finished has finish reason kAbort.
+  // Ends all requests, and returns their answers so far in the order they were added. Unfinished
+  // samples have finish reason kAbort.
   std::vector<Answer> abort_all(const OnText& on_text = {});
 
  private:
   struct Request {
     Answer answer{};
-    std::vector<text::IncrementalDetokenizer> texts{};  // of the samples; none without tokenizer
+    std::vector<text::IncrementalDetokenizer> texts{};  // by sample; empty without a tokenizer
     std::uint64_t number = 0;
     std::size_t num_finished = 0;
     Clock::time_point added{};

@@ -16,8 +16,8 @@ namespace {
 
 // The first `num_keys` rows of a sequence: [num_keys, groups, dim].
 at::Tensor gather(const at::Tensor& cache, const at::Tensor& blocks, std::int64_t num_keys) {
-  const auto count = (num_keys + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
-  return cache.index_select(0, blocks.narrow(0, 0, count)).flatten(0, 1).narrow(0, 0, num_keys);
+  const auto used = blocks.narrow(0, 0, KVCache::blocks_of(num_keys));
+  return cache.index_select(0, used).flatten(0, 1).narrow(0, 0, num_keys);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ std::optional<models::DecodedRow> PagedContext::only_row() const {
                             .cache = cache_.layers()};
 }
 
-// Decoded rows have a kernel of their own, where there is one that keeps their bits.
+// Decoded rows take a kernel of their own if there is one that keeps their bits.
 at::Tensor PagedContext::attend(std::int64_t layer,
                                 const at::Tensor& query,
                                 const at::Tensor& key,
@@ -63,8 +63,8 @@ at::Tensor PagedContext::attend(std::int64_t layer,
       query.size(0), chunks);
 }
 
-// Decoded rows see latents, with the projections up absorbed; chunks of prompts see keys and values
-// that are expanded for them, which is less work for many rows.
+// Decoded rows attend to latents, with the up-projections absorbed; chunks of prompts attend to
+// expanded keys and values, which is less work for many rows.
 at::Tensor PagedContext::attend_latents(std::int64_t layer,
                                         const at::Tensor& query,
                                         const at::Tensor& latents,
@@ -96,14 +96,14 @@ models::PagedKeys PagedContext::paged(const at::Tensor& key, const at::Tensor& v
   return {.key = key, .value = value, .block_tables = step_.block_tables, .lengths = step_.lengths};
 }
 
-// The rows that were decoded, and behind them what `chunks` makes of the others.
+// The decoded rows, followed by the result of `chunks` for the others.
 at::Tensor PagedContext::with_chunks(
     const at::Tensor& decoded,
     std::int64_t rows,
     const std::function<at::Tensor(std::size_t first)>& chunks) const {
   const auto decodes = step_.num_decodes;
   if (decodes == rows) return decoded;
-  if (static_cast<std::size_t>(decodes) == step_.chunks.size()) {  // rows that nobody reads
+  if (static_cast<std::size_t>(decodes) == step_.chunks.size()) {  // only padding rows
     return at::constant_pad_nd(decoded, {0, 0, 0, 0, 0, rows - decodes});
   }
   auto all = chunks(static_cast<std::size_t>(decodes));
@@ -111,7 +111,7 @@ at::Tensor PagedContext::with_chunks(
   return all;
 }
 
-// Keys of chunks that are whole are at hand; those of the others come together out of the cache.
+// Chunks that are whole use the step's own keys and values; others gather theirs from the cache.
 at::Tensor PagedContext::attend_chunks(std::int64_t layer,
                                        const at::Tensor& query,
                                        const at::Tensor& key,

@@ -1,5 +1,5 @@
-// One step of generation as attention sees it: rows of decoding sequences, one of each, then chunks
-// of prompts, then rows that fill the step up and that nobody reads.
+// One step of generation as attention sees it: one row of each decoding sequence, then chunks of
+// prompts, then padding rows, which nobody reads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,25 +15,25 @@
 
 namespace ferry::rollout {
 
-// Rows of a step that are the last ones of their sequence so far.
+// The rows of one sequence in a step. They see its earlier keys and their own.
 struct Chunk {
   std::int64_t row_begin = 0;
   std::int64_t num_rows = 0;
-  std::int64_t num_keys = 0;  // those of the rows among them
-  at::Tensor blocks{};        // [>= blocks of the keys], int32, on the cache's device
+  std::int64_t num_keys = 0;  // with those of the rows
+  at::Tensor blocks{};        // [>= KVCache::blocks_of(num_keys)], int32, on the cache's device
 
-  bool is_whole() const { return num_keys == num_rows; }  // no keys but those of this step
+  bool is_whole() const { return num_keys == num_rows; }  // all keys are of this step
 };
 
 struct PagedStep {
-  at::Tensor slots{};         // [rows], int64; -1: of a row that nobody reads
+  at::Tensor slots{};         // [rows], int64; -1: a padding row
   at::Tensor block_tables{};  // [num_decodes, max_blocks], int32
   at::Tensor lengths{};       // [num_decodes], int32
   std::int64_t num_decodes = 0;
-  // The same, in numbers of the host, for attention that goes from sequence to sequence; then those
-  // of prompts.
+  // The decoding rows, one by one, then those of prompts, for attention by sequences.
   std::vector<Chunk> chunks{};
-  // [2, tokens], int64: KVCache::copy() once this step's rows are there; undefined: nothing.
+  // [2, tokens], int64: arguments of KVCache::copy() after this step's rows are stored; undefined:
+  // no copy.
   at::Tensor copied_slots{};
 };
 

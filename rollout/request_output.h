@@ -1,4 +1,4 @@
-// What the engine answers: of each request the tokens that a step brought, and how it ended.
+// The engine's output: the tokens that a step drew for each request, and why the request ended.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ namespace ferry::rollout {
 // A token that was drawn.
 struct TokenOutput {
   std::int64_t token_id = 0;
-  float logprob = 0;            // of the model: of the whole distribution at temperature 1
-  float processed_logprob = 0;  // of the distribution that it was drawn from
-  float entropy = 0;            // of that one, with SamplingParams::return_entropy
-  // With return_sampling_mask: those that it was drawn from, ascending.
+  float logprob = 0;            // by the model: the whole distribution at temperature 1
+  float processed_logprob = 0;  // by the distribution that it was drawn from
+  float entropy = 0;            // of that distribution, with SamplingParams::return_entropy
+  // With return_sampling_mask: the tokens that could be drawn, ascending.
   std::vector<std::int32_t> sampling_mask{};
-  // The model's likeliest tokens in its place, as many as SamplingParams::logprobs asks for.
+  // The model's likeliest tokens at this position, SamplingParams::logprobs of them.
   struct Top {
     std::int64_t token_id = 0;
     float logprob = 0;
@@ -28,22 +28,22 @@ struct TokenOutput {
   std::vector<Top> top{};
 };
 
-// One sample of a request, as vLLM names it.
+// One sample of a request, under vLLM's names.
 struct CompletionOutput {
   std::int64_t index = 0;             // of the n samples
-  std::vector<TokenOutput> tokens{};  // since the output before
-  // With enable_return_routed_experts: where routers sent the tokens that were computed since the
-  // output before, the prompt's with the first; never the last token, which is not computed.
-  // The bytes of a routed_experts_tensor() (routed_experts.h).
+  std::vector<TokenOutput> tokens{};  // since the previous output
+  // With enable_return_routed_experts: the bytes of a routed_experts_tensor() (routed_experts.h)
+  // for the tokens that were computed since the previous output; the first has the prompt's. The
+  // last token of a sample is never computed.
   std::vector<std::byte> routed_experts{};
   FinishReason finish_reason = FinishReason::kNone;
-  std::optional<std::int64_t> stop_reason{};  // of kStop: the token
+  std::optional<std::int64_t> stop_reason{};  // for kStop: the token
 };
 
 struct RequestOutput {
   std::string request_id{};
-  std::vector<CompletionOutput> outputs{};  // of the samples that have something new
-  bool finished = false;                    // all samples; nothing comes any more
+  std::vector<CompletionOutput> outputs{};  // of the samples with new tokens
+  bool finished = false;                    // all samples: this is the last output
   std::optional<Error> error{};             // why the request was refused
 };
 

@@ -44,7 +44,7 @@ models::RouterReplay StepRoutes::recording() {
   }};
 }
 
-// Of what comes and goes to the ranks no collective knows numbers of two bytes.
+// Gathers bytes, because no collective knows numbers of two bytes.
 at::Tensor StepRoutes::gather() const {
   const auto mine = at::stack(of_layers_, 1).flatten(1).view(at::kByte);
   return model_.mesh().tp().all_gather(mine);
@@ -84,7 +84,7 @@ std::vector<std::byte> RoutedExperts::read(std::span<const std::int32_t> block_t
   std::vector<std::byte> routes(static_cast<std::size_t>((end - begin) * token_bytes));
   const auto* const from = bytes_.const_data_ptr<std::uint8_t>();
   auto* to = routes.data();
-  for (auto token = begin; token < end;) {  // of a block, the slots lie one behind another
+  for (auto token = begin; token < end;) {  // a block's slots are contiguous
     const auto offset = token % block_size_;
     const auto count = std::min(end - token, block_size_ - offset);
     const auto block = block_table[static_cast<std::size_t>(token / block_size_)];

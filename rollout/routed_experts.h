@@ -1,6 +1,6 @@
-// Where routers sent the tokens whose keys the cache has (vLLM's enable_return_routed_experts): on
-// the host, by the slots of the cache's blocks. So a sequence that finds a block which another one
-// computed finds its routes there as well, and one that computes it again writes over them.
+// The experts that routers chose for the tokens in the cache (vLLM's enable_return_routed_experts),
+// on the host, by the slots of the cache's blocks. A sequence that finds a block which another one
+// computed finds its routes there as well, and one that computes it again overwrites them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +16,23 @@
 
 namespace ferry::rollout {
 
-// Of the whole model, in its order.
+// The layers of the whole model that have experts, ascending.
 std::vector<std::int64_t> layers_with_experts(const models::TransformerConfig& config);
 
-// Routes of tokens, as an engine hands them out: [tokens, layers with experts, topk] of
+// The routes that an engine returns, as a tensor [tokens, layers with experts, topk] of
 // models::routed_experts_type().
 at::Tensor routed_experts_tensor(std::span<const std::byte> bytes,
                                  const models::TransformerConfig& config);
 
-// What routers choose in one step, on the device.
+// The choices of the routers in one step, on the device.
 class StepRoutes {
  public:
   explicit StepRoutes(const models::GPTModel& model) : model_(model) {}
 
-  models::RouterReplay recording();  // of the step's forward; this outlives it
+  models::RouterReplay recording();  // for the step's forward; this outlives it
 
-  // Behind it, by all tensor parallel ranks, each of which has the choices of its share of the
-  // rows: the bytes of all, [rows, bytes of a token].
+  // Called after the forward by all tensor parallel ranks, each of which has the choices of its
+  // share of the rows. Returns the bytes of all rows, [rows, bytes of a token].
   at::Tensor gather() const;
 
  private:
@@ -42,16 +42,16 @@ class StepRoutes {
 
 class RoutedExperts {
  public:
-  // Of a model with experts, for a cache of so many blocks.
+  // The model has experts; the cache has so many blocks.
   RoutedExperts(const models::GPTModel& model, std::int64_t num_blocks, std::int64_t block_size);
 
-  // Of a step's first rows, in the order of the steps: their slots, and what StepRoutes has of
-  // them, on the host.
+  // Keeps the routes of a step's first rows. slots [rows]; routes: the rows of
+  // StepRoutes::gather(), on the host. Steps come in the order in which they were launched.
   void store(std::span<const std::int64_t> slots, const at::Tensor& routes);
-  void copy(std::span<const CopiedSlot> slots);  // behind the step's rows, as KVCache::copy()
+  void copy(std::span<const CopiedSlot> slots);  // after store(), like KVCache::copy()
 
-  // Of the tokens from `begin` to `end` of a sequence with these blocks: the bytes of a
-  // routed_experts_tensor().
+  // The bytes of a routed_experts_tensor() for the tokens begin .. end - 1 of a sequence with these
+  // blocks.
   std::vector<std::byte> read(std::span<const std::int32_t> block_table,
                               std::int64_t begin,
                               std::int64_t end) const;

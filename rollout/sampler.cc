@@ -18,7 +18,7 @@ bool is_shaped(const SamplingRow& row) {
   return row.params->truncates() || row.params->penalizes() || !row.forbidden.empty();
 }
 
-// The tokens whose logits change, each once, by id.
+// Appends the tokens whose logits change, each once, by id.
 void add_changes(const SamplingRow& row, std::int64_t vocab_size, std::vector<LogitChange>& all) {
   std::unordered_map<std::int64_t, std::int32_t> counts;
   if (row.params->penalizes()) {
@@ -52,13 +52,13 @@ DrawRow draw_row(const SamplingRow& row, std::int64_t index, std::int64_t vocab_
                         .frequency = static_cast<float>(params.frequency_penalty)}};
 }
 
-// The host goes on while they are copied.
+// Does not wait for the copy.
 at::Tensor upload(const std::vector<std::int64_t>& values, at::Device device) {
   const auto host = at::tensor(values);
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
 }
 
-// The rows that are the model's at a temperature, by it.
+// Rows whose distribution is the model's at a temperature, by temperature.
 using RowsOfTemperature = std::map<double, std::vector<std::int64_t>>;
 
 RowsOfTemperature plain_rows(std::span<const SamplingRow> rows) {
@@ -70,7 +70,7 @@ RowsOfTemperature plain_rows(std::span<const SamplingRow> rows) {
   return of_temperature;
 }
 
-// Their log-probabilities, and entropies where these are defined. `at_one`: all rows, scored at
+// Their log-probabilities, and their entropies if those are defined. `at_one`: all rows scored at
 // temperature 1.
 void score_plain_rows(const at::Tensor& logits,
                       models::VocabularyRange range,
@@ -103,7 +103,7 @@ at::Tensor cat_of(const std::vector<at::Tensor>& rows, at::Device device) {
   return rows.empty() ? at::empty({0}, at::TensorOptions(at::kLong).device(device)) : at::cat(rows);
 }
 
-// Of the rows that ask for what was kept: the trainer's numbers of that.
+// The log-probabilities and masks of rows that ask for their sampling mask, by the trainer's code.
 void score_masked_rows(const at::Tensor& logits,
                        models::VocabularyRange range,
                        std::span<const SamplingRow> rows,
@@ -148,7 +148,7 @@ void score_masked_rows(const at::Tensor& logits,
   all.token_ids = cat_of(ids, logits.device());
 }
 
-// The largest logits of each row, by the order of rank_key: all keys differ, so topk has no choice.
+// The largest logits of each row, by the order of rank_key: all keys differ, so topk is unique.
 void top_log_probs(const at::Tensor& logits,
                    std::int64_t vocab_size,
                    std::int64_t count,

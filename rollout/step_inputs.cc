@@ -2,10 +2,24 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <span>
+
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "rollout/kernels/step_copies.h"
 
 namespace ferry::rollout {
+namespace {
+
+constexpr std::int64_t kAlignment = 16;
+
+std::int64_t bytes_of_shape(std::span<const std::int64_t> sizes, at::ScalarType dtype) {
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (const auto size : sizes) bytes *= size;
+  return bytes;
+}
+
+}  // namespace
 
 StepInputs::StepInputs(std::int64_t capacity, at::Device device)
     : device_(at::zeros({bytes_of(capacity)}, at::TensorOptions(at::kByte).device(device))) {
@@ -16,8 +30,7 @@ StepInputs::StepInputs(std::int64_t capacity, at::Device device)
 }
 
 std::int64_t StepInputs::bytes_of(std::int64_t bytes) {
-  constexpr std::int64_t kAlignment = 16;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return distckpt::round_up(bytes, kAlignment);
 }
 
 void StepInputs::begin() {
@@ -26,8 +39,7 @@ void StepInputs::begin() {
 }
 
 StepInputs::Array StepInputs::add(std::initializer_list<std::int64_t> sizes, at::ScalarType dtype) {
-  auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
-  for (const auto size : sizes) bytes *= size;
+  const auto bytes = bytes_of_shape(sizes, dtype);
   require(used_ + bytes <= device_.size(0), ErrorKind::kBug,
           "inputs of a step: {} bytes and {} of {}", used_, bytes, device_.size(0));
   Array array{.host = hosts_[side_].mutable_data_ptr<std::uint8_t>() + used_,
@@ -44,8 +56,7 @@ void StepInputs::upload(const at::Tensor& drawn) const {
 }
 
 at::Tensor StepInputs::on_device(const Array& array) const {
-  auto bytes = static_cast<std::int64_t>(c10::elementSize(array.dtype));
-  for (const auto size : array.sizes) bytes *= size;
+  const auto bytes = bytes_of_shape(array.sizes, array.dtype);
   return device_.narrow(0, array.offset, bytes).view(array.dtype).view(array.sizes);
 }
 

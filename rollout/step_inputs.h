@@ -1,6 +1,6 @@
-// The numbers of a step that the host writes and the device reads. They lie one behind another, so
-// that all go up at once, in memory that never moves: arrays of the same shapes lie in the same
-// places, as a CUDA graph wants them.
+// The numbers of a step that the host writes and the device reads. They are contiguous, so that one
+// copy uploads all, in memory that never moves: arrays of the same shapes have the same addresses,
+// which a CUDA graph needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ namespace ferry::rollout {
 
 class StepInputs {
  public:
-  // On the host until upload(), of any content.
+  // Memory of the host until upload(), not initialized.
   struct Array {
     void* host = nullptr;
     std::int64_t offset = 0;
@@ -29,20 +29,20 @@ class StepInputs {
 
   StepInputs(std::int64_t capacity, at::Device device);
 
-  // Bytes that an array takes.
+  // Bytes that an array of so many takes, with its padding.
   static std::int64_t bytes_of(std::int64_t bytes);
 
-  // A step begins: the arrays of the one before it may still be on their way, those of the one
-  // before that are not.
+  // Begins a step. The previous step's arrays may still be in transfer, earlier ones must not.
   void begin();
   Array add(std::initializer_list<std::int64_t> sizes, at::ScalarType dtype);
-  // All arrays since begin(). The first of them is tokens, int64: one below 0, -1 - i, becomes
-  // drawn[i], which the device may still be computing. On the host there is none such.
+  // Copies all arrays since begin() to the device. The first array is tokens, int64; a token below
+  // 0, -1 - i, becomes drawn[i], which the device may still be computing. On the host there are
+  // none.
   void upload(const at::Tensor& drawn) const;
   at::Tensor on_device(const Array& array) const;
 
  private:
-  // Of two sides on the host one is written while the other may still be on its way.
+  // Two sides on the host: one is written while the other may still be in transfer.
   std::array<at::Tensor, 2> hosts_{};
   at::Tensor device_;
   std::size_t side_ = 0;

@@ -15,26 +15,25 @@
 namespace ferry::rollout {
 namespace {
 
-// Every kind of number that a draw can be asked for, but for sampling masks, which a request for
-// generation alone has none of.
+// Every kind of number that a draw can be asked for, except sampling masks, which requests for
+// generation alone do not ask for.
 const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
 
-// A sequence whose last tokens are new. All its keys lie in one block: what they are does not
-// matter.
+// A sequence whose last tokens are new. All its keys are in block 0: their values do not matter.
 Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
-  const auto blocks = (tokens + KVCache::kBlockSize - 1) / KVCache::kBlockSize;
   return {.params = std::make_shared<const SamplingParams>(kAll),
           .ending_tokens = std::make_shared<const std::vector<std::int64_t>>(),
           .token_ids = std::vector<std::int64_t>(static_cast<std::size_t>(tokens)),
           .num_prompt_tokens = tokens,
           .num_computed_tokens = tokens - num_new_tokens,
-          .block_table = std::vector<std::int32_t>(static_cast<std::size_t>(blocks))};
+          .block_table =
+              std::vector<std::int32_t>(static_cast<std::size_t>(KVCache::blocks_of(tokens)))};
 }
 
 std::vector<Sequence> many_begin(const RunnerLimits& limits) {
   const auto count = std::min(limits.max_num_seqs, limits.max_num_batched_tokens);
   std::vector<Sequence> sequences;
-  for (std::int64_t i = 0; i < count; ++i) {  // the shorter ones first, as they are scheduled
+  for (std::int64_t i = 0; i < count; ++i) {  // shorter ones first, like the scheduler
     const auto tokens = (limits.max_num_batched_tokens + i) / count;
     sequences.push_back(
         dummy(std::min(tokens, limits.max_model_len), std::min(tokens, limits.max_model_len)));

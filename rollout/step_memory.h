@@ -1,5 +1,5 @@
-// What a step needs beside the weights and the cache, found out before the cache takes what is left
-// (vLLM: GPUModelRunner.profile_run).
+// The memory that a step needs beside the weights and the cache, measured before the cache is
+// allocated (vLLM: GPUModelRunner.profile_run).
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace ferry::rollout {
 
-// Takes a step in which as many sequences as may be begin, with all the tokens that a step may have
-// and every kind of draw, and one that reads the end of the longest sequence, behind keys that were
-// cached. Called by all ranks of the model's mesh; weights may be anything.
+// Runs a step in which as many sequences as possible begin, with all tokens that a step may have
+// and every kind of draw, and a step at the end of the longest sequence, whose earlier keys are
+// cached. Called by all ranks of the model's mesh; the weights may hold any values.
 void take_largest_steps(const models::GPTModel& model, const RunnerLimits& limits);
 
-// Bytes of the device that these take at most, measured; 0 on the host, where nothing is done.
-// Throws Error(kDevice) if there is no room even for them.
+// Peak bytes of the device during take_largest_steps(); 0 on the host, where nothing runs. Throws
+// Error(kDevice) if there is no memory for them.
 std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limits);
 
-// Bytes for each block of the cache, besides: where no kernel reads keys and values of the model's
-// heads in their place, a layer's are gathered, put together and attended to, three times its share
-// of a block. (Sequences of unlike lengths, or that share blocks, may take more: what
-// gpu_memory_utilization leaves is for them.)
+// Further bytes for each block of the cache: if no kernel reads the model's keys and values in
+// place, those of a layer are gathered, concatenated and attended to, three times a layer's share
+// of a block. Sequences of different lengths, or that share blocks, may need more, from the memory
+// that gpu_memory_utilization leaves free.
 std::int64_t gathered_bytes_per_block(const models::GPTModel& model);
 
 }  // namespace ferry::rollout

@@ -11,7 +11,7 @@
 // GCC 12 reports its own intrinsics where they are inlined (PR 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-// Loops that become vectors, as wide as the machine that runs them has.
+// Compiles a function's loops for the vector widths of several machines; the loader chooses.
 #define FERRY_ANY_VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
 #define FERRY_AVX512F __attribute__((target("avx512f")))
 
@@ -31,8 +31,8 @@ float widen(std::uint16_t bf16) {
   return std::bit_cast<float>(std::uint32_t{bf16} << 16);
 }
 
-// Writes z, and returns the largest, which is found among integers of the same order: their maxima
-// become vectors.
+// Writes z, and returns the largest. It is found among integers of the same order, because the
+// compiler makes vectors of their maxima but not of those of floats.
 template <typename T>
 [[gnu::always_inline]] inline float scale_any(const T* __restrict__ logits,
                                               float scale,
@@ -65,8 +65,8 @@ FERRY_AVX512F inline __m512i all_lanes(std::uint32_t value) {
   return _mm512_set1_epi64(value);
 }
 
-// philox() of eight counters at a time, a number in the lower half of each lane: products read no
-// more of it, so what the upper halves get does not matter. A third of the time of the above.
+// philox() of eight counters at a time, a number in the lower half of each lane. Products read the
+// lower halves only, so the upper ones may hold anything. Takes a third of fill_bits()' time.
 FERRY_AVX512F void fill_bits_avx512(const DrawRow& draw,
                                     std::uint32_t first_quad,
                                     RandomBits& bits) {
@@ -117,7 +117,7 @@ FERRY_ANY_VECTORS void add_noise(const RandomBits& bits, Floats& z) {
 bool may_exceed(float best, float z, std::uint32_t bits) {
   const float roundings = 1e-3F + 1e-6F * std::abs(best);  // more than those of noise and sum
   const float least_noise = best - z - roundings;
-  if (!(least_noise > 0)) return true;  // also if it is no number
+  if (!(least_noise > 0)) return true;  // also if it is NaN
   constexpr float kTwoTo32 = 4294967296.0F;
   return static_cast<float>(bits) <= exp_of_negative(-least_noise) * (1.001F * kTwoTo32) + 8;
 }

@@ -1,4 +1,5 @@
-// What a draw needs to know of each row, in plain numbers that go to a GPU as they are.
+// Draws a token for each row of logits. The rows' parameters are plain numbers, which are copied to
+// a GPU as they are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,11 +19,11 @@ struct Draws {
   at::Tensor plain_on_gpu{};
 };
 
-// What is written, on the device of the logits.
+// Results, on the device of the logits.
 struct DrawnRows {
   at::Tensor tokens{};              // [rows], int64
   at::Tensor processed_logprobs{};  // [rows], fp32: of shaped rows
-  // [shaped rows, vocab_size], bool: which tokens could be drawn; undefined where nobody asks.
+  // [shaped rows, vocab_size], bool: whether a token could be drawn; undefined unless a row asks.
   at::Tensor kept{};
 };
 
@@ -31,7 +32,7 @@ void draw_on_host(const at::Tensor& logits,
                   std::int64_t vocab_size,
                   const Draws& draws,
                   const DrawnRows& drawn);
-// The same tokens and the same bytes. Waits for nothing.
+// The same tokens and the same bytes. Does not synchronize.
 void draw_on_gpu(const at::Tensor& logits,
                  std::int64_t vocab_size,
                  const Draws& draws,

@@ -15,7 +15,7 @@ using models::check;
 
 namespace {
 
-// Bytes on the device; the host goes on while they are copied.
+// The items' bytes on the device. Does not wait for the copy.
 template <typename Item>
 at::Tensor upload(const std::vector<Item>& items, at::Device device) {
   const auto bytes = static_cast<std::int64_t>(items.size() * sizeof(Item));

@@ -1,5 +1,5 @@
 // The arithmetic of drawing a token, the same bits on the host and on a GPU: Philox4x32-10, Gumbel
-// noise, exponentials and logarithms out of additions and multiplications that are rounded one by
+// noise, exponentials and logarithms made of additions and multiplications that are rounded one by
 // one (compiled without contraction to fused multiply-adds), and sums of probabilities in integers,
 // whose order does not matter.
 #pragma once
@@ -12,8 +12,8 @@ namespace ferry::rollout {
 
 // ---- random bits -------------------------------------------------------------------------------
 
-// Philox4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC11). A function of
-// its counter and its key: what is drawn depends on nothing else.
+// Philox4x32-10: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (SC11). The result is a
+// function of the counter and the key alone.
 struct PhiloxCounter {
   std::uint32_t at[4] = {};
 };
@@ -35,7 +35,7 @@ constexpr PhiloxCounter philox(PhiloxCounter counter, std::uint64_t key) {
   return counter;
 }
 
-// Of a draw: its four numbers belong to the tokens 4 * quad .. 4 * quad + 3.
+// The counter whose four numbers belong to the tokens 4 * quad .. 4 * quad + 3 of a draw.
 constexpr PhiloxCounter draw_counter(std::uint64_t request,
                                      std::int64_t position,
                                      std::uint32_t quad) {
@@ -65,7 +65,7 @@ constexpr float ln_of_parts(float f, float exponent) {
   return (f + tail) + exponent * kLn2High;
 }
 
-// Of a normal number above 0.
+// The natural logarithm of a normal number above 0.
 constexpr float ln(float x) {
   constexpr std::int32_t kRootHalf = 0x3F3504F3;
   const auto bits = std::bit_cast<std::int32_t>(x) - kRootHalf;
@@ -108,13 +108,13 @@ constexpr float kMostNoise = 22.2F;  // -ln 2^-32 = 22.18
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// NaN draws nothing; and there is one zero.
+// Maps NaN to -inf, which is never drawn, and -0 to 0.
 constexpr float usable(float logit) {
   return logit == logit ? logit + 0.0F : kMinusInfinity;
 }
 
-// Orders tokens from the smallest logit to the largest, among equal ones from the largest id to the
-// smallest: no two tokens of a row are equal.
+// Orders tokens from the smallest logit to the largest, and tokens of equal logits from the largest
+// id to the smallest: no two tokens of a row are equal.
 constexpr std::uint32_t order_of(float logit) {
   const auto bits = std::bit_cast<std::uint32_t>(logit);
   return bits & 0x80000000U ? ~bits : bits | 0x80000000U;
@@ -141,8 +141,8 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 20;
 constexpr std::uint64_t mass_of(float below) {
   return static_cast<std::uint64_t>(exp_of_negative(below) * static_cast<float>(kWholeMass));
 }
-// A token is within min_p from least_mass on, and within top_p where the tokens of larger rank have
-// less than mass_limit together.
+// min_p keeps a token whose mass is at least least_mass; top_p keeps it if all tokens of larger
+// rank have less than mass_limit together.
 constexpr std::uint64_t ceiling(double mass) {
   const auto whole = static_cast<std::uint64_t>(mass);
   return whole + (static_cast<double>(whole) < mass ? 1 : 0);
@@ -165,7 +165,8 @@ struct Penalties {
   float frequency = 0;
 };
 
-// vLLM's apply_penalties, of a token that is `count` times in the answer, or in the prompt alone.
+// vLLM's apply_penalties for a token that occurs `count` times in the answer, or (0) in the prompt
+// alone.
 constexpr float penalized(float logit, const Penalties& penalties, std::int32_t count) {
   const float repeated = logit > 0 ? logit / penalties.repetition : logit * penalties.repetition;
   const float counted = repeated - penalties.frequency * static_cast<float>(count);

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "distckpt/base/integers.h"
 #include "rollout/kernels/best_token.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/kernels/host_row.h"
@@ -11,7 +12,7 @@
 namespace ferry::rollout {
 namespace {
 
-constexpr std::int64_t kPart = 512 * kTokenChunk;  // of a row, for a thread
+constexpr std::int64_t kPart = 512 * kTokenChunk;  // tokens of a row that one task looks at
 
 template <typename T>
 void draw_plain(const at::Tensor& logits,
@@ -19,7 +20,7 @@ void draw_plain(const at::Tensor& logits,
                 const std::vector<DrawRow>& rows,
                 const at::Tensor& tokens) {
   const auto* values = static_cast<const T*>(logits.const_data_ptr());
-  const auto parts = (vocab_size + kPart - 1) / kPart;
+  const auto parts = distckpt::ceil_div(vocab_size, kPart);
   std::vector<BestToken> best(rows.size() * static_cast<std::size_t>(parts));
   at::parallel_for(0, static_cast<std::int64_t>(best.size()), 1, [&](auto begin, auto end) {
     for (auto i = begin; i < end; ++i) {

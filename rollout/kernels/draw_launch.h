@@ -20,12 +20,12 @@ struct DrawTensors {
   bool* kept = nullptr;                 // [shaped rows, vocab_size], or none
 };
 
-// Uses the rows up: each copy of them is for one draw.
+// Overwrites the rows: each copy of them serves one draw.
 cudaError_t draw_plain(const DrawTensors& tensors,
                        DrawRow* rows,
                        std::int64_t count,
                        cudaStream_t stream);
-// z: [count, vocab_size], for the kernel's own use.
+// z [count, vocab_size]: scratch memory of the kernel.
 cudaError_t draw_shaped(const DrawTensors& tensors,
                         const DrawRow* rows,
                         std::int64_t count,

@@ -1,4 +1,4 @@
-// A row's draw, as host and GPU read it.
+// The parameters of one row's draw, for host and GPU.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct DrawRow {
   std::int32_t num_changes = 0;
   std::int64_t first_change = 0;
 
-  // What a GPU's thread blocks have found of the row, and how many of them have.
+  // Written by a GPU's thread blocks: the best key so far, and how many blocks are done.
   std::uint64_t best = 0;
   std::uint32_t arrived = 0;
 
@@ -31,12 +31,12 @@ struct DrawRow {
   }
 };
 
-// A token whose logit is another than the model's.
+// A token whose logit differs from the model's.
 struct LogitChange {
   static constexpr std::int32_t kForbidden = -1;
 
   std::int32_t token = 0;
-  std::int32_t count = 0;  // of times in the answer, 0: in the prompt alone; or kForbidden
+  std::int32_t count = 0;  // occurrences in the answer (0: in the prompt alone), or kForbidden
 
   constexpr float operator()(float logit, const Penalties& penalties) const {
     return count == kForbidden ? kMinusInfinity : penalized(logit, penalties, count);

@@ -50,7 +50,7 @@ std::uint64_t HostRow::sum(std::span<const std::uint64_t> keys) const {
   return total;
 }
 
-// The smallest key before which there is less mass than the limit, by halves.
+// The smallest key whose larger keys have less mass than the limit together; found by halving.
 std::uint64_t HostRow::last_within(std::span<std::uint64_t> keys, std::uint64_t limit) const {
   std::uint64_t before = 0;
   while (keys.size() > 1) {

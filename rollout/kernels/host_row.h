@@ -1,4 +1,4 @@
-// One shaped row of logits on the host, on its way through the steps of rollout/sampler.h.
+// One shaped row of logits on the host, taken through the steps of rollout/sampler.h.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace ferry::rollout {
 
 class HostRow {
  public:
-  // Works in `z` [vocab_size], which, like `draw`, outlives the row.
+  // Uses `z` [vocab_size] as its memory. Both arguments outlive the row.
   HostRow(const DrawRow& draw, std::vector<float>& z) : draw_(draw), z_(z) {}
 
-  // Penalties and temperature. logits [vocab_size], bf16 or fp32.
+  // Applies penalties and temperature. logits [vocab_size], bf16 or fp32.
   template <typename T>
   void read(const T* logits, std::span<const LogitChange> changes) {
     for (std::size_t i = 0; i < z_.size(); ++i)
@@ -26,10 +26,10 @@ class HostRow {
     }
     find_maximum();
   }
-  // min_p, top_k, top_p: what is not kept gets -inf, and so is not drawn.
+  // Applies min_p, top_k and top_p: tokens that are not kept get -inf, and so are not drawn.
   void truncate();
   std::int64_t draw() const;
-  // Of the processed distribution, after truncate().
+  // The token's log-probability in the processed distribution, after truncate().
   float log_prob(std::int64_t token) const;
 
  private:
@@ -41,7 +41,7 @@ class HostRow {
   const DrawRow& draw_;
   std::vector<float>& z_;
   float maximum_ = kMinusInfinity;
-  std::uint64_t total_ = 0;  // mass of what is kept
+  std::uint64_t total_ = 0;  // mass of the kept tokens
 };
 
 }  // namespace ferry::rollout

@@ -10,7 +10,7 @@ namespace ferry::rollout {
 
 namespace {
 
-// Where it is let go meanwhile, nobody else gets it before the stream has come by.
+// Makes the allocator wait for the stream before it hands freed pinned memory out again.
 void keep(const at::Tensor& pinned) {
   at::getHostAllocator(at::kCUDA)->record_event(pinned.mutable_data_ptr(),
                                                 pinned.storage().data_ptr().get_context(),

@@ -1,5 +1,5 @@
 // The kernels of step_copies.cu, by raw pointers, so that nvcc never sees LibTorch's headers. They
-// launch on `stream` and return the launch's error. What is the host's is pinned.
+// launch on `stream` and return the launch's error. Memory of the host is pinned.
 #pragma once
 
 #include <cuda_runtime_api.h>

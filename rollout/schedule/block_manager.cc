@@ -52,7 +52,7 @@ void BlockManager::take_cached_prefix(Sequence& sequence) {
   sequence.num_cached_tokens = sequence.num_computed_tokens;
 }
 
-// Not where the block that is copied would be missing in the end: one that nobody else refers to.
+// Leaves the copy out if it would cost the last free block that the sequence itself needs.
 void BlockManager::take_prompt_end(Sequence& sequence) {
   const auto tokens = prompt_end_of(sequence);
   const auto end = sequence.num_prompt_tokens - 1;
@@ -80,7 +80,8 @@ bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
   return true;
 }
 
-// The last blocks are the first to be taken for something else: a beginning is worth more.
+// Frees the last blocks first, so that they are reused before the beginning, which more sequences
+// share.
 void BlockManager::deallocate(Sequence& sequence) {
   release_copied(sequence);
   for (auto id = sequence.block_table.rbegin(); id != sequence.block_table.rend(); ++id)
@@ -117,7 +118,7 @@ std::span<const std::int64_t> BlockManager::prompt_end_of(const Sequence& sequen
                                    static_cast<std::size_t>(size));
 }
 
-// The tokens are compared as well: no accident of a hash can give a sequence another one's keys.
+// Compares the tokens as well: a collision of hashes cannot give a sequence another one's keys.
 std::int32_t BlockManager::find(const PrefixHash& hash,
                                 std::span<const std::int64_t> tokens,
                                 Content Block::*kind) const {
@@ -139,7 +140,7 @@ void BlockManager::remember_full_blocks(Sequence& sequence, std::int64_t tokens)
   }
 }
 
-// In the step that computes it.
+// Remembers the end of a prompt in the step that computes it.
 void BlockManager::remember_prompt_end(const Sequence& sequence, std::int64_t tokens) {
   const auto end = sequence.num_prompt_tokens - 1;
   if (sequence.num_computed_tokens >= end || tokens < end) return;
@@ -150,7 +151,7 @@ void BlockManager::remember_prompt_end(const Sequence& sequence, std::int64_t to
   remember(block(id).prompt_end, id, hash_of(hash_before(sequence, index), ids), ids);
 }
 
-// Of several blocks of one content the first is found.
+// The first of several blocks with the same content is the one that is found.
 void BlockManager::remember(Content& content,
                             std::int32_t id,
                             const PrefixHash& hash,

@@ -1,10 +1,10 @@
-// Which blocks of the KV cache belong to which sequence. Blocks are counted references: sequences
-// that begin alike share their first full ones, found by a chained hash of the tokens (nano-vllm's
-// BlockManager, vLLM's prefix cache). A block that nobody refers to keeps its content, and can be
-// found again, until it is taken for something else: the one unused longest first.
+// Assigns blocks of the KV cache to sequences. Blocks have reference counts: sequences with the
+// same beginning share their first full blocks, found by a chained hash of the tokens (nano-vllm's
+// BlockManager, vLLM's prefix cache). A block without references keeps its content, and can be
+// found again, until it is reused: the one unused longest first.
 //
-// The end of a prompt, which fills no block, is found by sequences of the same prompt. They write
-// behind it, so each begins a block of its own with a copy.
+// The end of a prompt, which does not fill a block, is found by sequences of the same prompt. They
+// write behind it, so each begins a block of its own with a copy.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "distckpt/base/integers.h"
 #include "rollout/schedule/sequence.h"
 
 namespace ferry::rollout {
 
-// Of all tokens up to the end of a block.
+// Hash of all tokens up to the end of a block.
 struct PrefixHash {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
@@ -32,27 +33,27 @@ class BlockManager {
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
   std::int64_t num_free_blocks() const { return num_free_; }
   std::int64_t blocks_of(std::int64_t tokens) const {
-    return (tokens + block_size_ - 1) / block_size_;
+    return distckpt::ceil_div(tokens, block_size_);
   }
 
-  // For a sequence without blocks: refers to the cached blocks that it begins with, and to the one
-  // that it copies the end of its prompt from, until its next step; never to its last token, whose
-  // logits are wanted. Sets num_computed_tokens, num_cached_tokens and copied_from.
+  // Gives a sequence without blocks the cached blocks that it begins with, and until its next step
+  // the one that it copies the end of its prompt from. Its last token is always computed, because
+  // its logits are needed. Sets num_computed_tokens, num_cached_tokens and copied_from.
   void take_cached_prefix(Sequence& sequence);
-  // Blocks for the first `tokens` tokens. Full blocks of tokens that are known become part of the
-  // prefix cache at once: whoever finds them computes behind them, in the same step at the
-  // earliest. Returns false, and changes nothing, if too few are free.
+  // Adds blocks for the first `tokens` tokens. Full blocks of known tokens enter the prefix cache
+  // at once: a sequence that finds them computes its rows in the same step at the earliest. Returns
+  // false, and changes nothing, if too few blocks are free.
   bool allocate(Sequence& sequence, std::int64_t tokens);
-  // Gives back all blocks of a sequence; nothing of it is computed any more.
+  // Frees all blocks of a sequence, whose num_computed_tokens becomes 0.
   void deallocate(Sequence& sequence);
 
-  // Forgets what the blocks hold: the weights have changed.
+  // Forgets the content of all blocks, for new weights.
   void reset_prefix_cache();
 
  private:
   struct Content {
     PrefixHash hash{};
-    std::vector<std::int64_t> token_ids{};  // of what the prefix cache knows, else empty
+    std::vector<std::int64_t> token_ids{};  // empty unless the prefix cache knows it
   };
   struct Block {
     std::int64_t ref_count = 0;
@@ -67,7 +68,7 @@ class BlockManager {
   Block& block(std::int32_t id) { return blocks_[static_cast<std::size_t>(id)]; }
   PrefixHash hash_before(const Sequence& sequence, std::int64_t index) const;
   std::span<const std::int64_t> tokens_of(const Sequence& sequence, std::int64_t index) const;
-  // Of the prompt but its last token, behind the full blocks.
+  // The tokens behind the full blocks of the prompt without its last token.
   std::span<const std::int64_t> prompt_end_of(const Sequence& sequence) const;
   std::int32_t find(const PrefixHash& hash,
                     std::span<const std::int64_t> tokens,

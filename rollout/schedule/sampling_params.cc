@@ -8,7 +8,7 @@
 namespace ferry::rollout {
 namespace {
 
-// Below, logits times 1/temperature leave fp32's range long before a draw would differ from greedy.
+// Below it logits times 1/temperature exceed fp32's range, long after draws have become greedy.
 constexpr double kLeastTemperature = 0.01;
 
 constexpr std::int64_t kMostSamples = 16384;  // of a prompt, as vLLM has it

@@ -36,7 +36,7 @@ std::vector<ScheduledSequence> Scheduler::schedule() {
   return step;
 }
 
-// Returns whether blocks are left: nobody had to give up his.
+// Returns false if a running sequence was preempted.
 bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int64_t& budget) {
   const auto preemptions = num_preemptions_;
   for (std::size_t i = 0; i < running_.size() && budget > 0; ++i) {
@@ -53,11 +53,12 @@ bool Scheduler::schedule_running(std::vector<ScheduledSequence>& step, std::int6
   return preemptions == num_preemptions_;
 }
 
-// A sequence begins when there are blocks for all of it so far, or it would soon be in the way.
+// A sequence begins if there are blocks for all its tokens so far: otherwise it would soon be
+// preempted.
 void Scheduler::schedule_waiting(std::vector<ScheduledSequence>& step, std::int64_t& budget) {
   while (!waiting_.empty() && budget > 0 && num_running() < options_.max_num_seqs) {
     auto& sequence = *waiting_.front();
-    if (sequence.is_complete) return;  // it goes as soon as its last token is known
+    if (sequence.is_complete) return;  // leaves as soon as its last token is known
     blocks_.take_cached_prefix(sequence);
     const auto remaining = sequence.size() - sequence.num_computed_tokens;
     const auto tokens = std::min(remaining, budget);

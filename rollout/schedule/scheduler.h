@@ -1,8 +1,8 @@
-// Which tokens of which sequences the next step computes: those that run go on, first come first
-// served, then those that wait begin, as far as tokens, sequences and blocks allow. A prompt may
-// take several steps beside others' decoding (chunked prefill). Where blocks run out, the sequence
-// that came last gives up its own and waits in front, to be computed again (nano-vllm's Scheduler,
-// with vLLM's one budget for prompts and decoding).
+// Chooses the tokens that the next step computes: running sequences continue, first come first
+// served, then waiting ones begin, as far as tokens, sequences and blocks allow. A prompt may take
+// several steps beside others' decoding (chunked prefill). If blocks run out, the sequence that
+// came last is preempted: it loses its blocks, waits in front, and is computed again (nano-vllm's
+// Scheduler, with vLLM's one budget for prompts and decoding).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace ferry::rollout {
 
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
-  std::int64_t num_new_tokens = 0;  // behind its num_computed_tokens
+  std::int64_t num_new_tokens = 0;  // after its num_computed_tokens
 };
 
 struct SchedulerOptions {
@@ -30,14 +30,14 @@ class Scheduler {
   // Throws Error(kUsage) unless every running sequence can have a token in a step.
   Scheduler(SchedulerOptions options, BlockManager& blocks);
 
-  // Behind all that wait. The sequence outlives its stay here.
+  // Appends a sequence to the waiting ones. It must outlive its time here.
   void add(Sequence& sequence);
-  // Takes a sequence out, finished or not, and gives its blocks back.
+  // Removes a sequence, finished or not, and frees its blocks.
   void remove(Sequence& sequence);
-  // Those with one new token first, the others behind them; each has its blocks. Empty only if
-  // there is nothing to do but to wait for tokens that are under way.
+  // Returns sequences with one new token, then the others, all with their blocks. Empty only if
+  // there is nothing to compute before tokens of a step in flight are known.
   std::vector<ScheduledSequence> schedule();
-  // Everything that runs waits again, in its order, and is computed anew.
+  // Preempts all running sequences, which wait again in their order.
   void preempt_all();
 
   bool has_unfinished() const { return !waiting_.empty() || !running_.empty(); }

@@ -1,5 +1,5 @@
-// One sample of a request while it is generated: its tokens, how many of them the cache knows, and
-// in which blocks. Scheduler and BlockManager change it; the engine reads it out.
+// One sample of a request during generation: its tokens, how many of them are in the cache, and its
+// blocks there. Scheduler and BlockManager change it; the engine reads it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace ferry::rollout {
 
 enum class SequenceStatus : std::uint8_t { kWaiting, kRunning, kFinished };
 
-// Why a sequence ended, as vLLM names it; kNone while it goes on.
+// Why a sequence ended, in vLLM's terms; kNone while it continues.
 enum class FinishReason : std::uint8_t {
   kNone,
   kStop,    // a stop token or the end of sequence
@@ -31,26 +31,24 @@ struct Sequence {
   std::shared_ptr<const SamplingParams> params{};
   std::shared_ptr<const std::vector<std::int64_t>> ending_tokens{};  // EOS and stop_token_ids
 
-  // A token that a step under way draws: the host does not know it yet.
+  // A token that a step in flight draws: the host does not know it yet.
   static constexpr std::int64_t kUnknown = -1;
 
-  std::vector<std::int64_t> token_ids{};  // the prompt, then what was drawn
+  std::vector<std::int64_t> token_ids{};  // the prompt, then the drawn tokens
   std::int64_t num_prompt_tokens = 0;
 
   SequenceStatus status = SequenceStatus::kWaiting;
   FinishReason finish_reason = FinishReason::kNone;
-  std::int64_t stop_token = -1;  // of kStop
 
-  std::int64_t num_computed_tokens = 0;     // whose keys and values are in the cache
-  std::int64_t num_cached_tokens = 0;       // of these, found there when it was scheduled first
+  std::int64_t num_computed_tokens = 0;     // with keys and values in the cache
+  std::int64_t num_cached_tokens = 0;       // of these, found there when the sequence began
   std::vector<std::int32_t> block_table{};  // the blocks, in order
   std::int64_t num_hashed_blocks = 0;       // of block_table, known to the prefix cache
-  std::int32_t copied_from =
-      -1;  // in its first step: the block whose beginning its last one copies
-  std::int64_t num_routed_tokens = 0;  // whose routes have been handed out
+  std::int32_t copied_from = -1;       // in the first step: the block that its last one begins as
+  std::int64_t num_routed_tokens = 0;  // tokens whose routes have been returned
   std::int64_t num_preemptions = 0;
-  std::int64_t drawn_at = -1;  // where the step under way draws for it
-  bool is_complete = false;    // its last token is drawn, or under way
+  std::int64_t drawn_at = -1;  // index among the tokens that the step in flight draws
+  bool is_complete = false;    // its last token is drawn, or in flight
 
   std::int64_t size() const { return static_cast<std::int64_t>(token_ids.size()); }
   bool has_unknown() const { return token_ids.back() == kUnknown; }
@@ -58,7 +56,7 @@ struct Sequence {
   std::span<const std::int64_t> prompt() const {
     return std::span(token_ids).first(static_cast<std::size_t>(num_prompt_tokens));
   }
-  // The tokens that may not be drawn next: those that would end it before min_tokens.
+  // The tokens that must not be drawn next, because they would end it before min_tokens.
   std::span<const std::int64_t> forbidden() const {
     if (num_output_tokens() >= params->min_tokens) return {};
     return *ending_tokens;

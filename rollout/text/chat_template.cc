@@ -15,11 +15,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// transformers finds the end of the last message by rendering this behind it.
+// transformers renders this behind the last message to find its end.
 constexpr std::string_view kTag = "CONTINUE_FINAL_MESSAGE_TAG ";
 constexpr std::string_view kBareTag = "CONTINUE_FINAL_MESSAGE_TAG";
 
-// Marks the end of the last message, and returns its text. A list of parts ends with its last text.
+// Marks the end of the last message, and returns its text; of a list of parts, the last text.
 std::string mark_final_message(ordered_json& messages) {
   require(messages.is_array() && !messages.empty() && messages.back().is_object() &&
               messages.back().contains("content") && !messages.back()["content"].is_null(),
@@ -47,11 +47,11 @@ std::string cut_at_mark(std::string rendered, std::string_view final_text) {
           "the last message does not appear in the rendered chat, so it cannot be continued");
   const bool with_space = std::string_view(rendered).substr(at).starts_with(kTag);
   rendered.resize(at);
-  // Without its space the message was trimmed, and so must be what is left of it.
+  // A tag without its space means that the template trims the message: trim the rest as well.
   return with_space ? rendered : jinja::stripped(rendered, nullptr, false, true);
 }
 
-// The text of a special token, which may stand in an object with its properties.
+// The text of a special token, which may be a member of an object with its properties.
 ordered_json token_text(const ordered_json& token) {
   return token.is_object() && token.contains("content") ? token["content"] : token;
 }

@@ -1,6 +1,5 @@
-// A model's chat template: messages to the text that the model was trained on, the same bytes as
-// transformers' apply_chat_template. Templates are Jinja; docs/text.md says how much of it is
-// known.
+// A model's chat template: makes of messages the text that the model was trained on, the same bytes
+// as transformers' apply_chat_template. docs/text.md lists the supported parts of Jinja.
 #pragma once
 
 #include <filesystem>
@@ -19,12 +18,11 @@ struct Node;
 }
 
 struct ChatOptions {
-  bool add_generation_prompt = false;  // ends with what introduces an answer
-  bool continue_final_message =
-      false;                       // ends inside of the last message, which the model goes on with
-  nlohmann::ordered_json tools{};  // JSON schemas of functions, or null
-  nlohmann::ordered_json documents{};  // or null
-  // What else the template sees, such as {"enable_thinking": false}.
+  bool add_generation_prompt = false;   // the text ends with the introduction of an answer
+  bool continue_final_message = false;  // the text ends inside the last message
+  nlohmann::ordered_json tools{};       // JSON schemas of functions, or null
+  nlohmann::ordered_json documents{};   // or null
+  // Further variables of the template, such as {"enable_thinking": false}.
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
 };
 
@@ -35,18 +33,18 @@ class ChatTemplate {
   ~ChatTemplate();
   ChatTemplate(ChatTemplate&&) noexcept;
 
-  // chat_template.jinja, or the template in tokenizer_config.json: the one named "tool_use" where
-  // there are several, such a one among them and `with_tools`; else the "default" one. The special
-  // tokens of the configuration are known to it. Nothing: there is no template.
+  // Reads chat_template.jinja, or the template in tokenizer_config.json: of several the one named
+  // "tool_use" if `with_tools` and there is one, else "default". The template sees the special
+  // tokens of the configuration. Returns nothing if there is no template.
   static std::optional<ChatTemplate> from_files(const ModelFiles& files, bool with_tools = false);
   static std::optional<ChatTemplate> from_folder(const std::filesystem::path& folder,
                                                  bool with_tools = false);
 
-  // `messages`: [{"role": "user", "content": "..."}, ...]. Throws Error with what the template
-  // itself raises, or what goes wrong in it.
+  // `messages`: [{"role": "user", "content": "..."}, ...]. Throws Error with the template's own
+  // exception, or with the reason why it fails.
   std::string apply(const nlohmann::ordered_json& messages, const ChatOptions& options = {}) const;
 
-  // bos_token and so on, which the template sees.
+  // Sets the variables bos_token and so on.
   void set_special_tokens(nlohmann::ordered_json tokens) { special_tokens_ = std::move(tokens); }
 
  private:

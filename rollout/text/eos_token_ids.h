@@ -1,4 +1,4 @@
-// The tokens that end an answer, as the files beside a model say.
+// The tokens that end an answer, according to the files of a model.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace ferry::rollout::text {
 
-// generation_config.json's or else config.json's eos_token_id, one or a list, and that of the
-// tokenizer, which may be null. Ascending.
+// The eos_token_id (one or a list) of generation_config.json, or else of config.json, and that of
+// the tokenizer, which may be null. Ascending, each once.
 std::vector<std::int64_t> eos_token_ids(const ModelFiles& files, const Tokenizer* tokenizer);
 
 }  // namespace ferry::rollout::text

@@ -188,7 +188,7 @@ class Evaluator {
     return loop;
   }
 
-  // The node outlives the value, which lives as long as one rendering.
+  // The node outlives the value, which ends with the rendering.
   Value macro(const Node& node, const ScopePtr& defined_in) {
     return Function{
         node.text,
@@ -342,7 +342,7 @@ class Evaluator {
     return given;
   }
 
-  // `block`: what stands at the bottom of the filters of a {% set %} block.
+  // `block`: the text that the filters of a {% set %} block apply to, else null.
   Value filter(const Node& node, const ScopePtr& scope, const std::string* block) {
     const auto* inner = node.children[0].get();
     const auto value = inner == nullptr   ? Value(*block)
@@ -353,7 +353,7 @@ class Evaluator {
 
   std::int64_t steps_ = 0;
   int depth_ = 0;
-  bool located_ = false;  // the error that is thrown says its line
+  bool located_ = false;  // the error in flight names its line
 };
 
 }  // namespace

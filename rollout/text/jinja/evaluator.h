@@ -1,5 +1,5 @@
-// Runs a chat template: a walk over its tree, which writes text. Bounded in steps, depth and
-// memory, so that no template can hold up or fill the machine.
+// Runs a chat template by a walk over its tree. Steps, depth and memory are bounded, so that no
+// template can block the machine or fill its memory.
 #pragma once
 
 #include <string>

@@ -19,7 +19,7 @@ class ExpressionParser {
   NodePtr expression();
   // One expression, or several with commas between them.
   NodePtr tuple(bool with_condition = true);
-  // The filter that stands here, behind its |, over `value`.
+  // Parses a filter, after its |, and applies it to `value`.
   NodePtr filter(NodePtr value);
 
  protected:
@@ -41,7 +41,7 @@ class ExpressionParser {
     return made;
   }
 
-  // Counts how deep the text nests, since each level is a call of this program.
+  // Bounds the nesting of the text, because each level is a call on this program's stack.
   class Nesting {
    public:
     explicit Nesting(ExpressionParser& parser) : depth_(parser.depth_) {

@@ -69,7 +69,7 @@ Value map(const Value& value, const Arguments& arguments) {
   return found;
 }
 
-// select("test", ...) and selectattr("attribute", "test", ...); `keep` false: the others.
+// select("test", ...) and selectattr("attribute", "test", ...); `keep` false: reject.
 Value select(const Value& value, const Arguments& arguments, bool by_attribute, bool keep) {
   if (!arguments.named.empty()) fail_template("an argument by name of select is not supported");
   const std::size_t first = by_attribute ? 1 : 0;
@@ -100,7 +100,7 @@ Value join(const Value& value, const Arguments& arguments) {
   return joined;
 }
 
-// Without regard to case, as Jinja sorts and compares by default.
+// In lower case unless `case_sensitive`: Jinja ignores case by default.
 Value folded(const Value& value, bool case_sensitive) {
   return value.is_string() && !case_sensitive ? Value(lowercase(value.string())) : value;
 }
@@ -175,7 +175,7 @@ Value indent(const Value& value, const Arguments& arguments) {
       by_text ? given.at(0).string() : std::string(static_cast<std::size_t>(width), ' ');
   std::string indented;
   Arguments none;
-  auto text = value.str() + "\n";  // as Jinja does, so that a last empty line counts
+  auto text = value.str() + "\n";  // Jinja adds it, so that a last empty line counts
   const auto lines = string_method(text, "splitlines").function().call(none).iterate();
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const auto& line = lines[i].string();
@@ -272,7 +272,7 @@ Value escaped(const Value& value, const Arguments&) {
   return bounded(std::move(text));
 }
 
-// A method of strings, of whatever value is as text.
+// A method of strings, applied to any value's text.
 template <const char* Name>
 Value as_method(const Value& value, const Arguments& arguments) {
   return string_method(value.str(), Name).function().call(arguments);

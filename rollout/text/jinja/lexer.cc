@@ -13,22 +13,8 @@ namespace {
 
 using TokenKind = Token::Kind;
 
-bool is_white_space(std::string_view text, std::size_t at, std::size_t& behind) {
-  behind = at;
-  return CodePointSet::named("WhiteSpace")->contains(next_code_point(text, behind));
-}
 std::size_t skip_white_space(std::string_view text, std::size_t at) {
-  for (std::size_t behind = at; at < text.size() && is_white_space(text, at, behind);) at = behind;
-  return at;
-}
-std::string_view right_stripped(std::string_view text) {
-  while (!text.empty()) {
-    const auto last = previous_boundary(text, text.size());
-    std::size_t behind = 0;
-    if (!is_white_space(text, last, behind)) break;
-    text = text.substr(0, last);
-  }
-  return text;
+  return at + white_space_prefix(text.substr(at));
 }
 
 bool is_digit(char c) {
@@ -110,7 +96,7 @@ class Lexer {
     if (tag < source_.size()) {
       const char sign = sign_at(tag + 2);
       if (sign == '-') {
-        text = right_stripped(text);
+        text.remove_suffix(white_space_suffix(text));
       } else if (sign == '\0' && source_[tag + 1] != '{') {  // lstrip_blocks
         const auto line_begin = text.rfind('\n') + 1;
         const bool at_line_begin = line_begin > 0 || line_starting_;

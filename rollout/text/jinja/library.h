@@ -16,7 +16,7 @@ namespace ferry::rollout::text::jinja {
 // The arguments of a call by the names of its parameters.
 class Parameters {
  public:
-  // Throws Error where there are more arguments than `names`, others, or one twice.
+  // Throws Error if there are more arguments than `names`, unknown ones, or one twice.
   Parameters(std::string_view function,
              const Arguments& arguments,
              std::initializer_list<std::string_view> names);

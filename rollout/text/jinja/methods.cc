@@ -14,6 +14,11 @@ namespace {
 
 using StringMethod = Value (*)(const std::string& text, const Arguments& arguments);
 
+// Python's str.isspace().
+bool is_space(char32_t c) {
+  return CodePointSet::named("WhiteSpace")->contains(c) || (c >= 0x1C && c <= 0x1F);
+}
+
 bool holds(const std::u32string& characters, char32_t c) {
   return characters.find(c) != characters.npos;
 }
@@ -40,13 +45,12 @@ Value split(const std::string& text, const Arguments& arguments, bool from_right
     const auto trim = [&](std::string_view whole) {
       return stripped(whole, nullptr, !from_right, from_right);
     };
-    const auto& white_space = *CodePointSet::named("WhiteSpace");
     auto remaining = trim(rest);
     while (!remaining.empty()) {
       std::size_t begin = 0, end = remaining.size();  // of the first or the last word
       for (std::size_t at = 0; at < remaining.size();) {
         const auto here = at;
-        if (!white_space.contains(next_code_point(remaining, at))) continue;
+        if (!is_space(next_code_point(remaining, at))) continue;
         if (from_right) {
           begin = at;
         } else {
@@ -116,9 +120,6 @@ bool is_decimal(char32_t c) {
 }
 bool is_letter_or_digit(char32_t c) {
   return is_letter(c) || CodePointSet::named("N")->contains(c);
-}
-bool is_space(char32_t c) {
-  return CodePointSet::named("WhiteSpace")->contains(c) || (c >= 0x1C && c <= 0x1F);
 }
 
 template <bool Left, bool Right>

@@ -18,7 +18,7 @@ constexpr std::size_t kLongestList = 1'000'000;
                             a.type_name(), b.type_name()));
 }
 
-// `number` is a reference because what sets it stands in the argument before.
+// `number` is a reference, because the evaluation of `overflow` sets it.
 std::int64_t checked(bool overflow, const std::int64_t& number) {
   if (overflow) fail_template("a number is too large");
   return number;
@@ -86,7 +86,7 @@ Value repeated(const Value& sequence, std::int64_t times) {
   return list;
 }
 
-// Undefined: no such item.
+// Returns Undefined if there is no such item.
 Value list_item(const Value& list, std::int64_t index) {
   const auto items = list.iterate();
   const auto size = static_cast<std::int64_t>(items.size());

@@ -1,5 +1,5 @@
-// A literal string or a regular expression, and what it matches in a text from its beginning to its
-// end: the patterns of Replace and of Split.
+// The pattern of a Replace or a Split: a literal string or a regular expression, and its matches in
+// a text from left to right.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace ferry::rollout::text {
 
 class Pattern {
  public:
-  // As Component::pattern returns it: whether `text` is a regular expression.
+  // (whether it is a regular expression, its text), which Component::pattern() returns.
   explicit Pattern(std::pair<bool, std::string> pattern) {
     if (pattern.first) {
       regex_ = std::make_shared<Regex>(pattern.second);
@@ -32,7 +32,7 @@ class Pattern {
       }
       return;
     }
-    // An empty match right behind the match before it does not count.
+    // An empty match at the end of the previous match does not count.
     std::size_t from = 0, last_end = text.npos;
     while (from <= text.size()) {
       const auto match = regex_->find(text, from, stack);

@@ -26,7 +26,7 @@ std::bitset<257> first_bytes(const CodePointSet& set) {
 
 }  // namespace
 
-// Writes a tree as instructions, one behind the other, and then what each can begin with.
+// Writes a tree as a sequence of instructions, and then the bytes that each can begin with.
 class RegexCompiler {
  public:
   using Kind = RegexNode::Kind;
@@ -152,7 +152,8 @@ class RegexCompiler {
     point_here(atomic);
   }
 
-  // What follows may be left out: the instruction whose argument is where to go then.
+  // Begins a part that may be skipped. Returns the instruction whose argument is the place behind
+  // it.
   std::uint32_t begin_optional(bool lazy) {
     const auto split = add({.op = Op::kSplit});
     if (!lazy) return split;
@@ -161,7 +162,7 @@ class RegexCompiler {
     return leave;
   }
 
-  // A loop comes back only behind a character, so the recursion ends; `known` spares work.
+  // The recursion ends, because a loop returns only after a character; `known` saves repeated work.
   const Regex::FirstBytes& find_first(std::uint32_t pc, std::vector<bool>& known) {
     auto& instruction = regex_.program_[pc];
     if (known[pc]) return instruction.first;
@@ -189,7 +190,7 @@ class RegexCompiler {
       case Op::kLookAheadNot:
         first = find_first(instruction.argument, known);
         break;
-      case Op::kAtomic:  // its kAccept is not the end, so that an empty one says nothing
+      case Op::kAtomic:  // an empty one adds all bytes, by its kAccept
         first = find_first(pc + 1, known);
         break;
       case Op::kLineBegin:
@@ -232,7 +233,7 @@ std::optional<std::size_t> Regex::match(std::string_view text,
                                         Stack& stack,
                                         std::size_t& steps) const {
   const auto bottom = stack.size();
-  // Goes back to the last choice that is left. False: there is none.
+  // Returns to the last choice that is left. False if there is none.
   const auto back = [&] {
     while (stack.size() > bottom) {
       require(++steps <= kMostSteps, ErrorKind::kUsage,
@@ -240,7 +241,7 @@ std::optional<std::size_t> Regex::match(std::string_view text,
       auto& frame = stack.back();
       pc = frame.pc;
       at = frame.at;
-      if (frame.lazy) {  // one character more, and on behind it
+      if (frame.lazy) {  // takes one more character and continues behind it
         const auto& repeat = program_[pc];
         if (at < text.size() && frame.least > 0 &&
             sets_[repeat.argument].contains(next_code_point(text, frame.at))) {

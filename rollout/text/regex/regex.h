@@ -1,7 +1,7 @@
-// The regular expressions of tokenizers, as Oniguruma understands them in Ruby's syntax: a
-// backtracking matcher over UTF-8 whose sets of characters are those of unicode_tables.h, since no
-// library at hand has the Unicode version of the tokenizers package. What it does not know (back
-// references, look-behind, POSIX brackets, case folding beyond ASCII) it refuses by name.
+// The regular expressions of tokenizers, with Oniguruma's meaning of Ruby's syntax: a backtracking
+// matcher over UTF-8 with the sets of characters of unicode_tables.h. No library of a distribution
+// has the Unicode of the tokenizers package (docs/decisions/regex_and_unicode.md). Back references,
+// look-behind, POSIX brackets and case folding beyond ASCII are refused by name.
 #pragma once
 
 #include <bitset>
@@ -22,43 +22,43 @@ struct Match {
 
 class Regex {
  public:
-  // Throws Error(kUsage) that names what is not supported, and where.
+  // Throws Error(kUsage) that names an unsupported part and its byte.
   explicit Regex(std::string_view pattern);
 
-  // What a search needs and keeps: one for each thread.
+  // The memory of searches, for one thread at a time.
   struct Frame {
     std::uint32_t pc = 0;
     std::size_t at = 0;
-    std::size_t least = 0;  // a repetition gives characters back until here
-    bool lazy = false;      // the repetition at `pc` may take `least` characters more
+    std::size_t least = 0;  // a greedy repetition gives characters back down to here
+    bool lazy = false;      // the repetition at `pc` may take up to `least` more characters
   };
   using Stack = std::vector<Frame>;
 
-  // The first match at or behind `from`. `text` is valid UTF-8. Throws Error(kUsage) where the
-  // search takes more than ten million steps back, as Oniguruma gives up.
+  // The first match at or behind `from`. `text` is valid UTF-8. Throws Error(kUsage) if one match
+  // takes more than ten million steps back, which is Oniguruma's limit.
   std::optional<Match> find(std::string_view text, std::size_t from, Stack& stack) const;
 
  private:
   friend class RegexCompiler;
 
   enum class Op : std::uint8_t {
-    kByte,          // a character of ASCII: argument
+    kByte,          // the ASCII character `argument`
     kSet,           // a character of sets_[argument]
     kRepeat,        // `min` to `max` of sets_[argument], as many as possible
     kLazy,          // as few as possible
     kAtomicRepeat,  // as many as possible, none given back
     kSplit,         // goes on at pc + 1, and at `argument` if that fails
     kJump,          // to `argument`
-    kLookAhead,     // what lies before `argument` matches here
+    kLookAhead,     // the instructions up to `argument` match here
     kLookAheadNot,
-    kAtomic,  // matches what lies before `argument`, once
+    kAtomic,  // takes the first match of the instructions up to `argument`
     kLineBegin,
     kLineEnd,
     kTextBegin,
     kTextEnd,
     kAccept,
   };
-  // First bytes with which what follows can match; the last bit is the end of the text.
+  // First bytes of the matches from an instruction on; the last bit is the end of the text.
   using FirstBytes = std::bitset<257>;
   struct Instruction {
     Op op = Op::kAccept;

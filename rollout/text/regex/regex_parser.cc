@@ -92,7 +92,7 @@ class Parser {
     return RegexNode{.kind = Kind::kSet, .set = folded(single(c))};
   }
 
-  // Without regard to case Oniguruma takes "ss" for U+00DF, "st" for U+FB06, and so on.
+  // Oniguruma's (?i:ss) matches U+00DF, (?i:st) U+FB06, and so on.
   void refuse_ligature(char32_t first, char32_t second) const {
     refuse((first == 's' && (second == 's' || second == 't')) ||
                (first == 'f' && (second == 'f' || second == 'i' || second == 'l')),
@@ -101,7 +101,7 @@ class Parser {
 
   RegexNode group() {
     take("(");
-    if (!take("?")) return closed(choice());  // its number is of no use here
+    if (!take("?")) return closed(choice());  // a numbered group, whose number is not used
     if (take(":")) return closed(choice());
     if (take("=")) return wrapped(Kind::kLookAhead);
     if (take("!")) return wrapped(Kind::kLookAheadNot);
@@ -159,7 +159,7 @@ class Parser {
     return true;
   }
 
-  // {n}, {n,}, {,m} or {n,m}; anything else is a brace like any other character.
+  // {n}, {n,}, {,m} or {n,m}; any other brace is an ordinary character.
   bool interval(std::uint32_t& min, std::uint32_t& max) {
     const auto close = pattern_.find('}', at_);
     if (close == std::string_view::npos) return false;
@@ -184,7 +184,7 @@ class Parser {
     return true;
   }
 
-  // [...], with ranges, escapes, brackets inside, and && for what both sides hold.
+  // [...], with ranges, escapes, nested brackets, and && for intersections.
   CodePointSet bracket() {
     refuse(++depth_ > kDeepestNesting, "so deep a nesting");
     take("[");
@@ -274,14 +274,14 @@ class Parser {
         break;
       }
     }
-    const bool is_byte = most == 2 && value >= 0x80;  // and no character
+    const bool is_byte = most == 2 && value >= 0x80;  // a byte, not a character
     refuse(digits == 0 || (most == 4 && digits < 4) || !take(closing) || is_byte ||
                value > kLastCodePoint,
            "this number");
     return value;
   }
 
-  // The letters of ASCII in both cases, and the two signs beyond it that fold to one of them.
+  // Adds the other case of ASCII letters, and the two characters beyond ASCII that fold to one.
   CodePointSet folded(CodePointSet set) const {
     if (!ignore_case_) return set;
     std::vector<CodePointRange> ranges = set.ranges();
@@ -302,7 +302,7 @@ class Parser {
   std::size_t at_ = 0;
   int depth_ = 0;
   bool ignore_case_ = false;
-  char32_t last_letter_ = 0;  // that stands before, where case is ignored
+  char32_t last_letter_ = 0;  // the letter before, if case is ignored; else 0
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A regular expression as a tree: what the parser makes, and the compiler reads.
+// A regular expression as a tree: the parser's result and the compiler's input.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace ferry::rollout::text {
 struct RegexNode {
   enum class Kind {
     kSet,        // one character
-    kSequence,   // children, one behind the other
-    kChoice,     // children, the first that fits
-    kRepeat,     // of the only child
-    kLookAhead,  // of the only child
+    kSequence,   // children, in order
+    kChoice,     // children, the first that matches
+    kRepeat,     // the only child, repeated
+    kLookAhead,  // the only child, like the next two
     kLookAheadNot,
     kAtomic,
     kLineBegin,

@@ -16,26 +16,6 @@ bool ends_with_word(std::string_view text) {
   return !text.empty() && begins_with_word(text.substr(previous_boundary(text, text.size())));
 }
 
-std::size_t white_space_begin(std::string_view text) {  // of that at the end
-  const auto& white_space = *CodePointSet::named("WhiteSpace");
-  auto begin = text.size();
-  while (begin > 0) {
-    const auto last = previous_boundary(text, begin);
-    auto at = last;
-    if (!white_space.contains(next_code_point(text, at))) break;
-    begin = last;
-  }
-  return begin;
-}
-std::size_t white_space_end(std::string_view text) {  // of that at the front
-  const auto& white_space = *CodePointSet::named("WhiteSpace");
-  std::size_t end = 0;
-  for (auto at = end; at < text.size() && white_space.contains(next_code_point(text, at));) {
-    end = at;
-  }
-  return end;
-}
-
 }  // namespace
 
 AddedTokens::AddedTokens(const TokenizerFile& file,
@@ -99,14 +79,14 @@ void AddedTokens::split(std::string_view text, bool normalized, std::vector<Stre
       continue;
     }
     auto begin = at, end = match_end;
-    at = match_end;  // also behind one that is discarded
+    at = match_end;  // even if the match is discarded
     const auto& token = tokens_[index];
     if (token.single_word &&
         (ends_with_word(text.substr(0, begin)) || begins_with_word(text.substr(end)))) {
       continue;
     }
-    if (token.lstrip) begin = std::max(white_space_begin(text.substr(0, begin)), done);
-    if (token.rstrip) end += white_space_end(text.substr(end));
+    if (token.lstrip) begin = std::max(begin - white_space_suffix(text.substr(0, begin)), done);
+    if (token.rstrip) end += white_space_prefix(text.substr(end));
     if (done < begin) into.push_back({done, begin, kNoToken});
     into.push_back({begin, end, token.id});
     done = end;

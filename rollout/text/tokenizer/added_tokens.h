@@ -1,6 +1,5 @@
-// The added tokens of a tokenizer.json: texts that are found before anything else is done, and
-// become one token each. Those that are `normalized` are found in the normalized text, the others
-// before.
+// The added tokens of a tokenizer.json: texts that are found first, and become one token each.
+// Tokens with `normalized` are found in the normalized text, the others in the original one.
 #pragma once
 
 #include <array>
@@ -19,17 +18,17 @@ namespace ferry::rollout::text {
 struct AddedToken {
   TokenId id = kNoToken;
   std::string content{};
-  bool single_word = false;  // not found inside of a word
-  bool lstrip = false;       // takes the white space on its left along
-  bool rstrip = false;       // and on its right
+  bool single_word = false;  // not found inside a word
+  bool lstrip = false;       // includes the white space on its left
+  bool rstrip = false;       // includes the white space on its right
   bool normalized = false;
   bool special = false;
-  std::string written{};  // as it stands in texts: normalized where it is `normalized`
+  std::string written{};  // its spelling in texts: normalized if `normalized`
 };
 
 class AddedTokens {
  public:
-  // Throws Error(kCorrupt) where the file's ids are not those that the package would give.
+  // Throws Error(kCorrupt) if the file's ids are not those that the package would assign.
   AddedTokens(const TokenizerFile& file, const Bpe& model, const Normalizer& normalizer);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
@@ -37,23 +36,23 @@ class AddedTokens {
   const AddedToken* find(TokenId id) const;
   bool is_special(std::string_view token) const { return special_.contains(std::string(token)); }
 
-  // A stretch of a text: an added token, or (kNoToken) what lies between them.
+  // A part of a text: an added token, or (kNoToken) the text between two.
   struct Stretch {
     std::size_t begin = 0;
     std::size_t end = 0;
     TokenId id = kNoToken;
   };
   bool any(bool normalized) const { return finder(normalized).any(); }
-  // Appends the stretches of `text`, none of them empty but a token's.
+  // Appends the stretches of `text`; only a token's may be empty.
   void split(std::string_view text, bool normalized, std::vector<Stretch>& into) const;
 
  private:
-  // The leftmost of all texts that begin somewhere, the longest of those: a tree of bytes.
+  // Finds the longest text that begins at a place: a tree of bytes.
   class Finder {
    public:
     void insert(std::string_view text, std::uint32_t index);
     bool any() const { return !nodes_.empty(); }
-    // The end of the longest text that begins at `at` and its index. end == at: none.
+    // (end, index) of the longest text that begins at `at`; end == at if there is none.
     std::pair<std::size_t, std::uint32_t> longest_at(std::string_view text, std::size_t at) const;
     bool may_begin(char byte) const { return begins_[static_cast<unsigned char>(byte)]; }
 

@@ -10,7 +10,7 @@
 namespace ferry::rollout::text {
 namespace {
 
-constexpr std::size_t kShortWord = 48;  // symbols; above it a queue is faster than looking at all
+constexpr std::size_t kShortWord = 48;  // symbols; a queue is faster above
 
 std::uint64_t hash_of(std::string_view word) {
   std::uint64_t hash = word.size();
@@ -29,7 +29,7 @@ std::uint64_t hash_of(std::string_view word) {
 
 void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& ids) const {
   if (byte_level_ || ignore_merges_) return encode_cached(word, scratch, ids);
-  // Where no merge makes a token in which two characters stand side by side, no merge ever crosses
+  // If no merge makes a token that contains two characters side by side, then no merge ever crosses
   // the boundary between them: the two sides are words of their own.
   std::size_t begin = 0;
   char32_t last = 0;
@@ -37,7 +37,7 @@ void Bpe::encode(std::string_view word, Scratch& scratch, std::vector<TokenId>& 
   for (std::size_t at = 0; at < word.size();) {
     const auto here = at;
     const auto c = next_code_point(word, at);
-    const bool known = id_of_character(c) != kNoToken;  // the others may have to be joined
+    const bool known = id_of_character(c) != kNoToken;  // unknown ones may have to be fused
     if (known && last_known && !inner_pairs_.may_contain(last, c)) {
       encode_cached(word.substr(begin, here - begin), scratch, ids);
       begin = here;
@@ -87,7 +87,7 @@ void Bpe::encode_anew(std::string_view word, Scratch& scratch, std::vector<Token
 }
 
 void Bpe::find_symbols(std::string_view word, std::vector<TokenId>& symbols) const {
-  bool pending = false;  // an unknown token, which waits for others to join it
+  bool pending = false;  // an unknown token that may be fused with the next one
   for (std::size_t at = 0; at < word.size();) {
     const auto begin = at;
     TokenId id = kNoToken;
@@ -107,10 +107,10 @@ void Bpe::find_symbols(std::string_view word, std::vector<TokenId>& symbols) con
       const auto byte_id = [&](char byte) { return byte_ids_[static_cast<unsigned char>(byte)]; };
       if (std::ranges::all_of(bytes, [&](char byte) { return byte_id(byte) != kNoToken; })) {
         for (const char byte : bytes) symbols.push_back(byte_id(byte));
-        continue;  // a pending unknown token goes on waiting, as in the package
+        continue;  // a pending unknown token stays pending, as in the package
       }
     }
-    if (!has_unknown_) continue;  // the package drops what it cannot say
+    if (!has_unknown_) continue;  // the package drops the character
     require(unknown_ != kNoToken, ErrorKind::kCorrupt,
             "{}: model.unk_token is not in the vocabulary", source_);
     if (pending && !fuse_unk_) symbols.push_back(unknown_);
@@ -120,7 +120,7 @@ void Bpe::find_symbols(std::string_view word, std::vector<TokenId>& symbols) con
 }
 
 void Bpe::merge_short(std::vector<TokenId>& symbols, Scratch& scratch) const {
-  auto& ranks = scratch.ranks_;  // of each symbol and the one behind it
+  auto& ranks = scratch.ranks_;  // of each symbol with its successor
   ranks.assign(symbols.size(), MergeTable::kNoRank);
   const auto rank_at = [&](std::size_t i) {
     return i + 1 < symbols.size() ? merges_.find(symbols[i], symbols[i + 1]).rank
@@ -173,7 +173,7 @@ void Bpe::merge_long(std::vector<TokenId>& symbols, Scratch& scratch) const {
     const auto right = next[at(left)];
     if (symbols[at(left)] == kNoToken || right == count) continue;
     const auto merge = merges_.find(symbols[at(left)], symbols[at(right)]);
-    if (merge.rank != rank) continue;  // one of the two is another by now
+    if (merge.rank != rank) continue;  // one of the two has changed since
     symbols[at(left)] = merge.id;
     symbols[at(right)] = kNoToken;
     next[at(left)] = next[at(right)];

@@ -1,6 +1,6 @@
-// Byte pair encoding: a word becomes its characters (or bytes), and then, as long as two neighbours
-// have a merge, the best merge of all is made, the leftmost of equals. Words that come again are
-// remembered.
+// Byte pair encoding: a word becomes its characters (or bytes); then, as long as two neighbours
+// have a merge, the merge of the lowest rank is made, the leftmost of equal ones. Results for words
+// are cached.
 #pragma once
 
 #include <array>
@@ -14,22 +14,22 @@
 
 namespace ferry::rollout::text {
 
-// The character that stands for a byte in the vocabulary of a byte-level model, as GPT-2 has it:
-// printable ones stand for themselves. And back; -1 for a character that is none of those.
+// GPT-2's character for a byte in the vocabulary of a byte-level model (printable ASCII is itself),
+// and the inverse, -1 for any other character.
 char32_t character_of_byte(unsigned char byte);
 int byte_of_character(char32_t c);
-// The bytes that a token of such a vocabulary stands for. False: it has other characters.
+// Writes the bytes of a token of such a vocabulary. False if it has other characters.
 bool bytes_of_token(std::string_view token, std::string& bytes);
 
 class Bpe {
  public:
-  // `byte_level`: words are bytes, see PreTokenizer::byte_level. Throws Error that names what the
-  // file contradicts itself in, or what is not supported.
+  // `byte_level`: words are bytes, see PreTokenizer::byte_level. Throws Error that names a
+  // contradiction in the file, or an unsupported setting. Takes the vocabulary out of `file`.
   Bpe(TokenizerFile& file, bool byte_level);
   Bpe(const Bpe&) = delete;  // the tables refer to the tokens
   Bpe& operator=(const Bpe&) = delete;
 
-  // What encoding needs and remembers: one for each thread.
+  // The memory and cache of encoding, for one thread at a time.
   class Scratch;
 
   // Appends the tokens of `word`, valid UTF-8.
@@ -37,9 +37,7 @@ class Bpe {
 
   std::size_t size() const { return size_; }
   TokenId id_of(std::string_view token) const { return ids_.find(token); }  // or kNoToken
-  // Where ids end; not all before need be taken.
-  TokenId id_end() const { return static_cast<TokenId>(tokens_.size()); }
-  // Nothing: no token of the vocabulary has this id.
+  // Null if no token of the vocabulary has this id.
   const std::string* token_of(TokenId id) const;
 
  private:
@@ -67,12 +65,12 @@ class Bpe {
   std::vector<std::string> tokens_;  // by id
   std::vector<bool> taken_;          // by id
   TokenTable ids_;
-  std::vector<std::string> words_;  // ignore_merges of a byte-level model: tokens as bytes, by id
+  std::vector<std::string> words_;  // byte-level models with ignore_merges: tokens as bytes, by id
   TokenTable word_ids_;
   MergeTable merges_;
-  std::array<TokenId, 256> byte_ids_{};  // of a byte-level model, or of "<0x0A>"
-  std::vector<TokenId> character_ids_;   // of other models, by character
-  PairFilter inner_pairs_;               // neighbours inside of tokens that merges make
+  std::array<TokenId, 256> byte_ids_{};  // byte-level models: of bytes; others: of "<0x0A>"
+  std::vector<TokenId> character_ids_;   // other models, by character
+  PairFilter inner_pairs_;               // neighbours inside tokens that merges make
 };
 
 class Bpe::Scratch {

@@ -1,4 +1,4 @@
-// How the tables of a Bpe come out of a file.
+// Fills the tables of a Bpe from a file.
 #include <algorithm>
 
 #include "distckpt/base/error.h"
@@ -118,7 +118,7 @@ void Bpe::read_alphabet() {
     require(!byte_fallback_ || std::ranges::find(byte_ids_, kNoToken) == byte_ids_.end(),
             ErrorKind::kUsage,
             "{}: byte_fallback of a byte-level model without all bytes is not supported", source_);
-    byte_fallback_ = false;  // there is nothing to fall back from
+    byte_fallback_ = false;  // every byte is in the vocabulary
     if (!ignore_merges_) return;
     words_.resize(tokens_.size());
     word_ids_ = TokenTable(size_);

@@ -16,7 +16,7 @@ namespace {
 using Tokens = std::vector<std::string>;
 using Steps = std::vector<std::unique_ptr<DecoderStep>>;
 
-// A step that is copied for each stream.
+// Base of steps that are copied for each stream.
 template <typename Step>
 class Copied : public DecoderStep {
  public:
@@ -26,7 +26,7 @@ class Copied : public DecoderStep {
   void finish(Tokens&) override {}
 };
 
-// Characters that stand for bytes become those, and the bytes of all tokens one text.
+// Turns characters that stand for bytes into those bytes, and joins the bytes of all tokens.
 class ByteLevelStep : public Copied<ByteLevelStep> {
  public:
   void push(std::string_view token, Tokens& out) override {
@@ -37,7 +37,7 @@ class ByteLevelStep : public Copied<ByteLevelStep> {
   void finish(Tokens& out) override { give(out, true); }
 
  private:
-  // Everything but a character at the end that is not complete.
+  // Passes on all bytes but those of an incomplete character at the end.
   void give(Tokens& out, bool all) {
     std::size_t keep = 0;
     for (std::size_t back = 1; !all && back <= std::min<std::size_t>(3, pending_.size()); ++back) {
@@ -55,8 +55,8 @@ class ByteLevelStep : public Copied<ByteLevelStep> {
   std::string pending_;
 };
 
-// "<0xE2>" becomes a byte. Bytes side by side are text if all of them together are valid UTF-8;
-// else each of them is a U+FFFD.
+// Turns "<0xE2>" into a byte. A run of bytes is text if the whole run is valid UTF-8; otherwise
+// each byte becomes U+FFFD.
 class ByteFallbackStep : public Copied<ByteFallbackStep> {
  public:
   void push(std::string_view token, Tokens& out) override {
@@ -119,8 +119,8 @@ class MetaspaceStep : public Copied<MetaspaceStep> {
   bool drops_;
 };
 
-// Takes up to `start` times a character off the front of a token, and up to `stop` times off its
-// end. `fused`: all tokens are parts of one, and `stop` is zero.
+// Removes a character up to `start` times from the front of a token, and up to `stop` times from
+// its end. `fused`: all tokens are parts of one, and `stop` is zero.
 class StripStep : public Copied<StripStep> {
  public:
   StripStep(char32_t content, std::size_t start, std::size_t stop, bool fused)
@@ -155,7 +155,7 @@ class JoinWithSpaces : public Copied<JoinWithSpaces> {
   bool first_ = true;
 };
 
-// `fused`: what comes in is one token, in parts. A step that would have to see it whole is refused.
+// `fused`: the input is one token in parts. A step that needs the whole token is refused.
 void add(const Component& part, Steps& steps, bool& fused) {
   const auto& type = part.type();
   const auto refuse_fused = [&] {
@@ -182,7 +182,7 @@ void add(const Component& part, Steps& steps, bool& fused) {
         part.string("prepend_scheme", "always") != "never" && part.flag("add_prefix_space", true);
     steps.push_back(std::make_unique<MetaspaceStep>(mark, prepends));
   } else if (type == "Fuse") {
-    fused = true;  // the texts are joined in the end anyway
+    fused = true;  // no step of its own, because the texts are joined at the end
   } else if (type == "Strip") {
     const auto start = part.count("start"), stop = part.count("stop");
     if (fused && stop > 0) part.refuse("a stop behind Fuse or ByteLevel");

@@ -1,6 +1,5 @@
-// The decoder of a tokenizer.json, as a chain of steps through which tokens flow one by one: so a
-// whole sequence and a stream are decoded by the same code, and the parts of a stream, put
-// together, are the whole.
+// The decoder of a tokenizer.json as a chain of steps through which tokens flow one by one: the
+// same code decodes a whole sequence and a stream, and a stream's parts concatenate to the whole.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,7 @@
 
 namespace ferry::rollout::text {
 
-// Takes tokens, gives tokens to what follows. A step holds what it cannot yet give.
+// Takes tokens, and passes tokens on to the next step. It keeps what is not certain yet.
 class DecoderStep {
  public:
   virtual ~DecoderStep() = default;
@@ -22,8 +21,8 @@ class DecoderStep {
 
 class Decoder {
  public:
-  // `settings` may be null: then tokens are joined with spaces, as the package does it. Throws
-  // Error that names a type that is not supported.
+  // Null `settings` join tokens with spaces, as the package does. Throws Error that names an
+  // unsupported type.
   Decoder(const nlohmann::json& settings, const std::string& where);
 
   std::vector<std::unique_ptr<DecoderStep>> fresh_steps() const;

@@ -1,4 +1,4 @@
-// The three tables that encoding asks for every word: open addressing in one array each.
+// The three hash tables of encoding, each with open addressing in one array.
 #pragma once
 
 #include <bit>
@@ -32,7 +32,7 @@ class MergeTable {
     auto& slot = slots_[index_of(key_of(left, right))];
     slot = {.key = key_of(left, right), .merge = merge};
   }
-  // rank == kNoRank: there is none.
+  // Returns rank kNoRank if there is none.
   Merge find(TokenId left, TokenId right) const {
     return slots_[index_of(key_of(left, right))].merge;
   }
@@ -58,13 +58,13 @@ class MergeTable {
   std::size_t mask_;
 };
 
-// Text -> id. The texts belong to the caller and stay where they are.
+// Text -> id. The caller owns the texts, which must not move.
 class TokenTable {
  public:
   explicit TokenTable(std::size_t count = 0)
       : slots_(std::bit_ceil(count * 2 + 2)), mask_(slots_.size() - 1) {}
 
-  // False: it is there already.
+  // Returns false if the text is there already.
   bool insert(std::string_view text, TokenId id) {
     auto& slot = slots_[index_of(text)];
     if (slot.id != kNoToken) return false;
@@ -89,7 +89,7 @@ class TokenTable {
   std::size_t mask_;
 };
 
-// A set that may say yes of what it does not hold, and never no of what it holds.
+// A set of pairs with false positives but no false negatives.
 class PairFilter {
  public:
   explicit PairFilter(std::size_t count = 0)

@@ -36,8 +36,8 @@ std::string IncrementalDetokenizer::take(std::string text, bool is_last) {
   return certain;
 }
 
-// The stream may hold back the prompt's last characters, and give them later. Where it gives
-// others, the answer has completed a character that the prompt began.
+// Removes the prompt's last characters, which the stream may return late. If it returns others, the
+// answer has completed a character that the prompt began.
 void IncrementalDetokenizer::drop_prompt(std::string& text) {
   const auto size = std::min(text.size(), rest_of_prompt_.size());
   if (size == 0) return;
@@ -58,7 +58,7 @@ bool IncrementalDetokenizer::cut_at_stop() {
   return stop_reason_.has_value();
 }
 
-// Of the longest end that some stop string begins with.
+// The length of the longest suffix that is the beginning of a stop string.
 std::size_t IncrementalDetokenizer::held_bytes() const {
   std::size_t held = 0;
   for (const auto& stop : options_.stop)

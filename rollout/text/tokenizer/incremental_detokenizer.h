@@ -1,6 +1,6 @@
-// Text out of tokens as they are generated, and the end of it where a stop string appears (vLLM's
-// IncrementalDetokenizer). What was given out stands: no half of a character, no beginning of what
-// may become a stop string.
+// Turns tokens into text during generation, and ends the text before a stop string (vLLM's
+// IncrementalDetokenizer). Returned text never changes: it holds no part of a character and no
+// beginning of a possible stop string.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,26 @@ namespace ferry::rollout::text {
 
 struct DetokenizerOptions {
   std::vector<std::string> stop{};  // none of them empty
-  std::int64_t min_tokens = 0;      // before more than these, nothing is a stop string
+  std::int64_t min_tokens = 0;      // stop strings count only after more tokens than this
   bool skip_special_tokens = true;
 };
 
 class IncrementalDetokenizer {
  public:
-  // The text goes on where `prompt` ends, as vLLM has it: a word of SentencePiece keeps the space
-  // before it. The tokenizer outlives this.
+  // The text continues `prompt`, as in vLLM: a SentencePiece word keeps the space before it. The
+  // tokenizer outlives this.
   IncrementalDetokenizer(const Tokenizer& tokenizer,
                          std::span<const TokenId> prompt,
                          DetokenizerOptions options = {});
 
-  // Returns what is certain now. Not to be called after a stop string, or with a stop token, whose
-  // text is not part of the answer.
+  // Returns the text that is certain now. Must not be called after a stop string, nor with a stop
+  // token, whose text is not part of the answer.
   std::string update(TokenId id);
-  // Returns the rest, which has to be asked for once, after the last token.
+  // Returns the rest of the text. Called once, after the last token.
   std::string finish();
 
-  // The stop string that ended the text. Of several, the one that begins first; of those the first
-  // in the list. The text ends before it.
+  // The stop string that the text ends before: the one that begins first, and of several at one
+  // place the first in the list.
   const std::optional<std::string>& stop_reason() const { return stop_reason_; }
 
  private:
@@ -46,8 +46,8 @@ class IncrementalDetokenizer {
   DecodeStream stream_;
   DetokenizerOptions options_;
   std::int64_t num_tokens_ = 0;
-  std::string rest_of_prompt_{};  // its text that the stream has not given yet
-  std::string pending_{};         // not given out yet
+  std::string rest_of_prompt_{};  // text of the prompt that the stream still holds
+  std::string pending_{};         // text that may become part of a stop string
   std::optional<std::string> stop_reason_{};
 };
 

@@ -1,5 +1,4 @@
-// The files that travel with a model's weights, tokenizer.json and the like: those of a folder, or
-// of an archive that holds them.
+// The files beside a model's weights, such as tokenizer.json, in a folder or in an archive.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +10,7 @@ namespace ferry::rollout::text {
 
 class ModelFiles {
  public:
-  // Returns the text of the file of this name; nothing if there is none.
+  // Returns the text of a file, or nothing if it does not exist.
   using Read = std::function<std::optional<std::string>(const std::string& name)>;
 
   explicit ModelFiles(const std::filesystem::path& folder);

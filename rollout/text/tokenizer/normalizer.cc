@@ -8,20 +8,9 @@ namespace ferry::rollout::text {
 namespace {
 
 std::string strip(std::string_view text, bool left, bool right) {
-  const auto& white_space = *CodePointSet::named("WhiteSpace");
-  std::size_t begin = 0, end = text.size();
-  while (left && begin < end) {
-    auto behind = begin;
-    if (!white_space.contains(next_code_point(text, behind))) break;
-    begin = behind;
-  }
-  while (right && end > begin) {
-    const auto last = previous_boundary(text, end);
-    auto behind = last;
-    if (!white_space.contains(next_code_point(text, behind))) break;
-    end = last;
-  }
-  return std::string(text.substr(begin, end - begin));
+  if (left) text.remove_prefix(white_space_prefix(text));
+  if (right) text.remove_suffix(white_space_suffix(text));
+  return std::string(text);
 }
 
 using Step = std::function<std::string(std::string_view)>;

@@ -1,4 +1,4 @@
-// The normalizer of a tokenizer.json: what is done to a text before anything is cut.
+// The normalizer of a tokenizer.json, applied to a text before it is cut into pieces.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace ferry::rollout::text {
 class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
-  // `settings` may be null. Throws Error that names a type that is not supported.
+  // `settings` may be null. Throws Error that names an unsupported type.
   Normalizer(const nlohmann::json& settings, const std::string& where);
 
   bool empty() const { return steps_.empty(); }

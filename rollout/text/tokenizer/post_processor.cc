@@ -22,7 +22,7 @@ void append_special(const Component& part, const std::string& name, std::vector<
   }
 }
 
-// The pieces of a text by itself; those of pairs of texts are not looked at.
+// Reads the template for single texts; that for pairs is ignored.
 PostProcessor read_template(const Component& part) {
   PostProcessor processor;
   bool behind = false;
@@ -56,7 +56,7 @@ void add(const Component& part, PostProcessor& processor) {
     outer.before.insert(outer.before.end(), processor.before.begin(), processor.before.end());
     processor.before = std::move(outer.before);
     processor.behind.insert(processor.behind.end(), outer.behind.begin(), outer.behind.end());
-  } else if (part.type() != "ByteLevel") {  // which only changes offsets
+  } else if (part.type() != "ByteLevel") {  // changes only offsets
     part.refuse_type();
   }
 }

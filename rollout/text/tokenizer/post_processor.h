@@ -14,7 +14,7 @@ struct PostProcessor {
   std::vector<TokenId> behind{};
 };
 
-// `settings` may be null. Throws Error that names a type that is not supported.
+// `settings` may be null. Throws Error that names an unsupported type.
 PostProcessor read_post_processor(const nlohmann::json& settings, const std::string& where);
 
 }  // namespace ferry::rollout::text

@@ -17,7 +17,7 @@ using PreTokenizerStep = std::function<void(Pieces&)>;
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// What becomes of the matches, the delimiters between pieces.
+// The treatment of matches, which are the delimiters between pieces.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 Behavior behavior_of(const Component& part, std::string_view otherwise) {
@@ -34,7 +34,7 @@ Behavior behavior_of(const Component& part, std::string_view otherwise) {
   part.refuse(fmt::format("the behavior {}", name));
 }
 
-// Gathers the stretches of one piece, matches or not, and joins them as the behavior says.
+// Takes the parts of one piece, matches or not, and joins them by the behavior.
 class Cutter {
  public:
   Cutter(std::vector<Piece>& pieces, Behavior behavior) : pieces_(pieces), behavior_(behavior) {}
@@ -53,7 +53,7 @@ class Cutter {
       pieces_.push_back({begin, end});
     }
   }
-  // Drops what is empty.
+  // Drops empty pieces.
   void end() {
     const auto from = pieces_.begin() + static_cast<std::ptrdiff_t>(first_);
     pieces_.erase(std::remove_if(from, pieces_.end(),
@@ -123,7 +123,7 @@ void cut_at_set(Pieces& pieces, const CodePointSet& set, Behavior behavior) {
   });
 }
 
-// Writes every piece anew: write(piece, index, into) appends what it becomes.
+// Rewrites every piece: write(piece, index, into) appends the new text.
 template <typename Write>
 void rewrite(Pieces& pieces, Write&& write) {
   auto& into = pieces.spare;

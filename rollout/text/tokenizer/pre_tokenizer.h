@@ -1,4 +1,4 @@
-// The pre-tokenizer of a tokenizer.json: cuts a text into the pieces that the model sees one by
+// The pre-tokenizer of a tokenizer.json: cuts a text into pieces, which the model encodes one by
 // one.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace ferry::rollout::text {
 
-// A text and the pieces of it, from left to right, none of them empty.
+// A text and its pieces, from left to right, none of them empty.
 struct Pieces {
   struct Piece {
     std::size_t begin = 0;
     std::size_t end = 0;
   };
 
-  // Without pieces. `starts_input`: it begins where the whole input begins.
+  // Makes the text one piece. `starts_input`: it is the beginning of the whole input.
   void reset(std::string_view new_text, bool starts_input);
   std::string_view operator[](const Piece& piece) const {
     return text.substr(piece.begin, piece.end - piece.begin);
@@ -28,9 +28,9 @@ struct Pieces {
 
   std::string_view text{};
   std::vector<Piece> pieces{};
-  bool first_starts_input = false;  // pieces.front() begins where the input begins
+  bool first_starts_input = false;  // pieces.front() begins at the input's beginning
 
-  // What the steps write to, kept from text to text.
+  // Memory of the steps, reused for each text.
   std::string rewritten{};
   std::string spare{};
   std::vector<Piece> cut{};
@@ -40,15 +40,15 @@ struct Pieces {
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // the text is one piece
-  // `settings` may be null. Throws Error that names a type that is not supported.
+  // `settings` may be null. Throws Error that names an unsupported type.
   PreTokenizer(const nlohmann::json& settings, const std::string& where);
 
-  // The model's alphabet are bytes: the last step is ByteLevel. (The package writes each byte as a
-  // character of its own; here the bytes stay as they are.)
+  // Whether the last step is ByteLevel: the model's alphabet is bytes. (The package writes each
+  // byte as a character of its own; here bytes stay bytes.)
   bool byte_level() const { return byte_level_; }
   bool empty() const { return steps_.empty(); }
 
-  // `text` is valid UTF-8 and lives as long as the pieces are used.
+  // `text` is valid UTF-8 and outlives the use of the pieces.
   void split(std::string_view text, bool starts_input, Pieces& into) const;
 
  private:

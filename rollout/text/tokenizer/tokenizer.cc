@@ -34,7 +34,7 @@ struct Tokenizer::Scratch {
   std::vector<AddedTokens::Stretch> inner_stretches{};
 };
 
-// One of the tokenizer's scratches, given back at the end.
+// RAII: borrows one of the tokenizer's scratches.
 class Tokenizer::Lease {
  public:
   explicit Lease(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
@@ -124,7 +124,8 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, EncodeOptions opti
   return ids;
 }
 
-// Added tokens that are not normalized, then, in the normalized text between them, those that are.
+// Finds added tokens that are not normalized, and then, in the normalized text between them, those
+// that are.
 void Tokenizer::encode_into(std::string_view text,
                             Scratch& scratch,
                             std::vector<TokenId>& ids) const {

@@ -1,5 +1,5 @@
-// A tokenizer, as tokenizer.json describes it: text to ids and back, the same ids and the same text
-// as the tokenizers package 0.23.3. Read once, it is used by any number of threads.
+// A tokenizer that a tokenizer.json describes: text to ids and back, the same ids and the same text
+// as the tokenizers package 0.23.3. Thread-safe after construction.
 #pragma once
 
 #include <filesystem>
@@ -37,18 +37,18 @@ class Tokenizer {
   // `json` is the text of a tokenizer.json. Throws Error that names `source` and what is wrong.
   Tokenizer(std::string_view json, std::string_view source);
   ~Tokenizer();
-  // Reads tokenizer.json, and from tokenizer_config.json, where there is one, which tokens begin,
-  // end and pad. Throws Error(kNotFound) if there is no tokenizer.
+  // Reads tokenizer.json, and the tokens that begin, end and pad from tokenizer_config.json if
+  // there is one. Throws Error(kNotFound) if there is no tokenizer.
   static std::unique_ptr<Tokenizer> from_files(const ModelFiles& files);
   static std::unique_ptr<Tokenizer> from_folder(const std::filesystem::path& folder);
 
-  // What is no UTF-8 in `text` counts as U+FFFD, as Python's errors="replace" has it.
+  // Parts of `text` that are not UTF-8 count as U+FFFD, like Python's errors="replace".
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
-  // The same of each text, by up to `num_threads` threads.
+  // encode() for each text, by up to `num_threads` threads.
   std::vector<std::vector<TokenId>> encode_batch(std::span<const std::string> texts,
                                                  EncodeOptions options = {},
                                                  int num_threads = 1) const;
-  // Ids that stand for nothing are left out.
+  // Skips unknown ids.
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
 
   std::size_t vocab_size() const { return vocab_size_; }  // with the added tokens
@@ -62,7 +62,7 @@ class Tokenizer {
  private:
   friend class DecodeStream;
 
-  // What one call of encode needs; kept for the next one.
+  // The memory of one call of encode(), reused by later ones.
   struct Scratch;
   class Lease;
 
@@ -73,7 +73,7 @@ class Tokenizer {
                       bool starts_input,
                       Scratch& scratch,
                       std::vector<TokenId>& ids) const;
-  // The token as the decoder takes it. Nothing: no such id, or one that is skipped.
+  // The token for the decoder; null for an unknown id or one that is skipped.
   const std::string* token_for_decoder(TokenId id, DecodeOptions options) const;
 
   Normalizer normalizer_;
@@ -89,14 +89,14 @@ class Tokenizer {
   mutable std::vector<std::unique_ptr<Scratch>> free_scratch_;
 };
 
-// Decodes ids one by one, as they are generated. What push() returned, put together, and then
-// finish(), is what decode() makes of all ids.
+// Decodes ids one by one during generation. The texts that push() and finally finish() return
+// concatenate to the result of decode().
 class DecodeStream {
  public:
   // The tokenizer outlives the stream.
   explicit DecodeStream(const Tokenizer& tokenizer, DecodeOptions options = {});
 
-  // The text that is certain now; a character that is not complete is held back.
+  // Returns the text that is certain now, without an incomplete character at its end.
   std::string push(TokenId id);
   std::string finish();
 

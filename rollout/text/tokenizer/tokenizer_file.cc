@@ -14,7 +14,7 @@ using nlohmann::json;
 
 constexpr std::size_t kMaxDepth = 64;
 
-// Gets the parser's events. A node for each open container; none inside of the two large ones.
+// Receives the parser's events. Builds a JSON tree for all but the vocabulary and the merges.
 class Reader : public nlohmann::json_sax<json> {
  public:
   explicit Reader(TokenizerFile& file) : file_(file) {}
@@ -92,7 +92,7 @@ class Reader : public nlohmann::json_sax<json> {
  private:
   enum class Part { kSettings, kVocab, kMerges, kMergePair };
 
-  // The path of the value that comes, where it is one of the two that are looked for.
+  // The path of the next value if it is one of those two, else "".
   std::string_view here() const {
     if (open_.size() != 2 || model_ != open_.back()) return "";
     return key_ == "vocab" ? "model.vocab" : key_ == "merges" ? "model.merges" : "";
@@ -147,7 +147,7 @@ class Reader : public nlohmann::json_sax<json> {
     file_.vocab.emplace_back(std::move(token_), static_cast<TokenId>(number));
     return true;
   }
-  // "first second", as files had it before 2024.
+  // "first second", the form of files before 2024.
   bool merge(const std::string& text) {
     if (text.starts_with("#version")) return true;
     const auto space = text.find(' ');
@@ -172,7 +172,7 @@ class Reader : public nlohmann::json_sax<json> {
 
 TokenizerFile parse_tokenizer_file(std::string_view text, std::string_view source) {
   TokenizerFile file{.source = std::string(source)};
-  // The parser takes a NUL for the end of its input, and would leave unread what follows.
+  // The parser takes a NUL for the end of its input, and would not read on.
   const auto nul = text.find('\0');
   require(nul == std::string_view::npos, ErrorKind::kCorrupt, "{}: is not valid JSON at byte {}",
           source, nul);

@@ -1,4 +1,4 @@
-// tokenizer.json, read: the vocabulary and the merges, which are most of it, as flat lists, the
+// A parsed tokenizer.json: the vocabulary and the merges, which are most of it, as flat lists, the
 // rest as JSON. A key that occurs twice is an error.
 #pragma once
 
@@ -17,16 +17,16 @@ inline constexpr TokenId kNoToken = -1;
 struct TokenizerFile {
   std::string source{};
   nlohmann::json settings{};                             // without model.vocab and model.merges
-  std::vector<std::pair<std::string, TokenId>> vocab{};  // in the order of the file
-  std::vector<std::pair<std::string, std::string>> merges{};  // the best first
-  bool has_vocab = false, has_merges = false;                 // as an object, as an array
+  std::vector<std::pair<std::string, TokenId>> vocab{};  // in the file's order
+  std::vector<std::pair<std::string, std::string>> merges{};  // by rank
+  bool has_vocab = false, has_merges = false;                 // an object, an array
 };
 
-// Throws Error(kCorrupt) that names the source and what is wrong.
+// Throws Error(kCorrupt) that names the source and the defect.
 TokenizerFile parse_tokenizer_file(std::string_view text, std::string_view source);
 
-// A part of `settings` (a normalizer, a decoder ...) as its reader sees it: members by name, with
-// errors that say where they are missing.
+// A part of `settings` (a normalizer, a decoder ...): members by name, with errors that name the
+// place if one is missing.
 class Component {
  public:
   Component(const nlohmann::json& settings, std::string where);
@@ -43,7 +43,7 @@ class Component {
   std::uint32_t count(std::string_view key) const;
   std::vector<Component> sequence(std::string_view key) const;
   const nlohmann::json& member(std::string_view key) const;
-  // {"String": x} or {"Regex": x}: whether it is one, and x.
+  // {"String": x} or {"Regex": x} as (whether it is a Regex, x).
   std::pair<bool, std::string> pattern(std::string_view key) const;
 
  private:

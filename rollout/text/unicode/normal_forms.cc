@@ -25,8 +25,8 @@ struct Forms {
   Mapping canonical, compatibility;
   std::unordered_map<std::uint64_t, char32_t> compositions;  // by first << 32 | second
   std::unordered_map<char32_t, std::uint8_t> combining;
-  // By NormalForm: characters that the form may change, or that may join one before them. Between
-  // two others a text can be cut.
+  // By NormalForm: characters that the form may change or join to the one before. A text can be cut
+  // between any two others.
   std::array<CodePointSet, 4> restless;
 
   Forms() {
@@ -96,7 +96,7 @@ void decompose(char32_t c, bool compatible, std::u32string& into) {
   }
 }
 
-// Combining marks in the order of their classes, those of one class in their own.
+// Sorts combining marks by class; marks of one class keep their order.
 void order_marks(std::u32string& text) {
   for (std::size_t i = 0; i < text.size();) {
     if (forms().combining_class(text[i]) == 0) {
@@ -113,7 +113,7 @@ void order_marks(std::u32string& text) {
   }
 }
 
-// Zero: the two do not compose.
+// Zero if the two do not compose.
 char32_t composition(char32_t first, char32_t second) {
   if (first - kLeads < kNumLeads && second - kVowels < kNumVowels) {
     return kSyllables + ((first - kLeads) * kNumVowels + (second - kVowels)) * kNumTails;
@@ -126,11 +126,11 @@ char32_t composition(char32_t first, char32_t second) {
   return found == forms().compositions.end() ? 0 : found->second;
 }
 
-// Each character joins the last starter before it, unless one between them blocks it.
+// Joins each character to the last starter before it, unless one between them blocks it.
 void compose(std::u32string& text) {
   constexpr auto kNone = static_cast<std::size_t>(-1);
   std::size_t starter = kNone, length = 0;
-  int last_class = -1;  // of the character before, behind the starter; -1: there is none
+  int last_class = -1;  // of the last character behind the starter; -1 if there is none
   for (const char32_t c : text) {
     const int own_class = forms().combining_class(c);
     if (starter != kNone && last_class < own_class) {
@@ -160,7 +160,7 @@ std::string normalize(std::string_view text, NormalForm form) {
   std::string normalized;
   normalized.reserve(text.size());
   std::u32string parts;
-  std::size_t copied = 0, before = 0;  // `before`: where the last character that stays begins
+  std::size_t copied = 0, before = 0;  // `before`: beginning of the last character that stays
   for (std::size_t at = 0; at < text.size();) {
     const auto begin = at;
     if (static_cast<unsigned char>(text[at]) < 0x80) {
@@ -172,7 +172,7 @@ std::string normalize(std::string_view text, NormalForm form) {
       before = begin;
       continue;
     }
-    // The character that stays, and the restless ones behind it.
+    // Normalizes the character that stays together with the restless ones behind it.
     for (auto next = at; next < text.size() && restless.contains(next_code_point(text, next));) {
       at = next;
     }

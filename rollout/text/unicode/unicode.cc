@@ -32,7 +32,7 @@ std::u32string to_code_points(std::string_view text) {
   return found;
 }
 
-// Table 3-7 of the Unicode standard: which bytes may follow which.
+// Table 3-7 of the Unicode standard, well-formed byte sequences.
 Utf8Head utf8_head(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -53,7 +53,7 @@ Utf8Head utf8_head(std::string_view text) {
 
 namespace {
 
-// The length of the ASCII at the front, in steps of eight.
+// Bytes of ASCII at the front, in steps of eight.
 std::size_t ascii_prefix(std::string_view text) {
   std::size_t at = 0;
   for (; at + 8 <= text.size(); at += 8) {
@@ -174,6 +174,27 @@ const CodePointSet* CodePointSet::named(std::string_view name) {
   }();
   const auto found = sets.find(name);
   return found == sets.end() ? nullptr : &found->second;
+}
+
+std::size_t white_space_prefix(std::string_view text) {
+  const auto& white_space = *CodePointSet::named("WhiteSpace");
+  std::size_t end = 0;
+  for (auto at = end; at < text.size() && white_space.contains(next_code_point(text, at));) {
+    end = at;
+  }
+  return end;
+}
+
+std::size_t white_space_suffix(std::string_view text) {
+  const auto& white_space = *CodePointSet::named("WhiteSpace");
+  auto begin = text.size();
+  while (begin > 0) {
+    const auto last = previous_boundary(text, begin);
+    auto at = last;
+    if (!white_space.contains(next_code_point(text, at))) break;
+    begin = last;
+  }
+  return text.size() - begin;
 }
 
 }  // namespace ferry::rollout::text

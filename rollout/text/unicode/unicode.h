@@ -1,5 +1,5 @@
-// UTF-8, and what is known of characters: sets of them by name, lower case, the four normal forms.
-// Everything agrees with the tokenizers package; unicode_tables.h names the versions of Unicode.
+// UTF-8, sets of characters by name, upper and lower case, and the four normal forms. All agree
+// with the tokenizers package; unicode_tables.h names its versions of Unicode.
 #pragma once
 
 #include <array>
@@ -15,13 +15,13 @@ namespace ferry::rollout::text {
 inline constexpr char32_t kReplacementCharacter = 0xFFFD;
 inline constexpr char32_t kLastCodePoint = 0x10FFFF;
 
-// The length of a character by its first byte. The text is valid UTF-8.
+// The bytes of a character, by its first one. The text is valid UTF-8.
 inline std::size_t utf8_length(char first) {
   const auto byte = static_cast<unsigned char>(first);
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
 }
 
-// The character at `at`, which moves behind it. The text is valid UTF-8, and `at` is inside.
+// Returns the character at `at`, and moves `at` behind it. The text is valid UTF-8, `at` inside it.
 inline char32_t next_code_point(std::string_view text, std::size_t& at) {
   const auto byte = [&](std::size_t i) {
     return static_cast<char32_t>(static_cast<unsigned char>(text[at + i]));
@@ -45,7 +45,7 @@ inline char32_t next_code_point(std::string_view text, std::size_t& at) {
   return c;
 }
 
-// Where the character before `at` begins. `at` is not zero.
+// The beginning of the character before `at`, which is not zero.
 inline std::size_t previous_boundary(std::string_view text, std::size_t at) {
   do {
     --at;
@@ -56,10 +56,9 @@ inline std::size_t previous_boundary(std::string_view text, std::size_t at) {
 void append_utf8(char32_t c, std::string& text);
 std::u32string to_code_points(std::string_view text);
 
-// How many bytes at the front of `text` are a character, or (`valid` false) the longest beginning
-// of one that is not there: what is replaced by one U+FFFD, as Python's errors="replace" and
-// Unicode's "substitution of maximal subparts" have it. `complete` is false where more bytes could
-// follow.
+// The length of the character at the front of `text`, or (`valid` false) of the longest beginning
+// of one that is broken off. One U+FFFD replaces such a beginning, in Python's errors="replace" and
+// in Unicode's "substitution of maximal subparts". `complete` is false if more bytes could follow.
 struct Utf8Head {
   std::size_t length = 0;
   bool valid = false;
@@ -68,17 +67,17 @@ struct Utf8Head {
 Utf8Head utf8_head(std::string_view text);
 bool is_valid_utf8(std::string_view text);
 
-// `text` with U+FFFD in place of what is not UTF-8.
+// `text` with U+FFFD for each part that is not UTF-8.
 std::string replace_invalid_utf8(std::string_view text);
 
-// A set of characters: one bit each for ASCII, shared pages of bits for the others.
+// A set of characters: pages of 256 bits each, of which equal ones are shared.
 class CodePointSet {
  public:
   CodePointSet() = default;
   explicit CodePointSet(std::vector<CodePointRange> ranges);  // in any order, also overlapping
 
-  // A general category ("L", "Lu"), a script ("Han") or a set of unicode_tables.h. Nothing:
-  // unknown.
+  // A general category ("L", "Lu"), a script ("Han") or another set of unicode_tables.h; null if
+  // the name is unknown.
   static const CodePointSet* named(std::string_view name);
 
   bool contains(char32_t c) const {
@@ -96,6 +95,10 @@ class CodePointSet {
   std::array<std::uint16_t, (kLastCodePoint >> 8) + 1> page_of_{};
   std::vector<Page> pages_{Page{}};
 };
+
+// Bytes of white space at the front of `text`, and at its end.
+std::size_t white_space_prefix(std::string_view text);
+std::size_t white_space_suffix(std::string_view text);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
 
