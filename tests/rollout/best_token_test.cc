@@ -14,7 +14,7 @@
 namespace ferry::rollout {
 namespace best_token_test {
 
-// Of all tokens, the noise of each computed by itself.
+// The best of all tokens, with the noise of each computed by itself.
 BestToken plainly(const DrawRow& draw, const std::vector<float>& logits, float scale) {
   BestToken best;
   for (std::size_t i = 0; i < logits.size(); ++i) {

@@ -33,7 +33,7 @@ void PrintTo(const Case& one, std::ostream* out) {
 
 class BitwiseRollout : public testing::TestWithParam<Case> {
  protected:
-  // Of tiny tensors a second thread takes longer to wake than to compute.
+  // A second thread takes longer to wake than to compute with tiny tensors.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 };
 
@@ -111,7 +111,7 @@ TEST(LongContexts, LogprobsAreTheTrainers) {
         engine, config.vocab_size,
         {.tokens = 20, .longest_prompt = 1100, .longest_output = 15, .system_prompts = 1});
     EXPECT_EQ(support::count_unequal(model, samples, 1), 0);
-    // Of sequences that go on, behind others.
+    // For sequences that continue behind others.
     auto longer = samples;
     for (auto& sample : longer) {
       const auto more = support::random_prompt(200, config.vocab_size, 7);

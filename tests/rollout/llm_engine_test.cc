@@ -1,4 +1,4 @@
-// What requests come to: beside each other, when they are wrong, when they end early.
+// Outputs of requests: beside one another, refused ones, ones that end early.
 #include "rollout/llm_engine.h"
 
 #include <ATen/ATen.h>
@@ -26,7 +26,7 @@ constexpr std::int64_t kVocabulary = 50;
 
 class Engine : public testing::Test {
  protected:
-  // Of tiny tensors a second thread takes longer to wake than to compute.
+  // A second thread takes longer to wake than to compute with tiny tensors.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 
   explicit Engine(Alignment alignment = Alignment::kBitwise)

@@ -45,7 +45,7 @@ models::TransformerConfig config_of(const char* family) {
 
 class Memory : public testing::Test {
  protected:
-  // Of tiny tensors a second thread takes longer to wake than to compute.
+  // A second thread takes longer to wake than to compute with tiny tensors.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 
   models::TransformerConfig config_ = config_of("qwen2");

@@ -21,7 +21,7 @@ using support::Sample;
 
 class Routes : public testing::Test {
  protected:
-  // Of tiny tensors a second thread takes longer to wake than to compute.
+  // A second thread takes longer to wake than to compute with tiny tensors.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 
   void make_model(int experts, const char* family = "qwen3_moe") {

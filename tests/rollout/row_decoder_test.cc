@@ -113,7 +113,7 @@ TEST_P(RowDecoder, ItsRowIsThatOfTheLayers) {
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
       EXPECT_LT(difference(cache.key(layer), other.key(layer)), 0.02) << length << " " << layer;
       EXPECT_LT(difference(cache.value(layer), other.value(layer)), 0.02) << length << " " << layer;
-      // Where nothing is kept, nothing changes: but for one slot, the caches are the same.
+      // Slots that keep nothing do not change: the caches are the same except for one slot.
       EXPECT_LE(cache.key(layer).ne(other.key(layer)).flatten(2).any(2).sum().item<std::int64_t>(),
                 1);
       EXPECT_LE(

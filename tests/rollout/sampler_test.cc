@@ -62,7 +62,7 @@ double chi_square(const at::Tensor& row, const std::vector<std::int64_t>& tokens
 }
 
 constexpr std::int64_t kDraws = 40000;
-// Of 9 degrees of freedom; a larger statistic has a chance of 1e-4.
+// For 9 degrees of freedom; a larger statistic has a chance of 1e-4.
 constexpr double kBound9 = 33.7;
 
 TEST(Sampler, DrawsHaveTheProbabilitiesOfTheSoftmax) {
@@ -89,7 +89,7 @@ TEST(Sampler, TruncatedDrawsHaveTheProbabilitiesOfWhatIsKept) {
             kBound9);
 }
 
-// Of rows of several temperatures, and of one alone.
+// Rows of several temperatures, and one alone.
 TEST(Sampler, EntropiesAreTheTrainersBytes) {
   at::manual_seed(3);
   const auto logits = (at::randn({6, 5003}) * 3).to(at::kBFloat16);

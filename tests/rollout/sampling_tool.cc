@@ -1,5 +1,6 @@
-// What tests/interop/rollout/test_sampling.py asks: a row of logits and its parameters in JSON on
-// each line of standard input, the processed distribution in JSON on each line of standard output.
+// The program of tests/interop/rollout/test_sampling.py: a row of logits and its parameters in JSON
+// on each line of standard input, the processed distribution in JSON on each line of standard
+// output.
 //
 //   {"logits": [...], "prompt": [ids], "output": [ids], "temperature": t, "top_k": k, "top_p": p,
 //   "min_p": m, "repetition_penalty": r, "presence_penalty": a, "frequency_penalty": f}

@@ -26,7 +26,7 @@ std::vector<std::int64_t> count_up(std::int64_t size, std::int64_t from = 0) {
   return tokens;
 }
 
-// As the scheduler does with a sequence that begins.
+// Begins a sequence like the scheduler.
 bool begin(BlockManager& blocks, Sequence& sequence) {
   blocks.take_cached_prefix(sequence);
   if (blocks.allocate(sequence, sequence.size())) return true;
@@ -144,7 +144,7 @@ TEST(BlockManager, ForgetsWhenWeightsChange) {
   EXPECT_EQ(two.num_cached_tokens, 0);
 }
 
-// What the slots of blocks hold once steps have computed what they have to.
+// The content of the blocks' slots after the steps that compute them.
 class Slots {
  public:
   // From what the cache has of it on.

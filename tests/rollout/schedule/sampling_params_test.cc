@@ -10,7 +10,7 @@
 namespace ferry::rollout {
 namespace sampling_params_test {
 
-// What verify() says of the defaults with one change.
+// The message of verify() for the defaults with one change.
 std::string complaint(const std::function<void(SamplingParams&)>& change) {
   SamplingParams params;
   change(params);

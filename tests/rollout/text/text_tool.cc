@@ -1,5 +1,5 @@
-// What tests/interop/rollout/test_tokenizer.py and test_chat_templates.py ask: a request in JSON on
-// each line of standard input, an answer in JSON on each line of standard output.
+// The program of tests/interop/rollout/test_tokenizer.py and test_chat_templates.py: a request in
+// JSON on each line of standard input, an answer in JSON on each line of standard output.
 //
 //   {"op": "encode", "tokenizer": FILE, "texts": [...]}  {"ids": [[...]], "plain": [[...]]}, plain:
 //   without special tokens

@@ -1,5 +1,5 @@
-// What a tokenizer refuses, and streams; that it agrees with the tokenizers package is shown by
-// tests/interop/rollout/test_tokenizer.py.
+// Whole tokenizers: ids, refusals and streams. tests/interop/rollout/test_tokenizer.py compares
+// them with the tokenizers package.
 #include "rollout/text/tokenizer/tokenizer.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rollout/text/regex/regex.h"
+#include "tests/rollout/text/tokenizer/tiny_tokenizers.h"
 #include "tests/support/expect.h"
 
 namespace ferry::rollout::text {
@@ -16,30 +16,6 @@ namespace tokenizer_test {
 
 using nlohmann::ordered_json;
 using support::fails;
-
-// A byte-level tokenizer of all bytes, with the merges "ab" and "abc".
-ordered_json byte_level() {
-  auto vocab = ordered_json::object();
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    std::string name;
-    append_utf8(character_of_byte(static_cast<unsigned char>(byte)), name);
-    vocab[name] = byte;
-  }
-  vocab["ab"] = 256;
-  vocab["abc"] = 257;
-  return {
-      {"version", "1.0"},
-      {"added_tokens",
-       {{{"id", 258}, {"content", "<s>"}, {"special", true}, {"normalized", false}}}},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
-      {"post_processor", nullptr},
-      {"decoder", {{"type", "ByteLevel"}}},
-      {"model",
-       {{"type", "BPE"},
-        {"vocab", vocab},
-        {"merges", ordered_json::parse(R"([["a", "b"], ["ab", "c"]])")}}}};
-}
 
 std::vector<TokenId> ids_of(const ordered_json& json, std::string_view text) {
   return Tokenizer(json.dump(), "tokenizer.json").encode(text);
@@ -52,24 +28,64 @@ std::vector<TokenId> ids_of(const ordered_json& json, std::string_view text) {
 }
 
 TEST(Tokenizer, MergesTheBestPairFirst) {
-  EXPECT_EQ(ids_of(byte_level(), "abcab"), (std::vector<TokenId>{257, 256}));
-  EXPECT_EQ(ids_of(byte_level(), "<s>ba<s>"), (std::vector<TokenId>{258, 'b', 'a', 258}));
-  EXPECT_TRUE(ids_of(byte_level(), "").empty());
+  EXPECT_EQ(ids_of(byte_level_tokenizer(), "abcab"), (std::vector<TokenId>{257, 256}));
+}
+
+TEST(Tokenizer, FindsAddedTokensBeforeAnythingElse) {
+  EXPECT_EQ(ids_of(byte_level_tokenizer(), "<s>ba<s>"), (std::vector<TokenId>{258, 'b', 'a', 258}));
+}
+
+TEST(Tokenizer, AnEmptyTextHasNoTokens) {
+  EXPECT_TRUE(ids_of(byte_level_tokenizer(), "").empty());
+}
+
+TEST(Tokenizer, BytesThatAreNotUtf8CountAsReplacements) {
+  EXPECT_EQ(ids_of(byte_level_tokenizer(), "a\xFF"), (std::vector<TokenId>{'a', 0xEF, 0xBF, 0xBD}));
+}
+
+TEST(Tokenizer, AddsTheTokensOfThePostProcessorWhereAsked) {
+  auto json = byte_level_tokenizer();
+  json["post_processor"] = ordered_json::parse(
+      R"({"type": "TemplateProcessing",
+          "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}],
+          "special_tokens": {"<s>": {"ids": [258]}}})");
+  const Tokenizer tokenizer(json.dump(), "tokenizer.json");
+  EXPECT_EQ(tokenizer.encode("b"), (std::vector<TokenId>{258, 'b'}));
+  EXPECT_EQ(tokenizer.encode("b", {.add_special_tokens = false}), std::vector<TokenId>{'b'});
+}
+
+TEST(Tokenizer, DecodesWithoutSpecialTokensUnlessAsked) {
+  const Tokenizer tokenizer(byte_level_tokenizer().dump(), "tokenizer.json");
+  const std::vector<TokenId> ids{258, 257};
+  EXPECT_EQ(tokenizer.decode(ids), "abc");
+  EXPECT_EQ(tokenizer.decode(ids, {.skip_special_tokens = false}), "<s>abc");
+}
+
+TEST(Tokenizer, ABatchHasTheIdsOfItsTexts) {
+  const Tokenizer tokenizer(byte_level_tokenizer().dump(), "tokenizer.json");
+  const std::vector<std::string> texts{"ab", "", "<s>", "c"};
+  const auto ids = tokenizer.encode_batch(texts, {}, 3);
+  ASSERT_EQ(ids.size(), texts.size());
+  for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(ids[i], tokenizer.encode(texts[i]));
+}
+
+TEST(Tokenizer, CountsAddedTokensThatTheVocabularyLacks) {
+  EXPECT_EQ(Tokenizer(byte_level_tokenizer().dump(), "tokenizer.json").vocab_size(), 259);
 }
 
 TEST(Tokenizer, MergesMayStandAsTheyDidBefore2024) {
-  auto json = byte_level();
+  auto json = byte_level_tokenizer();
   json["model"]["merges"] = {"#version: 0.2", "a b", "ab c"};
   EXPECT_EQ(ids_of(json, "abc"), std::vector<TokenId>{257});
 }
 
 TEST(Tokenizer, AFileThatContradictsItselfIsNamed) {
   const auto with = [](auto change) {
-    auto json = byte_level();
+    auto json = byte_level_tokenizer();
     change(json);
     return json.dump();
   };
-  const auto text = byte_level().dump();
+  const auto text = byte_level_tokenizer().dump();
   EXPECT_TRUE(refuses("", {"tokenizer.json", "not valid JSON at byte"}));
   EXPECT_TRUE(refuses(text.substr(0, text.size() / 2), {"not valid JSON at byte"}));
   EXPECT_TRUE(refuses("[]", {"not a JSON object"}));
@@ -116,7 +132,7 @@ TEST(Tokenizer, AFileThatContradictsItselfIsNamed) {
 }
 
 TEST(DecodeStream, HoldsBackWhatIsNoCharacterYet) {
-  const Tokenizer tokenizer(byte_level().dump(), "tokenizer.json");
+  const Tokenizer tokenizer(byte_level_tokenizer().dump(), "tokenizer.json");
   DecodeStream stream(tokenizer);
   EXPECT_EQ(stream.push(256), "ab");
   EXPECT_EQ(stream.push(0xF0), "");
@@ -128,34 +144,6 @@ TEST(DecodeStream, HoldsBackWhatIsNoCharacterYet) {
   EXPECT_EQ(stream.push('x'), "\xEF\xBF\xBDx");
   EXPECT_EQ(stream.push(0xC3), "");
   EXPECT_EQ(stream.finish(), "\xEF\xBF\xBD");
-}
-
-TEST(Regex, GivesUpWhereItWouldTakeForever) {
-  const Regex regex("(?:a|aa)+b");
-  Regex::Stack stack;
-  EXPECT_TRUE(fails(ErrorKind::kUsage, {"takes more than 10000000 steps"},
-                    [&] { regex.find(std::string(60, 'a'), 0, stack); }));
-}
-
-TEST(Regex, RefusesByName) {
-  const auto refused = [](std::string_view pattern, std::string_view what) {
-    return fails(ErrorKind::kUsage, {pattern, what, "is not supported"}, [&] { Regex{pattern}; });
-  };
-  EXPECT_TRUE(refused("a(?<=b)", "a look-behind at byte 3"));
-  EXPECT_TRUE(refused(R"((a)\1)", "this escape at byte 4"));
-  EXPECT_TRUE(refused("[[:alpha:]]", "a POSIX bracket"));
-  EXPECT_TRUE(refused("(?i:\xC3\xA9)", "case folding beyond ASCII"));
-  EXPECT_TRUE(refused("(?i:ss)", "the case folding of two letters"));
-  EXPECT_TRUE(refused("(?:a*)*", "a repetition of what can be empty"));
-  EXPECT_TRUE(refused("a{2}+", "a count with a +"));
-  EXPECT_TRUE(refused("(a", "a group without its )"));
-  EXPECT_TRUE(refused("[a", "a bracket without its ]"));
-  EXPECT_TRUE(refused("a)", "a ) without its ("));
-  EXPECT_TRUE(refused("*a", "a quantifier of nothing"));
-  EXPECT_TRUE(refused("a{9999}", "so large a count"));
-  EXPECT_TRUE(refused(std::string(60, '(') + std::string(60, ')'), "so deep a nesting"));
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"longer than"}, [] { Regex("(?:(?:ab{900}){900}){900}"); }));
 }
 
 }  // namespace tokenizer_test
