@@ -20,6 +20,24 @@ at::Tensor gather(const at::Tensor& cache, const at::Tensor& blocks, std::int64_
   return cache.index_select(0, used).flatten(0, 1).narrow(0, 0, num_keys);
 }
 
+// The keys of all chunks, one sequence after the other: [keys, groups, dim].
+at::Tensor gather(const at::Tensor& cache, std::span<const Chunk> chunks) {
+  std::vector<at::Tensor> of_chunks;
+  for (const auto& chunk : chunks) of_chunks.push_back(gather(cache, chunk.blocks, chunk.num_keys));
+  return at::cat(of_chunks);
+}
+
+// The chunks' rows, and their keys in the order of gather().
+std::vector<AttentionSegment> segments_of(std::span<const Chunk> chunks) {
+  std::vector<AttentionSegment> segments;
+  std::int64_t key_begin = 0;
+  for (const auto& chunk : chunks) {
+    segments.push_back({chunk.row_begin, chunk.num_rows, key_begin, chunk.num_keys});
+    key_begin += chunk.num_keys;
+  }
+  return segments;
+}
+
 }  // namespace
 
 void PagedContext::store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value) {
@@ -73,16 +91,9 @@ at::Tensor PagedContext::attend_latents(std::int64_t layer,
   store(layer, latents.unsqueeze(1), {});
   const auto& cache = cache_.key(layer);
   const auto chunks = [&](std::size_t first) {
-    std::vector<AttentionSegment> segments;
-    std::vector<at::Tensor> seen;
-    std::int64_t key_begin = 0;
-    for (const auto& chunk : std::span(step_.chunks).subspan(first)) {
-      segments.push_back({chunk.row_begin, chunk.num_rows, key_begin, chunk.num_keys});
-      key_begin += chunk.num_keys;
-      seen.push_back(gather(cache, chunk.blocks, chunk.num_keys).squeeze(1));
-    }
-    const auto keys = models::expand_latents(at::cat(seen), up);
-    return models::attention(query, keys.key, keys.value, segments, options);
+    const auto rest = std::span(step_.chunks).subspan(first);
+    const auto keys = models::expand_latents(gather(cache, rest).squeeze(1), up);
+    return models::attention(query, keys.key, keys.value, segments_of(rest), options);
   };
   const auto decodes = step_.num_decodes;
   if (decodes == 0) return chunks(0);
@@ -118,23 +129,15 @@ at::Tensor PagedContext::attend_chunks(std::int64_t layer,
                                        const at::Tensor& value,
                                        const models::AttentionOptions& options,
                                        std::size_t first) const {
-  std::vector<AttentionSegment> segments;
-  std::vector<at::Tensor> keys;
-  std::vector<at::Tensor> values;
   const auto chunks = std::span(step_.chunks).subspan(first);
   if (std::ranges::all_of(chunks, &Chunk::is_whole)) {
+    std::vector<AttentionSegment> segments;
     for (const auto& chunk : chunks)
       segments.push_back({chunk.row_begin, chunk.num_rows, chunk.row_begin, chunk.num_rows});
     return models::attention(query, key, value, segments, options);
   }
-  std::int64_t key_begin = 0;
-  for (const auto& chunk : chunks) {
-    segments.push_back({chunk.row_begin, chunk.num_rows, key_begin, chunk.num_keys});
-    key_begin += chunk.num_keys;
-    keys.push_back(gather(cache_.key(layer), chunk.blocks, chunk.num_keys));
-    values.push_back(gather(cache_.value(layer), chunk.blocks, chunk.num_keys));
-  }
-  return models::attention(query, at::cat(keys), at::cat(values), segments, options);
+  return models::attention(query, gather(cache_.key(layer), chunks),
+                           gather(cache_.value(layer), chunks), segments_of(chunks), options);
 }
 
 }  // namespace ferry::rollout

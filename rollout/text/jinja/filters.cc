@@ -247,26 +247,15 @@ Value with_default(const Value& value, const Arguments& arguments) {
 }
 
 Value escaped(const Value& value, const Arguments&) {
+  static constexpr std::string_view kSpecial = "&<>\"'";
+  static constexpr std::string_view kEntities[] = {"&amp;", "&lt;", "&gt;", "&#34;", "&#39;"};
   std::string text;
   for (const char c : value.str()) {
-    switch (c) {
-      case '&':
-        text += "&amp;";
-        break;
-      case '<':
-        text += "&lt;";
-        break;
-      case '>':
-        text += "&gt;";
-        break;
-      case '"':
-        text += "&#34;";
-        break;
-      case '\'':
-        text += "&#39;";
-        break;
-      default:
-        text.push_back(c);
+    const auto found = kSpecial.find(c);
+    if (found == kSpecial.npos) {
+      text.push_back(c);
+    } else {
+      text += kEntities[found];
     }
   }
   return bounded(std::move(text));

@@ -141,8 +141,8 @@ Value strftime_now(const Arguments& arguments) {
 
 Parameters::Parameters(std::string_view function,
                        const Arguments& arguments,
-                       std::initializer_list<std::string_view> names)
-    : function_(function), names_(names), given_(names.size()) {
+                       std::vector<std::string_view> names)
+    : function_(function), names_(std::move(names)), given_(names_.size()) {
   if (arguments.positional.size() > names_.size()) {
     fail_template(fmt::format("{} has {} arguments, not {}", function_, names_.size(),
                               arguments.positional.size()));

@@ -3,8 +3,6 @@
 // library lacks are refused.
 #pragma once
 
-#include <initializer_list>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +17,7 @@ class Parameters {
   // Throws Error if there are more arguments than `names`, unknown ones, or one twice.
   Parameters(std::string_view function,
              const Arguments& arguments,
-             std::initializer_list<std::string_view> names);
+             std::vector<std::string_view> names);
 
   bool has(std::size_t i) const { return given_[i] != nullptr && !given_[i]->is_none(); }
   const Value* given(std::size_t i) const { return given_[i]; }  // null: not given

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <unordered_map>
 
 #include "rollout/text/jinja/library.h"
 #include "rollout/text/unicode/unicode.h"
@@ -12,7 +11,10 @@
 namespace ferry::rollout::text::jinja {
 namespace {
 
-using StringMethod = Value (*)(const std::string& text, const Arguments& arguments);
+struct StringMethod {
+  std::vector<std::string_view> parameters{};
+  Value (*call)(const std::string& text, const Parameters& given) = nullptr;
+};
 
 // Python's str.isspace().
 bool is_space(char32_t c) {
@@ -24,8 +26,8 @@ bool holds(const std::u32string& characters, char32_t c) {
 }
 
 // Python's split: at white space where there is no separator.
-Value split(const std::string& text, const Arguments& arguments, bool from_right) {
-  const Parameters given("split", arguments, {"sep", "maxsplit"});
+template <bool FromRight>
+Value split(const std::string& text, const Parameters& given) {
   auto left = given.integer(1, -1);
   const auto may_cut = [&] { return left < 0 || left-- > 0; };
   std::vector<Value> parts;
@@ -34,16 +36,16 @@ Value split(const std::string& text, const Arguments& arguments, bool from_right
     const auto& separator = given.string(0);
     if (separator.empty()) fail_template("empty separator");
     while (true) {
-      const auto cut = from_right ? rest.rfind(separator) : rest.find(separator);
+      const auto cut = FromRight ? rest.rfind(separator) : rest.find(separator);
       if (cut == rest.npos || !may_cut()) break;
       const auto behind = rest.substr(cut + separator.size()), before = rest.substr(0, cut);
-      parts.emplace_back(from_right ? behind : before);
-      rest = from_right ? before : behind;
+      parts.emplace_back(FromRight ? behind : before);
+      rest = FromRight ? before : behind;
     }
     parts.emplace_back(rest);
   } else {
     const auto trim = [&](std::string_view whole) {
-      return stripped(whole, nullptr, !from_right, from_right);
+      return stripped(whole, nullptr, !FromRight, FromRight);
     };
     auto remaining = trim(rest);
     while (!remaining.empty()) {
@@ -51,7 +53,7 @@ Value split(const std::string& text, const Arguments& arguments, bool from_right
       for (std::size_t at = 0; at < remaining.size();) {
         const auto here = at;
         if (!is_space(next_code_point(remaining, at))) continue;
-        if (from_right) {
+        if (FromRight) {
           begin = at;
         } else {
           end = here;
@@ -65,15 +67,14 @@ Value split(const std::string& text, const Arguments& arguments, bool from_right
       }
       parts.emplace_back(std::string_view(remaining).substr(begin, end - begin));
       if (whole) break;
-      remaining = trim(from_right ? remaining.substr(0, begin) : remaining.substr(end));
+      remaining = trim(FromRight ? remaining.substr(0, begin) : remaining.substr(end));
     }
   }
-  if (from_right) std::ranges::reverse(parts);
+  if (FromRight) std::ranges::reverse(parts);
   return bounded(List{.items = std::move(parts)});
 }
 
-Value splitlines(const std::string& text, const Arguments& arguments) {
-  const Parameters given("splitlines", arguments, {"keepends"});
+Value splitlines(const std::string& text, const Parameters& given) {
   const bool keep = given.flag(0, false);
   List lines;
   std::size_t begin = 0;
@@ -107,8 +108,7 @@ std::int64_t position(const std::string& text, std::size_t byte) {
 }
 
 template <bool (*Holds)(char32_t)>
-Value all_are(const std::string& text, const Arguments& arguments) {
-  const Parameters given("is...()", arguments, {});
+Value all_are(const std::string& text, const Parameters&) {
   const auto characters = to_code_points(text);
   return !characters.empty() && std::ranges::all_of(characters, Holds);
 }
@@ -123,111 +123,100 @@ bool is_letter_or_digit(char32_t c) {
 }
 
 template <bool Left, bool Right>
-Value strip(const std::string& text, const Arguments& arguments) {
-  const Parameters given("strip", arguments, {"chars"});
+Value strip(const std::string& text, const Parameters& given) {
   return stripped(text, given.has(0) ? given.given(0) : nullptr, Left, Right);
+}
+
+Value joined_parts(const std::string& text, const Parameters& given) {
+  std::string joined;
+  for (bool first = true; const auto& part : given.at(0).iterate()) {
+    if (!part.is_string()) fail_template("join() of what are not strings");
+    if (!std::exchange(first, false)) joined += text;
+    joined = bounded(std::move(joined) + part.string());
+  }
+  return joined;
+}
+
+Value index_of(const std::string& text, const Parameters& given) {
+  const auto at = text.find(given.string(0));
+  if (at == text.npos) fail_template("substring not found");
+  return position(text, at);
+}
+
+Value count_of(const std::string& text, const Parameters& given) {
+  const auto& part = given.string(0);
+  if (part.empty()) return static_cast<std::int64_t>(Value(text).length() + 1);
+  std::int64_t found = 0;
+  for (auto at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) ++found;
+  return found;
+}
+
+Value title_of(const std::string& text, const Parameters&) {
+  std::string titled;
+  bool in_word = false;
+  for (const auto& c : Value(text).iterate()) {
+    titled += in_word ? lowercase(c.string()) : uppercase(c.string());
+    std::size_t at = 0;
+    in_word = is_letter(next_code_point(c.string(), at));
+  }
+  return titled;
+}
+
+Value startswith(const std::string& text, const Parameters& given) {
+  return fits_any(given.at(0), [&](auto& part) { return text.starts_with(part); });
+}
+Value endswith(const std::string& text, const Parameters& given) {
+  return fits_any(given.at(0), [&](auto& part) { return text.ends_with(part); });
+}
+
+Value removeprefix(const std::string& text, const Parameters& given) {
+  const auto& part = given.string(0);
+  return text.starts_with(part) ? text.substr(part.size()) : text;
+}
+Value removesuffix(const std::string& text, const Parameters& given) {
+  const auto& part = given.string(0);
+  return text.ends_with(part) ? text.substr(0, text.size() - part.size()) : text;
 }
 
 const std::map<std::string_view, StringMethod>& string_methods() {
   static const std::map<std::string_view, StringMethod> methods{
-      {"strip", strip<true, true>},
-      {"lstrip", strip<true, false>},
-      {"rstrip", strip<false, true>},
-      {"split", [](auto& text, auto& arguments) { return split(text, arguments, false); }},
-      {"rsplit", [](auto& text, auto& arguments) { return split(text, arguments, true); }},
-      {"splitlines", splitlines},
-      {"startswith",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("startswith", arguments, {"prefix"});
-         return fits_any(given.at(0), [&](auto& part) { return text.starts_with(part); });
-       }},
-      {"endswith",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("endswith", arguments, {"suffix"});
-         return fits_any(given.at(0), [&](auto& part) { return text.ends_with(part); });
-       }},
-      {"removeprefix",
-       [](auto& text, auto& arguments) -> Value {
-         const auto& part = Parameters("removeprefix", arguments, {"prefix"}).string(0);
-         return text.starts_with(part) ? text.substr(part.size()) : text;
-       }},
-      {"removesuffix",
-       [](auto& text, auto& arguments) -> Value {
-         const auto& part = Parameters("removesuffix", arguments, {"suffix"}).string(0);
-         return text.ends_with(part) ? text.substr(0, text.size() - part.size()) : text;
-       }},
-      {"replace",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("replace", arguments, {"old", "new", "count"});
-         return replaced(text, given.string(0), given.string(1), given.integer(2, -1));
-       }},
-      {"join",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("join", arguments, {"iterable"});
-         std::string joined;
-         for (bool first = true; const auto& part : given.at(0).iterate()) {
-           if (!part.is_string()) fail_template("join() of what are not strings");
-           if (!std::exchange(first, false)) joined += text;
-           joined = bounded(std::move(joined) + part.string());
-         }
-         return joined;
-       }},
+      {"capitalize", {{}, [](auto& text, auto&) -> Value { return capitalized(text); }}},
+      {"count", {{"sub"}, count_of}},
+      {"endswith", {{"suffix"}, endswith}},
       {"find",
-       [](auto& text, auto& arguments) -> Value {
-         return position(text, text.find(Parameters("find", arguments, {"sub"}).string(0)));
-       }},
+       {{"sub"},
+        [](auto& text, auto& given) -> Value {
+          return position(text, text.find(given.string(0)));
+        }}},
+      {"index", {{"sub"}, index_of}},
+      {"isalnum", {{}, all_are<is_letter_or_digit>}},
+      {"isalpha", {{}, all_are<is_letter>}},
+      {"isdecimal", {{}, all_are<is_decimal>}},
+      {"isdigit", {{}, all_are<is_decimal>}},
+      {"isspace", {{}, all_are<is_space>}},
+      {"join", {{"iterable"}, joined_parts}},
+      {"lower", {{}, [](auto& text, auto&) -> Value { return lowercase(text); }}},
+      {"lstrip", {{"chars"}, strip<true, false>}},
+      {"removeprefix", {{"prefix"}, removeprefix}},
+      {"removesuffix", {{"suffix"}, removesuffix}},
+      {"replace",
+       {{"old", "new", "count"},
+        [](auto& text, auto& given) -> Value {
+          return replaced(text, given.string(0), given.string(1), given.integer(2, -1));
+        }}},
       {"rfind",
-       [](auto& text, auto& arguments) -> Value {
-         return position(text, text.rfind(Parameters("rfind", arguments, {"sub"}).string(0)));
-       }},
-      {"index",
-       [](auto& text, auto& arguments) -> Value {
-         const auto at = text.find(Parameters("index", arguments, {"sub"}).string(0));
-         if (at == text.npos) fail_template("substring not found");
-         return position(text, at);
-       }},
-      {"count",
-       [](auto& text, auto& arguments) -> Value {
-         const auto& part = Parameters("count", arguments, {"sub"}).string(0);
-         if (part.empty()) return static_cast<std::int64_t>(Value(text).length() + 1);
-         std::int64_t count = 0;
-         for (auto at = text.find(part); at != text.npos; at = text.find(part, at + part.size())) {
-           ++count;
-         }
-         return count;
-       }},
-      {"lower",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("lower", arguments, {});
-         return lowercase(text);
-       }},
-      {"upper",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("upper", arguments, {});
-         return uppercase(text);
-       }},
-      {"capitalize",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("capitalize", arguments, {});
-         return capitalized(text);
-       }},
-      {"title",
-       [](auto& text, auto& arguments) -> Value {
-         const Parameters given("title", arguments, {});
-         std::string titled;
-         bool in_word = false;
-         for (const auto& c : Value(text).iterate()) {
-           titled += in_word ? lowercase(c.string()) : uppercase(c.string());
-           std::size_t at = 0;
-           in_word = is_letter(next_code_point(c.string(), at));
-         }
-         return titled;
-       }},
-      {"isdigit", all_are<is_decimal>},
-      {"isdecimal", all_are<is_decimal>},
-      {"isalpha", all_are<is_letter>},
-      {"isalnum", all_are<is_letter_or_digit>},
-      {"isspace", all_are<is_space>},
+       {{"sub"},
+        [](auto& text, auto& given) -> Value {
+          return position(text, text.rfind(given.string(0)));
+        }}},
+      {"rsplit", {{"sep", "maxsplit"}, split<true>}},
+      {"rstrip", {{"chars"}, strip<false, true>}},
+      {"split", {{"sep", "maxsplit"}, split<false>}},
+      {"splitlines", {{"keepends"}, splitlines}},
+      {"startswith", {{"prefix"}, startswith}},
+      {"strip", {{"chars"}, strip<true, true>}},
+      {"title", {{}, title_of}},
+      {"upper", {{}, [](auto& text, auto&) -> Value { return uppercase(text); }}},
   };
   return methods;
 }
@@ -293,9 +282,9 @@ std::string capitalized(std::string_view text) {
 Value string_method(const Value& object, std::string_view name) {
   const auto found = string_methods().find(name);
   if (found != string_methods().end()) {
-    return Function{std::string(name),
-                    [text = object.string(), method = found->second](const Arguments& arguments) {
-                      return method(text, arguments);
+    return Function{std::string(name), [text = object.string(), found](const Arguments& arguments) {
+                      const auto& [own_name, method] = *found;
+                      return method.call(text, Parameters(own_name, arguments, method.parameters));
                     }};
   }
   if (std::ranges::find(kOtherStringMethods, name) != kOtherStringMethods.end()) {

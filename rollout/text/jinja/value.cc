@@ -137,37 +137,18 @@ class JsonWriter {
     into_.push_back('"');
     for (std::size_t at = 0; at < text.size();) {
       const auto c = next_code_point(text, at);
-      switch (c) {
-        case '"':
-          into_ += "\\\"";
-          break;
-        case '\\':
-          into_ += "\\\\";
-          break;
-        case '\n':
-          into_ += "\\n";
-          break;
-        case '\r':
-          into_ += "\\r";
-          break;
-        case '\t':
-          into_ += "\\t";
-          break;
-        case '\b':
-          into_ += "\\b";
-          break;
-        case '\f':
-          into_ += "\\f";
-          break;
-        default:
-          if (c >= 0x20 && (c < 0x7F || !format_.ensure_ascii)) {
-            append_utf8(c, into_);
-          } else if (c < 0x10000) {
-            write_unit(c);
-          } else {  // UTF-16, as JSON has it
-            write_unit(0xD800 + ((c - 0x10000) >> 10));
-            write_unit(0xDC00 + ((c - 0x10000) & 0x3FF));
-          }
+      static constexpr std::u32string_view kSpecial = U"\"\\\n\r\t\b\f";
+      static constexpr std::string_view kEscapes = "\"\\nrtbf";
+      const auto special = kSpecial.find(c);
+      if (special != kSpecial.npos) {
+        into_ += {'\\', kEscapes[special]};
+      } else if (c >= 0x20 && (c < 0x7F || !format_.ensure_ascii)) {
+        append_utf8(c, into_);
+      } else if (c < 0x10000) {
+        write_unit(c);
+      } else {  // a pair of UTF-16
+        write_unit(0xD800 + ((c - 0x10000) >> 10));
+        write_unit(0xDC00 + ((c - 0x10000) & 0x3FF));
       }
     }
     into_.push_back('"');

@@ -184,15 +184,11 @@ class RegexCompiler {
         first = find_first(pc + 1, known) | find_first(instruction.argument, known);
         break;
       case Op::kJump:
-        first = find_first(instruction.argument, known);
-        break;
       case Op::kLookAhead:
       case Op::kLookAheadNot:
         first = find_first(instruction.argument, known);
         break;
       case Op::kAtomic:  // an empty one adds all bytes, by its kAccept
-        first = find_first(pc + 1, known);
-        break;
       case Op::kLineBegin:
       case Op::kLineEnd:
       case Op::kTextBegin:

@@ -14,20 +14,16 @@ namespace ferry::rollout::text {
 namespace {
 
 using Tokens = std::vector<std::string>;
-using Steps = std::vector<std::unique_ptr<DecoderStep>>;
+using Makers = std::vector<std::function<std::unique_ptr<DecoderStep>()>>;
 
-// Base of steps that are copied for each stream.
+// Appends a maker of copies of `step`, one for each sequence.
 template <typename Step>
-class Copied : public DecoderStep {
- public:
-  std::unique_ptr<DecoderStep> fresh() const override {
-    return std::make_unique<Step>(static_cast<const Step&>(*this));
-  }
-  void finish(Tokens&) override {}
-};
+void append(Makers& makers, Step step) {
+  makers.push_back([step] { return std::make_unique<Step>(step); });
+}
 
 // Turns characters that stand for bytes into those bytes, and joins the bytes of all tokens.
-class ByteLevelStep : public Copied<ByteLevelStep> {
+class ByteLevelStep : public DecoderStep {
  public:
   void push(std::string_view token, Tokens& out) override {
     std::string bytes;
@@ -57,7 +53,7 @@ class ByteLevelStep : public Copied<ByteLevelStep> {
 
 // Turns "<0xE2>" into a byte. A run of bytes is text if the whole run is valid UTF-8; otherwise
 // each byte becomes U+FFFD.
-class ByteFallbackStep : public Copied<ByteFallbackStep> {
+class ByteFallbackStep : public DecoderStep {
  public:
   void push(std::string_view token, Tokens& out) override {
     if (const auto byte = byte_of(token)) {
@@ -92,7 +88,7 @@ class ByteFallbackStep : public Copied<ByteFallbackStep> {
   std::string bytes_;
 };
 
-class ReplaceStep : public Copied<ReplaceStep> {
+class ReplaceStep : public DecoderStep {
  public:
   ReplaceStep(Pattern pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
@@ -105,7 +101,7 @@ class ReplaceStep : public Copied<ReplaceStep> {
   std::string content_;
 };
 
-class MetaspaceStep : public Copied<MetaspaceStep> {
+class MetaspaceStep : public DecoderStep {
  public:
   MetaspaceStep(const std::string& mark, bool prepends)
       : pattern_({false, mark}), drops_(prepends) {}
@@ -121,7 +117,7 @@ class MetaspaceStep : public Copied<MetaspaceStep> {
 
 // Removes a character up to `start` times from the front of a token, and up to `stop` times from
 // its end. `fused`: all tokens are parts of one, and `stop` is zero.
-class StripStep : public Copied<StripStep> {
+class StripStep : public DecoderStep {
  public:
   StripStep(char32_t content, std::size_t start, std::size_t stop, bool fused)
       : start_(start), stop_(stop), left_(start), fused_(fused) {
@@ -143,7 +139,7 @@ class StripStep : public Copied<StripStep> {
   bool fused_;
 };
 
-class JoinWithSpaces : public Copied<JoinWithSpaces> {
+class JoinWithSpaces : public DecoderStep {
  public:
   void push(std::string_view token, Tokens& out) override {
     if (!first_) out.emplace_back(" ");
@@ -156,37 +152,36 @@ class JoinWithSpaces : public Copied<JoinWithSpaces> {
 };
 
 // `fused`: the input is one token in parts. A step that needs the whole token is refused.
-void add(const Component& part, Steps& steps, bool& fused) {
+void add(const Component& part, Makers& makers, bool& fused) {
   const auto& type = part.type();
   const auto refuse_fused = [&] {
     if (fused) part.refuse(fmt::format("{} behind Fuse or ByteLevel", type));
   };
   if (type == "Sequence") {
-    for (const auto& inner : part.sequence("decoders")) add(inner, steps, fused);
+    for (const auto& inner : part.sequence("decoders")) add(inner, makers, fused);
   } else if (type == "ByteLevel") {
     refuse_fused();
-    steps.push_back(std::make_unique<ByteLevelStep>());
+    append(makers, ByteLevelStep());
     fused = true;
   } else if (type == "ByteFallback") {
     refuse_fused();
-    steps.push_back(std::make_unique<ByteFallbackStep>());
+    append(makers, ByteFallbackStep());
   } else if (type == "Replace") {
     refuse_fused();
-    steps.push_back(
-        std::make_unique<ReplaceStep>(Pattern(part.pattern("pattern")), part.string("content")));
+    append(makers, ReplaceStep(Pattern(part.pattern("pattern")), part.string("content")));
   } else if (type == "Metaspace") {
     refuse_fused();
     std::string mark;
     append_utf8(part.character("replacement"), mark);
     const bool prepends =
         part.string("prepend_scheme", "always") != "never" && part.flag("add_prefix_space", true);
-    steps.push_back(std::make_unique<MetaspaceStep>(mark, prepends));
+    append(makers, MetaspaceStep(mark, prepends));
   } else if (type == "Fuse") {
     fused = true;  // no step of its own, because the texts are joined at the end
   } else if (type == "Strip") {
     const auto start = part.count("start"), stop = part.count("stop");
     if (fused && stop > 0) part.refuse("a stop behind Fuse or ByteLevel");
-    steps.push_back(std::make_unique<StripStep>(part.character("content"), start, stop, fused));
+    append(makers, StripStep(part.character("content"), start, stop, fused));
   } else {
     part.refuse_type();
   }
@@ -197,15 +192,15 @@ void add(const Component& part, Steps& steps, bool& fused) {
 Decoder::Decoder(const nlohmann::json& settings, const std::string& where) {
   bool fused = false;
   if (settings.is_null()) {
-    steps_.push_back(std::make_unique<JoinWithSpaces>());
+    append(makers_, JoinWithSpaces());
   } else {
-    add(Component(settings, where), steps_, fused);
+    add(Component(settings, where), makers_, fused);
   }
 }
 
-Steps Decoder::fresh_steps() const {
-  Steps steps;
-  for (const auto& step : steps_) steps.push_back(step->fresh());
+std::vector<std::unique_ptr<DecoderStep>> Decoder::fresh_steps() const {
+  std::vector<std::unique_ptr<DecoderStep>> steps;
+  for (const auto& make : makers_) steps.push_back(make());
   return steps;
 }
 

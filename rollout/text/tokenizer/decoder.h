@@ -2,6 +2,7 @@
 // same code decodes a whole sequence and a stream, and a stream's parts concatenate to the whole.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,9 +15,8 @@ namespace ferry::rollout::text {
 class DecoderStep {
  public:
   virtual ~DecoderStep() = default;
-  virtual std::unique_ptr<DecoderStep> fresh() const = 0;  // the same step, at the beginning
   virtual void push(std::string_view token, std::vector<std::string>& out) = 0;
-  virtual void finish(std::vector<std::string>& out) = 0;
+  virtual void finish(std::vector<std::string>& /*out*/) {}
 };
 
 class Decoder {
@@ -25,10 +25,10 @@ class Decoder {
   // unsupported type.
   Decoder(const nlohmann::json& settings, const std::string& where);
 
-  std::vector<std::unique_ptr<DecoderStep>> fresh_steps() const;
+  std::vector<std::unique_ptr<DecoderStep>> fresh_steps() const;  // for one sequence
 
  private:
-  std::vector<std::unique_ptr<DecoderStep>> steps_;
+  std::vector<std::function<std::unique_ptr<DecoderStep>()>> makers_;
 };
 
 }  // namespace ferry::rollout::text
