@@ -86,7 +86,7 @@ std::vector<Include> includes_of(const std::string& folder) {
   return found;
 }
 
-// What the rooms may include of each other. Nobody but cli includes cli.
+// The folders that each folder may include. Only cli includes cli.
 const std::map<std::string, std::set<std::string>> kAllowed{
     {"distckpt", {"distckpt"}},
     {"converter", {"converter", "models/spec", "distckpt"}},

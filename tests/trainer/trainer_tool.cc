@@ -1,14 +1,21 @@
-// What the trainer computes, as JSON, for tests/interop (test_trainer.py, test_training_state.py)
-// to hold beside its peers:
+// Runs parts of the trainer and prints JSON, which tests/interop (test_trainer.py,
+// test_training_state.py) compares with the results of their peers:
+//
 //   trainer_tool schedules [[STYLE, WSD_STYLE, WARMUP, DECAY, WSD_DECAY, WD_STYLE, WD_STEPS], ...]
-//   rates of every step of each trainer_tool adam STEPS DECOUPLED             parameters, gradients
-//   and what Adam makes of them trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES,
-//   FORWARD_ONLY], ...]   passes of each trainer_tool resave FROM TO TP PP EP ETP DP HF   a
-//   training run, through the memory of a mesh; HF: config.json's
-//                                                    folder
-//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP   losses and norms of a small model, as one
-//       rank of however many the environment says (torchrun's variables); the same for every mesh
-//       but for rounding
+//     the rates of every step of each schedule
+//
+//   trainer_tool adam STEPS DECOUPLED
+//     parameters, gradients and Adam's results
+//
+//   trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES, FORWARD_ONLY], ...]
+//     the passes of each given stage
+//
+//   trainer_tool resave FROM TO TP PP EP ETP DP HF
+//     a training run, loaded into the memory of a mesh and saved; HF: the folder of config.json
+//
+//   trainer_tool train DEVICE DTYPE STEPS TP PP VPP EP
+//     losses and norms of a small model, as one rank of the run that torchrun's variables describe;
+//     the same for every mesh but for rounding
 #include <ATen/ATen.h>
 
 #include <chrono>
@@ -108,7 +115,7 @@ json of_each(const std::string& cases, json (*compute)(const json&)) {
   return results;
 }
 
-// What DistributedOptimizer has after a load, saved anew.
+// Loads a training run into DistributedOptimizer and saves it again.
 json resave(const Arguments& a) {
   const auto size = [&](std::size_t i) { return static_cast<int>(number(a[i])); };
   const models::ParallelConfig parallel{.tensor_model_parallel_size = size(2),

@@ -10,7 +10,7 @@ from transformers import (LogitsProcessorList, MinPLogitsWarper, RepetitionPenal
 
 from support import FERRY
 
-# Of log-probabilities: fp32 rounds logits of up to 64 by 4e-6, and each side a few times.
+# The bound on differences of log-probabilities: fp32 rounds logits of up to 64 by 4e-6, and each side rounds a few times.
 BOUND = 2e-5
 DEFAULTS = {"prompt": [], "output": [], "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0}

@@ -192,7 +192,7 @@ def streamed(theirs, prompt, ids):
 
 @pytest.mark.parametrize("family", families([]))
 def test_streamed_text_is_that_of_the_packages_stream(tool, trained, family):
-    """Behind a prompt; where a character is cut, the package's stream waits for ever, and ours ends with what decode makes of it."""
+    """The text that follows a prompt. Where a character is cut, the package's stream waits for ever, and ours ends as decode does."""
     theirs, path = trained(family)
     generator = random.Random(7)
     texts = [t for t in random_texts(150, seed=8) + SCRIPTS.splitlines() if t]

@@ -1,4 +1,4 @@
-"""What tests of `ferry train grpo|ppo` share: a tiny model, prompts whose answers a rule or a small program scores, and runs of several ranks."""
+"""Helpers of the tests of `ferry train grpo|ppo`: a tiny model, prompts whose answers a rule or a small program scores, and runs of several ranks."""
 import json
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of `ferry train sft` share: a tiny model with its tokenizer, conversations that can be learned, and runs of several ranks."""
+"""Helpers of the tests of `ferry train sft`: a tiny model with its tokenizer, conversations that can be learned, and runs of several ranks."""
 import json
 
 from ranks import finish, start_training

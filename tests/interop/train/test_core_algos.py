@@ -172,7 +172,7 @@ def losses_agree(inputs, config, seed=5, ours_config=None):
     for name, leaf in leaves.items():
         agrees(mine["grad"][name], leaf.grad, f"gradient of {name}")
     metrics.pop("kl_coef", None)
-    # What verl names kl_loss its trainer writes as actor/kl_loss.
+    # verl's trainer writes kl_loss as actor/kl_loss.
     metrics_agree(mine["metrics"], {name if "/" in name else f"actor/{name}": m.value for name, m in metrics.items()})
     return mine
 

@@ -10,7 +10,7 @@ from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
 RECOMPUTE = f"{ACTOR}.recompute_old_log_prob"
-# What compares the rollout's numbers with the actor's has nothing to compare.
+# Metrics that compare the rollout's log-probabilities with the actor's, and so are missing where the actor computes none.
 COMPARED = {"training/rollout_probs_diff_valid", "training/rollout_probs_diff_max", "training/rollout_probs_diff_mean",
             "training/rollout_probs_diff_std", "training/rollout_actor_probs_pearson_corr"}
 TP = f"{ACTOR}.megatron.tensor_model_parallel_size"
@@ -65,7 +65,7 @@ def test_a_run_goes_on_either_way(world, work):
 
 
 def ratio_is_one(steps):
-    """Of rollout, actor and the only update; `rollout_corr/kl` is measured, since the actor computes."""
+    """Rollout, actor and the only update agree in every bit; `rollout_corr/kl` is measured, since the actor computes."""
     for step in steps.values():
         for name in ("actor/ppo_kl", "actor/pg_clipfrac", "rollout_corr/kl", "rollout_corr/k3_kl", "training/rollout_probs_diff_max"):
             assert step[name] == 0, name

@@ -36,7 +36,7 @@ def experts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(world):
-    """What one rank does, steps 1 and 2."""
+    """The metrics of steps 1 and 2 on one rank."""
     return train(world, world / "alone", **SAVING)
 
 
@@ -46,7 +46,7 @@ def experts_alone(experts):
 
 
 def digest(run, role="actor"):
-    """Of each tensor of the newest checkpoint."""
+    """The digest of each tensor of the newest checkpoint, as JSON."""
     return run_ok("digest", run / role, "--json").stdout
 
 
@@ -299,7 +299,7 @@ def test_algorithms_take_their_step(name, world, work):
 
 
 def test_a_batch_that_is_rejected_teaches_nothing(world, work):
-    """Of two ranks that share it; the run goes on, and says so."""
+    """Two ranks share the batch; the run goes on, and says so."""
     step = train(world, work, 2, **{"algorithm.rollout_correction.rollout_rs": "token_k1",
                                     "algorithm.rollout_correction.rollout_rs_threshold": "2.0_3.0"})[2]
     assert step["actor/skipped"] == 1 and "actor/pg_loss" not in step
@@ -307,7 +307,7 @@ def test_a_batch_that_is_rejected_teaches_nothing(world, work):
 
 # ------------------------------------------------------------------------------------------------------ metrics and data
 
-# What verl 0.9.1 logs of a step, but for a model's FLOPs on hosts, memory of GPUs and turns of conversations: compute_data_metrics,
+# The metrics that verl 0.9.1 logs for a step, except FLOPs on hosts, memory of GPUs and turns of conversations: compute_data_metrics,
 # compute_timing_metrics, compute_throughout_metrics, calculate_debug_metrics, and those of the losses.
 STATISTICS = ("mean", "max", "min")
 OF_A_STEP = {

@@ -82,7 +82,7 @@ def test_what_is_skipped_is_named(world, work):
 
 
 def test_gspo_is_of_sequences_unless_it_is_said(world, work):
-    """As verl's own function is by default; verl's configuration has token-mean for all losses."""
+    """The default is that of verl's own function; verl's configuration has token-mean for all losses."""
     gspo = {f"{ACTOR}.policy_loss.loss_mode": "gspo"}
     usual, of_sequences, of_tokens = (train(world, work / name, **ONE, **gspo, **more)[1] for name, more in (
         ("usual", {}), ("sequences", {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}), ("tokens", {f"{ACTOR}.loss_agg_mode": "token-mean"})))

@@ -141,7 +141,7 @@ def test_a_rank_that_is_lost_is_named_by_all_others(name, world, work):
 
     def trouble():
         wait_for((run / "actor/iter_0000002").exists, ranks[0])
-        # Behind a checkpoint the weights go to the rollout, and answers follow.
+        # The weights go to the rollout after a checkpoint, and answers follow.
         ranks[lost].send_signal(what)
 
     done = lose(ranks, lost, trouble)

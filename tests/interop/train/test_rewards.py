@@ -207,7 +207,7 @@ def test_a_program_that_cannot_be_started(work):
 
 
 def test_nothing_is_left_running(work):
-    """What the program has started ends with it."""
+    """Processes that the program has started end with it."""
     command = loop(work, f"os.system('sleep 60 & echo $! > {work / 'pid'}')")
     ask([requests("a")], "command", command, 20)
     time.sleep(0.1)

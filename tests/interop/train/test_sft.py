@@ -31,7 +31,7 @@ def experts(tmp_path_factory):
 
 
 def transformers_losses(world):
-    """Of transformers and torch.optim.AdamW: each step the mean over the learned tokens of four conversations."""
+    """The losses of transformers and torch.optim.AdamW: for each step the mean over the learned tokens of four conversations."""
     import torch
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(world / "model")

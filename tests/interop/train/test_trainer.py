@@ -108,7 +108,7 @@ def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
 
 
 def train(processes, mesh, device="cpu", dtype="fp32", steps=3):
-    """What rank 0 of a run of processes, as torchrun starts them, prints."""
+    """The output of rank 0 of a run of several processes, started as torchrun does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -13,7 +13,7 @@ ROOT = PEERS / "verl091"
 
 
 class Config(dict):
-    """What verl's functions read of ActorConfig, AlgoConfig and DictConfig."""
+    """The part of ActorConfig, AlgoConfig and DictConfig that verl's functions read."""
 
     def __getattr__(self, name):
         if name not in self:

@@ -1,7 +1,7 @@
-// What tests/interop/train/test_core_algos.py asks: a question in JSON on each line of standard
-// input,
-// {"answer": ...} or {"error": ...} on each line of standard output. Tensors are nested lists;
-// {"op": ...} names the function, "config" its options under verl's names.
+// The peer of tests/interop/train/test_core_algos.py: reads a question in JSON from each line of
+// standard input, and writes {"answer": ...} or {"error": ...} to a line of standard output.
+// Tensors are nested lists; {"op": ...} names the function, "config" its options under verl's
+// names.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>

@@ -1,6 +1,5 @@
-// What verl cannot be asked: that losses do not depend on the cut into micro-batches, and what is
-// said of input that means nothing. Values are held beside verl's in
-// tests/interop/train/test_core_algos.py.
+// Claims that verl has no counterpart for: losses do not depend on the cut into micro-batches, and
+// invalid input is refused. tests/interop/train/test_core_algos.py compares values with verl's.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -125,7 +124,7 @@ TEST_P(CutIntoMicroBatches, ChangesNeitherLossNorMetricsNorGradient) {
   }
 }
 
-// Of its metrics, some are statistics of micro-batches.
+// The metrics compared are those that are not statistics of micro-batches.
 TEST(BypassMode, LosesNothingToACutIntoMicroBatches) {
   at::manual_seed(4);
   auto in = some_inputs();

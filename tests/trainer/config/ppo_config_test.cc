@@ -224,8 +224,7 @@ TEST(PpoConfig, CutsMicroBatchesAsTheActorWhereARoleSaysNothing) {
   EXPECT_EQ(config.reward_micro_batches().max_token_len(2, config.longest_sequence()), 32768);
 }
 
-// What breaks a rule and none before it; the key says where, for a rule that stands in several
-// sections.
+// Overrides that break a rule and none before it. `key` says where, for a rule of several sections.
 struct Broken {
   std::string rule{};
   std::string key{};

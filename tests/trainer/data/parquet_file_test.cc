@@ -87,7 +87,7 @@ TEST(ParquetFile, NamesWhatCannotBeRead) {
                     [&] { open_record_file(dir / "empty.parquet"); }));
 }
 
-// Where the footer begins: its length stands before the last four bytes.
+// The offset of the footer, whose length stands before the last four bytes.
 std::size_t footer_of(std::span<const std::byte> file) {
   std::uint32_t length = 0;
   std::memcpy(&length, file.data() + file.size() - 8, sizeof length);

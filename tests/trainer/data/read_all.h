@@ -1,4 +1,4 @@
-// What tests do with a file of records: read all of it.
+// Reads all of a file of records, for tests.
 #pragma once
 
 #include <string>

@@ -64,7 +64,8 @@ std::int64_t optimum(const Lengths& values, std::size_t k) {
   return best;
 }
 
-// What verl's karmarkar_karp and what is built on it give for these lengths.
+// The expected parts are the results of verl's karmarkar_karp, and of the functions built on it,
+// for these lengths.
 TEST(SeqlenBalancing, GivesThePartsOfVerl) {
   EXPECT_EQ(karmarkar_karp(work_of(kLengths), 4, true),
             (Parts{{3, 5, 6}, {1, 4, 11}, {7, 8, 10}, {0, 2, 9}}));

@@ -189,8 +189,8 @@ TEST(RouterReplay, WhereTheLastTokenGoesIsOfNoConsequence) {
   EXPECT_EQ(update_actor(other.pipeline(), samples, parts, {}), there);
 }
 
-// What the loop asks of a worker: routes come with the answers, and where they send the tokens both
-// passes of the actor do, whatever its routers would choose.
+// The loop relies on this: routes come with the answers, and both passes of the actor send tokens
+// to the experts of these routes, whatever its own routers would choose.
 TEST(RouterReplay, TheRolloutsRoutesAreReplayedByAllPassesOfTheActor) {
   const support::TempDir dir;
   support::write_tiny_model({.family = "mixtral", .head_dim = 16, .hidden = 64}, dir / "lm", 1);

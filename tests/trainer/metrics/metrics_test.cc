@@ -17,7 +17,7 @@ namespace metrics_test {
 
 using support::fails;
 
-// What ranks do: all of them get the sums and the maxima.
+// Reduces metrics as ranks do: all of them get the sums and the maxima.
 Metrics reduce(std::vector<MetricAccumulator> ranks) {
   for (std::size_t i = 1; i < ranks.size(); ++i) {
     EXPECT_EQ(ranks[i].signature(), ranks[0].signature());

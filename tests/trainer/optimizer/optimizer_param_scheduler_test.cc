@@ -83,7 +83,7 @@ TEST(OptimizerParamScheduler, RaisesTheWeightDecayAsMegatronDoes) {
   EXPECT_DOUBLE_EQ(at_55(WdIncrStyle::kCosine), 0.070390906449655108);
 }
 
-// As verl does: the share is of the decay, where that is not all of the run.
+// verl takes the share of the decay, where that is shorter than the run.
 TEST(OptimizerParamScheduler, WarmsUpForAShareOfTheDecay) {
   OptimConfig config{.lr_warmup_steps_ratio = 0.1};
   EXPECT_EQ(scheduler_config(config, 200).lr_warmup_steps, 20);

@@ -1,5 +1,6 @@
-// What tests/interop/train/test_ppo_metrics.py asks: a question in JSON on each line of standard
-// input, the metrics on each line of standard output. Tensors are nested lists of numbers.
+// The peer of tests/interop/train/test_ppo_metrics.py: reads a question in JSON from each line of
+// standard input, and writes the metrics to a line of standard output. Tensors are nested lists of
+// numbers.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 

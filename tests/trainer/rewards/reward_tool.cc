@@ -1,11 +1,12 @@
-// What tests/interop/train/test_rewards.py asks: a question in JSON on each line of standard input,
-// its answer on each line of standard output.
-//   reward_tool rules                    {"data_source", "solution_str", "ground_truth"}: the
-//   score;
-//                                        with "method" that of gsm8k, with "pattern" that of a form
-//   reward_tool command PROGRAM SECONDS  lists of requests to the program, which may say nothing
-//   for
-//                                        so long: lists of scores
+// The peer of tests/interop/train/test_rewards.py: reads a question in JSON from each line of
+// standard input, and writes its answer to a line of standard output.
+//
+//   reward_tool rules
+//     {"data_source", "solution_str", "ground_truth"} -> the score; with "method" that of gsm8k,
+//     with "pattern" that of a form
+//
+//   reward_tool command PROGRAM SECONDS
+//     lists of requests to the program, which may be silent for SECONDS -> lists of scores
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -85,7 +85,7 @@ TEST(BatchRows, SamplingMasksTravelAsTheyAre) {
                    .sampling_mask.defined());
 }
 
-// What response_mask leaves out is a part of the sequence all the same: the model has read it.
+// Tokens that response_mask leaves out are still part of the sequence: the model has read them.
 TEST(BatchRows, WhatDoesNotCountStaysInTheSequence) {
   auto batch = prompt_columns(std::vector<Tokens>{{1, 2}}, 3);
   batch =
