@@ -52,20 +52,6 @@ std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// One behind another.
-models::SamplingMask concat(const std::vector<models::SamplingMask>& masks) {
-  models::SamplingMask all{.offsets = {0}};
-  std::vector<at::Tensor> ids;
-  for (const auto& mask : masks) {
-    const auto begin = all.offsets.back();
-    for (std::size_t i = 1; i < mask.offsets.size(); ++i)
-      all.offsets.push_back(begin + mask.offsets[i]);
-    ids.push_back(mask.token_ids);
-  }
-  all.token_ids = at::cat(ids);
-  return all;
-}
-
 }  // namespace
 
 std::vector<Partition> balance_batch(Lengths seqlens, std::size_t dp) {
@@ -130,6 +116,19 @@ std::vector<Partition> split_micro_batches(std::size_t num_sequences,
 std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp,
                                                       Lengths mine) {
   return models::gather(dp, std::vector(mine.begin(), mine.end()));
+}
+
+models::SamplingMask concat(const std::vector<models::SamplingMask>& masks) {
+  models::SamplingMask all{.offsets = {0}};
+  std::vector<at::Tensor> ids;
+  for (const auto& mask : masks) {
+    const auto begin = all.offsets.back();
+    for (std::size_t i = 1; i < mask.offsets.size(); ++i)
+      all.offsets.push_back(begin + mask.offsets[i]);
+    ids.push_back(mask.token_ids);
+  }
+  all.token_ids = at::cat(ids);
+  return all;
 }
 
 std::vector<models::SequencePartition> pack_micro_batches(

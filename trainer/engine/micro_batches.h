@@ -41,6 +41,9 @@ std::vector<Partition> split_micro_batches(std::size_t num_sequences, std::size_
 std::vector<std::vector<std::int64_t>> gather_seqlens(const models::ProcessGroup& dp,
                                                       std::span<const std::int64_t> mine);
 
+// One behind another.
+models::SamplingMask concat(const std::vector<models::SamplingMask>& masks);
+
 // Each micro-batch as this rank runs it. `sequences`: [tokens] each, int64, on the host. `scored`:
 // [tokens] each, bool, where logits are read; none: everywhere. `masks`: of those, with a row for
 // each token, on the host; none: of the whole vocabulary.

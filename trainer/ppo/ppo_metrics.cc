@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/corrcoef.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 
 #include <limits>
 #include <string>
@@ -39,21 +40,14 @@ double explained_variance(const at::Tensor& returns, const at::Tensor& values) {
   return (1 - (returns - values).var() / (returns.var() + 1e-5)).item<double>();
 }
 
-struct Masks {
-  at::Tensor prompt;    // [rows, P]
-  at::Tensor response;  // [rows, R]
-};
-
-Masks masks_of(const DataProto& batch) {
-  const auto& attention_mask = batch.tensor("attention_mask");
-  const auto width = attention_mask.size(1) - batch.tensor("responses").size(1);
-  return {.prompt = attention_mask.slice(1, 0, width), .response = attention_mask.slice(1, width)};
+at::Tensor numbers(const std::vector<std::int64_t>& values) {
+  return at::tensor(values, at::kLong).to(at::kFloat);
 }
 
 }  // namespace
 
-Metrics staleness_metrics(const DataProto& batch, std::int64_t step, std::int64_t most) {
-  const auto staleness = (step - batch.tensor("weights_step")).to(at::kFloat);
+Metrics staleness_metrics(const RolloutBatch& batch, std::int64_t step, std::int64_t most) {
+  const auto staleness = (step - batch.weights_step).to(at::kFloat);
   Metrics metrics;
   add_statistics(metrics, "training/off_policy/trajectory_staleness", staleness);
   for (const char* extreme : {"/min", "/max"}) {
@@ -66,52 +60,60 @@ Metrics staleness_metrics(const DataProto& batch, std::int64_t step, std::int64_
   return metrics;
 }
 
-Metrics compute_data_metrics(const DataProto& batch) {
-  const auto masks = masks_of(batch);
-  const auto prompt_length = masks.prompt.sum(-1).to(at::kFloat);      // [rows]
-  const auto response_length = masks.response.sum(-1).to(at::kFloat);  // [rows]
-  const auto response_mask = batch.tensor("response_mask").to(at::kBool);
+Metrics compute_data_metrics(const RolloutBatch& batch) {
+  std::vector<std::int64_t> prompts, responses;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    prompts.push_back(batch.prompt_length(row));
+    responses.push_back(batch.response_length(row));
+  }
+  const auto response_length = numbers(responses);  // [rows]
   const auto whole = response_length != 0;
-  const auto of_sequences = [&](const char* key) {
-    return batch.tensor(key).sum(-1).masked_select(whole);
+  const auto known = [](const char* name, const at::Tensor& column) {
+    require(column.defined(), ErrorKind::kUsage, "metrics of a batch: {} are not known", name);
+    return column;
   };
-  const auto of_tokens = [&](const char* key) {
-    return batch.tensor(key).masked_select(response_mask);
+  const auto of_sequences = [&](const char* name, const at::Tensor& column) {
+    return batch.padded(known(name, column)).sum(-1).masked_select(whole);
+  };
+  const auto of_tokens = [&](const char* name, const at::Tensor& column) {
+    return known(name, column).masked_select(batch.response_mask);
   };
 
   Metrics metrics;
-  add_statistics(metrics, "critic/score", of_sequences("token_level_scores"));
-  add_statistics(metrics, "critic/rewards", of_sequences("token_level_rewards"));
-  add_statistics(metrics, "critic/advantages", of_tokens("advantages"));
-  const auto returns = of_tokens("returns");
+  add_statistics(metrics, "critic/score",
+                 of_sequences("token_level_scores", batch.token_level_scores));
+  add_statistics(metrics, "critic/rewards",
+                 of_sequences("token_level_rewards", batch.token_level_rewards));
+  add_statistics(metrics, "critic/advantages", of_tokens("advantages", batch.advantages));
+  const auto returns = of_tokens("returns", batch.returns);
   add_statistics(metrics, "critic/returns", returns);
-  if (batch.batch().contains("values")) {
-    const auto values = of_tokens("values");
+  if (batch.values.defined()) {
+    const auto values = of_tokens("values", batch.values);
     add_statistics(metrics, "critic/values", values);
     metrics["critic/vf_explained_var"] = explained_variance(returns, values);
   }
-  const auto longest_response = masks.response.size(1);
-  add_lengths(metrics, "response_length", response_length, longest_response);
+  add_lengths(metrics, "response_length", response_length, batch.max_response_length);
   add_lengths(metrics, "response_length_non_aborted", response_length.masked_select(whole),
-              longest_response);
+              batch.max_response_length);
   metrics["response/aborted_ratio"] = whole.logical_not().to(at::kFloat).mean().item<double>();
-  add_lengths(metrics, "prompt_length", prompt_length, masks.prompt.size(1));
+  add_lengths(metrics, "prompt_length", numbers(prompts), batch.max_prompt_length);
   return metrics;
 }
 
-double compute_entropy(const DataProto& batch, LossAggMode mode, double loss_scale_factor) {
-  const auto mask = batch.tensor("response_mask");
-  return agg_loss(batch.tensor("entropys"), mask, mode,
-                  {.batch_num_tokens = mask.sum().item<std::int64_t>(),
+double compute_entropy(const RolloutBatch& batch, LossAggMode mode, double loss_scale_factor) {
+  return agg_loss(batch.padded(batch.entropys), batch.padded(batch.response_mask), mode,
+                  {.batch_num_tokens = batch.response_mask.sum().item<std::int64_t>(),
                    .global_batch_size = batch.size(),
                    .loss_scale_factor = loss_scale_factor})
       .item<double>();
 }
 
-Metrics calculate_debug_metrics(const DataProto& batch) {
-  const auto mask = batch.tensor("response_mask").to(at::kBool);
-  const auto actor = batch.tensor("old_log_probs").exp().masked_select(mask);        // [tokens]
-  const auto rollout = batch.tensor("rollout_log_probs").exp().masked_select(mask);  // [tokens]
+Metrics calculate_debug_metrics(const RolloutBatch& batch) {
+  const auto probs = [&](const at::Tensor& log_probs) {  // [tokens that count]
+    return log_probs.exp().masked_select(batch.response_mask);
+  };
+  const auto actor = probs(batch.old_log_probs);
+  const auto rollout = probs(batch.rollout_log_probs);
   const bool some = actor.numel() > 0;
   const auto difference = (actor - rollout).abs();
   return {
@@ -123,12 +125,10 @@ Metrics calculate_debug_metrics(const DataProto& batch) {
        some ? at::corrcoef(at::stack(std::vector{actor, rollout}))[0][1].item<double>() : kNaN}};
 }
 
-Metrics mfu_metrics(const DataProto& batch,
+Metrics mfu_metrics(const RolloutBatch& batch,
                     const models::TransformerConfig& actor,
                     const ActorWork& work) {
-  const auto lengths = batch.tensor("attention_mask").sum(-1).to(at::kLong).contiguous();
-  const auto flops = models::training_flops(
-      actor, {lengths.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(lengths.numel())});
+  const auto flops = models::training_flops(actor, batch.lengths());
   Metrics metrics;
   const auto add = [&](const char* name, const char* part, double operations) {
     const auto found = work.seconds.find(part);
@@ -140,10 +140,9 @@ Metrics mfu_metrics(const DataProto& batch,
   return metrics;
 }
 
-TokenCounts count_tokens(const DataProto& batch) {
-  const auto masks = masks_of(batch);
-  return {.prompt = masks.prompt.sum().item<std::int64_t>(),
-          .response = masks.response.sum().item<std::int64_t>()};
+TokenCounts count_tokens(const RolloutBatch& batch) {
+  const auto response = batch.response_offsets.back();
+  return {.prompt = batch.offsets.back() - response, .response = response};
 }
 
 }  // namespace ferry::trainer

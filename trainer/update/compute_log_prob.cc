@@ -1,34 +1,35 @@
 #include "trainer/update/compute_log_prob.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
 #include "trainer/engine/forward_sequences.h"
+#include "trainer/update/mini_batch.h"
 
 namespace ferry::trainer {
 
-std::vector<AnswerLogProbs> compute_log_prob(const Pipeline& pipeline,
-                                             const std::vector<AnsweredPrompt>& prompts,
-                                             const std::vector<Partition>& parts,
-                                             double temperature,
-                                             std::vector<at::Tensor>* routed_experts) {
+LogProbs compute_log_prob(const Pipeline& pipeline,
+                          const RolloutBatch& batch,
+                          const std::vector<Partition>& parts,
+                          double temperature,
+                          bool record_routes) {
   const TokenFunction say = [&](const models::GPTModel& model, const at::Tensor& hidden,
-                                const models::SequencePartition& batch) {
-    const auto result = model.log_probs(hidden, batch.tokens_behind(1), temperature, batch.scored(),
-                                        batch.sampling_mask());
+                                const models::SequencePartition& pack) {
+    const auto result = model.log_probs(hidden, pack.tokens_behind(1), temperature, pack.scored(),
+                                        pack.sampling_mask());
     return at::stack({result.log_probs, result.entropy}, 1);
   };
-  const auto both = forward_sequences(pipeline, sequences_of(prompts), parts, say,
-                                      {.channels = 2,
-                                       .scored = scored_of(prompts),
-                                       .masks = sampling_masks_of(prompts),
-                                       .routed_experts = routed_experts});
-  std::vector<AnswerLogProbs> results;
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const auto answer = answer_of(prompts[i], both[i]);
-    results.push_back({.log_probs = answer.select(1, 0).contiguous(),
-                       .entropys = answer.select(1, 1).contiguous()});
-  }
-  return results;
+  auto routes = rows_of(batch, batch.routed_experts);
+  const bool records = routes.empty() && record_routes;
+  const auto both = batch.responses_of(
+      forward_sequences(pipeline, batch.sequences(), parts, say,
+                        {.channels = 2,
+                         .scored = scored_of(batch),
+                         .masks = sampling_masks_of(batch),
+                         .routed_experts = records || !routes.empty() ? &routes : nullptr}));
+  return {.log_probs = both.select(1, 0).contiguous(),
+          .entropys = both.select(1, 1).contiguous(),
+          .routed_experts = records ? at::cat(routes) : at::Tensor()};
 }
 
 }  // namespace ferry::trainer

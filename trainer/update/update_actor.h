@@ -1,12 +1,10 @@
-// One update of the policy from a mini-batch of answered prompts (verl's update_policy): the loss
-// of every token of the answers, put together as the configuration says, through all stages of the
-// pipeline and back. Gradients and metrics do not depend on the cut into micro-batches, but for
-// fp32's rounding.
+// One update of the policy from a mini-batch (verl's update_policy): the loss of every token of the
+// responses, put together as the configuration says, through all stages of the pipeline and back.
+// Gradients and metrics do not depend on the cut into micro-batches, but for fp32's rounding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,39 +12,25 @@
 #include "trainer/algorithms/ppo_loss.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
-#include "trainer/optimizer/distributed_optimizer.h"
+#include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
 
-// A prompt and its answer, of R tokens. Tensors are [R], fp32, on the host.
-struct ActorSample {
-  at::Tensor tokens{};  // [prompt + R], int64
-  std::int64_t num_prompt_tokens = 0;
-  at::Tensor response_mask{};  // [R], int64; undefined: every token counts
-  at::Tensor old_log_prob{};
-  at::Tensor advantages{};
-  at::Tensor ref_log_prob{};             // with use_kl_loss
-  at::Tensor rollout_is_weights{};       // undefined: none
-  at::Tensor cov_tokens{};               // bool, of select_cov_tokens(): clip_cov and kl_cov
-  at::Tensor routed_experts{};           // [prompt + R, layers, topk], of all samples, or undefined
-  models::SamplingMask sampling_mask{};  // as of AnsweredPrompt
-
-  std::int64_t num_response_tokens() const { return tokens.size(0) - num_prompt_tokens; }
-};
-
 struct ActorUpdate {
   ActorLossConfig loss{};
-  double temperature = 1;        // that the answers were drawn at
+  double temperature = 1;        // of the draws
   double loss_scale_factor = 0;  // of seq-mean-token-sum-norm
+  at::Tensor cov_tokens{};       // [response tokens], bool, of select_cov_tokens()
 };
 
-// Called by all ranks of the mesh, with the samples of their data parallel rank and the parts of
-// each micro-batch. The gradients are for DistributedOptimizer::step() to take; returns the metrics
-// of the whole mini-batch, on all ranks: none, and no gradients, if no token of it counts.
-// `grad_scale`: DistributedOptimizer::loss_scale(). Throws Error(kUsage) for a sample without
-// prompt or answer.
+// Called by all ranks of the mesh, with the rows of their data parallel rank and the parts of each
+// micro-batch. Reads response_mask, old_log_probs, advantages; ref_log_prob with use_kl_loss;
+// rollout_is_weights, sampling_mask, routed_experts if they are known. Leaves the gradients for
+// DistributedOptimizer::step(), whose loss_scale() is `grad_scale`. Returns the metrics of the
+// whole mini-batch, on all ranks: none, and no gradients, if no token of it counts. Throws
+// Error(kUsage) for a row without a prompt or a response.
 std::map<std::string, double> update_actor(const Pipeline& pipeline,
-                                           const std::vector<ActorSample>& samples,
+                                           const RolloutBatch& batch,
                                            const std::vector<Partition>& parts,
                                            const ActorUpdate& update,
                                            double grad_scale = 1);

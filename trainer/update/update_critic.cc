@@ -1,32 +1,29 @@
 #include "trainer/update/update_critic.h"
 
-#include "trainer/update/answer_batches.h"
 #include "trainer/update/compute_values.h"
+#include "trainer/update/mini_batch.h"
 
 namespace ferry::trainer {
 
 std::map<std::string, double> update_critic(const Pipeline& pipeline,
-                                            const std::vector<CriticSample>& samples,
+                                            const RolloutBatch& batch,
                                             const std::vector<Partition>& parts,
                                             const CriticUpdate& update,
                                             double grad_scale) {
   require_value_head(pipeline);
-  const auto& mesh = pipeline.chunks.front()->mesh();
-  const AnswerBatches batches(answered_prompts(samples), parts, mesh);
-  if (batches.batch_num_tokens() == 0) return {};
-  const GlobalBatchInfo info{.batch_num_tokens = batches.batch_num_tokens(),
-                             .global_batch_size = batches.global_batch_size(),
-                             .loss_scale_factor = update.loss_scale_factor};
+  const MiniBatch mini_batch(batch, parts, pipeline.chunks.front()->mesh());
+  if (mini_batch.teaches_nothing()) return {};
+  const auto info = mini_batch.info(update.loss_scale_factor);
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) {
     const auto values = model.output(hidden).squeeze(1).to(at::kFloat);
-    return value_loss({.vpreds = batches.rows(i, values),
-                       .values = batches.rows(i, samples, &CriticSample::values),
-                       .returns = batches.rows(i, samples, &CriticSample::returns),
-                       .response_mask = batches.response_mask(i)},
+    return value_loss({.vpreds = mini_batch.of_pack(i, values),
+                       .values = mini_batch.of_column(i, batch.values),
+                       .returns = mini_batch.of_column(i, batch.returns),
+                       .response_mask = mini_batch.of_column(i, batch.response_mask)},
                       update.loss, info);
   };
-  return batches.run(pipeline, loss, grad_scale);
+  return mini_batch.run(pipeline, loss, grad_scale);
 }
 
 }  // namespace ferry::trainer

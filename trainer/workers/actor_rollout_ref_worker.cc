@@ -1,12 +1,12 @@
 #include "trainer/workers/actor_rollout_ref_worker.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <span>
@@ -18,9 +18,7 @@
 #include "models/pipeline_forward.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/update/compute_log_prob.h"
 #include "trainer/update/ppo_options.h"
-#include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -58,28 +56,6 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
           .use_kl_loss = config.use_kl_loss,
           .kl_loss_coef = config.kl_loss_coef,
           .kl_loss_type = config.kl_loss_type};
-}
-
-// Of each row, for replay; none where routers choose. They do for the last token of an answer, if
-// the rollout recorded: it has drawn that one, but not computed it.
-std::vector<at::Tensor> routed_experts_of(const DataProto& batch,
-                                          const RouterReplaySection& replay) {
-  if (!batch.batch().contains("routed_experts")) return {};
-  auto rows = sequence_rows(batch.tensor("routed_experts"), answered_prompts_of(batch),
-                            batch.tensor("prompts").size(1));
-  if (replay.mode == RouterReplayMode::kR3) {
-    for (auto& row : rows) {
-      row = row.to(at::kShort, /*non_blocking=*/false, /*copy=*/true);
-      row[-1].fill_(-1);
-    }
-  }
-  return rows;
-}
-
-nlohmann::json as_json(const models::ReshardReport& report) {
-  return {{"bytes_in_place", report.bytes_in_place}, {"bytes_local", report.bytes_local},
-          {"bytes_sent", report.bytes_sent},         {"bytes_received", report.bytes_received},
-          {"staging_bytes", report.staging_bytes},   {"rounds", report.rounds}};
 }
 
 }  // namespace
@@ -194,223 +170,169 @@ Dispatch ActorRolloutRefWorker::rollout_dispatch() const {
   return rollout_mesh_ ? megatron_compute_proto(*rollout_mesh_) : Dispatch::none();
 }
 
-rollout::SamplingParams ActorRolloutRefWorker::sampling_params(
-    const nlohmann::json& meta_info) const {
-  return {.temperature = meta_info.at("temperature").get<double>(),
-          .top_k = meta_info.at("top_k").get<std::int64_t>(),
-          .top_p = meta_info.at("top_p").get<double>(),
-          .ignore_eos = config_.rollout.ignore_eos,
-          .max_tokens = config_.data.max_response_length,
-          .return_entropy = meta_info.value("entropy", false),
-          .return_sampling_mask = meta_info.value("sampling_mask", false)};
-}
-
-DataProto ActorRolloutRefWorker::generate_sequences(const DataProto& prompts) {
-  const auto rows = prompts.size();
-  const auto width = static_cast<std::int64_t>(config_.data.max_response_length);
-  const auto tokens = prompt_tokens_of(prompts);
-  const auto params = sampling_params(prompts.meta_info);
-  std::vector<std::vector<std::int64_t>> ids(static_cast<std::size_t>(rows));
-  std::vector<std::vector<float>> log_probs(static_cast<std::size_t>(rows));
-  std::vector<std::vector<float>> entropies(static_cast<std::size_t>(rows));
-  std::vector<std::vector<std::vector<std::int32_t>>> kept(static_cast<std::size_t>(rows));
-  std::vector<std::vector<std::byte>> routes(static_cast<std::size_t>(rows));
+RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& prompts,
+                                                       const Sampling& sampling) {
+  rollout::SamplingParams params{.temperature = sampling.temperature,
+                                 .top_k = sampling.top_k,
+                                 .top_p = sampling.top_p,
+                                 .ignore_eos = config_.rollout.ignore_eos,
+                                 .max_tokens = config_.data.max_response_length,
+                                 .return_entropy = sampling.entropy,
+                                 .return_sampling_mask = sampling.sampling_mask};
+  std::vector<RolloutBatch::Tokens> asked;
   std::map<std::string, std::size_t> row_of;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const auto index = static_cast<std::size_t>(row);
-    auto mine = params;
-    mine.seed = static_cast<std::uint64_t>(prompts.tensor("seeds")[row].item<std::int64_t>());
+  for (std::int64_t row = 0; row < prompts.size(); ++row) {
+    const auto tokens = prompts.prompt(row);
+    asked.emplace_back(tokens.begin(), tokens.end());
+    params.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
     const auto id = std::to_string(row);
-    row_of[id] = index;
-    engine_->add_request(id, tokens[index], mine);
+    row_of[id] = asked.size() - 1;
+    engine_->add_request(id, asked.back(), params);
   }
+  std::vector<std::vector<rollout::TokenOutput>> drawn(asked.size());
+  std::vector<std::vector<std::byte>> routes(asked.size());
   while (engine_->has_unfinished()) {
     for (const auto& output : engine_->step()) {
       if (output.error) throw Error(*output.error);
-      const auto index = row_of.at(output.request_id);
+      const auto row = row_of.at(output.request_id);
       for (const auto& sample : output.outputs) {
-        for (const auto& token : sample.tokens) {
-          ids[index].push_back(token.token_id);
-          log_probs[index].push_back(token.processed_logprob);
-          entropies[index].push_back(token.entropy);
-          kept[index].push_back(token.sampling_mask);
-        }
-        std::ranges::copy(sample.routed_experts, std::back_inserter(routes[index]));
+        std::ranges::copy(sample.tokens, std::back_inserter(drawn[row]));
+        std::ranges::copy(sample.routed_experts, std::back_inserter(routes[row]));
       }
     }
   }
-  std::vector<at::Tensor> responses, masks;
-  for (const auto& row : ids) {
-    responses.push_back(at::tensor(row, at::kLong));
-    masks.push_back(at::ones_like(responses.back()));
-  }
-  const auto numbers = [&](const std::vector<std::vector<float>>& of_rows) {
-    std::vector<at::Tensor> tensors;
-    for (const auto& row : of_rows) tensors.push_back(at::tensor(row));
-    return response_column(tensors, width);
-  };
-  DataProto answers({{"responses", response_column(responses, width)},
-                     {"response_mask", response_column(masks, width)},
-                     {"weights_step", at::full({rows}, weights_step_, at::kLong)},
-                     {"rollout_log_probs", numbers(log_probs)}});
-  if (params.return_entropy) answers.set("entropys", numbers(entropies));
-  if (params.return_sampling_mask) {
-    std::vector<nlohmann::json> cells;
-    for (const auto& row : kept) cells.push_back(sampling_mask_cell(row));
-    answers.set("sampling_mask", std::move(cells));
-  }
-  if (prompts.meta_info.value("routed_experts", false)) {
-    std::vector<at::Tensor> routed;
-    std::vector<AnsweredPrompt> begin;
-    for (std::size_t row = 0; row < ids.size(); ++row) {
-      routed.push_back(rollout::routed_experts_tensor(routes[row], origin_->map.config));
-      begin.push_back({.num_prompt_tokens = static_cast<std::int64_t>(tokens[row].size())});
+
+  std::vector<RolloutBatch::Tokens> responses;
+  std::vector<float> log_probs, entropys;
+  std::vector<std::int64_t> kept;
+  models::SamplingMask mask{.offsets = {0}};
+  for (const auto& row : drawn) {
+    auto& response = responses.emplace_back();
+    for (const auto& token : row) {
+      response.push_back(token.token_id);
+      log_probs.push_back(token.processed_logprob);
+      entropys.push_back(token.entropy);
+      kept.insert(kept.end(), token.sampling_mask.begin(), token.sampling_mask.end());
+      mask.offsets.push_back(static_cast<std::int64_t>(kept.size()));
     }
-    const auto prompt_width = prompts.tensor("prompts").size(1);
-    answers.set("routed_experts",
-                sequence_column(routed, begin, prompt_width, prompt_width + width));
   }
-  return answers;
+  auto batch = RolloutBatch::of(asked, responses);
+  batch.max_prompt_length = prompts.max_prompt_length;
+  batch.max_response_length = prompts.max_response_length;
+  batch.rollout_log_probs = at::tensor(log_probs);
+  batch.weights_step = at::full({batch.size()}, weights_step_, at::kLong);
+  if (sampling.entropy) batch.entropys = at::tensor(entropys);
+  if (sampling.sampling_mask) {
+    mask.token_ids = at::tensor(kept, at::kLong);
+    batch.sampling_mask = std::move(mask);
+  }
+  if (sampling.routed_experts) {
+    std::vector<at::Tensor> of_rows;
+    for (const auto& bytes : routes) {
+      of_rows.push_back(rollout::routed_experts_tensor(bytes, origin_->map.config));
+      // The last token was drawn, but not computed: replayed() lets routers choose.
+      of_rows.push_back(at::zeros_like(of_rows.back().narrow(0, 0, 1)));
+    }
+    batch.routed_experts = at::cat(of_rows);
+  }
+  return batch;
 }
 
-DataProto ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
-                                           const DataProto& batch,
-                                           const MicroBatchSize& size,
-                                           bool with_entropy,
-                                           const char* name,
-                                           std::vector<at::Tensor>* routed_experts) const {
-  const auto answers = answered_prompts_of(batch);
-  const auto results =
-      trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true), answers,
-                                worker.micro_batches(answers, size, config_.longest_sequence()),
-                                batch.meta_info.at("temperature").get<double>(), routed_experts);
-  const auto width = batch.tensor("responses").size(1);
-  const auto column = [&](at::Tensor AnswerLogProbs::*one) {
-    std::vector<at::Tensor> rows;
-    for (const auto& result : results) rows.push_back(result.*one);
-    return response_column(rows, width);
-  };
-  DataProto::Tensors columns{{name, column(&AnswerLogProbs::log_probs)}};
-  if (with_entropy) columns["entropys"] = column(&AnswerLogProbs::entropys);
-  return DataProto(columns);
+// In mode R3 routers choose for the last token of each row: the rollout did not record it.
+RolloutBatch ActorRolloutRefWorker::replayed(const RolloutBatch& batch) const {
+  auto replayed = batch;
+  if (!batch.routed_experts.defined() || config_.actor.router_replay.mode != "R3") return replayed;
+  replayed.routed_experts =
+      batch.routed_experts.to(at::kShort, /*non_blocking=*/false, /*copy=*/true);
+  for (std::size_t row = 1; row < batch.offsets.size(); ++row)
+    replayed.routed_experts[batch.offsets[row] - 1].fill_(-1);
+  return replayed;
 }
 
-DataProto ActorRolloutRefWorker::compute_log_prob(const DataProto& batch) {
-  const auto& replay = config_.actor.router_replay;
-  const bool records = replay.mode == RouterReplayMode::kR2;
-  auto routes = routed_experts_of(batch, replay);
-  auto answer = log_probs(*actor_, batch, config_.log_prob_micro_batches(config_.rollout.log_prob),
-                          /*with_entropy=*/true, "old_log_probs",
-                          records || !routes.empty() ? &routes : nullptr);
-  if (records)
-    answer.set("routed_experts",
-               sequence_column(routes, answered_prompts_of(batch), batch.tensor("prompts").size(1),
-                               batch.tensor("attention_mask").size(1)));
+LogProbs ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
+                                          const RolloutBatch& batch,
+                                          const MicroBatchSize& size,
+                                          bool record_routes) const {
+  return trainer::compute_log_prob(worker.engine().pipeline(/*forward_only=*/true), batch,
+                                   worker.micro_batches(batch, size, config_.longest_sequence()),
+                                   config_.rollout.temperature, record_routes);
+}
+
+RolloutBatch ActorRolloutRefWorker::compute_log_prob(const RolloutBatch& batch) {
+  const auto result =
+      log_probs(*actor_, replayed(batch), config_.log_prob_micro_batches(config_.rollout.log_prob),
+                config_.actor.router_replay.mode == "R2");
+  auto answer = batch.without_columns();
+  answer.old_log_probs = result.log_probs;
+  answer.entropys = result.entropys;
+  answer.routed_experts = result.routed_experts;
   return answer;
 }
 
-DataProto ActorRolloutRefWorker::compute_ref_log_prob(const DataProto& batch) {
+RolloutBatch ActorRolloutRefWorker::compute_ref_log_prob(const RolloutBatch& batch) {
   const MegatronWorker::Awake awake(*ref_, {.param = true});
-  return log_probs(*ref_, batch, config_.log_prob_micro_batches(config_.ref.log_prob),
-                   /*with_entropy=*/false, "ref_log_prob");
+  auto answer = batch.without_columns();
+  answer.ref_log_prob =
+      log_probs(*ref_, batch, config_.log_prob_micro_batches(config_.ref.log_prob)).log_probs;
+  return answer;
 }
 
-// Of the mini-batch as a whole, by a forward pass of it: every data parallel rank sees all of it,
-// in the order of its rows, so that the draw does not depend on who has which.
-at::Tensor ActorRolloutRefWorker::cov_tokens(const DataProto& batch,
-                                             const ActorUpdate& update,
+// Chooses from the mini-batch as a whole, by a forward pass of it: every data parallel rank sees
+// all of it, in the order of its rows, so that the draw does not depend on who has which.
+at::Tensor ActorRolloutRefWorker::cov_tokens(const RolloutBatch& batch,
+                                             const PolicyLossConfig& loss,
+                                             std::int64_t step,
                                              std::int64_t number) const {
-  auto mine = batch;
-  auto routes = routed_experts_of(batch, config_.actor.router_replay);
-  mine.set("log_prob", log_probs(*actor_, batch, config_.actor_micro_batches(), false,
-                                 "old_log_probs", routes.empty() ? nullptr : &routes)
-                           .tensor("old_log_probs"));
-  const std::vector<std::string> keys{"row", "log_prob", "old_log_probs", "advantages",
-                                      "response_mask"};
-  const auto bytes = mine.select(keys).to_bytes();
+  auto mine = batch.without_columns();
+  mine.index = batch.index;
+  mine.response_mask = batch.response_mask;
+  mine.old_log_probs = batch.old_log_probs;
+  mine.advantages = batch.advantages;
+  mine.log_prob = log_probs(*actor_, batch, config_.actor_micro_batches()).log_probs;
+  const auto bytes = mine.to_bytes();
   const auto& dp = actor_->engine().mesh().dp();
-  std::vector<DataProto> parts;
+  std::vector<RolloutBatch> parts;
   for (const auto& part :
        dp.all_gather_bytes({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
-    parts.push_back(DataProto::from_bytes(std::as_bytes(std::span(part))));
-  const auto gathered = DataProto::concat(parts);
-  const auto order = gathered.tensor("row").argsort();
-  const auto all = gathered.reorder(
+    parts.push_back(RolloutBatch::from_bytes(std::as_bytes(std::span(part))));
+  const auto gathered = RolloutBatch::concat(parts);
+  const auto order = gathered.index.argsort();
+  const auto all = gathered.select(
       {order.const_data_ptr<std::int64_t>(), static_cast<std::size_t>(gathered.size())});
-  const auto step = batch.meta_info.at("global_step").get<std::uint64_t>();
   const auto seed = mix64(static_cast<std::uint64_t>(config_.actor.data_loader_seed));
   auto generator = at::make_generator<at::CPUGeneratorImpl>(
-      derive(derive(seed, step), static_cast<std::uint64_t>(number)));
-  const auto chosen = select_cov_tokens({.old_log_prob = all.tensor("old_log_probs"),
-                                         .log_prob = all.tensor("log_prob"),
-                                         .advantages = all.tensor("advantages"),
-                                         .response_mask = all.tensor("response_mask")},
-                                        update.loss.policy_loss, generator);
-  return chosen.index_select(0, order.argsort()).narrow(0, dp.rank() * batch.size(), batch.size());
+      derive(derive(seed, static_cast<std::uint64_t>(step)), static_cast<std::uint64_t>(number)));
+  const auto chosen = select_cov_tokens({.old_log_prob = all.padded(all.old_log_probs),
+                                         .log_prob = all.padded(all.log_prob),
+                                         .advantages = all.padded(all.advantages),
+                                         .response_mask = all.padded(all.response_mask)},
+                                        loss, generator);
+  return batch.ragged(
+      chosen.index_select(0, order.argsort()).narrow(0, dp.rank() * batch.size(), batch.size()));
 }
 
-std::map<std::string, double> ActorRolloutRefWorker::learn(const DataProto& batch,
-                                                           double grad_scale,
-                                                           std::int64_t number) {
+UpdateOutput ActorRolloutRefWorker::update_actor(const RolloutBatch& batch, std::int64_t step) {
   const auto aggregation = config_.actor_loss_aggregation();
-  const ActorUpdate update{.loss = loss_config(config_, aggregation),
-                           .temperature = batch.meta_info.at("temperature").get<double>(),
-                           .loss_scale_factor = aggregation.loss_scale_factor};
-  const auto answers = answered_prompts_of(batch);
-  std::vector<ActorSample> samples;
-  for (const auto& answer : answers)
-    samples.push_back({.tokens = answer.tokens, .num_prompt_tokens = answer.num_prompt_tokens});
-  const auto give = [&](at::Tensor ActorSample::*one, const at::Tensor& column) {
-    const auto rows = response_rows(column, answers);
-    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].*one = rows[i];
-  };
-  give(&ActorSample::response_mask, batch.tensor("response_mask"));
-  give(&ActorSample::old_log_prob, batch.tensor("old_log_probs"));
-  give(&ActorSample::advantages, batch.tensor("advantages"));
-  if (batch.batch().contains("ref_log_prob"))
-    give(&ActorSample::ref_log_prob, batch.tensor("ref_log_prob"));
-  if (batch.batch().contains("rollout_is_weights"))
-    give(&ActorSample::rollout_is_weights, batch.tensor("rollout_is_weights"));
-  for (std::size_t i = 0; i < answers.size(); ++i)
-    samples[i].sampling_mask = answers[i].sampling_mask;
-  const auto routes = routed_experts_of(batch, config_.actor.router_replay);
-  for (std::size_t i = 0; i < routes.size(); ++i) samples[i].routed_experts = routes[i];
-  if (needs_cov_tokens(update.loss.policy_loss.loss_mode))
-    give(&ActorSample::cov_tokens, cov_tokens(batch, update, number));
-  return trainer::update_actor(
-      actor_->engine().pipeline(), samples,
-      actor_->micro_batches(answers, config_.actor_micro_batches(), config_.longest_sequence()),
-      update, grad_scale);
-}
-
-DataProto ActorRolloutRefWorker::update_actor(const DataProto& batch) {
-  DataProto answer;
+  ActorUpdate options{.loss = loss_config(config_, aggregation),
+                      .temperature = config_.rollout.temperature,
+                      .loss_scale_factor = aggregation.loss_scale_factor};
   std::int64_t number = 0;
-  answer.meta_info = actor_->update(batch.size(), config_.actor_mini_batches(),
-                                    [&](const std::vector<std::int64_t>& rows, double grad_scale) {
-                                      return learn(batch.select_idxs(rows), grad_scale, number++);
-                                    });
-  return answer;
+  return actor_->update(replayed(batch), config_.actor_mini_batches(),
+                        [&](const RolloutBatch& mini_batch, double grad_scale) {
+                          if (needs_cov_tokens(options.loss.policy_loss.loss_mode))
+                            options.cov_tokens =
+                                cov_tokens(mini_batch, options.loss.policy_loss, step, number++);
+                          return trainer::update_actor(
+                              actor_->engine().pipeline(), mini_batch,
+                              actor_->micro_batches(mini_batch, config_.actor_micro_batches(),
+                                                    config_.longest_sequence()),
+                              options, grad_scale);
+                        });
 }
 
-DataProto ActorRolloutRefWorker::update_weights(const DataProto& call) {
-  weights_step_ = call.meta_info.at("weights_step").get<std::int64_t>();
-  DataProto answer;
-  answer.meta_info["reshard"] = as_json(hybrid_->rollout_mode());
-  return answer;
-}
-
-DataProto ActorRolloutRefWorker::sleep_rollout(const DataProto&) {
-  hybrid_->train_mode();
-  return {};
-}
-
-DataProto ActorRolloutRefWorker::save_checkpoint(const DataProto& call) {
-  return actor_->save_checkpoint(call);
-}
-
-DataProto ActorRolloutRefWorker::load_checkpoint(const DataProto& call) {
-  return actor_->load_checkpoint(call);
+void ActorRolloutRefWorker::update_weights(std::int64_t weights_step) {
+  weights_step_ = weights_step;
+  (void)hybrid_->rollout_mode();
 }
 
 }  // namespace ferry::trainer

@@ -15,11 +15,23 @@
 #include "models/distributed/world.h"
 #include "rollout/llm_engine.h"
 #include "trainer/config/ppo_config.h"
+#include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
 #include "trainer/workers/hybrid_engine.h"
 #include "trainer/workers/megatron_worker.h"
 
 namespace ferry::trainer {
+
+// How tokens are drawn, and what is returned beside them.
+struct Sampling {
+  double temperature = 1;
+  std::int64_t top_k = -1;
+  double top_p = 1;
+  bool entropy = false;        // entropys of the distributions that tokens were drawn from
+  bool sampling_mask = false;  // the tokens that top_k and top_p left
+  bool routed_experts =
+      false;  // where routers sent all tokens but the last (router_replay.mode R3)
+};
 
 class ActorRolloutRefWorker {
  public:
@@ -39,32 +51,21 @@ class ActorRolloutRefWorker {
   Dispatch ref_dispatch() const;
   Dispatch rollout_dispatch() const;
 
-  // prompts, attention_mask [rows, P], seeds [rows] -> responses [rows, R], attention_mask [rows,
-  // P + R], response_mask, rollout_log_probs [rows, R], of the distribution that was drawn from:
-  // the model's at the temperature, of what top_k and top_p leave of it; weights_step [rows], that
-  // of update_weights(). meta_info: temperature, top_k, top_p; entropy: whether the answers have
-  // entropys [rows, R], of the same distribution; sampling_mask: whether they have the column
-  // sampling_mask, of what top_k and top_p left (batch_rows.h); routed_experts, with
-  // router_replay.mode R3: whether the answers have routed_experts [rows, P + R, layers with
-  // experts, topk], where the rollout's routers sent all tokens but the last. Needs the rollout's
-  // weights: update_weights().
-  DataProto generate_sequences(const DataProto& prompts);
-  // -> old_log_probs, entropys [rows, R]; with router_replay.mode R2 routed_experts, of all tokens.
-  // Those that the batch has are replayed, by update_actor() as well; so are sampling masks, by
-  // compute_ref_log_prob(), too. meta_info: temperature.
-  DataProto compute_log_prob(const DataProto& batch);
-  // -> ref_log_prob [rows, R].
-  DataProto compute_ref_log_prob(const DataProto& batch);
-  // old_log_probs, advantages, perhaps ref_log_prob, rollout_is_weights [rows, R]; for clip_cov and
-  // kl_cov row [rows], its number in the batch -> meta_info.metrics.
-  DataProto update_actor(const DataProto& batch);
-  // The actor's weights to the rollout, which wakes; -> meta_info.reshard, what this rank moved.
-  // meta_info: weights_step, the step behind which they are.
-  DataProto update_weights(const DataProto& call);
-  // The rollout sleeps.
-  DataProto sleep_rollout(const DataProto& call);
-  DataProto save_checkpoint(const DataProto& call);
-  DataProto load_checkpoint(const DataProto& call);
+  // Draws a response to each prompt, by its seed. Returns whole rows with response_mask (all ones),
+  // rollout_log_probs of the distributions that tokens were drawn from, weights_step, and what
+  // `sampling` asks for. Needs the rollout's weights: update_weights().
+  RolloutBatch generate_sequences(const RolloutBatch& prompts, const Sampling& sampling);
+  // Returns old_log_probs and entropys; with router_replay.mode R2 routed_experts, too. Routes that
+  // the batch has are replayed, here and by update_actor(); sampling masks, by all passes.
+  RolloutBatch compute_log_prob(const RolloutBatch& batch);
+  // Returns ref_log_prob.
+  RolloutBatch compute_ref_log_prob(const RolloutBatch& batch);
+  // Reads what trainer::update_actor() does; for clip_cov and kl_cov also index. `step` decides the
+  // draws of clip_cov.
+  UpdateOutput update_actor(const RolloutBatch& batch, std::int64_t step);
+  // Hands the actor's weights, those behind `weights_step`, to the rollout, which wakes.
+  void update_weights(std::int64_t weights_step);
+  void sleep_rollout() { hybrid_->train_mode(); }
 
   // Null where this rank has no part in them.
   MegatronWorker* actor() const { return actor_.get(); }
@@ -73,19 +74,15 @@ class ActorRolloutRefWorker {
 
  private:
   bool shares_memory() const;
-  rollout::SamplingParams sampling_params(const nlohmann::json& meta_info) const;
-  DataProto log_probs(MegatronWorker& worker,
-                      const DataProto& batch,
-                      const MicroBatchSize& size,
-                      bool with_entropy,
-                      const char* name,
-                      std::vector<at::Tensor>* routed_experts = nullptr) const;
+  LogProbs log_probs(MegatronWorker& worker,
+                     const RolloutBatch& batch,
+                     const MicroBatchSize& size,
+                     bool record_routes = false) const;
+  RolloutBatch replayed(const RolloutBatch& batch) const;
   // `number`: of the update in its step.
-  std::map<std::string, double> learn(const DataProto& batch,
-                                      double grad_scale,
-                                      std::int64_t number);
-  at::Tensor cov_tokens(const DataProto& batch,
-                        const ActorUpdate& update,
+  at::Tensor cov_tokens(const RolloutBatch& batch,
+                        const PolicyLossConfig& loss,
+                        std::int64_t step,
                         std::int64_t number) const;
 
   models::World& world_;

@@ -4,7 +4,6 @@
 
 #include "trainer/update/compute_values.h"
 #include "trainer/update/update_critic.h"
-#include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -27,46 +26,25 @@ CriticWorker::CriticWorker(models::World& world,
                      offload_flags(config.critic.megatron)),
       config_(config) {}
 
-DataProto CriticWorker::compute_values(const DataProto& batch) {
+at::Tensor CriticWorker::compute_values(const RolloutBatch& batch) {
   const Awake awake(*this, {.param = true});
-  const auto answers = answered_prompts_of(batch);
-  const auto values = trainer::compute_values(
-      engine().pipeline(/*forward_only=*/true), sequences_of(answers),
-      micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()));
-  std::vector<at::Tensor> rows;
-  for (std::size_t i = 0; i < answers.size(); ++i) rows.push_back(answer_of(answers[i], values[i]));
-  return DataProto({{"values", response_column(rows, batch.tensor("responses").size(1))}});
+  return batch.responses_of(trainer::compute_values(
+      engine().pipeline(/*forward_only=*/true), batch.sequences(),
+      micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence())));
 }
 
-std::map<std::string, double> CriticWorker::learn(const DataProto& batch, double grad_scale) {
-  const auto answers = answered_prompts_of(batch);
-  const auto mask = response_rows(batch.tensor("response_mask"), answers);
-  const auto values = response_rows(batch.tensor("values"), answers);
-  const auto returns = response_rows(batch.tensor("returns"), answers);
-  std::vector<CriticSample> samples;
-  for (std::size_t i = 0; i < answers.size(); ++i)
-    samples.push_back({.tokens = answers[i].tokens,
-                       .num_prompt_tokens = answers[i].num_prompt_tokens,
-                       .response_mask = mask[i],
-                       .values = values[i],
-                       .returns = returns[i]});
+UpdateOutput CriticWorker::update_critic(const RolloutBatch& batch) {
   const auto aggregation = config_.critic_loss_aggregation();
-  return trainer::update_critic(
-      engine().pipeline(), samples,
-      micro_batches(answers, config_.critic_micro_batches(), config_.longest_sequence()),
-      {.loss = {.cliprange_value = config_.critic.cliprange_value,
-                .loss_agg_mode = aggregation.loss_agg_mode},
-       .loss_scale_factor = aggregation.loss_scale_factor},
-      grad_scale);
-}
-
-DataProto CriticWorker::update_critic(const DataProto& batch) {
-  DataProto answer;
-  answer.meta_info = update(batch.size(), config_.critic_mini_batches(),
-                            [&](const std::vector<std::int64_t>& rows, double grad_scale) {
-                              return learn(batch.select_idxs(rows), grad_scale);
-                            });
-  return answer;
+  const CriticUpdate options{.loss = {.cliprange_value = config_.critic.cliprange_value,
+                                      .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode)},
+                             .loss_scale_factor = aggregation.loss_scale_factor};
+  return update(
+      batch, config_.critic_mini_batches(), [&](const RolloutBatch& mini_batch, double grad_scale) {
+        return trainer::update_critic(
+            engine().pipeline(), mini_batch,
+            micro_batches(mini_batch, config_.critic_micro_batches(), config_.longest_sequence()),
+            options, grad_scale);
+      });
 }
 
 }  // namespace ferry::trainer

@@ -1,8 +1,7 @@
-// The worker of the critic, which learns what answers will be worth (verl's CriticWorker).
+// The worker of the critic, which learns the worth of responses (verl's CriticWorker).
 #pragma once
 
-#include <map>
-#include <string>
+#include <ATen/core/Tensor.h>
 
 #include "trainer/config/ppo_config.h"
 #include "trainer/workers/megatron_worker.h"
@@ -18,14 +17,12 @@ class CriticWorker : public MegatronWorker {
                std::shared_ptr<const converter::Checkpoint> origin,
                std::int64_t total_steps);
 
-  // -> values [rows, R], of each token of the answer before it was given.
-  DataProto compute_values(const DataProto& batch);
-  // values, returns [rows, R] -> meta_info.metrics.
-  DataProto update_critic(const DataProto& batch);
+  // Returns the values, [response tokens], of each token before it is given.
+  at::Tensor compute_values(const RolloutBatch& batch);
+  // Learns from values and returns.
+  UpdateOutput update_critic(const RolloutBatch& batch);
 
  private:
-  std::map<std::string, double> learn(const DataProto& batch, double grad_scale);
-
   PpoConfig config_;
 };
 

@@ -1,12 +1,9 @@
 #include "trainer/workers/megatron_worker.h"
 
-#include <map>
-#include <numeric>
 #include <utility>
 
 #include "distckpt/base/error.h"
 #include "trainer/engine/micro_batches.h"
-#include "trainer/engine/peak_memory.h"
 
 namespace ferry::trainer {
 
@@ -31,46 +28,40 @@ MegatronWorker::Awake::~Awake() {
   offload_.to_host(which_);
 }
 
-std::vector<Partition> MegatronWorker::micro_batches(const std::vector<AnsweredPrompt>& answers,
+std::vector<Partition> MegatronWorker::micro_batches(const RolloutBatch& batch,
                                                      const MicroBatchSize& size,
                                                      std::int64_t longest_sequence) const {
   if (!size.use_dynamic_bsz)
-    return split_micro_batches(answers.size(),
+    return split_micro_batches(static_cast<std::size_t>(batch.size()),
                                static_cast<std::size_t>(size.micro_batch_size_per_gpu.value()));
-  std::vector<std::int64_t> seqlens;
-  for (const auto& answer : answers) seqlens.push_back(answer.tokens.size(0));
   const auto& mesh = engine_->mesh();
   return rearrange_micro_batches(
-             gather_seqlens(mesh.dp(), seqlens),
+             gather_seqlens(mesh.dp(), batch.lengths()),
              {.max_token_len = size.max_token_len(mesh.shape().cp(), longest_sequence),
               .num_batches_divided_by =
                   engine_->is_interleaved() ? static_cast<std::size_t>(mesh.shape().pp()) : 1})
       .at(static_cast<std::size_t>(mesh.coordinates().dp));
 }
 
-nlohmann::json MegatronWorker::update(
-    std::int64_t rows,
-    const MiniBatches& batches,
-    const std::function<std::map<std::string, double>(const std::vector<std::int64_t>&, double)>&
-        learn) {
+UpdateOutput MegatronWorker::update(
+    const RolloutBatch& batch,
+    const MiniBatches& mini_batches,
+    const std::function<std::map<std::string, double>(const RolloutBatch&, double)>& learn) {
   const auto& role = engine_->options().name;
   const auto dp = engine_->mesh().shape().dp();
-  require(batches.size % dp == 0 && rows % (batches.size / dp) == 0, ErrorKind::kUsage,
+  const auto rows = batch.size();
+  const auto size = mini_batches.size / dp;
+  require(mini_batches.size % dp == 0 && rows % size == 0, ErrorKind::kUsage,
           "{}: {} answers on each of {} data parallel ranks are no multiple of a mini-batch of {} "
           "answers",
-          role, rows, dp, batches.size);
-  const auto size = batches.size / dp;
-  std::map<std::string, double> sums;
-  double updates = 0;
+          role, rows, dp, mini_batches.size);
+  UpdateOutput output;
+  double updates = 0, skipped = 0;
   const Awake awake(*this, {.param = true, .grad = true});
-  double skipped = 0;
-  std::string not_finite;
-  for (int epoch = 0; epoch < (batches.shuffle ? 1 : batches.epochs); ++epoch) {
+  for (int epoch = 0; epoch < (mini_batches.shuffle ? 1 : mini_batches.epochs); ++epoch) {
     for (std::int64_t begin = 0; begin < rows; begin += size) {
-      std::vector<std::int64_t> mine(static_cast<std::size_t>(size));
-      std::iota(mine.begin(), mine.end(), begin);
       engine_->optimizer().zero_grad();
-      auto metrics = learn(mine, engine_->optimizer().loss_scale());
+      auto metrics = learn(batch.slice(begin, begin + size), engine_->optimizer().loss_scale());
       if (metrics.empty()) {
         ++skipped;
         continue;
@@ -79,54 +70,42 @@ nlohmann::json MegatronWorker::update(
       metrics[role + "/grad_norm"] = report.grad_norm;
       if (!report.update_successful) {
         ++skipped;
-        not_finite = report.not_finite;
+        output.not_finite = report.not_finite;
       }
-      for (const auto& [name, value] : metrics) sums[name] += value;
+      for (const auto& [name, value] : metrics) output.metrics[name] += value;
       ++updates;
     }
   }
-  nlohmann::json means = nlohmann::json::object();
-  for (const auto& [name, sum] : sums) means[name] = sum / updates;  // of none there are none
-  means[role + "/lr"] = engine_->scheduler().lr();
+  for (auto& [name, sum] : output.metrics) sum /= updates;  // without updates there are none
+  output.metrics[role + "/lr"] = engine_->scheduler().lr();
   engine_->scheduler().step(1);
-  if (skipped > 0) means[role + "/skipped"] = skipped;
-  const auto memory = peak_memory(engine_->mesh().all(), world_.device());
-  return {{"metrics", means},
-          {"not_finite", not_finite},
-          {"max_memory", {memory.allocated, memory.reserved}}};
+  if (skipped > 0) output.metrics[role + "/skipped"] = skipped;
+  output.max_memory = peak_memory(engine_->mesh().all(), world_.device());
+  return output;
 }
 
-DataProto MegatronWorker::save_checkpoint(const DataProto& call) {
-  CallerState caller;
-  for (const auto& [key, value] : call.meta_info.at("caller").items())
-    caller.shared[key] = value.get<std::string>();
+void MegatronWorker::save_checkpoint(std::int64_t step,
+                                     const std::map<std::string, std::string>& caller,
+                                     bool async) {
   const Awake awake(*this, {.param = true, .optimizer = true});
-  const auto step = call.meta_info.at("global_step").get<std::int64_t>();
-  if (call.meta_info.at("async").get<bool>())
-    engine_->checkpoint().save_in_background(step, caller);
+  const CallerState state{.shared = caller};
+  if (async)
+    engine_->checkpoint().save_in_background(step, state);
   else
-    (void)engine_->checkpoint().save(step, caller);
-  return {};
+    (void)engine_->checkpoint().save(step, state);
 }
 
-DataProto MegatronWorker::finish_save(const DataProto& call) {
+bool MegatronWorker::finish_save(bool wait) {
   auto& checkpoint = engine_->checkpoint();
-  DataProto answer;
-  answer.meta_info["saved"] =
-      (call.meta_info.at("wait").get<bool>() || checkpoint.save_has_ended()) &&
-      checkpoint.finish_save().has_value();
-  return answer;
+  return (wait || checkpoint.save_has_ended()) && checkpoint.finish_save().has_value();
 }
 
-DataProto MegatronWorker::load_checkpoint(const DataProto& call) {
+std::map<std::string, std::string> MegatronWorker::load_checkpoint(std::int64_t step,
+                                                                   const std::string& root) {
   const Awake awake(*this, {.param = true, .optimizer = true});
-  const auto step = call.meta_info.at("global_step").get<std::int64_t>();
-  const auto root = call.meta_info.at("root").get<std::string>();
   const auto resumed =
       root.empty() ? engine_->checkpoint().load(step) : engine_->checkpoint_at(root).load(step);
-  DataProto answer;
-  answer.meta_info["caller"] = resumed.caller.shared;
-  return answer;
+  return resumed.caller.shared;
 }
 
 }  // namespace ferry::trainer

@@ -1,9 +1,10 @@
-// A worker of one role: a model on its mesh (verl's MegatronWorker), what the calls of all roles
-// have in common, and what rank 0 is told of it.
+// A worker of one role: a model on its mesh (verl's MegatronWorker), with what the calls of all
+// roles have in common.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,11 +12,20 @@
 #include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/engine/megatron_engine.h"
-#include "trainer/update/answer_batches.h"
-#include "trainer/update/data_proto.h"
+#include "trainer/engine/peak_memory.h"
+#include "trainer/engine/seqlen_balancing.h"
+#include "trainer/update/rollout_batch.h"
 #include "trainer/workers/worker_group.h"
 
 namespace ferry::trainer {
+
+struct UpdateOutput {
+  // Means over the updates, with <role>/grad_norm and <role>/lr; and <role>/skipped, if there were,
+  // updates that were not made: for a gradient that is not finite, or no token that counts.
+  std::map<std::string, double> metrics{};
+  std::string not_finite{};  // the parameter whose gradient was not, of the last such update
+  PeakMemory max_memory{};   // of any rank of the role
+};
 
 class MegatronWorker {
  public:
@@ -27,16 +37,18 @@ class MegatronWorker {
   Dispatch dispatch() const { return megatron_compute_proto(engine_->mesh()); }
   MegatronEngine& engine() const { return *engine_; }
 
-  // meta_info: "global_step", "caller", an object of texts that goes on with the run, and "async":
-  // whether it is written in the background.
-  DataProto save_checkpoint(const DataProto& call);
-  // Of what is written in the background: -> meta_info.saved, whether there was something, and it
-  // is done. meta_info.wait: waits until it is. (verl: async_calls_finalize_fn_exec)
-  DataProto finish_save(const DataProto& call);
-  // meta_info: "global_step", and "root", a folder of another run's, or "". -> meta_info.caller.
-  DataProto load_checkpoint(const DataProto& call);
+  // `caller` goes on with the run; `async`: is written in the background.
+  void save_checkpoint(std::int64_t step,
+                       const std::map<std::string, std::string>& caller,
+                       bool async);
+  // Finishes a save in the background, if it has ended or `wait`. Returns whether there was one and
+  // it is done. (verl: async_calls_finalize_fn_exec)
+  bool finish_save(bool wait);
+  // Loads a step of this run, or of another one's folder `root` unless it is empty. Returns the
+  // caller's texts.
+  std::map<std::string, std::string> load_checkpoint(std::int64_t step, const std::string& root);
 
-  // What of this rests is on the device until the object ends.
+  // RAII: brings offloaded parts to the device, and takes them back.
   class Awake {
    public:
     Awake(const MegatronWorker& worker, OffloadFlags needed);
@@ -49,20 +61,18 @@ class MegatronWorker {
     OffloadFlags which_;
   };
 
-  std::vector<Partition> micro_batches(const std::vector<AnsweredPrompt>& answers,
+  std::vector<Partition> micro_batches(const RolloutBatch& batch,
                                        const MicroBatchSize& size,
                                        std::int64_t longest_sequence) const;
-  // `learn` of each mini-batch's rows of this rank, which follow each other, then the optimizer;
-  // over all epochs: with shuffle the rows are those of all epochs, as shuffled_epochs() gives
-  // them, and are met once. Returns
-  // the means of the metrics over the updates, with <role>/grad_norm and <role>/lr, and
-  // <role>/skipped, if there were, updates that were not made: for a gradient that is not finite,
-  // or a mini-batch without a token that counts, of which `learn` returns nothing; whose gradient
-  // was not finite; and the bytes that LibTorch had allocated and reserved at most, of any rank.
-  nlohmann::json update(std::int64_t rows,
-                        const MiniBatches& batches,
-                        const std::function<std::map<std::string, double>(
-                            const std::vector<std::int64_t>& rows, double grad_scale)>& learn);
+
+  // Learns from each mini-batch of this rank's rows, which follow each other, then steps the
+  // optimizer; over all epochs. With shuffle the rows are those of all epochs, as shuffled_epochs()
+  // gives them, and are met once. `learn` returns the metrics of a mini-batch, none if it has no
+  // token that counts.
+  UpdateOutput update(const RolloutBatch& batch,
+                      const MiniBatches& mini_batches,
+                      const std::function<std::map<std::string, double>(
+                          const RolloutBatch& mini_batch, double grad_scale)>& learn);
 
  private:
   models::World& world_;

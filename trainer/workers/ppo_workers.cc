@@ -1,21 +1,29 @@
 #include "trainer/workers/ppo_workers.h"
 
-#include <algorithm>
+#include <ATen/ops/arange.h>
+
 #include <chrono>
 #include <optional>
 #include <utility>
 
 #include "models/device/device.h"
 #include "models/device/memory_error.h"
+#include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    Sampling, temperature, top_k, top_p, entropy, sampling_mask, routed_experts)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeakMemory, allocated, reserved)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateOutput, metrics, not_finite, max_memory)
+
 namespace {
 
 constexpr const char* kMeshOf = "/get_megatron_global_info";
 
-// What is to be profiled of a rank: what any of its roles asks for.
+// A rank profiles all that any of its roles asks for.
 ProfilerConfig profiled(const PpoConfig& config) {
   auto all = config.actor.profiler;
   if (config.use_critic() && config.critic.profiler.enable) {
@@ -27,12 +35,18 @@ ProfilerConfig profiled(const PpoConfig& config) {
   return all;
 }
 
-DataProto computed(const std::string& phase, const std::function<DataProto()>& method) {
-  return models::or_out_of_memory(
-      "in " + phase,
-      "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
-      "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role",
-      method);
+constexpr const char* kMemoryHint =
+    "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
+    "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role";
+
+// A method that maps rows to rows.
+template <typename Compute>
+WorkerGroup::Method of_rows(Compute compute) {
+  return [compute](const WorkerData& call) { return WorkerData{.batch = compute(call.batch)}; };
+}
+
+std::int64_t step_of(const WorkerData& call) {
+  return call.meta_info.at("global_step").get<std::int64_t>();
 }
 
 }  // namespace
@@ -67,12 +81,13 @@ void PpoWorkers::add(const std::string& name,
                      const std::string& phase,
                      const Dispatch& dispatch,
                      WorkerGroup::Method method) {
-  group_.add(name, dispatch, [this, phase, method = std::move(method)](const DataProto& data) {
-    enter_step(data.meta_info.value("global_step", step_));
+  group_.add(name, dispatch, [this, phase, method = std::move(method)](const WorkerData& call) {
+    enter_step(call.meta_info.value("global_step", step_));
     std::optional<Timeline::Scope> span;
     if (timeline_) span.emplace(*timeline_, phase);
     profiler_.begin_task(step_, phase);
-    auto answer = computed(phase, [&] { return method(data); });
+    auto answer =
+        models::or_out_of_memory("in " + phase, kMemoryHint, [&] { return method(call); });
     if (timeline_) models::synchronize(world_.device());
     profiler_.end_task();
     return answer;
@@ -82,21 +97,29 @@ void PpoWorkers::add(const std::string& name,
 void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* mesh) {
   auto dispatch = one_to_all(world_);
   dispatch.takes_part = mesh != nullptr;
-  group_.add(role + kMeshOf, dispatch, [mesh](const DataProto&) {
-    DataProto answer;
-    answer.meta_info = {{"ranks", mesh->all().ranks()}, {"info", get_megatron_global_info(*mesh)}};
-    return answer;
+  group_.add(role + kMeshOf, dispatch, [mesh](const WorkerData&) {
+    return WorkerData{
+        .meta_info = {{"ranks", mesh->all().ranks()}, {"info", get_megatron_global_info(*mesh)}}};
   });
   roles_.push_back(role);
 }
 
-std::vector<RoleMesh> PpoWorkers::meshes() {
-  std::vector<RoleMesh> meshes;
-  for (const auto& role : roles_) {
-    const auto answer = group_.call(role + kMeshOf).meta_info;
-    meshes.push_back({.name = role, .ranks = answer.at("ranks"), .info = answer.at("info")});
-  }
-  return meshes;
+void PpoWorkers::add_checkpoints(const std::string& role, MegatronWorker* worker) {
+  auto dispatch = one_to_all(world_);
+  dispatch.takes_part = worker != nullptr;
+  using Texts = std::map<std::string, std::string>;
+  add(role + "/save_checkpoint", "save_checkpoint", dispatch, [worker](const WorkerData& call) {
+    worker->save_checkpoint(step_of(call), call.meta_info.at("caller").get<Texts>(),
+                            call.meta_info.at("async"));
+    return WorkerData();
+  });
+  add(role + "/load_checkpoint", "load_checkpoint", dispatch, [worker](const WorkerData& call) {
+    return WorkerData{.meta_info =
+                          worker->load_checkpoint(step_of(call), call.meta_info.at("root"))};
+  });
+  add(role + "/finish_save", "save_checkpoint", dispatch, [worker](const WorkerData& call) {
+    return WorkerData{.meta_info = worker->finish_save(call.meta_info.at("wait"))};
+  });
 }
 
 void PpoWorkers::add_roles() {
@@ -109,49 +132,52 @@ void PpoWorkers::add_roles() {
   if (config_.use_reference_policy()) add_mesh("ref", mesh_of(policy.ref()));
   if (config_.use_critic()) add_mesh("critic", mesh_of(critic_.get()));
   if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
-  const auto of = [](auto& worker, auto method) {
-    return [&worker, method](const DataProto& data) { return (worker.*method)(data); };
-  };
-  using Policy = ActorRolloutRefWorker;
-  add("generate_sequences", "gen", policy.rollout_dispatch(),
-      of(policy, &Policy::generate_sequences));
+
+  add("generate_sequences", "gen", policy.rollout_dispatch(), [&policy](const WorkerData& call) {
+    return WorkerData{.batch =
+                          policy.generate_sequences(call.batch, call.meta_info.at("sampling"))};
+  });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
-      of(policy, &Policy::compute_log_prob));
-  add("update_actor", "update_actor", policy.actor_dispatch(), of(policy, &Policy::update_actor));
+      of_rows([&policy](const RolloutBatch& batch) { return policy.compute_log_prob(batch); }));
+  add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
+    return WorkerData{.meta_info = policy.update_actor(call.batch, step_of(call))};
+  });
   if (config_.use_reference_policy())
     add("compute_ref_log_prob", "ref", policy.ref_dispatch(),
-        of(policy, &Policy::compute_ref_log_prob));
-  const auto all = one_to_all(world_);
-  add("update_weights", "update_weights", all, of(policy, &Policy::update_weights));
-  add("sleep_rollout", "sleep", all, of(policy, &Policy::sleep_rollout));
-  const auto add_checkpoints = [&](const std::string& role, MegatronWorker* worker) {
-    auto dispatch = all;
-    dispatch.takes_part = worker != nullptr;
-    const auto method = [worker](auto one) {
-      return [worker, one](const DataProto& call) { return (worker->*one)(call); };
-    };
-    add(role + "/save_checkpoint", "save_checkpoint", dispatch,
-        method(&MegatronWorker::save_checkpoint));
-    add(role + "/load_checkpoint", "load_checkpoint", dispatch,
-        method(&MegatronWorker::load_checkpoint));
-    add(role + "/finish_save", "save_checkpoint", dispatch, method(&MegatronWorker::finish_save));
-  };
+        of_rows(
+            [&policy](const RolloutBatch& batch) { return policy.compute_ref_log_prob(batch); }));
+  add("update_weights", "update_weights", one_to_all(world_), [&policy](const WorkerData& call) {
+    policy.update_weights(call.meta_info.at("weights_step"));
+    return WorkerData();
+  });
+  add("sleep_rollout", "sleep", one_to_all(world_), [&policy](const WorkerData&) {
+    policy.sleep_rollout();
+    return WorkerData();
+  });
   add_checkpoints("actor", policy.actor());
   if (config_.use_critic()) {
     const auto dispatch = critic_ ? critic_->dispatch() : Dispatch::none();
-    add("compute_values", "values", dispatch,
-        [this](const DataProto& data) { return critic_->compute_values(data); });
-    add("update_critic", "update_critic", dispatch,
-        [this](const DataProto& data) { return critic_->update_critic(data); });
+    add("compute_values", "values", dispatch, of_rows([this](const RolloutBatch& batch) {
+          auto answer = batch.without_columns();
+          answer.values = critic_->compute_values(batch);
+          return answer;
+        }));
+    add("update_critic", "update_critic", dispatch, [this](const WorkerData& call) {
+      return WorkerData{.meta_info = critic_->update_critic(call.batch)};
+    });
     add_checkpoints("critic", critic_.get());
   }
   if (config_.reward.enable)
     add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
-        [this](const DataProto& data) { return reward_model_->compute_rm_score(data); });
+        of_rows([this](const RolloutBatch& batch) {
+          auto answer = batch.without_columns();
+          answer.scores = reward_model_->compute_rm_score(batch);
+          return answer;
+        }));
   // A program is started once, and asked by one. One step off other ranks may be answering.
   const bool by_one = !config_.reward.command.empty() || config_.trainer.one_step_off;
   add("compute_reward", "reward", by_one ? rank_zero(world_) : dp_compute_proto(world_),
-      [this](const DataProto& data) { return reward_.compute_reward(data); });
+      of_rows([this](const RolloutBatch& batch) { return reward_.compute_reward(batch); }));
 }
 
 void PpoWorkers::begin_timeline(const std::filesystem::path& folder, std::int64_t first_step) {
@@ -174,6 +200,163 @@ void PpoWorkers::serve() {
   group_.serve();
   profiler_.end_step(step_);
   if (timeline_) (void)timeline_->end_step();
+}
+
+// ------------------------------------------------------------------------------ calls, on rank 0
+
+RowsOfRanks PpoWorkers::rows_of_ranks(const std::string& method,
+                                      const RolloutBatch& batch,
+                                      const RolloutBatch::Rows& order,
+                                      std::int64_t mini_batch) const {
+  const auto dp = group_.num_parts(method);
+  if (dp > 0 && mini_batch % dp == 0)
+    return mini_batches_of_ranks(batch, order, mini_batch, dp, config_.trainer.balance_batch);
+  return even_rows(batch.size(), dp);
+}
+
+RolloutBatch PpoWorkers::ask(const std::string& method, RolloutBatch batch) {
+  return group_
+      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}})
+      .batch;
+}
+
+RolloutBatch PpoWorkers::ask_balanced(const std::string& method, RolloutBatch batch) {
+  auto rows = rows_of_ranks(method, batch, rows_in_order(batch.size()), batch.size());
+  return group_
+      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
+            std::move(rows))
+      .batch;
+}
+
+// Which rows a mini-batch has does not depend on the number of data parallel ranks.
+UpdateOutput PpoWorkers::ask_update(const std::string& method,
+                                    RolloutBatch batch,
+                                    const MiniBatches& mini_batches) {
+  const auto seed = mix64(static_cast<std::uint64_t>(config_.actor.data_loader_seed));
+  const auto order = mini_batches.shuffle
+                         ? shuffled_epochs(batch.size(), mini_batches.epochs,
+                                           derive(seed, static_cast<std::uint64_t>(called_step_)))
+                         : rows_in_order(batch.size());
+  auto rows = rows_of_ranks(method, batch, order, mini_batches.size);
+  return group_
+      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
+            std::move(rows))
+      .meta_info.get<UpdateOutput>();
+}
+
+WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts,
+                                               const Sampling& sampling) {
+  auto asked = prompts.sequences_only();
+  asked.seeds = prompts.seeds;
+  return group_.start("generate_sequences",
+                      {.batch = std::move(asked),
+                       .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}});
+}
+
+RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
+  return group_.finish(std::move(call)).batch;
+}
+
+RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
+  auto asked = batch.sequences_only();
+  asked.data_source = batch.data_source;
+  asked.ground_truth = batch.ground_truth;
+  asked.extra_info = batch.extra_info;
+  return ask("compute_reward", std::move(asked));
+}
+
+RolloutBatch PpoWorkers::compute_rm_score(const RolloutBatch& batch) {
+  return ask("compute_rm_score", batch.sequences_only());
+}
+
+RolloutBatch PpoWorkers::compute_log_prob(const RolloutBatch& batch) {
+  auto asked = batch.sequences_only();
+  asked.sampling_mask = batch.sampling_mask;
+  asked.routed_experts = batch.routed_experts;
+  return ask_balanced("compute_log_prob", std::move(asked));
+}
+
+RolloutBatch PpoWorkers::compute_ref_log_prob(const RolloutBatch& batch) {
+  auto asked = batch.sequences_only();
+  asked.sampling_mask = batch.sampling_mask;
+  return ask_balanced("compute_ref_log_prob", std::move(asked));
+}
+
+RolloutBatch PpoWorkers::compute_values(const RolloutBatch& batch) {
+  return ask_balanced("compute_values", batch.sequences_only());
+}
+
+UpdateOutput PpoWorkers::update_critic(const RolloutBatch& batch) {
+  auto asked = batch.sequences_only();
+  asked.response_mask = batch.response_mask;
+  asked.values = batch.values;
+  asked.returns = batch.returns;
+  return ask_update("update_critic", std::move(asked), config_.critic_mini_batches());
+}
+
+UpdateOutput PpoWorkers::update_actor(const RolloutBatch& batch) {
+  auto asked = batch.sequences_only();
+  asked.response_mask = batch.response_mask;
+  asked.old_log_probs = batch.old_log_probs;
+  asked.advantages = batch.advantages;
+  asked.rollout_is_weights = batch.rollout_is_weights;
+  asked.sampling_mask = batch.sampling_mask;
+  asked.routed_experts = batch.routed_experts;
+  if (config_.actor.use_kl_loss) asked.ref_log_prob = batch.ref_log_prob;
+  if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode)))
+    asked.index = at::arange(batch.size(), at::kLong);
+  return ask_update("update_actor", std::move(asked), config_.actor_mini_batches());
+}
+
+void PpoWorkers::update_weights(std::int64_t weights_step) {
+  (void)group_.call("update_weights", {.meta_info = {{"weights_step", weights_step}}});
+}
+
+void PpoWorkers::sleep_rollout() {
+  (void)group_.call("sleep_rollout");
+}
+
+// The actor comes last: it has no newer checkpoint than the critic.
+std::vector<std::string> PpoWorkers::saved_roles() const {
+  if (config_.use_critic()) return {"critic", "actor"};
+  return {"actor"};
+}
+
+void PpoWorkers::save_checkpoints(std::int64_t step,
+                                  const std::map<std::string, std::string>& caller) {
+  for (const auto& role : saved_roles())
+    (void)group_.call(
+        role + "/save_checkpoint",
+        {.meta_info = {
+             {"global_step", step}, {"async", config_.checkpoint.async_save}, {"caller", caller}}});
+}
+
+bool PpoWorkers::finish_saves(bool wait) {
+  bool saved = false;
+  for (const auto& role : saved_roles())
+    saved = group_.call(role + "/finish_save", {.meta_info = {{"wait", wait}}}).meta_info;
+  return saved;
+}
+
+std::map<std::string, std::string> PpoWorkers::load_checkpoints(std::int64_t step,
+                                                                const std::filesystem::path& run) {
+  std::map<std::string, std::string> caller;
+  for (const auto& role : saved_roles())
+    caller = group_
+                 .call(role + "/load_checkpoint",
+                       {.meta_info = {{"root", run.empty() ? "" : (run / role).string()},
+                                      {"global_step", step}}})
+                 .meta_info;
+  return caller;
+}
+
+std::vector<RoleMesh> PpoWorkers::meshes() {
+  std::vector<RoleMesh> meshes;
+  for (const auto& role : roles_) {
+    const auto answer = group_.call(role + kMeshOf).meta_info;
+    meshes.push_back({.name = role, .ranks = answer.at("ranks"), .info = answer.at("info")});
+  }
+  return meshes;
 }
 
 }  // namespace ferry::trainer

@@ -1,5 +1,5 @@
-// All roles of a run of PPO on this rank, and what rank 0 can ask of them on all. The methods,
-// under verl's names, and how they are dispatched:
+// All roles of a run of PPO on this rank, and the calls that rank 0 makes of them on all. The
+// methods, under verl's names, and how they are dispatched:
 //
 //   generate_sequences                                        MEGATRON_COMPUTE_PROTO of the rollout
 //   compute_log_prob, update_actor                            ... of the actor
@@ -14,7 +14,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,16 +44,37 @@ class PpoWorkers {
              std::int64_t total_steps);
   ~PpoWorkers();
 
-  WorkerGroup& group() { return group_; }
-  // On rank 0.
+  // Calls, on rank 0. Each sends the columns that its method reads, to each rank the rows that it
+  // computes, and returns the columns that it made, in the order of the batch.
+  //
+  // The step that the following calls are of.
+  void begin_step(std::int64_t step) { called_step_ = step; }
+  // Whole rows with responses; start() returns when the other ranks have been told.
+  WorkerGroup::Call start_generating(const RolloutBatch& prompts, const Sampling& sampling);
+  RolloutBatch finish_generating(WorkerGroup::Call call);
+  RolloutBatch compute_reward(const RolloutBatch& batch);
+  RolloutBatch compute_rm_score(const RolloutBatch& batch);  // scores
+  RolloutBatch compute_log_prob(const RolloutBatch& batch);
+  RolloutBatch compute_ref_log_prob(const RolloutBatch& batch);
+  RolloutBatch compute_values(const RolloutBatch& batch);
+  UpdateOutput update_critic(const RolloutBatch& batch);
+  UpdateOutput update_actor(const RolloutBatch& batch);
+  void update_weights(std::int64_t weights_step);
+  void sleep_rollout();
+  // Of actor, and of the critic if there is one: as MegatronWorker's. load returns the actor's.
+  void save_checkpoints(std::int64_t step, const std::map<std::string, std::string>& caller);
+  bool finish_saves(bool wait);
+  std::map<std::string, std::string> load_checkpoints(std::int64_t step,
+                                                      const std::filesystem::path& run);
   std::vector<RoleMesh> meshes();
+  void stop() { group_.stop(); }
   std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
 
   // On all ranks, before the first call: the spans of what this rank does go there, from that step
   // on. Rank 0's phases are for its caller to time.
   void begin_timeline(const std::filesystem::path& folder, std::int64_t first_step);
 
-  // A call says which step it is of: meta_info.global_step.
+  // On the others: until stop().
   void serve();
 
  private:
@@ -62,7 +84,20 @@ class PpoWorkers {
            WorkerGroup::Method method);
   void add_roles();
   void add_mesh(const std::string& role, const models::ParallelState* mesh);
+  void add_checkpoints(const std::string& role, MegatronWorker* worker);
   void enter_step(std::int64_t step);
+
+  std::vector<std::string> saved_roles() const;
+  RowsOfRanks rows_of_ranks(const std::string& method,
+                            const RolloutBatch& batch,
+                            const RolloutBatch::Rows& order,
+                            std::int64_t mini_batch) const;
+  RolloutBatch ask(const std::string& method, RolloutBatch batch);
+  // The same, of a role with data parallel ranks of about the same work.
+  RolloutBatch ask_balanced(const std::string& method, RolloutBatch batch);
+  UpdateOutput ask_update(const std::string& method,
+                          RolloutBatch batch,
+                          const MiniBatches& mini_batches);
 
   models::World& world_;
   PpoConfig config_;
@@ -74,7 +109,8 @@ class PpoWorkers {
   std::unique_ptr<Timeline> timeline_;
   StepProfiler profiler_;
   std::vector<std::string> roles_;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0;         // that this rank is in
+  std::int64_t called_step_ = 0;  // on rank 0
 };
 
 }  // namespace ferry::trainer

@@ -48,58 +48,55 @@ std::int64_t RewardManager::num_restarts() const {
   return command_ ? command_->num_restarts() : 0;
 }
 
-DataProto RewardManager::compute_reward(const DataProto& batch) {
-  const auto rows = batch.size();
-  const auto responses = batch.tensor("responses").contiguous();
-  const auto lengths = batch.tensor("response_mask").sum(1);
+RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
+  const auto rows = static_cast<std::size_t>(batch.size());
   std::vector<RewardRequest> requests;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const auto index = static_cast<std::size_t>(row);
-    const auto* const tokens = responses.const_data_ptr<std::int64_t>() + row * responses.size(1);
-    const auto size = static_cast<std::size_t>(lengths[row].item<std::int64_t>());
-    requests.push_back({.data_source = batch.column("data_source")[index].get<std::string>(),
-                        .solution_str = encoder_.decode({tokens, size}, true),
-                        .ground_truth = batch.column("ground_truth")[index].dump(),
-                        .extra_info = batch.column("extra_info")[index].dump()});
-  }
+  for (std::size_t row = 0; row < rows; ++row)
+    requests.push_back(
+        {.data_source = batch.data_source[row],
+         .solution_str = encoder_.decode(batch.response(static_cast<std::int64_t>(row)), true),
+         .ground_truth = batch.ground_truth[row].dump(),
+         .extra_info = batch.extra_info[row].dump()});
   const bool judges = command_ || !config_.reward.enable;
   std::vector<RewardScore> scores;
   if (command_) {
     scores = command_->compute_score(requests);
   } else {
-    for (std::size_t i = 0; i < requests.size(); ++i)
-      scores.push_back(judges ? default_compute_score(requests[i].data_source,
-                                                      requests[i].solution_str,
-                                                      as_text(batch.column("ground_truth")[i]))
+    for (std::size_t row = 0; row < rows; ++row)
+      scores.push_back(judges ? default_compute_score(requests[row].data_source,
+                                                      requests[row].solution_str,
+                                                      as_text(batch.ground_truth[row]))
                               : RewardScore{});
   }
-  auto values = at::zeros({rows});
-  auto penalties = at::zeros({rows});
-  std::vector<nlohmann::json> extras;
+  auto answer = batch.without_columns();
+  answer.scores = at::zeros({batch.size()});
+  answer.overlong_reward = at::zeros({batch.size()});
   const auto& overlong = config_.reward.overlong_buffer;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const auto index = static_cast<std::size_t>(row);
-    require(std::isfinite(scores[index].score), ErrorKind::kCorrupt,
-            "reward of an answer to {}: is not finite", requests[index].data_source);
-    extras.push_back(judges ? extra_of(scores[index]) : nlohmann::json::object());
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto at = static_cast<std::int64_t>(row);
+    auto& score = scores[row].score;
+    require(std::isfinite(score), ErrorKind::kCorrupt, "reward of an answer to {}: is not finite",
+            requests[row].data_source);
+    auto& extra = answer.reward_extra_info.emplace_back(judges ? extra_of(scores[row])
+                                                               : nlohmann::json::object());
     if (format_) {
-      const auto earned = format_->compute_score(requests[index].solution_str);
-      scores[index].score += earned;
-      extras.back()["format"] = earned;
+      const auto earned = format_->compute_score(requests[row].solution_str);
+      score += earned;
+      extra["format"] = earned;
     }
-    values[row] = scores[index].score;
-    extras.back()["score"] = scores[index].score;
+    answer.scores[at] = score;
+    extra["score"] = score;
     if (overlong.enable) {
-      penalties[row] = overlong_penalty(lengths[row].item<std::int64_t>(),
-                                        {.max_resp_len = config_.data.max_response_length,
-                                         .len = overlong.len,
-                                         .penalty_factor = overlong.penalty_factor});
-      extras.back()["overlong_reward"] = penalties[row].item<double>();
-      extras.back()["overlong"] = penalties[row].item<double>() < 0 ? 1.0 : 0.0;
+      answer.overlong_reward[at] = overlong_penalty(
+          batch.response_length(at), {.max_resp_len = config_.data.max_response_length,
+                                      .len = overlong.len,
+                                      .penalty_factor = overlong.penalty_factor});
+      const auto penalty = answer.overlong_reward[at].item<double>();  // rounded to fp32
+      extra["overlong_reward"] = penalty;
+      extra["overlong"] = penalty < 0 ? 1.0 : 0.0;
     }
   }
-  return DataProto({{"scores", values}, {"overlong_reward", penalties}},
-                   {{"reward_extra_info", std::move(extras)}});
+  return answer;
 }
 
 }  // namespace ferry::trainer

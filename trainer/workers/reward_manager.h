@@ -10,7 +10,7 @@
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/rewards/reward_command.h"
 #include "trainer/rewards/reward_score.h"
-#include "trainer/update/data_proto.h"
+#include "trainer/update/rollout_batch.h"
 
 namespace ferry::trainer {
 
@@ -20,12 +20,11 @@ class RewardManager {
   RewardManager(const PpoConfig& config, const PromptEncoder& encoder);
   ~RewardManager();
 
-  // Of each row: responses, response_mask [rows, R]; columns data_source, ground_truth, extra_info.
-  // -> scores [rows], fp32, with the format's and without the length's; reward_extra_info (an
-  // object: "score", that one, and what the rule says beside, or "acc", what it says, if that is
-  // all); overlong_reward [rows]. Throws Error(kUsage)
-  // for data without a rule, and what a program's failure throws.
-  DataProto compute_reward(const DataProto& batch);
+  // Reads responses, data_source, ground_truth and extra_info. Returns scores, with the format's
+  // and without the length's; reward_extra_info (an object: "score", the same, and what the rule
+  // says beside, or "acc", the rule's number, if that is all); overlong_reward. Throws
+  // Error(kUsage) for data without a rule, and the error of a program that fails.
+  RolloutBatch compute_reward(const RolloutBatch& batch);
 
   std::int64_t num_restarts() const;  // of the program
 

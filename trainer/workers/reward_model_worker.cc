@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "trainer/update/compute_values.h"
-#include "trainer/workers/batch_rows.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -20,13 +19,11 @@ RewardModelWorker::RewardModelWorker(models::World& world,
                      offload_flags(config.reward.megatron)),
       config_(config) {}
 
-DataProto RewardModelWorker::compute_rm_score(const DataProto& batch) {
+at::Tensor RewardModelWorker::compute_rm_score(const RolloutBatch& batch) {
   const Awake awake(*this, {.param = true});
-  const auto answers = answered_prompts_of(batch);
-  const auto scores = trainer::compute_rm_score(
-      engine().pipeline(/*forward_only=*/true), sequences_of(answers),
-      micro_batches(answers, config_.reward_micro_batches(), config_.longest_sequence()));
-  return DataProto({{"rm_scores", scores}});
+  return trainer::compute_rm_score(
+      engine().pipeline(/*forward_only=*/true), batch.sequences(),
+      micro_batches(batch, config_.reward_micro_batches(), config_.longest_sequence()));
 }
 
 }  // namespace ferry::trainer

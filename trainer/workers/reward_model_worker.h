@@ -13,8 +13,8 @@ class RewardModelWorker : public MegatronWorker {
                     const PpoConfig& config,
                     std::shared_ptr<const converter::Checkpoint> origin);
 
-  // -> rm_scores [rows], of the whole, at its last token. The policy's tokens are the model's.
-  DataProto compute_rm_score(const DataProto& batch);
+  // Returns a score of each row, [rows], at its last token. The policy's tokens are the model's.
+  at::Tensor compute_rm_score(const RolloutBatch& batch);
 
  private:
   PpoConfig config_;

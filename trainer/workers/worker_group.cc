@@ -18,6 +18,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dispatch, takes_part, whole, dp_rank, is_coll
 namespace {
 
 constexpr std::string_view kStop = "";
+constexpr int kNobody = -1;  // sends rows: there are none
 
 std::string_view as_view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -33,9 +34,30 @@ auto in_call(const std::string& name, Body&& body) {
   return with_context([&] { return "in " + name; }, std::forward<Body>(body));
 }
 
-// name, a line's end, the batch.
-std::string message(const std::string& name, const DataProto& data) {
-  return fmt::format("{}\n{}", name, as_view(data.to_bytes()));
+nlohmann::json from_cbor(std::string_view bytes) {
+  return nlohmann::json::from_cbor(bytes.begin(), bytes.end());
+}
+
+std::string to_cbor(const nlohmann::json& value) {
+  const auto bytes = nlohmann::json::to_cbor(value);
+  return {bytes.begin(), bytes.end()};
+}
+
+// Size of the numbers, the numbers in CBOR, the rows.
+std::string answer_bytes(const WorkerData& answer) {
+  const auto head = to_cbor(answer.meta_info);
+  const std::uint64_t size = head.size();
+  std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
+  return bytes.append(head).append(as_view(answer.batch.to_bytes()));
+}
+
+WorkerData answer_of(std::string_view bytes) {
+  std::uint64_t size = 0;
+  require(bytes.size() >= sizeof(size), ErrorKind::kBug, "an answer of {} bytes", bytes.size());
+  std::memcpy(&size, bytes.data(), sizeof(size));
+  const auto rest = bytes.substr(sizeof(size));
+  return {.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size))),
+          .meta_info = from_cbor(rest.substr(0, size))};
 }
 
 }  // namespace
@@ -59,6 +81,27 @@ Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
           .is_collect = at.tp_rank == 0 && at.cp_rank == 0 && at.pp_rank == info.pp_size - 1};
 }
 
+std::vector<CallRoute> route_call(std::span<const Dispatch> of_ranks) {
+  std::vector<CallRoute> routes(of_ranks.size());
+  std::map<int, int> leaders, answering;  // of the parts
+  for (std::size_t i = 0; i < of_ranks.size(); ++i) {
+    const auto& dispatch = of_ranks[i];
+    if (!dispatch.takes_part) continue;
+    const auto rank = static_cast<int>(i);
+    const auto part = dispatch.whole ? 0 : dispatch.dp_rank;
+    const auto leader = leaders.try_emplace(part, rank).first->second;
+    const bool answers =
+        (dispatch.whole || dispatch.is_collect) && answering.try_emplace(part, rank).second;
+    routes[i] = {.takes_part = true,
+                 .part = part,
+                 .rows_from = leader == rank ? 0 : leader,
+                 .answers = answers};
+    if (leader != rank && leader != 0)
+      routes[static_cast<std::size_t>(leader)].rows_to.push_back(rank);
+  }
+  return routes;
+}
+
 WorkerGroup::WorkerGroup(models::World& world, std::chrono::milliseconds worker_timeout)
     : world_(world),
       mail_(world,
@@ -77,69 +120,93 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
   require(!methods_.contains(name), ErrorKind::kBug, "workers have two methods {}", name);
   Registered registered{.method = std::move(method)};
   if (world_.rank() == 0) {
-    registered.of_ranks.push_back(dispatch);
+    std::vector<Dispatch> of_ranks{dispatch};
     for (int rank = 1; rank < world_.size(); ++rank) {
-      registered.of_ranks.push_back(models::receive<Dispatch>(mail_, rank, "the part in " + name));
+      const auto told = from_cbor(mail_.receive(rank, "the part in " + name));
+      of_ranks.push_back({.takes_part = told.at(0),
+                          .whole = told.at(1),
+                          .dp_rank = told.at(2),
+                          .is_collect = told.at(3)});
     }
+    registered.routes = route_call(of_ranks);
+    for (const auto& one : of_ranks)
+      if (one.takes_part && !one.whole)
+        registered.num_parts = std::max(registered.num_parts, one.dp_rank + 1);
   } else {
-    models::send(mail_, dispatch, 0, "the part in " + name);
+    const auto& [takes_part, whole, dp_rank, is_collect] = dispatch;
+    mail_.send(to_cbor({takes_part, whole, dp_rank, is_collect}), 0, "the part in " + name);
   }
   methods_.emplace(std::move(name), std::move(registered));
 }
 
 int WorkerGroup::num_parts(const std::string& name) const {
-  int parts = 0;
-  for (const auto& dispatch : at(name).of_ranks) {
-    if (dispatch.takes_part && !dispatch.whole) parts = std::max(parts, dispatch.dp_rank + 1);
-  }
-  return parts;
+  return at(name).num_parts;
 }
 
-WorkerGroup::Call WorkerGroup::start(const std::string& name, const DataProto& data) {
-  const auto& of_ranks = at(name).of_ranks;
+void WorkerGroup::send_rows(std::string_view bytes, int to, const std::string& name) {
+  bytes_sent_ += static_cast<std::int64_t>(bytes.size());
+  mail_.send(bytes, to, "the rows of " + name);
+}
+
+WorkerGroup::Call WorkerGroup::start(const std::string& name,
+                                     const WorkerData& data,
+                                     RowsOfRanks rows) {
+  const auto& [routes, parts, method] = at(name);
   Call call;
   call.method_ = name;
-  std::vector<DataProto> parts;
-  if (const auto number = num_parts(name); number > 0) {
-    auto [padded, pad] = pad_dataproto_to_divisor(data, number);
-    call.pad_ = pad;
-    parts = padded.chunk(number);
-  }
-  const auto part_of = [&](const Dispatch& dispatch) -> const DataProto& {
-    return dispatch.whole ? data : parts.at(static_cast<std::size_t>(dispatch.dp_rank));
+  call.rows_ = rows.empty() && parts > 0 ? even_rows(data.batch.size(), parts) : std::move(rows);
+  const auto part_of = [&](const CallRoute& route) {
+    return call.rows_.empty()
+               ? data.batch
+               : data.batch.select(call.rows_.at(static_cast<std::size_t>(route.part)));
   };
+  const bool has_rows = data.batch.size() > 0;
   in_call(name, [&] {
     for (int rank = 1; rank < world_.size(); ++rank) {
-      const auto& dispatch = of_ranks.at(static_cast<std::size_t>(rank));
-      if (dispatch.takes_part)
-        mail_.send(message(name, part_of(dispatch)), rank, "the call of " + name);
+      const auto& route = routes[static_cast<std::size_t>(rank)];
+      if (!route.takes_part) continue;
+      const nlohmann::json told{{"name", name},
+                                {"meta_info", data.meta_info},
+                                {"rows_from", has_rows ? route.rows_from : kNobody},
+                                {"rows_to", route.rows_to},
+                                {"answers", route.answers}};
+      mail_.send(to_cbor(told), rank, "the call of " + name);
     }
-    if (of_ranks.front().takes_part) call.mine_ = at(name).method(part_of(of_ranks.front()));
+    for (int rank = 1; rank < world_.size() && has_rows; ++rank) {
+      const auto& route = routes[static_cast<std::size_t>(rank)];
+      if (route.takes_part && route.rows_from == 0)
+        send_rows(as_view(part_of(route).to_bytes()), rank, name);
+    }
+    const auto& mine = routes.front();
+    if (mine.takes_part) call.mine_ = method({.batch = part_of(mine), .meta_info = data.meta_info});
   });
   return call;
 }
 
-DataProto WorkerGroup::finish(Call call) {
-  const auto& of_ranks = at(call.method_).of_ranks;
-  std::map<int, DataProto> answers;  // of the parts
+WorkerData WorkerGroup::finish(Call call) {
+  const auto& routes = at(call.method_).routes;
+  std::map<int, WorkerData> answers;  // of the parts
   for (int rank = 0; rank < world_.size(); ++rank) {
-    const auto& dispatch = of_ranks[static_cast<std::size_t>(rank)];
-    if (!dispatch.takes_part) continue;
+    const auto& route = routes[static_cast<std::size_t>(rank)];
+    if (!route.takes_part) continue;
     auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
-      return DataProto::from_bytes(as_bytes(mail_.receive(rank, "the answer to " + call.method_)));
+      const auto bytes = mail_.receive(rank, "the answer to " + call.method_);
+      return route.answers ? answer_of(bytes) : WorkerData();
     });
-    if (dispatch.is_collect || dispatch.whole)
-      answers.try_emplace(dispatch.dp_rank, std::move(answer));
+    if (route.answers) answers.emplace(route.part, std::move(answer));
   }
-  std::vector<DataProto> parts;
-  for (auto& [number, answer] : answers) parts.push_back(std::move(answer));
-  require(!parts.empty(), ErrorKind::kBug, "{}: nobody answers", call.method_);
-  const auto result = parts.size() == 1 ? std::move(parts.front()) : DataProto::concat(parts);
-  return call.pad_ > 0 && result.size() > 0 ? unpad_dataproto(result, call.pad_) : result;
+  require(!answers.empty(), ErrorKind::kBug, "{}: nobody answers", call.method_);
+  WorkerData result{.meta_info = std::move(answers.begin()->second.meta_info)};
+  std::vector<RolloutBatch> parts;
+  for (auto& [part, answer] : answers) parts.push_back(std::move(answer.batch));
+  result.batch = parts.size() == 1 ? std::move(parts.front()) : RolloutBatch::concat(parts);
+  if (!call.rows_.empty() && result.batch.size() > 0)
+    result.batch = in_order(result.batch, call.rows_);
+  return result;
 }
 
-DataProto WorkerGroup::call(const std::string& name, const DataProto& data) {
-  return finish(start(name, data));
+WorkerData WorkerGroup::call(const std::string& name, const WorkerData& data, RowsOfRanks rows) {
+  return finish(start(name, data, std::move(rows)));
 }
 
 void WorkerGroup::stop() {
@@ -150,12 +217,19 @@ void WorkerGroup::serve() {
   while (true) {
     const auto text = mail_.receive(0, "the next call");
     if (text == kStop) return;
-    const auto end = text.find('\n');
-    require(end != std::string::npos, ErrorKind::kBug, "a call without a name");
-    const auto name = text.substr(0, end);
+    const auto told = from_cbor(text);
+    const auto name = told.at("name").get<std::string>();
     in_call(name, [&] {
-      const auto batch = DataProto::from_bytes(as_bytes(std::string_view(text).substr(end + 1)));
-      mail_.send(as_view(at(name).method(batch).to_bytes()), 0, "the answer to " + name);
+      WorkerData given{.meta_info = told.at("meta_info")};
+      if (const auto from = told.at("rows_from").get<int>(); from != kNobody) {
+        const auto bytes = mail_.receive(from, "the rows of " + name);
+        for (const auto& to : told.at("rows_to")) send_rows(bytes, to.get<int>(), name);
+        given.batch = RolloutBatch::from_bytes(as_bytes(bytes));
+      }
+      const auto answer = at(name).method(given);
+      const auto bytes = told.at("answers").get<bool>() ? answer_bytes(answer) : std::string();
+      bytes_sent_ += static_cast<std::int64_t>(bytes.size());
+      mail_.send(bytes, 0, "the answer to " + name);
     });
   }
 }

@@ -1,12 +1,11 @@
 // The ranks of a run as workers that rank 0 calls (verl single_controller): rank 0 runs the
 // algorithm and has the batch, the others serve. A method is registered under its name with a
-// dispatch, which says for each rank which part of the batch is its own, and whose answers make up
-// the result. What is called, and its batch on the host, goes over Gloo between rank 0 and each
-// rank that takes part; tensors of models never do.
+// dispatch, which says for each rank which rows of the batch it computes, and whose answer counts.
+// Calls and rows go over Gloo, as bytes on the host; tensors of models never do.
 //
 //   workers.add("compute_log_prob", megatron_compute_proto(mesh), compute_log_prob);  // every rank
 //   if (world.rank() > 0) return workers.serve();
-//   batch = batch.union_with(workers.call("compute_log_prob", batch));
+//   batch.take(workers.call("compute_log_prob", {.batch = batch}).batch);
 //
 // A method that fails on a rank is thrown there, and ends the run.
 #pragma once
@@ -15,41 +14,62 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "models/distributed/mailbox.h"
 #include "models/distributed/parallel_state.h"
 #include "models/distributed/world.h"
-#include "trainer/update/data_proto.h"
+#include "trainer/update/rollout_batch.h"
+#include "trainer/update/rows_of_ranks.h"
 
 namespace ferry::trainer {
 
-// What a rank has of a call. (verl: a mesh's registered dp_rank and is_collect.)
+// A rank's part in a call. (verl: a mesh's registered dp_rank and is_collect.)
 struct Dispatch {
   bool takes_part = true;
-  bool whole = false;       // all of the batch goes to every rank
-  int dp_rank = 0;          // else: which part of it
+  bool whole = false;       // every rank gets all rows; the first one's answer is the result
+  int dp_rank = 0;          // else: which of the parts
   bool is_collect = false;  // its answer is that part of the result
 
   static Dispatch none() { return {.takes_part = false}; }
 };
 
-// ONE_TO_ALL: the same for every rank; the answer is rank 0's, or the first rank's that takes part.
+// ONE_TO_ALL: the same for every rank.
 Dispatch one_to_all(const models::World& world);
 // RANK_ZERO: rank 0 alone.
 Dispatch rank_zero(const models::World& world);
 // DP_COMPUTE_PROTO: a part for every rank.
 Dispatch dp_compute_proto(const models::World& world);
 // MEGATRON_COMPUTE_PROTO: a part for each data parallel rank of a mesh; all ranks that share one
-// compute it, and its last stage's first answers.
+// compute it, and the first rank of its last stage answers.
 Dispatch megatron_compute_proto(const models::ParallelState& mesh);
+
+// A rank's messages in a call.
+struct CallRoute {
+  bool takes_part = false;
+  int part = 0;                // its rows
+  int rows_from = 0;           // the rank that sends them
+  std::vector<int> rows_to{};  // the ranks that it hands them on to
+  bool answers = false;        // with rows and numbers; the others say that they are done
+};
+
+// The routes of all ranks. A part leaves rank 0 once: the first rank that has it hands it on to the
+// others, so that rank 0 sends a batch as often with large models as with small ones.
+std::vector<CallRoute> route_call(std::span<const Dispatch> of_ranks);
+
+// Arguments of a call with their rows, or its answer.
+struct WorkerData {
+  RolloutBatch batch{};
+  nlohmann::json meta_info = nlohmann::json::object();
+};
 
 class WorkerGroup {
  public:
-  using Method = std::function<DataProto(const DataProto&)>;
+  using Method = std::function<WorkerData(const WorkerData&)>;
 
   // Called by all ranks. `worker_timeout`: after which the run ends if nobody calls or answers
   // while somebody waits for it.
@@ -62,16 +82,17 @@ class WorkerGroup {
   class Call {
     friend class WorkerGroup;
     std::string method_{};
-    std::int64_t pad_ = 0;
-    std::optional<DataProto> mine_{};  // rank 0's answer
+    RowsOfRanks rows_{};                // none: every rank has the whole
+    std::optional<WorkerData> mine_{};  // rank 0's answer
   };
 
-  // On rank 0. Where parts have to be equal, first rows are repeated behind the last and their
-  // answers dropped. start() returns when the others have been told, and rank 0's own part is done;
-  // ranks that are in a call cannot be in another.
-  DataProto call(const std::string& name, const DataProto& data = DataProto());
-  Call start(const std::string& name, const DataProto& data = DataProto());
-  DataProto finish(Call call);
+  // On rank 0. `rows`: of each part; without: even_rows(). The rows of the answer, if there are
+  // any, are in the order of the batch; its numbers are those of the first part. start() returns
+  // when the others have been told, and rank 0's own part is done; ranks that are in a call cannot
+  // be in another.
+  WorkerData call(const std::string& name, const WorkerData& data = {}, RowsOfRanks rows = {});
+  Call start(const std::string& name, const WorkerData& data = {}, RowsOfRanks rows = {});
+  WorkerData finish(Call call);
   // Into how many parts the batch of a call is cut; 0: all have the whole.
   int num_parts(const std::string& name) const;
   // The others return from serve().
@@ -80,17 +101,23 @@ class WorkerGroup {
   // On the others: does what it is told until stop().
   void serve();
 
+  // Bytes of rows that this rank has sent: to those that compute them, and as answers.
+  std::int64_t bytes_sent() const { return bytes_sent_; }
+
  private:
   struct Registered {
-    std::vector<Dispatch> of_ranks{};  // on rank 0
+    std::vector<CallRoute> routes{};  // on rank 0, as the next
+    int num_parts = 0;
     Method method{};
   };
 
   const Registered& at(const std::string& name) const;
+  void send_rows(std::string_view bytes, int to, const std::string& name);
 
   models::World& world_;
   models::Mailbox mail_;
   std::map<std::string, Registered> methods_;
+  std::int64_t bytes_sent_ = 0;
 };
 
 }  // namespace ferry::trainer

@@ -52,9 +52,13 @@ def normal(scale, generator):
     return torch.randn(SEQUENCES, LENGTH, generator=generator) * scale
 
 
-def some_mask(generator, holes=False):
+def some_lengths(generator):
+    return torch.randint(1, LENGTH + 1, (SEQUENCES, 1), generator=generator)
+
+
+def some_mask(generator, holes=False, lengths=None):
     """Answers of different lengths; with holes, where a tool spoke."""
-    mask = (torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (SEQUENCES, 1), generator=generator)).long()
+    mask = (torch.arange(LENGTH) < (some_lengths(generator) if lengths is None else lengths)).long()
     if holes:
         mask *= (torch.rand(SEQUENCES, LENGTH, generator=generator) < 0.8).long()
         mask[:, 0] = 1
@@ -73,14 +77,15 @@ def generator(request):
 GROUPS = [0] * 5 + [1] * 4 + [2] * 6 + [3] * 4 + [4] * 4 + [5]
 
 
-def outcomes(generator):
-    """Rewards at the last token of each answer: those of group 3 are all equal, of group 2 zero or one."""
-    mask = some_mask(generator)
+def outcomes(generator, holes):
+    """Rewards at the last token of each answer, also where the mask lacks it: those of group 3 are all equal, of group 2 zero or one."""
+    lengths = some_lengths(generator)
+    mask = some_mask(generator, holes, lengths)
     index = [GROUPS[i] for i in torch.randperm(SEQUENCES, generator=generator)]
     rewards = torch.zeros(SEQUENCES, LENGTH)
     for i, group in enumerate(index):
         score = {2: float(random.random() < 0.5), 3: 0.25}.get(group, random.gauss(0, 2))
-        rewards[i, mask[i].sum() - 1] = score
+        rewards[i, lengths[i] - 1] = score
     return {"token_level_rewards": rewards, "response_mask": mask, "index": index}
 
 
@@ -91,17 +96,19 @@ def advantages_agree(name, inputs, config, theirs):
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg"])
-def test_advantages_of_outcomes(name, generator):
-    inputs = outcomes(generator)
+@pytest.mark.parametrize("holes", [False, True])
+def test_advantages_of_outcomes(name, holes, generator):
+    inputs = outcomes(generator, holes)
     theirs = core_algos.get_adv_estimator_fn(name)(**inputs, config=Config())
     advantages_agree(name, inputs, {}, theirs)
 
 
 @pytest.mark.parametrize("name", ["grpo", "grpo_passk"])
 @pytest.mark.parametrize("norm", [True, False])
-def test_advantages_with_and_without_deviation(name, norm, generator):
+@pytest.mark.parametrize("holes", [False, True])
+def test_advantages_with_and_without_deviation(name, norm, holes, generator):
     """grpo without is Dr. GRPO."""
-    inputs = outcomes(generator)
+    inputs = outcomes(generator, holes)
     inputs["index"] = [min(group, 4) for group in inputs["index"]]
     config = {"norm_adv_by_std_in_grpo": norm}
     theirs = core_algos.get_adv_estimator_fn(name)(**inputs, **config, config=Config(config))
@@ -232,7 +239,7 @@ def test_losses_with_entropy_and_divergence(kl_loss_type, generator):
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_value_loss(aggregation, generator):
     values = normal(1, generator)
-    inputs = {"vpreds": values + normal(1, generator), "values": values, "returns": normal(1, generator), "response_mask": some_mask(generator)}
+    inputs = {"vpreds": values + normal(1, generator), "values": values, "returns": normal(1, generator), "response_mask": some_mask(generator, holes=True)}
     counts = {"batch_num_tokens": int(inputs["response_mask"].sum()), "global_batch_size": SEQUENCES, "loss_scale_factor": 40}
     config = {"cliprange_value": 0.4, "loss_agg_mode": aggregation}
     mine = ours({"op": "critic_loss", "config": config, **counts, **inputs})

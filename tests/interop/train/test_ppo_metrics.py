@@ -45,7 +45,7 @@ ROWS, PROMPT, RESPONSE = 13, 7, 11
 
 
 def batch(generator, aborted=0.2):
-    """Prompts padded on the left, responses on the right; some responses are empty, some have holes where a tool spoke."""
+    """Prompts padded on the left, responses on the right; some responses are empty, some have holes where a tool spoke. Behind a response nothing is scored."""
     def normal():
         return torch.randn(ROWS, RESPONSE, generator=generator)
 
@@ -57,7 +57,7 @@ def batch(generator, aborted=0.2):
     holes = (torch.rand(ROWS, RESPONSE, generator=generator) < 0.9).long()
     actor = -normal().abs()
     return {"prompts": torch.zeros(ROWS, PROMPT), "responses": torch.zeros(ROWS, RESPONSE), "attention_mask": torch.cat([prompt, response], 1),
-            "response_mask": response * holes, "token_level_scores": normal(), "token_level_rewards": normal(), "advantages": normal(),
+            "response_mask": response * holes, "token_level_scores": normal() * response, "token_level_rewards": normal() * response, "advantages": normal(),
             "returns": normal(), "values": normal(), "old_log_probs": actor, "rollout_log_probs": actor + 0.01 * normal()}
 
 

@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "tests/support/expect.h"
+#include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/tiny_model.h"
 #include "tests/support/models/trainee.h"
 #include "tests/support/temp_dir.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/ppo/ppo_batch.h"
 #include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
 #include "trainer/workers/actor_rollout_ref_worker.h"
-#include "trainer/workers/batch_rows.h"
 
 namespace ferry::trainer {
 namespace router_replay_test {
@@ -54,17 +53,18 @@ std::vector<Layout> layouts(models::Alignment alignment) {
           {"cp2, experts recomputed", 2, {.context_parallel_size = 2}, selective}};
 }
 
-std::vector<ActorSample> make_samples(const std::vector<std::int64_t>& lengths,
-                                      std::int64_t vocab) {
-  std::vector<ActorSample> samples;
-  for (auto& tokens : support::random_sequences(lengths, vocab, 1)) {
-    ActorSample sample{.tokens = tokens,
-                       .num_prompt_tokens = 1 + static_cast<std::int64_t>(samples.size()) % 3};
-    sample.advantages =
-        at::full({sample.num_response_tokens()}, samples.size() % 2 == 0 ? 1.0 : -0.7);
-    samples.push_back(sample);
-  }
-  return samples;
+RolloutBatch make_rows(const std::vector<std::int64_t>& lengths, std::int64_t vocab) {
+  std::vector<std::int64_t> prompts;
+  for (std::size_t row = 0; row < lengths.size(); ++row)
+    prompts.push_back(1 + static_cast<std::int64_t>(row) % 3);
+  auto batch = support::rollout_rows(support::random_sequences(lengths, vocab, 1), prompts);
+  batch.advantages = support::alternating_advantages(batch);
+  return batch;
+}
+
+// The last token of each row, by its place in the batch.
+at::Tensor last_tokens(const RolloutBatch& batch) {
+  return at::tensor(std::vector(batch.offsets.begin() + 1, batch.offsets.end()), at::kLong) - 1;
 }
 
 // In kBitwise routes are the same anyway: on every mesh, and with them every byte of an update.
@@ -79,37 +79,31 @@ TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
       config.moe_router_num_groups = 4;
       config.moe_router_group_topk = 2;
     }
-    std::vector<at::Tensor> expected;
+    at::Tensor expected;
     for (const auto& layout : layouts(models::Alignment::kBitwise)) {
       SCOPED_TRACE(fmt::format("{} {}", family, layout.name));
       models::run_ranks(layout.ranks, {}, [&](models::World& world) {
         const Trainee chooses(world, layout.parallel, config, layout.options, "chooses");
         const Trainee replays(world, layout.parallel, config, layout.options, "replays");
-        auto samples = make_samples({9, 20, 5, 33, 11, 16}, config.vocab_size);
-        const auto parts = split_micro_batches(samples.size(), 2);
-        std::vector<at::Tensor> routes;
-        const auto old =
-            compute_log_prob(chooses.pipeline(), answered_prompts(samples), parts, 1, &routes);
-        ASSERT_EQ(routes.size(), samples.size());
-        const auto again =
-            compute_log_prob(replays.pipeline(), answered_prompts(samples), parts, 1, &routes);
-        for (std::size_t i = 0; i < samples.size(); ++i) {
-          EXPECT_EQ(routes[i].sizes(),
-                    (std::vector<std::int64_t>{samples[i].tokens.size(0), config.num_layers - dense,
-                                               config.moe_router_topk}));
-          EXPECT_EQ(routes[i].scalar_type(), at::kByte);
-          EXPECT_TRUE(at::equal(again[i].log_probs, old[i].log_probs)) << i;
-          samples[i].old_log_prob = old[i].log_probs - 0.1;
-        }
+        auto batch = make_rows({9, 20, 5, 33, 11, 16}, config.vocab_size);
+        const auto parts = split_micro_batches(6, 2);
+        const auto old = compute_log_prob(chooses.pipeline(), batch, parts, 1, true);
+        const auto& routes = old.routed_experts;
+        EXPECT_EQ(routes.sizes(),
+                  (std::vector<std::int64_t>{batch.offsets.back(), config.num_layers - dense,
+                                             config.moe_router_topk}));
+        EXPECT_EQ(routes.scalar_type(), at::kByte);
+        batch.routed_experts = routes;
+        const auto again = compute_log_prob(replays.pipeline(), batch, parts);
+        EXPECT_TRUE(at::equal(again.log_probs, old.log_probs));
+        batch.old_log_probs = old.log_probs - 0.1;
         if (world.size() == 1) expected = routes;
-        for (std::size_t i = 0; i < samples.size(); ++i)
-          EXPECT_TRUE(at::equal(routes[i], expected[i])) << i;
-        const auto free = update_actor(chooses.pipeline(), samples, parts, {});
-        for (std::size_t i = 0; i < samples.size(); ++i) {
-          samples[i].routed_experts = routes[i].to(at::kShort);
-          samples[i].routed_experts[-1].fill_(-1);
-        }
-        EXPECT_EQ(update_actor(replays.pipeline(), samples, parts, {}), free);
+        EXPECT_TRUE(at::equal(routes, expected));
+        batch.routed_experts = at::Tensor();
+        const auto free = update_actor(chooses.pipeline(), batch, parts, {});
+        batch.routed_experts = routes.to(at::kShort);
+        batch.routed_experts.index_fill_(0, last_tokens(batch), -1);
+        EXPECT_EQ(update_actor(replays.pipeline(), batch, parts, {}), free);
         const auto norm = chooses.optimizer->step({.lr = 1e-2}).grad_norm;
         EXPECT_GT(norm, 0);
         EXPECT_EQ(replays.optimizer->step({.lr = 1e-2}).grad_norm, norm);
@@ -126,17 +120,13 @@ TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
     SCOPED_TRACE(layout.name);
     models::run_ranks(layout.ranks, {}, [&](models::World& world) {
       const Trainee actor(world, layout.parallel, config, layout.options);
-      auto samples = make_samples({8, 20, 4, 32}, config.vocab_size);  // no pack is filled up
-      const auto parts = split_micro_batches(samples.size(), 2);
-      std::vector<at::Tensor> routes;
-      for (auto& sample : samples) {
-        sample.routed_experts = at::tensor({0, 1}, at::kByte)
-                                    .expand({sample.tokens.size(0), config.num_layers, 2})
-                                    .contiguous();
-        routes.push_back(sample.routed_experts);
-      }
-      const auto before =
-          compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
+      auto batch = make_rows({8, 20, 4, 32}, config.vocab_size);  // no pack is filled up
+      const auto parts = split_micro_batches(4, 2);
+      const auto routes = at::tensor({0, 1}, at::kByte)
+                              .expand({batch.offsets.back(), config.num_layers, 2})
+                              .contiguous();
+      batch.routed_experts = routes;
+      const auto before = compute_log_prob(actor.pipeline(), batch, parts).log_probs;
       for (auto* const chunk : actor.pointers) {
         for (const auto& parameter : chunk->parameters().all()) {
           const auto& key = parameter.spec.key;
@@ -145,15 +135,14 @@ TEST(RouterReplay, SendsTokensWhereTheyWentWhateverTheRouterChooses) {
             parameter.value.fill_(std::numeric_limits<double>::quiet_NaN());
         }
       }
-      const auto chosen = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts);
-      EXPECT_TRUE(chosen[3].log_probs.isnan().any().item<bool>()) << "routers choose other experts";
-      const auto after =
-          compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
-      for (std::size_t i = 0; i < samples.size(); ++i) {
-        EXPECT_TRUE(at::equal(after[i].log_probs, before[i].log_probs)) << i;
-        samples[i].old_log_prob = after[i].log_probs;
-      }
-      const auto metrics = update_actor(actor.pipeline(), samples, parts, {});
+      batch.routed_experts = at::Tensor();
+      const auto chosen = compute_log_prob(actor.pipeline(), batch, parts).log_probs;
+      EXPECT_TRUE(batch.response_of(chosen, 3).isnan().any().item<bool>())
+          << "routers choose other experts";
+      batch.routed_experts = routes;
+      batch.old_log_probs = compute_log_prob(actor.pipeline(), batch, parts).log_probs;
+      EXPECT_TRUE(at::equal(batch.old_log_probs, before));
+      const auto metrics = update_actor(actor.pipeline(), batch, parts, {});
       EXPECT_NEAR(metrics.at("actor/ppo_kl"), 0, 1e-5);
       const auto norm = actor.optimizer->step({.lr = 1e-2}).grad_norm;
       EXPECT_TRUE(norm > 0 && std::isfinite(norm)) << norm;
@@ -170,23 +159,18 @@ TEST(RouterReplay, WhereTheLastTokenGoesIsOfNoConsequence) {
                                      .dtype = distckpt::DType::kF32};
   const Trainee actor(world, {}, config, options, "actor");
   const Trainee other(world, {}, config, options, "other");
-  auto samples = make_samples({9, 20, 5}, config.vocab_size);
-  const auto parts = split_micro_batches(samples.size(), 2);
-  std::vector<at::Tensor> routes;
-  const auto old = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts, 1, &routes);
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    samples[i].old_log_prob = old[i].log_probs - 0.1;
-    samples[i].routed_experts = routes[i];
-  }
-  const auto there = update_actor(actor.pipeline(), samples, parts, {});
-  for (auto& one : routes) one[-1] = config.num_moe_experts - 1 - one[-1];
-  const auto elsewhere =
-      compute_log_prob(other.pipeline(), answered_prompts(samples), parts, 1, &routes);
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    EXPECT_TRUE(at::equal(elsewhere[i].log_probs, old[i].log_probs)) << i;
-    samples[i].routed_experts = routes[i];
-  }
-  EXPECT_EQ(update_actor(other.pipeline(), samples, parts, {}), there);
+  auto batch = make_rows({9, 20, 5}, config.vocab_size);
+  const auto parts = split_micro_batches(3, 2);
+  const auto old = compute_log_prob(actor.pipeline(), batch, parts, 1, true);
+  batch.old_log_probs = old.log_probs - 0.1;
+  batch.routed_experts = old.routed_experts;
+  const auto there = update_actor(actor.pipeline(), batch, parts, {});
+  const auto last = last_tokens(batch);
+  batch.routed_experts = old.routed_experts.index_copy(
+      0, last, config.num_moe_experts - 1 - old.routed_experts.index_select(0, last));
+  const auto elsewhere = compute_log_prob(other.pipeline(), batch, parts);
+  EXPECT_TRUE(at::equal(elsewhere.log_probs, old.log_probs));
+  EXPECT_EQ(update_actor(other.pipeline(), batch, parts, {}), there);
 }
 
 // The loop relies on this: routes come with the answers, and both passes of the actor send tokens
@@ -209,55 +193,42 @@ TEST(RouterReplay, TheRolloutsRoutesAreReplayedByAllPassesOfTheActor) {
   models::World world({});
   ActorRolloutRefWorker worker(world, config, origin, 1);
   worker.init_rollout({});
-  DataProto call;
-  call.meta_info["weights_step"] = 0;
-  (void)worker.update_weights(call);
-  auto prompts =
-      prompt_columns(std::vector<std::vector<std::int64_t>>{{1, 2, 3}, {4, 5, 6, 7, 8}}, 8);
-  prompts.set("seeds", at::tensor({1, 2}, at::kLong));
-  prompts.meta_info = {
-      {"temperature", 1.0}, {"top_k", -1}, {"top_p", 1.0}, {"routed_experts", true}};
-  auto batch = with_answers(prompts, worker.generate_sequences(prompts));
-  (void)worker.sleep_rollout({});
-  batch.meta_info = {{"temperature", 1.0}, {"global_step", 1}};
+  worker.update_weights(0);
+  auto batch = RolloutBatch::of(std::vector<RolloutBatch::Tokens>{{1, 2, 3}, {4, 5, 6, 7, 8}});
+  batch.max_prompt_length = 8;
+  batch.max_response_length = 6;
+  batch.seeds = at::tensor({1, 2}, at::kLong);
+  batch.take(worker.generate_sequences(batch, {.routed_experts = true}));
+  worker.sleep_rollout();
 
-  const auto routes = batch.tensor("routed_experts");
-  ASSERT_EQ(routes.sizes(), (std::vector<std::int64_t>{2, 8 + 6, 2, 2}));
+  const auto routes = batch.routed_experts;
+  ASSERT_EQ(routes.sizes(), (std::vector<std::int64_t>{3 + 6 + 5 + 6, 2, 2}));
   EXPECT_EQ(routes.scalar_type(), at::kByte);
-  const auto is_token = batch.tensor("attention_mask").to(at::kBool).clone();
-  is_token.select(1, 8 + 6 - 1).fill_(false);  // the answers' last ones are not computed
-  EXPECT_EQ(routes.masked_fill(is_token.unsqueeze(-1).unsqueeze(-1), 0).sum().item<std::int64_t>(),
-            0);
+  // The last tokens of responses are not computed.
+  EXPECT_EQ(routes.index_select(0, last_tokens(batch)).sum().item<std::int64_t>(), 0);
 
-  const auto chosen = worker.compute_log_prob(
-      batch.select(std::vector<std::string>{"prompts", "responses", "attention_mask"}));
+  const auto chosen = worker.compute_log_prob(batch.sequences_only());
   const auto replayed = worker.compute_log_prob(batch);
-  EXPECT_FALSE(replayed.batch().contains("routed_experts"));
-  EXPECT_TRUE(at::equal(replayed.tensor("old_log_probs"), chosen.tensor("old_log_probs")));
-  batch.set("routed_experts", (experts - 1 - routes).to(at::kByte));
-  const auto elsewhere = worker.compute_log_prob(batch);
-  EXPECT_FALSE(at::equal(elsewhere.tensor("old_log_probs"), chosen.tensor("old_log_probs")));
-  batch = batch.union_with(elsewhere);
-  batch.set("advantages", at::ones({2, 6}));
-  const auto answer = worker.update_actor(batch);
-  EXPECT_EQ(answer.meta_info.at("metrics").at("actor/ppo_kl").get<double>(), 0) << answer.meta_info;
+  EXPECT_FALSE(replayed.routed_experts.defined());
+  EXPECT_TRUE(at::equal(replayed.old_log_probs, chosen.old_log_probs));
+  batch.routed_experts = (experts - 1 - routes).to(at::kByte);
+  batch.take(worker.compute_log_prob(batch));
+  EXPECT_FALSE(at::equal(batch.old_log_probs, chosen.old_log_probs));
+  batch.advantages = at::ones({12});
+  EXPECT_EQ(worker.update_actor(batch, 1).metrics.at("actor/ppo_kl"), 0);
 }
 
 TEST(RouterReplay, RefusesModelsWithoutExpertsAndRoutesOfOthers) {
   models::World world({});
   const auto dense = support::tiny_config({});
   const Trainee actor(world, {}, dense, {.dtype = distckpt::DType::kF32});
-  const std::vector<AnsweredPrompt> prompts{
-      {.tokens = support::random_sequences({6}, dense.vocab_size, 1).front(),
-       .num_prompt_tokens = 1}};
-  std::vector<at::Tensor> routes;
-  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"router_replay", "no experts"}, [&] {
-    compute_log_prob(actor.pipeline(), prompts, {{0}}, 1, &routes);
-  }));
-  routes = {at::zeros({6, 2, 2}, at::kByte)};
-  EXPECT_TRUE(
-      support::fails(ErrorKind::kUsage, {"routed_experts: 2 layers of 2 choices", "0 layers"},
-                     [&] { compute_log_prob(actor.pipeline(), prompts, {{0}}, 1, &routes); }));
+  auto batch = support::rollout_rows(support::random_sequences({6}, dense.vocab_size, 1), {1});
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage, {"router_replay", "no experts"},
+                             [&] { compute_log_prob(actor.pipeline(), batch, {{0}}, 1, true); }));
+  batch.routed_experts = at::zeros({6, 2, 2}, at::kByte);
+  EXPECT_TRUE(support::fails(ErrorKind::kUsage,
+                             {"routed_experts: 2 layers of 2 choices", "0 layers"},
+                             [&] { compute_log_prob(actor.pipeline(), batch, {{0}}); }));
 }
 
 }  // namespace router_replay_test

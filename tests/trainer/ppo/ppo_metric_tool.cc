@@ -20,14 +20,39 @@ namespace {
 
 using nlohmann::json;
 
-DataProto batch_of(const json& columns) {
-  DataProto batch;
-  for (const auto& [name, rows] : columns.items()) {
-    std::vector<at::Tensor> stacked;
-    for (const auto& row : rows) stacked.push_back(at::tensor(row.get<std::vector<double>>()));
-    const bool is_mask = name.ends_with("_mask") || name == "responses";
-    batch.set(name, at::stack(stacked).to(is_mask ? at::kLong : at::kFloat));
+at::Tensor matrix(const json& rows) {
+  std::vector<at::Tensor> stacked;
+  for (const auto& row : rows) stacked.push_back(at::tensor(row.get<std::vector<double>>()));
+  return at::stack(stacked);
+}
+
+// Padded columns, as verl has them, as rows.
+RolloutBatch batch_of(const json& columns) {
+  const auto prompt_width = matrix(columns.at("prompts")).size(1);
+  const auto attention = matrix(columns.at("attention_mask"));
+  std::vector<RolloutBatch::Tokens> prompts, responses;
+  for (const auto& row : attention.unbind()) {
+    const auto tokens = [](const at::Tensor& mask) {
+      return RolloutBatch::Tokens(static_cast<std::size_t>(mask.sum().item<std::int64_t>()), 1);
+    };
+    prompts.push_back(tokens(row.slice(0, 0, prompt_width)));
+    responses.push_back(tokens(row.slice(0, prompt_width)));
   }
+  auto batch = RolloutBatch::of(prompts, responses);
+  batch.max_prompt_length = prompt_width;
+  batch.max_response_length = attention.size(1) - prompt_width;
+  const auto take = [&](const char* name, at::Tensor RolloutBatch::*column) {
+    if (columns.contains(name))
+      batch.*column = batch.ragged(matrix(columns.at(name)).to(at::kFloat));
+  };
+  take("token_level_scores", &RolloutBatch::token_level_scores);
+  take("token_level_rewards", &RolloutBatch::token_level_rewards);
+  take("advantages", &RolloutBatch::advantages);
+  take("returns", &RolloutBatch::returns);
+  take("values", &RolloutBatch::values);
+  take("old_log_probs", &RolloutBatch::old_log_probs);
+  take("rollout_log_probs", &RolloutBatch::rollout_log_probs);
+  batch.response_mask = batch.ragged(matrix(columns.at("response_mask")).to(at::kBool));
   return batch;
 }
 

@@ -16,22 +16,17 @@ namespace ppo_metrics_test {
 
 using support::fails;
 
-// Two prompts of 2 and 3 tokens, padded on the left; three columns of responses: one is whole, of
-// two tokens, one was cut off at the limit, of the last there is nothing.
-DataProto three_rows() {
-  const auto attention = at::tensor({0, 1, 1, 1, 1, 0,  //
-                                     1, 1, 1, 1, 1, 1,  //
-                                     1, 1, 1, 0, 0, 0})
-                             .reshape({3, 6});
-  const auto response_mask = attention.slice(1, 3);
-  const auto last = at::tensor({0, 1, 0, 0, 0, 1, 0, 0, 0}).reshape({3, 3}).to(at::kFloat);
-  return DataProto({{"responses", at::zeros({3, 3}, at::kLong)},
-                    {"attention_mask", attention},
-                    {"response_mask", response_mask},
-                    {"token_level_scores", last * at::tensor({1.0F, 3.0F, 0.0F}).unsqueeze(1)},
-                    {"token_level_rewards", last * 0.5},
-                    {"advantages", at::arange(9, at::kFloat).reshape({3, 3})},
-                    {"returns", at::ones({3, 3}) * 2}});
+// Prompts of 2 and 3 tokens, of 3 at most; the same of responses: one is whole, of two tokens, one
+// was cut off at the limit, of the last there is nothing.
+RolloutBatch three_rows() {
+  auto batch = RolloutBatch::of(std::vector<RolloutBatch::Tokens>{{1, 1}, {1, 1, 1}, {1, 1, 1}},
+                                std::vector<RolloutBatch::Tokens>{{1, 1}, {1, 1, 1}, {}});
+  batch.max_prompt_length = batch.max_response_length = 3;
+  batch.token_level_scores = at::tensor({0.F, 1.F, 0.F, 0.F, 3.F});
+  batch.token_level_rewards = at::tensor({0.F, .5F, 0.F, 0.F, .5F});
+  batch.advantages = at::tensor({0.F, 1.F, 3.F, 4.F, 5.F});
+  batch.returns = at::ones({5}) * 2;
+  return batch;
 }
 
 TEST(MfuMetrics, AreOfThePartsThatTookTime) {
@@ -71,15 +66,15 @@ TEST(DataMetrics, LeaveOutResponsesWithoutAToken) {
 
 TEST(DataMetrics, SayHowMuchOfTheReturnsValuesExplain) {
   auto batch = three_rows();
-  batch.set("returns", batch.tensor("advantages"));
-  batch.set("values", batch.tensor("advantages") + 7);  // all of their variance
+  batch.returns = batch.advantages;
+  batch.values = batch.advantages + 7;  // all of their variance
   EXPECT_EQ(compute_data_metrics(batch).at("critic/vf_explained_var"), 1);
   EXPECT_EQ(compute_data_metrics(batch).at("critic/values/min"), 7);
 }
 
 TEST(DataMetrics, OfABatchWithoutAnyTokenAreNotNumbers) {
   auto batch = three_rows().slice(2, 3);
-  batch.set("values", batch.tensor("returns"));
+  batch.values = batch.returns;
   const auto found = compute_data_metrics(batch);
   for (const char* name : {"critic/score/mean", "critic/returns/max", "critic/values/min",
                            "critic/vf_explained_var", "response_length_non_aborted/clip_ratio"})
@@ -90,29 +85,26 @@ TEST(DataMetrics, OfABatchWithoutAnyTokenAreNotNumbers) {
 
 TEST(DataMetrics, NameAColumnThatIsMissing) {
   auto batch = three_rows();
-  const std::vector<std::string> gone{"returns"};
-  batch.pop(gone);
+  batch.returns = at::Tensor();
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"returns"}, [&] { compute_data_metrics(batch); }));
 }
 
 TEST(DebugMetrics, AreZeroWhereRolloutAndTrainerAgree) {
   auto batch = three_rows();
-  const auto log_probs = at::arange(9, at::kFloat).reshape({3, 3}) * -0.25;
-  batch.set("old_log_probs", log_probs);
-  batch.set("rollout_log_probs", log_probs);
+  batch.old_log_probs = batch.rollout_log_probs = at::arange(5, at::kFloat) * -0.25;
   auto found = calculate_debug_metrics(batch);
   EXPECT_EQ(found.at("training/rollout_probs_diff_valid"), 1);
   for (const char* what : {"max", "mean", "std"})
     EXPECT_EQ(found.at(std::string("training/rollout_probs_diff_") + what), 0);
   EXPECT_NEAR(found.at("training/rollout_actor_probs_pearson_corr"), 1, 1e-6);
 
-  batch.set("response_mask", at::zeros({3, 3}, at::kLong));
+  batch.response_mask = at::zeros({5}, at::kBool);
   found = calculate_debug_metrics(batch);
   EXPECT_EQ(found.at("training/rollout_probs_diff_valid"), 0);
   EXPECT_TRUE(std::isnan(found.at("training/rollout_probs_diff_max")));
 }
 
-TEST(TokenCounts, AreThoseOfTheAttentionMask) {
+TEST(TokenCounts, AreThoseOfAllRows) {
   const auto counts = count_tokens(three_rows());
   EXPECT_EQ(counts.prompt, 8);
   EXPECT_EQ(counts.response, 5);

@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "rollout/llm_engine.h"
 #include "tests/support/layout.h"
+#include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/trainee.h"
 #include "trainer/algorithms/advantages.h"
 #include "trainer/engine/micro_batches.h"
@@ -19,23 +21,17 @@ namespace update_actor_test {
 
 using support::Trainee;
 
-std::vector<ActorSample> make_samples(std::int64_t vocab) {
-  std::vector<ActorSample> samples;
-  for (auto& tokens : support::random_sequences({9, 20, 4, 33, 12, 16, 7, 25}, vocab, 1)) {
-    ActorSample sample{.tokens = tokens,
-                       .num_prompt_tokens = 1 + static_cast<std::int64_t>(samples.size()) % 3};
-    sample.advantages =
-        at::full({sample.num_response_tokens()}, samples.size() % 2 == 0 ? 1.0 : -0.7);
-    samples.push_back(sample);
-  }
-  return samples;
+RolloutBatch make_rows(std::int64_t vocab) {
+  auto batch = support::rollout_rows(
+      support::random_sequences({9, 20, 4, 33, 12, 16, 7, 25}, vocab, 1), {1, 2, 3, 1, 2, 3, 1, 2});
+  batch.advantages = support::alternating_advantages(batch);
+  return batch;
 }
 
 void set_old_log_probs(const Trainee& actor,
-                       std::vector<ActorSample>& samples,
+                       RolloutBatch& batch,
                        const std::vector<Partition>& parts) {
-  const auto log_probs = compute_log_prob(actor.pipeline(), answered_prompts(samples), parts);
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i].old_log_prob = log_probs[i].log_probs;
+  batch.old_log_probs = compute_log_prob(actor.pipeline(), batch, parts).log_probs;
 }
 
 // One update per batch: the policy is the one that answered, to the bit. Its gradient is the same
@@ -51,8 +47,8 @@ TEST(UpdateActor, StartsFromARatioOfOneAndDoesNotDependOnTheMesh) {
                             {.alignment = models::Alignment::kBitwise,
                              .dtype = distckpt::DType::kF32,
                              .sequence_parallel = layout.sequence_parallel});
-        auto mine = actor.mine(make_samples(config.vocab_size));
-        const auto parts = split_micro_batches(mine.size(), size);
+        auto mine = support::mine(actor, make_rows(config.vocab_size));
+        const auto parts = split_micro_batches(static_cast<std::size_t>(mine.size()), size);
         set_old_log_probs(actor, mine, parts);
         actor.optimizer->zero_grad();
         const auto metrics =
@@ -87,15 +83,12 @@ TEST(UpdateActor, DividesByTheAnswersThatAreRejectedToo) {
           world, {}, config,
           {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32});
       const auto norm_of = [&](bool alone, const PolicyLossConfig& loss) {
-        std::vector<ActorSample> all;
-        for (auto& sample : make_samples(config.vocab_size)) {
-          const bool rejected = sample.advantages[0].item<float>() < 0;
-          if (rejected && alone) continue;
-          if (rejected) sample.response_mask = at::zeros({sample.num_response_tokens()}, at::kLong);
-          all.push_back(std::move(sample));
-        }
-        auto mine = actor.mine(all);
-        const auto parts = split_micro_batches(mine.size(), 1);
+        auto all = make_rows(config.vocab_size);
+        const auto rejected = all.advantages < 0;
+        all.response_mask = rejected.logical_not();
+        if (alone) all = all.select(std::vector<std::int64_t>{0, 2, 4, 6});
+        auto mine = support::mine(actor, all);
+        const auto parts = split_micro_batches(static_cast<std::size_t>(mine.size()), 1);
         set_old_log_probs(actor, mine, parts);
         actor.optimizer->zero_grad();
         (void)update_actor(actor.pipeline(), mine, parts, {.loss = {.policy_loss = loss}});
@@ -107,6 +100,37 @@ TEST(UpdateActor, DividesByTheAnswersThatAreRejectedToo) {
         EXPECT_NEAR(norm_of(false, loss), alone / 2, 1e-4 * alone);
       }
     });
+  }
+}
+
+// A token that the mask lacks, in the middle of a response, teaches nothing: whatever its advantage
+// and its old log-probability are, the update is the same.
+TEST(UpdateActor, HolesOfTheMaskTeachNothing) {
+  const auto config = support::tiny_config({.family = "qwen2", .num_layers = 2});
+  models::World world({});
+  std::map<std::string, double> expected;
+  double norm = 0;
+  for (const double anything : {0.0, 5.0, -3.0}) {
+    const Trainee actor(world, {}, config,
+                        {.alignment = models::Alignment::kBitwise, .dtype = distckpt::DType::kF32},
+                        fmt::format("actor {}", anything));
+    auto batch = make_rows(config.vocab_size);
+    const auto parts = split_micro_batches(static_cast<std::size_t>(batch.size()), 4);
+    set_old_log_probs(actor, batch, parts);
+    const auto hole = at::arange(batch.response_offsets.back()) % 3 == 1;
+    batch.response_mask = hole.logical_not();
+    batch.advantages = batch.advantages.masked_fill(hole, anything);
+    batch.old_log_probs = batch.old_log_probs + hole * anything;
+    const auto metrics =
+        update_actor(actor.pipeline(), batch, parts, {.loss = {.entropy_coeff = 0.01}});
+    const auto of_this = actor.optimizer->step({.lr = 0}).grad_norm;
+    if (expected.empty()) {
+      expected = metrics;
+      norm = of_this;
+    }
+    EXPECT_GT(of_this, 0);
+    EXPECT_EQ(of_this, norm);
+    EXPECT_EQ(metrics, expected);
   }
 }
 
@@ -159,12 +183,15 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
       }
       hybrid.train_mode();
       auto rewards = at::zeros({kSamples, kAnswer});
-      std::vector<ActorSample> samples;
+      std::vector<RolloutBatch::Tokens> prompts, responses;
       for (std::int64_t i = 0; i < kSamples; ++i) {
-        const auto all = at::tensor(tokens[static_cast<std::size_t>(i)], at::kLong);
+        const auto& of_sample = tokens[static_cast<std::size_t>(i)];
+        const auto all = at::tensor(of_sample, at::kLong);
         rewards[i][kAnswer - 1] = all.narrow(0, 3, kAnswer).eq(kWanted).to(at::kFloat).mean();
-        samples.push_back({.tokens = all, .num_prompt_tokens = 3});
+        prompts.emplace_back(of_sample.begin(), of_sample.begin() + 3);
+        responses.emplace_back(of_sample.begin() + 3, of_sample.end());
       }
+      auto batch = RolloutBatch::of(prompts, responses);
       const std::vector<std::int64_t> group(kSamples, 0);
       const auto advantages =
           compute_advantage(AdvantageEstimator::kGrpo,
@@ -173,16 +200,14 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
                              .index = group})
               .advantages;
       const auto parts = split_micro_batches(kSamples, 8);
-      set_old_log_probs(actor, samples, parts);
-      for (std::int64_t i = 0; i < kSamples; ++i) {
-        auto& sample = samples[static_cast<std::size_t>(i)];
-        sample.advantages = advantages[i];
-        EXPECT_TRUE(
-            at::equal(sample.old_log_prob, at::tensor(logprobs[static_cast<std::size_t>(i)])))
-            << "the rollout's are other bytes";
-      }
+      set_old_log_probs(actor, batch, parts);
+      batch.advantages = batch.ragged(advantages);
+      std::vector<float> of_rollout;
+      for (const auto& one : logprobs) of_rollout.insert(of_rollout.end(), one.begin(), one.end());
+      EXPECT_TRUE(at::equal(batch.old_log_probs, at::tensor(of_rollout)))
+          << "the rollout's are other bytes";
       actor.optimizer->zero_grad();
-      update_actor(actor.pipeline(), samples, parts, {});
+      update_actor(actor.pipeline(), batch, parts, {});
       actor.optimizer->step({.lr = 1e-2});
       last = rewards.sum().item<double>() / kSamples;
       if (step == 0) first = last;

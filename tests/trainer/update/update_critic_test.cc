@@ -12,6 +12,7 @@
 
 #include "tests/support/expect.h"
 #include "tests/support/layout.h"
+#include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/trainee.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/update/compute_values.h"
@@ -27,39 +28,26 @@ using Metrics = std::map<std::string, double>;
 constexpr models::ModelOptions kBitwise{.alignment = models::Alignment::kBitwise,
                                         .dtype = distckpt::DType::kF32};
 
-std::vector<CriticSample> make_samples(std::int64_t vocab) {
-  std::vector<CriticSample> samples;
-  for (auto& tokens : support::random_sequences({9, 20, 4, 33, 12, 16, 7, 25}, vocab, 1))
-    samples.push_back(
-        {.tokens = tokens, .num_prompt_tokens = 1 + static_cast<std::int64_t>(samples.size()) % 3});
-  return samples;
+RolloutBatch make_rows(std::int64_t vocab) {
+  return support::rollout_rows(support::random_sequences({9, 20, 4, 33, 12, 16, 7, 25}, vocab, 1),
+                               {1, 2, 3, 1, 2, 3, 1, 2});
 }
 
-std::vector<at::Tensor> values_of_answers(const Trainee& critic,
-                                          const std::vector<CriticSample>& samples,
-                                          const std::vector<Partition>& parts) {
-  std::vector<at::Tensor> tokens;
-  for (const auto& sample : samples) tokens.push_back(sample.tokens);
-  auto values = compute_values(critic.pipeline(), tokens, parts);
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] =
-        values[i].narrow(0, samples[i].num_prompt_tokens - 1, samples[i].num_response_tokens());
-  return values;
+at::Tensor values_of(const Trainee& critic,
+                     const RolloutBatch& batch,
+                     const std::vector<Partition>& parts) {
+  return batch.responses_of(compute_values(critic.pipeline(), batch.sequences(), parts));
 }
 
-// Old values that are off by up to one, returns that follow from the tokens.
-void set_targets(const Trainee& critic,
-                 std::vector<CriticSample>& samples,
-                 const std::vector<Partition>& parts) {
-  const auto values = values_of_answers(critic, samples, parts);
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    auto& sample = samples[i];
-    const auto answer =
-        sample.tokens.narrow(0, sample.num_prompt_tokens, sample.num_response_tokens())
-            .to(at::kFloat);
-    sample.values = values[i] + (answer % 5 - 2) / 2;
-    sample.returns = values[i] + answer % 3 - 1.5;
-  }
+// Sets old values that are off by up to one, and returns that follow from the tokens.
+void set_targets(const Trainee& critic, RolloutBatch& batch, const std::vector<Partition>& parts) {
+  const auto values = values_of(critic, batch, parts);
+  std::vector<float> tokens;
+  for (std::int64_t row = 0; row < batch.size(); ++row)
+    for (const auto token : batch.response(row)) tokens.push_back(static_cast<float>(token));
+  const auto responses = at::tensor(tokens);
+  batch.values = values + (responses % 5 - 2) / 2;
+  batch.returns = values + responses % 3 - 1.5;
 }
 
 struct Outcome {
@@ -74,8 +62,8 @@ std::unique_ptr<Outcome> update(const Layout& layout, std::size_t micro_batch, L
     auto options = kBitwise;
     options.sequence_parallel = layout.sequence_parallel;
     const Trainee critic(world, layout.parallel, config, options);
-    auto mine = critic.mine(make_samples(config.vocab_size));
-    const auto parts = split_micro_batches(mine.size(), micro_batch);
+    auto mine = support::mine(critic, make_rows(config.vocab_size));
+    const auto parts = split_micro_batches(static_cast<std::size_t>(mine.size()), micro_batch);
     set_targets(critic, mine, parts);
     critic.optimizer->zero_grad();
     const auto metrics =
@@ -127,23 +115,22 @@ TEST(UpdateCritic, LearnsReturns) {
                                       .head = "Token"});
   models::run_ranks(2, {}, [&](models::World& world) {
     const Trainee critic(world, {.pipeline_model_parallel_size = 2}, config, kBitwise);
-    std::vector<CriticSample> samples;
+    std::vector<at::Tensor> sequences, returns;
     for (std::int64_t i = 0; i < 8; ++i) {
-      const auto tokens = at::arange(i, i + 12, at::kLong);
-      samples.push_back({.tokens = tokens,
-                         .num_prompt_tokens = 2,
-                         .returns = (tokens.narrow(0, 2, 10) % 2).to(at::kFloat)});
+      sequences.push_back(at::arange(i, i + 12, at::kLong));
+      returns.push_back((sequences.back().narrow(0, 2, 10) % 2).to(at::kFloat));
     }
-    const auto parts = split_micro_batches(samples.size(), 4);
+    auto batch = support::rollout_rows(sequences, std::vector<std::int64_t>(8, 2));
+    batch.returns = at::cat(returns);
+    const auto parts = split_micro_batches(sequences.size(), 4);
     double first = 0;
     double last = 0;
     for (int step = 0; step < 40; ++step) {
-      const auto values = values_of_answers(critic, samples, parts);
-      for (std::size_t i = 0; i < samples.size(); ++i) samples[i].values = values[i];
+      batch.values = values_of(critic, batch, parts);
       critic.optimizer->zero_grad();
-      const auto metrics = update_critic(critic.pipeline(), samples, parts, {});
+      const auto metrics = update_critic(critic.pipeline(), batch, parts, {});
       EXPECT_EQ(metrics.at("critic/vf_clipfrac"), 0) << "values are the critic's own";
-      EXPECT_NEAR(metrics.at("critic/vpred_mean"), at::cat(values).mean().item<double>(), 1e-5);
+      EXPECT_NEAR(metrics.at("critic/vpred_mean"), batch.values.mean().item<double>(), 1e-5);
       critic.optimizer->step({.lr = 1e-2});
       last = metrics.at("critic/vf_loss");
       if (step == 0) first = last;
@@ -155,16 +142,16 @@ TEST(UpdateCritic, LearnsReturns) {
 
 TEST(UpdateCritic, RefusesWhatIsNoCriticAndASampleWithoutAnAnswer) {
   models::World alone({});
-  const auto samples = make_samples(50);
-  const auto fails = [&](const char* head, std::vector<CriticSample> some, std::string_view why) {
+  const auto fails = [&](const char* head, const RolloutBatch& rows, std::string_view why) {
     const Trainee model(alone, {}, support::tiny_config({.head = head}), {});
     return support::fails(ErrorKind::kUsage, {why}, [&] {
-      update_critic(model.pipeline(), some, split_micro_batches(some.size(), 1), {});
+      update_critic(model.pipeline(), rows,
+                    split_micro_batches(static_cast<std::size_t>(rows.size()), 1), {});
     });
   };
-  EXPECT_TRUE(fails("", samples, "has no values"));
-  EXPECT_TRUE(
-      fails("Token", {{.tokens = samples[0].tokens, .num_prompt_tokens = 9}}, "9 of the prompt"));
+  EXPECT_TRUE(fails("", make_rows(50), "has no values"));
+  EXPECT_TRUE(fails("Token", support::rollout_rows(support::random_sequences({9}, 50, 1), {9}),
+                    "9 of the prompt"));
 }
 
 }  // namespace update_critic_test

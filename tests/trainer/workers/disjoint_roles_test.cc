@@ -10,6 +10,7 @@
 #include "converter/verify.h"
 #include "rollout/llm_engine.h"
 #include "tests/support/expect.h"
+#include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/trainee.h"
 #include "tests/support/temp_dir.h"
 #include "trainer/engine/micro_batches.h"
@@ -40,28 +41,18 @@ void collect(const Chunks& chunks, WholeTensors& into) {
   }
 }
 
-std::vector<ActorSample> actor_samples() {
-  std::vector<ActorSample> samples;
-  for (auto& tokens : support::random_sequences({6, 9}, 50, 1)) {
-    const auto answer = tokens.size(0) - 2;
-    samples.push_back({.tokens = tokens,
-                       .num_prompt_tokens = 2,
-                       .old_log_prob = at::full({answer}, -4.0),
-                       .advantages = at::ones({answer})});
-  }
-  return samples;
+RolloutBatch actor_rows() {
+  auto batch = support::rollout_rows(support::random_sequences({6, 9}, 50, 1), {2, 2});
+  batch.old_log_probs = at::full({batch.response_offsets.back()}, -4.0);
+  batch.advantages = at::ones_like(batch.old_log_probs);
+  return batch;
 }
 
-std::vector<CriticSample> critic_samples() {
-  std::vector<CriticSample> samples;
-  for (auto& tokens : support::random_sequences({6, 9}, 50, 2)) {
-    const auto answer = tokens.size(0) - 2;
-    samples.push_back({.tokens = tokens,
-                       .num_prompt_tokens = 2,
-                       .values = at::zeros({answer}),
-                       .returns = at::ones({answer})});
-  }
-  return samples;
+RolloutBatch critic_rows() {
+  auto batch = support::rollout_rows(support::random_sequences({6, 9}, 50, 2), {2, 2});
+  batch.values = at::zeros({batch.response_offsets.back()});
+  batch.returns = at::ones_like(batch.values);
+  return batch;
 }
 
 // A role of a run, updated once and saved.
@@ -92,9 +83,9 @@ class Role {
     model_.optimizer->zero_grad();
     const auto parts = split_micro_batches(2, 1);
     if (is_actor_) {
-      update_actor(model_.pipeline(), actor_samples(), parts, {});
+      update_actor(model_.pipeline(), actor_rows(), parts, {});
     } else {
-      update_critic(model_.pipeline(), critic_samples(), parts, {});
+      update_critic(model_.pipeline(), critic_rows(), parts, {});
     }
     model_.optimizer->step({.lr = 1e-2});
     collect(model_.chunks, into);

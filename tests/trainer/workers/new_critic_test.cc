@@ -12,6 +12,7 @@
 #include "converter/convert.h"
 #include "converter/verify.h"
 #include "tests/support/expect.h"
+#include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/trainee.h"
 #include "tests/support/temp_dir.h"
 #include "trainer/engine/micro_batches.h"
@@ -46,14 +47,12 @@ void collect(const Trainee& critic, WholeTensors& into) {
 }
 
 void train(const Trainee& critic, int step) {
-  std::vector<CriticSample> samples;
-  for (auto& tokens : support::random_sequences({8, 6}, 50, static_cast<std::uint64_t>(step)))
-    samples.push_back({.tokens = tokens,
-                       .num_prompt_tokens = 2,
-                       .values = at::zeros({tokens.size(0) - 2}),
-                       .returns = at::ones({tokens.size(0) - 2})});
+  auto batch = support::rollout_rows(
+      support::random_sequences({8, 6}, 50, static_cast<std::uint64_t>(step)), {2, 2});
+  batch.values = at::zeros({batch.response_offsets.back()});
+  batch.returns = at::ones_like(batch.values);
   critic.optimizer->zero_grad();
-  update_critic(critic.pipeline(), samples, split_micro_batches(2, 1), {});
+  update_critic(critic.pipeline(), batch, split_micro_batches(2, 1), {});
   critic.optimizer->step({.lr = 1e-2});
 }
 

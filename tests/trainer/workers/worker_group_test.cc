@@ -17,21 +17,28 @@
 namespace ferry::trainer {
 namespace worker_group_test {
 
-DataProto rows(std::int64_t count) {
-  std::vector<nlohmann::json> names;
-  for (std::int64_t row = 0; row < count; ++row) names.emplace_back("row " + std::to_string(row));
-  return DataProto({{"x", at::arange(count)}}, {{"name", names}}, {{"factor", 10}});
+// Rows of one token each: 0, 1, ...
+WorkerData rows(std::int64_t count) {
+  std::vector<RolloutBatch::Tokens> prompts;
+  WorkerData data{.meta_info = {{"factor", 10}}};
+  for (std::int64_t row = 0; row < count; ++row) prompts.push_back({row});
+  data.batch = RolloutBatch::of(prompts);
+  for (std::int64_t row = 0; row < count; ++row)
+    data.batch.uid.push_back("row " + std::to_string(row));
+  return data;
 }
 
-std::vector<std::int64_t> numbers(const DataProto& data, const char* key) {
-  const auto tensor = data.tensor(key).contiguous();
-  const auto* const begin = tensor.const_data_ptr<std::int64_t>();
-  return {begin, begin + tensor.numel()};
+std::vector<std::int64_t> seeds(const WorkerData& data) {
+  const auto* const begin = data.batch.seeds.const_data_ptr<std::int64_t>();
+  return {begin, begin + data.batch.size()};
 }
 
-DataProto ten_times(const DataProto& data) {
-  return DataProto({{"y", data.tensor("x") * data.meta_info.at("factor").get<std::int64_t>()}},
-                   {{"said", data.column("name")}});
+// In the column of seeds.
+WorkerData ten_times(const WorkerData& call) {
+  WorkerData answer{.batch = call.batch.without_columns()};
+  answer.batch.seeds = call.batch.tokens * call.meta_info.at("factor").get<std::int64_t>();
+  answer.batch.uid = call.batch.uid;
+  return answer;
 }
 
 // Runs a group with one method "act"; rank 0 does `body`.
@@ -50,6 +57,60 @@ void run_group(int size,
   });
 }
 
+// Rows that a rank is given in another order, or twice, come back in that of the batch.
+TEST(WorkerGroup, AnswersAreInTheOrderOfTheBatch) {
+  run_group(2, dp_compute_proto, ten_times, [&](WorkerGroup& group) {
+    EXPECT_EQ(seeds(group.call("act", rows(4), {{3, 0, 3}, {1, 2, 0}})),
+              (std::vector<std::int64_t>{0, 10, 20, 30}));
+  });
+}
+
+TEST(RouteCall, APartLeavesRankZeroOnce) {
+  // Ranks 1, 2, 5 have part 1, ranks 0, 3 part 0; rank 4 takes no part.
+  const Dispatch first{.dp_rank = 0}, second{.dp_rank = 1};
+  auto answers_second = second;
+  answers_second.is_collect = true;
+  auto answers_first = first;
+  answers_first.is_collect = true;
+  const auto routes = route_call(std::vector<Dispatch>{first, second, answers_second, answers_first,
+                                                       Dispatch::none(), second});
+  EXPECT_EQ(routes[1].rows_from, 0);
+  EXPECT_EQ(routes[1].rows_to, (std::vector<int>{2, 5}));
+  EXPECT_EQ(routes[2].rows_from, 1);
+  EXPECT_EQ(routes[5].rows_from, 1);
+  EXPECT_EQ(routes[3].rows_from, 0);  // rank 0 has that part itself
+  EXPECT_TRUE(routes[0].rows_to.empty());
+  EXPECT_FALSE(routes[4].takes_part);
+  std::vector<int> answering;
+  for (std::size_t rank = 0; rank < routes.size(); ++rank)
+    if (routes[rank].answers) answering.push_back(static_cast<int>(rank));
+  EXPECT_EQ(answering, (std::vector<int>{2, 3}));
+}
+
+// Rank 0 sends each row once, however many ranks compute it; the first of these hands it on.
+TEST(WorkerGroup, RowsOfAPartAreHandedOnByTheFirstRankThatHasIt) {
+  const auto dispatch = [](const models::World& world) {
+    return world.rank() == 0 ? Dispatch::none()
+                             : Dispatch{.dp_rank = 0, .is_collect = world.rank() == 3};
+  };
+  const auto bytes = static_cast<std::int64_t>(rows(5).batch.to_bytes().size());
+  std::atomic<std::int64_t> sent_by_others = 0;
+  models::run_ranks(4, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
+    WorkerGroup group(world, std::chrono::minutes(5));
+    const auto mine = dispatch(world);
+    group.add("act", mine, mine.takes_part ? ten_times : WorkerGroup::Method());
+    if (world.rank() > 0) {
+      group.serve();
+      if (world.rank() < 3) sent_by_others += group.bytes_sent();
+      return;
+    }
+    EXPECT_EQ(seeds(group.call("act", rows(5))), (std::vector<std::int64_t>{0, 10, 20, 30, 40}));
+    EXPECT_EQ(group.bytes_sent(), bytes);
+    group.stop();
+  });
+  EXPECT_EQ(sent_by_others, 2 * bytes);
+}
+
 TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
   for (const int size : {1, 2, 4}) {
     for (const std::int64_t count : {1, 2, 3, 4, 7, 8}) {
@@ -57,9 +118,9 @@ TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
       std::vector<std::int64_t> given;
       run_group(
           size, dp_compute_proto,
-          [&](const DataProto& data) {
+          [&](const WorkerData& data) {
             const std::scoped_lock lock(mutex);
-            given.push_back(data.size());
+            given.push_back(data.batch.size());
             return ten_times(data);
           },
           [&](WorkerGroup& group) {
@@ -68,8 +129,8 @@ TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
               const auto answer = group.call("act", rows(count));
               std::vector<std::int64_t> expected;
               for (std::int64_t row = 0; row < count; ++row) expected.push_back(10 * row);
-              EXPECT_EQ(numbers(answer, "y"), expected) << size << " ranks, " << count << " rows";
-              EXPECT_EQ(answer.column("said"), rows(count).column("name"));
+              EXPECT_EQ(seeds(answer), expected) << size << " ranks, " << count << " rows";
+              EXPECT_EQ(answer.batch.uid, rows(count).batch.uid);
             }
           });
       // Equal parts: rows that are missing are repeated, and what comes of them is dropped.
@@ -87,14 +148,14 @@ TEST(WorkerGroup, RanksOfOneDataParallelRankHaveTheSameRowsAndOneAnswers) {
   std::atomic<int> calls = 0;
   run_group(
       4, dispatch,
-      [&](const DataProto& data) {
+      [&](const WorkerData& data) {
         ++calls;
-        EXPECT_EQ(data.size(), 3);
+        EXPECT_EQ(data.batch.size(), 3);
         return ten_times(data);
       },
       [](WorkerGroup& group) {
         EXPECT_EQ(group.num_parts("act"), 2);
-        EXPECT_EQ(numbers(group.call("act", rows(6)), "y"),
+        EXPECT_EQ(seeds(group.call("act", rows(6))),
                   (std::vector<std::int64_t>{0, 10, 20, 30, 40, 50}));
       });
   EXPECT_EQ(calls, 4);
@@ -108,13 +169,12 @@ TEST(WorkerGroup, RanksThatTakeNoPartAreLeftAlone) {
         [only](const models::World& world) {
           return world.rank() == only ? Dispatch{.is_collect = true} : Dispatch::none();
         },
-        [&](const DataProto& data) {
+        [&](const WorkerData& data) {
           ++calls;
           return ten_times(data);
         },
         [](WorkerGroup& group) {
-          EXPECT_EQ(numbers(group.call("act", rows(3)), "y"),
-                    (std::vector<std::int64_t>{0, 10, 20}));
+          EXPECT_EQ(seeds(group.call("act", rows(3))), (std::vector<std::int64_t>{0, 10, 20}));
         });
     EXPECT_EQ(calls, 1);
   }
@@ -124,14 +184,14 @@ TEST(WorkerGroup, OneToAllGivesEveryRankEverythingAndOneAnswers) {
   std::atomic<int> calls = 0;
   run_group(
       3, one_to_all,
-      [&](const DataProto& data) {
+      [&](const WorkerData& data) {
         ++calls;
-        EXPECT_EQ(data.size(), 5);
+        EXPECT_EQ(data.batch.size(), 5);
         return ten_times(data);
       },
       [](WorkerGroup& group) {
         EXPECT_EQ(group.num_parts("act"), 0);
-        EXPECT_EQ(group.call("act", rows(5)).size(), 5);
+        EXPECT_EQ(group.call("act", rows(5)).batch.size(), 5);
       });
   EXPECT_EQ(calls, 3);
 }
@@ -140,11 +200,11 @@ TEST(WorkerGroup, RankZeroAlone) {
   std::atomic<int> calls = 0;
   run_group(
       2, rank_zero,
-      [&](const DataProto& data) {
+      [&](const WorkerData& data) {
         ++calls;
         return ten_times(data);
       },
-      [](WorkerGroup& group) { EXPECT_EQ(group.call("act", rows(5)).size(), 5); });
+      [](WorkerGroup& group) { EXPECT_EQ(group.call("act", rows(5)).batch.size(), 5); });
   EXPECT_EQ(calls, 1);
 }
 
@@ -155,14 +215,14 @@ TEST(WorkerGroup, WhatIsUnderWayIsFinishedLater) {
       [](const models::World& world) {
         return world.rank() == 1 ? Dispatch{.is_collect = true} : Dispatch::none();
       },
-      [&](const DataProto& data) {
+      [&](const WorkerData& data) {
         ++served;
         return ten_times(data);
       },
       [&](WorkerGroup& group) {
         auto call = group.start("act", rows(2));
         while (served == 0) std::this_thread::yield();  // rank 0 has its hands free
-        EXPECT_EQ(numbers(group.finish(std::move(call)), "y"), (std::vector<std::int64_t>{0, 10}));
+        EXPECT_EQ(seeds(group.finish(std::move(call))), (std::vector<std::int64_t>{0, 10}));
       });
 }
 
@@ -171,15 +231,15 @@ TEST(WorkerGroup, WaitsLongerThanTheTimeoutOfCollectives) {
   const auto timeout = std::chrono::milliseconds(1000);
   run_group(
       2, dp_compute_proto,
-      [&](const DataProto& data) {
-        if (data.tensor("x")[0].item<std::int64_t>() > 0)
+      [&](const WorkerData& data) {
+        if (data.batch.tokens[0].item<std::int64_t>() > 0)
           std::this_thread::sleep_for(1.5 * timeout);
         return ten_times(data);
       },
       [&](WorkerGroup& group) {
-        EXPECT_EQ(group.call("act", rows(2)).size(), 2);
+        EXPECT_EQ(group.call("act", rows(2)).batch.size(), 2);
         std::this_thread::sleep_for(1.5 * timeout);
-        EXPECT_EQ(group.call("act", rows(2)).size(), 2);
+        EXPECT_EQ(group.call("act", rows(2)).batch.size(), 2);
       },
       timeout);
 }
@@ -190,7 +250,7 @@ TEST(WorkerGroup, AnExceptionOnAWorkerEndsTheRunEverywhere) {
     models::run_ranks(3, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
       try {
         WorkerGroup group(world, std::chrono::minutes(5));
-        group.add("act", dp_compute_proto(world), [&](const DataProto&) -> DataProto {
+        group.add("act", dp_compute_proto(world), [&](const WorkerData&) -> WorkerData {
           if (world.rank() == 1) throw Error(ErrorKind::kCorrupt, "row 1 is bad");
           return {};
         });
@@ -221,7 +281,7 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
     WorkerGroup group(world, timeout);
     auto of_first = one_to_all(world);
     of_first.takes_part = world.rank() == 1;
-    group.add("update_actor", of_first, [&](const DataProto&) -> DataProto {
+    group.add("update_actor", of_first, [&](const WorkerData&) -> WorkerData {
       while (ended < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
       return {};
     });

@@ -1,0 +1,40 @@
+#include "trainer/ppo/batch_samples.h"
+
+#include <string>
+#include <utility>
+
+namespace ferry::trainer {
+
+std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder) {
+  const auto scores = batch.padded(batch.token_level_scores).sum(1);
+  std::vector<LoggedSample> samples;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    LoggedSample sample{.input = encoder.decode(batch.prompt(row), true),
+                        .output = encoder.decode(batch.response(row), true),
+                        .gts = batch.ground_truth[index],
+                        .score = scores[row].item<double>()};
+    for (const auto& [name, value] : batch.reward_extra_info[index].items())
+      if (name != "score") sample.extra[name] = value;
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+std::vector<ValidationSample> validation_samples(const RolloutBatch& batch) {
+  const auto rewards = batch.padded(batch.token_level_scores).sum(1);
+  std::vector<ValidationSample> samples;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    ValidationSample sample{.data_source = batch.data_source[index], .uid = batch.uid[index]};
+    sample.values["reward"] = rewards[row].item<double>();
+    for (const auto& [name, value] : batch.reward_extra_info[index].items()) {
+      if (value.is_number()) sample.values[name] = value.get<double>();
+      if (value.is_string()) sample.values[name] = value.get<std::string>();
+    }
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+}  // namespace ferry::trainer

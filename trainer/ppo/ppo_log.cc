@@ -1,0 +1,128 @@
+#include "trainer/ppo/ppo_log.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "distckpt/storage/file_io.h"
+#include "models/device/device.h"
+#include "trainer/algorithms/agg_loss.h"
+#include "trainer/metrics/performance.h"
+#include "trainer/metrics/run_log.h"
+#include "trainer/ppo/batch_samples.h"
+#include "trainer/ppo/ppo_metrics.h"
+#include "trainer/run/training_run.h"
+#include "trainer/workers/role.h"
+
+namespace ferry::trainer {
+
+PpoLog::PpoLog(const PpoConfig& config,
+               const models::World& world,
+               const PromptEncoder& encoder,
+               const models::TransformerConfig& actor,
+               std::int64_t first,
+               std::int64_t total_steps,
+               std::function<void(const std::string&)> say)
+    : config_(config),
+      world_(world),
+      encoder_(encoder),
+      actor_(actor),
+      say_(std::move(say)),
+      peak_flops_(peak_flops(models::device_name(world.device()))),
+      progress_(total_steps) {
+  const auto& trainer = config.trainer;
+  const std::filesystem::path folder = trainer.run.default_local_dir;
+  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, first);
+  distckpt::write_text(folder / kConfigFile, to_toml(config));
+  logs_ = open_logs(trainer.run, first);
+  const auto samples = [&](const std::string& given, const char* usual) {
+    return std::make_unique<SampleLog>(
+        given.empty() ? folder / usual : std::filesystem::path(given), first);
+  };
+  if (trainer.log_samples) {
+    rollout_log_ = samples(trainer.rollout_data_dir, kRolloutDataFolder);
+    validation_log_ = samples(trainer.validation_data_dir, kValidationDataFolder);
+  }
+}
+
+PpoLog::~PpoLog() = default;
+
+void PpoLog::phase(const char* name, const std::function<void()>& body) {
+  const auto span = timeline_->span(name);
+  body();
+  models::synchronize(world_.device());
+}
+
+void PpoLog::begin_step(std::int64_t step) {
+  step_ = step;
+  started_ = wall_time();
+  memory_ = {};
+  metrics_ = {};
+  timeline_->begin_step(step);
+}
+
+void PpoLog::add_log_probs(const RolloutBatch& batch) {
+  const bool bypasses = config_.algorithm.rollout_correction.bypass_mode;
+  if (!bypasses && !config_.takes_old_log_prob()) metrics_.merge(calculate_debug_metrics(batch));
+  const auto aggregation = config_.actor_loss_aggregation();
+  if (!bypasses)
+    metrics_["actor/entropy"] = compute_entropy(batch, loss_agg_mode(aggregation.loss_agg_mode),
+                                                aggregation.loss_scale_factor);
+}
+
+void PpoLog::add_update(const char* method, const UpdateOutput& output) {
+  for (const auto& [name, value] : output.metrics) metrics_[name] = value;
+  memory_.add(output.max_memory);
+  if (!output.not_finite.empty())
+    say_(fmt::format("step {}: {} skipped an update: the gradient of {} is not finite", step_,
+                     method, output.not_finite));
+}
+
+void PpoLog::add_costs(const RolloutBatch& batch) {
+  const auto counts = count_tokens(batch);
+  const auto seconds = wall_time() - started_;
+  auto timing = timeline_->end_step();
+  timing["step"] = seconds;
+  const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
+  if (peak_flops_)
+    metrics_.merge(mfu_metrics(batch, actor_,
+                               {.seconds = timing,
+                                .ppo_epochs = config_.actor.ppo_epochs,
+                                .peak_flops = *peak_flops_ * num_actor_ranks}));
+  metrics_.merge(performance_metrics({.seconds = seconds,
+                                      .tokens = counts.prompt + counts.response,
+                                      .response_tokens = counts.response,
+                                      .num_gpus = world_.size(),
+                                      .max_memory_allocated = memory_.allocated,
+                                      .max_memory_reserved = memory_.reserved,
+                                      .cpu_memory_used = host_memory_used(),
+                                      .timing = timing}));
+}
+
+void PpoLog::end_step(const RolloutBatch& batch) {
+  if (rollout_log_) rollout_log_->write(step_, logged_samples(batch, encoder_));
+  add_costs(batch);
+  metrics_.merge(compute_data_metrics(batch));
+  metrics_["training/global_step"] = static_cast<double>(step_);
+  write(step_, metrics_);
+  if (logs_to(config_.trainer.run, "console"))
+    say_(progress_.format({.step = step_, .time = wall_time(), .values = metrics_}));
+}
+
+void PpoLog::write_validation(std::int64_t step, const RolloutBatch& batch) const {
+  if (validation_log_ && batch.size() > 0)
+    validation_log_->write(step, logged_samples(batch, encoder_));
+}
+
+void PpoLog::write(std::int64_t step, const Metrics& metrics) const {
+  const StepMetrics line{.step = step, .time = wall_time(), .values = metrics};
+  for (const auto& log : logs_) log->write(line);
+}
+
+void PpoLog::time_save(const std::function<void()>& save) {
+  phase("save_checkpoint", save);
+  write(step_, {{"timing_s/save_checkpoint", timeline_->end_step().at("save_checkpoint")}});
+}
+
+}  // namespace ferry::trainer

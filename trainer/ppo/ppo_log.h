@@ -1,0 +1,79 @@
+// A run of PPO as it writes itself down, on rank 0: phases on the timeline, metrics of each step
+// under verl's names, samples, and lines for people.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/distributed/world.h"
+#include "models/spec/transformer_config.h"
+#include "trainer/config/ppo_config.h"
+#include "trainer/dataset/prompt_examples.h"
+#include "trainer/engine/peak_memory.h"
+#include "trainer/metrics/metric_log.h"
+#include "trainer/metrics/progress_line.h"
+#include "trainer/metrics/sample_log.h"
+#include "trainer/metrics/timeline.h"
+#include "trainer/update/rollout_batch.h"
+#include "trainer/workers/megatron_worker.h"
+
+namespace ferry::trainer {
+
+class PpoLog {
+ public:
+  // `first`: the step from which on logs are new; `total_steps`: of the run. `world` and `encoder`
+  // outlive this. Writes the configuration into the run's folder.
+  PpoLog(const PpoConfig& config,
+         const models::World& world,
+         const PromptEncoder& encoder,
+         const models::TransformerConfig& actor,
+         std::int64_t first,
+         std::int64_t total_steps,
+         std::function<void(const std::string&)> say);
+  ~PpoLog();
+
+  void say(const std::string& line) const { say_(line); }
+
+  // Runs `body` as a span of the timeline, until the device has done it.
+  void phase(const char* name, const std::function<void()>& body);
+
+  void begin_step(std::int64_t step);
+  // Metrics of the step in hand.
+  Metrics& metrics() { return metrics_; }
+  // Entropy of the policy that answered, and its distance from the rollout where the actor computed
+  // the old log-probabilities.
+  void add_log_probs(const RolloutBatch& batch);
+  // Says which update was skipped for a gradient that is not finite.
+  void add_update(const char* method, const UpdateOutput& output);
+  // Writes the samples and all metrics of the step, and its line.
+  void end_step(const RolloutBatch& batch);
+
+  void write_validation(std::int64_t step, const RolloutBatch& batch) const;
+  void write(std::int64_t step, const Metrics& metrics) const;
+  // Runs `save` as a phase behind the numbers of the step, and writes how long it took.
+  void time_save(const std::function<void()>& save);
+
+ private:
+  void add_costs(const RolloutBatch& batch);
+
+  const PpoConfig& config_;
+  const models::World& world_;
+  const PromptEncoder& encoder_;
+  models::TransformerConfig actor_;
+  std::function<void(const std::string&)> say_;
+  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
+  ProgressLine progress_;
+  std::unique_ptr<Timeline> timeline_;
+  std::vector<std::unique_ptr<MetricLog>> logs_;
+  std::unique_ptr<SampleLog> rollout_log_, validation_log_;
+  std::int64_t step_ = 0;
+  double started_ = 0;
+  Metrics metrics_;
+  PeakMemory memory_;
+};
+
+}  // namespace ferry::trainer

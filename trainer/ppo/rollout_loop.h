@@ -1,0 +1,87 @@
+// Prompts in, answered and scored batches out, on rank 0: draws prompts, asks the rollout, has the
+// responses rewarded, and leaves out groups that teach nothing (DAPO's dynamic sampling).
+//
+// One step off (trainer.one_step_off) the rollout answers the prompts of step k + 1 on its own
+// ranks while step k learns, with the weights that step k began with. Before a checkpoint nothing
+// is answered ahead, so that a run that goes on from it is where the other one was.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "trainer/config/ppo_config.h"
+#include "trainer/data/record_stream.h"
+#include "trainer/dataset/prompt_examples.h"
+#include "trainer/metrics/metrics.h"
+#include "trainer/ppo/ppo_log.h"
+#include "trainer/update/rollout_batch.h"
+#include "trainer/workers/ppo_workers.h"
+
+namespace ferry::trainer {
+
+using PromptParser = std::function<EncodedPrompt(const Record&)>;
+PromptParser prompt_parser(const PromptEncoder& encoder, const PpoDataConfig& data);
+
+class RolloutLoop {
+ public:
+  // All outlive this. `ends_ahead(step)`: whether nothing may be answered ahead of the end of that
+  // step, which is saved, or the last.
+  RolloutLoop(const PpoConfig& config,
+              const PromptEncoder& encoder,
+              RecordStream& stream,
+              PpoWorkers& workers,
+              PpoLog& log,
+              std::function<bool(std::int64_t)> ends_ahead);
+
+  // The rows that step + 1 learns from, with token_level_scores; the rollout sleeps behind it.
+  // `step`: those that are done. Throws Error(kUsage) where the groups of
+  // algorithm.filter_groups.max_num_gen_batches batches do not suffice.
+  RolloutBatch next_batch(std::int64_t step);
+  // Answers the validation's prompts with the weights behind `step`, and writes their samples.
+  Metrics validate(std::int64_t step);
+
+  // The weights behind `step` for the rollout, unless it has them.
+  void wake(std::int64_t step);
+  void sleep();
+  bool is_answering_ahead() const { return ahead_.has_value(); }
+  void finish_answering_ahead() { finish(*ahead_); }
+
+ private:
+  // The responses to the prompts of a step, asked for.
+  struct Answering {
+    std::vector<EncodedPrompt> prompts{};
+    RolloutBatch batch{};                     // of the prompts; once they are there, with responses
+    std::optional<WorkerGroup::Call> call{};  // under way
+    std::int64_t epoch = 0;                   // of the data, once the prompts are drawn
+  };
+
+  std::vector<EncodedPrompt> next_prompts(RecordStream& records, int size) const;
+  // n rows of each; `draw` and `first` tell the draws of a step apart.
+  RolloutBatch rows_of(std::span<const EncodedPrompt> prompts,
+                       std::int64_t n,
+                       std::uint64_t draw,
+                       std::int64_t first,
+                       std::int64_t step) const;
+  Answering start(std::int64_t step, std::int64_t first);
+  void finish(Answering& answering);
+  void generate(RolloutBatch& batch, const Sampling& sampling);
+  void answer_ahead(std::int64_t step);
+  void add_rewards(RolloutBatch& batch);
+  void add_reward_baselines(RolloutBatch& batch,
+                            std::span<const EncodedPrompt> prompts,
+                            std::int64_t step);
+
+  const PpoConfig& config_;
+  const PromptEncoder& encoder_;
+  RecordStream& stream_;
+  PpoWorkers& workers_;
+  PpoLog& log_;
+  std::function<bool(std::int64_t)> ends_ahead_;
+  bool awake_ = false;              // the rollout, with the newest weights
+  std::optional<Answering> ahead_;  // of the step after the one that learns
+};
+
+}  // namespace ferry::trainer
