@@ -228,7 +228,7 @@ RolloutBatch PpoWorkers::ask_balanced(const std::string& method, RolloutBatch ba
       .batch;
 }
 
-// Which rows a mini-batch has does not depend on the number of data parallel ranks.
+// A mini-batch has the same rows on any number of data parallel ranks.
 UpdateOutput PpoWorkers::ask_update(const std::string& method,
                                     RolloutBatch batch,
                                     const MiniBatches& mini_batches) {

@@ -61,7 +61,7 @@ class PpoWorkers {
   UpdateOutput update_actor(const RolloutBatch& batch);
   void update_weights(std::int64_t weights_step);
   void sleep_rollout();
-  // Of actor, and of the critic if there is one: as MegatronWorker's. load returns the actor's.
+  // Saves and loads the actor, and the critic if there is one, as MegatronWorker does.
   void save_checkpoints(std::int64_t step, const std::map<std::string, std::string>& caller);
   bool finish_saves(bool wait);
   std::map<std::string, std::string> load_checkpoints(std::int64_t step,

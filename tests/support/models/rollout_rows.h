@@ -41,7 +41,7 @@ inline at::Tensor of_rows(const trainer::RolloutBatch& batch, const std::vector<
   return at::tensor(column);
 }
 
-// Of rows in turn: 1, -0.7, 1, ...
+// 1 for the tokens of the first row, -0.7 for those of the second, 1, ...
 inline at::Tensor alternating_advantages(const trainer::RolloutBatch& batch) {
   std::vector<double> numbers;
   for (std::int64_t row = 0; row < batch.size(); ++row) numbers.push_back(row % 2 == 0 ? 1 : -0.7);

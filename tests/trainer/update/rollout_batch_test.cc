@@ -20,7 +20,7 @@ using Rows = RolloutBatch::Rows;
 
 constexpr std::int64_t kPrompt = 7, kResponse = 9;
 
-// Of random lengths, responses without a token among them; columns of each kind.
+// Rows of random lengths, responses without a token among them, with columns of each kind.
 RolloutBatch random_batch(std::mt19937_64& random, std::int64_t rows) {
   const auto tokens = [&](std::int64_t least, std::int64_t most) {
     RolloutBatch::Tokens some(static_cast<std::size_t>(
@@ -167,7 +167,7 @@ TEST(RolloutBatch, MatricesThereAndBack) {
       EXPECT_TRUE(at::equal(mask[row], expected.mask));
     }
     EXPECT_TRUE(at::equal(batch.ragged(matrix), batch.old_log_probs));
-    // What lies behind the ends is no row's.
+    // Numbers behind the ends are no row's.
     const auto beyond = at::where(batch.padded(at::ones_like(batch.old_log_probs)) == 0,
                                   at::full_like(matrix, 7), matrix);
     EXPECT_TRUE(at::equal(batch.ragged(beyond), batch.old_log_probs));
