@@ -28,7 +28,7 @@ std::vector<at::Tensor> groups_of(const AdvantageInputs& in) {
   return groups;
 }
 
-// Of each sequence's group.
+// Statistics of each sequence's group.
 struct GroupStatistics {
   at::Tensor mean{};  // [sequences]
   at::Tensor std{};
@@ -120,7 +120,7 @@ at::Tensor passk(const at::Tensor& scores, const std::vector<at::Tensor>& groups
   return result;
 }
 
-// Those that give all tokens of a sequence the same.
+// Estimators that give all tokens of a sequence the same.
 at::Tensor of_sequences(AdvantageEstimator estimator,
                         const AdvantageInputs& in,
                         const AdvantageOptions& options) {

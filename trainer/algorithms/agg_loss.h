@@ -12,7 +12,7 @@
 
 namespace ferry::trainer {
 
-// Of the mini-batch, on all ranks together; a mode reads what it divides by.
+// Counts of the mini-batch, on all ranks together; a mode reads the one that it divides by.
 struct GlobalBatchInfo {
   std::int64_t batch_num_tokens = 0;   // ones of the response masks
   std::int64_t global_batch_size = 0;  // sequences, also those without a token that counts

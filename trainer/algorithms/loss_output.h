@@ -1,4 +1,4 @@
-// What a loss gives back. Losses and their metrics are parts of the whole batch's: those of all
+// The result of a loss. Losses and their metrics are parts of the whole batch's: those of all
 // micro-batches of all ranks add up.
 #pragma once
 

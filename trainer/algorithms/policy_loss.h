@@ -1,4 +1,4 @@
-// What the policy minimises: each loss of verl trainer/ppo/core_algos.py under its name there. All
+// Losses of the policy: each one of verl trainer/ppo/core_algos.py under its name there. All
 // tensors are [sequences, response], fp32, of one micro-batch; with context parallelism, of whole
 // sequences. A is the advantage, d = log_prob - old_log_prob, r = exp(d), sg stops the gradient;
 // every loss is multiplied by rollout_is_weights where there are some.
@@ -18,7 +18,7 @@
 
 namespace ferry::trainer {
 
-// Of clip_cov and kl_cov the loss changes the tokens whose advantages and log-probabilities vary
+// The losses clip_cov and kl_cov change the tokens whose advantages and log-probabilities vary
 // together the most.
 constexpr bool needs_cov_tokens(LossMode mode) {
   return mode == LossMode::kClipCov || mode == LossMode::kKlCov;

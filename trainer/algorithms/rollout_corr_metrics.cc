@@ -32,7 +32,7 @@ double smallest(const at::Tensor& values, const at::Tensor& mask) {
   return number(values.masked_fill(mask.logical_not(), kInfinity).min());
 }
 
-// Of the values held within bounds, biased.
+// Biased standard deviation of the values held within bounds.
 double deviation(const at::Tensor& values, const at::Tensor& mask, double lower, double upper) {
   if (mask.sum().item<std::int64_t>() <= 1) return 0;
   const auto held = values.clamp(lower, upper);

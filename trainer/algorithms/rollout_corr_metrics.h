@@ -1,4 +1,4 @@
-// What a rollout correction says of itself, under verl's names (trainer/ppo/rollout_corr_helper.py
+// Metrics of a rollout correction, under verl's names (trainer/ppo/rollout_corr_helper.py
 // compute_offpolicy_metrics, compute_is_metrics, compute_rs_metrics), without "rollout_corr/".
 // Tensors [sequences, response] unless it says otherwise; mask int64.
 #pragma once

@@ -117,9 +117,8 @@ void add_advantages(RolloutBatch& batch,
   auto mask = matrix(batch.response_mask);
   auto rewards = matrix(batch.token_level_scores);
   if (algorithm.use_kl_in_reward) {
-    auto penalized =
-        apply_kl_penalty(rewards, matrix(batch.old_log_probs), matrix(batch.ref_log_prob), mask,
-                         algorithm.kl_penalty, kl);
+    auto penalized = apply_kl_penalty(rewards, matrix(batch.old_log_probs),
+                                      matrix(batch.ref_log_prob), mask, algorithm.kl_penalty, kl);
     rewards = penalized.token_level_rewards;
     for (const auto& [name, value] : penalized.metrics) metrics[name] = value;
   }

@@ -1,5 +1,5 @@
-// What becomes of the batch of a PPO step between the calls of workers, on rank 0: functions of its
-// columns alone. A group is the responses to one prompt, and has one uid.
+// The batch of a PPO step between the calls of workers, on rank 0: functions of its columns alone.
+// A group is the responses to one prompt, and has one uid.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -7,7 +7,6 @@
 
 #include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
-#include "trainer/algorithms/agg_loss.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/batch_samples.h"
@@ -67,8 +66,8 @@ void PpoLog::add_log_probs(const RolloutBatch& batch) {
   if (!bypasses && !config_.takes_old_log_prob()) metrics_.merge(calculate_debug_metrics(batch));
   const auto aggregation = config_.actor_loss_aggregation();
   if (!bypasses)
-    metrics_["actor/entropy"] = compute_entropy(batch, loss_agg_mode(aggregation.loss_agg_mode),
-                                                aggregation.loss_scale_factor);
+    metrics_["actor/entropy"] =
+        compute_entropy(batch, aggregation.loss_agg_mode, aggregation.loss_scale_factor);
 }
 
 void PpoLog::add_update(const char* method, const UpdateOutput& output) {
@@ -106,7 +105,7 @@ void PpoLog::end_step(const RolloutBatch& batch) {
   metrics_.merge(compute_data_metrics(batch));
   metrics_["training/global_step"] = static_cast<double>(step_);
   write(step_, metrics_);
-  if (logs_to(config_.trainer.run, "console"))
+  if (logs_to(config_.trainer.run, Logger::kConsole))
     say_(progress_.format({.step = step_, .time = wall_time(), .values = metrics_}));
 }
 

@@ -34,7 +34,7 @@ void add_lengths(Metrics& metrics,
       lengths.numel() > 0 ? (lengths == longest).to(at::kFloat).mean().item<double>() : kNaN;
 }
 
-// Of the values of each token, those of responses.
+// The share of the variance of returns that values explain, over the tokens that count.
 double explained_variance(const at::Tensor& returns, const at::Tensor& values) {
   if (returns.numel() == 0) return kNaN;
   return (1 - (returns - values).var() / (returns.var() + 1e-5)).item<double>();

@@ -14,8 +14,8 @@ struct PpoStart {
   std::filesystem::path run{};  // whose checkpoints these are, if another's than this run's
 };
 
-// As config.checkpoint says. Throws Error(kNotFound) where what it names is not there,
-// Error(kUsage) if the run would write over what its folder has.
+// Finds the start that config.checkpoint names. Throws Error(kNotFound) where what it names is not
+// there, Error(kUsage) if the run would write over what its folder has.
 PpoStart ppo_start(const PpoConfig& config);
 
 }  // namespace ferry::trainer

@@ -68,7 +68,7 @@ void PpoTrainer::fit() {
   }
   while (step_ < total_steps_) {
     train_step();
-    // Behind its numbers: a run that dies before both are written does the step again.
+    // Saves behind its numbers: a run that dies before both are written does the step again.
     if (saves_behind(step_))
       log_->time_save([&] { save(); });
     else

@@ -78,12 +78,13 @@ RolloutLoop::Answering RolloutLoop::start(std::int64_t step, std::int64_t first)
   answering.epoch = stream_.cursor().epoch;
   answering.batch = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
   answering.call = workers_.start_generating(
-      answering.batch, {.temperature = config_.rollout.temperature,
-                        .top_k = config_.rollout.top_k,
-                        .top_p = config_.rollout.top_p,
-                        .entropy = config_.takes_old_log_prob(),
-                        .sampling_mask = config_.rollout.truncates(),
-                        .routed_experts = config_.actor.router_replay.mode == "R3"});
+      answering.batch,
+      {.temperature = config_.rollout.temperature,
+       .top_k = config_.rollout.top_k,
+       .top_p = config_.rollout.top_p,
+       .entropy = config_.takes_old_log_prob(),
+       .sampling_mask = config_.rollout.truncates(),
+       .routed_experts = config_.actor.router_replay.mode == RouterReplayMode::kR3});
   return answering;
 }
 
@@ -130,7 +131,7 @@ void RolloutLoop::add_reward_baselines(RolloutBatch& batch,
 
 RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
   const auto& filter = config_.algorithm.filter_groups;
-  const bool baselines = config_.algorithm.adv_estimator == "remax";
+  const bool baselines = config_.algorithm.adv_estimator == AdvantageEstimator::kRemax;
   const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
   if (!ahead_) log_.phase("update_weights", [&] { wake(step); });
   RolloutBatch all;

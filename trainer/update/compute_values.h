@@ -1,6 +1,6 @@
-// What a model with a head of one score says of finished sequences, through all stages of a
-// pipeline: a critic the value of every token (verl's compute_values), a reward model its score of
-// the whole (verl's compute_rm_score). In kBitwise neither depends on the mesh, nor on how the
+// Scores of finished sequences by a model with a head of one score, through all stages of a
+// pipeline: a critic's values of every token (verl's compute_values), a reward model's score of the
+// whole (verl's compute_rm_score). In kBitwise neither depends on the mesh, nor on how the
 // sequences are cut into micro-batches.
 #pragma once
 

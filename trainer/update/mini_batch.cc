@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
 #include "models/distributed/world.h"
 #include "models/tensor_parallel/mappings.h"
 #include "trainer/engine/micro_batches.h"
@@ -106,31 +107,17 @@ std::map<std::string, double> MiniBatch::run(const Pipeline& pipeline,
     options.routes =
         replay_routes(pipeline, packs_, parts_, rows_of(batch_, batch_.routed_experts));
   const auto of_packs = forward_backward(pipeline, packs_, loss, options);
+  std::map<std::string, double> mine;
+  for (const auto& metrics : of_packs)
+    for (const auto& [name, value] : metrics) mine[name] += value.item<double>();
   // The last stage knows them; all data parallel ranks have their shares.
-  const auto last = mesh_.pp().size() - 1;
-  std::string names;
-  std::vector<double> sums;
-  if (mesh_.is_last_stage()) {
-    std::map<std::string, double> total;
-    for (const auto& metrics : of_packs) {
-      for (const auto& [name, value] : metrics) total[name] += value.item<double>();
-    }
-    for (const auto& [name, value] : total) {
-      names += name + "\n";
-      sums.push_back(value);
-    }
-  }
-  names = mesh_.pp().all_gather_bytes(names)[static_cast<std::size_t>(last)];
-  const auto count = std::ranges::count(names, '\n');
-  sums.resize(static_cast<std::size_t>(count));
-  const auto mine = at::tensor(sums, at::kDouble).to(mesh_.world().device());
-  const auto all = mesh_.dp().all_reduce(mesh_.pp().broadcast(mine, last)).cpu();
-  std::map<std::string, double> metrics;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto end = names.find('\n');
-    metrics[names.substr(0, end)] = all[i].item<double>();
-    names.erase(0, end + 1);
-  }
+  auto metrics = models::broadcast(mesh_.pp(), mine, mesh_.pp().size() - 1);
+  std::vector<double> shares;
+  for (const auto& [name, share] : metrics) shares.push_back(share);
+  const auto sums =
+      mesh_.dp().all_reduce(at::tensor(shares, at::kDouble).to(mesh_.world().device())).cpu();
+  std::int64_t i = 0;
+  for (auto& [name, sum] : metrics) sum = sums[i++].item<double>();
   return metrics;
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <type_traits>
 
 #include "distckpt/base/error.h"
 #include "trainer/engine/micro_batches.h"
@@ -34,38 +35,27 @@ Range range_of(const RolloutBatch& batch, Per per, std::int64_t row) {
   return {offsets[static_cast<std::size_t>(row)], extent(offsets, row)};
 }
 
-at::Tensor chosen(const at::Tensor& column, const std::vector<Range>& ranges) {
-  std::vector<at::Tensor> parts{column.narrow(0, 0, 0)};
-  for (const auto& [begin, count] : ranges) parts.push_back(column.narrow(0, begin, count));
+at::Tensor part(const at::Tensor& column, const Range& range) {
+  return column.narrow(0, range.begin, range.count);
+}
+models::SamplingMask part(const models::SamplingMask& column, const Range& range) {
+  return column.rows(range.begin, range.count);
+}
+template <typename T>
+std::vector<T> part(const std::vector<T>& column, const Range& range) {
+  return {column.begin() + range.begin, column.begin() + range.begin + range.count};
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& parts) {
   return at::cat(parts);
 }
-
-models::SamplingMask chosen(const models::SamplingMask& column, const std::vector<Range>& ranges) {
-  std::vector<models::SamplingMask> parts{column.rows(0, 0)};
-  for (const auto& [begin, count] : ranges) parts.push_back(column.rows(begin, count));
+models::SamplingMask joined(const std::vector<models::SamplingMask>& parts) {
   return concat(parts);
 }
-
 template <typename T>
-std::vector<T> chosen(const std::vector<T>& column, const std::vector<Range>& ranges) {
+std::vector<T> joined(const std::vector<std::vector<T>>& parts) {
   std::vector<T> all;
-  for (const auto& [begin, count] : ranges)
-    all.insert(all.end(), column.begin() + begin, column.begin() + begin + count);
-  return all;
-}
-
-at::Tensor joined(const std::vector<at::Tensor>& columns) {
-  return at::cat(columns);
-}
-
-models::SamplingMask joined(const std::vector<models::SamplingMask>& columns) {
-  return concat(columns);
-}
-
-template <typename T>
-std::vector<T> joined(const std::vector<std::vector<T>>& columns) {
-  std::vector<T> all;
-  for (const auto& column : columns) all.insert(all.end(), column.begin(), column.end());
+  for (const auto& one : parts) all.insert(all.end(), one.begin(), one.end());
   return all;
 }
 
@@ -163,9 +153,10 @@ RolloutBatch RolloutBatch::without_columns() const {
   return batch;
 }
 
-RolloutBatch RolloutBatch::sequences_only() const {
+RolloutBatch RolloutBatch::only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const {
   auto batch = without_columns();
   batch.tokens = tokens;
+  for (const auto column : columns) batch.*column = this->*column;
   return batch;
 }
 
@@ -180,9 +171,9 @@ RolloutBatch RolloutBatch::select(std::span<const std::int64_t> rows) const {
   }
   each_column([&](const char*, Per per, auto member) {
     if (!is_known(this->*member)) return;
-    std::vector<Range> ranges;
-    for (const auto row : rows) ranges.push_back(range_of(*this, per, row));
-    batch.*member = chosen(this->*member, ranges);
+    std::vector<std::remove_cvref_t<decltype(batch.*member)>> parts{part(this->*member, {})};
+    for (const auto row : rows) parts.push_back(part(this->*member, range_of(*this, per, row)));
+    batch.*member = joined(parts);
   });
   return batch;
 }

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -82,8 +83,8 @@ struct RolloutBatch {
 
   // The lengths alone: for the columns of an answer.
   RolloutBatch without_columns() const;
-  // The lengths and tokens.
-  RolloutBatch sequences_only() const;
+  // The lengths, the tokens and these columns, as far as they are known: what a call reads.
+  RolloutBatch only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const;
   // Each row as often as it is named, in that order.
   RolloutBatch select(std::span<const std::int64_t> rows) const;
   RolloutBatch slice(std::int64_t begin, std::int64_t end) const;

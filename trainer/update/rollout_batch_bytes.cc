@@ -1,11 +1,10 @@
-// The bytes of a rollout batch: magic, size of the description, the description in CBOR; then each
-// tensor at a multiple of 64.
+// The bytes of a rollout batch: the size of a description, the description in CBOR, and the tensors
+// that it lists, one behind another.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
+#include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "trainer/update/rollout_columns.h"
@@ -15,76 +14,84 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kMagic = 0x31'54'41'42'4F'52'44'46;  // "FDROBAT1"
-constexpr std::size_t kAlignment = 64;
-
-std::size_t aligned(std::size_t offset) {
-  return (offset + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 class Writer {
  public:
-  void add(const std::string& name, const at::Tensor& column) {
+  void add(const char* name, const at::Tensor& column) {
     const auto whole = column.cpu().contiguous();
     const auto narrow = whole.scalar_type() == at::kLong ? whole.to(at::kInt) : whole;
     const bool fits = whole.scalar_type() == at::kLong && at::equal(narrow.to(at::kLong), whole);
-    const auto& tensor = tensors_.emplace_back(fits ? narrow : whole);
-    const auto offset = aligned(end_);
-    description["tensors"][name] = {{"dtype", static_cast<int>(tensor.scalar_type())},
-                                    {"shape", tensor.sizes().vec()},
-                                    {"widen", fits},
-                                    {"offset", offset}};
-    offsets_.push_back(offset);
-    end_ = offset + tensor.nbytes();
+    const auto& tensor = fits ? narrow : whole;
+    description["tensors"].push_back({{"name", name},
+                                      {"dtype", static_cast<int>(tensor.scalar_type())},
+                                      {"shape", tensor.sizes().vec()},
+                                      {"widen", fits}});
+    append(tensor.const_data_ptr(), tensor.nbytes());
   }
-  void add(const std::string& name, const models::SamplingMask& column) {
-    add(name + ".token_ids", column.token_ids);
-    add(name + ".offsets", at::tensor(column.offsets, at::kLong));
+  void add(const char* name, const models::SamplingMask& column) {
+    add(name, at::tensor(column.offsets, at::kLong));
+    add(name, column.token_ids);
   }
   template <typename T>
-  void add(const std::string& name, const std::vector<T>& column) {
+  void add(const char* name, const std::vector<T>& column) {
     description["columns"][name] = column;
   }
 
-  std::vector<std::byte> bytes() const {
+  std::vector<std::byte> bytes() && {
+    const auto tensors = std::move(bytes_);
     const auto head = json::to_cbor(description);
-    const std::uint64_t numbers[2] = {kMagic, head.size()};
-    const auto begin = aligned(sizeof(numbers) + head.size());
-    std::vector<std::byte> bytes(begin + end_);
-    std::memcpy(bytes.data(), numbers, sizeof(numbers));
-    std::memcpy(bytes.data() + sizeof(numbers), head.data(), head.size());
-    for (std::size_t i = 0; i < tensors_.size(); ++i)
-      if (const auto& tensor = tensors_[i]; tensor.nbytes() > 0)
-        std::memcpy(bytes.data() + begin + offsets_[i], tensor.const_data_ptr(), tensor.nbytes());
-    return bytes;
+    const std::uint64_t size = head.size();
+    bytes_.clear();
+    append(&size, sizeof(size));
+    append(head.data(), head.size());
+    append(tensors.data(), tensors.size());
+    return std::move(bytes_);
   }
 
-  json description = json::object();
+  json description{{"tensors", json::array()}, {"columns", json::object()}};
 
  private:
-  std::vector<at::Tensor> tensors_;
-  std::vector<std::size_t> offsets_;  // behind the description
-  std::size_t end_ = 0;
+  void append(const void* data, std::size_t count) {
+    const auto* const begin = static_cast<const std::byte*>(data);
+    bytes_.insert(bytes_.end(), begin, begin + count);
+  }
+
+  std::vector<std::byte> bytes_;
 };
 
 class Reader {
  public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {
-    require(number(0) == kMagic, ErrorKind::kCorrupt, "batch: does not begin as one");
-    const auto head = at(16, number(8));
-    const auto* text = reinterpret_cast<const std::uint8_t*>(head.data());
+  explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, take(sizeof(size)).data(), sizeof(size));
+    const auto head = take(size);
+    const auto* const text = reinterpret_cast<const std::uint8_t*>(head.data());
     description = json::from_cbor(text, text + head.size());
-    begin_ = aligned(16 + head.size());
   }
 
-  void read(const std::string& name, at::Tensor& column) const {
-    const auto found = description.at("tensors").find(name);
-    if (found != description.at("tensors").end()) column = tensor_of(name, *found);
+  // Columns are read in the order in which they were added; one that was not is left alone.
+  void read(const char* name, at::Tensor& column) {
+    const auto& tensors = description.at("tensors");
+    if (next_ == tensors.size() || tensors[next_].at("name") != name) return;
+    const auto& entry = tensors[next_++];
+    const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
+    const auto type = static_cast<at::ScalarType>(entry.at("dtype").get<std::int8_t>());
+    double elements = 1;
+    for (const auto size : shape) elements *= static_cast<double>(std::max<std::int64_t>(size, 0));
+    require(!shape.empty() && std::ranges::min(shape) >= 0 &&
+                (c10::isIntegralType(type, /*includeBool=*/true) || type == at::kFloat) &&
+                elements <= static_cast<double>(rest_.size()),
+            ErrorKind::kCorrupt, "batch: {} has dtype {} and shape {}", name,
+            entry.at("dtype").dump(), entry.at("shape").dump());
+    // The bytes are there before memory is taken for them.
+    const auto bytes = take(static_cast<std::uint64_t>(elements) * c10::elementSize(type));
+    column = at::empty(shape, type);
+    if (!bytes.empty()) std::memcpy(column.mutable_data_ptr(), bytes.data(), bytes.size());
+    if (entry.at("widen").get<bool>()) column = column.to(at::kLong);
   }
-  void read(const std::string& name, models::SamplingMask& column) const {
+  void read(const char* name, models::SamplingMask& column) {
     at::Tensor offsets;
-    read(name + ".token_ids", column.token_ids);
-    read(name + ".offsets", offsets);
+    read(name, offsets);
+    read(name, column.token_ids);
     if (!offsets.defined()) return;
     const auto* const first = offsets.const_data_ptr<std::int64_t>();
     column.offsets.assign(first, first + offsets.numel());
@@ -92,7 +99,7 @@ class Reader {
             ErrorKind::kCorrupt, "batch: {} has other tokens than its offsets say", name);
   }
   template <typename T>
-  void read(const std::string& name, std::vector<T>& column) const {
+  void read(const char* name, std::vector<T>& column) {
     const auto found = description.at("columns").find(name);
     if (found != description.at("columns").end()) found->get_to(column);
   }
@@ -100,39 +107,16 @@ class Reader {
   json description;
 
  private:
-  std::span<const std::byte> at(std::uint64_t offset, std::uint64_t count) const {
-    require(offset <= bytes_.size() && count <= bytes_.size() - offset, ErrorKind::kCorrupt,
-            "batch: {} bytes, expected {} behind byte {}", bytes_.size(), count, offset);
-    return bytes_.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count));
-  }
-  std::uint64_t number(std::uint64_t offset) const {
-    std::uint64_t value = 0;
-    std::memcpy(&value, at(offset, sizeof(value)).data(), sizeof(value));
-    return value;
-  }
-  at::Tensor tensor_of(const std::string& name, const json& entry) const {
-    const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
-    const auto type = static_cast<at::ScalarType>(entry.at("dtype").get<std::int8_t>());
-    double elements = 1;
-    bool positive = !shape.empty();
-    for (const auto size : shape) {
-      elements *= static_cast<double>(size);
-      positive = positive && size >= 0;
-    }
-    require(positive && (c10::isIntegralType(type, /*includeBool=*/true) || type == at::kFloat) &&
-                elements <= static_cast<double>(bytes_.size()),
-            ErrorKind::kCorrupt, "batch: {} has dtype {} and shape {}", name,
-            entry.at("dtype").dump(), entry.at("shape").dump());
-    const auto count = static_cast<std::uint64_t>(elements) * c10::elementSize(type);
-    // The bytes are there before memory is taken for them.
-    const auto bytes = at(begin_ + entry.at("offset").get<std::uint64_t>(), count);
-    auto tensor = at::empty(shape, type);
-    if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-    return entry.at("widen").get<bool>() ? tensor.to(at::kLong) : tensor;
+  std::span<const std::byte> take(std::uint64_t count) {
+    require(count <= rest_.size(), ErrorKind::kCorrupt, "batch: {} bytes are left, expected {}",
+            rest_.size(), count);
+    const auto taken = rest_.first(static_cast<std::size_t>(count));
+    rest_ = rest_.subspan(taken.size());
+    return taken;
   }
 
-  std::span<const std::byte> bytes_;
-  std::size_t begin_ = 0;  // of the tensors
+  std::span<const std::byte> rest_;
+  std::size_t next_ = 0;  // of the tensors
 };
 
 std::int64_t elements(const at::Tensor& column) {
@@ -150,26 +134,22 @@ std::int64_t elements(const std::vector<T>& column) {
 
 std::vector<std::byte> RolloutBatch::to_bytes() const {
   Writer writer;
-  writer.description = {{"offsets", offsets},
-                        {"response_offsets", response_offsets},
-                        {"max_prompt_length", max_prompt_length},
-                        {"max_response_length", max_response_length},
-                        {"tensors", json::object()},
-                        {"columns", json::object()}};
+  writer.description["lengths"] = {offsets, response_offsets};
+  writer.description["limits"] = {max_prompt_length, max_response_length};
   each_column([&](const char* name, Per, auto member) {
     if (is_known(this->*member)) writer.add(name, this->*member);
   });
-  return writer.bytes();
+  return std::move(writer).bytes();
 }
 
 RolloutBatch RolloutBatch::from_bytes(std::span<const std::byte> bytes) {
   try {
-    const Reader reader(bytes);
+    Reader reader(bytes);
     RolloutBatch batch;
-    reader.description.at("offsets").get_to(batch.offsets);
-    reader.description.at("response_offsets").get_to(batch.response_offsets);
-    reader.description.at("max_prompt_length").get_to(batch.max_prompt_length);
-    reader.description.at("max_response_length").get_to(batch.max_response_length);
+    reader.description.at("lengths").at(0).get_to(batch.offsets);
+    reader.description.at("lengths").at(1).get_to(batch.response_offsets);
+    reader.description.at("limits").at(0).get_to(batch.max_prompt_length);
+    reader.description.at("limits").at(1).get_to(batch.max_response_length);
     const auto ascending = [](const std::vector<std::int64_t>& all) {
       return !all.empty() && all.front() == 0 && std::ranges::is_sorted(all);
     };

@@ -241,7 +241,8 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
 // In mode R3 routers choose for the last token of each row: the rollout did not record it.
 RolloutBatch ActorRolloutRefWorker::replayed(const RolloutBatch& batch) const {
   auto replayed = batch;
-  if (!batch.routed_experts.defined() || config_.actor.router_replay.mode != "R3") return replayed;
+  if (!batch.routed_experts.defined() || config_.actor.router_replay.mode != RouterReplayMode::kR3)
+    return replayed;
   replayed.routed_experts =
       batch.routed_experts.to(at::kShort, /*non_blocking=*/false, /*copy=*/true);
   for (std::size_t row = 1; row < batch.offsets.size(); ++row)
@@ -261,7 +262,7 @@ LogProbs ActorRolloutRefWorker::log_probs(MegatronWorker& worker,
 RolloutBatch ActorRolloutRefWorker::compute_log_prob(const RolloutBatch& batch) {
   const auto result =
       log_probs(*actor_, replayed(batch), config_.log_prob_micro_batches(config_.rollout.log_prob),
-                config_.actor.router_replay.mode == "R2");
+                config_.actor.router_replay.mode == RouterReplayMode::kR2);
   auto answer = batch.without_columns();
   answer.old_log_probs = result.log_probs;
   answer.entropys = result.entropys;
@@ -283,11 +284,8 @@ at::Tensor ActorRolloutRefWorker::cov_tokens(const RolloutBatch& batch,
                                              const PolicyLossConfig& loss,
                                              std::int64_t step,
                                              std::int64_t number) const {
-  auto mine = batch.without_columns();
-  mine.index = batch.index;
-  mine.response_mask = batch.response_mask;
-  mine.old_log_probs = batch.old_log_probs;
-  mine.advantages = batch.advantages;
+  auto mine = batch.only({&RolloutBatch::index, &RolloutBatch::response_mask,
+                          &RolloutBatch::old_log_probs, &RolloutBatch::advantages});
   mine.log_prob = log_probs(*actor_, batch, config_.actor_micro_batches()).log_probs;
   const auto bytes = mine.to_bytes();
   const auto& dp = actor_->engine().mesh().dp();

@@ -1,9 +1,9 @@
 // The worker of the policy: the actor that learns, the rollout that answers with its weights, the
 // reference that it is kept near, each on its own mesh, on the same ranks or on others (verl's
-// ActorRolloutRefWorker). A rank has those of the three whose ranks it is one of.
+// ActorRolloutRefWorker). A rank has a part in any of the three.
 //
-// Where actor and rollout share ranks and cut the model alike, the rollout computes with the
-// actor's own memory; elsewhere a HybridEngine reshards it.
+// The rollout computes with the actor's own memory if both share ranks and cut the model alike;
+// otherwise a HybridEngine reshards the actor's weights.
 #pragma once
 
 #include <memory>

@@ -26,17 +26,19 @@ CriticWorker::CriticWorker(models::World& world,
                      offload_flags(config.critic.megatron)),
       config_(config) {}
 
-at::Tensor CriticWorker::compute_values(const RolloutBatch& batch) {
+RolloutBatch CriticWorker::compute_values(const RolloutBatch& batch) {
   const Awake awake(*this, {.param = true});
-  return batch.responses_of(trainer::compute_values(
+  auto answer = batch.without_columns();
+  answer.values = batch.responses_of(trainer::compute_values(
       engine().pipeline(/*forward_only=*/true), batch.sequences(),
       micro_batches(batch, config_.critic_micro_batches(), config_.longest_sequence())));
+  return answer;
 }
 
 UpdateOutput CriticWorker::update_critic(const RolloutBatch& batch) {
   const auto aggregation = config_.critic_loss_aggregation();
   const CriticUpdate options{.loss = {.cliprange_value = config_.critic.cliprange_value,
-                                      .loss_agg_mode = loss_agg_mode(aggregation.loss_agg_mode)},
+                                      .loss_agg_mode = aggregation.loss_agg_mode},
                              .loss_scale_factor = aggregation.loss_scale_factor};
   return update(
       batch, config_.critic_mini_batches(), [&](const RolloutBatch& mini_batch, double grad_scale) {

@@ -1,8 +1,6 @@
 // The worker of the critic, which learns the worth of responses (verl's CriticWorker).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include "trainer/config/ppo_config.h"
 #include "trainer/workers/megatron_worker.h"
 
@@ -17,8 +15,8 @@ class CriticWorker : public MegatronWorker {
                std::shared_ptr<const converter::Checkpoint> origin,
                std::int64_t total_steps);
 
-  // Returns the values, [response tokens], of each token before it is given.
-  at::Tensor compute_values(const RolloutBatch& batch);
+  // Returns values.
+  RolloutBatch compute_values(const RolloutBatch& batch);
   // Learns from values and returns.
   UpdateOutput update_critic(const RolloutBatch& batch);
 

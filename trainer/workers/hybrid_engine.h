@@ -1,7 +1,7 @@
 // The actor's weights in two forms (verl's hybrid engine): the shards that it trains on, and those
-// that the rollout generates with, at any two meshes, also of other ranks. Going over to generation
-// reshards the ones into the others; going back the rollout sleeps on ranks that the actor needs,
-// and stays awake on its own.
+// that the rollout generates with, on any two meshes, also of other ranks. rollout_mode() reshards
+// the actor's into the rollout's; train_mode() lets the rollout sleep on ranks that the actor
+// needs.
 #pragma once
 
 #include <optional>
@@ -17,10 +17,10 @@
 namespace ferry::trainer {
 
 struct HybridEngineOptions {
-  // What rests on the host while the rollout generates: gradients, optimizer, and, once they have
-  // been resharded, the actor's parameters.
+  // Parts of the actor on the host while the rollout generates; parameters, once they have been
+  // resharded.
   OffloadFlags offload{};
-  // Of the rollout where the actor is, too, while it trains: 1 gives the KV cache back, 2 the
+  // The rollout's sleep where the actor is, too, while it trains: 1 gives the KV cache back, 2 the
   // weights too; 0: it stays awake.
   int sleep_level = 2;
   bool verify = false;  // the digest of every message of a reshard
@@ -50,8 +50,6 @@ class HybridEngine {
   // Called by all ranks, in turn. The weights that the rollout had are gone, its prefix cache too.
   models::ReshardReport rollout_mode();
   void train_mode();
-
-  bool in_rollout_mode() const { return rolling_; }
 
  private:
   std::vector<distckpt::LocalShard> rollout_shards() const;

@@ -21,7 +21,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateOutput, metrics, not_finite, max_memory
 
 namespace {
 
-constexpr const char* kMeshOf = "/get_megatron_global_info";
+constexpr const char* kMeshOf = "/mesh";
 
 // A rank profiles all that any of its roles asks for.
 ProfilerConfig profiled(const PpoConfig& config) {
@@ -39,10 +39,10 @@ constexpr const char* kMemoryHint =
     "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
     "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role";
 
-// A method that maps rows to rows.
-template <typename Compute>
-WorkerGroup::Method of_rows(Compute compute) {
-  return [compute](const WorkerData& call) { return WorkerData{.batch = compute(call.batch)}; };
+// A worker's method that maps rows to rows; it may be null where the rank takes no part.
+template <typename Worker>
+WorkerGroup::Method of_rows(Worker* worker, RolloutBatch (Worker::*method)(const RolloutBatch&)) {
+  return [=](const WorkerData& call) { return WorkerData{.batch = (worker->*method)(call.batch)}; };
 }
 
 std::int64_t step_of(const WorkerData& call) {
@@ -98,8 +98,7 @@ void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* 
   auto dispatch = one_to_all(world_);
   dispatch.takes_part = mesh != nullptr;
   group_.add(role + kMeshOf, dispatch, [mesh](const WorkerData&) {
-    return WorkerData{
-        .meta_info = {{"ranks", mesh->all().ranks()}, {"info", get_megatron_global_info(*mesh)}}};
+    return WorkerData{.meta_info = {mesh->all().ranks(), describe(mesh->shape())}};
   });
   roles_.push_back(role);
 }
@@ -138,14 +137,13 @@ void PpoWorkers::add_roles() {
                           policy.generate_sequences(call.batch, call.meta_info.at("sampling"))};
   });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
-      of_rows([&policy](const RolloutBatch& batch) { return policy.compute_log_prob(batch); }));
+      of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
   add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
     return WorkerData{.meta_info = policy.update_actor(call.batch, step_of(call))};
   });
   if (config_.use_reference_policy())
     add("compute_ref_log_prob", "ref", policy.ref_dispatch(),
-        of_rows(
-            [&policy](const RolloutBatch& batch) { return policy.compute_ref_log_prob(batch); }));
+        of_rows(&policy, &ActorRolloutRefWorker::compute_ref_log_prob));
   add("update_weights", "update_weights", one_to_all(world_), [&policy](const WorkerData& call) {
     policy.update_weights(call.meta_info.at("weights_step"));
     return WorkerData();
@@ -157,11 +155,8 @@ void PpoWorkers::add_roles() {
   add_checkpoints("actor", policy.actor());
   if (config_.use_critic()) {
     const auto dispatch = critic_ ? critic_->dispatch() : Dispatch::none();
-    add("compute_values", "values", dispatch, of_rows([this](const RolloutBatch& batch) {
-          auto answer = batch.without_columns();
-          answer.values = critic_->compute_values(batch);
-          return answer;
-        }));
+    add("compute_values", "values", dispatch,
+        of_rows(critic_.get(), &CriticWorker::compute_values));
     add("update_critic", "update_critic", dispatch, [this](const WorkerData& call) {
       return WorkerData{.meta_info = critic_->update_critic(call.batch)};
     });
@@ -169,15 +164,11 @@ void PpoWorkers::add_roles() {
   }
   if (config_.reward.enable)
     add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
-        of_rows([this](const RolloutBatch& batch) {
-          auto answer = batch.without_columns();
-          answer.scores = reward_model_->compute_rm_score(batch);
-          return answer;
-        }));
+        of_rows(reward_model_.get(), &RewardModelWorker::compute_rm_score));
   // A program is started once, and asked by one. One step off other ranks may be answering.
   const bool by_one = !config_.reward.command.empty() || config_.trainer.one_step_off;
   add("compute_reward", "reward", by_one ? rank_zero(world_) : dp_compute_proto(world_),
-      of_rows([this](const RolloutBatch& batch) { return reward_.compute_reward(batch); }));
+      of_rows(&reward_, &RewardManager::compute_reward));
 }
 
 void PpoWorkers::begin_timeline(const std::filesystem::path& folder, std::int64_t first_step) {
@@ -214,18 +205,15 @@ RowsOfRanks PpoWorkers::rows_of_ranks(const std::string& method,
   return even_rows(batch.size(), dp);
 }
 
-RolloutBatch PpoWorkers::ask(const std::string& method, RolloutBatch batch) {
-  return group_
-      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}})
-      .batch;
+WorkerData PpoWorkers::ask(const std::string& method, RolloutBatch batch, RowsOfRanks rows) {
+  return group_.call(method,
+                     {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
+                     std::move(rows));
 }
 
 RolloutBatch PpoWorkers::ask_balanced(const std::string& method, RolloutBatch batch) {
   auto rows = rows_of_ranks(method, batch, rows_in_order(batch.size()), batch.size());
-  return group_
-      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
-            std::move(rows))
-      .batch;
+  return ask(method, std::move(batch), std::move(rows)).batch;
 }
 
 // A mini-batch has the same rows on any number of data parallel ranks.
@@ -238,18 +226,13 @@ UpdateOutput PpoWorkers::ask_update(const std::string& method,
                                            derive(seed, static_cast<std::uint64_t>(called_step_)))
                          : rows_in_order(batch.size());
   auto rows = rows_of_ranks(method, batch, order, mini_batches.size);
-  return group_
-      .call(method, {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
-            std::move(rows))
-      .meta_info.get<UpdateOutput>();
+  return ask(method, std::move(batch), std::move(rows)).meta_info.get<UpdateOutput>();
 }
 
 WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts,
                                                const Sampling& sampling) {
-  auto asked = prompts.sequences_only();
-  asked.seeds = prompts.seeds;
   return group_.start("generate_sequences",
-                      {.batch = std::move(asked),
+                      {.batch = prompts.only({&RolloutBatch::seeds}),
                        .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}});
 }
 
@@ -258,52 +241,47 @@ RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
 }
 
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
-  auto asked = batch.sequences_only();
+  auto asked = batch.only({});
   asked.data_source = batch.data_source;
   asked.ground_truth = batch.ground_truth;
   asked.extra_info = batch.extra_info;
-  return ask("compute_reward", std::move(asked));
+  return ask("compute_reward", std::move(asked)).batch;
 }
 
 RolloutBatch PpoWorkers::compute_rm_score(const RolloutBatch& batch) {
-  return ask("compute_rm_score", batch.sequences_only());
+  return ask("compute_rm_score", batch.only({})).batch;
 }
 
 RolloutBatch PpoWorkers::compute_log_prob(const RolloutBatch& batch) {
-  auto asked = batch.sequences_only();
+  auto asked = batch.only({&RolloutBatch::routed_experts});
   asked.sampling_mask = batch.sampling_mask;
-  asked.routed_experts = batch.routed_experts;
   return ask_balanced("compute_log_prob", std::move(asked));
 }
 
 RolloutBatch PpoWorkers::compute_ref_log_prob(const RolloutBatch& batch) {
-  auto asked = batch.sequences_only();
+  auto asked = batch.only({});
   asked.sampling_mask = batch.sampling_mask;
   return ask_balanced("compute_ref_log_prob", std::move(asked));
 }
 
 RolloutBatch PpoWorkers::compute_values(const RolloutBatch& batch) {
-  return ask_balanced("compute_values", batch.sequences_only());
+  return ask_balanced("compute_values", batch.only({}));
 }
 
 UpdateOutput PpoWorkers::update_critic(const RolloutBatch& batch) {
-  auto asked = batch.sequences_only();
-  asked.response_mask = batch.response_mask;
-  asked.values = batch.values;
-  asked.returns = batch.returns;
-  return ask_update("update_critic", std::move(asked), config_.critic_mini_batches());
+  return ask_update(
+      "update_critic",
+      batch.only({&RolloutBatch::response_mask, &RolloutBatch::values, &RolloutBatch::returns}),
+      config_.critic_mini_batches());
 }
 
 UpdateOutput PpoWorkers::update_actor(const RolloutBatch& batch) {
-  auto asked = batch.sequences_only();
-  asked.response_mask = batch.response_mask;
-  asked.old_log_probs = batch.old_log_probs;
-  asked.advantages = batch.advantages;
-  asked.rollout_is_weights = batch.rollout_is_weights;
+  auto asked = batch.only({&RolloutBatch::response_mask, &RolloutBatch::old_log_probs,
+                           &RolloutBatch::advantages, &RolloutBatch::rollout_is_weights,
+                           &RolloutBatch::routed_experts});
   asked.sampling_mask = batch.sampling_mask;
-  asked.routed_experts = batch.routed_experts;
   if (config_.actor.use_kl_loss) asked.ref_log_prob = batch.ref_log_prob;
-  if (needs_cov_tokens(loss_mode(config_.actor.policy_loss.loss_mode)))
+  if (needs_cov_tokens(config_.actor.policy_loss.loss_mode))
     asked.index = at::arange(batch.size(), at::kLong);
   return ask_update("update_actor", std::move(asked), config_.actor_mini_batches());
 }
@@ -353,8 +331,8 @@ std::map<std::string, std::string> PpoWorkers::load_checkpoints(std::int64_t ste
 std::vector<RoleMesh> PpoWorkers::meshes() {
   std::vector<RoleMesh> meshes;
   for (const auto& role : roles_) {
-    const auto answer = group_.call(role + kMeshOf).meta_info;
-    meshes.push_back({.name = role, .ranks = answer.at("ranks"), .info = answer.at("info")});
+    const auto mesh = group_.call(role + kMeshOf).meta_info;
+    meshes.push_back({.name = role, .ranks = mesh.at(0), .shape = mesh.at(1)});
   }
   return meshes;
 }

@@ -10,7 +10,7 @@
 //                                                             program's, and one step off
 //   update_weights, sleep_rollout                             ONE_TO_ALL
 //   {actor,critic}/{save,load}_checkpoint, .../finish_save    ONE_TO_ALL of the role
-//   ROLE/get_megatron_global_info                             ... of each
+//   ROLE/mesh                                                 ... of each
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@
 #include "trainer/run/profiler.h"
 #include "trainer/workers/actor_rollout_ref_worker.h"
 #include "trainer/workers/critic_worker.h"
-#include "trainer/workers/megatron_info.h"
 #include "trainer/workers/reward_manager.h"
 #include "trainer/workers/reward_model_worker.h"
+#include "trainer/workers/role_mesh.h"
 #include "trainer/workers/worker_group.h"
 
 namespace ferry::trainer {
@@ -92,7 +92,7 @@ class PpoWorkers {
                             const RolloutBatch& batch,
                             const RolloutBatch::Rows& order,
                             std::int64_t mini_batch) const;
-  RolloutBatch ask(const std::string& method, RolloutBatch batch);
+  WorkerData ask(const std::string& method, RolloutBatch batch, RowsOfRanks rows = {});
   // The same, of a role with data parallel ranks of about the same work.
   RolloutBatch ask_balanced(const std::string& method, RolloutBatch batch);
   UpdateOutput ask_update(const std::string& method,

@@ -19,11 +19,13 @@ RewardModelWorker::RewardModelWorker(models::World& world,
                      offload_flags(config.reward.megatron)),
       config_(config) {}
 
-at::Tensor RewardModelWorker::compute_rm_score(const RolloutBatch& batch) {
+RolloutBatch RewardModelWorker::compute_rm_score(const RolloutBatch& batch) {
   const Awake awake(*this, {.param = true});
-  return trainer::compute_rm_score(
+  auto answer = batch.without_columns();
+  answer.scores = trainer::compute_rm_score(
       engine().pipeline(/*forward_only=*/true), batch.sequences(),
       micro_batches(batch, config_.reward_micro_batches(), config_.longest_sequence()));
+  return answer;
 }
 
 }  // namespace ferry::trainer

@@ -13,8 +13,8 @@ class RewardModelWorker : public MegatronWorker {
                     const PpoConfig& config,
                     std::shared_ptr<const converter::Checkpoint> origin);
 
-  // Returns a score of each row, [rows], at its last token. The policy's tokens are the model's.
-  at::Tensor compute_rm_score(const RolloutBatch& batch);
+  // Returns scores, at the last tokens of rows. The policy's tokens are the model's.
+  RolloutBatch compute_rm_score(const RolloutBatch& batch);
 
  private:
   PpoConfig config_;

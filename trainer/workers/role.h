@@ -1,4 +1,4 @@
-// Which ranks have a role, and the engine of one that learns, as the configuration says.
+// The ranks of a role, and the engine of one that learns, as the configuration says.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,5 @@
 #include "trainer/workers/worker_group.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <span>
@@ -9,16 +7,24 @@
 
 #include "distckpt/base/error.h"
 #include "models/distributed/messages.h"
-#include "trainer/workers/megatron_info.h"
 
 namespace ferry::trainer {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dispatch, takes_part, whole, dp_rank, is_collect)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallRoute, takes_part, part, rows_from, rows_to, answers)
 
 namespace {
 
 constexpr std::string_view kStop = "";
-constexpr int kNobody = -1;  // sends rows: there are none
+
+// A call without its rows, as a rank is told of it.
+struct CallHead {
+  std::string name{};
+  nlohmann::json meta_info{};
+  CallRoute route{};
+  bool has_rows = false;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallHead, name, meta_info, route, has_rows)
 
 std::string_view as_view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -32,15 +38,6 @@ std::span<const std::byte> as_bytes(std::string_view text) {
 template <typename Body>
 auto in_call(const std::string& name, Body&& body) {
   return with_context([&] { return "in " + name; }, std::forward<Body>(body));
-}
-
-nlohmann::json from_cbor(std::string_view bytes) {
-  return nlohmann::json::from_cbor(bytes.begin(), bytes.end());
-}
-
-std::string to_cbor(const nlohmann::json& value) {
-  const auto bytes = nlohmann::json::to_cbor(value);
-  return {bytes.begin(), bytes.end()};
 }
 
 // Size of the numbers, the numbers in CBOR, the rows.
@@ -57,7 +54,7 @@ WorkerData answer_of(std::string_view bytes) {
   std::memcpy(&size, bytes.data(), sizeof(size));
   const auto rest = bytes.substr(sizeof(size));
   return {.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size))),
-          .meta_info = from_cbor(rest.substr(0, size))};
+          .meta_info = from_cbor<nlohmann::json>(rest.substr(0, size))};
 }
 
 }  // namespace
@@ -75,10 +72,8 @@ Dispatch dp_compute_proto(const models::World& world) {
 }
 
 Dispatch megatron_compute_proto(const models::ParallelState& mesh) {
-  const auto info = get_megatron_global_info(mesh);
-  const auto at = get_megatron_rank_info(mesh);
-  return {.dp_rank = at.dp_rank,
-          .is_collect = at.tp_rank == 0 && at.cp_rank == 0 && at.pp_rank == info.pp_size - 1};
+  const auto& at = mesh.coordinates();
+  return {.dp_rank = at.dp, .is_collect = at.tp == 0 && at.cp == 0 && mesh.is_last_stage()};
 }
 
 std::vector<CallRoute> route_call(std::span<const Dispatch> of_ranks) {
@@ -89,15 +84,14 @@ std::vector<CallRoute> route_call(std::span<const Dispatch> of_ranks) {
     if (!dispatch.takes_part) continue;
     const auto rank = static_cast<int>(i);
     const auto part = dispatch.whole ? 0 : dispatch.dp_rank;
-    const auto leader = leaders.try_emplace(part, rank).first->second;
+    const auto leader = rank == 0 ? 0 : leaders.try_emplace(part, rank).first->second;
     const bool answers =
         (dispatch.whole || dispatch.is_collect) && answering.try_emplace(part, rank).second;
     routes[i] = {.takes_part = true,
                  .part = part,
                  .rows_from = leader == rank ? 0 : leader,
                  .answers = answers};
-    if (leader != rank && leader != 0)
-      routes[static_cast<std::size_t>(leader)].rows_to.push_back(rank);
+    if (leader != rank) routes[static_cast<std::size_t>(leader)].rows_to.push_back(rank);
   }
   return routes;
 }
@@ -122,19 +116,14 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
   if (world_.rank() == 0) {
     std::vector<Dispatch> of_ranks{dispatch};
     for (int rank = 1; rank < world_.size(); ++rank) {
-      const auto told = from_cbor(mail_.receive(rank, "the part in " + name));
-      of_ranks.push_back({.takes_part = told.at(0),
-                          .whole = told.at(1),
-                          .dp_rank = told.at(2),
-                          .is_collect = told.at(3)});
+      of_ranks.push_back(models::receive<Dispatch>(mail_, rank, "the part in " + name));
     }
     registered.routes = route_call(of_ranks);
     for (const auto& one : of_ranks)
       if (one.takes_part && !one.whole)
         registered.num_parts = std::max(registered.num_parts, one.dp_rank + 1);
   } else {
-    const auto& [takes_part, whole, dp_rank, is_collect] = dispatch;
-    mail_.send(to_cbor({takes_part, whole, dp_rank, is_collect}), 0, "the part in " + name);
+    models::send(mail_, dispatch, 0, "the part in " + name);
   }
   methods_.emplace(std::move(name), std::move(registered));
 }
@@ -165,12 +154,8 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
       if (!route.takes_part) continue;
-      const nlohmann::json told{{"name", name},
-                                {"meta_info", data.meta_info},
-                                {"rows_from", has_rows ? route.rows_from : kNobody},
-                                {"rows_to", route.rows_to},
-                                {"answers", route.answers}};
-      mail_.send(to_cbor(told), rank, "the call of " + name);
+      models::send(mail_, CallHead{name, data.meta_info, route, has_rows}, rank,
+                   "the call of " + name);
     }
     for (int rank = 1; rank < world_.size() && has_rows; ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
@@ -217,17 +202,18 @@ void WorkerGroup::serve() {
   while (true) {
     const auto text = mail_.receive(0, "the next call");
     if (text == kStop) return;
-    const auto told = from_cbor(text);
-    const auto name = told.at("name").get<std::string>();
+    const auto told = from_cbor<CallHead>(text);
+    const auto& name = told.name;
+    const auto& route = told.route;
     in_call(name, [&] {
-      WorkerData given{.meta_info = told.at("meta_info")};
-      if (const auto from = told.at("rows_from").get<int>(); from != kNobody) {
-        const auto bytes = mail_.receive(from, "the rows of " + name);
-        for (const auto& to : told.at("rows_to")) send_rows(bytes, to.get<int>(), name);
+      WorkerData given{.meta_info = told.meta_info};
+      if (told.has_rows) {
+        const auto bytes = mail_.receive(route.rows_from, "the rows of " + name);
+        for (const auto to : route.rows_to) send_rows(bytes, to, name);
         given.batch = RolloutBatch::from_bytes(as_bytes(bytes));
       }
       const auto answer = at(name).method(given);
-      const auto bytes = told.at("answers").get<bool>() ? answer_bytes(answer) : std::string();
+      const auto bytes = route.answers ? answer_bytes(answer) : std::string();
       bytes_sent_ += static_cast<std::int64_t>(bytes.size());
       mail_.send(bytes, 0, "the answer to " + name);
     });

@@ -57,8 +57,8 @@ struct CallRoute {
   bool answers = false;        // with rows and numbers; the others say that they are done
 };
 
-// The routes of all ranks. A part leaves rank 0 once: the first rank that has it hands it on to the
-// others, so that rank 0 sends a batch as often with large models as with small ones.
+// The routes of all ranks. A part leaves rank 0 once at most: the first other rank that has it
+// hands it on, so that rank 0 sends a batch as often with large models as with small ones.
 std::vector<CallRoute> route_call(std::span<const Dispatch> of_ranks);
 
 // Arguments of a call with their rows, or its answer.

@@ -207,7 +207,7 @@ TEST(RouterReplay, TheRolloutsRoutesAreReplayedByAllPassesOfTheActor) {
   // The last tokens of responses are not computed.
   EXPECT_EQ(routes.index_select(0, last_tokens(batch)).sum().item<std::int64_t>(), 0);
 
-  const auto chosen = worker.compute_log_prob(batch.sequences_only());
+  const auto chosen = worker.compute_log_prob(batch.only({}));
   const auto replayed = worker.compute_log_prob(batch);
   EXPECT_FALSE(replayed.routed_experts.defined());
   EXPECT_TRUE(at::equal(replayed.old_log_probs, chosen.old_log_probs));
