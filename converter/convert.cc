@@ -244,7 +244,7 @@ class Conversion {
     }
   }
 
-  // Permissions that let nobody read the target who could not read the source.
+  // Permissions under which only users who could read the source can read the target.
   distckpt::PublishedModes modes() const {
     const auto& source = opened_.source;
     distckpt::PublishedModes modes;

@@ -1,4 +1,4 @@
-// An option that would change nothing of the conversion's target is an error: whoever gave it
+// An option that would change nothing of the conversion's target is an error: the user who gave it
 // expects another target.
 #pragma once
 

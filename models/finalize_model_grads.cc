@@ -6,7 +6,7 @@
 
 namespace ferry::models {
 
-// The first of them sums, and sends the sum back.
+// The first stage adds up the gradients, and sends the sum back.
 void sum_over_stages(const ProcessGroup& pp, at::Tensor& gradient, const std::vector<int>& stages) {
   if (pp.rank() != stages.front()) {
     pp.send(gradient, stages.front());

@@ -19,7 +19,7 @@ at::Tensor rows_of(const at::Tensor& all, const at::Tensor& rows) {
   return rows.defined() ? all.index_select(0, rows) : all;
 }
 
-// [rows] among zeros: [count].
+// Scatters [rows] into zeros: [count].
 at::Tensor among_all(const at::Tensor& of_rows, const at::Tensor& rows, std::int64_t count) {
   if (!rows.defined()) return of_rows;
   return at::zeros({count}, of_rows.options()).index_copy(0, rows, of_rows);

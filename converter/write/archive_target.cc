@@ -56,7 +56,7 @@ class ArchiveTarget : public Target {
  private:
   std::vector<fs::path> other_files() const override { return {}; }
 
-  // They are held in memory for a moment, here and by who reads the archive.
+  // They are held in memory for a moment, here and by the reader of the archive.
   void refuse_large_files() const {
     constexpr std::int64_t kMost = std::int64_t{1} << 28;
     std::int64_t bytes = 0;

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMostBlocks = 1024;  // of the cache, of one split
 
-// In shared memory, in front of the ring.
+// The block's shared memory in front of the ring.
 struct Fixed {
   Rows rows[kProducts];
   Exchange exchange;
@@ -91,8 +91,8 @@ __device__ void add_and_norm(const PairWord* delta,
   sync();
 }
 
-// All of a product's results, into `to`. Words that are not there are read again all at once: one
-// after the other, each would cost a way to L2 and back.
+// Reads all of a product's results into `to`. Words that have not arrived are read again all at
+// once: one after the other, each would cost a way to L2 and back.
 __device__ void receive(const PairWord* from, int count, std::uint32_t tag, Bf16* to) {
   constexpr int kAtOnce = 5;
   const int quads = count / 4;
@@ -270,7 +270,7 @@ Gpu current_gpu() {
   return gpu;
 }
 
-// No slots: the shape does not fit.
+// The shared memory of a launch. No slots: the shape does not fit.
 SharedSizes shared_sizes(const DecodeRowShape& shape, const Gpu& gpu) {
   SharedSizes sizes;
   int largest = 0;

@@ -1,5 +1,5 @@
 // Attention of one row: some heads of a group to a split of the sequence's keys by each thread
-// block, as flash-decoding does it (Dao et al. 2023), and what the splits come to.
+// block, as flash-decoding does it (Dao et al. 2023), and the combination of the splits.
 #pragma once
 
 #include <cmath>
@@ -133,7 +133,7 @@ __device__ void load_values(const DecodeRow& row,
   }
 }
 
-// The share's keys and values but the row's own, into L2. By all threads.
+// Prefetches the share's keys and values, except the row's own, into L2. Called by all threads.
 template <int kDim>
 __device__ void prefetch_keys(const DecodeRow& row,
                               const DecoderLayer& layer,
@@ -151,8 +151,8 @@ __device__ void prefetch_keys(const DecodeRow& row,
   }
 }
 
-// The row's own queries, normed if there is a weight and turned, its key and its value: each head
-// by one warp. The key and the value go into the cache, too.
+// Prepares the row's own queries, key and value, each head by one warp: queries and key are normed,
+// if there is a weight, and turned. The key and the value are stored in the cache, too.
 template <int kDim>
 __device__ void receive_heads(const DecodeRow& row,
                               const DecoderLayer& layer,
@@ -238,7 +238,7 @@ __device__ void receive_heads(const DecodeRow& row,
   }
 }
 
-// The share's heads against its keys.
+// Attention of the share's heads to its keys.
 template <int kDim>
 __device__ void attend(const DecodeRow& row,
                        const DecoderLayer& layer,

@@ -1,6 +1,7 @@
-// How thread blocks that run beside each other pass on results without a barrier: in words that
-// carry a tag, of the layer and the launch, which whoever waits for a word reads until its tag is
-// there (the LL protocol of NCCL). A word is written and read whole, so that nothing needs a fence.
+// Exchange of results between thread blocks that run beside each other, without a barrier: words
+// carry a tag, of the layer and the launch, and a thread that waits for a word reads it until the
+// tag is there (the LL protocol of NCCL). A word is written and read whole, so that nothing needs a
+// fence.
 //
 // A word is written again a layer later. By then all have read it: each thread block publishes rows
 // of each product, none ends a product before it has read all rows of the one before, and a layer
@@ -91,7 +92,7 @@ __device__ inline void publish(TripleWord* to, const TripleWord& word) {
       : "memory");
 }
 
-// Two words, as they are now.
+// Two words, which may not have arrived yet.
 struct PairWords {
   PairWord words[2];
   __device__ bool has(std::uint32_t tag) const {

@@ -1,7 +1,7 @@
-// How a kernel of one row reads weights: a ring in shared memory into which warps of their own copy
-// the thread block's rows of all products of all layers, one behind another. The copies depend on
-// nothing, so they run ahead over the ends of products and layers, while thread blocks wait for
-// each other's results.
+// The stream of weights of a kernel for one row: a ring in shared memory into which warps of their
+// own copy the thread block's rows of all products of all layers, one behind another. The copies
+// depend on nothing, so they run ahead over the ends of products and layers, while thread blocks
+// wait for each other's results.
 #pragma once
 
 #include "models/decode_row/decode_row_exchange.cuh"
@@ -15,8 +15,8 @@ constexpr int kRowsOfSlot = 2;
 constexpr int kCopyWarps = 4;
 constexpr int kSlotsApart = kCopyWarps / kRowsOfSlot;  // of one warp's copies
 constexpr int kAllThreads = kThreads + kCopyWarps * kLanes;
-// Copies of a warp on their way: what keeps memory busy. More of them would only wait in front of
-// it, and the words of other thread blocks behind them.
+// Copies of a warp on their way: as many as keep memory busy. More would only queue up, and delay
+// the words of other thread blocks.
 constexpr int kMostOnTheirWay = 3;
 constexpr int kChunk = 8;  // elements of 16 bytes
 constexpr int kMostPieceBytes = 3072;
@@ -183,8 +183,9 @@ __device__ inline void prefetch_vectors(const DecodeRow& row) {
   }
 }
 
-// Fills the ring, in the order of multiply(). By kCopyWarps warps, of which this is `warp`: it
-// copies the first or the second row of every so many slots, always of the same ones.
+// Fills the ring, in the order of multiply(). Called by kCopyWarps warps, each with its number
+// `warp`: a warp copies the first or the second row of every so many slots, always of the same
+// ones.
 __device__ inline void copy_weights(const DecodeRow& row,
                                     const Rows* products,
                                     const Ring& ring,
@@ -194,7 +195,7 @@ __device__ inline void copy_weights(const DecodeRow& row,
   const int row_of_slot = warp % kRowsOfSlot;
   std::uint64_t read_once;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
-  Place place{.phase = 1};        // nobody uses the slots yet
+  Place place{.phase = 1};        // no thread uses the slots yet
   int unit = warp / kRowsOfSlot;  // of the product: a part of a pair
   place.advance(unit, ring.count);
   Place landed;

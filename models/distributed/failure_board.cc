@@ -39,7 +39,8 @@ std::string progress_of(const std::string& name) {
   return fmt::format("failure/progress/{}", name);
 }
 
-// The last question that it has answered; questions are numbered from 1 on, 0 says that it will.
+// The number of the last question that a rank has answered. Questions are numbered from 1; 0 means
+// that the rank will answer.
 std::int64_t last_answer(c10d::Store& store, int rank) {
   const auto text = store.get(alive_mark(rank));
   return std::stoll(std::string(text.begin(), text.end()));
@@ -58,8 +59,9 @@ bool succeeds(const std::function<void()>& body) {
   }
 }
 
-// Runs `body`, which talks to the store, on a thread that is left behind if the store does not
-// answer. False then, and where the store is gone. `body` holds all it refers to.
+// Runs `body`, which talks to the store, on a thread of its own, which is left behind if the store
+// does not answer. Returns false then, and where the store is gone. `body` must own everything that
+// it refers to.
 bool within(milliseconds limit, const std::function<void()>& body) {
   const auto done = std::make_shared<std::promise<bool>>();
   auto result = done->get_future();
@@ -85,7 +87,8 @@ void wait_for_failures(const World& world) {
   if (!world.store()) return;
   std::vector<std::string> keys;
   for (int rank = 0; rank < world.size(); ++rank) keys.push_back(announcement_of(rank));
-  // The store goes with its owner: rank 0 leaves last, when the others have seen what it saw.
+  // The store ends with its owner, so rank 0 leaves last, after the others have read the
+  // announcements.
   const auto patience = kPatience + (world.rank() == 0 ? kMoment : milliseconds(0));
   within(patience, [store = world.store(), keys, patience] {
     const auto until = std::chrono::steady_clock::now() + patience;
@@ -141,7 +144,7 @@ std::shared_ptr<void> stay_present(const Store& store, int rank) {
         store->set(alive_mark(rank), bytes_of(std::to_string(asked)));
         answered = asked;
       }
-    } catch (const std::exception&) {  // the store has gone, and nobody asks
+    } catch (const std::exception&) {  // the store has gone, and no rank asks
     }
   }).detach();  // it may wait for a store that does not answer
   return {nullptr, [here](void*) { *here = false; }};
@@ -179,7 +182,7 @@ std::vector<std::string> missing_ranks(const Store& store,
     store->set(mark_of(rank), bytes_of("1"));
     std::this_thread::sleep_for(kMoment);
     *found = look(question);
-    // Who is alive, and left, may be about to say why.
+    // A rank that is alive, but missing, may be about to announce its failure.
     for (auto left = kMoment; !found->says_why() && left > kPoll; left -= kPoll) {
       std::this_thread::sleep_for(kPoll);
       *found = look(question);

@@ -52,8 +52,8 @@ Mailbox::Mailbox(World& world, std::string name, Patience patience)
 
 Mailbox::~Mailbox() = default;
 
-// A rank whose peer waits for a third one, which has failed, would wait for ever: so somebody looks
-// around meanwhile, and aborts the wait.
+// A rank whose peer waits for a third one, which has failed, would wait for ever. So a second
+// thread looks for failures meanwhile, and aborts the wait.
 void Mailbox::wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
                    const std::string& what,
                    int peer) const {

@@ -23,8 +23,9 @@ constexpr int kMostTries = 3;
 // Every rank that connects has met all others, so what it says is not long in coming.
 constexpr auto kVerdictPatience = std::chrono::seconds(30);
 
-// Whether the connections were made on every rank, each of which says so here. A rank that says
-// nothing has died, which the group's next operation finds and names: `mine` stands then.
+// Whether the connections were made on every rank, which each rank reports in the store. A rank
+// that reports nothing has died: then the result is `mine`, and the group's next operation names
+// the rank.
 bool made_by_all(MeetingStore& store, bool mine, int rank, int size) {
   std::vector<std::string> keys;
   for (int other = 0; other < size; ++other) keys.push_back(fmt::format("made/{}", other));

@@ -20,8 +20,8 @@ namespace {
 
 constexpr auto kNcclPoll = std::chrono::milliseconds(50);
 constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
-// The time that waiting threads have to report a failure of all ranks at once before this watch
-// does.
+// The time that work has to end after another rank has failed: threads that wait for it report
+// their failure first.
 constexpr auto kNcclGrace = std::chrono::seconds(5);
 
 class Watch {
@@ -63,7 +63,8 @@ class Watch {
     }
   }
 
-  // Work that waits for a rank that has failed is not waited for until its own time is over.
+  // Asks whether another rank has failed, and then shortens the deadlines of all work, which may
+  // wait for that rank.
   void ask_others(std::list<Entry>& under_way) {
     const auto now = Clock::now();
     if (now < asked_ + kAskOthers) return;
@@ -73,7 +74,7 @@ class Watch {
     for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kNcclGrace);
   }
 
-  // Does not return if it never will be.
+  // Whether the work of `entry` is done. Ends the process if it never will be.
   static bool is_done(Entry& entry) {
     std::string why;
     try {
@@ -100,7 +101,7 @@ class Watch {
 
 }  // namespace
 
-// Lives as long as the process: there is no moment at which nothing may hang.
+// The watch lives as long as the process, since work may hang at any moment.
 void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
                 std::shared_ptr<const WatchedRun> run,
                 std::function<Error(const std::string& why)> failure) {

@@ -143,8 +143,8 @@ World World::from_environment(Options options) {
 }
 
 void run_ranks(int size, const World::Options& options, const std::function<void(World&)>& body) {
-  // LibTorch's flight recorder is one for the process, and its maps are not made for several ranks
-  // in it: without this, runs crash now and then.
+  // LibTorch has one flight recorder for the process, whose maps are not safe for several ranks:
+  // unless it is off, runs crash now and then.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;

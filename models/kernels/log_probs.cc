@@ -45,7 +45,7 @@ class HostRows {
     const auto* const label = own_labels.const_data_ptr<std::int64_t>();
     auto* const out = statistics.mutable_data_ptr<float>();
     at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      // Other threads know nothing of the caller's guards.
+      // The guards of the calling thread do not hold in other threads.
       const at::AutoDispatchBelowADInplaceOrView no_autograd;
       auto row = at::empty({1, range_.count}, statistics.options());
       auto log_probs = at::empty_like(row);
@@ -73,7 +73,8 @@ class HostRows {
                               ? row.const_data_ptr<float>()[label]
                               : -std::numeric_limits<float>::infinity();
     values[kMeanBelow] = std::numeric_limits<float>::quiet_NaN();
-    // Twice, since ATen shares out the sum of a single row among threads, in another order.
+    // Two copies of the row are summed: ATen shares out the sum of a single row among threads, in
+    // another order.
     if (with_mean_)
       values[kMeanBelow] = log_probs.exp_()
                                .mul_(row.sub_(values[kMaximum]))

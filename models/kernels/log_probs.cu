@@ -35,7 +35,7 @@ __device__ float over_lanes(float value, Combine combine) {
 }
 
 // The threads of a row: those of one thread block, or of the kBlocks of a cluster, so that few rows
-// keep more than as many multiprocessors busy. What is summed, and in which order, is the same.
+// keep more than as many multiprocessors busy. The terms of a sum and their order are the same.
 template <int kBlocks>
 struct RowThreads {
   static constexpr int kOfBlock = kThreads / kBlocks;
@@ -46,7 +46,7 @@ struct RowThreads {
   }
   static __device__ int thread() { return block() * kOfBlock + static_cast<int>(threadIdx.x); }
 
-  // Before the first give().
+  // Waits for all blocks. Called before the first give().
   static __device__ void begin() {
     if constexpr (kBlocks > 1) cooperative_groups::this_cluster().sync();
   }

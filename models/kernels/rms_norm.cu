@@ -20,7 +20,7 @@ __device__ float add_lanes(float value) {
   return value;  // in lane 0
 }
 
-// Four neighbours, which lie aligned where they are read so (`aligned`).
+// Four neighbours. With `aligned` they are read at once, and must be aligned.
 template <typename T>
 __device__ Vector<T, kVector> four(const T* x, bool aligned) {
   if (aligned) return load<kVector>(x);
@@ -123,8 +123,8 @@ __global__ void norm_by_warps(
   scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
 }
 
-// A block for each of few rows, which would wait for memory once for every step of a warp: all
-// threads fetch, one warp sums, in its order.
+// A block for each row, where rows are few and a single warp would wait for memory at every step:
+// all threads fetch, one warp sums, in the warp's order.
 template <typename T>
 __global__ void norm_few(
     Row<T> rows, const T* weight, T* y, float* inverse_rms, RmsNormShape shape) {

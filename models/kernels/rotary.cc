@@ -81,7 +81,7 @@ at::Tensor rotate_half(const at::Tensor& x) {
 
 }  // namespace
 
-// In the order of operations of transformers, on the host as transformers does it.
+// Computes the frequencies on the host, in transformers' order of operations.
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device device)
     : style_(config.family == "deepseek_v2"   ? RotaryStyle::kComplex
              : config.family == "deepseek_v3" ? RotaryStyle::kInterleave

@@ -5,7 +5,8 @@ namespace {
 
 constexpr std::int64_t kThreads = 256;
 
-// Heads one behind another; or those of queries, and apart from them the last of each group, a key.
+// The target: all heads one after another; or the heads of queries, and in a tensor of its own the
+// last head of each group, a key.
 template <typename T>
 struct Heads {
   T* queries;
@@ -75,8 +76,8 @@ __global__ void turn(T* strided_heads,
   }
 }
 
-// Rounded as Hugging Face's tensors are: the angle, its cosine, that scaled, and that in T. Both
-// halves of a row have the same.
+// Roundings are those of Hugging Face's tensors: of the angle, of its cosine, of the scaled cosine,
+// and to T. Both halves of a row have the same values.
 template <typename T>
 __global__ void angles_of_tokens(const std::int64_t* positions,
                                  const float* inverse_frequencies,

@@ -29,7 +29,7 @@ void check_copy(cudaError_t status, std::string_view what) {
   require(status == cudaSuccess, ErrorKind::kDevice, "{}: {}", what, cudaGetErrorString(status));
 }
 
-// The device of a thread, for as long as it lasts.
+// Sets the thread's device for the lifetime of the object.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -79,7 +79,8 @@ class Mark {
   cudaEvent_t event_ = nullptr;
 };
 
-// Streams of our own, one for each device, behind what its current stream has to do.
+// Streams of our own, one for each device. Each begins after the work that the device's current
+// stream has at that time.
 class CopyStreams {
  public:
   explicit CopyStreams(const std::vector<distckpt::Storage>& storages) {
@@ -157,7 +158,7 @@ struct Buffer {
   Mark copied{};
 };
 
-// Buffers for the tasks of one device, pinned at once: that takes its time for each call.
+// Buffers for the tasks of one device, pinned in one call, since each call takes long.
 class BufferPool {
  public:
   static constexpr std::size_t kBytes = distckpt::kTaskBytes;
@@ -173,7 +174,7 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool() { pinned_memory().deallocate(slab_, kCount * kBytes); }
 
-  // The one that was given back first, once nothing is copied from it. Waits for one.
+  // Takes the buffer that was given back first, once no copy reads from it. Waits if there is none.
   std::byte* take() {
     std::unique_lock lock(mutex_);
     came_back_.wait(lock, [&] { return cancelled_ || !idle_.empty(); });
@@ -185,7 +186,7 @@ class BufferPool {
     return buffer->data;
   }
 
-  // After a copy that starts from it was enqueued.
+  // Gives a buffer back, after the copy that reads from it was enqueued.
   void give_back(const std::byte* data, cudaStream_t stream) {
     auto* const buffer = buffers_.at(static_cast<std::size_t>(data - slab_) / kBytes).get();
     buffer->copied.record(stream);
@@ -265,11 +266,11 @@ class DeviceSink : public distckpt::MemorySink {
   }
 
  private:
-  // Copies start from buffers that are about to go, also after an error.
+  // Waits for copies from buffers that are about to be destroyed, also after an error.
   void drain() noexcept {
     try {
       streams_.synchronize();
-    } catch (const Error&) {  // whoever asked was told
+    } catch (const Error&) {  // the caller has got the error already
     }
   }
 

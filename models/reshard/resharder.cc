@@ -51,7 +51,7 @@ std::vector<std::vector<ShardedTensor>> gather_shards(const ProcessGroup& group,
   return ranks;
 }
 
-// A box in parts of at most so many bytes, as far as it can be cut.
+// Cuts a box into parts of at most so many bytes, as far as it can be cut.
 std::vector<Box> cut(const Box& box, std::int64_t element_size, std::int64_t most) {
   const auto bytes = box.volume() * element_size;
   int dim = 0;

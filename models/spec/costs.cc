@@ -48,7 +48,7 @@ class LayerMemory {
 
   // The final norm, and the gradient that the loss makes of its hidden states.
   double head() const { return norm(hidden_) / sharers_ + element_ * hidden_; }
-  // One copy of what goes from layer to layer.
+  // One copy of the hidden states between layers.
   double stream() const { return element_ * hidden_ / sharers_; }
 
  private:
@@ -94,8 +94,8 @@ class LayerMemory {
     return element_ * (hidden_ + (on_host_ ? 4.0 : 3.0) * width(ffn) / tp_);
   }
 
-  // The router's input and scores, and of each choice of a token its row, the experts' and what
-  // they made of it.
+  // The router's input and scores, and for each choice of a token its row, the experts' activations
+  // and their result.
   double experts() const {
     const auto choices = width(config_.moe_router_topk) / sharers_;
     auto bytes =
@@ -115,8 +115,8 @@ class LayerMemory {
   double keys_;
 };
 
-// Elements of a layer's matrices that a token meets: of the experts, those that it is sent to. The
-// gate of shared experts, one row, is not counted, as verl does not.
+// Elements of a layer's matrices that a token is multiplied with: of the experts, only those that
+// it is sent to. The gate of shared experts, one row, is not counted, as verl does not.
 std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t layer) {
   std::int64_t weights = 0;
   for (const auto& section : layer_sections(config, layer)) {

@@ -174,7 +174,7 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
       const auto size = parameter.vocabulary ? parallel.padded_vocab_size(parameter.shape[0])
                                              : parameter.shape[cut->dim];
       if (size / cut->parts % ranks == 0) continue;
-      // Without a size of their own the experts are split as the rest is.
+      // Experts without a size of their own are split like the rest of the model.
       return Indivisible{parameter.expert && parallel.expert_tensor_parallel_size ? "etp" : "tp",
                          fmt::format("{} {} of {}", size / cut->parts,
                                      cut->dim == 0 ? "rows" : "columns", parameter.key)};

@@ -9,8 +9,8 @@
 namespace ferry::models {
 namespace {
 
-// Rows that exactly one rank has, zeros elsewhere, come together as integers: a sum of floats would
-// turn -0 into +0.
+// Sums rows that exactly one rank has, and that are zeros elsewhere, as integers: a sum of floats
+// would turn -0 into +0.
 class OnlyOwnersRows : public torch::autograd::Function<OnlyOwnersRows> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,

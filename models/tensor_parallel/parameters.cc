@@ -88,7 +88,7 @@ void Parameters::mark_unloaded(const Leaf& leaf) const {
   }
 }
 
-// Tensors keep their storage, which loses its memory: whatever views there are see the new one.
+// Tensors keep their storage, which loses its memory: all views see the new memory later.
 void Parameters::release() {
   for (const auto& leaf : leaves_) {
     const auto& storage = leaf.value.storage();

@@ -28,8 +28,8 @@ class CoreAttention {
                  .alignment = setup.alignment(),
                  .deterministic = setup.deterministic} {}
 
-  // [local, heads, ..] -> [local, heads * value_dim]
-  // The same of latents, in generation: [rows, heads, ..], [rows, rank + rotated].
+  // [local, heads, ..] -> [local, heads * value_dim] Attention over latents, in generation: [rows,
+  // heads, ..], [rows, rank + rotated].
   at::Tensor forward_latents(const at::Tensor& query,
                              const at::Tensor& latents,
                              const LatentUpProjection& up,

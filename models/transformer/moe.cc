@@ -27,7 +27,8 @@ std::int64_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-// Rows that lie by (source, expert), `counts` of each, in the order (expert, source).
+// The order that turns rows sorted by (source, expert), `counts` of each, into rows sorted by
+// (expert, source).
 at::Tensor experts_first(const Counts& counts, std::int64_t experts, const at::Tensor& like) {
   const auto sources = static_cast<std::int64_t>(counts.size()) / experts;
   Counts begin(counts.size());
@@ -48,8 +49,8 @@ at::Tensor undo(const at::Tensor& order) {
   return back;
 }
 
-// Rows in another order. The gradient is looked up by the inverse, where that of an index_select
-// adds rows up, on a GPU in any order.
+// Rows in another order. The backward gathers the gradient by the inverse; the backward of
+// index_select would add rows up, on a GPU in any order.
 class Permute : public torch::autograd::Function<Permute> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
@@ -203,7 +204,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const Counts& counts) const 
       }
       begin += counts[i];
     }
-    // No rows at all: still a product, so that every weight has a gradient.
+    // A product without rows is still computed, so that every weight has a gradient.
     return parts.empty() ? at::linear(x, weights.select(0, 0)) : at::cat(parts);
   };
   auto hidden = swiglu(each(rows, fc1_));

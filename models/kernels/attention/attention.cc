@@ -64,8 +64,8 @@ at::Tensor causal_mask(const Shape& shape,
   return at::zeros({rows, keys}, like).masked_fill(hidden, least);
 }
 
-// In the order in which a shape is first met. In kBitwise each is computed by itself: what oneDNN's
-// products of many have for bits is not known.
+// Groups in the order in which their shapes are first met. In kBitwise each segment is a group of
+// its own: the bits of oneDNN's batched products are not known.
 std::vector<Alike> group(const std::vector<AttentionSegment>& segments,
                          std::int64_t heads,
                          bool alone) {
@@ -123,8 +123,8 @@ at::Tensor eager(const at::Tensor& query,
       .narrow(1, 0, shape.num_queries);
 }
 
-// The rows of each group, one behind another. One gather and one cut for all of them: a cut for
-// each would have a gradient of all rows each.
+// The rows of each group, one after another. One gather and one split serve all groups: a slice for
+// each would make a gradient of all rows for each.
 struct RowsOfGroups {
   std::vector<std::int64_t> order{};
   std::vector<std::int64_t> sizes{};
@@ -147,7 +147,7 @@ struct RowsOfGroups {
     return ordered.split_with_sizes(sizes);
   }
 
-  // The reverse: zeros where no group has a row.
+  // The reverse of the gather: zeros where no group has a row.
   at::Tensor put(const at::Tensor& ordered, std::int64_t num_rows) const {
     if (is_all(num_rows)) return ordered;
     auto shape = ordered.sizes().vec();

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// While it lives ATen's algorithms are deterministic, as an option of the process.
+// Makes ATen's algorithms deterministic for its lifetime, which is an option of the whole process.
 class DeterministicAlgorithms {
  public:
   explicit DeterministicAlgorithms(bool wanted) : lock_(mutex()), wanted_(wanted) {

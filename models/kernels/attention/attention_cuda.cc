@@ -24,7 +24,7 @@ at::Tensor offsets(const std::vector<std::int32_t>& lengths, at::Device device) 
   return at::tensor(sums, at::kInt).to(device);
 }
 
-// The rows of all ranges, one after the other; a view where they lie so already.
+// The rows of all ranges, one after the other; a view if they are contiguous already.
 struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t size = 0;
@@ -99,15 +99,16 @@ at::Tensor cudnn(const at::Tensor& query,
         .transpose(0, 1)
         .reshape({1, query.size(1), value.size(2)});
   }
-  // Its mask starts at the first row and key: rows before ours are added, and dropped.
+  // cuDNN's mask starts at the first row and key: earlier rows are added in front of ours, and
+  // dropped from the result.
   const auto back = round_up(keys, kLengthStep) - keys;
   return call_cudnn(by_heads(query, keys - rows, back), by_heads(key, 0, back),
                     by_heads(value, 0, back), call)
       .narrow(0, keys - rows, rows);
 }
 
-// The length of all sequences, where they are whole, lie one behind another and have the same one,
-// for which cuDNN needs one plan: packs of pre-training.
+// The common length of all sequences, if they are whole, lie one after another and have the same
+// length, as in packs of pre-training: then cuDNN needs one plan.
 std::optional<std::int64_t> common_length(const std::vector<AttentionSegment>& segments) {
   const auto length = segments.front().num_keys;
   if (length % kLengthStep != 0) return std::nullopt;

@@ -6,8 +6,9 @@
 // the order of FlashAttention-2's forward kernel (Dao 2023, algorithm 1; csrc/flash_attn/src/
 // flash_fwd_kernel.h, softmax.h): key blocks of the same size from the last to the first, scores by
 // m16n8k16 products along the channels, a running maximum, the sum of a row by four chains of the
-// columns that one lane of that instruction holds. What flash leaves to one warp is shared out over
-// four where no order is lost: scores by keys, the result by channels, the chains of sums by rows.
+// columns that one lane of that instruction holds. Work that flash leaves to one warp is shared out
+// over four where no order is lost: scores by keys, the result by channels, the chains of sums by
+// rows.
 namespace ferry::models::launch {
 namespace {
 
@@ -152,7 +153,7 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   const int first_key = shape.window > 0 ? max(0, length - shape.window) : 0;
   const int last_block = (length - 1) / kKeys;
   const int first_block = first_key / kKeys;
-  // Copies of every block are one group, of those before the first an empty one.
+  // The copies of each block form one group; blocks before the first get an empty group.
   const auto load = [&](int block) {
     const int stage = (last_block - block) % kStages;
     if (block >= first_block) {
@@ -226,7 +227,7 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
       return now;
     };
 
-    // Their weights, and what the maximum's growth makes of earlier ones.
+    // The weights of the scores, and the factor by which the maximum's growth scales earlier sums.
     float growth[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

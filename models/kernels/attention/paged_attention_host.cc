@@ -202,7 +202,7 @@ at::Tensor noise(at::IntArrayRef shape, double step) {
       .view(shape);
 }
 
-// Then minus the same once more along a dimension: a sum over it is zero but for roundings.
+// Appends the negated tensor along a dimension: sums over it are zero but for roundings.
 at::Tensor with_negative(const at::Tensor& half, std::int64_t dim) {
   return at::cat({half, -half}, dim);
 }

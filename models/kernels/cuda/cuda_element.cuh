@@ -65,9 +65,9 @@ inline unsigned blocks_of(std::int64_t work, std::int64_t threads) {
       std::clamp<std::int64_t>((work + threads - 1) / threads, 1, kMostBlocks));
 }
 
-// Kernels that begin while the one before them ends (programmatic dependent launch): all that they
-// do before wait_for_inputs() touches nothing that a kernel of the stream writes. A kernel that
-// calls release_dependents() lets such a one begin beside it.
+// Kernels that begin while the one before them ends (programmatic dependent launch): before
+// wait_for_inputs() they touch no memory that a kernel of the stream writes. A kernel that calls
+// release_dependents() lets the next one begin beside it.
 __device__ inline void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

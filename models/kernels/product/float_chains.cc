@@ -67,7 +67,8 @@ FERRY_AVX2 void pack(const FloatMatrices& m,
   }
 }
 
-// Sums of 16 elements of each of some rows. No array: those the compiler would keep in memory.
+// Sums of 16 elements of each of some rows. They are no array, which the compiler would keep in
+// memory.
 template <int Rows>
 struct Sums {
   __m256 left, right;
@@ -120,7 +121,7 @@ using AddChain = void (*)(
 constexpr AddChain kAddChain[kMostRows]{add_chain<1>, add_chain<2>, add_chain<3>,
                                         add_chain<4>, add_chain<5>, add_chain<6>};
 
-// To the columns that there are, `offset` of 16 left out.
+// The mask of the columns that exist among 8, from column `offset` of the 16 on.
 FERRY_AVX2 inline __m256i columns_of(std::int64_t columns, int offset) {
   const auto lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(columns) - offset), lanes);

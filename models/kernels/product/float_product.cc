@@ -119,7 +119,7 @@ class FloatProduct : public torch::autograd::Function<FloatProduct> {
       of[1] = b.stride(2) == 1 ? in_chains(grad.transpose(2, 3), a).transpose(2, 3)
                                : in_chains(a.transpose(2, 3), grad);
     }
-    // Only tensors that are there can be asked about.
+    // needs_input_grad() may only be asked about inputs that are defined.
     if (context->saved_data["has_bias"].toBool() && context->needs_input_grad(2))
       of[2] = in_chains(at::ones({1, 1, 1, grad.size(2)}, grad.options()), grad).flatten();
     return of;

@@ -104,7 +104,8 @@ bool splits_k(const cublasLtMatmulAlgo_t& algorithm) {
              CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-// Without a workspace there is nowhere to put the parts of a split sum.
+// The kernels without split-K. They get no workspace, so that none can store the parts of a split
+// sum.
 std::vector<cublasLtMatmulAlgo_t> unsplit_kernels(cublasLtHandle_t handle,
                                                   const LtProduct& product,
                                                   int& dropped) {
@@ -186,7 +187,7 @@ class GemmKernels {
     return handle;
   }
 
-  // By the first kernel that takes this many rows.
+  // Runs the first kernel that takes this many rows.
   void run_first(const Key& key,
                  const std::vector<cublasLtMatmulAlgo_t>& algorithms,
                  const at::Tensor& x,
@@ -203,7 +204,7 @@ class GemmKernels {
     check(status);
   }
 
-  // Stays where it is: nothing leaves the map.
+  // The reference stays valid: no entry leaves the map.
   const std::vector<cublasLtMatmulAlgo_t>& choose(const Key& key,
                                                   const at::Tensor& weight,
                                                   const at::Tensor& bias) {

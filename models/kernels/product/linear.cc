@@ -23,14 +23,14 @@ constexpr std::int64_t kFewestColumns = 16;
 constexpr std::int64_t kFewestInLanes = 3;
 constexpr std::int64_t kMostInLanes = 11;
 
-// Whether products on a GPU can add to it in fp32.
+// Whether products on a GPU can add the weight's gradient to its main_grad() in fp32.
 bool adds_to_main_grad(const at::Tensor& weight) {
   if (!weight.is_cuda() || weight.scalar_type() == at::kFloat) return false;
   const auto* const hook = main_grad_hook(weight);
   return hook != nullptr && hook->main_grad().scalar_type() == at::kFloat;
 }
 
-// Undefined if it has been added where the trainer sums it.
+// The gradient of the weight; undefined if it was added to main_grad().
 at::Tensor gradient_of_weight(const at::Tensor& grad,
                               const at::Tensor& x,
                               const at::Tensor& weight) {
