@@ -60,7 +60,7 @@ TEST_P(LoadOntoARandomMesh, GivesEachRankItsBoxes) {
                random_mesh(tiny, random));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, LoadOntoARandomMesh, testing::Range<std::uint64_t>(0, 48));
+INSTANTIATE_TEST_SUITE_P(Seeds, LoadOntoARandomMesh, testing::Range<std::uint64_t>(0, 150));
 
 // The real checkpoints of tests/data, each in the forms in which it lies there.
 struct Stored {

@@ -60,7 +60,7 @@ TEST_P(ArchiveOfAnyModel, IsNoDetour) {
   EXPECT_EQ(report.model_digest, digest_checkpoint({.path = dir / "archive"}).model_digest);
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, ArchiveOfAnyModel, testing::Range<std::uint64_t>(0, 16));
+INSTANTIATE_TEST_SUITE_P(Seeds, ArchiveOfAnyModel, testing::Range<std::uint64_t>(0, 25));
 
 TEST(Archive, LoadsOntoEveryMeshAsItsHuggingFaceFilesDo) {
   for (const char* name : {"hf_llama", "hf_qwen2_tied", "hf_mixtral", "hf_deepseek_v3"}) {

@@ -224,7 +224,7 @@ def test_options_that_make_no_sense(talker, arguments, message):
 
 
 def test_an_interrupt_ends_what_is_under_way(talker):
-    """What was not finished says so; the others have their answers, and the exit status is 2."""
+    """An answer that was not finished says so; the others have their answers, and the exit status is 2."""
     command = [FERRY, "generate", talker, "--ignore-eos", "--max-tokens", "4000", "--seed", "1"]
     streaming = subprocess.Popen([*command, "The"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     begin = streaming.stdout.read(40)
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_what_is_under_way(talker):
 
 
 def test_threads_of_models_wait_asleep_unless_somebody_says_otherwise(tmp_path):
-    """Of OpenMP: threads that wait awake take the cores of those that compute."""
+    """OpenMP's threads that wait awake take the cores of those that compute."""
     shutil.copy(FERRY, tmp_path / "ferry")
     (tmp_path / "ferry-torch").write_text("#!/bin/sh\necho $OMP_WAIT_POLICY\n")
     (tmp_path / "ferry-torch").chmod(0o755)

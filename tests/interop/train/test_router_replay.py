@@ -76,7 +76,7 @@ def routes_of_transformers(model, tokens):
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe"])
 def test_routes_are_those_of_transformers_forward_of_the_finished_sequence(family, work):
-    """Of prompts that begin alike and are longer than a step, several answers each, on one rank and on two that share all."""
+    """Prompts begin alike and are longer than a step; each has several answers, on one rank and on two that share all."""
     torch.manual_seed(1)
     config = transformers.AutoConfig.from_pretrained(DATA / f"hf_{family}/hf", max_position_embeddings=256)
     transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(work / "hf")

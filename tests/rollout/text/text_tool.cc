@@ -1,23 +1,25 @@
 // The program of tests/interop/rollout/test_tokenizer.py and test_chat_templates.py: a request in
 // JSON on each line of standard input, an answer in JSON on each line of standard output.
 //
-//   {"op": "encode", "tokenizer": FILE, "texts": [...]}  {"ids": [[...]], "plain": [[...]]}, plain:
-//   without special tokens
-//   {"op": "encode_bytes", "tokenizer": FILE, "hex": H}  {"ids": [...]} of bytes that need not be
-//   UTF-8
-//   {"op": "decode", "tokenizer": FILE, "ids": [[...]]}  {"texts": [...], "kept": [...],
-//   "streamed": [[...]]}
-//   {"op": "detokenize", "tokenizer": FILE, "cases": [{"prompt": [ids], "ids": [ids], "stop":
-//   [...], "min_tokens": n, "skip_special_tokens": b}]}       {"cases": [{"parts": [...], "stop": s
-//   or null}]}, parts: of each token until the stop string, then the rest
-//   {"op": "tokenizer", "folder": DIR}                   {"vocab_size": n, "bos": id, "eos": id,
-//   "pad": id}
-//   {"op": "pieces", "pre_tokenizer": {...}, "texts": [...]}   {"pieces": [[...]]}
-//   {"op": "normalize", "normalizer": {...}, "texts": [...]}   {"texts": [...]}
+//   {"op": "encode", "tokenizer": FILE, "texts": [...]}
+//     -> {"ids": [[...]], "plain": [[...]]}, plain: without special tokens
+//   {"op": "encode_bytes", "tokenizer": FILE, "hex": H}
+//     -> {"ids": [...]} of bytes that need not be UTF-8
+//   {"op": "decode", "tokenizer": FILE, "ids": [[...]]}
+//     -> {"texts": [...], "kept": [...], "streamed": [[...]]}
+//   {"op": "detokenize", "tokenizer": FILE, "cases": [{"prompt": [ids], "ids": [ids],
+//     "stop": [...], "min_tokens": n, "skip_special_tokens": b}]}
+//     -> {"cases": [{"parts": [...], "stop": s or null}]}, parts: of each token until the stop
+//     string, then the rest
+//   {"op": "tokenizer", "folder": DIR}
+//     -> {"vocab_size": n, "bos": id, "eos": id, "pad": id}
+//   {"op": "pieces", "pre_tokenizer": {...}, "texts": [...]}
+//     -> {"pieces": [[...]]}
+//   {"op": "normalize", "normalizer": {...}, "texts": [...]}
+//     -> {"texts": [...]}
 //   {"op": "render", "template": TEXT, "chats": [{"messages": [...], "tools": ...,
-//   "add_generation_prompt": b,
-//    "continue_final_message": b, "variables": {...}}]}         {"texts": [...]}; {"error": m} in
-//    place of a text
+//     "add_generation_prompt": b, "continue_final_message": b, "variables": {...}}]}
+//     -> {"texts": [...]}; {"error": m} in place of a text
 //
 // An Error is answered by {"error": message}.
 #include <fmt/format.h>

@@ -142,7 +142,9 @@ void expect_peak(at::Device device,
   const MicroBatchShape shape{.tokens = 2 * length, .keys = static_cast<double>(length)};
   const auto formula =
       static_cast<double>(batch_bytes({&model.chunk()}, recompute, shape, batches.size()));
-  EXPECT_GT(formula, 0.8 * measured);
+  // Kernels of the host take some scratch for each thread, which counts beside models this small.
+  const double scratch = device.is_cuda() ? 0 : 32768.0 * at::get_num_threads();
+  EXPECT_GT(formula + scratch, 0.8 * measured);
   EXPECT_LT(formula, 1.4 * measured);
   testing::Test::RecordProperty("formula_of_measured", std::to_string(formula / measured));
   const auto fits = tokens_that_fit({&model.chunk()}, recompute, shape, batches.size(),
