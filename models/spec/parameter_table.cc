@@ -8,19 +8,22 @@ using enum Split;
 using enum When;
 using E = Extent;
 
+// Columns: name, merge, split, rows, columns, when, registered, per_expert, fp32.
+// clang-format off
 constexpr ParameterRow kEmbedding[] = {
     {"embedding.word_embeddings.weight", kCopy, kColumn, E::kVocab, E::kHidden},
 };
 
 constexpr ParameterRow kGroupedQueryAttention[] = {
-    {"self_attention.linear_qkv.layer_norm_weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 6},
-    {"self_attention.linear_qkv.weight", kQkvGroups, kColumn, E::kGroups, E::kHidden, kAlways, 7},
-    {"self_attention.linear_qkv.bias", kQkvGroups, kColumn, E::kGroups, E::kNone, kQkvBias, 8},
-    {"self_attention.q_layernorm.weight", kCopy, kNone, E::kChannels, E::kNone, kQkNorm, 16},
-    {"self_attention.k_layernorm.weight", kCopy, kNone, E::kChannels, E::kNone, kQkNorm, 17},
-    {"self_attention.linear_proj.weight", kCopy, kRow, E::kHidden, E::kHeads, kAlways, 4},
-    {"self_attention.linear_proj.bias", kCopy, kNone, E::kHidden, E::kNone, kLinearBias, 5},
+    {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kAlways,     6},
+    {"self_attention.linear_qkv.weight",            kQkvGroups, kColumn, E::kGroups,   E::kHidden, kAlways,     7},
+    {"self_attention.linear_qkv.bias",              kQkvGroups, kColumn, E::kGroups,   E::kNone,   kQkvBias,    8},
+    {"self_attention.q_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     16},
+    {"self_attention.k_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     17},
+    {"self_attention.linear_proj.weight",           kCopy,      kRow,    E::kHidden,   E::kHeads,  kAlways,     4},
+    {"self_attention.linear_proj.bias",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLinearBias, 5},
 };
+// clang-format on
 constexpr OtherName kGroupedQueryAttentionOther[] = {
     {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
 };
@@ -30,21 +33,19 @@ constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
     {"self_attention.q_layernorm", kQkNorm}, {"self_attention.k_layernorm", kQkNorm},
 };
 
+// clang-format off
 constexpr ParameterRow kLatentAttention[] = {
-    {"input_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 3},
-    {"self_attention.linear_q_down_proj.weight", kCopy, kNone, E::kQLora, E::kHidden, kQLora, 10},
-    {"self_attention.linear_q_up_proj.layer_norm_weight", kCopy, kNone, E::kQLora, E::kNone, kQLora,
-     11},
-    {"self_attention.linear_q_up_proj.weight", kCopy, kColumn, E::kQHeads, E::kQLora, kQLora, 12},
-    {"self_attention.linear_q_proj.weight", kCopy, kColumn, E::kQHeads, E::kHidden, kNoQLora, 9},
-    {"self_attention.linear_kv_down_proj.weight", kCopy, kNone, E::kKvLoraAndRope, E::kHidden,
-     kAlways, 13},
-    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone, E::kKvLora, E::kNone,
-     kAlways, 14},
-    {"self_attention.linear_kv_up_proj.weight", kCopy, kColumn, E::kKvHeads, E::kKvLora, kAlways,
-     15},
-    {"self_attention.linear_proj.weight", kCopy, kRow, E::kHidden, E::kVHeads, kAlways, 4},
+    {"input_layernorm.weight",                             kCopy, kNone,   E::kHidden,        E::kNone,   kAlways,  3},
+    {"self_attention.linear_q_down_proj.weight",           kCopy, kNone,   E::kQLora,         E::kHidden, kQLora,   10},
+    {"self_attention.linear_q_up_proj.layer_norm_weight",  kCopy, kNone,   E::kQLora,         E::kNone,   kQLora,   11},
+    {"self_attention.linear_q_up_proj.weight",             kCopy, kColumn, E::kQHeads,        E::kQLora,  kQLora,   12},
+    {"self_attention.linear_q_proj.weight",                kCopy, kColumn, E::kQHeads,        E::kHidden, kNoQLora, 9},
+    {"self_attention.linear_kv_down_proj.weight",          kCopy, kNone,   E::kKvLoraAndRope, E::kHidden, kAlways,  13},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone,   E::kKvLora,        E::kNone,   kAlways,  14},
+    {"self_attention.linear_kv_up_proj.weight",            kCopy, kColumn, E::kKvHeads,       E::kKvLora, kAlways,  15},
+    {"self_attention.linear_proj.weight",                  kCopy, kRow,    E::kHidden,        E::kVHeads, kAlways,  4},
 };
+// clang-format on
 constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"input_layernorm"},
     {"self_attention.linear_q_proj", kNoQLora},
@@ -56,31 +57,32 @@ constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
 };
 
+// clang-format off
 constexpr ParameterRow kGatedMlp[] = {
-    {"mlp.linear_fc1.weight", kGateUp, kColumn, E::kFfn, E::kHidden, kAlways, 20},
-    {"mlp.linear_fc1.bias", kGateUp, kColumn, E::kFfn, E::kNone, kLinearBias, 21},
-    {"mlp.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kFfn, kAlways, 22},
-    {"mlp.linear_fc2.bias", kCopy, kNone, E::kHidden, E::kNone, kLinearBias, 23},
-    {"mlp.linear_fc1.layer_norm_weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 19},
+    {"mlp.linear_fc1.weight",            kGateUp, kColumn, E::kFfn,    E::kHidden, kAlways,     20},
+    {"mlp.linear_fc1.bias",              kGateUp, kColumn, E::kFfn,    E::kNone,   kLinearBias, 21},
+    {"mlp.linear_fc2.weight",            kCopy,   kRow,    E::kHidden, E::kFfn,    kAlways,     22},
+    {"mlp.linear_fc2.bias",              kCopy,   kNone,   E::kHidden, E::kNone,   kLinearBias, 23},
+    {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kAlways,     19},
 };
+// clang-format on
 constexpr OtherName kGatedMlpOther[] = {
     {"mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"},
 };
 constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc2"}};
 
+// clang-format off
 constexpr ParameterRow kMoe[] = {
-    {"pre_mlp_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 18},
-    {"mlp.router.weight", kCopy, kNone, E::kExperts, E::kHidden, kAlways, 24},
-    {"mlp.router.expert_bias", kCopy, kNone, E::kExperts, E::kNone, kExpertBias, 0, false, true},
-    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn, E::kHidden, kAlways, 25,
-     true},
-    {"mlp.experts.experts.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kMoeFfn, kAlways, 26,
-     true},
-    {"mlp.shared_experts.linear_fc1.weight", kGateUp, kColumn, E::kSharedFfn, E::kHidden, kShared,
-     28},
-    {"mlp.shared_experts.linear_fc2.weight", kCopy, kRow, E::kHidden, E::kSharedFfn, kShared, 29},
-    {"mlp.shared_experts.gate_weight", kCopy, kNone, E::kOne, E::kHidden, kSharedGate, 27},
+    {"pre_mlp_layernorm.weight",              kCopy,   kNone,   E::kHidden,    E::kNone,      kAlways,     18},
+    {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     24},
+    {"mlp.router.expert_bias",                kCopy,   kNone,   E::kExperts,   E::kNone,      kExpertBias, 0,  false, true},
+    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kHidden,    kAlways,     25, true},
+    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kHidden,    E::kMoeFfn,    kAlways,     26, true},
+    {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, E::kSharedFfn, E::kHidden,    kShared,     28},
+    {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    E::kHidden,    E::kSharedFfn, kShared,     29},
+    {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 27},
 };
+// clang-format on
 constexpr OtherName kMoeOther[] = {
     {"pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"},
 };
@@ -92,23 +94,28 @@ constexpr ExtraStateRow kMoeStates[] = {
     {"mlp.shared_experts.linear_fc2", kShared},
 };
 
+// clang-format off
 constexpr ParameterRow kPrediction[] = {
-    {"enorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 0},
-    {"hnorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 1},
+    {"enorm.weight",   kCopy, kNone,   E::kHidden, E::kNone,        kAlways, 0},
+    {"hnorm.weight",   kCopy, kNone,   E::kHidden, E::kNone,        kAlways, 1},
     {"eh_proj.weight", kCopy, kColumn, E::kHidden, E::kTwiceHidden, kAlways, 2},
 };
+
 constexpr ParameterRow kPredictionNorm[] = {
     {"final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 30},
 };
+// clang-format on
 constexpr ExtraStateRow kPredictionStates[] = {
     {"enorm"}, {"hnorm"}, {"eh_proj"}, {"final_layernorm"}};
 
+// clang-format off
 constexpr ParameterRow kHead[] = {
-    {"decoder.final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 30},
-    {"output_layer.weight", kCopy, kColumn, E::kVocab, E::kHidden, kUntied, 31},
-    {"output_layer.weight", kCopy, kNone, E::kLabels, E::kHidden, kScore, 31},
-    {"output_layer.bias", kCopy, kNone, E::kLabels, E::kNone, kScoreBias, 32},
+    {"decoder.final_layernorm.weight", kCopy, kNone,   E::kHidden, E::kNone,   kAlways,    30},
+    {"output_layer.weight",            kCopy, kColumn, E::kVocab,  E::kHidden, kUntied,    31},
+    {"output_layer.weight",            kCopy, kNone,   E::kLabels, E::kHidden, kScore,     31},
+    {"output_layer.bias",              kCopy, kNone,   E::kLabels, E::kNone,   kScoreBias, 32},
 };
+// clang-format on
 constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm"}};
 
 std::int64_t size_of(Extent extent, const TransformerConfig& config) {
