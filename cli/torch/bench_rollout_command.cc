@@ -41,7 +41,7 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-// What a replay took, of this rank's share of the requests.
+// The cost of a replay: this rank's share of the requests.
 struct Replay {
   std::vector<double> first{};    // seconds from arrival to the first token
   std::vector<double> between{};  // seconds between tokens of one answer
@@ -171,7 +171,7 @@ class Replayer {
   Clock::time_point begin_{};
 };
 
-// Of all data parallel ranks: sums, and the time of the slowest.
+// Puts the data parallel ranks together: sums, and the time of the slowest.
 Replay whole_replay(const models::ProcessGroup& dp, const Replay& mine) {
   const nlohmann::json report{
       {"first", mine.first},

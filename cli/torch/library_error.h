@@ -1,5 +1,5 @@
-// What LibTorch throws, as people are told of it: without its backtrace, and of memory that could
-// not be had with what to do.
+// Errors of LibTorch as people are told of them: without the backtrace, and with advice where
+// memory could not be had.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -9,7 +9,7 @@
 
 namespace ferry::cli {
 
-// What was compared.
+// The model and the reference that were compared.
 struct LogitsSubject {
   std::string checkpoint{};
   std::string reference{};

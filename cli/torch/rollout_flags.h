@@ -1,5 +1,5 @@
-// What the subcommands that generate have in common: the options of a model, its engine and its
-// sampling, and the model itself, loaded from a checkpoint of any format.
+// The options that all subcommands that generate have, of a model, its engine and its sampling, and
+// the model itself, loaded from a checkpoint of any format.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -37,7 +37,7 @@ void add_sampling(CLI::App& command, rollout::SamplingParams& params);
 // How tokens are drawn alone, not when an answer ends.
 void add_sampling_shape(CLI::App& command, rollout::SamplingParams& params);
 
-// Of a model that is measured, not used: weights that depend on nothing but the model.
+// Gives a model that is only measured weights that depend on nothing but the model.
 void fill_with_dummies(const models::GPTModel& model);
 
 class RolloutModel {

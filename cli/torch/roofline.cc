@@ -13,7 +13,7 @@
 namespace ferry::cli {
 namespace {
 
-// Of the best of several calls.
+// Times several calls and returns the best.
 double seconds_of(c10::Device device, const std::function<void()>& body) {
   double best = 1e30;
   for (int round = 0; round < 6; ++round) {

@@ -29,7 +29,7 @@ struct StepWork {
 
 class Roofline {
  public:
-  // Of this rank's part of the model.
+  // Counts this rank's part of the model.
   Roofline(const models::GPTModel& model, DeviceRates rates);
 
   double seconds(const StepWork& work) const;

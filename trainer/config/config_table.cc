@@ -32,7 +32,7 @@ bool is_text(const ConfigValue& value) {
   return std::holds_alternative<std::string>(value.value);
 }
 
-// Of a table of Markdown.
+// A cell of a table of Markdown.
 std::string escape_cell(std::string_view text) {
   std::string escaped;
   for (const char c : text) escaped += c == '|' ? "\\|" : std::string(1, c);

@@ -22,7 +22,7 @@
 
 namespace ferry::trainer {
 
-// What a value must be besides its type; of a list, each of its members.
+// A condition on a value besides its type; on a list, on each of its members.
 struct ConfigLimit {
   std::string words{};  // "above 0"; "" for any
   std::function<bool(const ConfigValue&)> holds{};

@@ -16,7 +16,7 @@ struct ConfigValue {
   bool operator==(const ConfigValue&) const = default;
 };
 
-// As TOML reads it back to the same: true, 3, 1e-05, "a \"b\"", ["a", "b"].
+// The text that TOML reads back to the same value: true, 3, 1e-05, "a \"b\"", ["a", "b"].
 std::string to_toml(const ConfigValue& value);
 
 struct ConfigEntry {
@@ -34,7 +34,7 @@ std::vector<ConfigEntry> read_toml(const std::filesystem::path& path);
 // Throws Error(kUsage).
 ConfigEntry parse_override(std::string_view text);
 
-// Those of a file, if one is named, and of overrides behind them, which win. Throws Error(kUsage).
+// Entries of a file, if one is named, then of the overrides, which win. Throws Error(kUsage).
 std::vector<ConfigEntry> read_entries(const std::filesystem::path& file,
                                       const std::vector<std::string>& overrides);
 

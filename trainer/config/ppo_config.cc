@@ -368,7 +368,7 @@ void inherit_engine(ConfigTable& table,
   });
 }
 
-// What a role says of micro-batches, and the actor's where that is of the same kind.
+// A role's own sizes of micro-batches, else the actor's where these are of the same kind.
 MicroBatchSize over_actor(const MicroBatchSize& actor,
                           std::optional<bool> use_dynamic_bsz,
                           std::optional<int> max_token_len_per_gpu,

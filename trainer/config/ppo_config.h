@@ -157,7 +157,7 @@ struct OverlongBufferConfig {  // reward_model.overlong_buffer
   bool operator==(const OverlongBufferConfig&) const = default;
 };
 
-// What answers are worth: the rule of their data_source, or a program, and the score of a model.
+// The worth of answers: by the rule of their data_source, or by a program, and by a model.
 struct RewardConfig {   // reward_model
   bool enable = false;  // the model
   std::vector<int> ranks{};
@@ -264,7 +264,7 @@ struct PpoConfig {
   // Whether they are taken instead.
   bool takes_old_log_prob() const;
 
-  // Of each role, where what it does not say is the actor's.
+  // The settings of each role; those that it does not have are the actor's.
   MiniBatches actor_mini_batches() const;
   MiniBatches critic_mini_batches() const;
   LossAggregation actor_loss_aggregation() const;
@@ -278,10 +278,10 @@ struct PpoConfig {
   }
 };
 
-// Of `ferry train ppo`, and of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
+// Defaults of `ferry train ppo`, or of `ferry train grpo`: adv_estimator grpo, and n = 8 answers.
 PpoConfig default_ppo_config(std::string_view algorithm);
 
-// What the file says over the defaults of that algorithm, then the overrides, in their order. Each
+// Reads the file over the defaults of that algorithm, then the overrides, in their order. Each
 // key that a role's megatron section leaves out is the actor's, if it means something there.
 // Throws Error(kUsage) as load_sft_config() does.
 PpoConfig load_ppo_config(std::string_view algorithm,

@@ -289,7 +289,7 @@ void add_micro_batch_rules(ConfigRules<PpoConfig>& rules) {
   });
 }
 
-// Of actor and critic: `get` takes the role out of the whole.
+// Adds the rules of actor or critic: `get` takes the role out of the whole.
 template <typename Get>
 void add_trained_rules(ConfigRules<PpoConfig>& rules, const std::string& role, Get get) {
   const auto engine = [get](const PpoConfig& c) -> const EngineConfig& { return get(c).megatron; };

@@ -116,7 +116,7 @@ struct GlobalProfilerConfig {
   bool operator==(const GlobalProfilerConfig&) const = default;
 };
 
-// Of a role.
+// The ranks of a role that are profiled.
 struct ProfilerConfig {
   bool enable = false;
   bool all_ranks = false;

@@ -10,7 +10,7 @@ ConfigRules<EngineConfig> mesh_rules();
 ConfigRules<EngineConfig> recompute_rules();
 ConfigRules<OptimConfig> optim_rules();
 
-// What is decided by several sections, under the names that they have in every run.
+// Sections that rules relate to each other, under the names that they have in every run.
 struct RunView {
   const CheckpointSection& checkpoint;
   const TrainerConfig& trainer;
@@ -19,7 +19,7 @@ struct RunView {
 };
 ConfigRules<RunView> run_rules();
 
-// Of the profiler section of a role.
+// The profiler section of a role, beside the global one.
 struct ProfilerView {
   const GlobalProfilerConfig& global;
   const ProfilerConfig& role;

@@ -1,4 +1,4 @@
-// What a record must hold to be trained on, in verl's columns: a conversation for supervised
+// Records that can be trained on, in verl's columns: a conversation for supervised
 // fine-tuning, a prompt with its ground truth for reinforcement learning. Whatever else a record
 // holds is left alone.
 #pragma once

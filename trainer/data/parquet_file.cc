@@ -27,7 +27,7 @@ T value_of(arrow::Result<T> result, const std::filesystem::path& path) {
   return std::move(result).MoveValueUnsafe();
 }
 
-// What Arrow throws where it does not return a status, too.
+// Translates exceptions of Arrow, which it throws where it does not return a status.
 template <typename Body>
 auto guarded(const std::filesystem::path& path, Body&& body) {
   try {

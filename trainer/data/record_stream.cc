@@ -5,7 +5,7 @@
 namespace ferry::trainer {
 namespace {
 
-// Of the order, not of the program: another one continues no stream of this one.
+// The version of the order, not of the program: streams of another one cannot be continued.
 constexpr std::string_view kOrderVersion = "windows of chunks, feistel-8 splitmix64";
 
 std::int64_t integer_at(const Record& state, std::string_view key) {

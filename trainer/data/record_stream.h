@@ -25,7 +25,7 @@ namespace ferry::trainer {
 struct StreamOptions {
   OrderOptions order{};
   OnMalformed on_malformed = OnMalformed::kSkip;
-  // What is left of an epoch when no full batch is: dropped, or a batch of its own.
+  // The rest of an epoch that makes no full batch is dropped; else it is a batch of its own.
   bool drop_last = true;
 };
 
@@ -104,7 +104,7 @@ class RecordStream {
     return batch;
   }
 
-  // What a checkpoint keeps: the cursor, and what its order depends on.
+  // The cursor, and all that its order depends on, for a checkpoint.
   Record state() const;
 
   // Continues there. Throws Error(kUsage) that names what differs if files, seed or order are

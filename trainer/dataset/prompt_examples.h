@@ -39,7 +39,7 @@ class PromptEncoder {
   // for one that is filtered, and for one without a token; Error(kUsage) for one that is too long.
   EncodedPrompt encode(PromptExample example) const;
 
-  // Of an answer, or of a prompt.
+  // The text of an answer, or of a prompt.
   std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const;
 
   const rollout::text::Tokenizer& tokenizer() const { return *tokenizer_; }

@@ -56,8 +56,8 @@ class SftEncoder {
   std::optional<rollout::text::ChatTemplate> template_;
 };
 
-// What the model reads and what it is to say next, of one example: [tokens] each. The last
-// position has nothing to say, and weight 0.
+// The tokens that the model reads of an example, and those it is to say next: [tokens] each. The
+// last position has nothing to say, and weight 0.
 struct SftTensors {
   at::Tensor tokens{};   // int64
   at::Tensor labels{};   // int64: the token behind

@@ -14,7 +14,7 @@
 namespace ferry::trainer {
 namespace {
 
-// What lies in the order of the packs, [tokens, ...], by sequences.
+// Rows in the order of the packs, [tokens, ...], by sequences.
 std::vector<at::Tensor> of_sequences(const at::Tensor& all,
                                      const std::vector<at::Tensor>& sequences,
                                      const std::vector<Partition>& parts) {

@@ -1,5 +1,5 @@
-// What the last stage of a pipeline says of every token of finished sequences, told to all stages:
-// what log-probabilities, values and scores have in common.
+// A function of every token of finished sequences, computed by the last stage of a pipeline and
+// told to all stages: log-probabilities, values and scores are such functions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +13,8 @@
 
 namespace ferry::trainer {
 
-// Of the last stage's normed hidden states: [local tokens, channels], the same on all tensor
-// parallel ranks. No graph is kept.
+// A function of the last stage's normed hidden states: [local tokens, channels], the same on all
+// tensor parallel ranks. No graph is kept.
 using TokenFunction = std::function<at::Tensor(const models::GPTModel& model,
                                                const at::Tensor& hidden,
                                                const models::SequencePartition& batch)>;

@@ -1,4 +1,4 @@
-// Which sequences a data parallel rank gets of a batch, and which of them run together: packs of
+// The sequences that a data parallel rank gets of a batch, and those that run together: packs of
 // varying lengths below a budget of tokens, as many on every rank. Pure functions of the lengths:
 // ranks that know all lengths agree without talking, and each pipeline stage knows the shape of
 // every micro-batch.

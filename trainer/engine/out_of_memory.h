@@ -16,16 +16,16 @@ std::int64_t room(c10::Device device);
 // "3.2 GiB", "17 MiB".
 std::string in_words(std::int64_t bytes);
 
-// What was being allocated.
+// Memory that is being allocated.
 struct Buffer {
   std::string name{};  // "the gradients, 3.2 GiB"
-  // What would fit into so many bytes: asked when all that `body` had is free again. Empty inside
-  // of another allocating(), which knows.
+  // Says what would fit into so many bytes; called when all that `body` had is free again. Empty
+  // inside of another allocating(), which knows.
   std::function<std::string(std::int64_t room)> what_fits{};
 };
 
-// Runs `body`. Where it runs out of memory, of the device or of the host, throws Error(kDevice)
-// that names the buffer.
+// Runs `body`. Where it runs out of memory, of the device or of the host, throws OutOfMemory
+// (models/device/memory_error.h) that names the buffer.
 void allocating(c10::Device device,
                 const std::function<Buffer()>& describe,
                 const std::function<void()>& body);

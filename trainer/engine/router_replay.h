@@ -17,8 +17,8 @@
 
 namespace ferry::trainer {
 
-// What one batch of passes without gradients through a pipeline chooses. Pipeline and packs outlive
-// it.
+// Records the experts that one batch of passes without gradients chooses. Pipeline and packs
+// outlive it.
 class RouteRecorder {
  public:
   // Throws Error(kUsage) for a model without experts.

@@ -25,10 +25,10 @@ constexpr std::int64_t first_logged_step(std::int64_t step) {
   return step == 0 ? 0 : step + 1;
 }
 
-// What a role's weights come from.
+// The checkpoint that a role's weights come from.
 std::shared_ptr<const converter::Checkpoint> open_checkpoint(const ModelConfig& config);
 
-// Where tokenizer and chat template are.
+// The folder of tokenizer and chat template.
 std::filesystem::path tokenizer_folder(const ModelConfig& config,
                                        const converter::Checkpoint& origin);
 

@@ -12,7 +12,7 @@ namespace ferry::trainer {
 
 using Partition = std::vector<std::size_t>;  // indices of sequences
 
-// What a sequence costs, up to a factor: products with weights, and causal attention (verl's model
+// The cost of a sequence, up to a factor: products with weights, and causal attention (verl's model
 // of a layer 4096 wide).
 constexpr std::int64_t calculate_workload(std::int64_t seqlen) {
   return 24576 * seqlen + seqlen * seqlen;

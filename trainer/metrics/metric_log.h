@@ -1,4 +1,4 @@
-// Where the metrics of a run go: metrics.jsonl, a line a step as verl's "file" logger writes it,
+// Files of the metrics of a run: metrics.jsonl, a line a step as verl's "file" logger writes it,
 // and TensorBoard's event files. Written by one rank; each step is on the disk's way when write()
 // returns.
 #pragma once

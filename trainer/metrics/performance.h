@@ -1,4 +1,4 @@
-// What a step cost, in verl's metrics: tokens, time, memory (verl: trainer/ppo/metric_utils.py,
+// The cost of a step, in verl's metrics: tokens, time, memory (verl: trainer/ppo/metric_utils.py,
 // compute_throughout_metrics and compute_timing_metrics; utils/seqlen_balancing.py,
 // log_seqlen_unbalance).
 #pragma once

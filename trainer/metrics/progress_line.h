@@ -1,4 +1,4 @@
-// What rank 0 says of each step: "step 12/100  loss 1.234  grad_norm 0.81  lr 1e-05  12,345
+// The line that rank 0 says of each step: "step 12/100  loss 1.234  grad_norm 0.81  lr 1e-05 12,345
 // tokens/s/GPU 3.2 s  9.8 GB  4 min left".
 #pragma once
 

@@ -1,4 +1,4 @@
-// What a run wrote down of itself, read back: its metrics, and the spans of a step.
+// The record of a run, read back: its metrics, and the spans of a step.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct MetricHistory {
   std::int64_t num_unreadable = 0;  // lines that are no metrics: a run that was killed leaves one
 };
 
-// Of metrics.jsonl as open_jsonl_log() writes it, and as verl does (without "time", which is 0
+// Reads metrics.jsonl as open_jsonl_log() writes it, and as verl does (without "time", which is 0
 // then). null is NaN. Throws Error(kNotFound | kIo).
 MetricHistory read_metrics(const std::filesystem::path& path);
 
@@ -32,7 +32,7 @@ struct MetricSummary {
   std::int64_t num_finite = 0;
   std::int64_t num_not_finite = 0;
   std::int64_t first_not_finite = 0;  // its step
-  // Of the finite ones; 0 where there are none.
+  // The finite values; 0 where there are none.
   double first = 0;
   double last = 0;
   double least = 0;
@@ -40,10 +40,10 @@ struct MetricSummary {
   double most = 0;
 };
 
-// Of each metric, by name.
+// One summary for each metric, by name.
 std::vector<MetricSummary> summarize(const MetricHistory& history);
 
-// Of one file of a timeline. Lines that are no spans are passed over.
+// Reads one file of a timeline. Lines that are no spans are passed over.
 std::vector<Span> read_spans(const std::filesystem::path& path,
                              std::optional<std::int64_t> step = {});
 
@@ -58,7 +58,7 @@ struct RunLog {
 // none.
 RunLog read_run(const std::filesystem::path& run);
 
-// Of all ranks: of that step, or the last one that all of them wrote.
+// Reads the spans of all ranks in that step, or in the last one that all of them wrote.
 std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step);
 
 }  // namespace ferry::trainer

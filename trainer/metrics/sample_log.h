@@ -1,5 +1,5 @@
-// What was asked and answered in a step, and what it was worth: <folder>/<step>.jsonl, a line an
-// answer, as verl writes them (ray_trainer.py, _write_generations) for trainer.rollout_data_dir and
+// Prompts and answers of a step, and the worth of these: <folder>/<step>.jsonl, a line an answer,
+// as verl writes them (ray_trainer.py, _write_generations) for trainer.rollout_data_dir and
 // trainer.validation_data_dir. A file is there whole or not at all.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace ferry::trainer {
 
-// Where they lie in the folder of a run, unless it was told otherwise.
+// Their folders in that of a run, unless it was told otherwise.
 inline constexpr const char* kRolloutDataFolder = "rollouts";
 inline constexpr const char* kValidationDataFolder = "validations";
 
@@ -32,7 +32,8 @@ class SampleLog {
   // that step and after. Throws Error(kIo).
   SampleLog(std::filesystem::path folder, std::int64_t first_step);
 
-  // What is no UTF-8 is replaced by U+FFFD. Throws Error(kIo); a file of that step is replaced.
+  // Bytes that are no UTF-8 are replaced by U+FFFD. Throws Error(kIo); a file of that step is
+  // replaced.
   void write(std::int64_t step, std::span<const LoggedSample> samples) const;
 
  private:
@@ -47,7 +48,7 @@ struct StepSamples {
   std::int64_t num_unreadable = 0;      // lines that are none
 };
 
-// Of one file. A score that is null is NaN. Throws Error(kNotFound | kIo).
+// Reads one file. A score that is null is NaN. Throws Error(kNotFound | kIo).
 StepSamples read_samples(const std::filesystem::path& path);
 
 }  // namespace ferry::trainer

@@ -1,5 +1,5 @@
-// What a rank did when: named spans of a step, a line of JSON each. Every rank has its own file;
-// `ferry report` draws them.
+// The times of what a rank did: named spans of a step, a line of JSON each. Every rank has its own
+// file; `ferry report` draws them.
 #pragma once
 
 #include <cstdint>

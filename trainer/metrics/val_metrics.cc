@@ -52,7 +52,7 @@ std::vector<std::uint32_t> draw_indices(std::size_t n, std::size_t k) {
 // The draws of each n and k, made once.
 class Bootstrap {
  public:
-  // Of what `reduce` makes of each draw: of the indices of k out of n.
+  // The mean of what `reduce` makes of each draw: of the indices of k out of n.
   template <typename Reduce>
   MeanAndStd operator()(std::size_t n, std::size_t k, Reduce&& reduce) {
     auto& indices = indices_[{n, k}];
@@ -82,7 +82,7 @@ double majority_value(std::span<const std::uint32_t> draw,
   return values[*first];
 }
 
-// Of each answer, the number of its prediction; nothing unless all have one.
+// The number of each answer's prediction; nothing unless all have one.
 std::vector<std::size_t> votes_of(const Samples& samples) {
   std::map<ValidationValue, std::size_t> numbers;
   std::vector<std::size_t> votes;
@@ -94,7 +94,7 @@ std::vector<std::size_t> votes_of(const Samples& samples) {
   return votes;
 }
 
-// Of the answers that have the variable; nothing where it is a text.
+// The numbers of the answers that have the variable; nothing where it is a text.
 std::vector<double> numbers_of(const Samples& samples, const std::string& variable) {
   std::vector<double> numbers;
   for (const auto* sample : samples) {

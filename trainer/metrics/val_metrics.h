@@ -1,4 +1,4 @@
-// What a validation says, under verl's names and with its numbers (verl
+// The metrics of a validation, under verl's names and with its numbers (verl
 // trainer/ppo/metric_utils.py, process_validation_metrics; ray_trainer.py, _val_metrics_update). Of
 // each prompt with N answers: mean@N, std@N, and of k answers drawn from them, for k = 2, 4, ... N,
 // the best, the worst, and that of the prediction most of them share. These are a bootstrap of 1000

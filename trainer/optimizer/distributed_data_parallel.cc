@@ -146,7 +146,7 @@ void DistributedDataParallel::finish_grad_sync() {
   sum_embeddings();
 }
 
-// What lies in the shards of parameters that tensor parallel ranks hold whole, in one collective:
+// Sums the shards of parameters that tensor parallel ranks hold whole, in one collective:
 // their buffers are laid out alike.
 void DistributedDataParallel::sum_over_tensor_parallel_ranks() {
   if (mesh().tp().size() == 1) return;

@@ -46,13 +46,13 @@ class DistributedDataParallel {
 
   const std::vector<models::GPTModel*>& chunks() const { return chunks_; }
   const models::ParallelState& mesh() const { return chunks_.front()->mesh(); }
-  // Of all chunks, first to last.
+  // The buffers of all chunks, first to last.
   std::vector<ParamAndGradBuffer>& buffers() { return buffers_; }
   const std::vector<ParamAndGradBuffer>& buffers() const { return buffers_; }
   std::size_t chunk_of(std::size_t buffer) const { return chunk_of_[buffer]; }
   const models::ParameterSpec& spec(std::size_t buffer, const BufferSlot& slot) const;
 
-  // Of one leaf's elements, each is counted by exactly one rank of all that hold it.
+  // Each element of a leaf is counted by exactly one rank of all that hold it.
   bool is_counted_here(std::size_t buffer, const BufferSlot& slot) const;
 
  private:

@@ -116,7 +116,7 @@ StepReport DistributedOptimizer::step(const ParamGroup& group) {
   return report;
 }
 
-// Of what is counted here, in stretches as long as they come; then of all ranks, in their order.
+// Sums what is counted here, in stretches as long as they come; then all ranks', in their order.
 double DistributedOptimizer::global_squared_sum() const {
   const auto device = ddp_.mesh().world().device();
   std::vector<at::Tensor> sums{

@@ -26,7 +26,7 @@ struct OptimizerConfig {
   double adam_eps = 1e-8;
   bool decoupled_weight_decay = true;  // AdamW; else L2
   double clip_grad = 1.0;              // greatest norm of the gradient; 0: any
-  // Where the loss is scaled; a model in fp16 needs it.
+  // Given where the loss is scaled, as a model in fp16 needs it.
   std::optional<GradScalerConfig> loss_scale{};
 };
 
@@ -63,7 +63,7 @@ class DistributedOptimizer {
   // Masters and moments as fully_reshardable checkpoints name them,
   // optimizer.state.{param,exp_avg,exp_avg_sq}.<key>: the boxes that make up this rank's shards.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
-  // What is no tensor of it.
+  // The parts of its state that are no tensors.
   struct State {
     std::int64_t num_steps = 0;
     std::int64_t num_skipped = 0;
@@ -77,7 +77,7 @@ class DistributedOptimizer {
   void load(const State& state);
 
  private:
-  // What this rank has of a bucket: [elements/ranks] each.
+  // This rank's part of a bucket: [elements/ranks] each.
   struct Shard {
     std::size_t buffer = 0;
     std::size_t bucket = 0;

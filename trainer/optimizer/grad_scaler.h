@@ -15,7 +15,7 @@ struct GradScalerConfig {
   int hysteresis = 2;            // steps with overflow, after which it shrinks
 };
 
-// Of a run, beside its configuration: what a checkpoint keeps.
+// The state that a checkpoint keeps, beside the configuration.
 struct GradScalerState {
   double scale = 1;
   int growth_tracker = 0;

@@ -1,5 +1,5 @@
-// What the shards of a model hold at one moment, on the host: whoever writes it to files need not
-// wait for training, nor training for it. Each storage is copied once, as it lies.
+// A copy on the host of what the shards of a model hold at one moment: whoever writes it to files
+// need not wait for training, nor training for it. Each storage is copied once, as it lies.
 #pragma once
 
 #include <ATen/core/Tensor.h>

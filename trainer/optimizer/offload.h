@@ -22,7 +22,8 @@ void copy_to_host(const c10::Storage& storage, const at::Tensor& copy);  // into
 // Storages that come and go together.
 class OffloadableMemory {
  public:
-  // Of these tensors, each once. `keep`: their values survive; else they come back as zeros.
+  // Takes the storages of these tensors, each once. `keep`: their values survive; else they come
+  // back as zeros.
   OffloadableMemory(const std::vector<at::Tensor>& tensors, bool keep);
 
   // Copies to pinned host memory and gives the device's back. Nothing may use the tensors until
@@ -53,7 +54,7 @@ struct OffloadFlags {
 
 class Offload {
  public:
-  // Of a model in training; or of one that only computes (a reference model), without the others.
+  // Takes a model in training; or one that only computes (a reference model), without the others.
   Offload(const std::vector<models::GPTModel*>& chunks,
           const DistributedDataParallel* ddp = nullptr,
           const DistributedOptimizer* optimizer = nullptr);

@@ -9,7 +9,7 @@
 
 namespace ferry::trainer {
 
-// What an optimizer is to use now.
+// The rates of the next step of an optimizer.
 struct ParamGroup {
   double lr = 0;
   double weight_decay = 0;  // of parameters that decay: not biases, not vectors

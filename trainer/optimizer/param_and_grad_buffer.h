@@ -96,7 +96,7 @@ class ParamAndGradBuffer {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const models::ProcessGroup& group() const { return *group_; }
   models::Parameters& parameters() const { return *parameters_; }
-  // Where a leaf's gradient accumulates, of the leaf's shape.
+  // The memory in which a leaf's gradient accumulates, of the leaf's shape.
   at::Tensor main_grad(const BufferSlot& slot) const;
   const at::Tensor& params() const { return params_; }  // [elements]
   const at::Tensor& grads() const { return grads_; }

@@ -12,7 +12,7 @@ namespace ferry::trainer::code_points {
 using Text = std::u32string;
 using View = std::u32string_view;
 
-// What is no UTF-8 becomes U+FFFD.
+// Bytes that are no UTF-8 become U+FFFD.
 Text decode(std::string_view utf8);
 std::string encode(View text);
 

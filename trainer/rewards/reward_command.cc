@@ -19,7 +19,7 @@ std::string shown(const std::string& line) {
          (line.size() > kMost ? "..." : "");
 }
 
-// What the line is not, if it is no answer.
+// Throws if the line is no answer: `why`, something that it lacks.
 void refuse(bool wrong, const std::string& line, std::string_view why) {
   if (wrong)
     throw Error(

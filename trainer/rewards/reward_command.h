@@ -47,9 +47,9 @@ class RewardCommand {
   explicit RewardCommand(RewardCommandOptions options);
   ~RewardCommand();
 
-  // Of each request, in their order. Throws Error(kIo) if the program goes on hanging or ending,
-  // and Error(kCorrupt) for an answer that is none; it is ended then, and a next call starts it
-  // again.
+  // The score of each request, in their order. Throws Error(kIo) if the program goes on hanging or
+  // ending, and Error(kCorrupt) for an answer that is none; it is ended then, and a next call
+  // starts it again.
   std::vector<RewardScore> compute_score(std::span<const RewardRequest> requests);
 
   std::int64_t num_restarts() const { return num_restarts_; }  // so far

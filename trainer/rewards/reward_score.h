@@ -1,4 +1,4 @@
-// What an answer is worth, by the rule of the data it comes from (verl utils/reward_score:
+// The worth of an answer, by the rule of the data it comes from (verl utils/reward_score:
 // default_compute_score), and by its form.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace ferry::trainer {
 
 struct RewardScore {
   double score = 0;
-  // What the rule says beside: numbers are metrics, texts are logged with the sample.
+  // Results of the rule beside the score: numbers are metrics, texts are logged with the sample.
   std::map<std::string, double> numbers{};
   std::map<std::string, std::string> texts{};
   bool operator==(const RewardScore&) const = default;

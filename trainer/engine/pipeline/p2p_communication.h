@@ -1,4 +1,4 @@
-// What pipeline stages hand each other: activations to the next one, gradients to the one before.
+// Messages between pipeline stages: activations to the next one, gradients to the one before.
 // Two stages have one communicator, and begin at the same place of the schedule what goes to and
 // fro between them (Megatron-Core p2p_communication.py, batch_p2p_comm).
 #pragma once

@@ -43,7 +43,7 @@ std::vector<PipelineStep> without_pipelining(const std::vector<PipelineStep>& fo
   return steps;
 }
 
-// Where a pass takes place along the whole pipeline, which goes round all stages once a chunk.
+// The place of a pass along the whole pipeline, which goes round all stages once a chunk.
 std::size_t place_of(const PipelineShape& shape, std::size_t stage, const PipelineStep& step) {
   return step.chunk * shape.stages + stage;
 }

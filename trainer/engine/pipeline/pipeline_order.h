@@ -1,5 +1,5 @@
-// In which order a pipeline stage runs the forward and backward passes of its chunks, the schedules
-// of Megatron-Core (pipeline_parallel/schedules.py) as lists, and when what they make travels. Each
+// The order of the forward and backward passes of a pipeline stage's chunks, the schedules of
+// Megatron-Core (pipeline_parallel/schedules.py) as lists, and when their results travel. Each
 // chunk's backward passes come in the order of the micro-batches, so that sums of gradients are the
 // same for every pipeline.
 //
@@ -37,7 +37,7 @@ struct PipelineShape {
 // pipeline has a last group of fewer micro-batches than stages.
 std::vector<PipelineStep> pipeline_order(const PipelineShape& shape);
 
-// What a pass made, on its way to the stage that has the next chunk, or the chunk before.
+// The result of a pass, on its way to the stage that has the next chunk, or the chunk before.
 struct PipelineTransfer {
   bool forward = true;    // activations, else gradients
   std::size_t chunk = 0;  // of `to`, that takes it
@@ -51,7 +51,7 @@ struct PipelineTransfer {
 struct PipelineRound {
   std::size_t number = 0;  // the same on all stages
   std::optional<PipelineStep> step{};
-  // Behind the step, of this stage and its neighbours, in one order on all stages.
+  // Messages behind the step, of this stage and its neighbours, in one order on all stages.
   std::vector<PipelineTransfer> transfers{};
 };
 

@@ -5,7 +5,7 @@
 
 namespace ferry::trainer {
 
-// What is the same for all elements of a step.
+// Factors that all elements of a step share.
 struct AdamFactors {
   float grad_scale = 1;  // of the gradient, before anything else: clipping and the loss scale
   float decay = 1;       // 1 - lr * weight_decay, of the parameter
