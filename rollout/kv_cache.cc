@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "distckpt/base/error.h"
+#include "models/device/memory_error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
@@ -54,10 +55,10 @@ void KVCache::allocate() {
     }
   } catch (const c10::Error&) {
     release();
-    throw Error(ErrorKind::kDevice,
-                fmt::format("no memory for a KV cache of {} blocks, {} MiB", num_blocks_,
-                            num_blocks_ * bytes_per_block(model_) >> 20),
-                "a smaller share of the GPU's memory, or fewer blocks");
+    throw models::OutOfMemory(ErrorKind::kDevice,
+                              fmt::format("no memory for a KV cache of {} blocks, {} MiB",
+                                          num_blocks_, num_blocks_ * bytes_per_block(model_) >> 20),
+                              "a smaller share of the GPU's memory, or fewer blocks");
   }
 }
 

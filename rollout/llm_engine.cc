@@ -72,12 +72,13 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
            .item<std::int64_t>();
   const auto useful = options.max_num_seqs * KVCache::blocks_of(options.max_model_len);
   if (least <= 0)
-    throw Error(ErrorKind::kDevice,
-                fmt::format("no room for a KV cache: a block of {} tokens takes {} KiB, and beside "
-                            "what a step of {} tokens needs there are {} KiB",
-                            KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10,
-                            options.max_num_batched_tokens, std::max<std::int64_t>(bytes, 0) >> 10),
-                kHowToFit);
+    throw models::OutOfMemory(
+        ErrorKind::kDevice,
+        fmt::format("no room for a KV cache: a block of {} tokens takes {} KiB, and beside "
+                    "what a step of {} tokens needs there are {} KiB",
+                    KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10,
+                    options.max_num_batched_tokens, std::max<std::int64_t>(bytes, 0) >> 10),
+        kHowToFit);
   return std::min(least, useful);
 }
 
@@ -247,8 +248,8 @@ std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
   } catch (const c10::Error& error) {
     forget();
     if (!models::is_out_of_memory(error)) throw;
-    throw models::error_of(error, fmt::format("in a step of {} sequences", scheduled.size()),
-                           kHowToFit);
+    throw models::out_of_memory(error, fmt::format("in a step of {} sequences", scheduled.size()),
+                                kHowToFit);
   } catch (...) {
     forget();
     throw;

@@ -75,7 +75,7 @@ std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limi
     take_largest_steps(model, limits);
     return models::peak_memory(device) - before;
   } catch (const c10::Error& error) {
-    throw models::error_of(
+    throw models::out_of_memory(
         error,
         fmt::format("in a step of {} tokens of {} sequences, before there is a KV cache",
                     limits.max_num_batched_tokens, limits.max_num_seqs),

@@ -30,12 +30,14 @@ struct TrainFlags {
   bool quiet = false;
 };
 
-// What ends one rank ends the run. It says so, and so do the others, before a launcher ends them
-// all.
+// Ends the run with this rank: it says why, and so do the others, before a launcher ends them all.
 [[noreturn]] void end_rank(const models::World& world, Error error) {
   error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
   fmt::print(stderr, "{}", error.report());
-  models::announce_failure(world, error.what());
+  std::string why = error.what();
+  for (const auto& frame : error.context()) why += "; while " + frame;
+  if (!error.hint().empty()) why += "; hint: " + error.hint();
+  models::announce_failure(world, why);
   models::wait_for_failures(world);
   throw CLI::RuntimeError(kTrouble);
 }

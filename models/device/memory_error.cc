@@ -36,11 +36,17 @@ std::string text_of(const std::exception& error) {
   return library != nullptr ? library->what_without_backtrace() : error.what();
 }
 
+OutOfMemory out_of_memory(const std::exception& error,
+                          const std::string& doing,
+                          const std::string& hint) {
+  const bool of_host = dynamic_cast<const c10::Error*>(&error) == nullptr;
+  return {of_host ? ErrorKind::kIo : ErrorKind::kDevice,
+          fmt::format("out of memory {}: {}", doing, asked_for(error)), hint};
+}
+
 Error error_of(const std::exception& error, const std::string& doing, const std::string& hint) {
   if (!is_out_of_memory(error)) return Error(ErrorKind::kBug, text_of(error));
-  const bool of_host = dynamic_cast<const c10::Error*>(&error) == nullptr;
-  return Error(of_host ? ErrorKind::kIo : ErrorKind::kDevice,
-               fmt::format("out of memory {}: {}", doing, asked_for(error)), hint);
+  return out_of_memory(error, doing, hint);
 }
 
 }  // namespace ferry::models

@@ -21,19 +21,28 @@ std::string asked_for(const std::exception& error);
 // what(), without LibTorch's backtrace.
 std::string text_of(const std::exception& error);
 
-// The Error for `error`: "out of memory <doing>: ..." with the hint if it is one, else its text as
-// kBug.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+// "out of memory <doing>: ..." with the hint: kIo of the host's memory, kDevice of a GPU's.
+OutOfMemory out_of_memory(const std::exception& error,
+                          const std::string& doing,
+                          const std::string& hint);
+
+// The same if `error` is_out_of_memory(), else its text as kBug.
 Error error_of(const std::exception& error, const std::string& doing, const std::string& hint);
 
-// Runs `body` and returns its result. Throws error_of() if it runs out of memory; other exceptions
-// pass.
+// Runs `body` and returns its result. Throws out_of_memory() if it runs out of memory; other
+// exceptions pass.
 template <typename Body>
 decltype(auto) or_out_of_memory(const std::string& doing, const std::string& hint, Body&& body) {
   try {
     return body();
   } catch (const std::exception& error) {
     if (!is_out_of_memory(error)) throw;
-    throw error_of(error, doing, hint);
+    throw out_of_memory(error, doing, hint);
   }
 }
 

@@ -1,5 +1,6 @@
 """Starts runs of several ranks, and checks the errors of the others when one of them is lost."""
 import os
+import resource
 import socket
 import subprocess
 import time
@@ -25,6 +26,25 @@ def finish(ranks, timeout=60):
     """(exit status, what it said) of each."""
     said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
     return [(rank.returncode, text) for rank, text in zip(ranks, said)]
+
+
+def memory_limit(mebibytes):
+    """Called in a rank before it begins: its address space."""
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
+
+
+def address_spaces(ranks):
+    """MiB of the last rank of a run, sampled until it ends well."""
+    sizes = []
+    while ranks[-1].poll() is None:
+        try:
+            with open(f"/proc/{ranks[-1].pid}/statm") as statm:
+                sizes.append(int(statm.read().split()[0]) * resource.getpagesize() >> 20)
+        except (OSError, IndexError):
+            break
+        time.sleep(0.002)
+    assert {status for status, _ in finish(ranks)} == {0}
+    return sizes
 
 
 def wait_for(condition, process, seconds=60):

@@ -30,6 +30,17 @@ struct DataConfig {
   std::optional<int> max_token_len_per_gpu{};  // default: max_length / cp
   std::optional<int> micro_batch_size_per_gpu{};
   bool operator==(const DataConfig&) const = default;
+
+  MicroBatchSize micro_batches() const {
+    return {.use_dynamic_bsz = use_dynamic_bsz,
+            .max_token_len_per_gpu = max_token_len_per_gpu,
+            .micro_batch_size_per_gpu = micro_batch_size_per_gpu};
+  }
+  // Tokens of a micro-batch on the ranks of a context parallel group together.
+  std::int64_t max_token_len(int context_parallel_size) const {
+    return max_token_len_per_gpu ? std::int64_t{*max_token_len_per_gpu} * context_parallel_size
+                                 : max_length;
+  }
 };
 
 struct SftConfig {
@@ -44,8 +55,8 @@ struct SftConfig {
   bool operator==(const SftConfig&) const = default;
 };
 
-// What the file says, then the overrides ("optim.lr=1e-5"), in their order; without a file (empty),
-// the overrides alone. Throws Error(kUsage) for keys that are none, values of another type or out
+// Reads the file, then the overrides ("optim.lr=1e-5"), in their order; without a file (empty), the
+// overrides alone. Throws Error(kUsage) for keys that are none, values of another type or out
 // of range, and contradictions, each with file and line.
 SftConfig load_sft_config(const std::filesystem::path& file,
                           const std::vector<std::string>& overrides);

@@ -29,9 +29,7 @@ ConfigRules<SftConfig> make_sft_rules() {
   });
   add_rules(rules, micro_batches, "", [](const SftConfig& c) {
     return MicroBatchView{
-        .size = {.use_dynamic_bsz = c.data.use_dynamic_bsz,
-                 .max_token_len_per_gpu = c.data.max_token_len_per_gpu,
-                 .micro_batch_size_per_gpu = c.data.micro_batch_size_per_gpu},
+        .size = c.data.micro_batches(),
         .context_parallel_size = c.engine.parallel.context_parallel_size,
         .longest_sequence = c.data.max_length,
         .batch_size = c.data.global_batch_size,

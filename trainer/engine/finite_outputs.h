@@ -1,5 +1,5 @@
-// Where in a model the first value arose that is not finite: its modules' outputs, looked at in one
-// more forward pass over the batch that went wrong.
+// The module of a model where the first value arose that is not finite: found in one more forward
+// pass over the batch that went wrong.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,6 @@
 #include "models/transformer/layer_context.h"
 
 namespace ferry::trainer {
-
-// A run ends after so many steps in a row without a finite gradient.
-inline constexpr int kMostNotFinite = 10;
 
 class FiniteOutputs {
  public:

@@ -8,10 +8,23 @@
 #include "models/device/device.h"
 #include "models/device/memory_error.h"
 #include "models/pipeline_forward.h"
+#include "trainer/engine/micro_batches.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/engine/sft_memory.h"
 
 namespace ferry::trainer {
+namespace {
+
+// A role that does not learn has parameters alone.
+models::ModelMemory memory_of(const models::TransformerConfig& config,
+                              const models::ParallelState& mesh,
+                              const MegatronEngineOptions& options) {
+  auto memory = models::model_memory(config, mesh.shape(), mesh.coordinates(),
+                                     model_options(options.engine).layout());
+  if (!options.training) memory.gradients = memory.optimizer = 0;
+  return memory;
+}
+
+}  // namespace
 
 MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
     : options_(std::move(options)),
@@ -19,8 +32,8 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       mesh_(world, options_.engine.parallel, options_.name, options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
-      memory_(models::model_memory(
-          config_, mesh_.shape(), mesh_.coordinates(), model_options(options_.engine).layout())) {
+      memory_(memory_of(config_, mesh_, options_)),
+      advice_(options_.memory, options_.engine, memory_, mesh_) {
   require(options_.engine.dtype != distckpt::DType::kF16 || world.device().is_cpu() ||
               !options_.training,
           ErrorKind::kUsage,
@@ -61,13 +74,28 @@ void MegatronEngine::allocate(const char* name,
                               std::int64_t held,
                               const std::function<void()>& body) const {
   allocating(
-      world_.device(), [&] { return model_buffer(name, bytes, held, memory_, mesh_); }, body);
+      world_.device(), [&] { return advice_.of_model(name, bytes, held); }, body);
 }
 
 Pipeline MegatronEngine::pipeline(bool forward_only) const {
   return {.chunks = chunks_,
           .p2p = p2p_ ? &*p2p_ : nullptr,
-          .ddp = forward_only ? nullptr : ddp_.get()};
+          .ddp = forward_only ? nullptr : ddp_.get(),
+          .memory = {.batch =
+                         [this](auto batches, bool no_grad, const auto& body) {
+                           const auto shape = shape_of(batches, mesh_.shape().cp());
+                           allocating(
+                               world_.device(),
+                               [&] { return advice_.of_batch(chunks_, shape, no_grad); }, body);
+                         },
+                     .loss =
+                         [this](const auto& chunk, const auto& batch, const auto& body) {
+                           const auto tokens =
+                               (batch.scored().defined() ? batch.scored() : batch.tokens());
+                           allocating(
+                               world_.device(),
+                               [&] { return advice_.of_loss(chunk, tokens.size(0)); }, body);
+                         }}};
 }
 
 TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& root) const {
@@ -88,6 +116,27 @@ StepReport MegatronEngine::optimizer_step() {
   offload_->to_host(resting);
   models::synchronize(world_.device());
   return report;
+}
+
+std::vector<Partition> MegatronEngine::micro_batches(std::span<const std::int64_t> seqlens,
+                                                     const MicroBatchSize& size,
+                                                     std::int64_t max_token_len) const {
+  if (!size.use_dynamic_bsz)
+    return split_micro_batches(seqlens.size(),
+                               static_cast<std::size_t>(size.micro_batch_size_per_gpu.value()));
+  return rearrange_micro_batches(
+             gather_seqlens(mesh_.dp(), seqlens),
+             {.max_token_len = max_token_len,
+              .num_batches_divided_by =
+                  is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
+      .at(static_cast<std::size_t>(mesh_.coordinates().dp));
+}
+
+void MegatronEngine::save(std::int64_t step, const CallerState& caller, bool in_background) {
+  if (!in_background) return void(checkpoint_->save(step, caller));
+  allocating(
+      c10::kCPU, [&] { return advice_.of_snapshot(); },
+      [&] { checkpoint_->save_in_background(step, caller); });
 }
 
 }  // namespace ferry::trainer

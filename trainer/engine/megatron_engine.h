@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,10 @@
 #include "models/distributed/world.h"
 #include "models/gpt_model.h"
 #include "trainer/config/run_sections.h"
-#include "trainer/engine/memory_needs.h"
+#include "trainer/engine/memory_advice.h"
 #include "trainer/engine/pipeline/p2p_communication.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
+#include "trainer/engine/seqlen_balancing.h"
 #include "trainer/engine/training_checkpoint.h"
 #include "trainer/optimizer/distributed_data_parallel.h"
 #include "trainer/optimizer/distributed_optimizer.h"
@@ -35,6 +37,7 @@ struct MegatronEngineOptions {
   EngineConfig engine{};
   std::vector<int> ranks{};  // of the world; empty: all
   bool value_head = false;  // one value of each token: of a language model's checkpoint, a new head
+  MemorySettings memory{};
 
   struct Training {
     OptimizerConfig optimizer{};
@@ -57,7 +60,7 @@ class MegatronEngine {
   const models::ParallelState& mesh() const { return mesh_; }
   const converter::Checkpoint& origin() const { return *options_.origin; }
   const models::TransformerConfig& config() const { return config_; }
-  const models::ModelMemory& memory() const { return memory_; }
+  const MemoryAdvice& memory() const { return advice_; }
   const std::vector<models::GPTModel*>& chunks() const { return chunks_; }
   double seconds_to_load() const { return seconds_to_load_; }
   bool is_interleaved() const { return chunks_.size() > 1; }
@@ -66,14 +69,23 @@ class MegatronEngine {
   // For passes that are learned from, or not.
   Pipeline pipeline(bool forward_only = false) const;
 
-  // Of a role that learns. The scheduler's rates are those of the next step; a step takes the
-  // optimizer's state to the device where it rests.
+  // A role that learns has these. The scheduler's rates are those of the next step; a step takes
+  // the optimizer's state to the device where it rests.
   DistributedOptimizer& optimizer() const { return *optimizer_; }
   OptimizerParamScheduler& scheduler() const { return *scheduler_; }
   TrainingCheckpoint& checkpoint() const { return *checkpoint_; }
   TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
   Offload& offload() const { return *offload_; }
   StepReport optimizer_step();
+
+  // The micro-batches of this data parallel rank's sequences: up to `max_token_len` tokens on the
+  // ranks of a context parallel group together, or as many sequences as `size` says.
+  std::vector<Partition> micro_batches(std::span<const std::int64_t> seqlens,
+                                       const MicroBatchSize& size,
+                                       std::int64_t max_token_len) const;
+
+  // Writes all that a run goes on from; in the background, after a copy to the host.
+  void save(std::int64_t step, const CallerState& caller, bool in_background);
 
  private:
   void allocate(const char* name,
@@ -86,6 +98,7 @@ class MegatronEngine {
   models::ParallelState mesh_;
   models::TransformerConfig config_;
   models::ModelMemory memory_;
+  MemoryAdvice advice_;
   std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
   std::vector<models::GPTModel*> chunks_;
   double seconds_to_load_ = 0;

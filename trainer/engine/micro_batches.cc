@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/distributed/messages.h"
 
 namespace ferry::trainer {
@@ -48,10 +49,6 @@ std::vector<Partition> in_order_of_pipeline(std::vector<Partition> parts, Length
   return result;
 }
 
-std::size_t round_up(std::size_t value, std::size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 }  // namespace
 
 std::vector<Partition> balance_batch(Lengths seqlens, std::size_t dp) {
@@ -77,11 +74,11 @@ std::vector<std::vector<Partition>> rearrange_micro_batches(
             "a sequence of {} tokens is longer than the budget of a micro-batch, {}", longest,
             options.max_token_len);
     const auto tokens = std::accumulate(mine.begin(), mine.end(), std::int64_t{0});
-    const auto needed = (tokens + options.max_token_len - 1) / options.max_token_len;
+    const auto needed = distckpt::ceil_div(tokens, options.max_token_len);
     num_micro_batches =
         std::max(num_micro_batches, std::min(static_cast<std::size_t>(needed), mine.size()));
   }
-  for (auto count = round_up(num_micro_batches, step);; count += step) {
+  for (auto count = distckpt::round_up(num_micro_batches, step);; count += step) {
     if (count > fewest) {
       throw Error(
           ErrorKind::kUsage,

@@ -33,7 +33,7 @@ std::int64_t below_address_limit() {
     return std::numeric_limits<std::int64_t>::max();
   std::int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  // What was given back to the heap is still this process's.
+  // Memory that was given back to the heap is still this process's.
   const auto on_heap = static_cast<std::int64_t>(::mallinfo2().fordblks);
   return static_cast<std::int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE) + on_heap;
 }
@@ -48,10 +48,11 @@ struct NoRoom {
   if (!buffer.what_fits) throw cause;
   models::release_cached_memory(device);
   const auto free = room(device);
-  throw Error(ErrorKind::kDevice,
-              fmt::format("out of memory for {}: {} ({} are free of {} without it)", cause.name,
-                          cause.said, in_words(free), device.is_cuda() ? "the GPU" : "the host"),
-              buffer.what_fits(free));
+  throw models::OutOfMemory(
+      ErrorKind::kDevice,
+      fmt::format("out of memory for {}: {} ({} are free of {} without it)", cause.name, cause.said,
+                  in_words(free), device.is_cuda() ? "the GPU" : "the host"),
+      buffer.what_fits(free));
 }
 
 }  // namespace
@@ -82,7 +83,7 @@ void allocating(c10::Device device,
     if (!models::is_out_of_memory(error)) throw;
     said = models::asked_for(error);
   }
-  // What the exception held is free by now.
+  // The memory that the exception held is free by now.
   const auto buffer = describe();
   fail(device, buffer, cause ? *cause : NoRoom{.name = buffer.name, .said = said});
 }

@@ -202,11 +202,6 @@ bool TrainingCheckpoint::save_has_ended() const {
          background_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-bool TrainingCheckpoint::has_latest() const {
-  std::error_code error;
-  return fs::exists(config_.root / distckpt::kTracker, error);
-}
-
 Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
   const auto group = converter::rank_group(chunks_.front()->mesh().all());
   Resumed resumed;

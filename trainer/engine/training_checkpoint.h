@@ -30,14 +30,14 @@ struct CheckpointConfig {
   std::filesystem::path root{};  // of iterations; all ranks see it
   int keep_last = 0;             // so many of the latest; 0: all
   std::int64_t keep_every = 0;   // and iterations that are multiples of it; 0: none
-  // That the model was first loaded from: its arguments and its tokenizer go along.
+  // The model was first loaded from it: its arguments and its tokenizer go along.
   const converter::Checkpoint* origin = nullptr;
   std::filesystem::path hf_config{};  // a folder with the config.json that a checkpoint of
                                       // Megatron-Core's lacks
   int threads = 0;                    // 0: one per core
 };
 
-// What the caller has to go on from, as UTF-8 text.
+// State that the caller goes on from, as UTF-8 text.
 struct CallerState {
   std::map<std::string, std::string> shared{};  // the same on all ranks; of rank 0
   std::string of_rank{};                        // of each its own
@@ -51,7 +51,8 @@ struct Resumed {
   bool same_ranks = false;  // else of_rank is empty: there were more ranks, or fewer
 };
 
-// Of one model; all outlive it. Every function is called by all ranks of the mesh.
+// Checkpoints of one model; the arguments outlive it. Every function is called by all ranks of the
+// mesh.
 class TrainingCheckpoint {
  public:
   TrainingCheckpoint(models::World& world,
@@ -72,11 +73,9 @@ class TrainingCheckpoint {
   // Whether that save has ended, well or not, and nobody has finished it: of this rank alone.
   bool save_has_ended() const;
 
-  // That iteration, or the one the tracker names. Throws Error(kNotFound | kLayout | kCorrupt);
-  // then the model is not to be used.
+  // Loads that iteration, or the one the tracker names. Throws Error(kNotFound | kLayout |
+  // kCorrupt); then the model is not to be used.
   Resumed load(std::optional<std::int64_t> iteration = std::nullopt);
-  // Whether there is one to go on from.
-  bool has_latest() const;
 
  private:
   std::vector<distckpt::LocalShard> shards() const;
@@ -98,13 +97,13 @@ class TrainingCheckpoint {
   std::future<converter::SaveReport> background_;  // its end waits for the thread
 };
 
-// Of the iterations of a run's folder; none without it. Ascending.
+// The iterations in a run's folder, ascending; none without it.
 std::vector<std::int64_t> saved_iterations(const std::filesystem::path& root);
 
 // Throws Error(kUsage) if a run that begins behind `step` would write over what another one saved.
 void require_none_newer(const std::filesystem::path& root, std::int64_t step);
 
-// Those of `iterations` that may go.
+// The members of `iterations` that may go.
 std::vector<std::int64_t> superseded(std::vector<std::int64_t> iterations,
                                      int keep_last,
                                      std::int64_t keep_every);

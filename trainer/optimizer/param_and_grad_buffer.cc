@@ -6,16 +6,9 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 
 namespace ferry::trainer {
-namespace {
-
-std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
-}  // namespace
-
 std::vector<BucketLayout> layout_buckets(const std::vector<LeafSize>& leaves,
                                          int ranks,
                                          std::int64_t bucket_size) {
@@ -24,13 +17,13 @@ std::vector<BucketLayout> layout_buckets(const std::vector<LeafSize>& leaves,
   const auto close = [&] {
     if (buckets.empty() || buckets.back().end != 0) return;
     auto& last = buckets.back();
-    last.end = at = last.begin + round_up(at - last.begin, ranks * kBlock);
+    last.end = at = last.begin + distckpt::round_up(at - last.begin, ranks * kBlock);
   };
   for (const auto& leaf : leaves) {
     if (leaf.alone) close();
     if (buckets.empty() || buckets.back().end != 0) buckets.push_back({.begin = at});
     auto& bucket = buckets.back();
-    at = round_up(at, kBlock);
+    at = distckpt::round_up(at, kBlock);
     bucket.slots.push_back({.leaf = leaf.leaf, .begin = at, .size = leaf.size});
     at += leaf.size;
     if (leaf.alone || at - bucket.begin >= bucket_size) close();

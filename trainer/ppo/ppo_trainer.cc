@@ -7,7 +7,6 @@
 
 #include "converter/convert.h"
 #include "distckpt/base/error.h"
-#include "trainer/engine/finite_outputs.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/ppo_batch.h"
@@ -15,13 +14,6 @@
 #include "trainer/update/ppo_options.h"
 
 namespace ferry::trainer {
-namespace {
-
-bool every(std::int64_t step, int frequency) {
-  return frequency > 0 && step % frequency == 0;
-}
-
-}  // namespace
 
 PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
     : config_(config),
@@ -34,15 +26,20 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
           "data.train_batch_size",
           config.data.train_batch_size,
           [&] { return count_records(world, stream_, prompt_parser(encoder_, config_.data)); })),
-      start_(ppo_start(config)),
+      start_(
+          run_start(config.checkpoint,
+                    config.trainer.run.default_local_dir,
+                    config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
       workers_(world, config, origin_, encoder_, total_steps_),
       kl_(kl_control(config.algorithm.kl_ctrl)),
       step_(start_.step) {
   const std::filesystem::path folder = config.trainer.run.default_local_dir;
   const auto first = first_logged_step(step_);
   workers_.begin_timeline(folder / kTimelineFolder, first);
+  const auto memory = workers_.expect_memory();
   if (world.rank() != 0) return;
   output.say(fmt::format("loaded     {}", config_.model.path));
+  for (const auto& note : memory) output.say("memory     " + note);
   log_ = std::make_unique<PpoLog>(config_, world, encoder_, origin_->map.config, first,
                                   total_steps_, std::move(output.say));
   rollout_ = std::make_unique<RolloutLoop>(
@@ -114,14 +111,11 @@ void PpoTrainer::learn(const RolloutBatch& batch) {
   };
   if (config_.use_critic()) update("update_critic", &PpoWorkers::update_critic);
   if (step_ + 1 > config_.trainer.critic_warmup) update("update_actor", &PpoWorkers::update_actor);
-  not_finite_ = not_finite.empty() ? 0 : not_finite_ + 1;
-  require(not_finite_ < kMostNotFinite, ErrorKind::kCorrupt,
-          "{}: no finite gradient in {} steps in a row", not_finite, not_finite_);
+  not_finite_.add(not_finite);
 }
 
 void PpoTrainer::validate() {
-  const auto frequency = config_.trainer.run.test_freq;
-  const bool due = every(step_, frequency) || (step_ == total_steps_ && frequency > 0);
+  const bool due = is_due(step_, config_.trainer.run.test_freq, total_steps_);
   if (config_.data.val_files.empty() || !due) return;
   if (rollout_->is_answering_ahead())
     log_->phase("gen", [&] { rollout_->finish_answering_ahead(); });
@@ -130,13 +124,12 @@ void PpoTrainer::validate() {
 }
 
 bool PpoTrainer::saves_behind(std::int64_t step) const {
-  const auto frequency = config_.checkpoint.save_freq;
-  return every(step, frequency) || (step == total_steps_ && frequency > 0);
+  return is_due(step, config_.checkpoint.save_freq, total_steps_);
 }
 
 void PpoTrainer::resume() {
   if (step_ == 0) return;
-  const auto caller = workers_.load_checkpoints(step_, start_.run);
+  const auto caller = workers_.load_checkpoints(step_, start_.root);
   stream_.restore(Record::parse(caller.at("data")));
   kl_.restore(std::stod(caller.at("kl_coef")));
   log_->say(fmt::format("resumed    after step {}", step_));

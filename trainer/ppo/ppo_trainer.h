@@ -21,8 +21,9 @@
 #include "trainer/data/record_stream.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/ppo/ppo_log.h"
-#include "trainer/ppo/ppo_resume.h"
 #include "trainer/ppo/rollout_loop.h"
+#include "trainer/run/run_start.h"
+#include "trainer/run/training_run.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/workers/ppo_workers.h"
 
@@ -65,11 +66,11 @@ class PpoTrainer {
   PromptEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;
-  PpoStart start_;
+  RunStart start_;
   PpoWorkers workers_;
   KlController kl_;
   std::int64_t step_;
-  int not_finite_ = 0;  // steps in a row
+  NotFiniteSteps not_finite_;
   // On rank 0:
   std::unique_ptr<PpoLog> log_;
   std::unique_ptr<RolloutLoop> rollout_;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "distckpt/storage/filenames.h"
 #include "models/distributed/messages.h"
 #include "models/distributed/world.h"
 #include "trainer/metrics/run_log.h"
@@ -38,11 +37,11 @@ std::int64_t count_together(models::World& world,
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-ResumeFrom resume_from(const std::filesystem::path& path) {
-  const auto folder = path.has_filename() ? path : path.parent_path();
-  const auto iteration = distckpt::parse_iteration_folder(folder.filename().string());
-  if (!iteration || !iteration->number) return {.root = folder};
-  return {.root = folder.parent_path(), .iteration = iteration->number};
+void NotFiniteSteps::add(const std::string& not_finite, bool may_recover) {
+  constexpr int kMost = 10;
+  in_a_row_ = not_finite.empty() ? 0 : in_a_row_ + 1;
+  require(in_a_row_ < kMost || may_recover, ErrorKind::kCorrupt,
+          "{}: no finite gradient in {} steps in a row", not_finite, in_a_row_);
 }
 
 bool logs_to(const TrainerConfig& run, Logger logger) {

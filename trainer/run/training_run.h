@@ -1,11 +1,11 @@
-// What the loops of all runs make of their configuration: records, steps and logs.
+// Parts that the loops of all runs make of their configuration: records, steps and logs.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -52,13 +52,23 @@ std::int64_t count_records(models::World& world, const RecordStream& stream, con
       world, [&](int rank, int num_ranks) { return stream.count_parsed(parse, rank, num_ranks); });
 }
 
-// The folder of iterations that checkpoint.resume_from_path names, and, of RUN/iter_0000100, which
-// one of them.
-struct ResumeFrom {
-  std::filesystem::path root{};
-  std::optional<std::int64_t> iteration{};
+// Whether something is due behind `step` that comes every `frequency` steps and behind the last;
+// -1: never.
+constexpr bool is_due(std::int64_t step, int frequency, std::int64_t total_steps) {
+  return frequency > 0 && (step % frequency == 0 || step == total_steps);
+}
+
+// Steps in a row without a finite gradient.
+class NotFiniteSteps {
+ public:
+  // Takes the parameter of a step whose gradient is not finite, "" if all are. Throws
+  // Error(kCorrupt) for the tenth in a row, unless `may_recover`: a loss scale is still on its way
+  // down.
+  void add(const std::string& not_finite, bool may_recover = false);
+
+ private:
+  int in_a_row_ = 0;
 };
-ResumeFrom resume_from(const std::filesystem::path& path);
 
 bool logs_to(const TrainerConfig& run, Logger logger);
 // The files that they go to, from step `first` on.

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
 #include "models/spec/costs.h"
@@ -17,10 +16,8 @@
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/peak_memory.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/engine/sft_memory.h"
 #include "trainer/metrics/performance.h"
-#include "trainer/metrics/progress_line.h"
-#include "trainer/metrics/run_log.h"
+#include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"
 #include "trainer/sft/sft_options.h"
 
@@ -44,7 +41,6 @@ struct SftTrainer::Batch {
   std::int64_t learned = 0;                        // of all data parallel ranks
   std::vector<std::int64_t> seqlens{};             // of all data parallel ranks
   std::vector<std::int64_t> tokens_of_ranks{};
-  BatchShape shape{};
 
   std::int64_t tokens() const {
     return std::accumulate(tokens_of_ranks.begin(), tokens_of_ranks.end(), std::int64_t{0});
@@ -69,33 +65,22 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
           "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
           config.data.global_batch_size, mesh_.shape().dp());
-  if (is_rank_0())
-    output_.say(
-        fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
+  say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
-  const std::filesystem::path folder = config.trainer.default_local_dir;
-  const auto first = first_logged_step(step_);
-  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, world.rank(), first);
-  if (!is_rank_0()) return;
-  distckpt::write_text(folder / kConfigFile, to_toml(config));
-  logs_ = open_logs(config.trainer, first);
+  record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, total_steps_,
+                                        to_toml(config), output_.say);
 }
 
 SftTrainer::~SftTrainer() = default;
 
 void SftTrainer::resume() {
-  const auto& options = config_.checkpoint;
-  const bool elsewhere = options.resume_mode == ResumeMode::kResumePath;
-  if (options.resume_mode == ResumeMode::kDisable)
-    return require_none_newer(config_.trainer.default_local_dir, 0);
-  if (!elsewhere && !engine_.checkpoint().has_latest()) return;
-  const auto [root, iteration] = resume_from(options.resume_from_path);
-  const auto resumed =
-      elsewhere ? engine_.checkpoint_at(root).load(iteration) : engine_.checkpoint().load();
+  const auto start = run_start(config_.checkpoint, config_.trainer.default_local_dir, {""});
+  if (start.step == 0) return;
+  const auto resumed = start.root.empty() ? engine_.checkpoint().load(start.step)
+                                          : engine_.checkpoint_at(start.root).load(start.step);
   step_ = resumed.iteration;
-  if (elsewhere) require_none_newer(config_.trainer.default_local_dir, step_);
   stream_.restore(Record::parse(resumed.caller.shared.at("data")));
-  if (is_rank_0()) output_.say(fmt::format("resumed    after step {}", step_));
+  say(fmt::format("resumed    after step {}", step_));
 }
 
 std::function<Conversation(const Record&)> SftTrainer::parser() const {
@@ -106,10 +91,8 @@ std::function<Conversation(const Record&)> SftTrainer::parser() const {
 
 std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {
   auto conversations = records.next_batch(config_.data.global_batch_size, parser());
-  if (is_rank_0()) {
-    for (const auto& row : records.newly_malformed())
-      output_.say(fmt::format("skipped    {}", row.describe()));
-  }
+  for (const auto& row : records.newly_malformed())
+    say(fmt::format("skipped    {}", row.describe()));
   return conversations;
 }
 
@@ -133,27 +116,12 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     batch.tokens_of_ranks.push_back(
         std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
   }
-  std::vector<Partition> parts;
-  if (config_.data.use_dynamic_bsz) {
-    const auto per_gpu = config_.data.max_token_len_per_gpu;
-    const auto budget =
-        per_gpu ? std::int64_t{*per_gpu} * mesh_.shape().cp() : config_.data.max_length;
-    parts =
-        rearrange_micro_batches(
-            all, {.max_token_len = budget,
-                  .num_batches_divided_by =
-                      engine_.is_interleaved() ? static_cast<std::size_t>(mesh_.shape().pp()) : 1})
-            .at(static_cast<std::size_t>(mesh_.coordinates().dp));
-  } else {
-    parts = split_micro_batches(seqlens.size(),
-                                static_cast<std::size_t>(*config_.data.micro_batch_size_per_gpu));
-  }
+  const auto parts = engine_.micro_batches(seqlens, config_.data.micro_batches(),
+                                           config_.data.max_token_len(mesh_.shape().cp()));
   batch.parts = pack_micro_batches(tokens, parts, mesh_, scored);
-  batch.shape.num_micro_batches = parts.size();
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
     std::vector<at::Tensor> weights;
-    batch.shape.add(batch.parts[i].tokens().size(0), seqlens, parts[i], mesh_.shape().cp());
     for (const auto index : parts[i]) {
       labels.push_back(examples[index].labels);
       weights.push_back(examples[index].weights);
@@ -172,25 +140,14 @@ double SftTrainer::run_batch(const Batch& batch,
   const double scale = 1.0 / static_cast<double>(std::max<std::int64_t>(batch.learned, 1));
   const LossFunction loss = [&](const models::GPTModel& model, const at::Tensor& hidden,
                                 std::size_t i) -> LossOutput {
-    models::CrossEntropy result;
-    const auto& scored = batch.parts[i].scored();
-    allocating(
-        world_.device(), [&] { return logits_buffer(model, scored.size(0)); },
-        [&] {
-          result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale, scored);
-        });
+    const auto result = model.cross_entropy(hidden, batch.labels[i], batch.weights[i] * scale,
+                                            batch.parts[i].scored());
     return {.loss = result.loss, .metrics = {{"loss", result.loss.detach()}}};
   };
-  std::vector<LossMetrics> metrics;
-  allocating(
-      world_.device(),
-      [&] { return activations_buffer(config_, engine_.chunks(), batch.shape, engine_.memory()); },
-      [&] {
-        metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
-                                   {.forward_only = forward_only,
-                                    .grad_scale = engine_.optimizer().loss_scale(),
-                                    .observe = observe});
-      });
+  const auto metrics = forward_backward(engine_.pipeline(forward_only), batch.parts, loss,
+                                        {.forward_only = forward_only,
+                                         .grad_scale = engine_.optimizer().loss_scale(),
+                                         .observe = observe});
   double mine = 0;
   // Tensor parallel ranks have the same loss.
   if (mesh_.is_last_stage() && mesh_.coordinates().tp == 0) {
@@ -208,21 +165,20 @@ void SftTrainer::say_not_finite(const Batch& batch, double loss, const StepRepor
   FiniteOutputs outputs;
   if (!std::isfinite(loss)) (void)run_batch(batch, true, outputs.observer());
   const auto module = outputs.first(mesh_.all());
-  if (!is_rank_0()) return;
   const auto what = module.empty() ? fmt::format("the gradient of {}", update.not_finite)
                                    : fmt::format("the output of {}, and so the loss,", module);
-  output_.say(fmt::format("step {}: {} is not finite; nothing was updated ({} so far)", step_, what,
-                          update.skipped));
+  say(fmt::format("step {}: {} is not finite; nothing was updated ({} so far)", step_, what,
+                  update.skipped));
 }
 
 Metrics SftTrainer::train_step() {
   const auto started = wall_time();
   const auto device = world_.device();
   models::reset_peak_memory(device);
-  timeline_->begin_step(step_ + 1);
+  record_->timeline().begin_step(step_ + 1);
   profiler_.begin_step(step_ + 1);
   const auto task = [&](const char* name, const auto& body) {
-    const auto span = timeline_->span(name);
+    const auto span = record_->timeline().span(name);
     profiler_.begin_task(step_ + 1, name);
     body();
     profiler_.end_task();
@@ -240,13 +196,10 @@ Metrics SftTrainer::train_step() {
   profiler_.end_step(step_ + 1);
   engine_.scheduler().step(1);
   ++step_;
-  not_finite_ = update.update_successful ? 0 : not_finite_ + 1;
   if (!update.update_successful) say_not_finite(batch, loss, update);
-  require(not_finite_ < kMostNotFinite || engine_.optimizer().loss_scale() != 1,
-          ErrorKind::kCorrupt, "{}: no finite gradient in {} steps in a row", update.not_finite,
-          not_finite_);
+  not_finite_.add(update.not_finite, engine_.optimizer().loss_scale() != 1);
   const auto memory = peak_memory(mesh_.all(), device);
-  const auto timing = timeline_->end_step();
+  const auto timing = record_->timeline().end_step();
   Metrics metrics = performance_metrics({.seconds = wall_time() - started,
                                          .tokens = batch.tokens(),
                                          .num_gpus = world_.size(),
@@ -298,18 +251,10 @@ void SftTrainer::save() {
   finish_save();
   const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
   engine_.offload().to_device({.optimizer = config_.engine.optimizer_offload});
-  if (config_.checkpoint.async_save) {
-    allocating(
-        c10::kCPU,
-        [&] { return snapshot_buffer(engine_.memory().parameters + engine_.memory().optimizer); },
-        [&] { engine_.checkpoint().save_in_background(step_, caller); });
-  } else {
-    (void)engine_.checkpoint().save(step_, caller);
-    export_hf();
-  }
+  engine_.save(step_, caller, config_.checkpoint.async_save);
+  if (!config_.checkpoint.async_save) export_hf();
   engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
-  if (is_rank_0())
-    output_.say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
+  say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
 
 void SftTrainer::export_hf() const {
@@ -318,31 +263,24 @@ void SftTrainer::export_hf() const {
   mesh_.all().barrier();
 }
 
-void SftTrainer::report(const Metrics& metrics) {
-  if (!is_rank_0()) return;
-  const StepMetrics line{.step = step_, .time = wall_time(), .values = metrics};
-  for (const auto& log : logs_) log->write(line);
+void SftTrainer::expect_memory() const {
+  const auto mine = engine_.memory().expect(engine_.chunks(), /*forward_only=*/false);
+  const auto notes =
+      gather_notes(mesh_.all(), mine.empty() ? std::vector<std::string>() : std::vector{mine});
+  for (const auto& note : notes) say("memory     " + note);
 }
 
 void SftTrainer::run() {
-  ProgressLine progress(total_steps_);
-  const bool console = logs_to(config_.trainer, Logger::kConsole);
-  const auto every = [](std::int64_t step, int frequency) {
-    return frequency > 0 && step % frequency == 0;
-  };
-  if (config_.trainer.val_before_train && step_ == 0) report(validate());
+  if (config_.trainer.val_before_train && step_ == 0) record_->write(step_, validate());
   engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
+  expect_memory();
   while (step_ < total_steps_) {
     auto metrics = train_step();
-    const bool last = step_ == total_steps_;
-    if (every(step_, config_.trainer.test_freq) || (last && config_.trainer.test_freq > 0))
-      metrics.merge(validate());
-    report(metrics);
+    if (is_due(step_, config_.trainer.test_freq, total_steps_)) metrics.merge(validate());
+    record_->write(step_, metrics);
     if (save_has_ended_) finish_save();  // tells of a save that failed without waiting for the next
-    if (console && is_rank_0())
-      output_.say(progress.format({.step = step_, .time = wall_time(), .values = metrics}));
-    if (every(step_, config_.checkpoint.save_freq) || (last && config_.checkpoint.save_freq > 0))
-      save();
+    record_->show(step_, metrics);
+    if (is_due(step_, config_.checkpoint.save_freq, total_steps_)) save();
   }
   finish_save();
 }

@@ -23,13 +23,14 @@
 #include "trainer/dataset/sft_examples.h"
 #include "trainer/engine/megatron_engine.h"
 #include "trainer/metrics/metric_log.h"
-#include "trainer/metrics/timeline.h"
 #include "trainer/run/profiler.h"
+#include "trainer/run/run_record.h"
+#include "trainer/run/training_run.h"
 
 namespace ferry::trainer {
 
 struct SftOutput {
-  // Of rank 0: a line for people, without its newline.
+  // Takes a line for people, on rank 0, without its newline.
   std::function<void(const std::string&)> say = [](const std::string&) {};
 };
 
@@ -55,13 +56,16 @@ class SftTrainer {
   // The mean loss of the global batch's learned tokens.
   double run_batch(const Batch& batch, bool forward_only, const models::Observer& observe = {});
   void say_not_finite(const Batch& batch, double loss, const StepReport& update);
+  void expect_memory() const;  // before the first step
   Metrics train_step();
   Metrics validate();
   void save();
   void export_hf() const;
   void finish_save();
-  void report(const Metrics& metrics);
   bool is_rank_0() const { return world_.rank() == 0; }
+  void say(const std::string& line) const {
+    if (is_rank_0()) output_.say(line);
+  }
 
   SftConfig config_;
   models::World& world_;
@@ -73,12 +77,11 @@ class SftTrainer {
   MegatronEngine engine_;
   const models::ParallelState& mesh_;
   std::int64_t step_ = 0;
-  int not_finite_ = 0;           // steps in a row
+  NotFiniteSteps not_finite_;
   bool save_has_ended_ = false;  // in the background, on some rank
-  std::unique_ptr<Timeline> timeline_;
+  std::unique_ptr<RunRecord> record_;
   std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
   StepProfiler profiler_;
-  std::vector<std::unique_ptr<MetricLog>> logs_;
 };
 
 }  // namespace ferry::trainer

@@ -83,13 +83,15 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
         OffloadFlags{.optimizer = config.actor.megatron.optimizer_offload});
   }
   if (config.use_reference_policy() && has_role(config.ref.ranks, rank)) {
-    ref_ = std::make_unique<MegatronWorker>(world,
-                                            MegatronEngineOptions{.name = "ref",
-                                                                  .origin = origin_,
-                                                                  .model = config.model,
-                                                                  .engine = config.ref.megatron,
-                                                                  .ranks = config.ref.ranks},
-                                            offload_flags(config.ref.megatron));
+    ref_ = std::make_unique<MegatronWorker>(
+        world,
+        MegatronEngineOptions{.name = "ref",
+                              .origin = origin_,
+                              .model = config.model,
+                              .engine = config.ref.megatron,
+                              .ranks = config.ref.ranks,
+                              .memory = memory_settings(config, "ref")},
+        offload_flags(config.ref.megatron));
   }
   if (has_role(config.rollout.ranks, rank))
     rollout_mesh_ = std::make_unique<models::ParallelState>(world, rollout_parallel(config),

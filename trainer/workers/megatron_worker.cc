@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
-#include "trainer/engine/micro_batches.h"
 
 namespace ferry::trainer {
 
@@ -31,16 +30,8 @@ MegatronWorker::Awake::~Awake() {
 std::vector<Partition> MegatronWorker::micro_batches(const RolloutBatch& batch,
                                                      const MicroBatchSize& size,
                                                      std::int64_t longest_sequence) const {
-  if (!size.use_dynamic_bsz)
-    return split_micro_batches(static_cast<std::size_t>(batch.size()),
-                               static_cast<std::size_t>(size.micro_batch_size_per_gpu.value()));
-  const auto& mesh = engine_->mesh();
-  return rearrange_micro_batches(
-             gather_seqlens(mesh.dp(), batch.lengths()),
-             {.max_token_len = size.max_token_len(mesh.shape().cp(), longest_sequence),
-              .num_batches_divided_by =
-                  engine_->is_interleaved() ? static_cast<std::size_t>(mesh.shape().pp()) : 1})
-      .at(static_cast<std::size_t>(mesh.coordinates().dp));
+  return engine_->micro_batches(batch.lengths(), size,
+                                size.max_token_len(engine_->mesh().shape().cp(), longest_sequence));
 }
 
 UpdateOutput MegatronWorker::update(
@@ -88,11 +79,7 @@ void MegatronWorker::save_checkpoint(std::int64_t step,
                                      const std::map<std::string, std::string>& caller,
                                      bool async) {
   const Awake awake(*this, {.param = true, .optimizer = true});
-  const CallerState state{.shared = caller};
-  if (async)
-    engine_->checkpoint().save_in_background(step, state);
-  else
-    (void)engine_->checkpoint().save(step, state);
+  engine_->save(step, {.shared = caller}, async);
 }
 
 bool MegatronWorker::finish_save(bool wait) {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "models/device/device.h"
-#include "models/device/memory_error.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/workers/role.h"
@@ -35,10 +34,6 @@ ProfilerConfig profiled(const PpoConfig& config) {
   return all;
 }
 
-constexpr const char* kMemoryHint =
-    "lower ppo_max_token_len_per_gpu and log_prob_max_token_len_per_gpu; or set "
-    "recompute_granularity, optimizer_offload, param_offload or grad_offload of a role";
-
 // A worker's method that maps rows to rows; it may be null where the rank takes no part.
 template <typename Worker>
 WorkerGroup::Method of_rows(Worker* worker, RolloutBatch (Worker::*method)(const RolloutBatch&)) {
@@ -60,8 +55,14 @@ PpoWorkers::PpoWorkers(models::World& world,
       config_(config),
       group_(world, std::chrono::seconds(config.trainer.worker_timeout)),
       reward_(config_, encoder),
-      profiler_(config.global_profiler, profiled(config), world.rank()) {
+      profiler_(config.global_profiler, profiled(config), world.rank()),
+      memory_(config_.rollout, world) {
+  const auto of = [](const MegatronWorker* role) {
+    return role == nullptr ? nullptr : &role->engine();
+  };
   policy_ = std::make_unique<ActorRolloutRefWorker>(world, config, origin, total_steps);
+  memory_.add(of(policy_->actor()));
+  memory_.add(of(policy_->ref()));
   if (config.use_critic() && has_role(config.critic.ranks, world.rank()))
     critic_ = std::make_unique<CriticWorker>(
         world, config,
@@ -70,8 +71,9 @@ PpoWorkers::PpoWorkers(models::World& world,
   if (config.reward.enable && has_role(config.reward.ranks, world.rank()))
     reward_model_ =
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
-  models::or_out_of_memory("making the rollout", "set param_offload or grad_offload of a role",
-                           [&] { policy_->init_rollout(encoder.eos_token_ids()); });
+  memory_.add(of(critic_.get()));
+  memory_.add(of(reward_model_.get()));
+  memory_.run("the rollout", [&] { policy_->init_rollout(encoder.eos_token_ids()); });
   add_roles();
 }
 
@@ -86,8 +88,8 @@ void PpoWorkers::add(const std::string& name,
     std::optional<Timeline::Scope> span;
     if (timeline_) span.emplace(*timeline_, phase);
     profiler_.begin_task(step_, phase);
-    auto answer =
-        models::or_out_of_memory("in " + phase, kMemoryHint, [&] { return method(call); });
+    WorkerData answer;
+    memory_.run(phase, [&] { answer = method(call); });
     if (timeline_) models::synchronize(world_.device());
     profiler_.end_task();
     return answer;

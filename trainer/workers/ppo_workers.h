@@ -25,6 +25,7 @@
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/metrics/timeline.h"
 #include "trainer/run/profiler.h"
+#include "trainer/run/rank_memory.h"
 #include "trainer/workers/actor_rollout_ref_worker.h"
 #include "trainer/workers/critic_worker.h"
 #include "trainer/workers/reward_manager.h"
@@ -70,6 +71,9 @@ class PpoWorkers {
   void stop() { group_.stop(); }
   std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
 
+  // On all ranks, before the first call: of memory that will be missing, for people.
+  std::vector<std::string> expect_memory() const { return memory_.expect(); }
+
   // On all ranks, before the first call: the spans of what this rank does go there, from that step
   // on. Rank 0's phases are for its caller to time.
   void begin_timeline(const std::filesystem::path& folder, std::int64_t first_step);
@@ -108,6 +112,7 @@ class PpoWorkers {
   RewardManager reward_;
   std::unique_ptr<Timeline> timeline_;
   StepProfiler profiler_;
+  RankMemory memory_;
   std::vector<std::string> roles_;
   std::int64_t step_ = 0;         // that this rank is in
   std::int64_t called_step_ = 0;  // on rank 0

@@ -15,7 +15,8 @@ RewardModelWorker::RewardModelWorker(models::World& world,
                       .origin = std::move(origin),
                       .model = config.reward.model,
                       .engine = config.reward.megatron,
-                      .ranks = config.reward.ranks},
+                      .ranks = config.reward.ranks,
+                      .memory = memory_settings(config, "reward")},
                      offload_flags(config.reward.megatron)),
       config_(config) {}
 

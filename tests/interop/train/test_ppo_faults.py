@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ppo_run import ACTOR, ANSWERS, PROMPTS, REWARD, ROLLOUT, metrics, samples, settings, train, write_world
-from ranks import TORCH_PROGRAM, finish, lose, start_training, wait_for
+from ranks import TORCH_PROGRAM, address_spaces, finish, lose, memory_limit, start_training, wait_for
 from support import run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -115,6 +115,42 @@ def test_answers_that_are_empty_or_cut_off_are_scored(world, work):
         assert len(rows) == 8
         for row in rows:
             assert row["score"] == pytest.approx(sum(map(ord, row["output"])) % 7 / 6) and (row["output"] == "") == (name == "ends")
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Answers of many tokens by a model with many words."""
+    return write_world(tmp_path_factory.mktemp("large"), hidden_size=128, intermediate_size=512, vocab_size=16384, max_position_embeddings=4096)
+
+
+def test_memory_that_is_not_there(large, work):
+    """One of two ranks has less and less address space. It names what does not fit, the phase and settings of the role; the other repeats it."""
+    more = {"data.max_response_length": 512, f"{ROLLOUT}.ignore_eos": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 4096,
+            f"{ROLLOUT}.kv_cache_bytes": 64 << 20, f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ACTOR}.megatron.alignment": "fast",
+            "trainer.total_training_steps": 1}
+    start = lambda run, limits={}: start_training(2, "grpo", settings(large, run, **more), limits)
+    peak = max(address_spaces(start(work / "peak")))
+    seen = []
+    for limit in range(peak - 100, peak - 2200, -150):
+        (other_status, other), (status, said) = finish(start(work / f"run{limit}", {1: memory_limit(limit)}), timeout=120)
+        if status == other_status == 0 or "while running as rank 1 of 2" not in said:
+            continue
+        cause = said.partition("error: ")[2].splitlines()[0]
+        assert status == other_status == 2 and "out of memory" in cause, (limit, said, other)
+        assert f"rank 1, which failed: {cause}" in other, (limit, said, other)
+        seen.append(said)
+        if "what would fit: " in said.partition("hint: ")[2]:
+            break
+    else:
+        pytest.fail(f"the actor never lacks memory: {seen}")
+    assert "while in update_actor" in said or "while in compute_log_prob" in said, said
+    assert "memory     rank 1: actor: micro-batches of up to" in other, other
+    for text in (said, other):
+        advice = text.partition("out of memory for ")[2].partition("what would fit: ")[2]
+        assert (f"{ACTOR}." in advice or f"{ROLLOUT}.log_prob_" in advice) and f"{ROLLOUT}.kv_cache_bytes below" in advice, text
 
 
 # --------------------------------------------------------------------------------------------------------------- ranks

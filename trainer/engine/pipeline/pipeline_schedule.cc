@@ -84,7 +84,7 @@ class Run {
 
   std::map<Place, Arrival>& arrivals(bool forward) { return forward ? activations_ : gradients_; }
 
-  // What a pass takes; undefined where the pipeline begins.
+  // The input of a pass; undefined where the pipeline begins.
   at::Tensor take(const PipelineStep& step) {
     if (source(step) < 0) return {};
     const auto arrival =
@@ -139,7 +139,10 @@ class Run {
                                options_.routes ? options_.routes(step.chunk, step.micro_batch)
                                                : models::RouterReplay{});
     if (target(step) < 0) {
-      auto result = loss_(model(step.chunk), output, step.micro_batch);
+      LossOutput result;
+      const auto lose = [&] { result = loss_(model(step.chunk), output, step.micro_batch); };
+      const auto& guard = pipeline_.memory.loss;
+      guard ? guard(model(step.chunk), batches_[step.micro_batch], lose) : lose();
       if (metrics_.size() <= step.micro_batch) metrics_.resize(step.micro_batch + 1);
       metrics_[step.micro_batch] = std::move(result.metrics);
       output = flight.loss = std::move(result.loss);
@@ -193,7 +196,11 @@ std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
   }
   std::optional<at::NoGradGuard> no_grad;
   if (options.forward_only) no_grad.emplace();
-  return Run(pipeline, batches, loss, options).run();
+  std::vector<LossMetrics> metrics;
+  const auto run = [&] { metrics = Run(pipeline, batches, loss, options).run(); };
+  const auto& guard = pipeline.memory.batch;
+  guard ? guard(batches, options.forward_only, run) : run();
+  return metrics;
 }
 
 }  // namespace ferry::trainer

@@ -26,15 +26,27 @@ namespace ferry::trainer {
 using LossFunction = std::function<LossOutput(
     const models::GPTModel& model, const at::Tensor& hidden, std::size_t micro_batch)>;
 
+// Run what needs memory, and say what would fit where there is none; either may be empty.
+struct MemoryGuards {
+  using Body = std::function<void()>;
+  // All passes of a batch.
+  std::function<void(std::span<const models::SequencePartition>, bool forward_only, const Body&)>
+      batch{};
+  // The loss of a micro-batch, among these passes.
+  std::function<void(const models::GPTModel&, const models::SequencePartition&, const Body&)>
+      loss{};
+};
+
 struct Pipeline {
   std::vector<models::GPTModel*> chunks{};  // of this rank's stage, first to last
   const P2PCommunicator* p2p = nullptr;     // null: there is one stage
   DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
+  MemoryGuards memory{};
 
   const models::TransformerConfig& config() const { return chunks.front()->config(); }
 };
 
-// Where tokens go in the pass of a micro-batch through a chunk of this stage.
+// The experts of the tokens in the pass of a micro-batch through a chunk of this stage.
 using RouteFunction =
     std::function<models::RouterReplay(std::size_t chunk, std::size_t micro_batch)>;
 

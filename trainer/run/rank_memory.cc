@@ -1,0 +1,96 @@
+#include "trainer/run/rank_memory.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "models/device/memory_error.h"
+#include "models/distributed/messages.h"
+#include "trainer/config/ppo_rules.h"
+#include "trainer/engine/out_of_memory.h"
+
+namespace ferry::trainer {
+namespace {
+
+// The role that computes in a phase.
+std::string role_of(const std::string& phase) {
+  if (phase == "old_log_prob" || phase == "update_actor") return "actor";
+  if (phase == "values" || phase == "update_critic") return "critic";
+  return phase;  // "ref", "reward"
+}
+
+}  // namespace
+
+RankMemory::RankMemory(const RolloutConfig& rollout, models::World& world)
+    : rollout_(rollout), world_(world) {}
+
+void RankMemory::add(const MegatronEngine* role) {
+  if (role != nullptr) roles_.push_back(role);
+}
+
+std::string RankMemory::ways(const std::string& phase) const {
+  std::vector<std::string> held, ways;
+  const bool on_gpu = world_.device().is_cuda();
+  for (const auto* const role : roles_) {
+    const auto& offload = role->offload();
+    const auto& name = role->options().name;
+    const auto& section = role->options().memory.engine;
+    std::int64_t bytes = 0;
+    const auto add = [&](const OffloadableMemory& part, const char* key, bool in_use) {
+      bytes += part.device_bytes();
+      if (on_gpu && !in_use && part.device_bytes() > 0)
+        ways.push_back(
+            fmt::format("{}.{}=true, for {}", section, key, in_words(part.device_bytes())));
+    };
+    const bool in_use = name == role_of(phase);
+    add(offload.params(), "param_offload", in_use);
+    add(offload.grads(), "grad_offload", in_use);
+    add(offload.optimizer(), "optimizer_offload", false);
+    held.push_back(fmt::format("{} of {}", in_words(bytes), name));
+  }
+  const auto& ranks = rollout_.ranks;
+  if (ranks.empty() || std::ranges::find(ranks, world_.rank()) != ranks.end()) {
+    if (!rollout_.free_cache_engine) ways.push_back(kRolloutSection + ".free_cache_engine=true");
+    ways.push_back(on_gpu ? fmt::format("{}.gpu_memory_utilization below {}", kRolloutSection,
+                                        rollout_.gpu_memory_utilization)
+                          : fmt::format("{}.kv_cache_bytes below {}", kRolloutSection,
+                                        rollout_.kv_cache_bytes));
+  }
+  return fmt::format("this rank keeps {}{}{}", fmt::join(held, ", "),
+                     held.empty() ? "nothing of other roles" : "",
+                     ways.empty() ? "" : fmt::format("; room: {}", fmt::join(ways, "; or ")));
+}
+
+void RankMemory::run(const std::string& phase, const std::function<void()>& body) const {
+  allocating(
+      world_.device(),
+      [&] { return Buffer{.name = phase, .what_fits = [&](std::int64_t) { return ways(phase); }}; },
+      [&] {
+        try {
+          body();
+        } catch (models::OutOfMemory& error) {  // of a buffer whose own settings it names
+          error.set_hint(
+              fmt::format("{}{}{}", error.hint(), error.hint().empty() ? "" : "; ", ways(phase)));
+          throw;
+        }
+      });
+}
+
+std::vector<std::string> RankMemory::expect() const {
+  std::vector<std::string> mine;
+  for (const auto* const role : roles_) {
+    const auto& offload = role->offload();
+    const auto note =
+        role->memory().expect(role->chunks(), !role->trains(),
+                              offload.params().host_bytes() + offload.grads().host_bytes());
+    if (!note.empty()) mine.push_back(fmt::format("{}: {}", role->options().name, note));
+  }
+  std::vector<int> ranks(static_cast<std::size_t>(world_.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return gather_notes(models::ProcessGroup(world_, "memory", std::move(ranks)), mine);
+}
+
+}  // namespace ferry::trainer

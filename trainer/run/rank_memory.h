@@ -1,0 +1,40 @@
+// The memory that the roles of a run share on one rank: where one of them finds none, what the
+// others keep there, and which settings would have it elsewhere.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/distributed/world.h"
+#include "trainer/config/ppo_config.h"
+#include "trainer/engine/megatron_engine.h"
+
+namespace ferry::trainer {
+
+class RankMemory {
+ public:
+  RankMemory(const RolloutConfig& rollout, models::World& world);
+
+  // A role of this rank, which outlives this; null: another rank's.
+  void add(const MegatronEngine* role);
+
+  // Runs `body` in a phase of a step, "update_actor". An OutOfMemory names the phase and says what
+  // the other roles could give back.
+  void run(const std::string& phase, const std::function<void()>& body) const;
+
+  // Before the first step: of each rank whose roles may not find the memory of their largest
+  // micro-batches, which it is and what would fit. Called by all ranks, returns the same on all.
+  std::vector<std::string> expect() const;
+
+ private:
+  std::string ways(const std::string& phase) const;
+
+  const RolloutConfig& rollout_;
+  models::World& world_;
+  std::vector<const MegatronEngine*> roles_;
+};
+
+}  // namespace ferry::trainer

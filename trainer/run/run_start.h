@@ -1,0 +1,28 @@
+// The step behind which a run begins: the newest one that all of its roles have saved, in its own
+// folder or in that of another run, or one that is named.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "trainer/config/run_sections.h"
+
+namespace ferry::trainer {
+
+struct RunStart {
+  std::int64_t step = 0;         // 0: the run begins with the model
+  std::filesystem::path root{};  // another run's checkpoints of this step; empty: its own
+};
+
+// The folders of checkpoints below a run's: of a run of several roles one each, else "".
+using RoleFolders = std::vector<std::string>;
+
+// The start that `checkpoint` asks for in the run of `folder`. Throws Error(kNotFound) where what
+// it names is not there, Error(kUsage) if the run would write over what its folder has.
+RunStart run_start(const CheckpointSection& checkpoint,
+                   const std::filesystem::path& folder,
+                   const RoleFolders& roles);
+
+}  // namespace ferry::trainer
