@@ -1,6 +1,7 @@
 #include "trainer/engine/memory_needs.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
