@@ -34,10 +34,22 @@ ProfilerConfig profiled(const PpoConfig& config) {
   return all;
 }
 
+// An answer without rows. (A member initializer that throws frees the members before it twice, in
+// GCC 12: so the numbers are there before the answer is.)
+WorkerData numbers_alone(nlohmann::json meta_info) {
+  WorkerData answer;
+  answer.meta_info = std::move(meta_info);
+  return answer;
+}
+
 // A worker's method that maps rows to rows; it may be null where the rank takes no part.
 template <typename Worker>
 WorkerGroup::Method of_rows(Worker* worker, RolloutBatch (Worker::*method)(const RolloutBatch&)) {
-  return [=](const WorkerData& call) { return WorkerData{.batch = (worker->*method)(call.batch)}; };
+  return [=](const WorkerData& call) {
+    WorkerData answer;
+    answer.batch = (worker->*method)(call.batch);
+    return answer;
+  };
 }
 
 std::int64_t step_of(const WorkerData& call) {
@@ -100,7 +112,7 @@ void PpoWorkers::add_mesh(const std::string& role, const models::ParallelState* 
   auto dispatch = one_to_all(world_);
   dispatch.takes_part = mesh != nullptr;
   group_.add(role + kMeshOf, dispatch, [mesh](const WorkerData&) {
-    return WorkerData{.meta_info = {mesh->all().ranks(), describe(mesh->shape())}};
+    return numbers_alone({mesh->all().ranks(), describe(mesh->shape())});
   });
   roles_.push_back(role);
 }
@@ -115,11 +127,10 @@ void PpoWorkers::add_checkpoints(const std::string& role, MegatronWorker* worker
     return WorkerData();
   });
   add(role + "/load_checkpoint", "load_checkpoint", dispatch, [worker](const WorkerData& call) {
-    return WorkerData{.meta_info =
-                          worker->load_checkpoint(step_of(call), call.meta_info.at("root"))};
+    return numbers_alone(worker->load_checkpoint(step_of(call), call.meta_info.at("root")));
   });
   add(role + "/finish_save", "save_checkpoint", dispatch, [worker](const WorkerData& call) {
-    return WorkerData{.meta_info = worker->finish_save(call.meta_info.at("wait"))};
+    return numbers_alone(worker->finish_save(call.meta_info.at("wait")));
   });
 }
 
@@ -135,13 +146,14 @@ void PpoWorkers::add_roles() {
   if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
 
   add("generate_sequences", "gen", policy.rollout_dispatch(), [&policy](const WorkerData& call) {
-    return WorkerData{.batch =
-                          policy.generate_sequences(call.batch, call.meta_info.at("sampling"))};
+    WorkerData answer;
+    answer.batch = policy.generate_sequences(call.batch, call.meta_info.at("sampling"));
+    return answer;
   });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
   add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
-    return WorkerData{.meta_info = policy.update_actor(call.batch, step_of(call))};
+    return numbers_alone(policy.update_actor(call.batch, step_of(call)));
   });
   if (config_.use_reference_policy())
     add("compute_ref_log_prob", "ref", policy.ref_dispatch(),
@@ -160,7 +172,7 @@ void PpoWorkers::add_roles() {
     add("compute_values", "values", dispatch,
         of_rows(critic_.get(), &CriticWorker::compute_values));
     add("update_critic", "update_critic", dispatch, [this](const WorkerData& call) {
-      return WorkerData{.meta_info = critic_->update_critic(call.batch)};
+      return numbers_alone(critic_->update_critic(call.batch));
     });
     add_checkpoints("critic", critic_.get());
   }

@@ -53,8 +53,10 @@ WorkerData answer_of(std::string_view bytes) {
   require(bytes.size() >= sizeof(size), ErrorKind::kBug, "an answer of {} bytes", bytes.size());
   std::memcpy(&size, bytes.data(), sizeof(size));
   const auto rest = bytes.substr(sizeof(size));
-  return {.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size))),
-          .meta_info = from_cbor<nlohmann::json>(rest.substr(0, size))};
+  WorkerData answer;
+  answer.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size)));
+  answer.meta_info = from_cbor<nlohmann::json>(rest.substr(0, size));
+  return answer;
 }
 
 }  // namespace
