@@ -22,7 +22,7 @@ namespace memory_needs_test {
 
 class Model {
  public:
-  Model(support::TinyModel tiny, models::ModelOptions options, at::Device device = at::kCPU)
+  Model(const support::TinyModel& tiny, models::ModelOptions options, at::Device device = at::kCPU)
       : world_({.device = device}),
         mesh_(world_, {.make_vocab_size_divisible_by = 8}, "mesh"),
         config_(support::tiny_config(tiny)) {
@@ -130,7 +130,7 @@ std::int64_t peak_of_a_batch(const Model& model,
 }
 
 void expect_peak(at::Device device,
-                 support::TinyModel tiny,
+                 const support::TinyModel& tiny,
                  const Recompute& recompute,
                  std::int64_t length,
                  distckpt::DType dtype = distckpt::DType::kBF16) {
