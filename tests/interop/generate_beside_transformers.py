@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 
-FERRY = Path(os.environ.get("FERRY", Path(__file__).resolve().parents[3] / "build/cli/ferry"))
+FERRY = Path(os.environ.get("FERRY", Path(__file__).resolve().parents[2] / "build/cli/ferry"))
 
 
 def load(checkpoint):
