@@ -313,7 +313,7 @@ def test_meshes_that_do_not_fit_are_refused(references, tmp_path):
     reference = references(hf("llama"))
     refused("3", "heads", arguments=(hf("llama"), "--reference", reference, "--tp", 3))
     refused("3 query groups", "tp 4", arguments=(odd_groups(tmp_path), "--reference", reference, "--tp", 4))
-    refused("channels of an expert", arguments=(hf("qwen3_moe"), "--reference", references(hf("qwen3_moe")), "--etp", 5))
+    refused("experts.linear_fc1.weight", "etp 5", arguments=(hf("qwen3_moe"), "--reference", references(hf("qwen3_moe")), "--etp", 5))
     refused("layers", arguments=(hf("llama"), "--reference", reference, "--pp", 3))
     refused("no experts", arguments=(hf("llama"), "--reference", reference, "--ep", 2))
     refused("experts", arguments=(hf("mixtral"), "--reference", references(hf("mixtral")), "--ep", 3))
