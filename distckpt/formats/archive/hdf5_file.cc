@@ -1,7 +1,6 @@
 #include "distckpt/formats/archive/hdf5_file.h"
 
 #include <algorithm>
-#include <new>
 #include <string>
 
 #include "distckpt/base/error.h"
@@ -40,10 +39,6 @@ Hdf5Handle file_access() {
 }  // namespace
 
 Hdf5Lock::Hdf5Lock() : lock_(hdf5_mutex()) {
-  // In the first call of a thread the library does not look whether it got memory, which this asks
-  // for instead: std::bad_alloc.
-  constexpr std::size_t kBytes = std::size_t{64} << 10;
-  ::operator delete(::operator new(kBytes));
   H5dont_atexit();  // a file that could not be closed would be tried again without end
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
@@ -76,13 +71,15 @@ Hdf5Handle::~Hdf5Handle() {
 }
 
 void check_hdf5(std::int64_t result, std::string_view what) {
+  require_hdf5_memory();
   if (result >= 0) return;
   fail(ErrorKind::kIo, "{}: libhdf5: {}", what, last_message());
 }
 
 Hdf5Handle own_hdf5(hid_t id, std::string_view what) {
+  Hdf5Handle handle(id);
   check_hdf5(id, what);
-  return Hdf5Handle(id);
+  return handle;
 }
 
 Hdf5Handle create_hdf5(const std::filesystem::path& path, std::int64_t metadata_block) {

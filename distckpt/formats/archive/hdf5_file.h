@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "distckpt/base/box.h"
+#include "distckpt/formats/archive/hdf5_memory.h"
 
 namespace ferry::distckpt {
 
@@ -24,6 +25,7 @@ class Hdf5Lock {
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;
+  Hdf5Memory memory_{};
 };
 
 // An identifier of libhdf5: file, group, dataset, type, space, attribute or property list.
@@ -45,7 +47,8 @@ class Hdf5Handle {
   hid_t id_ = -1;
 };
 
-// Throws Error(kIo) "<what>: libhdf5: ..." if `result` is negative.
+// Throws Error(kIo) "<what>: libhdf5: ..." if `result` is negative, std::bad_alloc if libhdf5 has
+// run out of memory.
 void check_hdf5(std::int64_t result, std::string_view what);
 Hdf5Handle own_hdf5(hid_t id, std::string_view what);
 
