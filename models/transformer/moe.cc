@@ -245,8 +245,7 @@ at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choic
 
 at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {
   const auto topk = setup_.config.moe_router_topk;
-  const auto routing = router_.forward(x, choice.given);
-  if (choice.record) choice.record(routing.experts);
+  const auto routing = router_.forward(x, choice);
   const auto choices = routing.experts.reshape({-1});
   const auto order = at::argsort(choices, /*stable=*/true, 0, /*descending=*/false);
   const auto inverse = undo(order);

@@ -51,7 +51,7 @@ PackedSequences pack(const std::vector<at::Tensor>& sequences) {
 }
 
 SequencePartition::SequencePartition(const PackedSequences& pack, const ParallelState& mesh)
-    : num_tokens_(pack.tokens.size(0)) {
+    : num_tokens_(pack.tokens.size(0)), cu_seqlens_(pack.cu_seqlens) {
   auto ends = pack.cu_seqlens;
   require(ends.size() > 1 && ends.front() == 0 && ends.back() == num_tokens_ &&
               std::ranges::adjacent_find(ends, std::greater_equal()) == ends.end(),
@@ -120,6 +120,11 @@ at::Tensor SequencePartition::local(const at::Tensor& of_pack) const {
   const auto whole =
       padding[0] == 0 ? of_pack : at::cat({of_pack, at::zeros(padding, of_pack.options())});
   return whole.to(rows_.device()).index_select(0, rows_);
+}
+
+at::Tensor SequencePartition::sequence_ids() const {
+  const auto ends = at::tensor(at::ArrayRef(cu_seqlens_).slice(1), at::kLong);
+  return at::searchsorted(ends.to(rows_.device()), rows_, /*out_int32=*/false, /*right=*/true);
 }
 
 at::Tensor SequencePartition::tokens_behind(std::int64_t distance) const {

@@ -34,9 +34,12 @@ class SequencePartition {
   SequencePartition(const PackedSequences& pack, const ParallelState& mesh);
 
   std::int64_t num_tokens() const { return num_tokens_; }  // of the pack as it was given
+  const std::vector<std::int64_t>& cu_seqlens() const { return cu_seqlens_; }  // the same
   // The tokens of this rank's context parallel part, the same on all its tensor parallel ranks.
   const at::Tensor& tokens() const { return tokens_; }        // [local]
   const at::Tensor& positions() const { return positions_; }  // [local], each in its sequence
+  // The sequence of each, from 0; the number of sequences for the padding: [local].
+  at::Tensor sequence_ids() const;
   // The tokens `distance` places after these in the pack, which wraps around at its end: [local].
   at::Tensor tokens_behind(std::int64_t distance) const;
   // The indices of the scored ones among these: [scored], int64, ascending; undefined: all.
@@ -53,6 +56,7 @@ class SequencePartition {
 
  private:
   std::int64_t num_tokens_ = 0;
+  std::vector<std::int64_t> cu_seqlens_;
   at::Tensor padded_;  // the tokens of the pack, filled up
   at::Tensor rows_;    // [local]: where in it this rank's lie
   at::Tensor tokens_, positions_, scored_, order_;

@@ -1,6 +1,7 @@
 #include "models/transformer/router.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <limits>
 #include <tuple>
@@ -31,7 +32,15 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
   return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
 }
 
-Routing TopKRouter::forward(const at::Tensor& x, const at::Tensor& given) const {
+Routing TopKRouter::forward(const at::Tensor& x, const RouterChoice& choice) const {
+  auto routing = route(x, choice.given);
+  if (choice.record) choice.record(routing.experts);
+  // A pass that is computed again has no gradients the first time.
+  if (choice.balance && at::GradMode::is_enabled()) routing.weights = choice.balance(routing);
+  return routing;
+}
+
+Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given) const {
   const auto& config = setup_.config;
   const auto topk = config.moe_router_topk;
   const bool replays = given.defined();

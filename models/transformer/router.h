@@ -21,10 +21,11 @@ class TopKRouter {
   // Takes mlp.router.* below `prefix`.
   TopKRouter(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  // x [tokens, hidden]; `given` [tokens, topk], as RouterChoice has it.
-  Routing forward(const at::Tensor& x, const at::Tensor& given = {}) const;
+  // x [tokens, hidden] -> its routing, which `choice` has seen.
+  Routing forward(const at::Tensor& x, const RouterChoice& choice) const;
 
  private:
+  Routing route(const at::Tensor& x, const at::Tensor& given) const;
   // Sets the scores of experts outside of the best groups to `hidden`.
   at::Tensor limit_to_groups(const at::Tensor& scores,
                              const at::Tensor& group_scores,

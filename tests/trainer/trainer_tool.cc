@@ -1,5 +1,5 @@
 // Runs parts of the trainer and prints JSON, which tests/interop (test_trainer.py,
-// test_training_state.py) compares with the results of their peers:
+// test_load_balancing.py, test_training_state.py) compares with the results of their peers:
 //
 //   trainer_tool schedules [[STYLE, WSD_STYLE, WARMUP, DECAY, WSD_DECAY, WD_STYLE, WD_STEPS], ...]
 //     the rates of every step of each schedule
@@ -9,6 +9,9 @@
 //
 //   trainer_tool orders [[STAGES, STAGE, CHUNKS, MICRO_BATCHES, FORWARD_ONLY], ...]
 //     the passes of each given stage
+//
+//   trainer_tool balance FILE
+//     losses, gradients and biases of the routers of each case in the file
 //
 //   trainer_tool resave FROM TO TP PP EP ETP DP HF
 //     a training run, loaded into the memory of a mesh and saved; HF: the folder of config.json
@@ -21,16 +24,19 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "converter/open/checkpoint.h"
 #include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
 #include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
 #include "tests/support/models/tiny_training.h"
 #include "trainer/engine/micro_batches.h"
+#include "trainer/engine/pipeline/load_balancing.h"
 #include "trainer/engine/pipeline/pipeline_order.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/training_checkpoint.h"
@@ -107,6 +113,79 @@ json order(const json& a) {
                           .forward_only = a[4] == 1}))
     steps.push_back({step.forward, step.micro_batch, step.chunk});
   return steps;
+}
+
+at::Tensor matrix(const json& rows) {
+  std::vector<at::Tensor> stacked;
+  for (const auto& row : rows) stacked.push_back(at::tensor(row.get<std::vector<float>>()));
+  return at::stack(stacked);
+}
+
+json values(const std::vector<at::Tensor>& rows) {
+  auto all = json::array();
+  for (const auto& row : rows) all.push_back(values(row.contiguous()));
+  return all;
+}
+
+// A case: tp, cp, dp, topk, score_function, coeffs [aux, seq, global, z], micro_batches [{lengths,
+// logits [tokens, experts]}], the i-th of which is of rank i % dp; and, of the update of a bias,
+// tokens_per_expert, expert_bias, rate.
+json balance(const json& a) {
+  const auto& coeffs = a.at("coeffs");
+  const auto dp = a.at("dp").get<std::size_t>();
+  const auto& all = a.at("micro_batches");
+  models::TransformerConfig config;
+  config.num_layers = 1;
+  config.num_moe_experts = static_cast<std::int64_t>(all[0].at("logits")[0].size());
+  config.moe_layer_freq = {true};
+  config.moe_router_topk = a.at("topk");
+  config.moe_router_score_function = a.at("score_function");
+  json result{{"gradients", std::vector<json>(all.size())}};
+  std::mutex mutex;
+  const models::ParallelConfig parallel{.tensor_model_parallel_size = a.at("tp"),
+                                        .context_parallel_size = a.at("cp")};
+  const auto ranks = parallel.tensor_model_parallel_size * parallel.context_parallel_size;
+  models::run_ranks(ranks * static_cast<int>(dp), {}, [&](models::World& world) {
+    const models::ParallelState mesh(world, parallel, "mesh");
+    const auto& tp = mesh.tp();
+    std::vector<std::size_t> mine;
+    std::vector<models::SequencePartition> batches;
+    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < all.size(); i += dp) {
+      std::vector<at::Tensor> sequences;
+      for (const std::int64_t length : all[i].at("lengths"))
+        sequences.push_back(at::zeros({length}, at::kLong));
+      batches.emplace_back(models::pack(sequences), mesh);
+      mine.push_back(i);
+    }
+    LoadBalancing balancing(config, mesh,
+                            {.aux_loss_coeff = coeffs[0],
+                             .seq_aux_loss_coeff = coeffs[1],
+                             .global_aux_loss_coeff = coeffs[2],
+                             .z_loss_coeff = coeffs[3]});
+    balancing.begin(batches, 1);
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      const auto local = batches[i].local(matrix(all[mine[i]].at("logits")));
+      const auto rows = local.size(0) / tp.size();
+      const auto logits = local.narrow(0, tp.rank() * rows, rows).clone().requires_grad_();
+      const auto [best, chosen] = at::topk(logits, config.moe_router_topk, -1);
+      const auto weights =
+          balancing.hook(i)(0, {.experts = chosen, .weights = best, .logits = logits});
+      require(at::equal(weights, best), ErrorKind::kBug, "the weights have changed");
+      (weights * 0).sum().backward();
+      const auto whole = batches[i]
+                             .in_pack_order(mesh.cp().all_gather(tp.all_gather(logits.grad())))
+                             .narrow(0, 0, batches[i].num_tokens());
+      const std::lock_guard lock(mutex);
+      result["gradients"][mine[i]] = values(whole.unbind());
+    }
+    const auto metrics = balancing.finish({}, false);
+    const std::lock_guard lock(mutex);
+    result["metrics"] = metrics;
+  });
+  const auto loads = at::tensor(a.at("tokens_per_expert").get<std::vector<std::int64_t>>());
+  const auto bias = at::tensor(a.at("expert_bias").get<std::vector<float>>());
+  result["expert_bias"] = values(get_updated_expert_bias(loads, bias, a.at("rate")));
+  return result;
 }
 
 json of_each(const std::string& cases, json (*compute)(const json&)) {
@@ -228,6 +307,8 @@ int main(int argc, char** argv) {
       result = trainer::adam(arguments);
     else if (what == "orders" && arguments.size() == 1)
       result = trainer::of_each(arguments[0], trainer::order);
+    else if (what == "balance" && arguments.size() == 1)
+      result = trainer::of_each(distckpt::read_text(arguments[0]), trainer::balance);
     else if (what == "resave" && arguments.size() == 8)
       result = trainer::resave(arguments);
     else if (what == "train" && arguments.size() == 7)

@@ -67,6 +67,7 @@ void list_trained(ConfigTable& table,
                   ProfilerConfig& profiler) {
   list_mesh(table, role + ".megatron", mesh_help(follows_actor), engine);
   list_recompute(table, engine);
+  list_load_balancing(table, engine);
   table.add("param_offload", engine.param_offload,
             "keep parameters on the host while other roles work");
   table.add("grad_offload", engine.grad_offload,
@@ -363,6 +364,7 @@ void inherit_engine(ConfigTable& table,
       return engine.parallel.pipeline_model_parallel_size ==
              actor.parallel.pipeline_model_parallel_size;
     if (name == "sequence_parallel") return engine.parallel.tensor_model_parallel_size > 1;
+    if (name.starts_with("moe_")) return false;  // of how the actor learns
     return !name.starts_with("recompute_") ||
            engine.recompute_granularity == actor.recompute_granularity;
   });

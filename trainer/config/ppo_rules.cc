@@ -295,6 +295,7 @@ void add_trained_rules(ConfigRules<PpoConfig>& rules, const std::string& role, G
   const auto engine = [get](const PpoConfig& c) -> const EngineConfig& { return get(c).megatron; };
   add_rules(rules, mesh_rules(), role + ".megatron", engine);
   add_rules(rules, recompute_rules(), role + ".megatron", engine);
+  add_rules(rules, load_balancing_rules(), role + ".megatron", engine);
   add_rules(rules, optim_rules(), role + ".optim",
             [get](const PpoConfig& c) -> const OptimConfig& { return get(c).optim; });
   add_rules(rules, profiler_rules(), role + ".profiler", [get](const PpoConfig& c) {

@@ -40,6 +40,14 @@ inline constexpr auto kChoices<models::Recompute::Method> =
                                                       models::Recompute::Method::kUniform},
                                                      {"block", models::Recompute::Method::kBlock}});
 
+enum class LoadBalancingType : std::uint8_t { kNone, kAuxLoss, kSeqAuxLoss, kGlobalAuxLoss };
+template <>
+inline constexpr auto kChoices<LoadBalancingType> = std::to_array<Named<LoadBalancingType>>(
+    {{"none", LoadBalancingType::kNone},
+     {"aux_loss", LoadBalancingType::kAuxLoss},
+     {"seq_aux_loss", LoadBalancingType::kSeqAuxLoss},
+     {"global_aux_loss", LoadBalancingType::kGlobalAuxLoss}});
+
 enum class LrDecayStyle : std::uint8_t { kConstant, kLinear, kCosine, kInverseSquareRoot, kWsd };
 template <>
 inline constexpr auto kChoices<LrDecayStyle> =

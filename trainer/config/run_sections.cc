@@ -84,6 +84,20 @@ void list_recompute(ConfigTable& table, EngineConfig& c) {
             "for full: layers per group, or number of first layers of each stage", at_least(1));
 }
 
+void list_load_balancing(ConfigTable& table, EngineConfig& c) {
+  table.add("moe_router_load_balancing_type", c.moe_router_load_balancing_type,
+            "losses that even out the experts' loads, whatever config.json says; one, or several");
+  table.add("moe_aux_loss_coeff", c.moe_aux_loss_coeff,
+            "coefficients of these losses, one for each; 1e-2 is a good start", at_least(0));
+  table.add("moe_z_loss_coeff", c.moe_z_loss_coeff,
+            "coefficient of the loss that keeps the routers' logits small; 1e-3 is a good start",
+            at_least(0));
+  table.add("moe_router_bias_update_rate", c.moe_router_bias_update_rate,
+            "step of the routers' biases towards equal loads after each update, for models that "
+            "have them; 1e-3 is DeepSeek-V3's",
+            at_least(0));
+}
+
 void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.section(std::move(section), "Adam and its schedules, in steps");
   table.add("lr", c.lr, "learning rate after the warm-up", above(0));

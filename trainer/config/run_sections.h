@@ -32,6 +32,10 @@ struct EngineConfig {
   std::vector<RecomputeModule> recompute_modules{};
   std::optional<models::Recompute::Method> recompute_method{};
   std::optional<int> recompute_num_layers{};
+  std::vector<LoadBalancingType> moe_router_load_balancing_type{LoadBalancingType::kNone};
+  std::vector<double> moe_aux_loss_coeff{};
+  double moe_z_loss_coeff = 0;
+  double moe_router_bias_update_rate = 0;
   bool param_offload = false;  // reinforcement learning alone
   bool grad_offload = false;
   bool optimizer_offload = false;
@@ -138,5 +142,6 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
 // backward pass. Offloading means something else to each run.
 void list_tokenizer(ConfigTable& table, ModelConfig& c);
 void list_recompute(ConfigTable& table, EngineConfig& c);
+void list_load_balancing(ConfigTable& table, EngineConfig& c);
 
 }  // namespace ferry::trainer

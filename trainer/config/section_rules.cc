@@ -1,5 +1,8 @@
 #include "trainer/config/section_rules.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace ferry::trainer {
 namespace {
 
@@ -62,6 +65,30 @@ ConfigRules<EngineConfig> recompute_rules() {
                 c.recompute_granularity == models::Recompute::Granularity::kSelective;
        },
        "modules are of recompute_granularity selective"},
+  };
+}
+
+ConfigRules<EngineConfig> load_balancing_rules() {
+  using C = EngineConfig;
+  return {
+      {"each_balancing_loss_has_a_coefficient",
+       {".moe_router_load_balancing_type", ".moe_aux_loss_coeff"},
+       [](const C& c) {
+         const auto& types = c.moe_router_load_balancing_type;
+         if (types == std::vector{LoadBalancingType::kNone}) return c.moe_aux_loss_coeff.empty();
+         return !types.empty() && types.size() == c.moe_aux_loss_coeff.size() &&
+                std::ranges::find(types, LoadBalancingType::kNone) == types.end() &&
+                std::ranges::all_of(c.moe_aux_loss_coeff, [](double x) { return x > 0; });
+       },
+       "each loss needs its coefficient above 0 in moe_aux_loss_coeff; none has no coefficient"},
+      {"a_balancing_loss_is_named_once",
+       {".moe_router_load_balancing_type"},
+       [](const C& c) {
+         auto types = c.moe_router_load_balancing_type;
+         std::ranges::sort(types);
+         return std::ranges::adjacent_find(types) == types.end();
+       },
+       "a loss is named twice"},
   };
 }
 

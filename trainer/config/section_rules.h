@@ -8,6 +8,7 @@ namespace ferry::trainer {
 
 ConfigRules<EngineConfig> mesh_rules();
 ConfigRules<EngineConfig> recompute_rules();
+ConfigRules<EngineConfig> load_balancing_rules();
 ConfigRules<OptimConfig> optim_rules();
 
 // Sections that rules relate to each other, under the names that they have in every run.

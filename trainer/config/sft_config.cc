@@ -48,6 +48,7 @@ ConfigTable table_of(SftConfig& config) {
   list_tokenizer(table, config.model);
   list_mesh(table, "engine", "The mesh of ranks, and time traded for memory", config.engine);
   list_recompute(table, config.engine);
+  list_load_balancing(table, config.engine);
   list_offload(table, config.engine);
   list(table, config.data);
   list(table, "optim", config.optim);

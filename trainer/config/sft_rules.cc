@@ -19,6 +19,7 @@ ConfigRules<SftConfig> make_sft_rules() {
   const auto engine = [](const SftConfig& c) -> const EngineConfig& { return c.engine; };
   add_rules(rules, mesh_rules(), "engine", engine);
   add_rules(rules, recompute_rules(), "engine", engine);
+  add_rules(rules, load_balancing_rules(), "engine", engine);
   const auto micro_batches = micro_batch_rules({
       .use_dynamic_bsz = "data.use_dynamic_bsz",
       .max_token_len_per_gpu = "data.max_token_len_per_gpu",

@@ -24,6 +24,24 @@ models::ModelMemory memory_of(const models::TransformerConfig& config,
   return memory;
 }
 
+// Throws Error(kUsage) if the model has nothing to balance, and is asked to.
+std::unique_ptr<LoadBalancing> load_balancing(const models::TransformerConfig& config,
+                                              const models::ParallelState& mesh,
+                                              const MegatronEngineOptions& options) {
+  const auto balancing = load_balancing_config(options.engine);
+  const auto refuse = [&](const char* keys, const char* lacks, const char* hint) {
+    throw Error(ErrorKind::kUsage, fmt::format("{}: {} {}", keys, options.model.path, lacks), hint);
+  };
+  if (config.num_moe_experts == 0 && balancing.has_losses())
+    refuse("moe_aux_loss_coeff, moe_z_loss_coeff", "has no experts",
+           "leave the losses of routers out: they are of models with experts");
+  if (!config.moe_router_enable_expert_bias && balancing.bias_update_rate > 0)
+    refuse("moe_router_bias_update_rate", "has no bias of its routers",
+           "choose moe_router_load_balancing_type=aux_loss with a moe_aux_loss_coeff instead");
+  if (config.num_moe_experts == 0) return nullptr;
+  return std::make_unique<LoadBalancing>(config, mesh, balancing);
+}
+
 }  // namespace
 
 MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions options)
@@ -58,6 +76,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, training.optimizer);
     });
     scheduler_ = std::make_unique<OptimizerParamScheduler>(training.scheduler);
+    balancing_ = load_balancing(config_, mesh_, options_);
     training.checkpoint.name = options_.name;
     training.checkpoint.origin = options_.origin.get();
     training.checkpoint.hf_config = options_.model.hf_config_path;
@@ -81,6 +100,7 @@ Pipeline MegatronEngine::pipeline(bool forward_only) const {
   return {.chunks = chunks_,
           .p2p = p2p_ ? &*p2p_ : nullptr,
           .ddp = forward_only ? nullptr : ddp_.get(),
+          .balancing = forward_only ? nullptr : balancing_.get(),
           .memory = {.batch =
                          [this](auto batches, bool no_grad, const auto& body) {
                            const auto shape = shape_of(batches, mesh_.shape().cp());
@@ -113,6 +133,7 @@ StepReport MegatronEngine::optimizer_step() {
     offload_->to_device(resting);
     report = optimizer_->step(scheduler_->now());
   });
+  if (balancing_) balance_metrics_ = balancing_->finish(chunks_, report.update_successful);
   offload_->to_host(resting);
   models::synchronize(world_.device());
   return report;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -77,6 +78,8 @@ class MegatronEngine {
   TrainingCheckpoint checkpoint_at(const std::filesystem::path& root) const;  // of another run
   Offload& offload() const { return *offload_; }
   StepReport optimizer_step();
+  // moe/load_max and others of the last step's batch; none for a model without experts.
+  const std::map<std::string, double>& balance_metrics() const { return balance_metrics_; }
 
   // The micro-batches of this data parallel rank's sequences: up to `max_token_len` tokens on the
   // ranks of a context parallel group together, or as many sequences as `size` says.
@@ -108,6 +111,8 @@ class MegatronEngine {
   std::unique_ptr<OptimizerParamScheduler> scheduler_;
   std::unique_ptr<TrainingCheckpoint> checkpoint_;
   std::unique_ptr<Offload> offload_;
+  std::unique_ptr<LoadBalancing> balancing_;  // of a role that learns with experts
+  std::map<std::string, double> balance_metrics_;
 };
 
 }  // namespace ferry::trainer

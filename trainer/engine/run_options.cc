@@ -21,6 +21,17 @@ models::Recompute recompute_of(const EngineConfig& config) {
   return recompute;
 }
 
+double LoadBalancingConfig::*coeff_of(LoadBalancingType type) {
+  switch (type) {
+    case LoadBalancingType::kSeqAuxLoss:
+      return &LoadBalancingConfig::seq_aux_loss_coeff;
+    case LoadBalancingType::kGlobalAuxLoss:
+      return &LoadBalancingConfig::global_aux_loss_coeff;
+    default:
+      return &LoadBalancingConfig::aux_loss_coeff;
+  }
+}
+
 }  // namespace
 
 models::World::Options world_options(const TrainerConfig& config) {
@@ -34,6 +45,17 @@ models::ModelOptions model_options(const EngineConfig& config) {
           .dtype = config.dtype,
           .sequence_parallel = config.uses_sequence_parallel(),
           .recompute = recompute_of(config)};
+}
+
+LoadBalancingConfig load_balancing_config(const EngineConfig& config) {
+  LoadBalancingConfig balancing{.z_loss_coeff = config.moe_z_loss_coeff,
+                                .bias_update_rate = config.moe_router_bias_update_rate};
+  const auto& types = config.moe_router_load_balancing_type;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    if (types[i] != LoadBalancingType::kNone)
+      balancing.*coeff_of(types[i]) = config.moe_aux_loss_coeff.at(i);
+  }
+  return balancing;
 }
 
 OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& config) {

@@ -9,6 +9,7 @@
 #include "models/distributed/world.h"
 #include "models/gpt_model.h"
 #include "trainer/config/run_sections.h"
+#include "trainer/engine/pipeline/load_balancing.h"
 #include "trainer/optimizer/distributed_optimizer.h"
 #include "trainer/optimizer/optimizer_param_scheduler.h"
 
@@ -16,6 +17,7 @@ namespace ferry::trainer {
 
 models::World::Options world_options(const TrainerConfig& config);
 models::ModelOptions model_options(const EngineConfig& config);
+LoadBalancingConfig load_balancing_config(const EngineConfig& config);
 OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& config);
 OptimizerParamSchedulerConfig scheduler_config(const OptimConfig& config, std::int64_t total_steps);
 

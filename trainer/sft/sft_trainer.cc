@@ -212,6 +212,7 @@ Metrics SftTrainer::train_step() {
         models::training_flops(engine_.config(), batch.seqlens) /
         ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
+  metrics.insert(engine_.balance_metrics().begin(), engine_.balance_metrics().end());
   metrics["train/loss"] = loss;
   metrics["train/grad_norm"] = update.grad_norm;
   metrics["train/lr"] = rates.lr;

@@ -59,6 +59,8 @@ UpdateOutput MegatronWorker::update(
       }
       const auto report = engine_->optimizer_step();
       metrics[role + "/grad_norm"] = report.grad_norm;
+      for (const auto& [name, value] : engine_->balance_metrics())
+        metrics[fmt::format("{}/{}", role, name)] = value;
       if (!report.update_successful) {
         ++skipped;
         output.not_finite = report.not_finite;

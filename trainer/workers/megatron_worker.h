@@ -20,8 +20,9 @@
 namespace ferry::trainer {
 
 struct UpdateOutput {
-  // Means over the updates, with <role>/grad_norm and <role>/lr; and <role>/skipped, if there were,
-  // updates that were not made: for a gradient that is not finite, or no token that counts.
+  // Means over the updates, with <role>/grad_norm, <role>/lr and, of experts, <role>/moe/...; and
+  // <role>/skipped, if there were, updates that were not made: for a gradient that is not finite,
+  // or no token that counts.
   std::map<std::string, double> metrics{};
   std::string not_finite{};  // the parameter whose gradient was not, of the last such update
   PeakMemory max_memory{};   // of any rank of the role

@@ -358,6 +358,11 @@ std::vector<Broken> broken_of_roles() {
         {".megatron.recompute_method=block"});
     add("selective_recompute_has_modules", role, ".megatron.recompute_modules",
         {".megatron.recompute_modules=mlp"});
+    add("each_balancing_loss_has_a_coefficient", role, ".megatron.moe_aux_loss_coeff",
+        {".megatron.moe_aux_loss_coeff=0.1"});
+    add("a_balancing_loss_is_named_once", role, ".megatron.moe_router_load_balancing_type",
+        {".megatron.moe_router_load_balancing_type=[\"aux_loss\", \"aux_loss\"]",
+         ".megatron.moe_aux_loss_coeff=[0.1, 0.2]"});
     const auto optim = role + ".optim";
     add("lr_decays_downwards", optim, ".min_lr", {".min_lr=1"});
     add("one_length_of_the_warmup", optim, ".lr_warmup_steps",

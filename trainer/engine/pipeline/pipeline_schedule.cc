@@ -134,10 +134,12 @@ class Run {
   void forward(const PipelineStep& step, at::Tensor input) {
     Flight flight{.input = std::move(input)};
     if (flight.input.defined() && !options_.forward_only) flight.input.requires_grad_();
+    auto routes =
+        options_.routes ? options_.routes(step.chunk, step.micro_batch) : models::RouterReplay{};
+    if (pipeline_.balancing != nullptr && !options_.forward_only)
+      routes.balance = pipeline_.balancing->hook(step.micro_batch);
     auto output = model(step.chunk)
-                      .forward(batches_[step.micro_batch], flight.input, options_.observe,
-                               options_.routes ? options_.routes(step.chunk, step.micro_batch)
-                                               : models::RouterReplay{});
+                      .forward(batches_[step.micro_batch], flight.input, options_.observe, routes);
     if (target(step) < 0) {
       LossOutput result;
       const auto lose = [&] { result = loss_(model(step.chunk), output, step.micro_batch); };
@@ -196,6 +198,8 @@ std::vector<LossMetrics> forward_backward(const Pipeline& pipeline,
   }
   std::optional<at::NoGradGuard> no_grad;
   if (options.forward_only) no_grad.emplace();
+  if (pipeline.balancing != nullptr && !options.forward_only)
+    pipeline.balancing->begin(batches, options.grad_scale);
   std::vector<LossMetrics> metrics;
   const auto run = [&] { metrics = Run(pipeline, batches, loss, options).run(); };
   const auto& guard = pipeline.memory.batch;

@@ -17,6 +17,7 @@
 #include "models/gpt_model.h"
 #include "models/transformer/packed_sequences.h"
 #include "trainer/algorithms/loss_output.h"
+#include "trainer/engine/pipeline/load_balancing.h"
 #include "trainer/engine/pipeline/p2p_communication.h"
 #include "trainer/optimizer/distributed_data_parallel.h"
 
@@ -41,6 +42,7 @@ struct Pipeline {
   std::vector<models::GPTModel*> chunks{};  // of this rank's stage, first to last
   const P2PCommunicator* p2p = nullptr;     // null: there is one stage
   DistributedDataParallel* ddp = nullptr;   // null: gradients are left with the parameters
+  LoadBalancing* balancing = nullptr;       // of passes that are learned from; null: none
   MemoryGuards memory{};
 
   const models::TransformerConfig& config() const { return chunks.front()->config(); }
