@@ -21,7 +21,7 @@ constexpr std::int64_t kStep = 16;
 struct DecodeGraphs::Graphs {
   struct Captured {
     at::cuda::CUDAGraph graph{};
-    at::Tensor result{};
+    DecodedRows result{};
   };
 
   // One pool for all graphs, because only one of them runs at a time.
@@ -29,7 +29,7 @@ struct DecodeGraphs::Graphs {
   std::map<std::int64_t, Captured> of_rows;
 };
 
-DecodeGraphs::DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward)
+DecodeGraphs::DecodeGraphs(std::function<DecodedRows(std::int64_t rows)> forward)
     : forward_(std::move(forward)), graphs_(std::make_unique<Graphs>()) {}
 
 DecodeGraphs::~DecodeGraphs() = default;
@@ -40,7 +40,7 @@ std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
   return distckpt::round_up(rows, kStep);
 }
 
-at::Tensor DecodeGraphs::replay(std::int64_t rows) {
+DecodedRows DecodeGraphs::replay(std::int64_t rows) {
   const auto found = graphs_->of_rows.find(rows);
   if (found != graphs_->of_rows.end()) {
     found->second.graph.replay();
@@ -53,7 +53,8 @@ at::Tensor DecodeGraphs::replay(std::int64_t rows) {
   auto& captured = graphs_->of_rows[rows];
   {
     const c10::cuda::CUDAStreamGuard guard(side);
-    captured.graph.capture_begin(graphs_->pool);
+    // Other threads ask for the state of collectives meanwhile.
+    captured.graph.capture_begin(graphs_->pool, cudaStreamCaptureModeThreadLocal);
     captured.result = forward_(rows);
     captured.graph.capture_end();
   }

@@ -11,11 +11,16 @@
 
 namespace ferry::rollout {
 
+struct DecodedRows {
+  at::Tensor hidden{};  // [rows, hidden]
+  at::Tensor routes{};  // StepRoutes::gather(), if they are kept
+};
+
 class DecodeGraphs {
  public:
   // `forward` computes that many rows from buffers that never move. Its second call for a number of
   // rows must not wait for anything on the host.
-  explicit DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward);
+  explicit DecodeGraphs(std::function<DecodedRows(std::int64_t rows)> forward);
   ~DecodeGraphs();
   DecodeGraphs(const DecodeGraphs&) = delete;
   DecodeGraphs& operator=(const DecodeGraphs&) = delete;
@@ -23,11 +28,11 @@ class DecodeGraphs {
   static std::int64_t bucket_of(std::int64_t rows);
 
   // Returns forward(rows) for a bucket of rows; the next replay of any bucket overwrites it.
-  at::Tensor replay(std::int64_t rows);
+  DecodedRows replay(std::int64_t rows);
 
  private:
   struct Graphs;
-  std::function<at::Tensor(std::int64_t)> forward_;
+  std::function<DecodedRows(std::int64_t)> forward_;
   std::unique_ptr<Graphs> graphs_;
 };
 

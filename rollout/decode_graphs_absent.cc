@@ -8,7 +8,7 @@ namespace ferry::rollout {
 
 struct DecodeGraphs::Graphs {};
 
-DecodeGraphs::DecodeGraphs(std::function<at::Tensor(std::int64_t rows)> forward)
+DecodeGraphs::DecodeGraphs(std::function<DecodedRows(std::int64_t rows)> forward)
     : forward_(std::move(forward)) {}
 DecodeGraphs::~DecodeGraphs() = default;
 
@@ -16,7 +16,7 @@ std::int64_t DecodeGraphs::bucket_of(std::int64_t rows) {
   return rows;
 }
 
-at::Tensor DecodeGraphs::replay(std::int64_t) {
+DecodedRows DecodeGraphs::replay(std::int64_t) {
   throw Error(ErrorKind::kBug, "built without CUDA: there are no graphs");
 }
 

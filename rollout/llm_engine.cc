@@ -197,16 +197,9 @@ void LLMEngine::drop(Sequence& sequence) {
   scheduler_.remove(sequence);
 }
 
-// Whether data parallel ranks, which have other requests, share this rank's experts.
-bool LLMEngine::shares_experts() const {
-  const auto& mesh = model_.mesh();
-  return model_.config().num_moe_experts > 0 &&
-         mesh.ep().size() * mesh.etp().size() > mesh.tp().size();
-}
-
 bool LLMEngine::has_unfinished() const {
   const bool mine = !requests_.empty() || !ready_.empty();
-  if (!shares_experts()) return mine;
+  if (!shares_experts(model_)) return mine;
   const auto& mesh = model_.mesh();
   const auto flag = at::scalar_tensor(mine ? 1 : 0, at::kLong).to(mesh.world().device());
   return mesh.all().all_reduce_max(flag).item<std::int64_t>() != 0;
@@ -227,7 +220,7 @@ std::vector<RequestOutput> LLMEngine::step() {
 
 // Only a GPU computes while the host works, and ranks that share experts agree before each step.
 bool LLMEngine::launches_ahead() const {
-  return model_.mesh().world().device().is_cuda() && !shares_experts() &&
+  return model_.mesh().world().device().is_cuda() && !shares_experts(model_) &&
          std::ranges::none_of(requests_, [](const auto& request) {
            return request.second.samples.front()->params->penalizes();
          });
@@ -235,9 +228,9 @@ bool LLMEngine::launches_ahead() const {
 
 // Returns no step if there is nothing to compute.
 std::optional<StepInFlight> LLMEngine::launch(const StepInFlight* before) {
-  if (!scheduler_.has_unfinished() && !shares_experts()) return std::nullopt;
+  if (!scheduler_.has_unfinished() && !shares_experts(model_)) return std::nullopt;
   const auto scheduled = scheduler_.schedule();
-  if (scheduled.empty() && !shares_experts()) return std::nullopt;
+  if (scheduled.empty() && !shares_experts(model_)) return std::nullopt;
   StepInFlight step;
   const auto forget = [&] {  // the blocks of this step have not been written
     scheduler_.preempt_all();

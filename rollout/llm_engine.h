@@ -99,7 +99,6 @@ class LLMEngine {
   };
 
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
-  bool shares_experts() const;
   bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;
   void drop(Sequence& sequence);
   bool launches_ahead() const;

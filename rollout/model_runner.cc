@@ -11,6 +11,7 @@
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
 #include "models/transformer/attention.h"
+#include "models/transformer/moe.h"
 
 namespace ferry::rollout {
 namespace {
@@ -72,7 +73,8 @@ DrawnNumbers pinned_numbers(std::int64_t rows) {
 
 // Bytes of the inputs of the largest step.
 std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple) {
-  const auto sequences = DecodeGraphs::bucket_of(limits.max_num_seqs);
+  const auto sequences =
+      distckpt::round_up(DecodeGraphs::bucket_of(limits.max_num_seqs), rows_multiple);
   const auto rows = std::max(limits.max_num_batched_tokens, sequences) + rows_multiple;
   constexpr std::int64_t kInt = sizeof(std::int32_t);
   constexpr std::int64_t kLong = sizeof(std::int64_t);
@@ -85,22 +87,40 @@ std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple)
   return bytes;
 }
 
-// Whether a step of decoding needs nothing from the host: routers of experts count their tokens
-// there, and collectives are watched from there.
+// Whether a step of decoding needs nothing from the host.
 bool can_capture(const models::GPTModel& model) {
+  const auto& mesh = model.mesh();
   const auto shape =
-      models::key_value_shape(model.config(), model.mesh().shape().tp(), model.options().alignment);
-  return !model.config().num_moe_experts && model.mesh().shape().tp() == 1 &&
-         models::paged_attention_cuda_supports(model.mesh().world().device(),
+      models::key_value_shape(model.config(), mesh.shape().tp(), model.options().alignment);
+  return (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
+         models::paged_attention_cuda_supports(mesh.world().device(),
                                                models::scalar_type(model.options().dtype),
                                                shape.dim, shape.value_dim);
 }
 
+// Tensor parallel ranks take equal parts of the rows where experts need the host, or to keep
+// routes.
+std::int64_t multiple_of_rows(const models::GPTModel& model, const RunnerLimits& limits) {
+  const bool parts =
+      model.config().num_moe_experts > 0 &&
+      (limits.enable_return_routed_experts || !models::MoELayer::generates_on_device(model.mesh()));
+  return parts ? model.mesh().shape().tp() : 1;
+}
+
+// The most rows of a rank for which ranks that share experts exchange all rows.
+constexpr std::int64_t kMostEqualRows = 1024;
+
 }  // namespace
+
+bool shares_experts(const models::GPTModel& model) {
+  const auto& mesh = model.mesh();
+  return model.config().num_moe_experts > 0 &&
+         mesh.ep().size() * mesh.etp().size() > mesh.tp().size();
+}
 
 ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
     : model_(model),
-      rows_multiple_(model.mesh().shape().tp()),
+      rows_multiple_(multiple_of_rows(model, limits)),
       max_blocks_(KVCache::blocks_of(limits.max_model_len)),
       inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
@@ -119,24 +139,28 @@ StepInFlight ModelRunner::launch(std::span<const ScheduledSequence> scheduled,
   StepInFlight step{.copied_slots = slots_to_copy(scheduled)};
   const auto sampling = begin_draws(scheduled, step);
   auto draws = draws_of(sampling, model_.config().vocab_size);
-  const bool captured =
-      captures_graphs_ && step.copied_slots.empty() &&
-      std::ranges::all_of(scheduled, [](const auto& one) { return one.num_new_tokens == 1; });
-  write_inputs(scheduled, step, draws, captured);
+  auto plan = plan_rows(scheduled);
+  plan.captured = plan.captured && step.copied_slots.empty();
+  if (shares_experts(model_)) agree(plan);
+  write_inputs(scheduled, step, draws, plan);
   require(before != nullptr || std::ranges::none_of(scheduled, takes_unknown), ErrorKind::kBug,
           "a token of no step is not known");
   inputs_.upload(before != nullptr ? before->tokens : at::Tensor());
-  StepRoutes routes(model_);
-  const bool keeps = enable_return_routed_experts_;
-  const auto hidden = captured ? replay(cache)
-                               : forward(scheduled, cache, step.copied_slots,
-                                         keeps ? routes.recording() : models::RouterReplay{});
+  const auto [hidden, routes] =
+      plan.captured ? replay(plan, cache)
+                    : forward(make_step(scheduled, plan, !step.copied_slots.empty()), cache);
   draw(sampling, draws, hidden, step);
-  if (keeps) keep_routes(scheduled, routes, step);
+  if (routes.defined()) keep_routes(scheduled, routes, step);
   if (hidden.is_cuda()) {
     step.done = std::make_shared<c10::Event>(c10::DeviceType::CUDA);
     step.done->record(
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(hidden.device()));
+    if (plan.captured) {
+      const auto& mesh = model_.mesh();
+      (mesh.tp().size() > 1 ? mesh.tp() : mesh.ep()).watch("decoding", [done = step.done] {
+        return done->query();
+      });
+    }
   }
   return step;
 }
@@ -182,19 +206,41 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
   return sampling;
 }
 
+// With routes to return, tensor parallel ranks keep those of equal parts of the rows.
+ModelRunner::RowPlan ModelRunner::plan_rows(std::span<const ScheduledSequence> scheduled) const {
+  RowPlan plan{.captured = captures_graphs_};
+  for (const auto& one : scheduled) {
+    plan.rows += one.num_new_tokens;
+    plan.captured = plan.captured && one.num_new_tokens == 1;
+  }
+  plan.rows = std::max<std::int64_t>(plan.rows, 1);
+  return plan;
+}
+
+// Ranks that share experts have as many rows as the one with the most, unless those are many.
+void ModelRunner::agree(RowPlan& plan) const {
+  const auto& mesh = model_.mesh();
+  auto most = at::empty({2}, at::kLong);
+  most.mutable_data_ptr<std::int64_t>()[0] = plan.rows;
+  most.mutable_data_ptr<std::int64_t>()[1] = plan.captured ? 0 : 1;
+  most = mesh.all().all_reduce_max(most.to(mesh.world().device())).cpu();
+  const auto rows = most.const_data_ptr<std::int64_t>()[0];
+  plan.captured = most.const_data_ptr<std::int64_t>()[1] == 0;
+  plan.equal = rows <= kMostEqualRows;
+  plan.captured = plan.captured && plan.equal;
+  if (plan.equal) plan.rows = rows;
+}
+
 // The inputs of the forward pass come first: in a graph their addresses depend on the number of
 // rows alone.
 void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
                                const StepInFlight& step,
                                const Draws& draws,
-                               bool captured) {
+                               const RowPlan& plan) {
   const auto count = static_cast<std::int64_t>(scheduled.size());
-  std::int64_t rows = 0;
-  for (const auto& one : scheduled) rows += one.num_new_tokens;
-  // With experts, tensor parallel ranks take equal parts of the rows.
-  rows = captured ? DecodeGraphs::bucket_of(rows)
-                  : distckpt::round_up(std::max<std::int64_t>(rows, 1), rows_multiple_);
-  const auto sequences = captured ? rows : count;
+  const auto rows = distckpt::round_up(
+      plan.captured ? DecodeGraphs::bucket_of(plan.rows) : plan.rows, rows_multiple_);
+  const auto sequences = plan.captured ? rows : count;
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
   positions_ = inputs_.add({rows}, at::kLong);
@@ -251,34 +297,40 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   }
 }
 
-// Returns [rows, hidden], padding rows last.
-at::Tensor ModelRunner::forward(std::span<const ScheduledSequence> scheduled,
-                                KVCache& cache,
-                                std::span<const CopiedSlot> copied_slots,
-                                const models::RouterReplay& routes) const {
-  const auto step = make_step(scheduled, !copied_slots.empty());
+// Padding rows are last.
+DecodedRows ModelRunner::forward(const PagedStep& step, KVCache& cache) const {
+  StepRoutes routes(model_);
+  const bool keeps = enable_return_routed_experts_;
   PagedContext context(cache, step);
-  return model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context, routes);
+  DecodedRows rows{.hidden = model_.forward(inputs_.on_device(tokens_),
+                                            inputs_.on_device(positions_), context,
+                                            keeps ? routes.recording() : models::RouterReplay{})};
+  if (keeps) rows.routes = routes.gather();
+  return rows;
 }
 
 // The same for a step whose rows all decode.
-at::Tensor ModelRunner::replay(KVCache& cache) {
-  if (!graphs_) graphs_.emplace([this, &cache](std::int64_t) { return decode(cache); });
+DecodedRows ModelRunner::replay(const RowPlan& plan, KVCache& cache) {
+  if (!graphs_) {
+    graphs_.emplace([this, &cache, equal = plan.equal](std::int64_t) {
+      return forward({.slots = inputs_.on_device(slots_),
+                      .block_tables = inputs_.on_device(block_tables_),
+                      .lengths = inputs_.on_device(lengths_),
+                      .num_decodes = slots_.sizes[0],
+                      .equal_rows = equal},
+                     cache);
+    });
+  }
   return graphs_->replay(tokens_.sizes[0]);
 }
 
-at::Tensor ModelRunner::decode(KVCache& cache) const {
-  const PagedStep step{.slots = inputs_.on_device(slots_),
-                       .block_tables = inputs_.on_device(block_tables_),
-                       .lengths = inputs_.on_device(lengths_),
-                       .num_decodes = slots_.sizes[0]};
-  PagedContext context(cache, step);
-  return model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context);
-}
-
-PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled, bool copies) const {
+PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
+                                 const RowPlan& plan,
+                                 bool copies) const {
   std::size_t widest = 0;
-  PagedStep step{.slots = inputs_.on_device(slots_), .lengths = inputs_.on_device(lengths_)};
+  PagedStep step{.slots = inputs_.on_device(slots_),
+                 .lengths = inputs_.on_device(lengths_),
+                 .equal_rows = plan.equal};
   const auto tables = inputs_.on_device(block_tables_);
   std::int64_t row = 0;
   for (std::size_t i = 0; i < scheduled.size(); ++i) {
@@ -335,13 +387,13 @@ void ModelRunner::draw(std::span<const SamplingRow> sampling,
 
 // Keeps the routes of all rows but padding.
 void ModelRunner::keep_routes(std::span<const ScheduledSequence> scheduled,
-                              const StepRoutes& routes,
+                              const at::Tensor& routes,
                               StepInFlight& step) const {
   std::int64_t rows = 0;
   for (const auto& one : scheduled) rows += one.num_new_tokens;
   const auto* const slots = slots_.data<std::int64_t>();
   step.slots.assign(slots, slots + rows);
-  step.routed_experts = begin_download(routes.gather().narrow(0, 0, rows));
+  step.routed_experts = begin_download(routes.narrow(0, 0, rows));
   for (auto& drawn : step.drawn) drawn.block_table = drawn.sequence->block_table;
 }
 

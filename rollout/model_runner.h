@@ -1,7 +1,7 @@
 // Runs a step on the device: the rows of all scheduled sequences through the model, and a token for
 // each sequence that is computed to its end. One copy uploads all inputs into memory that never
 // moves, so that a step can be a CUDA graph: it is one if every sequence decodes and the model is
-// dense and on one GPU. collect() waits for tokens and log-probabilities: before that the next step
+// on one GPU. collect() waits for tokens and log-probabilities: before that the next step
 // may be launched, whose rows take the tokens of this one on the device.
 #pragma once
 
@@ -56,6 +56,9 @@ struct StepInFlight {
   std::shared_ptr<c10::Event> done{};
 };
 
+// Whether data parallel ranks, which have other requests, share this rank's experts.
+bool shares_experts(const models::GPTModel& model);
+
 class ModelRunner {
  public:
   // The model outlives this. Throws Error(kUsage) if it has no language model's head.
@@ -73,26 +76,32 @@ class ModelRunner {
   void forget_graphs();
 
  private:
+  // The rows of a step.
+  struct RowPlan {
+    std::int64_t rows = 0;  // padding to come
+    bool captured = false;  // every sequence decodes, in a graph
+    bool equal = false;     // on all ranks that share experts
+  };
+  RowPlan plan_rows(std::span<const ScheduledSequence> scheduled) const;
+  void agree(RowPlan& plan) const;
   static std::vector<SamplingRow> begin_draws(std::span<const ScheduledSequence> scheduled,
                                               StepInFlight& step);
   void write_inputs(std::span<const ScheduledSequence> scheduled,
                     const StepInFlight& step,
                     const Draws& draws,
-                    bool captured);
+                    const RowPlan& plan);
   void fill_rows(std::span<const ScheduledSequence> scheduled);
-  at::Tensor forward(std::span<const ScheduledSequence> scheduled,
-                     KVCache& cache,
-                     std::span<const CopiedSlot> copied_slots,
-                     const models::RouterReplay& routes) const;
-  at::Tensor replay(KVCache& cache);
-  at::Tensor decode(KVCache& cache) const;
-  PagedStep make_step(std::span<const ScheduledSequence> scheduled, bool copies) const;
+  DecodedRows forward(const PagedStep& step, KVCache& cache) const;
+  DecodedRows replay(const RowPlan& plan, KVCache& cache);
+  PagedStep make_step(std::span<const ScheduledSequence> scheduled,
+                      const RowPlan& plan,
+                      bool copies) const;
   void draw(std::span<const SamplingRow> sampling,
             Draws& draws,
             const at::Tensor& hidden,
             StepInFlight& step);
   void keep_routes(std::span<const ScheduledSequence> scheduled,
-                   const StepRoutes& routes,
+                   const at::Tensor& routes,
                    StepInFlight& step) const;
 
   const models::GPTModel& model_;

@@ -35,6 +35,7 @@ struct PagedStep {
   // [2, tokens], int64: arguments of KVCache::copy() after this step's rows are stored; undefined:
   // no copy.
   at::Tensor copied_slots{};
+  bool equal_rows = false;  // InferenceContext::has_equal_rows()
 };
 
 class PagedContext : public models::InferenceContext {
@@ -43,6 +44,7 @@ class PagedContext : public models::InferenceContext {
   PagedContext(KVCache& cache, const PagedStep& step) : cache_(cache), step_(step) {}
 
   std::optional<models::DecodedRow> only_row() const override;
+  bool has_equal_rows() const override { return step_.equal_rows; }
   at::Tensor attend(std::int64_t layer,
                     const at::Tensor& query,
                     const at::Tensor& key,

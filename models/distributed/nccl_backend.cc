@@ -1,5 +1,7 @@
 #include "models/distributed/nccl_backend.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -105,6 +107,8 @@ class Watch {
 void watch_nccl(c10::intrusive_ptr<c10d::Work> work,
                 std::shared_ptr<const WatchedRun> run,
                 std::function<Error(const std::string& why)> failure) {
+  // Work of a graph that is being captured begins when the graph is launched.
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return;
   static auto& watch = *std::make_unique<Watch>().release();
   watch.add(std::move(work), std::move(run), std::move(failure));
 }

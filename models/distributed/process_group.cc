@@ -10,6 +10,7 @@
 #include <numeric>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -43,6 +44,16 @@ at::Tensor empty_rows(const at::Tensor& like, std::int64_t rows) {
 }  // namespace
 
 namespace {
+
+// Work that somebody else has launched.
+class PolledWork : public c10d::Work {
+ public:
+  explicit PolledWork(std::function<bool()> done) : done_(std::move(done)) {}
+  bool isCompleted() override { return done_(); }
+
+ private:
+  std::function<bool()> done_;
+};
 
 // One operation that the ranks of a group meet in.
 struct Meeting {
@@ -314,6 +325,11 @@ Pending ProcessGroup::all_gather_in_place(const at::Tensor& whole) const {
       begin("all_gather", [&] { return backends_->device->_allgather_base(output, mine); });
   return {[gathered, output, mine]() mutable { gathered.wait(); },
           [gathered] { return gathered.done(); }};
+}
+
+void ProcessGroup::watch(std::string_view operation, std::function<bool()> done) const {
+  if (size() == 1) return;
+  run(operation, [&] { backends_->watch(c10::make_intrusive<PolledWork>(std::move(done))); });
 }
 
 void ProcessGroup::barrier() const {

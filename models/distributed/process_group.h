@@ -89,6 +89,10 @@ class ProcessGroup {
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;
   Pending all_gather_in_place(const at::Tensor& whole) const;
 
+  // Watches work on the device that holds collectives of this group, a graph of them: if it is not
+  // `done` within the group's timeout, or another rank fails, the process ends as for a collective.
+  void watch(std::string_view operation, std::function<bool()> done) const;
+
   // Waits for all ranks. Called before ranks end, so that none breaks the last collective of
   // another.
   void barrier() const;

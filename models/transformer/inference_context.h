@@ -31,6 +31,10 @@ class InferenceContext {
   // The only row of this step; nullopt if there are several rows, or the row is not a decoded one.
   virtual std::optional<DecodedRow> only_row() const { return std::nullopt; }
 
+  // Whether all ranks that share experts have as many rows in this step, and few: they may exchange
+  // all of them.
+  virtual bool has_equal_rows() const { return false; }
+
   // Keeps the keys and values of this step's rows in the cache of `layer`, then attends each row to
   // its own sequence so far. query [rows, heads, dim], key [rows, groups, dim], value [rows,
   // groups, value_dim] -> [rows, heads, value_dim].

@@ -19,6 +19,12 @@ class FeedForward {
   // normed [tokens, hidden], as it is between the layers -> the same. `choice` is read by layers
   // with experts.
   virtual at::Tensor forward(const at::Tensor& normed, const RouterChoice& choice) const = 0;
+  // The same in generation, without gradients.
+  virtual at::Tensor generate(const at::Tensor& normed,
+                              const RouterChoice& choice,
+                              const InferenceContext&) const {
+    return forward(normed, choice);
+  }
 };
 
 // fc2(silu(gate) * up), without a norm, for dense layers and for shared experts.

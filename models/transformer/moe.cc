@@ -1,12 +1,14 @@
 #include "models/transformer/moe.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "distckpt/base/error.h"
+#include "models/kernels/experts/experts.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/swiglu.h"
 #include "models/kernels/whole_vectors.h"
@@ -25,6 +27,11 @@ Counts to_counts(const at::Tensor& tensor) {
 
 std::int64_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+// The rows of each expert, int64.
+at::Tensor counts_of(const at::Tensor& ends) {
+  return at::diff(ends.to(at::kLong), 1, -1, at::zeros({1}, ends.options().dtype(at::kLong)));
 }
 
 // The order that turns rows sorted by (source, expert), `counts` of each, into rows sorted by
@@ -146,12 +153,15 @@ class Dispatcher {
     return all_to_all(rows, ep_, receive_, send_);
   }
 
-  // Rows of each of this rank's experts.
-  Counts rows_per_expert() const {
-    Counts rows(static_cast<std::size_t>(local_experts_));
+  // The end of the rows of each of this rank's experts, int32.
+  at::Tensor ends() const {
+    auto ends = at::zeros({local_experts_}, at::kInt);
+    auto* const of_experts = ends.mutable_data_ptr<std::int32_t>();
     for (std::size_t i = 0; i < counts_.size(); ++i)
-      rows[i % static_cast<std::size_t>(local_experts_)] += counts_[i];
-    return rows;
+      of_experts[i % static_cast<std::size_t>(local_experts_)] +=
+          static_cast<std::int32_t>(counts_[i]);
+    std::partial_sum(of_experts, of_experts + local_experts_, of_experts);
+    return ends.to(order_.device());
   }
 
  private:
@@ -183,34 +193,40 @@ Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::str
   fc2_ = parameters.take_stacked(fc2);
 }
 
-at::Tensor Experts::forward(const at::Tensor& rows, const Counts& counts) const {
+at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) const {
   const auto alignment = setup_.alignment();
   const auto& etp = setup_.mesh.etp();
-  at::Tensor ends;  // of each expert's rows, on a GPU: one kernel for all, of the same bits
-  if (rows.is_cuda()) {
-    ends = at::empty({static_cast<std::int64_t>(counts.size())}, at::kInt);
-    std::inclusive_scan(counts.begin(), counts.end(), ends.mutable_data_ptr<std::int32_t>());
-    ends = ends.to(rows.device());
-  }
   const auto each = [&](const at::Tensor& x, const at::Tensor& weights) {
+    // On a GPU one kernel serves all experts, with the same bits.
     if (x.is_cuda() && x.size(0) > 0) return at::_grouped_mm(x, weights.transpose(1, 2), ends);
     std::vector<at::Tensor> parts;
     std::int64_t begin = 0;
-    for (std::size_t i = 0; i < counts.size(); ++i) {
-      if (counts[i] > 0) {
-        parts.push_back(linear_slice(x.narrow(0, begin, counts[i]),
-                                     weights.select(0, static_cast<std::int64_t>(i)), {},
-                                     alignment));
-      }
-      begin += counts[i];
+    for (std::int64_t i = 0; x.size(0) > 0 && i < ends.size(0); ++i) {
+      const std::int64_t end = ends.const_data_ptr<std::int32_t>()[i];
+      if (end > begin)
+        parts.push_back(
+            linear_slice(x.narrow(0, begin, end - begin), weights.select(0, i), {}, alignment));
+      begin = end;
     }
     // A product without rows is still computed, so that every weight has a gradient.
-    return parts.empty() ? at::linear(x, weights.select(0, 0)) : at::cat(parts);
+    if (parts.empty()) return at::linear(x, weights.select(0, 0));
+    if (begin < x.size(0))
+      parts.push_back(at::zeros({x.size(0) - begin, weights.size(1)}, x.options()));
+    return at::cat(parts);
   };
   auto hidden = swiglu(each(rows, fc1_));
   if (etp.size() > 1 && alignment == Alignment::kBitwise)
     hidden = gather_from_tensor_model_parallel_region(hidden, etp, /*replicated=*/false);
   return each(hidden, fc2_);
+}
+
+bool Experts::takes_few(const at::Tensor& choices) const {
+  return !at::GradMode::is_enabled() && setup_.alignment() == Alignment::kFast &&
+         setup_.mesh.ep().size() == 1 && few_choices_supported(fc1_, fc2_, choices.numel());
+}
+
+at::Tensor Experts::forward_few(const at::Tensor& x, const at::Tensor& choices) const {
+  return apply_experts_to_few(x, choices, fc1_, fc2_);
 }
 
 MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
@@ -227,15 +243,16 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
 
 at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choice) const {
   const auto& parallel = setup_.tensor_parallel;
+  if (parallel.sequence_parallel || parallel.group->size() == 1)
+    return with_shared(route_and_compute(normed, choice), normed);
   // Tensor parallel ranks that have the same tokens send a share of them each.
-  at::Tensor output;
-  if (parallel.sequence_parallel || parallel.group->size() == 1) {
-    output = route_and_compute(normed, choice);
-  } else {
-    const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
-    output = gather_from_sequence_parallel_region(route_and_compute(mine, choice), *parallel.group,
-                                                  /*replicated=*/true);
-  }
+  const auto mine = scatter_to_sequence_parallel_region(normed, *parallel.group);
+  return with_shared(gather_from_sequence_parallel_region(route_and_compute(mine, choice),
+                                                          *parallel.group, /*replicated=*/true),
+                     normed);
+}
+
+at::Tensor MoELayer::with_shared(const at::Tensor& output, const at::Tensor& normed) const {
   if (!shared_) return output;
   auto shared = shared_->forward(normed);
   if (shared_gate_.defined())
@@ -243,20 +260,87 @@ at::Tensor MoELayer::forward(const at::Tensor& normed, const RouterChoice& choic
   return output + shared;
 }
 
+bool MoELayer::generates_on_device(const ParallelState& mesh) {
+  const auto& ranks = mesh.ep().size() > 1 ? mesh.ep() : mesh.etp();
+  const bool of_one_kind = mesh.ep().size() == 1 || mesh.etp().size() == 1;
+  return of_one_kind &&
+         (mesh.tp().size() == 1 ? mesh.etp().size() == 1 : ranks.ranks() == mesh.tp().ranks());
+}
+
+at::Tensor MoELayer::generate(const at::Tensor& normed,
+                              const RouterChoice& choice,
+                              const InferenceContext& context) const {
+  const auto& mesh = setup_.mesh;
+  const bool gathers = mesh.tp().size() == 1 && mesh.ep().size() > 1;
+  if (!generates_on_device(mesh) || (gathers && !context.has_equal_rows()))
+    return forward(normed, choice);
+  return with_shared(compute_own_experts(normed, choice), normed);
+}
+
+// Tensor parallel ranks have the same rows, expert parallel ranks gather them. Each rank computes
+// what its experts, or its part of every expert, give to all rows.
+at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterChoice& choice) const {
+  const auto& ep = setup_.mesh.ep();
+  const auto& etp = setup_.mesh.etp();
+  const auto& tp = setup_.mesh.tp();
+  const bool bitwise = setup_.alignment() == Alignment::kBitwise;
+  const bool gathers = tp.size() == 1 && ep.size() > 1;
+  const auto x = gathers ? ep.all_gather(mine) : mine;
+  auto of_all = choice;
+  if (choice.record) {  // those of this rank's share of the rows
+    of_all.record = [&](const at::Tensor& experts) {
+      const auto& sharing = gathers ? ep : tp;
+      const auto rows = experts.size(0) / sharing.size();
+      choice.record(experts.narrow(0, sharing.rank() * rows, rows));
+    };
+  }
+  const auto routing = router_.forward(x, of_all);
+  at::Tensor inverse;
+  at::Tensor results;
+  at::Tensor end;  // of the rows that this rank has computed
+  if (experts_.takes_few(routing.experts)) {
+    results = experts_.forward_few(x, routing.experts);
+  } else {
+    const auto local = setup_.config.num_moe_experts / ep.size();
+    const auto places = expert_order(routing.experts.reshape({-1}), {ep.rank() * local, local});
+    const auto topk = setup_.config.moe_router_topk;
+    results =
+        experts_.forward(x.index_select(0, at::div(places.order, topk, "trunc")), places.ends);
+    inverse = places.inverse;
+    if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
+  }
+  if (ep.size() > 1 && bitwise) {
+    // One rank has each choice's result, so that the sum over ranks is exact.
+    const auto of_choices =
+        results.index_select(0, inverse).masked_fill_(inverse.ge(end).unsqueeze(1), 0);
+    const auto whole = gathers ? ep.reduce_scatter(of_choices) : ep.all_reduce(of_choices);
+    const auto rows = mine.size(0);
+    return combine_choices(
+        whole, {}, gathers ? routing.weights.narrow(0, ep.rank() * rows, rows) : routing.weights);
+  }
+  const auto part = combine_choices(results, inverse, routing.weights, end);
+  if (gathers) return ep.reduce_scatter(part);
+  if (tp.size() == 1) return part;
+  return bitwise ? gather_from_tensor_model_parallel_region(part, etp, /*replicated=*/true)
+                 : tp.all_reduce(part);
+}
+
 at::Tensor MoELayer::route_and_compute(const at::Tensor& x, const RouterChoice& choice) const {
   const auto topk = setup_.config.moe_router_topk;
   const auto routing = router_.forward(x, choice);
-  const auto choices = routing.experts.reshape({-1});
-  const auto order = at::argsort(choices, /*stable=*/true, 0, /*descending=*/false);
-  const auto inverse = undo(order);
-  const auto counts = at::bincount(choices, {}, setup_.config.num_moe_experts);
-  const Dispatcher dispatcher(setup_, counts);
-
-  const auto rows = RowsOfChoices::apply(x, order, inverse, topk);
-  const auto results =
-      dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.rows_per_expert()));
-  const auto weights = Permute::apply(routing.weights.reshape({-1}), order, inverse);
-  return Permute::apply(results * weights.unsqueeze(1), inverse, order)
+  const auto num_experts = setup_.config.num_moe_experts;
+  const auto places = expert_order(routing.experts.reshape({-1}), {0, num_experts});
+  const auto rows = RowsOfChoices::apply(x, places.order, places.inverse, topk);
+  at::Tensor results;
+  if (setup_.mesh.ep().size() == 1 && setup_.mesh.etp().size() == 1) {
+    results = experts_.forward(rows, places.ends);
+  } else {
+    const Dispatcher dispatcher(setup_, counts_of(places.ends));
+    results = dispatcher.combine(experts_.forward(dispatcher.dispatch(rows), dispatcher.ends()));
+  }
+  if (!at::GradMode::is_enabled()) return combine_choices(results, places.inverse, routing.weights);
+  const auto weights = Permute::apply(routing.weights.reshape({-1}), places.order, places.inverse);
+  return Permute::apply(results * weights.unsqueeze(1), places.inverse, places.order)
       .view({x.size(0), topk, -1})
       .sum(1)
       .to(x.scalar_type());

@@ -4,7 +4,8 @@
 //
 // Results of the experts come back to the token's rank unreduced, one row for each of its choices,
 // and are summed there in the order of the choices: the sum does not depend on the ranks of the
-// experts.
+// experts. In generation rows are few, so that ranks exchange all of them rather than count who
+// needs which.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +25,17 @@ class Experts {
  public:
   Experts(const ModelSetup& setup, Parameters& parameters, const std::string& prefix);
 
-  // rows [rows, hidden], those of the rank's first expert first; counts: the rows of each expert ->
-  // [rows, hidden]. With expert tensor parallelism the result is this rank's summand in kFast, and
-  // its columns, [rows, hidden/etp], in kBitwise.
-  at::Tensor forward(const at::Tensor& rows, const std::vector<std::int64_t>& counts) const;
+  // rows [rows, hidden], those of the rank's first expert first; ends [experts], int32: the end of
+  // each expert's rows, where the rows are; nobody reads results of rows behind them -> [rows,
+  // hidden]. On a GPU the host reads nothing. With
+  // expert tensor parallelism the result is this rank's summand in kFast, and its columns, [rows,
+  // hidden/etp], in kBitwise.
+  at::Tensor forward(const at::Tensor& rows, const at::Tensor& ends) const;
+
+  // The same for so few choices [tokens, topk] that reading the weights takes all the time, in
+  // kFast without gradients: x [tokens, hidden] -> [choices, hidden], in the order of the choices.
+  bool takes_few(const at::Tensor& choices) const;
+  at::Tensor forward_few(const at::Tensor& x, const at::Tensor& choices) const;
 
  private:
   const ModelSetup& setup_;
@@ -41,9 +49,18 @@ class MoELayer : public FeedForward {
 
   const at::Tensor& norm() const override { return norm_; }
   at::Tensor forward(const at::Tensor& normed, const RouterChoice& choice) const override;
+  at::Tensor generate(const at::Tensor& normed,
+                      const RouterChoice& choice,
+                      const InferenceContext& context) const override;
+
+  // Whether generate() asks the host for nothing, given has_equal_rows(): all ranks see all rows of
+  // those that share experts, and compute their own experts' part of the results.
+  static bool generates_on_device(const ParallelState& mesh);
 
  private:
   at::Tensor route_and_compute(const at::Tensor& x, const RouterChoice& choice) const;
+  at::Tensor compute_own_experts(const at::Tensor& x, const RouterChoice& choice) const;
+  at::Tensor with_shared(const at::Tensor& output, const at::Tensor& normed) const;
 
   const ModelSetup& setup_;
   at::Tensor norm_;

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "distckpt/base/error.h"
+#include "models/kernels/experts/experts.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
 
@@ -30,6 +31,12 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
                                        config.num_moe_experts / config.moe_router_num_groups})
                               .reshape({-1, config.num_moe_experts});
   return scores.masked_fill(of_experts.to(at::kBool).logical_not(), hidden);
+}
+
+bool TopKRouter::chooses_in_one_kernel(const at::Tensor& logits) const {
+  return logits.is_cuda() && setup_.alignment() == Alignment::kFast &&
+         !at::GradMode::is_enabled() && setup_.config.family != "mixtral" &&
+         logits.size(1) <= kMostChosenFrom;
 }
 
 Routing TopKRouter::forward(const at::Tensor& x, const RouterChoice& choice) const {
@@ -58,6 +65,11 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given) const {
   Routing routing;
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
+    if (chooses_in_one_kernel(routing.logits) && !replays) {
+      auto [experts, weights] =
+          choose_experts(routing.logits, topk, !config.moe_router_pre_softmax);
+      return {.experts = experts, .weights = weights, .logits = routing.logits};
+    }
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     const auto [best, chosen] = at::topk(scores, topk, -1);
     routing.experts = experts_for(chosen);

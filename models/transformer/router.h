@@ -31,6 +31,9 @@ class TopKRouter {
                              const at::Tensor& group_scores,
                              double hidden) const;
 
+  // In kFast without gradients, where weights have the logits' dtype.
+  bool chooses_in_one_kernel(const at::Tensor& logits) const;
+
   const ModelSetup& setup_;
   at::Tensor weight_, expert_bias_;
 };

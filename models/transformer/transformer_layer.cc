@@ -31,8 +31,10 @@ ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerConte
                              choice](const std::vector<at::Tensor>& inputs) {
     return std::vector{network->forward(inputs[0], choice)};
   };
-  const auto fed = feed_forward_recomputed_ ? recompute(feed_forward, {normed})[0]
-                                            : feed_forward_->forward(normed, choice);
+  const auto fed = context.inference != nullptr
+                       ? feed_forward_->generate(normed, choice, *context.inference)
+                   : feed_forward_recomputed_ ? recompute(feed_forward, {normed})[0]
+                                              : feed_forward_->forward(normed, choice);
   stream.pending = fed;
   if (observe) {
     observe(prefix_ + "self_attention", attended);

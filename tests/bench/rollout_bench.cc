@@ -43,6 +43,7 @@ struct Flags {
   bool verify = false;
   bool eager = false;
   bool short_warmup = false;
+  bool experts = false;
   std::string trace;
 };
 
@@ -144,8 +145,12 @@ void run(const Flags& flags,
          models::World& world,
          const std::string& mode) {
   const auto device = world.device();
-  const models::ParallelState mesh(world, {.tensor_model_parallel_size = world.size()},
-                                   "bench " + mode);
+  const models::ParallelState mesh(
+      world,
+      {.tensor_model_parallel_size = flags.experts ? 1 : world.size(),
+       .expert_model_parallel_size = flags.experts ? world.size() : 1,
+       .expert_tensor_parallel_size = flags.experts ? 1 : world.size()},
+      "bench " + mode);
   const auto chunks =
       models::make_stage(checkpoint.map.config, mesh,
                          {.alignment = mode == "bitwise" ? Alignment::kBitwise : Alignment::kFast});
@@ -217,6 +222,8 @@ int main(int argc, char** argv) {
   app.add_option("--temperature", flags.temperature, "Of the draws; 0: greedy");
   app.add_option("--rounds", flags.rounds, "Of which the fastest counts");
   app.add_flag("--verify", flags.verify, "Compare log-probabilities with the trainer's");
+  app.add_flag("--experts", flags.experts,
+               "Ranks share out the experts, and each has all requests, not tensor parallel parts");
   app.add_flag("--short-warmup", flags.short_warmup, "Of 16 tokens each");
   app.add_flag("--enforce-eager", flags.eager, "No CUDA graphs");
   app.add_option("--trace", flags.trace,

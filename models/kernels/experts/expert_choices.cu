@@ -1,0 +1,261 @@
+#include "models/kernels/cuda/cuda_element.cuh"
+#include "models/kernels/experts/expert_launch.h"
+
+namespace ferry::models::launch {
+namespace {
+
+constexpr int kOrderThreads = 1024;
+constexpr int kOrderWarps = kOrderThreads / kLanes;
+static_assert(kOrderWarps == kLanes, "a warp sums what the warps counted");
+constexpr unsigned kAllLanes = 0xffffffff;
+
+__device__ int warp_sum(int value) {
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(kAllLanes, value, offset);
+  return value;
+}
+
+// A block finds the places of one expert's choices: behind those of lower experts, which it counts,
+// in the order in which they come. The block behind the last expert does so for the choices of
+// experts outside of the range. Each warp has a part of the choices.
+__global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_t* choices,
+                                                               std::int64_t* order,
+                                                               std::int64_t* inverse,
+                                                               std::int32_t* ends,
+                                                               int num_choices,
+                                                               std::int64_t first_expert,
+                                                               int num_experts) {
+  __shared__ int lower_of[kOrderWarps];
+  __shared__ int equal_of[kOrderWarps];
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const int expert = static_cast<int>(blockIdx.x);
+  const int share = (num_choices + kOrderThreads - 1) / kOrderThreads * kLanes;
+  const int begin = warp * share;
+  const int end = min(begin + share, num_choices);
+  const auto local_expert = [&](int i) {
+    const std::int64_t local = choices[i] - first_expert;
+    return local < 0 || local >= num_experts ? num_experts : static_cast<int>(local);
+  };
+  release_dependents();
+  wait_for_inputs();
+  int lower = 0;
+  int equal = 0;
+  for (int i = begin + lane; i < end; i += kLanes) {
+    const int local = local_expert(i);
+    lower += local < expert ? 1 : 0;
+    equal += local == expert ? 1 : 0;
+  }
+  lower = warp_sum(lower);
+  equal = warp_sum(equal);
+  if (lane == 0) {
+    lower_of[warp] = lower;
+    equal_of[warp] = equal;
+  }
+  __syncthreads();
+  int place = warp_sum(lower_of[lane]) + warp_sum(lane < warp ? equal_of[lane] : 0);
+  const int last = warp_sum(lower_of[lane] + equal_of[lane]);
+  for (int first = begin; first < end; first += kLanes) {
+    const int i = first + lane;
+    const bool mine = i < end && local_expert(i) == expert;
+    const unsigned votes = __ballot_sync(kAllLanes, mine);
+    if (mine) {
+      const int at = place + __popc(votes & ((1U << lane) - 1));
+      order[at] = i;
+      inverse[i] = at;
+    }
+    place += __popc(votes);
+  }
+  if (threadIdx.x == 0 && expert < num_experts) ends[expert] = last;
+}
+
+// As ATen sums a short dimension that is not the last: in four chains, which are added up at last.
+constexpr int kChains = 4;
+
+template <int N, typename T, typename W>
+__global__ void combine(const T* results,
+                        const std::int64_t* inverse,
+                        const std::int32_t* end,
+                        const W* weights,
+                        T* y,
+                        ChoicesShape shape,
+                        std::int64_t hidden) {
+  release_dependents();
+  wait_for_inputs();
+  const std::int64_t of_row = hidden / N;
+  const int topk = static_cast<int>(shape.topk);
+  const std::int64_t last = end == nullptr ? INT64_MAX : *end;
+  for (std::int64_t at = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+       at < shape.tokens * of_row; at += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
+    const std::int64_t token = at / of_row;
+    const std::int64_t column = at % of_row * N;
+    float sums[kChains][N] = {};
+    for (int first = 0; first < topk; first += kChains) {
+#pragma unroll
+      for (int chain = 0; chain < kChains; ++chain) {
+        if (first + chain >= topk) break;
+        const std::int64_t choice = token * topk + first + chain;
+        const std::int64_t row = inverse == nullptr ? choice : inverse[choice];
+        if (row >= last) continue;
+        const auto values = load<N>(results + row * hidden + column);
+        const float weight = widen(weights[choice]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const float product = __fmul_rn(widen(values.at[i]), weight);
+          // A product of bf16 by bf16 is rounded to bf16, one by fp32 is not.
+          sums[chain][i] =
+              __fadd_rn(sums[chain][i], std::is_same_v<T, W> ? rounded<T>(product) : product);
+        }
+      }
+    }
+    Vector<T, N> sum;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      sum.at[i] = narrow<T>(
+          __fadd_rn(__fadd_rn(__fadd_rn(sums[0][i], sums[1][i]), sums[2][i]), sums[3][i]));
+    store(y + token * hidden + column, sum);
+  }
+}
+
+constexpr int kMostOfLane = 16;  // logits
+
+// A warp chooses for one token.
+template <typename T>
+__global__ void choose(
+    const T* logits, std::int64_t* experts, T* weights, ChoicesShape shape, bool normalize) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  release_dependents();
+  wait_for_inputs();
+  if (token >= shape.tokens) return;
+  const int num_experts = static_cast<int>(shape.experts);
+  float values[kMostOfLane];
+  float largest = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kMostOfLane; ++i) {
+    const int expert = i * kLanes + lane;
+    values[i] = expert < num_experts ? widen(logits[token * num_experts + expert]) : -INFINITY;
+    largest = fmaxf(largest, values[i]);
+  }
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kMostOfLane; ++i) {
+    values[i] = ::expf(values[i] - largest);
+    sum += values[i];
+  }
+  for (int offset = kLanes / 2; offset > 0; offset /= 2)
+    sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    // -1 for experts that are not, or are chosen.
+#pragma unroll
+  for (int i = 0; i < kMostOfLane; ++i)
+    values[i] = i * kLanes + lane < num_experts ? __fdiv_rn(values[i], sum) : -1.0F;
+
+  const int topk = static_cast<int>(shape.topk);
+  float of_lane = 0;  // the probability of choice `lane`
+  int chosen = 0;
+  float of_chosen = 0;
+  for (int choice = 0; choice < topk; ++choice) {
+    float best = -1;
+    int where = 0;
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) {
+      if (values[i] > best) {
+        best = values[i];
+        where = i * kLanes + lane;
+      }
+    }
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, best, offset);
+      const int there = __shfl_xor_sync(kAllLanes, where, offset);
+      if (other > best || (other == best && there < where)) {
+        best = other;
+        where = there;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i)
+      if (i * kLanes + lane == where) values[i] = -1;
+    if (lane == choice) {
+      of_lane = best;
+      chosen = where;
+    }
+    of_chosen += best;
+  }
+  if (lane >= topk) return;
+  experts[token * topk + lane] = chosen;
+  weights[token * topk + lane] = narrow<T>(normalize ? __fdiv_rn(of_lane, of_chosen) : of_lane);
+}
+
+}  // namespace
+
+cudaError_t expert_order(const std::int64_t* choices,
+                         std::int64_t* order,
+                         std::int64_t* inverse,
+                         std::int32_t* ends,
+                         std::int64_t num_choices,
+                         std::int64_t first_expert,
+                         std::int64_t num_experts,
+                         cudaStream_t stream) {
+  if (num_choices > INT32_MAX - kOrderThreads) return cudaErrorInvalidValue;
+  return launch_dependent(order_choices, static_cast<unsigned>(num_experts + 1), kOrderThreads, 0,
+                          stream, choices, order, inverse, ends, static_cast<int>(num_choices),
+                          first_expert, static_cast<int>(num_experts));
+}
+
+cudaError_t combine_choices(const void* results,
+                            const std::int64_t* inverse,
+                            const std::int32_t* end,
+                            const void* weights,
+                            void* y,
+                            ChoicesShape shape,
+                            std::int64_t hidden,
+                            Element element,
+                            Element of_weights,
+                            cudaStream_t stream) {
+  constexpr std::int64_t kThreads = 256;
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* in = static_cast<const T*>(results);
+    auto* out = static_cast<T*>(y);
+    const auto run = [&](auto width, const auto* of_choices) {
+      constexpr int kWidth = decltype(width)::value;
+      using W = std::remove_cvref_t<decltype(*of_choices)>;
+      (void)launch_dependent(combine<kWidth, T, W>,
+                             blocks_of(shape.tokens * hidden / kWidth, kThreads), kThreads, 0,
+                             stream, in, inverse, end, of_choices, out, shape, hidden);
+    };
+    const auto by_weight = [&](auto width) {
+      if (of_weights == element)
+        run(width, static_cast<const T*>(weights));
+      else
+        run(width, static_cast<const float*>(weights));
+    };
+    constexpr int kWide = 16 / sizeof(T);
+    if (hidden % kWide == 0 && is_aligned<T, kWide>(in) && is_aligned<T, kWide>(out))
+      by_weight(std::integral_constant<int, kWide>{});
+    else
+      by_weight(std::integral_constant<int, 1>{});
+  });
+}
+
+cudaError_t choose_experts(const void* logits,
+                           std::int64_t* experts,
+                           void* weights,
+                           ChoicesShape shape,
+                           bool normalize,
+                           Element element,
+                           cudaStream_t stream) {
+  constexpr unsigned kTokens = 4;  // of a block
+  if (shape.experts > kMostOfLane * kLanes || shape.topk > kLanes) return cudaErrorInvalidValue;
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto blocks = static_cast<unsigned>((shape.tokens + kTokens - 1) / kTokens);
+    (void)launch_dependent(choose<T>, blocks, dim3(kLanes, kTokens), 0, stream,
+                           static_cast<const T*>(logits), experts, static_cast<T*>(weights), shape,
+                           normalize);
+  });
+}
+
+}  // namespace ferry::models::launch

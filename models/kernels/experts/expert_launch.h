@@ -1,0 +1,64 @@
+// Launches of the kernels of experts.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "models/kernels/cuda/cuda_launch.h"
+
+namespace ferry::models::launch {
+
+cudaError_t expert_order(const std::int64_t* choices,
+                         std::int64_t* order,
+                         std::int64_t* inverse,
+                         std::int32_t* ends,
+                         std::int64_t num_choices,
+                         std::int64_t first_expert,
+                         std::int64_t num_experts,
+                         cudaStream_t stream);
+
+struct ChoicesShape {
+  std::int64_t tokens = 0;
+  std::int64_t topk = 0;
+  std::int64_t experts = 0;
+};
+
+// `inverse` and `end` may be null.
+cudaError_t combine_choices(const void* results,
+                            const std::int64_t* inverse,
+                            const std::int32_t* end,
+                            const void* weights,
+                            void* y,
+                            ChoicesShape shape,
+                            std::int64_t hidden,
+                            Element element,
+                            Element of_weights,
+                            cudaStream_t stream);
+
+cudaError_t choose_experts(const void* logits,
+                           std::int64_t* experts,
+                           void* weights,
+                           ChoicesShape shape,
+                           bool normalize,
+                           Element element,
+                           cudaStream_t stream);
+
+// A product of few rows with the weights of their experts, [experts, columns, in] in bf16; gated:
+// [experts, 2 * columns, in], whose halves swiglu joins.
+struct FewRowsShape {
+  ChoicesShape choices{};
+  std::int64_t in = 0;
+  std::int64_t columns = 0;
+  bool gated = false;
+  bool of_tokens = false;  // x has a row for each token, else for each choice
+};
+bool few_rows_supported(std::int64_t in);
+cudaError_t expert_rows(const void* x,
+                        const std::int64_t* choices,
+                        const void* weights,
+                        void* y,
+                        FewRowsShape shape,
+                        cudaStream_t stream);
+
+}  // namespace ferry::models::launch

@@ -1,0 +1,68 @@
+// Kernels of a mixture of experts that ask the host for nothing: counts stay on the device, so that
+// a step of generation can be a CUDA graph. Choices are numbered token by token: choice t * topk +
+// j is the j-th of token t.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace ferry::models {
+
+// The experts first .. first + count - 1.
+struct OwnExperts {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// Choices sorted by expert, those of an expert in their own order, those of experts outside of a
+// range last.
+struct ExpertOrder {
+  at::Tensor order{};    // [choices], int64: the choice at each place
+  at::Tensor inverse{};  // [choices], int64: the place of each choice
+  at::Tensor ends{};     // [range.count], int32: the place behind the last of each expert
+};
+
+// choices [choices], int64, on any device, where the result is as well.
+ExpertOrder expert_order(const at::Tensor& choices, OwnExperts range);
+ExpertOrder expert_order_cuda(const at::Tensor& choices, OwnExperts range);
+
+// Sums the results of each token's choices, weighed, in the order of the choices and with the bits
+// of (results * weights).sum(1) of ATen. results [choices, hidden], of choice c in row inverse[c];
+// inverse [choices] int64, undefined: in row c. Rows from `end` on, [1] int32 where it is defined,
+// count nothing and are not read. weights [tokens, topk], of the results' dtype or fp32. Returns
+// [tokens, hidden] of the results' dtype. Not differentiable.
+at::Tensor combine_choices(const at::Tensor& results,
+                           const at::Tensor& inverse,
+                           const at::Tensor& weights,
+                           const at::Tensor& end = {});
+at::Tensor combine_choices_cuda(const at::Tensor& results,
+                                const at::Tensor& inverse,
+                                const at::Tensor& weights,
+                                const at::Tensor& end);
+
+// The most probable experts, those of equal probability by their number.
+struct ChosenExperts {
+  at::Tensor experts{};  // [tokens, topk], int64
+  at::Tensor weights{};  // [tokens, topk]: probabilities, of the logits' dtype
+};
+// Softmax of logits [tokens, experts] in fp32, topk of it, each divided by their sum if
+// `normalize`. bf16 or fp32 on a GPU, at most kMostChosenFrom experts. Not differentiable.
+inline constexpr std::int64_t kMostChosenFrom = 512;
+ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize);
+
+// The largest number of choices that apply_experts_to_few() takes: with more, grouped products are
+// faster (tests/bench/experts_bench.cc).
+inline constexpr std::int64_t kMostFewChoices = 256;
+bool few_choices_supported(const at::Tensor& fc1, const at::Tensor& fc2, std::int64_t choices);
+
+// fc2(silu(gate) * up) of each choice's expert for few tokens: each expert that is chosen is read
+// about once, and no other. x [tokens, hidden], experts [tokens, topk] int64, fc1 [experts, 2 *
+// ffn, hidden], fc2 [experts, hidden, ffn], bf16 on a GPU -> [choices, hidden], in the order of the
+// choices. A row's result depends on no other row. Not differentiable.
+at::Tensor apply_experts_to_few(const at::Tensor& x,
+                                const at::Tensor& experts,
+                                const at::Tensor& fc1,
+                                const at::Tensor& fc2);
+
+}  // namespace ferry::models

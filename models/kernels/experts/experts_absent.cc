@@ -1,0 +1,28 @@
+#include "models/device/no_cuda.h"
+#include "models/kernels/experts/experts.h"
+
+namespace ferry::models {
+
+ExpertOrder expert_order_cuda(const at::Tensor&, OwnExperts) {
+  no_cuda();
+}
+at::Tensor combine_choices_cuda(const at::Tensor&,
+                                const at::Tensor&,
+                                const at::Tensor&,
+                                const at::Tensor&) {
+  no_cuda();
+}
+ChosenExperts choose_experts(const at::Tensor&, std::int64_t, bool) {
+  no_cuda();
+}
+bool few_choices_supported(const at::Tensor&, const at::Tensor&, std::int64_t) {
+  return false;
+}
+at::Tensor apply_experts_to_few(const at::Tensor&,
+                                const at::Tensor&,
+                                const at::Tensor&,
+                                const at::Tensor&) {
+  no_cuda();
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,79 @@
+// experts_bench [EXPERTS HIDDEN FFN TOPK]: the kernels of a mixture of experts on a GPU for 1 to
+// 4,096 tokens, in microseconds: choosing, sorting, the products of few rows, the grouped products,
+// combining. GB/s are of the weights of the experts that are chosen.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+
+#include "models/kernels/cuda/cuda_call.h"
+#include "models/kernels/experts/experts.h"
+#include "models/kernels/swiglu.h"
+
+namespace ferry::models {
+namespace {
+
+double microseconds(const std::function<void()>& body) {
+  constexpr int kRepeats = 20;
+  for (int i = 0; i < 3; ++i) body();
+  cudaEvent_t begin{};
+  cudaEvent_t end{};
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
+  check(cudaEventRecord(begin, stream()));
+  for (int i = 0; i < kRepeats; ++i) body();
+  check(cudaEventRecord(end, stream()));
+  check(cudaEventSynchronize(end));
+  float elapsed = 0;
+  check(cudaEventElapsedTime(&elapsed, begin, end));
+  return static_cast<double>(elapsed) * 1e3 / kRepeats;
+}
+
+void run(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, std::int64_t topk) {
+  const at::NoGradGuard no_grad;
+  const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
+  const auto fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
+  const auto fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+  fmt::print("tokens  choose    sort  gather     few  (GB/s)  grouped  (GB/s)  combine\n");
+  for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
+    const auto x = at::randn({tokens, hidden}, like);
+    const auto logits = at::randn({tokens, experts}, like);
+    const auto chosen = choose_experts(logits, topk, true);
+    const auto choices = chosen.experts.reshape({-1});
+    const auto places = expert_order(choices, {0, experts});
+    const auto rows = x.index_select(0, at::div(places.order, topk, "trunc"));
+    const auto active = std::get<0>(at::_unique(choices)).numel();
+    const auto gigabytes = static_cast<double>(active * 3 * hidden * ffn * 2) / 1e9;
+    const auto grouped = [&] {
+      return at::_grouped_mm(swiglu(at::_grouped_mm(rows, fc1.transpose(1, 2), places.ends)),
+                             fc2.transpose(1, 2), places.ends);
+    };
+    const auto results = grouped();
+    double few = 0;
+    if (few_choices_supported(fc1, fc2, choices.numel()))
+      few = microseconds([&] { apply_experts_to_few(x, chosen.experts, fc1, fc2); });
+    const auto all = microseconds([&] { grouped(); });
+    fmt::print("{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:8.1f} {:8.0f} {:8.1f}\n", tokens,
+               microseconds([&] { choose_experts(logits, topk, true); }), microseconds([&] {
+                 expert_order(choices, {0, experts});
+               }),
+               microseconds([&] { x.index_select(0, at::div(places.order, topk, "trunc")); }), few,
+               few > 0 ? gigabytes / few * 1e6 : 0.0, all, gigabytes / all * 1e6,
+               microseconds([&] { combine_choices(results, places.inverse, chosen.weights); }));
+  }
+}
+
+}  // namespace
+}  // namespace ferry::models
+
+int main(int argc, char** argv) {
+  const auto argument = [&](int index, std::int64_t otherwise) {
+    return argc > index ? std::atoll(argv[index]) : otherwise;
+  };
+  ferry::models::run(argument(1, 128), argument(2, 2048), argument(3, 768), argument(4, 8));
+}

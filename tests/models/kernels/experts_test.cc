@@ -1,0 +1,190 @@
+#include "models/kernels/experts/experts.h"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "models/cuda_fixture.h"
+#include "models/kernels/swiglu.h"
+
+namespace ferry::models {
+namespace {
+
+at::Tensor random_choices(std::int64_t count, std::int64_t experts, int seed) {
+  std::mt19937 engine(static_cast<unsigned>(seed));
+  // Skewed, so that some experts have none.
+  std::geometric_distribution<std::int64_t> draw(std::min(0.6, 3.0 / static_cast<double>(experts)));
+  auto choices = at::empty({count}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i)
+    choices.mutable_data_ptr<std::int64_t>()[i] = std::min(draw(engine), experts - 1);
+  return choices;
+}
+
+// Choices of experts outside of the range come last.
+void expect_order(const ExpertOrder& found, const at::Tensor& choices, OwnExperts range) {
+  auto local = choices - range.first;
+  local.masked_fill_(local.lt(0).logical_or(local.ge(range.count)), range.count);
+  const auto* const of = local.const_data_ptr<std::int64_t>();
+  std::vector<std::int64_t> order(static_cast<std::size_t>(choices.numel()));
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
+  std::ranges::stable_sort(order, {}, [&](std::int64_t choice) { return of[choice]; });
+  const auto places = found.order.cpu();
+  const auto inverse = found.inverse.cpu();
+  const auto ends = found.ends.cpu();
+  ASSERT_EQ(places.numel(), choices.numel());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    ASSERT_EQ(places.const_data_ptr<std::int64_t>()[i], order[i]);
+    ASSERT_EQ(inverse.const_data_ptr<std::int64_t>()[order[i]], static_cast<std::int64_t>(i));
+  }
+  ASSERT_EQ(ends.numel(), range.count);
+  for (std::int64_t expert = 0; expert < range.count; ++expert)
+    ASSERT_EQ(ends.const_data_ptr<std::int32_t>()[expert],
+              std::count_if(of, of + choices.numel(), [&](auto e) { return e <= expert; }));
+}
+
+constexpr std::int64_t kCounts[] = {0, 1, 8, 31, 1024, 1025, 40'000};
+
+TEST(ExpertOrder, SortsStablyOnTheHost) {
+  for (const auto count : kCounts) {
+    const auto choices = random_choices(count, 60, 1);
+    for (const auto range : {OwnExperts{0, 60}, OwnExperts{15, 15}, OwnExperts{59, 1}})
+      expect_order(expert_order(choices, range), choices, range);
+  }
+}
+
+class ExpertKernels : public CudaKernels {};
+
+TEST_F(ExpertKernels, SortStably) {
+  for (const auto count : kCounts) {
+    for (const std::int64_t experts : {2, 60, 128, 256}) {
+      const auto choices = random_choices(count, experts, 2);
+      for (const auto range : {OwnExperts{0, experts}, OwnExperts{experts / 2, experts / 2}})
+        expect_order(expert_order(choices.to(at::kCUDA), range), choices, range);
+    }
+  }
+}
+
+// The sum has ATen's bits, so that logits stay equal to transformers'.
+TEST_F(ExpertKernels, CombineAsAtenDoes) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const auto of_weights : {dtype, at::kFloat}) {
+      for (const std::int64_t topk : {1, 2, 3, 4, 6, 8, 9, 10, 16}) {
+        for (const std::int64_t tokens : {1, 3, 64, 1000}) {
+          for (const std::int64_t hidden : {20, 2048}) {
+            const auto results = random({tokens * topk, hidden}, dtype);
+            const auto weights = random({tokens, topk}, of_weights).abs();
+            const auto inverse =
+                at::randperm(tokens * topk, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+            const auto expected = (results.index_select(0, inverse) * weights.reshape({-1, 1}))
+                                      .view({tokens, topk, hidden})
+                                      .sum(1)
+                                      .to(dtype);
+            EXPECT_TRUE(same_bytes(combine_choices(results, inverse, weights), expected))
+                << tokens << " tokens, " << topk << " choices, " << hidden << " columns";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ExpertKernels, CombineInTheOrderOfChoicesWithoutAnOrder) {
+  const auto results = random({80, 256});
+  const auto weights = random({10, 8});
+  const auto inverse = at::arange(80, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+  EXPECT_TRUE(same_bytes(combine_choices(results, {}, weights),
+                         combine_choices(results, inverse, weights)));
+}
+
+TEST_F(ExpertKernels, CombineWithoutTheRowsOfOtherRanks) {
+  const auto weights = random({10, 8}).abs();
+  const auto numbers = at::TensorOptions().device(at::kCUDA).dtype(at::kLong);
+  const auto inverse = at::randperm(80, numbers);
+  const auto results = random({80, 256});
+  const auto end = at::full({1}, 30, numbers.dtype(at::kInt));
+  auto garbage = results.clone();
+  garbage.narrow(0, 30, 50).fill_(std::numeric_limits<float>::quiet_NaN());
+  auto zeros = results.clone();
+  zeros.narrow(0, 30, 50).zero_();
+  EXPECT_TRUE(same_bytes(combine_choices(garbage, inverse, weights, end),
+                         combine_choices(zeros, inverse, weights)));
+  EXPECT_TRUE(same_bytes(combine_choices(garbage, inverse, weights, end).cpu(),
+                         combine_choices(garbage.cpu(), inverse.cpu(), weights.cpu(), end.cpu())));
+}
+
+// Ties are common among logits in bf16: the lower expert wins.
+TEST_F(ExpertKernels, ChooseTheMostProbable) {
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t experts : {8, 60, 128, 512}) {
+      for (const bool normalize : {false, true}) {
+        const auto logits = random({333, experts}, dtype);
+        const auto chosen = choose_experts(logits, 8, normalize);
+        const auto scores = at::softmax(logits, -1, at::kFloat);
+        const auto [best, which] = at::sort(scores, /*stable=*/true, -1, /*descending=*/true);
+        EXPECT_TRUE(at::equal(chosen.experts, which.narrow(1, 0, 8)));
+        auto weights = best.narrow(1, 0, 8);
+        if (normalize) weights = weights / weights.sum(-1, true);
+        EXPECT_TRUE(at::allclose(chosen.weights.to(at::kFloat), weights.to(dtype).to(at::kFloat),
+                                 dtype == at::kFloat ? 1e-6 : 1e-2, 1e-7));
+      }
+    }
+  }
+}
+
+struct FewRows {
+  std::int64_t experts = 128, hidden = 2048, ffn = 768, topk = 8;
+  at::Tensor fc1, fc2;
+
+  FewRows() = default;
+  FewRows(std::int64_t num_experts, std::int64_t hidden_size, std::int64_t ffn_size)
+      : experts(num_experts), hidden(hidden_size), ffn(ffn_size) {}
+  void fill() {
+    const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
+    fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
+    fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+  }
+  at::Tensor choose(std::int64_t tokens) const {
+    return at::rand({tokens, experts}, at::TensorOptions().device(at::kCUDA))
+        .argsort(/*stable=*/true, -1, /*descending=*/false)
+        .narrow(1, 0, topk)
+        .contiguous();
+  }
+};
+
+TEST_F(ExpertKernels, FewRowsAreThoseOfTheirExperts) {
+  for (auto sizes : {FewRows(), FewRows(8, 96, 40), FewRows(16, 2048, 1408)}) {
+    sizes.fill();
+    for (const std::int64_t tokens : {1, 2, 7, 32}) {
+      const auto x = random({tokens, sizes.hidden});
+      const auto experts = sizes.choose(tokens);
+      ASSERT_TRUE(few_choices_supported(sizes.fc1, sizes.fc2, experts.numel()));
+      const auto found = apply_experts_to_few(x, experts, sizes.fc1, sizes.fc2);
+      const auto of = experts.cpu();
+      for (std::int64_t choice = 0; choice < experts.numel(); ++choice) {
+        const auto expert = of.const_data_ptr<std::int64_t>()[choice];
+        const auto row = x.narrow(0, choice / sizes.topk, 1);
+        const auto expected =
+            at::linear(swiglu(at::linear(row, sizes.fc1[expert])), sizes.fc2[expert])[0];
+        const auto scale = expected.abs().max().item<float>();
+        EXPECT_LT((found[choice] - expected).abs().max().item<float>(), 0.02F * scale)
+            << "choice " << choice << " of " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST_F(ExpertKernels, AFewRowsResultDependsOnNoOtherRow) {
+  FewRows sizes;
+  sizes.fill();
+  const auto x = random({32, sizes.hidden});
+  const auto experts = sizes.choose(32);
+  const auto all = apply_experts_to_few(x, experts, sizes.fc1, sizes.fc2);
+  for (const std::int64_t token : {0, 5, 31})
+    EXPECT_TRUE(same_bytes(all.narrow(0, token * sizes.topk, sizes.topk),
+                           apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1),
+                                                sizes.fc1, sizes.fc2)));
+}
+
+}  // namespace
+}  // namespace ferry::models
