@@ -69,7 +69,8 @@ __global__ void __launch_bounds__(kOrderThreads) order_choices(const std::int64_
   if (threadIdx.x == 0 && expert < num_experts) ends[expert] = last;
 }
 
-// As ATen sums a short dimension that is not the last: in four chains, which are added up at last.
+// Sums run in four chains, which are added up at last, as ATen sums a short dimension that is not
+// the last.
 constexpr int kChains = 4;
 
 template <int N, typename T, typename W>
