@@ -136,10 +136,10 @@ class Adder {
     auto name = fmt::format("{} (copy {})", state.name, replica);
     auto& copy = copies_[name];
     if (copy.of.empty()) {
-      copy = {.tensor = {.name = std::move(name),
-                         .dtype = DType::kF32,
-                         .shape = state.shape,
-                         .shards = {}},
+      copy = {.tensor = TensorLayout{.name = std::move(name),
+                                     .dtype = DType::kF32,
+                                     .shape = state.shape,
+                                     .shards = {}},
               .of = state.name};
     }
     return copy.tensor;

@@ -18,13 +18,14 @@ std::map<std::string, double> update_actor(const Pipeline& pipeline,
     const auto& pack = mini_batch.pack(i);
     const auto result = model.log_probs(hidden, pack.tokens_behind(1), update.temperature,
                                         pack.scored(), pack.sampling_mask());
-    ActorLossInputs inputs{.policy = {.old_log_prob = given(batch.old_log_probs),
-                                      .log_prob = mini_batch.of_pack(i, result.log_probs),
-                                      .advantages = given(batch.advantages),
-                                      .response_mask = given(batch.response_mask),
-                                      .rollout_is_weights = given(batch.rollout_is_weights),
-                                      .cov_tokens = given(update.cov_tokens)},
-                           .ref_log_prob = given(batch.ref_log_prob)};
+    ActorLossInputs inputs{
+        .policy = PolicyLossInputs{.old_log_prob = given(batch.old_log_probs),
+                                   .log_prob = mini_batch.of_pack(i, result.log_probs),
+                                   .advantages = given(batch.advantages),
+                                   .response_mask = given(batch.response_mask),
+                                   .rollout_is_weights = given(batch.rollout_is_weights),
+                                   .cov_tokens = given(update.cov_tokens)},
+        .ref_log_prob = given(batch.ref_log_prob)};
     if (update.loss.entropy_coeff != 0) inputs.entropy = mini_batch.of_pack(i, result.entropy);
     return ppo_loss(inputs, update.loss, info);
   };

@@ -34,8 +34,8 @@ ProfilerConfig profiled(const PpoConfig& config) {
   return all;
 }
 
-// An answer without rows. (A member initializer that throws frees the members before it twice, in
-// GCC 12: so the numbers are there before the answer is.)
+// An answer without rows. (Its batch is an aggregate, which GCC 12 would free twice if a member
+// initializer behind it threw: so the numbers are there before the answer is.)
 WorkerData numbers_alone(nlohmann::json meta_info) {
   WorkerData answer;
   answer.meta_info = std::move(meta_info);
