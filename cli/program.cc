@@ -6,9 +6,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +26,8 @@ namespace {
 
 // An error that main() prints may come before the options are parsed.
 bool json_requested = false;
+
+std::atomic<bool> memory_ran_out = false;
 
 int trouble(const Error& error) {
   fmt::print(stderr, "{}", error.report());
@@ -44,18 +48,20 @@ int trouble(const Error& error) {
       text.remove_prefix(static_cast<std::size_t>(count));
     }
   };
+  const auto error = std::current_exception();
+  bool is_of_memory =
+      error == nullptr && memory_ran_out;  // a noexcept of GCC's hides its exception
   try {
-    if (const auto error = std::current_exception()) std::rethrow_exception(error);
-  } catch (const std::exception& error) {
-    if (is_out_of_memory(error)) {
-      write_all(STDERR_FILENO, kSaid);
-      if (json_requested) write_all(STDOUT_FILENO, kJson);
-      ::_exit(kTrouble);
-    }
+    if (error != nullptr) std::rethrow_exception(error);
+  } catch (const std::exception& one) {
+    is_of_memory = is_out_of_memory(one);
   } catch (
       ...) {  // NOLINT(bugprone-empty-catch): is a defect of this program, as what follows says
   }
-  std::abort();
+  if (!is_of_memory) std::abort();
+  write_all(STDERR_FILENO, kSaid);
+  if (json_requested) write_all(STDOUT_FILENO, kJson);
+  ::_exit(kTrouble);
 }
 
 // A checkpoint of a large mesh has more files than a shell allows to be open.
@@ -156,6 +162,10 @@ int run_program(int argc,
     return std::string_view(argument) == "--json";
   });
   std::set_terminate(end_at_once);
+  std::set_new_handler([] {
+    memory_ran_out = true;
+    throw std::bad_alloc();
+  });
   try {
     return run(argc, argv, add_commands, guard);
   } catch (const std::exception& error) {
