@@ -28,8 +28,8 @@ std::int64_t activation_bytes(const models::GPTModel& chunk,
 // and the gradients that are made with them.
 std::int64_t logits_bytes(const models::GPTModel& chunk, std::int64_t tokens);
 
-// What all passes of a batch need at once, at most: micro-batches on their way, what a backward
-// pass adds to the layer that it is in, and the loss, as if every token were learned from.
+// The most that the passes of a batch need at once, as if every token were learned from: batches on
+// their way, a backward pass in its layer, the loss; not oneDNN's 10 KiB to 2 MiB a host thread.
 std::int64_t batch_bytes(const std::vector<models::GPTModel*>& chunks,
                          const models::Recompute& recompute,
                          const MicroBatchShape& largest,
