@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     ferry::cli::become_torch_program(argv);
     return ferry::cli::run_program(argc, argv, [](CLI::App&) {
       throw ferry::Error(ferry::ErrorKind::kUsage, "ferry-torch does not lie beside ferry",
-                         "build it: configure with -Dtorch_root=FOLDER, that of a torch wheel");
+                         "./quickstart --rl builds it, in the folder of Ferry's sources");
     });
   }
   return ferry::cli::run_program(argc, argv, ferry::cli::add_commands);

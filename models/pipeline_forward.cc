@@ -28,7 +28,8 @@ at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch) {
 
 std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& config,
                                                   const ParallelState& mesh,
-                                                  const ModelOptions& options) {
+                                                  const ModelOptions& options,
+                                                  const std::string& sizes) {
   check_fits(config, mesh.shape());
   auto stages = stage_chunks(config, mesh.shape().parallel(), mesh.coordinates().pp);
   std::int64_t needed = 0;
@@ -43,7 +44,7 @@ std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& confi
     throw Error(ErrorKind::kDevice,
                 fmt::format("rank {} has {} MiB of parameters, and its device {} MiB free",
                             mesh.world().rank(), needed >> 20, *room >> 20),
-                "share the model over more ranks: --tp, --pp, --ep");
+                fmt::format("share the model over more ranks: {}", sizes));
   }
   std::vector<std::unique_ptr<GPTModel>> chunks;
   for (auto& stage : stages)

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <iterator>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "models/gpt_model.h"
@@ -16,10 +17,11 @@ namespace ferry::models {
 
 // Makes the chunks of this rank's stage, first to last. Throws Error(kUsage) if the model cannot be
 // split so, Error(kDevice), before anything is allocated, if the device has no room for its
-// parameters.
+// parameters: `sizes` are what the caller's users set against that.
 std::vector<std::unique_ptr<GPTModel>> make_stage(const TransformerConfig& config,
                                                   const ParallelState& mesh,
-                                                  const ModelOptions& options);
+                                                  const ModelOptions& options,
+                                                  const std::string& sizes = "--tp, --pp, --ep");
 
 // The shards of all chunks of a stage, which are given by unique_ptrs or pointers.
 template <typename Chunks>

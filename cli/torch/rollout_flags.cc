@@ -23,7 +23,21 @@ namespace {
 using rollout::text::ModelFiles;
 using rollout::text::Tokenizer;
 
+void check_cache_size(const RolloutFlags& flags) {
+  const bool on_gpu = flags.mesh.device == "cuda";
+  if (flags.gpu_memory_utilization && !on_gpu) {
+    throw Error(ErrorKind::kUsage, "--gpu-memory-utilization: has no effect with --device cpu",
+                "on the host --kv-cache-memory-bytes is the size of the KV cache");
+  }
+  if (!flags.kv_cache_memory.empty() && on_gpu) {
+    throw Error(ErrorKind::kUsage, "--kv-cache-memory-bytes: has no effect with --device cuda",
+                "on a GPU the KV cache takes its share of the memory, --gpu-memory-utilization, or "
+                "--num-blocks");
+  }
+}
+
 std::optional<converter::Checkpoint> open_checkpoint(const RolloutFlags& flags) {
+  check_cache_size(flags);
   if (flags.load_format == "dummy") {
     require(flags.iteration.empty() && flags.hf_config.empty(), ErrorKind::kUsage,
             "--iteration and --hf-config: have no effect with --load-format dummy, which reads "
@@ -90,10 +104,11 @@ void add_rollout(CLI::App& command, RolloutFlags& flags) {
   auto* const share =
       command
           .add_option(
-              "--gpu-memory-utilization", engine.gpu_memory_utilization,
-              "Share of a GPU's memory, free after the weights, for a step and the KV cache")
-          ->check(CLI::Range(0.01, 1.0))
-          ->capture_default_str();
+              "--gpu-memory-utilization", flags.gpu_memory_utilization,
+              fmt::format("Share of a GPU's memory, free after the weights, for a step and the KV "
+                          "cache. Default: {}",
+                          engine.gpu_memory_utilization))
+          ->check(CLI::Range(0.01, 1.0));
   auto* const bytes = command.add_option("--kv-cache-memory-bytes", flags.kv_cache_memory,
                                          "Size of the KV cache on the host: 512MiB. Default: 4GiB");
   command
@@ -181,7 +196,8 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
   chunks_ = models::make_stage(
       config, mesh_,
       {.alignment = alignment_of(flags.mesh),
-       .dtype = flags.dtype == "fp32" ? distckpt::DType::kF32 : distckpt::DType::kBF16});
+       .dtype = flags.dtype == "fp32" ? distckpt::DType::kF32 : distckpt::DType::kBF16},
+      "--tp, --ep");
   if (checkpoint_) {
     seconds_to_load_ = converter::load_model(chunks_, *checkpoint_, {.round = true}).seconds;
   } else {
@@ -190,6 +206,8 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
   engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
   engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
   engine_options_.eos_token_ids = rollout::text::eos_token_ids(files_, tokenizer_.get());
+  if (flags.gpu_memory_utilization)
+    engine_options_.gpu_memory_utilization = *flags.gpu_memory_utilization;
   if (!flags.kv_cache_memory.empty())
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
 }

@@ -28,7 +28,8 @@ struct RolloutFlags {
   MeshFlags mesh{};
   int data_parallel_size = 0;  // 0: as many as the ranks allow
   rollout::EngineOptions engine{};
-  std::string kv_cache_memory{};
+  std::optional<double> gpu_memory_utilization{};  // of a GPU alone
+  std::string kv_cache_memory{};                   // of the host alone
   bool no_enable_prefix_caching = false;
   bool no_enable_chunked_prefill = false;
 };

@@ -189,6 +189,14 @@ ConfigRules<PpoConfig> rollout_rules() {
        },
        "without enable_chunked_prefill the longest prompt and answer have to fit into "
        "max_num_batched_tokens"},
+      {"the_host_has_no_gpu_memory",
+       {kRolloutSection + ".gpu_memory_utilization", "trainer.device"},
+       [](const PpoConfig& c) {
+         return c.trainer.run.device != DeviceKind::kCpu ||
+                c.rollout.gpu_memory_utilization == RolloutConfig{}.gpu_memory_utilization;
+       },
+       "gpu_memory_utilization has no effect on the host, where kv_cache_bytes is the size of the "
+       "KV cache"},
       {"a_draw_has_a_temperature",
        {kRolloutSection + ".val_kwargs.do_sample", kRolloutSection + ".val_kwargs.temperature"},
        [](const PpoConfig& c) {

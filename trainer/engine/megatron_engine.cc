@@ -58,7 +58,11 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
   models::choose_host_threads(world, config_);
   allocate("the parameters", memory_.parameters, 0, [&] {
-    owned_chunks_ = models::make_stage(config_, mesh_, model_options(options_.engine));
+    owned_chunks_ = models::make_stage(
+        config_, mesh_, model_options(options_.engine),
+        fmt::format("{0}.tensor_model_parallel_size, {0}.pipeline_model_parallel_size, "
+                    "{0}.expert_model_parallel_size",
+                    options_.memory.engine));
   });
   for (const auto& chunk : owned_chunks_) chunks_.push_back(chunk.get());
   if (mesh_.shape().pp() > 1) p2p_.emplace(world_, mesh_, options_.name, is_interleaved());

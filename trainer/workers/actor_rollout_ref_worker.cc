@@ -16,6 +16,7 @@
 #include "distckpt/base/error.h"
 #include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
+#include "trainer/config/ppo_rules.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/update/ppo_options.h"
@@ -122,7 +123,9 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       options.sequence_parallel = false;
       options.recompute = {};
       models::choose_host_threads(world_, origin_->map.config);
-      rollout_model_ = models::make_stage(origin_->map.config, *rollout_mesh_, options);
+      rollout_model_ = models::make_stage(
+          origin_->map.config, *rollout_mesh_, options,
+          fmt::format("{0}.tensor_model_parallel_size, {0}.expert_parallel_size", kRolloutSection));
       // The engine measures what a step of it needs, with weights that are some.
       (void)converter::load_model(rollout_model_, *origin_, {.round = true});
     }

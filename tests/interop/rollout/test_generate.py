@@ -217,7 +217,8 @@ def test_without_a_tokenizer_ids_still_work(talker):
     (["--tp", "3"], "4 attention heads cannot be split by tp 3"), (["--tokenizer", "/nowhere"], "--tokenizer /nowhere: there is no tokenizer.json"),
     (["--input", "/nowhere.jsonl"], "/nowhere.jsonl"), (["--kv-cache-memory-bytes", "much"], "--kv-cache-memory-bytes much: is not a size"),
     (["--logprobs", "2"], "--logprobs: has no effect without --json"), (["--load-format", "dummy", "--iteration", "5"], "--iteration and --hf-config"),
-    (["--num-blocks", "9", "--kv-cache-memory-bytes", "1MiB"], "excludes --num-blocks")])
+    (["--num-blocks", "9", "--kv-cache-memory-bytes", "1MiB"], "excludes --num-blocks"),
+    (["--gpu-memory-utilization", "0.9"], "--gpu-memory-utilization: has no effect with --device cpu")])
 def test_options_that_make_no_sense(talker, arguments, message):
     done = run_ok("generate", talker, "The", *arguments, code=2)
     assert message in done.stderr and done.stdout == ""
@@ -244,6 +245,17 @@ def test_an_interrupt_ends_what_is_under_way(talker):
     batch.stdout.close(), batch.stderr.close()
     assert first["outputs"][0]["finish_reason"] == "length" and second["outputs"][0]["finish_reason"] == "abort"
     assert 0 < len(second["outputs"][0]["token_ids"]) < 4000
+
+
+def test_the_benchmark_has_no_gpu_memory_either(talker):
+    said = run_ok("bench", "rollout", talker, "--gpu-memory-utilization", "0.5", code=2).stderr
+    assert "--gpu-memory-utilization: has no effect" in said and "--kv-cache-memory-bytes" in said
+
+
+def test_a_missing_program_of_models_says_how_it_is_built(tmp_path):
+    shutil.copy(FERRY, tmp_path / "ferry")
+    done = subprocess.run([tmp_path / "ferry", "generate", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2 and "ferry-torch does not lie beside ferry" in done.stderr and "./quickstart --rl" in done.stderr
 
 
 def test_threads_of_models_wait_asleep_unless_somebody_says_otherwise(tmp_path):
