@@ -36,6 +36,15 @@ void rotary_split_backward_cuda(const QueryAndKey&,
                                 at::Tensor&) {
   no_cuda();
 }
+bool norm_rotary_cuda_supports(const at::Tensor&, const at::Tensor&) {
+  return false;
+}
+QueryAndKey norm_rotary_cuda(const at::Tensor&,
+                             const HeadNorms&,
+                             const at::Tensor&,
+                             const at::Tensor&) {
+  no_cuda();
+}
 void strided_copy_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, std::byte*) {
   no_cuda();
 }

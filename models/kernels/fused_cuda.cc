@@ -175,6 +175,31 @@ QueryAndKey rotary_split_cuda(const at::Tensor& x, const at::Tensor& cos, const 
   return apart;
 }
 
+bool norm_rotary_cuda_supports(const at::Tensor& x, const at::Tensor& cos) {
+  const auto rows_are_aligned = [&](std::int64_t stride) { return stride % 8 == 0; };
+  return x.is_cuda() && x.size(3) == launch::kNormedChannels && cos.size(-1) == x.size(3) &&
+         x.stride(3) == 1 && rows_are_aligned(x.stride(0)) && rows_are_aligned(x.stride(1)) &&
+         rows_are_aligned(x.stride(2)) && x.storage_offset() % 8 == 0;
+}
+
+QueryAndKey norm_rotary_cuda(const at::Tensor& x,
+                             const HeadNorms& norms,
+                             const at::Tensor& cos,
+                             const at::Tensor& sin) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto queries = x.size(1) * (x.size(2) - 1);
+  QueryAndKey apart{.query = at::empty({x.size(0), queries, x.size(3)}, x.options()),
+                    .key = at::empty({x.size(0), x.size(1), x.size(3)}, x.options())};
+  if (x.numel() == 0) return apart;
+  check(launch::norm_rotary(x.const_data_ptr(), norms.query.contiguous().const_data_ptr(),
+                            norms.key.contiguous().const_data_ptr(),
+                            cos.contiguous().const_data_ptr(), sin.contiguous().const_data_ptr(),
+                            apart.query.mutable_data_ptr(), apart.key.mutable_data_ptr(),
+                            rotary_shape(x, /*interleaved=*/false),
+                            static_cast<float>(norms.epsilon), element_of(x), stream()));
+  return apart;
+}
+
 void rotary_split_backward_cuda(const QueryAndKey& grads,
                                 const at::Tensor& cos,
                                 const at::Tensor& sin,

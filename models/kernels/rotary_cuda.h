@@ -40,4 +40,17 @@ void rotary_split_backward_cuda(const QueryAndKey& grads,
                                 const at::Tensor& sin,
                                 at::Tensor& grad_x);
 
+// The norms of heads: weights [dim].
+struct HeadNorms {
+  at::Tensor query{}, key{};
+  double epsilon = 0;
+};
+// Splits x as rotary_split_cuda() does, but norms each head before it turns, with the bits of
+// rms_norm() and rotary_cuda(). Not differentiable.
+bool norm_rotary_cuda_supports(const at::Tensor& x, const at::Tensor& cos);
+QueryAndKey norm_rotary_cuda(const at::Tensor& x,
+                             const HeadNorms& norms,
+                             const at::Tensor& cos,
+                             const at::Tensor& sin);
+
 }  // namespace ferry::models

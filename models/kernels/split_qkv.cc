@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "models/kernels/rotary_cuda.h"
+#include "models/kernels/rms_norm.h"
 
 namespace ferry::models {
 namespace {
@@ -100,6 +100,21 @@ QueryKeyValue split_qkv(const at::Tensor& mixed,
   return {.query = apply_rotary(query, *angles),
           .key = apply_rotary(key.contiguous(), *angles),
           .value = value.contiguous()};
+}
+
+QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
+                                 QueriesOfGroup queries,
+                                 const HeadNorms& norms,
+                                 const RotaryAngles& angles) {
+  if (!at::GradMode::is_enabled() && is_all(queries, mixed) &&
+      angles.style == RotaryStyle::kHalves && norm_rotary_cuda_supports(mixed, angles.cos)) {
+    const auto apart = norm_rotary_cuda(queries_and_key(mixed), norms, angles.cos, angles.sin);
+    return {.query = apart.query, .key = apart.key, .value = parts_of(mixed, queries).value};
+  }
+  const auto apart = split_qkv(mixed, queries, nullptr);
+  return {.query = apply_rotary(rms_norm(apart.query, norms.query, norms.epsilon), angles),
+          .key = apply_rotary(rms_norm(apart.key, norms.key, norms.epsilon), angles),
+          .value = apart.value};
 }
 
 }  // namespace ferry::models

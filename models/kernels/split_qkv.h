@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "models/kernels/rotary.h"
+#include "models/kernels/rotary_cuda.h"
 
 namespace ferry::models {
 
@@ -27,5 +28,12 @@ struct QueryKeyValue {
 QueryKeyValue split_qkv(const at::Tensor& mixed,
                         QueriesOfGroup queries,
                         const RotaryAngles* angles);
+
+// The same for heads that are normed before they turn (Qwen3), in one kernel of a GPU without
+// gradients.
+QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
+                                 QueriesOfGroup queries,
+                                 const HeadNorms& norms,
+                                 const RotaryAngles& angles);
 
 }  // namespace ferry::models

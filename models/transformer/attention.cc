@@ -101,20 +101,26 @@ class SelfAttention : public Attention {
     const auto mine = each / ranks_of_group();
     const QueriesOfGroup queries{.first = setup_.mesh.coordinates().tp % ranks_of_group() * mine,
                                  .count = mine};
-    const bool turns_alone = q_norm_.defined() || config.rotary_dim() < config.kv_channels;
-    auto [query, key, value] = split_qkv(grouped, queries, turns_alone ? nullptr : &context.angles);
-    if (q_norm_.defined()) {
-      query = rms_norm(query, q_norm_, config.layernorm_epsilon);
-      key = rms_norm(key, k_norm_, config.layernorm_epsilon);
-    }
-    if (turns_alone) {
-      query = apply_rotary(query, context.angles);
-      key = apply_rotary(key, context.angles);
-    }
+    const auto [query, key, value] = split(grouped, queries, context.angles);
     return proj_.forward(core_.forward(query, key, value, context));
   }
 
  private:
+  QueryKeyValue split(const at::Tensor& grouped,
+                      QueriesOfGroup queries,
+                      const RotaryAngles& angles) const {
+    const auto& config = setup_.config;
+    if (q_norm_.defined())
+      return split_and_norm_qkv(
+          grouped, queries, {.query = q_norm_, .key = k_norm_, .epsilon = config.layernorm_epsilon},
+          angles);
+    if (config.rotary_dim() == config.kv_channels) return split_qkv(grouped, queries, &angles);
+    auto parts = split_qkv(grouped, queries, nullptr);
+    parts.query = apply_rotary(parts.query, angles);
+    parts.key = apply_rotary(parts.key, angles);
+    return parts;
+  }
+
   // The number of ranks that share the queries of one group.
   std::int64_t ranks_of_group() const {
     return std::max<std::int64_t>(1, setup_.mesh.shape().tp() / setup_.config.num_query_groups);

@@ -87,6 +87,20 @@ cudaError_t rotary(void* strided,
                    Element element,
                    cudaStream_t stream);
 
+// The kernel of norm_rotary_cuda(): heads of kNormedChannels channels, aligned to 16 bytes.
+constexpr std::int64_t kNormedChannels = 128;
+cudaError_t norm_rotary(const void* strided,
+                        const void* query_weight,
+                        const void* key_weight,
+                        const void* cos,
+                        const void* sin,
+                        void* queries,
+                        void* keys,
+                        RotaryShape shape,
+                        float epsilon,
+                        Element element,
+                        cudaStream_t stream);
+
 // gate_up [rows, 2 * ffn] -> [rows, ffn].
 cudaError_t swiglu(const void* gate_up,
                    void* y,

@@ -45,7 +45,8 @@ cudaError_t choose_experts(const void* logits,
                            cudaStream_t stream);
 
 // A product of few rows with the weights of their experts, [experts, columns, in] in bf16; gated:
-// [experts, 2 * columns, in], whose halves swiglu joins.
+// [experts, 2 * columns, in], whose halves swiglu joins. The product that is not gated follows the
+// gated one of the same choices at once.
 struct FewRowsShape {
   ChoicesShape choices{};
   std::int64_t in = 0;

@@ -22,6 +22,10 @@ __device__ uint4 load_once(const Bf16* from) {  // weights are not read again so
   return value;
 }
 
+__device__ void fetch(const void* from) {  // into the second cache
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 __device__ void widen(uint4 packed, float (&values)[kWide]) {
   const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
@@ -121,10 +125,24 @@ __global__ void __launch_bounds__(kWarps* kLanes, 2) few_rows(const Bf16* x,
   const int block = static_cast<int>(blockIdx.y);
   const bool by_choice = num_choices < static_cast<int>(shape.choices.experts);
   if (thread == 0) count = 0;
-  release_dependents();
-  wait_for_inputs();
-  __syncthreads();
+  // The kernel before this one has waited for the choices, if it is the gated one: only its results
+  // are not there yet, so that the weights may be fetched meanwhile.
+  if constexpr (kGated) {
+    wait_for_inputs();
+    release_dependents();
+  }
   const std::int64_t expert = by_choice ? choices[block] : block;
+  if constexpr (!kGated) {
+    constexpr int kOfBlock = kWarps * kColumns<kGated>;
+    const int first = static_cast<int>(blockIdx.x) * kOfBlock;
+    const auto* const lines = weights + (expert * shape.columns + first) * shape.in;
+    const int numbers = min(kOfBlock, columns - first) * in;
+    if (by_choice)
+      for (int i = thread * 64; i < numbers; i += kWarps * kLanes * 64) fetch(lines + i);
+    release_dependents();
+    wait_for_inputs();
+  }
+  __syncthreads();
   bool served = false;  // by another block
   for (int i = thread; i < num_choices; i += kWarps * kLanes) {
     if (choices[i] != expert) continue;

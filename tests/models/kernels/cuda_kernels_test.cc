@@ -466,4 +466,28 @@ TEST_F(CudaKernels, AttentionsGradientsComeBackTheSameEachTimeAndNearFp64) {
 }
 
 }  // namespace cuda_kernels_test
+// Qwen3's heads: the bits of the three kernels that it replaces.
+TEST_F(CudaKernels, NormsAndTurnsHeadsInOneKernel) {
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t tokens : {1, 7, 1000}) {
+      for (const std::int64_t queries : {1, 4, 8}) {
+        const auto mixed = random({tokens, 4, queries + 2, 128}, dtype);
+        const HeadNorms norms{
+            .query = random({128}, dtype), .key = random({128}, dtype), .epsilon = 1e-6};
+        const auto angle = at::randn({tokens, 1, 128}, at::TensorOptions().device(at::kCUDA));
+        const RotaryAngles angles{.cos = angle.cos().to(dtype), .sin = angle.sin().to(dtype)};
+        const auto found = split_and_norm_qkv(mixed, {.first = 0, .count = queries}, norms, angles);
+        const auto query = mixed.narrow(2, 0, queries).reshape({tokens, 4 * queries, 128});
+        const auto key = mixed.select(2, queries).contiguous();
+        EXPECT_TRUE(same_bytes(found.query,
+                               apply_rotary(rms_norm(query, norms.query, norms.epsilon), angles)));
+        EXPECT_TRUE(
+            same_bytes(found.key, apply_rotary(rms_norm(key, norms.key, norms.epsilon), angles)));
+        EXPECT_TRUE(same_bytes(found.value, mixed.select(2, queries + 1)));
+      }
+    }
+  }
+}
+
 }  // namespace ferry::models
