@@ -56,6 +56,28 @@ def ferry_json(*arguments, code=0, **kwargs):
     return json.loads(run_ok(*arguments, "--json", code=code, **kwargs).stdout)
 
 
+def digest_of(path, *options):
+    """-> the digest of a checkpoint's model, and those of its tensors"""
+    report = ferry_json("digest", path, "--tensors-only", *options)
+    return report["model"], report["tensors"]
+
+
+def refuse(*arguments, words=(), **kwargs):
+    """Ferry fails with a message that has the words. -> what it said"""
+    done = run_ok(*arguments, code=2, **kwargs)
+    assert "error:" in done.stderr
+    missing = [w for w in words if w not in done.stderr]
+    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
+    return done.stderr
+
+
+def refuse_to_convert(work, source, *words, options=()):
+    """... and leaves nothing behind."""
+    said = refuse("convert", source, work / "out", *options, words=words)
+    assert not (work / "out").exists()
+    return said
+
+
 # ------------------------------------------------------------------------------------------------------------ files
 
 

@@ -10,17 +10,10 @@ import subprocess
 
 import pytest
 
-from support import DATA, FERRY, ferry, llama_config, run_ok, safetensors_bytes, tree, write_hf
+from support import DATA, FERRY, ferry, llama_config, refuse, run_ok, safetensors_bytes, tree, write_hf
 
 MEGATRON = DATA / "llama_tp2pp2"
 HF = DATA / "hf_llama/hf"
-
-
-def refuse(*arguments, words=(), **kwargs):
-    done = run_ok(*arguments, code=2, **kwargs)
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    return done.stderr
 
 
 # ---------------------------------------------------------------------------------------------- options without effect

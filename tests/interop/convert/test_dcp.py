@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from sharded_runs import sharded_runs
-from support import DATA, described, ferry, ferry_json, hf_tensors, run_ok
+from support import DATA, described, digest_of, ferry_json, hf_tensors, refuse_to_convert, run_ok
 
 HF_NAMES = {"dcp_flat": "llama", "dcp_model": "llama", "dcp_nested": "llama", "dcp_fsdp1_llama": "llama",
             "dcp_fsdp1_mesh_llama": "llama", "dcp_grid": "qwen2_moe"}
@@ -17,11 +17,6 @@ MEGATRON_NAMES = {"torch_dcp": "llama", "fsdp_dtensor_llama": "llama", "fsdp_dte
 
 def hf(model):
     return DATA / f"hf_{model}/hf"
-
-
-def digest_of(path, *options):
-    report = ferry_json("digest", path, "--tensors-only", *options)
-    return report["model"], report["tensors"]
 
 
 @pytest.mark.parametrize("case, model", {**HF_NAMES, **MEGATRON_NAMES}.items())
@@ -69,11 +64,7 @@ def test_inspect_lists_tensors_and_chunks():
 
 
 def refuse(work, source, *words, options=("--hf-config", hf("llama"))):
-    done = ferry("convert", source, work / "out", *options)
-    assert done.returncode == 2 and "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (work / "out").exists()
+    refuse_to_convert(work, source, *words, options=options)
 
 
 def copied(work, case="dcp_model"):

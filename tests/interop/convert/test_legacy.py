@@ -8,18 +8,13 @@ import sys
 import pytest
 import torch
 
-from support import DATA, described, ferry, ferry_json, hf_tensors, iteration_folder, run_ok
+from support import DATA, described, digest_of, ferry, ferry_json, hf_tensors, iteration_folder, refuse_to_convert, run_ok
 
 CASES = sorted(p.parent.name for p in (DATA / "legacy").glob("*/sha256.json"))
 
 
 def hf_of(case):
     return DATA / json.loads((DATA / "legacy" / case / "sha256.json").read_text())["hf_dir"]
-
-
-def digest_of(path, *options):
-    report = ferry_json("digest", path, "--tensors-only", *options)
-    return report["model"], report["tensors"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -131,11 +126,7 @@ def test_wrappers_and_training_state_are_left_out(work):
 
 
 def refuse(legacy, *words):
-    done = ferry("convert", legacy.path, legacy.path.parent / "out", "--to", "megatron")
-    assert done.returncode == 2 and "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (legacy.path.parent / "out").exists()
+    refuse_to_convert(legacy.path.parent, legacy.path, *words, options=("--to", "megatron"))
 
 
 def test_a_missing_rank_is_named(work):

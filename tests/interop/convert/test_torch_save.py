@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from support import DATA, described, ferry, ferry_json, hf_tensors, run_ok
+from support import DATA, described, digest_of, ferry, ferry_json, hf_tensors, refuse_to_convert, run_ok
 
 MODELS = ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"]
 
@@ -38,11 +38,6 @@ def write_bin(folder, model, tensors, parts=1, **how):
         weight_map |= {n: file for n in part}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
     return folder
-
-
-def digest_of(path, *options):
-    report = ferry_json("digest", path, "--tensors-only", *options)
-    return report["model"], report["tensors"]
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -120,7 +115,7 @@ def test_a_tied_head_that_differs_is_refused(work):
     tensors = weights("qwen2_tied")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["lm_head.weight"].view(torch.int16)[3, 5] ^= 1
-    refuse(work, write_bin(work / "bin", "qwen2_tied", tensors), "model.embed_tokens.weight", "copy")
+    refuse_to_convert(work, write_bin(work / "bin", "qwen2_tied", tensors), "model.embed_tokens.weight", "copy")
 
 
 def test_rotary_frequencies_travel_as_they_do_from_safetensors(work):
@@ -143,18 +138,9 @@ def test_other_dtypes(work, dtype):
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-def refuse(work, source, *words):
-    done = ferry("convert", source, work / "out")
-    assert done.returncode == 2 and "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (work / "out").exists()
-    return done.stderr
-
-
 def test_the_format_before_torch_1_6_is_refused_with_the_way_out(work, monkeypatch):
     source = write_bin(work / "bin", "llama", weights("llama"), _use_new_zipfile_serialization=False)
-    said = refuse(work, source, "pytorch_model.bin", "torch 1.6", "python3 -c")
+    said = refuse_to_convert(work, source, "pytorch_model.bin", "torch 1.6", "python3 -c")
     code, path = shlex.split(said.split("python3 -c ")[1])
     monkeypatch.setattr(sys, "argv", ["-c", path])
     exec(code, {})
@@ -171,7 +157,7 @@ def test_a_foreign_global_is_named_and_not_run(work):
     tensors = weights("llama")
     tensors["model.norm.weight"] = Harmful()
     source = write_bin(work / "bin", "llama", tensors)
-    refuse(work, source, "posix.system", "nothing was executed", "python3 -c")
+    refuse_to_convert(work, source, "posix.system", "nothing was executed", "python3 -c")
     assert not (source / "harmed").exists()
 
 
@@ -185,26 +171,26 @@ def index_with(source, change):
 def test_a_missing_part_is_named(work):
     source = write_bin(work / "bin", "llama", weights("llama"), 3)
     (source / "pytorch_model-00002-of-00003.bin").unlink()
-    refuse(work, source, "pytorch_model-00002-of-00003.bin", "not there")
+    refuse_to_convert(work, source, "pytorch_model-00002-of-00003.bin", "not there")
 
 
 def test_parts_without_an_index_are_refused(work):
     source = write_bin(work / "bin", "llama", weights("llama"), 3)
     (source / "pytorch_model.bin.index.json").unlink()
-    refuse(work, source, "pytorch_model.bin.index.json")
+    refuse_to_convert(work, source, "pytorch_model.bin.index.json")
 
 
 @pytest.mark.parametrize("name", ["../bin/pytorch_model-00001-of-00003.bin", "/etc/passwd", ".."])
 def test_a_path_that_leaves_the_folder_is_refused(work, name):
     source = write_bin(work / "bin", "llama", weights("llama"), 3)
     index_with(source, lambda m: m.update({"model.norm.weight": name}))
-    refuse(work, source, "not a plain name")
+    refuse_to_convert(work, source, "not a plain name")
 
 
 def test_an_index_that_lies_is_refused(work):
     source = write_bin(work / "bin", "llama", weights("llama"), 3)
     index_with(source, lambda m: m.update({"model.norm.weight": "pytorch_model-00001-of-00003.bin"}))
-    refuse(work, source, "model.norm.weight")
+    refuse_to_convert(work, source, "model.norm.weight")
 
 
 @pytest.mark.parametrize("change, words", [
@@ -222,7 +208,7 @@ def test_tensors_that_do_not_fit_are_named(work, change, words, monkeypatch):
         monkeypatch.delitem(sys.modules, module)
     tensors = weights("llama")
     change(tensors)
-    refuse(work, write_bin(work / "bin", "llama", tensors), *words)
+    refuse_to_convert(work, write_bin(work / "bin", "llama", tensors), *words)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 5000, -1, -100])
@@ -230,7 +216,7 @@ def test_a_truncated_file_is_named(work, cut):
     source = write_bin(work / "bin", "llama", weights("llama"))
     path = source / "pytorch_model.bin"
     path.write_bytes(path.read_bytes()[:cut])
-    refuse(work, source, "pytorch_model.bin")
+    refuse_to_convert(work, source, "pytorch_model.bin")
 
 
 @pytest.mark.parametrize("model, name", [("llama", "model.norm.weight"), ("qwen2_tied", "model.embed_tokens.weight")])
@@ -244,9 +230,9 @@ def test_a_flipped_bit_is_found_by_the_checksum(work, model, name):
     data = bytearray(path.read_bytes())
     data[data.index(tensors[name].view(torch.uint8).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(data)
-    refuse(work, source, "pytorch_model.bin", "CRC-32")
+    refuse_to_convert(work, source, "pytorch_model.bin", "CRC-32")
 
 
 def test_a_list_is_no_state(work):
     source = write_bin(work / "bin", "llama", [1, 2])
-    refuse(work, source, "pytorch_model.bin", "dict")
+    refuse_to_convert(work, source, "pytorch_model.bin", "dict")

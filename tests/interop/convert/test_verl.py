@@ -7,16 +7,11 @@ import pytest
 import torch
 
 from sharded_runs import WORLD, sharded_runs
-from support import DATA, described, ferry, ferry_json, hf_tensors, run_ok
+from support import DATA, described, digest_of, ferry, ferry_json, hf_tensors, refuse_to_convert, run_ok
 
 
 def hf(model):
     return DATA / f"hf_{model}/hf"
-
-
-def digest_of(path, *options):
-    report = ferry_json("digest", path, "--tensors-only", *options)
-    return report["model"], report["tensors"]
 
 
 def copy_config(model, folder, weights=False):
@@ -105,14 +100,6 @@ def test_one_of_several_steps_is_chosen(work):
 # ---------------------------------------------------------------------------------------------------------- bad input
 
 
-def refuse(work, root, *words):
-    done = ferry("convert", root, work / "out")
-    assert done.returncode == 2 and "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (work / "out").exists()
-
-
 def rank_file(root, rank):
     return root / f"global_step_5/actor/model_world_size_{WORLD}_rank_{rank}.pt"
 
@@ -127,31 +114,31 @@ def edit(path, change):
 def test_a_missing_rank_is_named(work, rank):
     root = verl(work, "fsdp2_llama")
     rank_file(root, rank).unlink()
-    refuse(work, root, f"model_world_size_4_rank_{rank}.pt: is missing")
+    refuse_to_convert(work, root, f"model_world_size_4_rank_{rank}.pt: is missing")
 
 
 def test_files_of_two_world_sizes_are_refused(work):
     root = verl(work, "fsdp2_llama")
     rank_file(root, 3).rename(rank_file(root, 3).with_name("model_world_size_8_rank_3.pt"))
-    refuse(work, root, "world sizes 4 and 8")
+    refuse_to_convert(work, root, "world sizes 4 and 8")
 
 
 def test_a_rank_twice_leaves_a_hole(work):
     root = verl(work, "fsdp2_llama")
     shutil.copy(rank_file(root, 0), rank_file(root, 2))
-    refuse(work, root, "lm_head.weight", "[0:63, 0:32]", "2 times")
+    refuse_to_convert(work, root, "lm_head.weight", "[0:63, 0:32]", "2 times")
 
 
 def test_a_rank_of_another_model_is_refused(work):
     root = verl(work, "fsdp2_llama")
     edit(rank_file(root, 2), lambda s: s.pop("model.norm.weight"))
-    refuse(work, root, "rank_2.pt", "tensors")
+    refuse_to_convert(work, root, "rank_2.pt", "tensors")
 
 
 def test_a_replica_that_differs_is_refused(work):
     root = verl(work, "hsdp_llama")
     edit(rank_file(root, 3), lambda s: s["model.norm.weight"].to_local().add_(1))
-    refuse(work, root, "model.norm.weight", "second copy", "rank_1.pt", "rank_3.pt")
+    refuse_to_convert(work, root, "model.norm.weight", "second copy", "rank_1.pt", "rank_3.pt")
 
 
 def test_a_plain_tensor_is_held_against_those_of_other_ranks(work):
@@ -162,7 +149,7 @@ def test_a_plain_tensor_is_held_against_those_of_other_ranks(work):
         edit(rank_file(root, rank), lambda s: s.update({"model.norm.weight": value}))
     run_ok("digest", root)
     edit(rank_file(root, 1), lambda s: s.update({"model.norm.weight": value + 1}))
-    refuse(work, root, "model.norm.weight", "second copy", "rank_0.pt", "rank_1.pt")
+    refuse_to_convert(work, root, "model.norm.weight", "second copy", "rank_0.pt", "rank_1.pt")
 
 
 @pytest.mark.parametrize("cut", [0, 1000, -1])
@@ -170,17 +157,17 @@ def test_a_truncated_file_is_named(work, cut):
     root = verl(work, "fsdp2_llama")
     path = rank_file(root, 1)
     path.write_bytes(path.read_bytes()[:cut])
-    refuse(work, root, "model_world_size_4_rank_1.pt")
+    refuse_to_convert(work, root, "model_world_size_4_rank_1.pt")
 
 
 def test_a_configuration_is_asked_for(work):
     root = verl(work, "fsdp2_llama")
     shutil.rmtree(root / "global_step_5/actor/huggingface")
-    refuse(work, root, "config.json", "--hf-config")
+    refuse_to_convert(work, root, "config.json", "--hf-config")
     assert digest_of(root, "--hf-config", hf("llama")) == digest_of(hf("llama"))
 
 
 def test_a_root_without_steps_says_what_was_looked_for(work):
     root = verl(work, "fsdp2_llama")
     shutil.rmtree(root / "global_step_5")
-    refuse(work, root, "is not there")
+    refuse_to_convert(work, root, "is not there")

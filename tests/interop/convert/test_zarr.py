@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from support import DATA, described, ferry, ferry_json, hf_tensors, iteration_folder, run_ok
+from support import DATA, described, digest_of, ferry_json, hf_tensors, iteration_folder, refuse_to_convert, run_ok
 
 CASES = sorted(p.parent.name for p in (DATA / "zarr").glob("*/sha256.json"))
 KEY = "decoder.layers.mlp.linear_fc2.weight"
@@ -13,11 +13,6 @@ KEY = "decoder.layers.mlp.linear_fc2.weight"
 
 def facts(case):
     return json.loads((DATA / "zarr" / case / "sha256.json").read_text())
-
-
-def digest_of(path, *options):
-    report = ferry_json("digest", path, "--tensors-only", *options)
-    return report["model"], report["tensors"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,11 +64,7 @@ def test_chunks_at_the_end_may_be_cut_by_the_shape(work):
 
 
 def refuse(zarr, *words):
-    done = ferry("convert", zarr.path, zarr.path.parent / "out", "--to", "megatron")
-    assert done.returncode == 2 and "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (zarr.path.parent / "out").exists()
+    refuse_to_convert(zarr.path.parent, zarr.path, *words, options=("--to", "megatron"))
 
 
 def test_a_missing_chunk_is_named(work):
