@@ -1,10 +1,10 @@
 // The sidecar of a Megatron checkpoint: what a Hugging Face checkpoint has beyond its tensors'
 // values, so that the way back is byte-identical. A folder "ferry" inside the iteration's folder,
 // which Megatron does not look at:
-//   sidecar.json          the other files, with their digests; dtypes of tensors stored in wider
-//   ones hf/*                  config.json, tokenizer, index, ...: copied headers/*             the
-//   first bytes of each safetensors file, up to its first tensor derived.safetensors   tensors that
-//   follow from the configuration (inv_freq), if there were any
+// - sidecar.json: the other files, with their digests; dtypes of tensors stored in wider ones;
+// - hf/*: config.json, tokenizer, index, ..., copied;
+// - headers/*: the first bytes of each safetensors file, up to its first tensor;
+// - derived.safetensors: tensors that follow from the configuration (inv_freq), if any.
 #pragma once
 
 #include <filesystem>

@@ -68,8 +68,8 @@ at::Tensor last_tokens(const RolloutBatch& batch) {
 }
 
 // In kBitwise routes are the same anyway: on every mesh, and with them every byte of an update.
-// Where packs are filled up, and at ends of answers, which a rollout does not compute, routers
-// choose.
+// Routers choose where packs are filled up, and at ends of answers, which a rollout does not
+// compute.
 TEST(RouterReplay, ChangesNoByteWhereTheWeightsAreTheSame) {
   for (const std::string family : {"qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3"}) {
     const int dense = family == "deepseek_v3" ? 1 : 0;
