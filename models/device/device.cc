@@ -5,6 +5,8 @@
 #include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
+#include <new>
+
 #include "distckpt/base/error.h"
 
 namespace ferry::models {
@@ -45,6 +47,18 @@ void release_cached_memory(c10::Device device) {
   if (!device.is_cuda()) return;
   synchronize(device);
   c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void pin(void* data, std::size_t bytes) {
+  const auto status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+  if (status != cudaSuccess) (void)cudaGetLastError();  // else the next launch has it
+  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  require(status == cudaSuccess, ErrorKind::kDevice, "pinning {} bytes of the host: {}", bytes,
+          cudaGetErrorString(status));
+}
+
+void unpin(void* data) {
+  cudaHostUnregister(data);
 }
 
 void start_cuda_profiler() {

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -19,6 +20,11 @@ std::int64_t peak_reserved_memory(c10::Device device);  // and those that it kep
 
 // Gives what LibTorch keeps for later use back to the device, once its work is done.
 void release_cached_memory(c10::Device device);
+
+// Pins memory of the host: devices then copy from and to it beside what else they do. Nothing
+// without CUDA. Throws std::bad_alloc where the system pins no more, else Error(kDevice).
+void pin(void* data, std::size_t bytes);
+void unpin(void* data);
 
 // Begin and end what a profiler that runs this program records: nsys profile -c cudaProfilerApi.
 void start_cuda_profiler();

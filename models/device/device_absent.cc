@@ -22,6 +22,10 @@ std::int64_t peak_reserved_memory(c10::Device) {
 
 void release_cached_memory(c10::Device) {}
 
+void pin(void*, std::size_t) {}
+
+void unpin(void*) {}
+
 void start_cuda_profiler() {}
 
 void stop_cuda_profiler() {}

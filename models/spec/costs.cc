@@ -136,7 +136,8 @@ std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t laye
 ModelMemory model_memory(const TransformerConfig& config,
                          const MeshShape& mesh,
                          const MeshCoordinates& at,
-                         const LayoutOptions& options) {
+                         const LayoutOptions& options,
+                         const TrainingDtypes& training) {
   ModelMemory memory;
   for (const auto& stage : stage_chunks(config, mesh.parallel(), at.pp)) {
     for (const auto& spec : parameter_layout(config, mesh, at, stage, options)) {
@@ -144,9 +145,12 @@ ModelMemory model_memory(const TransformerConfig& config,
       const auto sharers = spec.expert ? mesh.edp() : mesh.dp() * mesh.cp();
       memory.parameters += elements * distckpt::size_of(spec.dtype);
       if (!spec.trained) continue;
-      memory.gradients += elements * kFp32;
-      const auto copies = spec.dtype == distckpt::DType::kF32 ? 2 : 3;
-      memory.optimizer += elements * kFp32 * copies / sharers;
+      memory.gradients +=
+          elements * (training.grad_reduce_in_fp32 ? kFp32 : distckpt::size_of(spec.dtype));
+      const auto state = (spec.dtype == distckpt::DType::kF32 ? 0 : kFp32) +
+                         distckpt::size_of(training.exp_avg) +
+                         distckpt::size_of(training.exp_avg_sq);
+      memory.optimizer += elements * state / sharers;
     }
   }
   return memory;

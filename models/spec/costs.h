@@ -17,17 +17,25 @@ namespace ferry::models {
 // Bytes of a rank.
 struct ModelMemory {
   std::int64_t parameters = 0;
-  std::int64_t gradients = 0;  // fp32
+  std::int64_t gradients = 0;
   std::int64_t optimizer = 0;  // this rank's shards of moments, and of masters where they are extra
+  std::int64_t on_host = 0;    // of these, where they lie there; `optimizer` is then what passes
 
   std::int64_t total() const { return parameters + gradients + optimizer; }
+};
+
+struct TrainingDtypes {
+  bool grad_reduce_in_fp32 = true;  // else gradients have the dtype of parameters
+  distckpt::DType exp_avg = distckpt::DType::kF32;
+  distckpt::DType exp_avg_sq = distckpt::DType::kF32;
 };
 
 // Padding to buckets is not counted.
 ModelMemory model_memory(const TransformerConfig& config,
                          const MeshShape& mesh,
                          const MeshCoordinates& at,
-                         const LayoutOptions& options);
+                         const LayoutOptions& options,
+                         const TrainingDtypes& training = {});
 
 // A chunk of a model as a rank runs it. Its pointers must outlive it.
 struct ChunkOnRank {

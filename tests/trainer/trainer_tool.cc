@@ -79,16 +79,18 @@ json schedule(const json& a) {
 }
 
 json values(const at::Tensor& x) {
-  return std::vector<float>(x.const_data_ptr<float>(), x.const_data_ptr<float>() + x.numel());
+  const auto wide = x.to(at::kFloat);
+  return std::vector<float>(wide.const_data_ptr<float>(), wide.const_data_ptr<float>() + x.numel());
 }
 
 json adam(const Arguments& a) {
   constexpr std::int64_t kElements = 256;
+  const auto moments = a[2] == "bf16" ? at::kBFloat16 : at::kFloat;
   at::manual_seed(3);
   const AdamTensors t{.grad = at::empty({kElements}),
                       .master = at::randn({kElements}),
-                      .exp_avg = at::zeros({kElements}),
-                      .exp_avg_sq = at::zeros({kElements}),
+                      .exp_avg = at::zeros({kElements}, moments),
+                      .exp_avg_sq = at::zeros({kElements}, moments),
                       .decays = at::ones({kElements / 64}, at::kByte)};
   json run{{"lr", 3e-3}, {"weight_decay", 0.1}, {"initial", values(t.master)}};
   for (std::int64_t step = 1; step <= number(a[0]); ++step) {
@@ -255,7 +257,7 @@ json train(const Arguments& a) {
   DistributedDataParallel ddp(pointers, {.bucket_size = 100'000});
   DistributedOptimizer optimizer(ddp, {});
   const P2PCommunicator p2p(world, mesh, "p2p", chunks.size() > 1);
-  Offload offload(pointers, &ddp, &optimizer);
+  Offload offload(pointers, &ddp);
   auto steps = json::array();
   for (int step = 1; step <= number(a[2]); ++step) {
     const auto begin = std::chrono::steady_clock::now();
@@ -284,7 +286,7 @@ json train(const Arguments& a) {
          {"grad_norm", report.grad_norm},
          {"seconds",
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()}});
-    const OffloadFlags all_of_it{.param = true, .grad = true, .optimizer = true};
+    const OffloadFlags all_of_it{.param = true, .grad = true};
     offload.to_host(all_of_it);
     offload.to_device(all_of_it);
   }
@@ -303,7 +305,7 @@ int main(int argc, char** argv) {
     nlohmann::json result;
     if (what == "schedules" && arguments.size() == 1)
       result = trainer::of_each(arguments[0], trainer::schedule);
-    else if (what == "adam" && arguments.size() == 2)
+    else if (what == "adam" && arguments.size() == 3)
       result = trainer::adam(arguments);
     else if (what == "orders" && arguments.size() == 1)
       result = trainer::of_each(arguments[0], trainer::order);

@@ -66,14 +66,12 @@ void list_trained(ConfigTable& table,
                   OptimConfig& optim,
                   ProfilerConfig& profiler) {
   list_mesh(table, role + ".megatron", mesh_help(follows_actor), engine);
-  list_recompute(table, engine);
+  list_training(table, engine);
   list_load_balancing(table, engine);
   table.add("param_offload", engine.param_offload,
             "keep parameters on the host while other roles work");
   table.add("grad_offload", engine.grad_offload,
             "keep gradients on the host while this role does not train");
-  table.add("optimizer_offload", engine.optimizer_offload,
-            "keep the optimizer's state on the host except during the update");
   list(table, role + ".optim", optim);
   list(table, role + ".profiler", profiler);
 }

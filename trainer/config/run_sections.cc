@@ -73,7 +73,7 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
             "host only");
 }
 
-void list_recompute(ConfigTable& table, EngineConfig& c) {
+void list_training(ConfigTable& table, EngineConfig& c) {
   table.add("recompute_granularity", c.recompute_granularity,
             "recomputation in the backward pass: whole layers, or parts of them");
   table.add("recompute_modules", c.recompute_modules,
@@ -82,6 +82,13 @@ void list_recompute(ConfigTable& table, EngineConfig& c) {
             "for full: recompute every group of layers, or the first layers of each stage");
   table.add("recompute_num_layers", c.recompute_num_layers,
             "for full: layers per group, or number of first layers of each stage", at_least(1));
+  table.add(
+      "grad_reduce_in_fp32", c.grad_reduce_in_fp32,
+      "true: gradients add up in float32, over micro-batches and ranks; false: in dtype, which "
+      "needs half of their memory");
+  table.add("optimizer_offload", c.optimizer_offload,
+            "keep masters and moments in pinned memory of the host, whence an update streams them "
+            "through the GPU");
 }
 
 void list_load_balancing(ConfigTable& table, EngineConfig& c) {
@@ -116,6 +123,9 @@ void list(ConfigTable& table, std::string section, OptimConfig& c) {
   table.add("decoupled_weight_decay", c.decoupled_weight_decay,
             "true: AdamW; false: L2 in the gradient");
   table.add("clip_grad", c.clip_grad, "largest norm of the gradient; 0: no limit", at_least(0));
+  const auto of_moments = one_of({"float32", "bfloat16"});
+  table.add("exp_avg_dtype", c.exp_avg_dtype, "the first moment in memory", of_moments);
+  table.add("exp_avg_sq_dtype", c.exp_avg_sq_dtype, "the second moment in memory", of_moments);
   table.add("lr_warmup_init", c.lr_warmup_init, "learning rate at the start of the warm-up",
             at_least(0));
   table.add("lr_warmup_steps", c.lr_warmup_steps, "steps of linear warm-up", at_least(0));

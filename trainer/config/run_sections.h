@@ -32,6 +32,7 @@ struct EngineConfig {
   std::vector<RecomputeModule> recompute_modules{};
   std::optional<models::Recompute::Method> recompute_method{};
   std::optional<int> recompute_num_layers{};
+  bool grad_reduce_in_fp32 = true;
   std::vector<LoadBalancingType> moe_router_load_balancing_type{LoadBalancingType::kNone};
   std::vector<double> moe_aux_loss_coeff{};
   double moe_z_loss_coeff = 0;
@@ -77,6 +78,8 @@ struct OptimConfig {
   WdIncrStyle weight_decay_incr_style = WdIncrStyle::kConstant;
   bool decoupled_weight_decay = true;
   double clip_grad = 1.0;
+  distckpt::DType exp_avg_dtype = distckpt::DType::kF32;
+  distckpt::DType exp_avg_sq_dtype = distckpt::DType::kF32;
   double lr_warmup_init = 0;
   std::optional<std::int64_t> lr_warmup_steps{};
   double lr_warmup_steps_ratio = 0;
@@ -139,9 +142,9 @@ void list_model(ConfigTable& table, std::string section, std::string help, Model
 void list_mesh(ConfigTable& table, std::string section, std::string help, EngineConfig& c);
 
 // These go on in the open section: of the model that texts are for, and of an engine that has a
-// backward pass. Offloading means something else to each run.
+// backward pass. Offloading its parameters and gradients means something else to each run.
 void list_tokenizer(ConfigTable& table, ModelConfig& c);
-void list_recompute(ConfigTable& table, EngineConfig& c);
+void list_training(ConfigTable& table, EngineConfig& c);
 void list_load_balancing(ConfigTable& table, EngineConfig& c);
 
 }  // namespace ferry::trainer

@@ -7,12 +7,6 @@
 namespace ferry::trainer {
 namespace {
 
-void list_offload(ConfigTable& table, EngineConfig& c) {
-  table.add("grad_offload", c.grad_offload, "keep gradients on the host while the run validates");
-  table.add("optimizer_offload", c.optimizer_offload,
-            "keep the optimizer's state on the host except during the update");
-}
-
 void list(ConfigTable& table, DataConfig& c) {
   table.section("data", "Records (docs/training_data.md) and how they become batches");
   table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
@@ -47,9 +41,10 @@ ConfigTable table_of(SftConfig& config) {
   list_model(table, "model", "The model that training starts from", config.model);
   list_tokenizer(table, config.model);
   list_mesh(table, "engine", "The mesh of ranks, and time traded for memory", config.engine);
-  list_recompute(table, config.engine);
+  list_training(table, config.engine);
   list_load_balancing(table, config.engine);
-  list_offload(table, config.engine);
+  table.add("grad_offload", config.engine.grad_offload,
+            "keep gradients on the host while the run validates");
   list(table, config.data);
   list(table, "optim", config.optim);
   list(table, "checkpoint", config.checkpoint);

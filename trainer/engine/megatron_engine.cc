@@ -1,5 +1,6 @@
 #include "trainer/engine/megatron_engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "converter/alignment/model_files.h"
@@ -10,6 +11,7 @@
 #include "models/pipeline_forward.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/optimizer/streamed_adam.h"
 
 namespace ferry::trainer {
 namespace {
@@ -18,9 +20,18 @@ namespace {
 models::ModelMemory memory_of(const models::TransformerConfig& config,
                               const models::ParallelState& mesh,
                               const MegatronEngineOptions& options) {
+  models::TrainingDtypes dtypes{.grad_reduce_in_fp32 = options.engine.grad_reduce_in_fp32};
+  if (options.training) {
+    dtypes.exp_avg = options.training->optimizer.exp_avg_dtype;
+    dtypes.exp_avg_sq = options.training->optimizer.exp_avg_sq_dtype;
+  }
   auto memory = models::model_memory(config, mesh.shape(), mesh.coordinates(),
-                                     model_options(options.engine).layout());
+                                     model_options(options.engine).layout(), dtypes);
   if (!options.training) memory.gradients = memory.optimizer = 0;
+  if (options.engine.optimizer_offload && mesh.world().device().is_cuda()) {
+    memory.on_host = memory.optimizer;
+    memory.optimizer = std::min(memory.on_host, kMaxStagingBytes);
+  }
   return memory;
 }
 
@@ -74,11 +85,19 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
   if (options_.training) {
     auto& training = *options_.training;
     allocate("the gradients", memory_.gradients, memory_.parameters, [&] {
-      ddp_ = std::make_unique<DistributedDataParallel>(chunks_, DistributedDataParallelConfig{});
+      ddp_ = std::make_unique<DistributedDataParallel>(
+          chunks_, DistributedDataParallelConfig{.grad_reduce_in_fp32 =
+                                                     options_.engine.grad_reduce_in_fp32});
     });
-    allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
+    const auto make_optimizer = [&] {
       optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, training.optimizer);
-    });
+    };
+    if (memory_.on_host > 0)
+      allocating(
+          c10::kCPU, [&] { return advice_.of_state_on_host(); }, make_optimizer);
+    else
+      allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients,
+               make_optimizer);
     scheduler_ = std::make_unique<OptimizerParamScheduler>(training.scheduler);
     balancing_ = load_balancing(config_, mesh_, options_);
     training.checkpoint.name = options_.name;
@@ -87,7 +106,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
     checkpoint_ = std::make_unique<TrainingCheckpoint>(world_, chunks_, *optimizer_, *scheduler_,
                                                        training.checkpoint);
   }
-  offload_ = std::make_unique<Offload>(chunks_, ddp_.get(), optimizer_.get());
+  offload_ = std::make_unique<Offload>(chunks_, ddp_.get());
 }
 
 MegatronEngine::~MegatronEngine() = default;
@@ -132,13 +151,10 @@ TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& ro
 
 StepReport MegatronEngine::optimizer_step() {
   StepReport report;
-  const OffloadFlags resting{.optimizer = options_.engine.optimizer_offload};
-  allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients, [&] {
-    offload_->to_device(resting);
-    report = optimizer_->step(scheduler_->now());
-  });
+  allocate("the update of masters and moments", memory_.optimizer,
+           memory_.parameters + memory_.gradients,
+           [&] { report = optimizer_->step(scheduler_->now()); });
   if (balancing_) balance_metrics_ = balancing_->finish(chunks_, report.update_successful);
-  offload_->to_host(resting);
   models::synchronize(world_.device());
   return report;
 }

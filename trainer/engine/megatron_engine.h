@@ -70,8 +70,7 @@ class MegatronEngine {
   // For passes that are learned from, or not.
   Pipeline pipeline(bool forward_only = false) const;
 
-  // A role that learns has these. The scheduler's rates are those of the next step; a step takes
-  // the optimizer's state to the device where it rests.
+  // A role that learns has these. The scheduler's rates are those of the next step.
   DistributedOptimizer& optimizer() const { return *optimizer_; }
   OptimizerParamScheduler& scheduler() const { return *scheduler_; }
   TrainingCheckpoint& checkpoint() const { return *checkpoint_; }

@@ -60,9 +60,9 @@ std::int64_t MemoryAdvice::usable(std::int64_t room) const {
 std::string MemoryAdvice::list() const {
   if (memory_.gradients + memory_.optimizer == 0)
     return fmt::format("{} of parameters", in_words(memory_.parameters));
-  return fmt::format("{} of parameters, {} of gradients and {} of masters and moments",
+  return fmt::format("{} of parameters, {} of gradients and {} {}masters and moments",
                      in_words(memory_.parameters), in_words(memory_.gradients),
-                     in_words(memory_.optimizer));
+                     in_words(memory_.optimizer), memory_.on_host > 0 ? "for passing " : "of ");
 }
 
 Buffer MemoryAdvice::of_model(const std::string& name,
@@ -72,7 +72,7 @@ Buffer MemoryAdvice::of_model(const std::string& name,
     const auto all = usable(room + held);
     std::vector<std::string> ways;
     const auto beside = all - memory_.parameters - memory_.gradients;
-    if (beside > 0 && memory_.optimizer > 0)
+    if (beside > 0 && memory_.optimizer > 0 && memory_.on_host == 0)
       ways.push_back(fmt::format(
           "masters and moments fit when {} data parallel ranks share them",
           ceil_div(memory_.optimizer * mesh_.shape().dp() * mesh_.shape().cp(), beside)));
@@ -146,9 +146,19 @@ Buffer MemoryAdvice::of_loss(const GPTModel& chunk, std::int64_t tokens) const {
                               in_words(logits_bytes(chunk, tokens)))};
 }
 
+Buffer MemoryAdvice::of_state_on_host() const {
+  return {.name = fmt::format("masters and moments on the host, {}", in_words(memory_.on_host)),
+          .what_fits = [](std::int64_t) {
+            return std::string(
+                "each rank of the machine has as much; moments in bfloat16 (exp_avg_dtype, "
+                "exp_avg_sq_dtype) need two thirds, more data parallel ranks less");
+          }};
+}
+
 Buffer MemoryAdvice::of_snapshot() const {
-  return {.name = fmt::format("the host's copy of what is saved, {}",
-                              in_words(memory_.parameters + memory_.optimizer)),
+  return {.name = fmt::format(
+              "the host's copy of what is saved, {}",
+              in_words(memory_.parameters + std::max(memory_.optimizer, memory_.on_host))),
           .what_fits = [](std::int64_t) {
             return std::string("checkpoint.async_save=false needs no copy");
           }};

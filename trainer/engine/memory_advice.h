@@ -53,6 +53,8 @@ class MemoryAdvice {
 
   // Memory that a role has all the time: `bytes` for `name`, while it holds `held` already.
   Buffer of_model(const std::string& name, std::int64_t bytes, std::int64_t held) const;
+  // Masters and moments that live on the host.
+  Buffer of_state_on_host() const;
   // The passes of a batch through the chunks of this rank.
   Buffer of_batch(const std::vector<models::GPTModel*>& chunks,
                   const BatchShape& batch,

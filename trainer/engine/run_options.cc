@@ -63,7 +63,10 @@ OptimizerConfig optimizer_config(const EngineConfig& engine, const OptimConfig& 
                             .adam_beta2 = config.adam_beta2,
                             .adam_eps = config.adam_eps,
                             .decoupled_weight_decay = config.decoupled_weight_decay,
-                            .clip_grad = config.clip_grad};
+                            .clip_grad = config.clip_grad,
+                            .exp_avg_dtype = config.exp_avg_dtype,
+                            .exp_avg_sq_dtype = config.exp_avg_sq_dtype,
+                            .offload = engine.optimizer_offload};
   if (engine.dtype == distckpt::DType::kF16) optimizer.loss_scale.emplace();
   return optimizer;
 }

@@ -215,9 +215,11 @@ Resumed TrainingCheckpoint::load(std::optional<std::int64_t> iteration) {
             ErrorKind::kLayout, "{}: holds no training run, only a model",
             checkpoint.location.folder.string());
     const auto memory = models::make_memory_sink(layout.layout);
-    (void)converter::load(
-        checkpoint, layout, *memory,
-        {.config = chunks_.front()->config(), .keep_padding = true, .threads = config_.threads});
+    (void)converter::load(checkpoint, layout, *memory,
+                          {.config = chunks_.front()->config(),
+                           .round = optimizer_.has_bf16_moments(),
+                           .keep_padding = true,
+                           .threads = config_.threads});
     const auto common = distckpt::common_dict(*checkpoint.common);
     resumed.iteration = entry(common, "iteration", checkpoint).as_int();
     const auto groups = checkpoint.training->param_groups.front().at("param_groups");

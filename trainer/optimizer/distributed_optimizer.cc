@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "models/device/host_memory.h"
 #include "models/distributed/world.h"
+#include "models/tensor_parallel/parameters.h"
 #include "trainer/optimizer/kernels/adam.h"
 #include "trainer/optimizer/optimizer_shards.h"
+#include "trainer/optimizer/streamed_adam.h"
 
 namespace ferry::trainer {
 namespace {
@@ -29,17 +32,44 @@ DistributedOptimizer::DistributedOptimizer(DistributedDataParallel& ddp, Optimiz
     const auto& buckets = ddp.buffers()[buffer].buckets();
     for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) {
       Shard shard{.buffer = buffer, .bucket = bucket};
-      const auto params = buckets[bucket].param_shard();
-      const auto fp32 = params.options().dtype(at::kFloat);
-      shard.master_is_param = params.scalar_type() == at::kFloat;
-      shard.master = shard.master_is_param ? params : at::empty(params.sizes(), fp32);
-      shard.exp_avg = at::zeros(params.sizes(), fp32);
-      shard.exp_avg_sq = at::zeros(params.sizes(), fp32);
+      shard.master_is_param = buckets[bucket].param_shard().scalar_type() == at::kFloat;
       shard.decays = decays_of(shard);
       shards_.push_back(std::move(shard));
     }
   }
+  allocate_state();
   reload_model_params();
+}
+
+// On the host it is one piece of memory, since each pinning takes long.
+void DistributedOptimizer::allocate_state() {
+  const auto device = ddp_.mesh().world().device();
+  at::Tensor memory;
+  std::int64_t used = 0;
+  const auto take = [&](at::Tensor& tensor, const Shard& shard, at::ScalarType dtype) {
+    const auto elements = bucket_of(shard).shard_size();
+    const auto bytes = elements * static_cast<std::int64_t>(at::elementSize(dtype));
+    if (!config_.offload)
+      tensor = at::zeros({elements}, at::TensorOptions(dtype).device(device));
+    else if (memory.defined())
+      tensor = memory.narrow(0, used, bytes).view(dtype);
+    used += bytes;
+  };
+  const auto take_all = [&] {
+    used = 0;
+    for (auto& shard : shards_) {
+      if (shard.master_is_param)
+        shard.master = bucket_of(shard).param_shard();
+      else
+        take(shard.master, shard, at::kFloat);
+      take(shard.exp_avg, shard, models::scalar_type(config_.exp_avg_dtype));
+      take(shard.exp_avg_sq, shard, models::scalar_type(config_.exp_avg_sq_dtype));
+    }
+  };
+  take_all();  // of the host it only counts
+  if (!config_.offload) return;
+  memory = models::host_bytes(used, device);
+  take_all();
 }
 
 const Bucket& DistributedOptimizer::bucket_of(const Shard& shard) const {
@@ -60,8 +90,19 @@ at::Tensor DistributedOptimizer::decays_of(const Shard& shard) const {
 
 void DistributedOptimizer::reload_model_params() {
   for (auto& shard : shards_) {
-    if (!shard.master_is_param) shard.master.copy_(bucket_of(shard).param_shard());
+    if (shard.master_is_param) continue;
+    const auto params = bucket_of(shard).param_shard();
+    for_stretches(params.numel(), kStagingElements, [&](std::int64_t begin, std::int64_t size) {
+      shard.master.narrow(0, begin, size).copy_(params.narrow(0, begin, size));
+    });
   }
+}
+
+std::int64_t DistributedOptimizer::device_bytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& tensor : own_state())
+    bytes += config_.offload ? 0 : static_cast<std::int64_t>(tensor.nbytes());
+  return bytes;
 }
 
 std::vector<at::Tensor> DistributedOptimizer::own_state() const {
@@ -74,9 +115,6 @@ std::vector<at::Tensor> DistributedOptimizer::own_state() const {
 }
 
 StepReport DistributedOptimizer::step(const ParamGroup& group) {
-  for (const auto& shard : shards_)
-    require(shard.exp_avg.storage().nbytes() > 0 && shard.master.storage().nbytes() > 0,
-            ErrorKind::kBug, "the optimizer steps while its state is on the host");
   ddp_.finish_grad_sync();
   StepReport report{.loss_scale = loss_scale()};
   const auto squares = global_squared_sum();
@@ -100,16 +138,20 @@ StepReport DistributedOptimizer::step(const ParamGroup& group) {
   // Megatron-Core optimizer/clip_grads.py, clip_grad_by_total_norm_fp32.
   const double clip = config_.clip_grad / (report.grad_norm + 1e-6);
   if (config_.clip_grad > 0 && clip < 1) scalars.grad_scale *= clip;
-  for (auto& shard : shards_) {
+  std::vector<AdamTensors> tensors;
+  for (const auto& shard : shards_) {
     const auto& bucket = bucket_of(shard);
-    adam_update({.grad = bucket.grad_shard(),
-                 .master = shard.master,
-                 .exp_avg = shard.exp_avg,
-                 .exp_avg_sq = shard.exp_avg_sq,
-                 .param = shard.master_is_param ? at::Tensor() : bucket.param_shard(),
-                 .decays = shard.decays},
-                scalars);
+    tensors.push_back({.grad = bucket.grad_shard(),
+                       .master = shard.master,
+                       .exp_avg = shard.exp_avg,
+                       .exp_avg_sq = shard.exp_avg_sq,
+                       .param = shard.master_is_param ? at::Tensor() : bucket.param_shard(),
+                       .decays = shard.decays});
   }
+  if (config_.offload)
+    streamed_adam_update(tensors, scalars);
+  else
+    for (const auto& shard : tensors) adam_update(shard, scalars);
   ddp_.sync_params();
   report.update_successful = true;
   report.skipped = num_skipped_;
@@ -213,7 +255,11 @@ void DistributedOptimizer::load(const State& state) {
   num_skipped_ = state.num_skipped;
   if (scaler_ && state.scaler) scaler_->load(*state.scaler);
   for (auto& shard : shards_) {
-    if (!shard.master_is_param) bucket_of(shard).param_shard().copy_(shard.master);
+    if (shard.master_is_param) continue;
+    const auto params = bucket_of(shard).param_shard();
+    for_stretches(params.numel(), kStagingElements, [&](std::int64_t begin, std::int64_t size) {
+      params.narrow(0, begin, size).copy_(shard.master.narrow(0, begin, size).to(params.device()));
+    });
   }
   ddp_.sync_params();
 }

@@ -1,6 +1,6 @@
 // Adam with its state shared out over data parallel ranks (ZeRO-1; Megatron-Core
-// optimizer/distrib_optimizer.py): a rank has fp32 masters and moments of its shards alone, updates
-// them, and gives the rounded parameters to the others.
+// optimizer/distrib_optimizer.py): a rank has fp32 masters and moments of its shards alone, on its
+// device or on the host, updates them, and gives the rounded parameters to the others.
 //
 // A step whose gradients are not all finite changes nothing but the loss scale, and says where the
 // first one was.
@@ -26,6 +26,12 @@ struct OptimizerConfig {
   double adam_eps = 1e-8;
   bool decoupled_weight_decay = true;  // AdamW; else L2
   double clip_grad = 1.0;              // greatest norm of the gradient; 0: any
+  // Moments are fp32 or bf16 (Megatron-Core's precision-aware optimizer).
+  distckpt::DType exp_avg_dtype = distckpt::DType::kF32;
+  distckpt::DType exp_avg_sq_dtype = distckpt::DType::kF32;
+  // Masters and moments live in pinned memory of the host, whence a step streams them through the
+  // device (streamed_adam.h).
+  bool offload = false;
   // Given where the loss is scaled, as a model in fp16 needs it.
   std::optional<GradScalerConfig> loss_scale{};
 };
@@ -50,6 +56,10 @@ class DistributedOptimizer {
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
   void zero_grad() { ddp_.zero_grad(); }
   const OptimizerConfig& config() const { return config_; }
+  bool has_bf16_moments() const {
+    return config_.exp_avg_dtype != distckpt::DType::kF32 ||
+           config_.exp_avg_sq_dtype != distckpt::DType::kF32;
+  }
   // After the backward passes of a batch. Called by all ranks of the mesh: sums gradients, clips
   // them, updates the parameters that the rank is to update, and gathers all.
   StepReport step(const ParamGroup& group);
@@ -59,9 +69,11 @@ class DistributedOptimizer {
 
   // Moments, and masters that are not the parameters themselves.
   std::vector<at::Tensor> own_state() const;
+  std::int64_t device_bytes() const;  // of these: 0 where they live on the host
 
-  // Masters and moments as fully_reshardable checkpoints name them,
+  // Masters and moments, where they lie, as fully_reshardable checkpoints name them,
   // optimizer.state.{param,exp_avg,exp_avg_sq}.<key>: the boxes that make up this rank's shards.
+  // Checkpoints have all of them in fp32.
   std::vector<distckpt::LocalShard> sharded_state_dict() const;
   // The parts of its state that are no tensors.
   struct State {
@@ -87,6 +99,7 @@ class DistributedOptimizer {
   };
 
   const Bucket& bucket_of(const Shard& shard) const;
+  void allocate_state();
   at::Tensor decays_of(const Shard& shard) const;
   double global_squared_sum() const;
   std::string first_not_finite() const;

@@ -1,26 +1,24 @@
 #include "trainer/optimizer/host_snapshot.h"
 
-#include <ATen/ops/empty.h>
-
 #include <iterator>
 #include <map>
 #include <utility>
 
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
+#include "models/device/host_memory.h"
 #include "trainer/optimizer/offload.h"
 
 namespace ferry::trainer {
 
 // Made anew unless nobody else has it.
-at::Tensor HostSnapshot::memory(std::size_t index, std::size_t size, bool pinned) {
+at::Tensor HostSnapshot::memory(std::size_t index, std::size_t size, at::Device device) {
   if (copies_.size() <= index) copies_.resize(index + 1);
   auto& copy = copies_[index];
   if (!copy || copy.use_count() > 1 || copy->nbytes() != size) {
     copy.reset();
     copy = std::make_shared<const at::Tensor>(
-        at::empty({static_cast<std::int64_t>(size)},
-                  at::TensorOptions().dtype(at::kByte).pinned_memory(pinned)));
+        models::host_bytes(static_cast<std::int64_t>(size), device));
   }
   return *copy;
 }
@@ -32,10 +30,10 @@ std::vector<distckpt::LocalShard> HostSnapshot::take(const std::vector<at::Tenso
     const auto& storage = tensor.storage();
     const auto* const first = static_cast<const std::byte*>(storage.data());
     if (storage.nbytes() == 0 || !places.emplace(first, places.size()).second) continue;
-    copy_to_host(storage, memory(places.size() - 1, storage.nbytes(), storage.device().is_cuda()));
+    copy_to_host(storage, memory(places.size() - 1, storage.nbytes(), storage.device()));
   }
   copies_.resize(places.size());
-  if (!tensors.empty()) models::synchronize(tensors.front().device());
+  for (const auto& tensor : tensors) models::synchronize(tensor.device());
   for (auto& shard : shards) {
     const auto behind = places.upper_bound(shard.data);
     require(behind != places.begin(), ErrorKind::kBug, "{}: lies in no tensor that was copied",

@@ -22,7 +22,7 @@ class HostSnapshot {
                                          std::vector<distckpt::LocalShard> shards);
 
  private:
-  at::Tensor memory(std::size_t index, std::size_t size, bool pinned);
+  at::Tensor memory(std::size_t index, std::size_t size, at::Device device);
 
   std::vector<std::shared_ptr<const at::Tensor>> copies_;  // [bytes], in the order of the storages
 };

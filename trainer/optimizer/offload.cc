@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "models/device/device.h"
+#include "models/device/host_memory.h"
 #include "models/distributed/world.h"
 
 namespace ferry::trainer {
@@ -35,15 +36,6 @@ std::vector<at::Tensor> gradients_of(const DistributedDataParallel* ddp) {
 
 }  // namespace
 
-at::Tensor copy_to_host(const c10::Storage& storage) {
-  const auto size = storage.nbytes();
-  const auto pinned =
-      at::TensorOptions().dtype(at::kByte).pinned_memory(storage.device().is_cuda());
-  auto copy = at::empty({static_cast<std::int64_t>(size)}, pinned);
-  copy_to_host(storage, copy);
-  return copy;
-}
-
 void copy_to_host(const c10::Storage& storage, const at::Tensor& copy) {
   copy.copy_(bytes_of(storage, storage.nbytes()), /*non_blocking=*/true);
 }
@@ -64,7 +56,12 @@ void OffloadableMemory::to_host() {
   if (std::exchange(resting_, true)) return;
   for (auto& block : blocks_) {
     auto* const storage = block.storage.unsafeGetStorageImpl();
-    if (keep_) block.on_host = copy_to_host(block.storage);
+    if (keep_) {
+      if (!block.on_host.defined())
+        block.on_host =
+            models::host_bytes(static_cast<std::int64_t>(block.size), block.storage.device());
+      copy_to_host(block.storage, block.on_host);
+    }
     storage->set_data_ptr_noswap(at::DataPtr(nullptr, block.storage.device()));
     storage->set_nbytes(0);
   }
@@ -78,7 +75,7 @@ void OffloadableMemory::to_device() {
     storage->set_nbytes(block.size);
     auto bytes = bytes_of(block.storage, block.size);
     if (keep_)
-      bytes.copy_(std::exchange(block.on_host, at::Tensor()), /*non_blocking=*/true);
+      bytes.copy_(block.on_host, /*non_blocking=*/true);
     else
       bytes.zero_();
   }
@@ -92,30 +89,25 @@ std::int64_t OffloadableMemory::device_bytes() const {
 
 std::int64_t OffloadableMemory::host_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& block : blocks_) bytes += block.on_host.defined() ? block.on_host.numel() : 0;
+  for (const auto& block : blocks_)
+    bytes += resting_ && keep_ ? static_cast<std::int64_t>(block.size) : 0;
   return bytes;
 }
 
-Offload::Offload(const std::vector<models::GPTModel*>& chunks,
-                 const DistributedDataParallel* ddp,
-                 const DistributedOptimizer* optimizer)
+Offload::Offload(const std::vector<models::GPTModel*>& chunks, const DistributedDataParallel* ddp)
     : device_(chunks.front()->mesh().world().device()),
       params_(parameters_of(chunks), /*keep=*/true),
-      grads_(gradients_of(ddp), /*keep=*/false),
-      optimizer_(optimizer == nullptr ? std::vector<at::Tensor>() : optimizer->own_state(),
-                 /*keep=*/true) {}
+      grads_(gradients_of(ddp), /*keep=*/false) {}
 
 void Offload::to_host(OffloadFlags which) {
   if (which.param) params_.to_host();
   if (which.grad) grads_.to_host();
-  if (which.optimizer) optimizer_.to_host();
   models::release_cached_memory(device_);
 }
 
 void Offload::to_device(OffloadFlags which) {
   if (which.param) params_.to_device();
   if (which.grad) grads_.to_device();
-  if (which.optimizer) optimizer_.to_device();
 }
 
 }  // namespace ferry::trainer

@@ -14,6 +14,8 @@ std::vector<LocalShard> shards_of_range(const models::Parameters& parameters,
                                         const std::string& prefix,
                                         const at::Tensor& data) {
   const auto end = begin + data.numel();
+  const auto dtype =
+      data.scalar_type() == at::kBFloat16 ? distckpt::DType::kBF16 : distckpt::DType::kF32;
   const auto owner = std::make_shared<const at::Tensor>(data);
   auto* const bytes = static_cast<std::byte*>(data.mutable_data_ptr());
   std::vector<LocalShard> shards;
@@ -30,7 +32,7 @@ std::vector<LocalShard> shards_of_range(const models::Parameters& parameters,
         auto replica_id = spec.replica_id;
         replica_id.back() = 0;
         shards.push_back({.tensor = {.key = prefix + spec.key,
-                                     .dtype = distckpt::DType::kF32,
+                                     .dtype = dtype,
                                      .local_shape = piece.box.size,
                                      .global_shape = spec.global_shape,
                                      .global_offset = offset,

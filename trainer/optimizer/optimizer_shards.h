@@ -13,9 +13,9 @@
 
 namespace ferry::trainer {
 
-// Elements [begin, begin + data.numel()) of a leaf, which lie in `data`, fp32, as parts of the
-// tensors
-// "<prefix><key>" of its parameters. Data parallel ranks hold other elements, not replicas.
+// Elements [begin, begin + data.numel()) of a leaf, which lie in `data`, fp32 or bf16, as
+// parts of the tensors "<prefix><key>" of its parameters. Data parallel ranks hold other elements,
+// not replicas.
 std::vector<distckpt::LocalShard> shards_of_range(const models::Parameters& parameters,
                                                   const models::Leaf& leaf,
                                                   std::int64_t begin,

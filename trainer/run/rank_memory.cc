@@ -39,16 +39,15 @@ std::string RankMemory::ways(const std::string& phase) const {
     const auto& name = role->options().name;
     const auto& section = role->options().memory.engine;
     std::int64_t bytes = 0;
-    const auto add = [&](const OffloadableMemory& part, const char* key, bool in_use) {
-      bytes += part.device_bytes();
-      if (on_gpu && !in_use && part.device_bytes() > 0)
-        ways.push_back(
-            fmt::format("{}.{}=true, for {}", section, key, in_words(part.device_bytes())));
+    const auto add = [&](std::int64_t part, const char* key, bool in_use) {
+      bytes += part;
+      if (on_gpu && !in_use && part > 0)
+        ways.push_back(fmt::format("{}.{}=true, for {}", section, key, in_words(part)));
     };
     const bool in_use = name == role_of(phase);
-    add(offload.params(), "param_offload", in_use);
-    add(offload.grads(), "grad_offload", in_use);
-    add(offload.optimizer(), "optimizer_offload", false);
+    add(offload.params().device_bytes(), "param_offload", in_use);
+    add(offload.grads().device_bytes(), "grad_offload", in_use);
+    add(role->trains() ? role->optimizer().device_bytes() : 0, "optimizer_offload", false);
     held.push_back(fmt::format("{} of {}", in_words(bytes), name));
   }
   const auto& ranks = rollout_.ranks;

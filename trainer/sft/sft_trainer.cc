@@ -251,10 +251,8 @@ void SftTrainer::finish_save() {
 void SftTrainer::save() {
   finish_save();
   const CallerState caller{.shared = {{"data", stream_.state().dump()}}, .of_rank = ""};
-  engine_.offload().to_device({.optimizer = config_.engine.optimizer_offload});
   engine_.save(step_, caller, config_.checkpoint.async_save);
   if (!config_.checkpoint.async_save) export_hf();
-  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
   say(fmt::format("saved      step {} to {}", step_, config_.trainer.default_local_dir));
 }
 
@@ -273,7 +271,6 @@ void SftTrainer::expect_memory() const {
 
 void SftTrainer::run() {
   if (config_.trainer.val_before_train && step_ == 0) record_->write(step_, validate());
-  engine_.offload().to_host({.optimizer = config_.engine.optimizer_offload});
   expect_memory();
   while (step_ < total_steps_) {
     auto metrics = train_step();

@@ -72,16 +72,14 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
           config.model.path);
   const auto rank = world.rank();
   if (has_role(config.actor.ranks, rank)) {
-    actor_ = std::make_unique<MegatronWorker>(
-        world,
-        role_engine({.name = "actor",
-                     .origin = origin_,
-                     .model = config.model,
-                     .engine = config.actor.megatron,
-                     .ranks = config.actor.ranks},
-                    config, config.actor.optim, total_steps),
-        // The hybrid engine moves the rest.
-        OffloadFlags{.optimizer = config.actor.megatron.optimizer_offload});
+    actor_ = std::make_unique<MegatronWorker>(world,
+                                              role_engine({.name = "actor",
+                                                           .origin = origin_,
+                                                           .model = config.model,
+                                                           .engine = config.actor.megatron,
+                                                           .ranks = config.actor.ranks},
+                                                          config, config.actor.optim, total_steps),
+                                              OffloadFlags{});  // the hybrid engine moves it
   }
   if (config.use_reference_policy() && has_role(config.ref.ranks, rank)) {
     ref_ = std::make_unique<MegatronWorker>(

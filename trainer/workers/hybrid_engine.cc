@@ -61,8 +61,7 @@ std::vector<LocalShard> HybridEngine::rollout_shards() const {
 
 models::ReshardReport HybridEngine::rollout_mode() {
   require(!rolling_, ErrorKind::kBug, "the rollout has the weights already");
-  if (offload_ != nullptr)
-    offload_->to_host({.grad = options_.offload.grad, .optimizer = options_.offload.optimizer});
+  if (offload_ != nullptr) offload_->to_host({.grad = options_.offload.grad});
   if (rollout_.engine != nullptr) rollout_.engine->wake_up();
   resharder_.set_memory(models::owner_addresses(actor_),
                         rollout_.model == nullptr ? std::vector<std::byte*>()

@@ -18,8 +18,7 @@ MegatronWorker::MegatronWorker(models::World& world,
 MegatronWorker::Awake::Awake(const MegatronWorker& worker, OffloadFlags needed)
     : offload_(worker.engine_->offload()),
       which_{.param = needed.param && worker.resting_.param,
-             .grad = needed.grad && worker.resting_.grad,
-             .optimizer = needed.optimizer && worker.resting_.optimizer} {
+             .grad = needed.grad && worker.resting_.grad} {
   offload_.to_device(which_);
 }
 
@@ -80,7 +79,7 @@ UpdateOutput MegatronWorker::update(
 void MegatronWorker::save_checkpoint(std::int64_t step,
                                      const std::map<std::string, std::string>& caller,
                                      bool async) {
-  const Awake awake(*this, {.param = true, .optimizer = true});
+  const Awake awake(*this, {.param = true});
   engine_->save(step, {.shared = caller}, async);
 }
 
@@ -91,7 +90,7 @@ bool MegatronWorker::finish_save(bool wait) {
 
 std::map<std::string, std::string> MegatronWorker::load_checkpoint(std::int64_t step,
                                                                    const std::string& root) {
-  const Awake awake(*this, {.param = true, .optimizer = true});
+  const Awake awake(*this, {.param = true});
   const auto resumed =
       root.empty() ? engine_->checkpoint().load(step) : engine_->checkpoint_at(root).load(step);
   return resumed.caller.shared;

@@ -17,9 +17,7 @@ int num_ranks(const std::vector<int>& ranks, int world_size) {
 }
 
 OffloadFlags offload_flags(const EngineConfig& config) {
-  return {.param = config.param_offload,
-          .grad = config.grad_offload,
-          .optimizer = config.optimizer_offload};
+  return {.param = config.param_offload, .grad = config.grad_offload};
 }
 
 MemorySettings memory_settings(const PpoConfig& config, const std::string& role) {

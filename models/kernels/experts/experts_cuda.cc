@@ -9,7 +9,7 @@
 namespace ferry::models {
 namespace {
 
-launch::Element element_of(const at::Tensor& x) {
+launch::Element expert_element(const at::Tensor& x) {
   require(x.is_cuda() && x.is_contiguous() &&
               (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat),
           ErrorKind::kBug, "kernels of experts take contiguous bf16 or fp32 on a GPU");
@@ -50,7 +50,8 @@ at::Tensor combine_choices_cuda(const at::Tensor& results,
   check(launch::combine_choices(
       in.const_data_ptr(), inverse.defined() ? inverse.const_data_ptr<std::int64_t>() : nullptr,
       end.defined() ? end.const_data_ptr<std::int32_t>() : nullptr, of_choices.const_data_ptr(),
-      y.mutable_data_ptr(), shape, in.size(1), element_of(in), element_of(of_choices), stream()));
+      y.mutable_data_ptr(), shape, in.size(1), expert_element(in), expert_element(of_choices),
+      stream()));
   return y;
 }
 
@@ -64,7 +65,7 @@ ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool n
   if (in.size(0) == 0) return chosen;
   check(launch::choose_experts(in.const_data_ptr(), chosen.experts.mutable_data_ptr<std::int64_t>(),
                                chosen.weights.mutable_data_ptr(),
-                               shape_of(chosen.experts, in.size(1)), normalize, element_of(in),
+                               shape_of(chosen.experts, in.size(1)), normalize, expert_element(in),
                                stream()));
   return chosen;
 }

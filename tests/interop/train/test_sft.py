@@ -118,7 +118,7 @@ def test_the_loss_curve_of_experts_too(mesh, experts, theirs_with_experts, tmp_p
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_run_goes_on_to_the_byte(background, world, tmp_path):
-    saving = {"checkpoint.save_freq": 2, "checkpoint.async_save": background, "engine.dtype": "bfloat16"}
+    saving = {"checkpoint.save_freq": 2, "checkpoint.async_save": background, "engine.optimizer_offload": background, "engine.dtype": "bfloat16"}
     whole = train(world, tmp_path / "whole", **saving)
     run = tmp_path / "cut"
     process = start_ranks(1, settings(world, run, **saving))[0]

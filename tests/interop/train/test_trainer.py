@@ -85,7 +85,7 @@ def test_rates_and_orders_of_passes_are_megatrons(release, ours):
 def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
     """From the state after our last step, torch's next step: a master by 2 units in the last place of itself and of its change, moments by 2."""
     import torch
-    run = tool("adam", 30, decoupled)
+    run = tool("adam", 30, decoupled, "fp32")
     param = torch.tensor(run["initial"]).requires_grad_()
     optimizer = (torch.optim.AdamW if decoupled else torch.optim.Adam)([param], lr=run["lr"], weight_decay=run["weight_decay"], foreach=False)
     unit = 2.0 ** -23
@@ -105,6 +105,32 @@ def test_adam_is_torchs_to_the_rounding_of_fp32(decoupled):
             param.copy_(ours["param"])
             for key in ("exp_avg", "exp_avg_sq"):
                 state[key].copy_(ours[key])
+
+
+@pytest.mark.parametrize("decoupled", [0, 1])
+def test_moments_in_bf16_are_transformer_engines(decoupled):
+    """The formula of its AdamFunctorMaster (common/multi_tensor/adam.cu) in torch, in fp64: moments are widened, the parameter is updated with
+    moments that are not rounded yet, then they are rounded once, to half a unit in the last place."""
+    import torch
+    run = tool("adam", 30, decoupled, "bf16")
+    beta1, beta2, eps, lr, decay = 0.9, 0.999, 1e-8, run["lr"], run["weight_decay"]
+    param = torch.tensor(run["initial"])
+    m, v = torch.zeros_like(param), torch.zeros_like(param)
+    for number, step in enumerate(run["steps"], 1):
+        r_g, r_p, r_m, r_v = (x.double() for x in (torch.tensor(step["grad"]), param, m, v))
+        if not decoupled:
+            r_g = r_g + decay * r_p
+        r_m = beta1 * r_m + (1 - beta1) * r_g
+        r_v = beta2 * r_v + (1 - beta2) * r_g * r_g
+        update = (r_m / (1 - beta1 ** number)) / ((r_v / (1 - beta2 ** number)).sqrt() + eps)
+        if decoupled:
+            update = update + decay * r_p
+        after = r_p - lr * update
+        param, m, v = (torch.tensor(step[key]) for key in ("param", "exp_avg", "exp_avg_sq"))
+        assert ((param - after).abs() <= 2.0 ** -22 * (r_p.abs() + (lr * update).abs()) + 2.0 ** -19 * (lr * update).abs()).all()
+        for ours, exact in ((m, r_m), (v, r_v)):
+            assert torch.equal(ours.bfloat16().float(), ours)
+            assert ((ours - exact).abs() <= (2.0 ** -8 + 2.0 ** -20) * exact.abs() + 2.0 ** -22 * r_g.abs()).all()
 
 
 def train(processes, mesh, device="cpu", dtype="fp32", steps=3):

@@ -8,6 +8,7 @@
 
 #include "converter/open/checkpoint.h"
 #include "models/tensor_parallel/mappings.h"
+#include "models/tensor_parallel/parameters.h"
 #include "tests/support/temp_dir.h"
 
 namespace ferry::support {
@@ -84,7 +85,7 @@ void WholeTensors::add(const distckpt::LocalShard& shard) {
   if (!whole.defined()) whole = at::zeros(sizes(shard.tensor.global_shape), at::kFloat);
   part_of(whole, shard.tensor.box())
       .copy_(at::from_blob(shard.data, sizes(shard.tensor.local_shape), sizes(shard.strides),
-                           at::kFloat));
+                           models::scalar_type(shard.tensor.dtype)));
 }
 
 std::string first_difference(const WholeTensors& got,

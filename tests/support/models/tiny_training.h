@@ -36,7 +36,7 @@ at::Tensor token_loss(const models::GPTModel& model,
 class WholeTensors {
  public:
   void add(const models::ParameterSpec& spec, const at::Tensor& part);
-  void add(const distckpt::LocalShard& shard);  // of fp32
+  void add(const distckpt::LocalShard& shard);  // as fp32
   const std::map<std::string, at::Tensor>& all() const { return tensors_; }
 
  private:

@@ -45,7 +45,8 @@ class Trainer {
           const fs::path& root,
           models::World& world,
           CheckpointConfig config = {},
-          const std::string& name = "mesh")
+          const std::string& name = "mesh",
+          OptimizerConfig optimizer = {})
       : mesh_(world, with_vocab(on.parallel), name), config_(support::tiny_config(tiny)) {
     chunks_ = models::make_stage(config_, mesh_, {.dtype = distckpt::DType::kBF16});
     for (const auto& chunk : chunks_) {
@@ -54,9 +55,8 @@ class Trainer {
     }
     ddp_ = std::make_unique<DistributedDataParallel>(
         pointers_, DistributedDataParallelConfig{.bucket_size = 700});
-    optimizer_ = std::make_unique<DistributedOptimizer>(
-        *ddp_, OptimizerConfig{.loss_scale = GradScalerConfig{.initial_loss_scale = 4,
-                                                              .loss_scale_window = 2}});
+    optimizer.loss_scale = GradScalerConfig{.initial_loss_scale = 4, .loss_scale_window = 2};
+    optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, optimizer);
     p2p_ = std::make_unique<P2PCommunicator>(world, mesh_, name + "/p2p", chunks_.size() > 1);
     config.root = root;
     config.threads = 1;
@@ -128,12 +128,13 @@ void on_ranks(const Mesh& mesh, const std::function<void(models::World&)>& body)
 
 void expect_resumes(const support::TinyModel& tiny,
                     const Mesh& mesh,
-                    const std::vector<Mesh>& others) {
+                    const std::vector<Mesh>& others,
+                    const OptimizerConfig& optimizer = {}) {
   const support::TempDir dir;
   Tensors saved;
   Tensors straight;
   on_ranks(mesh, [&](models::World& world) {
-    Trainer run(tiny, mesh, dir.path(), world);
+    Trainer run(tiny, mesh, dir.path(), world, {}, "mesh", optimizer);
     run.train(1, 2);
     run.collect(saved.weights, saved.state);
     run.checkpoint().save(
@@ -144,7 +145,7 @@ void expect_resumes(const support::TinyModel& tiny,
   // Whatever was in memory before is gone: another seed would show as well as NaN.
   Tensors resumed;
   on_ranks(mesh, [&](models::World& world) {
-    Trainer run(tiny, mesh, dir.path(), world);
+    Trainer run(tiny, mesh, dir.path(), world, {}, "mesh", optimizer);
     run.train(9, 9);
     const auto from = run.checkpoint().load();
     EXPECT_EQ(from.iteration, 2);
@@ -161,7 +162,7 @@ void expect_resumes(const support::TinyModel& tiny,
   for (const auto& other : others) {
     Tensors there;
     on_ranks(other, [&](models::World& world) {
-      Trainer run(tiny, other, dir.path(), world);
+      Trainer run(tiny, other, dir.path(), world, {}, "mesh", optimizer);
       const auto from = run.checkpoint().load(2);
       EXPECT_EQ(from.same_ranks, other.ranks == mesh.ranks);
       run.collect(there.weights, there.state);
@@ -178,6 +179,13 @@ TEST(TrainingCheckpoint, GoesOnBitForBitAndOnOtherMeshesWithEveryTensor) {
 
 TEST(TrainingCheckpoint, CarriesExperts) {
   expect_resumes({.family = "qwen2_moe", .experts = 8}, kEp2, {kAlone, kTp2Dp2});
+}
+
+TEST(TrainingCheckpoint, CarriesMomentsInBf16OfAnOptimizerOnTheHost) {
+  expect_resumes({.family = "qwen2", .num_layers = 4}, kTp2Dp2, {kAlone, kPp2},
+                 {.exp_avg_dtype = distckpt::DType::kBF16,
+                  .exp_avg_sq_dtype = distckpt::DType::kBF16,
+                  .offload = true});
 }
 
 TEST(TrainingCheckpoint, IsACheckpointOfTheModel) {
@@ -217,6 +225,19 @@ TEST(TrainingCheckpoint, TakesThePlaceOfTheSameIteration) {
     other.checkpoint().save(1, {});
   });
   EXPECT_EQ(bytes_of(dir / "twice"), bytes_of(dir / "once"));
+}
+
+TEST(TrainingCheckpoint, HasTheSameBytesWhereverTheOptimizerLives) {
+  const support::TempDir dir;
+  on_ranks(kTp2Dp2, [&](models::World& world) {
+    Trainer run({.family = "llama"}, kTp2Dp2, dir / "host", world, {}, "mesh", {.offload = true});
+    Trainer other({.family = "llama"}, kTp2Dp2, dir / "device", world, {.name = "other"}, "other");
+    for (auto* const one : {&run, &other}) one->train(1, 2);
+    run.checkpoint().save_in_background(2, {});
+    run.checkpoint().finish_save();
+    other.checkpoint().save(2, {});
+  });
+  EXPECT_EQ(bytes_of(dir / "host"), bytes_of(dir / "device"));
 }
 
 // A step later nothing in memory is what it was; what is on disk is.

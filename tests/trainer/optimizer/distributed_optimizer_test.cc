@@ -112,6 +112,31 @@ TEST(Adam, TakesEveryPairOfDtypes) {
   EXPECT_THROW(adam_update(wrong, {}), Error);
 }
 
+// The update is that of fp32 moments of the same values; these are rounded when they are stored.
+TEST(Adam, RoundsMomentsOnceWhenItStoresThem) {
+  for (const auto& [first, second] :
+       {std::pair(at::kBFloat16, at::kBFloat16), std::pair(at::kBFloat16, at::kFloat),
+        std::pair(at::kFloat, at::kBFloat16)}) {
+    auto t = random_adam(640, at::kBFloat16, at::kBFloat16);
+    t.exp_avg = t.exp_avg.to(first);
+    t.exp_avg_sq = t.exp_avg_sq.to(second);
+    for (int step = 1; step <= 5; ++step) {
+      t.grad.copy_(at::randn({640}));
+      auto wide = t;
+      wide.master = t.master.clone();
+      wide.exp_avg = t.exp_avg.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      wide.exp_avg_sq = t.exp_avg_sq.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      wide.param = t.param.clone();
+      adam_update(t, {.lr = 1e-2, .weight_decay = 0.1, .step = step});
+      adam_update(wide, {.lr = 1e-2, .weight_decay = 0.1, .step = step});
+      EXPECT_TRUE(at::equal(t.master, wide.master));
+      EXPECT_TRUE(at::equal(t.param, wide.param));
+      EXPECT_TRUE(at::equal(t.exp_avg, wide.exp_avg.to(first)));
+      EXPECT_TRUE(at::equal(t.exp_avg_sq, wide.exp_avg_sq.to(second)));
+    }
+  }
+}
+
 TEST(Adam, SumsSquaresInFp64) {
   for (const std::int64_t elements : {0, 1, 7, 64, 65536, 200001}) {
     const auto x = at::randn({elements});
@@ -124,37 +149,53 @@ TEST(Adam, SumsSquaresInFp64) {
   EXPECT_FALSE(std::isfinite(squared_sum(x).item<double>()));
 }
 
-// The kernels of a GPU beside the loops of the host: every byte of a step, in all dtypes.
+// The kernels of a GPU beside the loops of the host: every byte of some steps.
+void expect_bytes_of_the_host(AdamTensors host) {
+  AdamTensors device{host.grad.cuda(),
+                     host.master.cuda(),
+                     host.exp_avg.cuda(),
+                     host.exp_avg_sq.cuda(),
+                     host.param.defined() ? host.param.cuda() : at::Tensor(),
+                     host.decays.cuda()};
+  for (int step = 1; step <= 5; ++step) {
+    const AdamScalars scalars{.lr = 1e-2,
+                              .weight_decay = 0.1,
+                              .decoupled_weight_decay = step % 2 == 0,
+                              .step = step,
+                              .grad_scale = 0.3};
+    adam_update(host, scalars);
+    adam_update(device, scalars);
+  }
+  EXPECT_TRUE(at::equal(host.master, device.master.cpu()));
+  EXPECT_TRUE(at::equal(host.exp_avg, device.exp_avg.cpu()));
+  EXPECT_TRUE(at::equal(host.exp_avg_sq, device.exp_avg_sq.cpu()));
+  EXPECT_TRUE(!host.param.defined() || at::equal(host.param, device.param.cpu()));
+}
+
 TEST(AdamCuda, HasTheBytesOfTheHost) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
   for (const auto& [param, grad] :
        {std::pair(at::kFloat, at::kFloat), std::pair(at::kBFloat16, at::kFloat),
         std::pair(at::kHalf, at::kFloat), std::pair(at::kHalf, at::kHalf),
-        std::pair(at::kBFloat16, at::kBFloat16)}) {
-    auto host = random_adam(64 * 5000, param, grad);
-    AdamTensors device{host.grad.cuda(),
-                       host.master.cuda(),
-                       host.exp_avg.cuda(),
-                       host.exp_avg_sq.cuda(),
-                       host.param.defined() ? host.param.cuda() : at::Tensor(),
-                       host.decays.cuda()};
-    for (int step = 1; step <= 5; ++step) {
-      const AdamScalars scalars{.lr = 1e-2,
-                                .weight_decay = 0.1,
-                                .decoupled_weight_decay = step % 2 == 0,
-                                .step = step,
-                                .grad_scale = 0.3};
-      adam_update(host, scalars);
-      adam_update(device, scalars);
-    }
-    EXPECT_TRUE(at::equal(host.master, device.master.cpu()));
-    EXPECT_TRUE(at::equal(host.exp_avg, device.exp_avg.cpu()));
-    EXPECT_TRUE(at::equal(host.exp_avg_sq, device.exp_avg_sq.cpu()));
-    EXPECT_TRUE(!host.param.defined() || at::equal(host.param, device.param.cpu()));
-    const auto sum = squared_sum(host.grad).item<double>();
-    EXPECT_NEAR(squared_sum(device.grad).item<double>(), sum, 1e-12 * sum);
-    EXPECT_EQ(squared_sum(device.grad).item<double>(), squared_sum(device.grad).item<double>());
-  }
+        std::pair(at::kBFloat16, at::kBFloat16)})
+    expect_bytes_of_the_host(random_adam(64 * 5000, param, grad));
+}
+
+TEST(AdamCuda, HasTheBytesOfTheHostWithMomentsInBf16) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  auto host = random_adam(64 * 5000, at::kBFloat16, at::kFloat);
+  host.exp_avg = host.exp_avg.to(at::kBFloat16);
+  expect_bytes_of_the_host(host);
+  host.exp_avg_sq = host.exp_avg_sq.to(at::kBFloat16);
+  expect_bytes_of_the_host(host);
+}
+
+TEST(AdamCuda, SumsSquaresInTheSameOrderEachTime) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  const auto x = at::randn({64 * 5000});
+  const auto sum = squared_sum(x).item<double>();
+  EXPECT_NEAR(squared_sum(x.cuda()).item<double>(), sum, 1e-12 * sum);
+  EXPECT_EQ(squared_sum(x.cuda()).item<double>(), squared_sum(x.cuda()).item<double>());
 }
 
 TEST(GradScaler, FollowsMegatronsRule) {

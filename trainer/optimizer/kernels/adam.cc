@@ -33,6 +33,37 @@ AdamFactors factors_of(const AdamScalars& s) {
           .eps = static_cast<float>(s.eps)};
 }
 
+// A moment, fp32 or bf16: a block of it as fp32, and back.
+class Moment {
+ public:
+  explicit Moment(const at::Tensor& moment)
+      : data_(moment.mutable_data_ptr()), bf16_(moment.scalar_type() == at::kBFloat16) {}
+
+  void load(std::int64_t at, float* __restrict__ block) const {
+    by_type([&](auto* data) {
+      for (std::int64_t i = 0; i < kAdamBlock; ++i) block[i] = static_cast<float>(data[at + i]);
+    });
+  }
+  void store(const float* __restrict__ block, std::int64_t at) const {
+    by_type([&](auto* data) {
+      using T = std::remove_pointer_t<decltype(data)>;
+      for (std::int64_t i = 0; i < kAdamBlock; ++i) data[at + i] = static_cast<T>(block[i]);
+    });
+  }
+
+ private:
+  template <typename Run>
+  void by_type(const Run& run) const {
+    if (bf16_)
+      run(static_cast<at::BFloat16*>(data_));
+    else
+      run(static_cast<float*>(data_));
+  }
+
+  void* data_;
+  bool bf16_;
+};
+
 // `param`: null where the masters are the parameters.
 template <typename Grad, typename Param>
 void update_block(const Grad* __restrict__ grad,
@@ -58,15 +89,19 @@ template <typename Grad, typename Param>
 void update(const AdamTensors& t, const AdamFactors& factors) {
   const auto* const grad = t.grad.const_data_ptr<Grad>();
   auto* const master = t.master.mutable_data_ptr<float>();
-  auto* const exp_avg = t.exp_avg.mutable_data_ptr<float>();
-  auto* const exp_avg_sq = t.exp_avg_sq.mutable_data_ptr<float>();
+  const Moment exp_avg(t.exp_avg), exp_avg_sq(t.exp_avg_sq);
   auto* const param = t.param.defined() ? t.param.mutable_data_ptr<Param>() : nullptr;
   const auto* const decays = t.decays.const_data_ptr<std::uint8_t>();
   at::parallel_for(0, t.decays.numel(), kBlocksAtOnce, [&](std::int64_t begin, std::int64_t end) {
+    std::array<float, kAdamBlock> first{}, second{};
     for (auto block = begin; block < end; ++block) {
       const auto at = block * kAdamBlock;
-      update_block(grad + at, master + at, exp_avg + at, exp_avg_sq + at,
+      exp_avg.load(at, first.data());
+      exp_avg_sq.load(at, second.data());
+      update_block(grad + at, master + at, first.data(), second.data(),
                    param == nullptr ? nullptr : param + at, decays[block] != 0, factors);
+      exp_avg.store(first.data(), at);
+      exp_avg_sq.store(second.data(), at);
     }
   });
 }
@@ -97,6 +132,11 @@ void adam_update(const AdamTensors& t, const AdamScalars& scalars) {
   require(t.decays.numel() * kAdamBlock == elements, ErrorKind::kBug,
           "Adam takes blocks of {} elements, got {} elements in {} blocks", kAdamBlock, elements,
           t.decays.numel());
+  for (const auto* moment : {&t.exp_avg, &t.exp_avg_sq}) {
+    require(moment->scalar_type() == at::kFloat || moment->scalar_type() == at::kBFloat16,
+            ErrorKind::kBug, "moments are fp32 or bf16, not {}",
+            at::toString(moment->scalar_type()));
+  }
   if (elements == 0) return;
   const auto factors = factors_of(scalars);
   if (t.master.is_cuda()) return adam_update_cuda(t, factors);

@@ -34,6 +34,28 @@ struct alignas(kAtOnce * sizeof(T)) Four {
   T value[kAtOnce];
 };
 
+template <typename T>
+__device__ Four<float> widen(const Four<T>& x) {
+  Four<float> wide;
+  for (int k = 0; k < kAtOnce; ++k) wide.value[k] = widen(x.value[k]);
+  return wide;
+}
+
+// Four elements of a moment: all threads of a launch have the same dtype.
+__device__ Four<float> load_moment(const void* moment, bool bf16, std::int64_t i) {
+  return bf16 ? widen(static_cast<const Four<__nv_bfloat16>*>(moment)[i])
+              : static_cast<const Four<float>*>(moment)[i];
+}
+__device__ void store_moment(const Four<float>& x, void* moment, bool bf16, std::int64_t i) {
+  if (!bf16) {
+    static_cast<Four<float>*>(moment)[i] = x;
+    return;
+  }
+  Four<__nv_bfloat16> rounded;
+  for (int k = 0; k < kAtOnce; ++k) narrow(x.value[k], &rounded.value[k]);
+  static_cast<Four<__nv_bfloat16>*>(moment)[i] = rounded;
+}
+
 template <typename Grad, typename Param>
 __global__ void update(AdamPointers at, std::int64_t fours, AdamFactors factors) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
@@ -41,8 +63,8 @@ __global__ void update(AdamPointers at, std::int64_t fours, AdamFactors factors)
        i += step) {
     const auto grad = static_cast<const Four<Grad>*>(at.grad)[i];
     auto master = reinterpret_cast<Four<float>*>(at.master)[i];
-    auto exp_avg = reinterpret_cast<Four<float>*>(at.exp_avg)[i];
-    auto exp_avg_sq = reinterpret_cast<Four<float>*>(at.exp_avg_sq)[i];
+    auto exp_avg = load_moment(at.exp_avg, at.exp_avg_bf16, i);
+    auto exp_avg_sq = load_moment(at.exp_avg_sq, at.exp_avg_sq_bf16, i);
     const bool decays = at.decays[i * kAtOnce / 64] != 0;
     Four<Param> param;
     for (int k = 0; k < kAtOnce; ++k) {
@@ -55,8 +77,8 @@ __global__ void update(AdamPointers at, std::int64_t fours, AdamFactors factors)
       narrow(now.param, &param.value[k]);
     }
     reinterpret_cast<Four<float>*>(at.master)[i] = master;
-    reinterpret_cast<Four<float>*>(at.exp_avg)[i] = exp_avg;
-    reinterpret_cast<Four<float>*>(at.exp_avg_sq)[i] = exp_avg_sq;
+    store_moment(exp_avg, at.exp_avg, at.exp_avg_bf16, i);
+    store_moment(exp_avg_sq, at.exp_avg_sq, at.exp_avg_sq_bf16, i);
     if (at.param != nullptr) static_cast<Four<Param>*>(at.param)[i] = param;
   }
 }

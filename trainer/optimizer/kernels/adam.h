@@ -1,5 +1,7 @@
 // Adam's update of a piece of parameters, and the sum of squares that clipping needs, in one pass
-// over memory each, on the host or on a GPU.
+// over memory each, on the host or on a GPU. Arithmetic is in fp32; what is stored in bf16 is
+// rounded once, when it is stored, as Transformer Engine's kernels do it
+// (common/multi_tensor/adam.cu, AdamFunctorMaster).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,8 +14,8 @@ namespace ferry::trainer {
 struct AdamTensors {
   at::Tensor grad{};        // fp32, or of the parameters' dtype
   at::Tensor master{};      // fp32
-  at::Tensor exp_avg{};     // fp32
-  at::Tensor exp_avg_sq{};  // fp32
+  at::Tensor exp_avg{};     // fp32 or bf16
+  at::Tensor exp_avg_sq{};  // fp32 or bf16
   at::Tensor param{};       // bf16 or fp16: the masters, rounded; undefined: masters are parameters
   at::Tensor decays{};      // [elements/64], uint8: whether these 64 decay
 };

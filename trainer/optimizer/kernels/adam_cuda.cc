@@ -34,8 +34,10 @@ void adam_update_cuda(const AdamTensors& t, const AdamFactors& factors) {
   const c10::cuda::CUDAGuard device(t.master.device());
   const launch::AdamPointers at{.grad = t.grad.const_data_ptr(),
                                 .master = t.master.mutable_data_ptr<float>(),
-                                .exp_avg = t.exp_avg.mutable_data_ptr<float>(),
-                                .exp_avg_sq = t.exp_avg_sq.mutable_data_ptr<float>(),
+                                .exp_avg = t.exp_avg.mutable_data_ptr(),
+                                .exp_avg_sq = t.exp_avg_sq.mutable_data_ptr(),
+                                .exp_avg_bf16 = t.exp_avg.scalar_type() == at::kBFloat16,
+                                .exp_avg_sq_bf16 = t.exp_avg_sq.scalar_type() == at::kBFloat16,
                                 .param = t.param.defined() ? t.param.mutable_data_ptr() : nullptr,
                                 .decays = t.decays.const_data_ptr<std::uint8_t>()};
   check(launch::adam(at, t.master.numel(), type_of(t.grad),

@@ -15,8 +15,10 @@ enum class AdamElementType : std::uint8_t { kFloat, kBf16, kHalf };
 struct AdamPointers {
   const void* grad = nullptr;
   float* master = nullptr;
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  bool exp_avg_bf16 = false;  // else fp32
+  bool exp_avg_sq_bf16 = false;
   void* param = nullptr;                 // or null: masters are the parameters
   const std::uint8_t* decays = nullptr;  // of each 64 elements
 };
