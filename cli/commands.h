@@ -23,6 +23,7 @@ void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_digest(CLI::App& app);
+void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 
 // Options that several subcommands have, with one wording.

@@ -39,6 +39,7 @@ void add_commands(CLI::App& app) {
   add_verify(app);
   add_diff(app);
   add_digest(app);
+  add_plan(app);
   add_report(app);
   // Listed here; what is called is ferry-torch.
   app.add_subcommand("bench", "Measure");

@@ -9,7 +9,7 @@
 #include "models/device/memory_error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
-#include "models/transformer/attention.h"
+#include "models/spec/costs.h"
 
 namespace ferry::rollout {
 
@@ -25,9 +25,8 @@ models::KeyValueShape shape_of(const GPTModel& model) {
 }  // namespace
 
 std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
-  const auto shape = shape_of(model);
-  return model.config().num_layers * kBlockSize * shape.groups * (shape.dim + shape.value_dim) *
-         size_of(model.options().dtype);
+  return kBlockSize * models::key_value_bytes(model.config(), model.mesh().shape().tp(),
+                                              model.options().layout());
 }
 
 KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks)

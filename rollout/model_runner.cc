@@ -10,7 +10,7 @@
 #include "distckpt/base/integers.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
-#include "models/transformer/attention.h"
+#include "models/spec/costs.h"
 #include "models/transformer/moe.h"
 
 namespace ferry::rollout {

@@ -9,7 +9,7 @@
 #include "models/device/memory_error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/attention/paged_attention.h"
-#include "models/transformer/attention.h"
+#include "models/spec/costs.h"
 #include "rollout/kv_cache.h"
 
 namespace ferry::rollout {

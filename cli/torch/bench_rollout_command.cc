@@ -15,9 +15,9 @@
 #include "cli/commands.h"
 #include "cli/report/text.h"
 #include "cli/torch/commands.h"
+#include "cli/torch/device_rates.h"
 #include "cli/torch/request_mix.h"
 #include "cli/torch/rollout_flags.h"
-#include "cli/torch/roofline.h"
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
@@ -59,7 +59,7 @@ struct Replay {
 // Requests in flight, as their tokens come.
 class Replayer {
  public:
-  Replayer(const RolloutModel& model, const Roofline& roofline)
+  Replayer(const RolloutModel& model, const models::Roofline& roofline)
       : model_(model), roofline_(roofline), engine_(model.model(), model.engine_options()) {}
 
   Replay run(const std::vector<MixRequest>& mix, const rollout::SamplingParams& params) {
@@ -126,7 +126,7 @@ class Replayer {
     const auto begin = Clock::now();
     const auto outputs = engine_.step();
     const auto now = Clock::now();
-    StepWork work;
+    models::StepWork work;
     for (const auto& output : outputs) {
       if (output.error) throw Error(*output.error);
       auto& flight = flights_.at(output.request_id);
@@ -142,7 +142,7 @@ class Replayer {
   static void take(Flight& flight,
                    const rollout::CompletionOutput& sample,
                    Clock::time_point now,
-                   StepWork& work,
+                   models::StepWork& work,
                    Replay& replay) {
     const auto count = static_cast<std::int64_t>(sample.tokens.size());
     const auto [found, is_first] = flight.samples.try_emplace(sample.index, now, 0);
@@ -164,7 +164,7 @@ class Replayer {
   }
 
   const RolloutModel& model_;
-  const Roofline& roofline_;
+  const models::Roofline& roofline_;
   rollout::LLMEngine engine_;
   std::map<std::string, Flight> flights_;
   std::int64_t last_prompt_tokens_ = 0;
@@ -215,7 +215,7 @@ ordered_json percentiles(std::vector<double> seconds) {
 
 ordered_json report_json(const BenchRolloutFlags& flags,
                          const RolloutModel& model,
-                         const Roofline& roofline,
+                         const models::Roofline& roofline,
                          const Replay& replay,
                          const rollout::EngineStats& stats) {
   const auto rate = [&](std::int64_t count) { return static_cast<double>(count) / replay.seconds; };
@@ -295,8 +295,9 @@ std::string report_text(const ordered_json& report) {
 
 void bench_on_rank(const BenchRolloutFlags& flags, models::World& world) {
   const RolloutModel model(world, flags.rollout);
-  const Roofline roofline(model.model(),
-                          measure_rates(world.device(), model.model().options().dtype));
+  const auto& of = model.model();
+  const models::Roofline roofline(of.config(), of.mesh().shape(), of.options().layout(),
+                                  measure_rates(world.device(), of.options().dtype));
   models::release_cached_memory(world.device());
   Replayer replayer(model, roofline);
   const auto vocab_size = model.model().config().vocab_size;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -31,6 +32,8 @@ struct TrainFlags {
 };
 
 // Ends the run with this rank: it says why, and so do the others, before a launcher ends them all.
+// On GPUs the process ends at once: kernels of NCCL that wait for other ranks never do, and pinned
+// memory takes long to be given back.
 [[noreturn]] void end_rank(const models::World& world, Error error) {
   error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
   fmt::print(stderr, "{}", error.report());
@@ -39,6 +42,7 @@ struct TrainFlags {
   if (!error.hint().empty()) why += "; hint: " + error.hint();
   models::announce_failure(world, why);
   models::wait_for_failures(world);
+  if (world.device().is_cuda()) std::_Exit(kTrouble);
   throw CLI::RuntimeError(kTrouble);
 }
 
@@ -46,6 +50,8 @@ void run_rank(const models::World& world, const std::function<void()>& body) {
   if (world.size() == 1) return body();
   try {
     body();
+  } catch (const CLI::RuntimeError&) {  // of end_rank()
+    throw;
   } catch (const c10::Error& error) {  // what() has a backtrace
     end_rank(world, library_error(error));
   } catch (const std::exception& error) {
@@ -61,7 +67,10 @@ void train(const TrainFlags& flags, const Config& config, const trainer::Trainer
   };
   run_rank(world, [&] {
     Trainer trainer(config, world, {.say = say});
-    trainer.run();
+    if (!world.device().is_cuda()) return trainer.run();
+    // Says why it fails before it gives its memory back, for which other ranks would wait. Those of
+    // the host notice by the connections that this closes.
+    run_rank(world, [&] { trainer.run(); });
   });
 }
 

@@ -16,7 +16,7 @@
 #include "models/kernels/product/float_chains.h"
 #include "models/kernels/product/gemm.h"
 #include "models/kernels/product/linear.h"
-#include "models/transformer/attention.h"
+#include "models/spec/costs.h"
 
 namespace ferry::models {
 namespace {

@@ -85,4 +85,13 @@ std::optional<std::int64_t> free_memory(c10::Device device) {
   return static_cast<std::int64_t>(available);
 }
 
+std::optional<std::int64_t> total_memory(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  set_device(device);
+  std::size_t available = 0;
+  std::size_t total = 0;
+  if (cudaMemGetInfo(&available, &total) != cudaSuccess) return std::nullopt;
+  return static_cast<std::int64_t>(total);
+}
+
 }  // namespace ferry::models

@@ -33,7 +33,8 @@ void stop_cuda_profiler();
 // CUDA's name of the device: "NVIDIA H100 80GB HBM3". Empty for the host.
 std::string device_name(c10::Device device);
 
-// Free bytes of the device; nullopt for the host.
+// Free bytes of the device, and all that it has; nullopt for the host.
 std::optional<std::int64_t> free_memory(c10::Device device);
+std::optional<std::int64_t> total_memory(c10::Device device);
 
 }  // namespace ferry::models

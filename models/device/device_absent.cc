@@ -37,5 +37,8 @@ std::string device_name(c10::Device) {
 std::optional<std::int64_t> free_memory(c10::Device) {
   return std::nullopt;
 }
+std::optional<std::int64_t> total_memory(c10::Device) {
+  return std::nullopt;
+}
 
 }  // namespace ferry::models

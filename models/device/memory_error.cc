@@ -10,14 +10,20 @@
 
 namespace ferry::models {
 
+bool says_out_of_memory(std::string_view text) {
+  // NCCL names what it could not allocate (src/include/alloc.h), not why.
+  return std::ranges::any_of(
+      std::initializer_list<std::string_view>{"can't allocate memory", "out of memory",
+                                              "ALLOC_FAILED", "Failed to CUDA calloc",
+                                              "Failed to CUDA malloc", "Failed to CUDA host alloc"},
+      [&](std::string_view phrase) { return text.find(phrase) != std::string_view::npos; });
+}
+
 bool is_out_of_memory(const std::exception& error) {
   const auto* const library = dynamic_cast<const c10::Error*>(&error);
   if (library == nullptr) return ferry::is_out_of_memory(error);
-  if (dynamic_cast<const c10::OutOfMemoryError*>(library) != nullptr) return true;
-  const std::string what = library->what_without_backtrace();
-  return std::ranges::any_of(
-      std::initializer_list<const char*>{"can't allocate memory", "out of memory", "ALLOC_FAILED"},
-      [&](const char* text) { return what.find(text) != std::string::npos; });
+  return dynamic_cast<const c10::OutOfMemoryError*>(library) != nullptr ||
+         says_out_of_memory(library->what_without_backtrace());
 }
 
 std::string asked_for(const std::exception& error) {
@@ -26,9 +32,13 @@ std::string asked_for(const std::exception& error) {
                ? "the host has no more"
                : "no thread could be started for want of it";
   const std::string what = text_of(error);
-  const auto begin = what.find("ried to allocate");
-  if (begin == std::string::npos) return "no memory was left";
-  return fmt::format("t{}", what.substr(begin, what.find_first_of('\n', begin) - begin));
+  for (const std::string_view phrase : {"tried to allocate", "failed to CUDA"}) {
+    const auto begin = what.find(phrase.substr(1));  // the first letter may be a capital
+    if (begin != std::string::npos)
+      return fmt::format("{}{}", phrase[0],
+                         what.substr(begin, what.find_first_of('\n', begin) - begin));
+  }
+  return "no memory was left";
 }
 
 std::string text_of(const std::exception& error) {

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <string>
+#include <string_view>
 
 #include "distckpt/base/error.h"
 
@@ -13,6 +14,8 @@ namespace ferry::models {
 // throw a c10::Error as for any other failure, which is told by its text. A thread that the host
 // could not start counts as well.
 bool is_out_of_memory(const std::exception& error);
+// The same of the text of an error of CUDA or NCCL.
+bool says_out_of_memory(std::string_view text);
 
 // The amount that was asked for, "tried to allocate 2.00 GiB", or a text that says that there was
 // no more.

@@ -25,7 +25,8 @@ using std::chrono::milliseconds;
 constexpr const char* kAnyRank = "failure/any";
 constexpr const char* kQuestion = "failure/who-is-alive";
 constexpr auto kMoment = milliseconds(2000);  // in which ranks that fail together have all done so
-constexpr auto kPatience = milliseconds(4000);  // with ranks that fail later
+constexpr auto kPatience = milliseconds(6000);  // with ranks that learn of it (nccl_backend.cc)
+constexpr auto kAnswer = milliseconds(4000);    // in which a rank that lives has said so
 constexpr auto kPoll = milliseconds(50);
 constexpr auto kPresencePoll = milliseconds(500);
 
@@ -121,10 +122,10 @@ std::optional<std::int64_t> progress(const Store& store, const std::string& name
 
 bool is_alive(const Store& store, int rank) {
   const auto found = std::make_shared<bool>(false);
-  within(kPatience + kMoment, [store, rank, found] {
+  within(kAnswer + kMoment, [store, rank, found] {
     *found = !store->check({alive_mark(rank)});
     const auto question = store->add(kQuestion, 1);
-    const auto until = std::chrono::steady_clock::now() + kPatience;
+    const auto until = std::chrono::steady_clock::now() + kAnswer;
     while (!*found && std::chrono::steady_clock::now() < until) {
       *found = last_answer(*store, rank) >= question;
       std::this_thread::sleep_for(kPoll);

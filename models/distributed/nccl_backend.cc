@@ -23,8 +23,8 @@ namespace {
 constexpr auto kNcclPoll = std::chrono::milliseconds(50);
 constexpr auto kAskOthers = std::chrono::seconds(1);  // the store, over the network
 // The time that work has to end after another rank has failed: threads that wait for it report
-// their failure first.
-constexpr auto kNcclGrace = std::chrono::seconds(5);
+// their failure first. The rank that has failed waits for this one's words (failure_board.cc).
+constexpr auto kNcclGrace = std::chrono::seconds(1);
 
 class Watch {
  public:

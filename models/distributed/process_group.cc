@@ -67,7 +67,18 @@ struct Meeting {
   std::uint64_t sequence = 0;
 };
 
+constexpr const char* kRoomForNccl =
+    "NCCL allocates at its first operations what other memory has to leave: fewer tokens of a "
+    "micro-batch (max_token_len_per_gpu), recompute_granularity=full, optimizer_offload=true, or a "
+    "smaller gpu_memory_utilization of the rollout";
+
 Error failure_of(const Meeting& meeting, const std::string& why) {
+  if (says_out_of_memory(why))
+    return {
+        ErrorKind::kDevice,
+        fmt::format("out of memory in {} number {} of group {} of ranks {}: {}", meeting.operation,
+                    meeting.sequence, meeting.group, fmt::join(meeting.ranks, ", "), why),
+        kRoomForNccl};
   const auto missing =
       missing_ranks(meeting.board, fmt::format("{}/{}", meeting.id, meeting.sequence),
                     meeting.ranks, meeting.ranks[static_cast<std::size_t>(meeting.rank)]);
@@ -134,7 +145,9 @@ ProcessGroup::ProcessGroup(World& world, std::string name, std::vector<int> rank
                  .has_failed = [board = world.store()] { return any_failure(board); },
                  .last_words =
                      [&world](const Error& error) {
-                       announce_failure(world, error.what());
+                       std::string why = error.what();
+                       if (!error.hint().empty()) why += "; hint: " + error.hint();
+                       announce_failure(world, why);
                        wait_for_failures(world);
                      }});
   or_out_of_memory(

@@ -133,27 +133,53 @@ std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t laye
 
 }  // namespace
 
-ModelMemory model_memory(const TransformerConfig& config,
+ModelMemory& ModelMemory::operator+=(const ModelMemory& other) {
+  parameters += other.parameters;
+  gradients += other.gradients;
+  optimizer += other.optimizer;
+  on_host += other.on_host;
+  return *this;
+}
+
+ModelMemory model_memory(std::span<const ParameterSpec> parameters,
                          const MeshShape& mesh,
-                         const MeshCoordinates& at,
-                         const LayoutOptions& options,
                          const TrainingDtypes& training) {
   ModelMemory memory;
-  for (const auto& stage : stage_chunks(config, mesh.parallel(), at.pp)) {
-    for (const auto& spec : parameter_layout(config, mesh, at, stage, options)) {
-      const auto elements = spec.shape.product();
-      const auto sharers = spec.expert ? mesh.edp() : mesh.dp() * mesh.cp();
-      memory.parameters += elements * distckpt::size_of(spec.dtype);
-      if (!spec.trained) continue;
-      memory.gradients +=
-          elements * (training.grad_reduce_in_fp32 ? kFp32 : distckpt::size_of(spec.dtype));
-      const auto state = (spec.dtype == distckpt::DType::kF32 ? 0 : kFp32) +
-                         distckpt::size_of(training.exp_avg) +
-                         distckpt::size_of(training.exp_avg_sq);
-      memory.optimizer += elements * state / sharers;
-    }
+  for (const auto& spec : parameters) {
+    const auto elements = spec.shape.product();
+    const auto sharers = spec.expert ? mesh.edp() : mesh.dp() * mesh.cp();
+    memory.parameters += elements * distckpt::size_of(spec.dtype);
+    if (!spec.trained) continue;
+    memory.gradients +=
+        elements * (training.grad_reduce_in_fp32 ? kFp32 : distckpt::size_of(spec.dtype));
+    const auto state = (spec.dtype == distckpt::DType::kF32 ? 0 : kFp32) +
+                       distckpt::size_of(training.exp_avg) + distckpt::size_of(training.exp_avg_sq);
+    memory.optimizer += elements * state / sharers;
   }
   return memory;
+}
+
+KeyValueShape key_value_shape(const TransformerConfig& config,
+                              std::int64_t tp,
+                              Alignment alignment) {
+  if (config.multi_latent_attention && alignment == Alignment::kFast)
+    return {.groups = 1, .dim = config.kv_lora_rank + config.qk_pos_emb_head_dim, .value_dim = 0};
+  if (config.multi_latent_attention) {
+    return {.groups = config.num_attention_heads / tp,
+            .dim = config.qk_head_dim + config.qk_pos_emb_head_dim,
+            .value_dim = config.v_head_dim};
+  }
+  return {.groups = std::max<std::int64_t>(1, config.num_query_groups / tp),
+          .dim = config.kv_channels,
+          .value_dim = config.kv_channels};
+}
+
+std::int64_t key_value_bytes(const TransformerConfig& config,
+                             std::int64_t tp,
+                             const LayoutOptions& options) {
+  const auto shape = key_value_shape(config, tp, options.alignment);
+  return config.num_layers * shape.groups * (shape.dim + shape.value_dim) *
+         distckpt::size_of(options.dtype);
 }
 
 ActivationBytes activation_bytes(const ChunkOnRank& chunk,

@@ -22,7 +22,15 @@ struct ModelMemory {
   std::int64_t on_host = 0;    // of these, where they lie there; `optimizer` is then what passes
 
   std::int64_t total() const { return parameters + gradients + optimizer; }
+  ModelMemory& operator+=(const ModelMemory& other);
 };
+
+// Slots of a device through which masters and moments that lie on the host pass, for an update: one
+// goes up, one is updated, one goes down.
+inline constexpr int kNumStagingSlots = 3;
+// Elements of a slot: 192 MiB of masters and moments in fp32.
+inline constexpr std::int64_t kStagingElements = std::int64_t{16} << 20;
+inline constexpr std::int64_t kMaxStagingBytes = kNumStagingSlots * kStagingElements * 12;
 
 struct TrainingDtypes {
   bool grad_reduce_in_fp32 = true;  // else gradients have the dtype of parameters
@@ -30,12 +38,26 @@ struct TrainingDtypes {
   distckpt::DType exp_avg_sq = distckpt::DType::kF32;
 };
 
-// Padding to buckets is not counted.
-ModelMemory model_memory(const TransformerConfig& config,
+// The bytes of a rank's parameters. Padding to buckets is not counted.
+ModelMemory model_memory(std::span<const ParameterSpec> parameters,
                          const MeshShape& mesh,
-                         const MeshCoordinates& at,
-                         const LayoutOptions& options,
                          const TrainingDtypes& training = {});
+
+// The cached keys and values of a token in one layer on a tensor parallel rank: keys [groups, dim],
+// values [groups, value_dim]. Multi-latent attention in kFast caches its latent and the rotated
+// part of the key as one key without a value.
+struct KeyValueShape {
+  std::int64_t groups = 0;
+  std::int64_t dim = 0;
+  std::int64_t value_dim = 0;
+};
+KeyValueShape key_value_shape(const TransformerConfig& config,
+                              std::int64_t tp,
+                              Alignment alignment);
+// Bytes of a token in all layers.
+std::int64_t key_value_bytes(const TransformerConfig& config,
+                             std::int64_t tp,
+                             const LayoutOptions& options);
 
 // A chunk of a model as a rank runs it. Its pointers must outlive it.
 struct ChunkOnRank {

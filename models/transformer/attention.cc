@@ -228,19 +228,4 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
   return std::make_unique<SelfAttention>(setup, parameters, prefix, layer);
 }
 
-KeyValueShape key_value_shape(const TransformerConfig& config,
-                              std::int64_t tp,
-                              Alignment alignment) {
-  if (config.multi_latent_attention && alignment == Alignment::kFast)
-    return {.groups = 1, .dim = config.kv_lora_rank + config.qk_pos_emb_head_dim, .value_dim = 0};
-  if (config.multi_latent_attention) {
-    return {.groups = config.num_attention_heads / tp,
-            .dim = config.qk_head_dim + config.qk_pos_emb_head_dim,
-            .value_dim = config.v_head_dim};
-  }
-  return {.groups = std::max<std::int64_t>(1, config.num_query_groups / tp),
-          .dim = config.kv_channels,
-          .value_dim = config.kv_channels};
-}
-
 }  // namespace ferry::models

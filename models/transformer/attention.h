@@ -28,16 +28,4 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           const std::string& prefix,
                                           std::int64_t layer);
 
-// The cached keys and values of a token in one layer on a tensor parallel rank: keys [groups, dim],
-// values [groups, value_dim]. Multi-latent attention in kFast caches its latent and the rotated
-// part of the key as one key without a value.
-struct KeyValueShape {
-  std::int64_t groups = 0;
-  std::int64_t dim = 0;
-  std::int64_t value_dim = 0;
-};
-KeyValueShape key_value_shape(const TransformerConfig& config,
-                              std::int64_t tp,
-                              Alignment alignment);
-
 }  // namespace ferry::models

@@ -37,12 +37,12 @@
 #include "tests/support/models/tiny_training.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/engine/pipeline/load_balancing.h"
-#include "trainer/engine/pipeline/pipeline_order.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/training_checkpoint.h"
 #include "trainer/optimizer/kernels/adam.h"
 #include "trainer/optimizer/offload.h"
 #include "trainer/optimizer/optimizer_param_scheduler.h"
+#include "trainer/plan/pipeline_order.h"
 
 namespace ferry::trainer {
 namespace {

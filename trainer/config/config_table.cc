@@ -79,6 +79,16 @@ ConfigLimit one_of(const std::vector<std::string>& choices) {
           .choices = choices};
 }
 
+ConfigLimit or_auto(ConfigLimit limit) {
+  if (!limit.choices.empty()) {
+    limit.choices.insert(limit.choices.begin(), std::get<std::string>(kAutoValue.value));
+    return one_of(limit.choices);
+  }
+  return {.words = limit.words, .holds = [holds = limit.holds](const ConfigValue& value) {
+            return value == kAutoValue || holds(value);
+          }};
+}
+
 std::optional<bool> ConfigType<bool>::read(const ConfigValue& value) {
   const auto* given = std::get_if<bool>(&value.value);
   return given == nullptr ? std::nullopt : std::optional(*given);

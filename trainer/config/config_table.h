@@ -35,6 +35,8 @@ ConfigLimit above_to(double bound, double most);
 ConfigLimit from_to(double least, double most);
 ConfigLimit from_below(double least, double bound);  // bound is not one of them
 ConfigLimit one_of(const std::vector<std::string>& choices);
+ConfigLimit or_auto(ConfigLimit limit);  // also "auto"
+inline const ConfigValue kAutoValue{std::string("auto")};
 
 // How a type of C++ is written: what it is called, and both ways. read() gives nothing for a value
 // of another type.
@@ -151,6 +153,27 @@ class ConfigTable {
           return given == nullptr || value.has_value();
         },
         [&value] { return value ? std::optional(ConfigType<T>::write(*value)) : std::nullopt; });
+  }
+
+  // The same, where the plan of a run decides what is not set (trainer/plan/auto_settings.h): that
+  // is written "auto".
+  template <typename T>
+  void add_auto(std::string_view name,
+                std::optional<T>& value,
+                std::string help,
+                ConfigLimit limit = UsualLimit<T>::limit()) {
+    add_field(
+        name, "auto or " + ConfigType<T>::name(), std::move(help), or_auto(std::move(limit)),
+        [&value](const ConfigValue* given) {
+          if (given == nullptr || *given == kAutoValue)
+            value.reset();
+          else if (auto parsed = ConfigType<T>::read(*given))
+            value = std::move(parsed);
+          else
+            return false;
+          return true;
+        },
+        [&value] { return std::optional(value ? ConfigType<T>::write(*value) : kAutoValue); });
   }
 
   // Sets the field that an entry names. Throws Error(kUsage) "<where>: <key>: ...", with the

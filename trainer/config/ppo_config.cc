@@ -89,10 +89,10 @@ void list(ConfigTable& table, ActorConfig& c) {
             "prompts of an update, each with all its answers", at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack micro-batches up to a number of tokens, not of sequences");
-  table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
-            "tokens of a micro-batch per context parallel rank; not set: 16384, or as many as the "
-            "longest prompt and answer need",
-            at_least(1));
+  table.add_auto("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
+                 "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 "
+                 "or what the longest prompt and answer need",
+                 at_least(1));
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu,
             "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
   table.add("ppo_epochs", c.ppo_epochs, "passes over the answers of a step", at_least(1));
@@ -169,8 +169,11 @@ void list(ConfigTable& table, RolloutConfig& c) {
             "ranks that share each layer", at_least(1));
   table.add("expert_parallel_size", c.expert_parallel_size, "ranks that share the experts",
             at_least(1));
-  table.add("gpu_memory_utilization", c.gpu_memory_utilization,
-            "share of a GPU's memory that generation may fill", above_to(0, 1));
+  table.add_auto(
+      "gpu_memory_utilization", c.gpu_memory_utilization,
+      "share of a GPU's memory, free when generation starts, that it may fill; auto: what "
+      "the other roles leave",
+      above_to(0, 1));
   table.add("kv_cache_bytes", c.kv_cache_bytes, "bytes of the KV cache on the host", at_least(1));
   table.add("max_num_batched_tokens", c.max_num_batched_tokens, "tokens of a forward pass",
             at_least(1));
@@ -204,8 +207,8 @@ void list(ConfigTable& table, CriticConfig& c) {
   table.add("ppo_mini_batch_size", c.ppo_mini_batch_size,
             "prompts of an update, each with all its answers; not set: the actor's", at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz, "not set: the actor's");
-  table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu, "not set: the actor's",
-            at_least(1));
+  table.add("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
+            "not set: the actor's, or, if that is auto, what fits", at_least(1));
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu, "not set: the actor's",
             at_least(1));
   table.add("ppo_epochs", c.ppo_epochs, "not set: the actor's", at_least(1));
@@ -227,10 +230,10 @@ void list(ConfigTable& table, RewardConfig& c) {
   list_ranks(table, c.ranks);
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack its micro-batches up to a number of tokens, not of sequences");
-  table.add("max_token_len_per_gpu", c.max_token_len_per_gpu,
-            "tokens of a micro-batch per context parallel rank; not set: 16384, or as many as the "
-            "longest prompt and answer need",
-            at_least(1));
+  table.add_auto("max_token_len_per_gpu", c.max_token_len_per_gpu,
+                 "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 "
+                 "or what the longest prompt and answer need",
+                 at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
   table.add("command", c.command, "a program with its arguments that scores instead of the rules");
@@ -419,6 +422,24 @@ bool PpoConfig::rollout_says_old_log_prob() const {
 bool PpoConfig::takes_old_log_prob() const {
   return rollout_says_old_log_prob() && !algorithm.rollout_correction.bypass_mode &&
          actor.recompute_old_log_prob != RecomputeOldLogProb::kTrue;
+}
+
+models::ParallelConfig PpoConfig::rollout_parallel() const {
+  models::ParallelConfig parallel;
+  parallel.tensor_model_parallel_size = rollout.tensor_model_parallel_size;
+  parallel.expert_model_parallel_size = rollout.expert_parallel_size;
+  parallel.make_vocab_size_divisible_by = actor.megatron.parallel.make_vocab_size_divisible_by;
+  return parallel;
+}
+
+bool PpoConfig::rollout_shares_memory() const {
+  const auto& p = actor.megatron.parallel;
+  return actor.ranks == rollout.ranks &&
+         p.tensor_model_parallel_size == rollout.tensor_model_parallel_size &&
+         p.expert_model_parallel_size == rollout.expert_parallel_size &&
+         p.expert_tensor_parallel() == rollout.tensor_model_parallel_size &&
+         p.pipeline_model_parallel_size == 1 && p.context_parallel_size == 1 &&
+         !actor.megatron.uses_sequence_parallel();
 }
 
 MicroBatchSize PpoConfig::actor_micro_batches() const {

@@ -61,8 +61,7 @@ struct ActorConfig {              // actor_rollout_ref.actor
   std::vector<int> ranks{};       // of the world; empty: all
   int ppo_mini_batch_size = 256;  // prompts
   bool use_dynamic_bsz = true;
-  std::optional<int>
-      ppo_max_token_len_per_gpu{};  // default: max_prompt_length + max_response_length, / cp
+  std::optional<int> ppo_max_token_len_per_gpu{};  // default: auto
   std::optional<int> ppo_micro_batch_size_per_gpu{};
   int ppo_epochs = 1;
   bool shuffle = false;
@@ -113,7 +112,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool ignore_eos = false;
   int tensor_model_parallel_size = 1;
   int expert_parallel_size = 1;
-  double gpu_memory_utilization = 0.5;
+  std::optional<double> gpu_memory_utilization{};       // default: auto
   std::int64_t kv_cache_bytes = std::int64_t{1} << 30;  // on the host
   int max_num_batched_tokens = 8192;
   int max_num_seqs = 256;
@@ -263,6 +262,10 @@ struct PpoConfig {
   bool rollout_says_old_log_prob() const;
   // Whether they are taken instead.
   bool takes_old_log_prob() const;
+
+  models::ParallelConfig rollout_parallel() const;
+  // Whether the rollout computes with the actor's own memory.
+  bool rollout_shares_memory() const;
 
   // The settings of each role; those that it does not have are the actor's.
   MiniBatches actor_mini_batches() const;

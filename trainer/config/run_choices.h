@@ -24,7 +24,8 @@ inline constexpr auto kChoices<distckpt::DType> =
 template <>
 inline constexpr auto kChoices<models::Recompute::Granularity> =
     std::to_array<Named<models::Recompute::Granularity>>(
-        {{"full", models::Recompute::Granularity::kFull},
+        {{"none", models::Recompute::Granularity::kNone},
+         {"full", models::Recompute::Granularity::kFull},
          {"selective", models::Recompute::Granularity::kSelective}});
 
 using RecomputeModule = bool models::Recompute::Modules::*;

@@ -22,6 +22,19 @@ int EngineConfig::data_parallel_size(int world_size, std::string_view section) c
   return world_size / dense;
 }
 
+models::Recompute EngineConfig::recompute() const {
+  using Granularity = models::Recompute::Granularity;
+  models::Recompute recompute{
+      .granularity = recompute_granularity.value_or(Granularity::kNone),
+      .method = recompute_method.value_or(models::Recompute::Method::kUniform),
+      .num_layers = recompute_num_layers.value_or(1)};
+  if (recompute.granularity == Granularity::kSelective) {
+    recompute.modules.core_attn = recompute_modules.empty();
+    for (const auto module : recompute_modules) recompute.modules.*module = true;
+  }
+  return recompute;
+}
+
 void list_model(ConfigTable& table, std::string section, std::string help, ModelConfig& c) {
   table.section(std::move(section), std::move(help));
   table.add("path", c.path, "a checkpoint in any format");
@@ -74,8 +87,9 @@ void list_mesh(ConfigTable& table, std::string section, std::string help, Engine
 }
 
 void list_training(ConfigTable& table, EngineConfig& c) {
-  table.add("recompute_granularity", c.recompute_granularity,
-            "recomputation in the backward pass: whole layers, or parts of them");
+  table.add_auto("recompute_granularity", c.recompute_granularity,
+                 "recomputation in the backward pass: none, whole layers, or parts of them; auto: "
+                 "as little as the memory allows");
   table.add("recompute_modules", c.recompute_modules,
             "for selective: the parts that are recomputed; empty: core_attn");
   table.add("recompute_method", c.recompute_method,

@@ -28,7 +28,7 @@ struct EngineConfig {
   std::optional<bool> sequence_parallel{};  // default: where tp > 1
   models::Alignment alignment = models::Alignment::kFast;
   distckpt::DType dtype = distckpt::DType::kBF16;
-  std::optional<models::Recompute::Granularity> recompute_granularity{};
+  std::optional<models::Recompute::Granularity> recompute_granularity{};  // default: auto
   std::vector<RecomputeModule> recompute_modules{};
   std::optional<models::Recompute::Method> recompute_method{};
   std::optional<int> recompute_num_layers{};
@@ -42,6 +42,7 @@ struct EngineConfig {
   bool optimizer_offload = false;
   bool operator==(const EngineConfig&) const = default;
 
+  models::Recompute recompute() const;
   bool uses_sequence_parallel() const {
     return sequence_parallel.value_or(parallel.tensor_model_parallel_size > 1);
   }
@@ -54,7 +55,7 @@ struct MicroBatchSize {
   static constexpr int kUsual = 16384;  // verl's ppo_max_token_len_per_gpu
   bool use_dynamic_bsz = true;
   std::optional<int>
-      max_token_len_per_gpu{};  // default: kUsual, or what the longest sequence needs
+      max_token_len_per_gpu{};  // without a plan: kUsual, or what the longest sequence needs
   std::optional<int> micro_batch_size_per_gpu{};
   bool operator==(const MicroBatchSize&) const = default;
 

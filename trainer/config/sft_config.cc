@@ -1,6 +1,7 @@
 #include "trainer/config/sft_config.h"
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "trainer/config/config_table.h"
 #include "trainer/config/sft_rules.h"
 
@@ -28,10 +29,10 @@ void list(ConfigTable& table, DataConfig& c) {
             at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack micro-batches up to a number of tokens, not of sequences");
-  table.add(
-      "max_token_len_per_gpu", c.max_token_len_per_gpu,
-      "tokens of a micro-batch per context parallel rank; not set: as many as max_length needs",
-      at_least(1));
+  table.add_auto("max_token_len_per_gpu", c.max_token_len_per_gpu,
+                 "tokens of a micro-batch per context parallel rank; auto: what fits a GPU, up to "
+                 "16384 or what max_length needs; on the host what max_length needs",
+                 at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
 }
@@ -55,6 +56,16 @@ ConfigTable table_of(SftConfig& config) {
 }
 
 }  // namespace
+
+MicroBatchSize SftConfig::micro_batches() const {
+  MicroBatchSize size{.use_dynamic_bsz = data.use_dynamic_bsz,
+                      .max_token_len_per_gpu = data.max_token_len_per_gpu,
+                      .micro_batch_size_per_gpu = data.micro_batch_size_per_gpu};
+  if (size.use_dynamic_bsz && !size.max_token_len_per_gpu)
+    size.max_token_len_per_gpu =
+        distckpt::ceil_div(data.max_length, engine.parallel.context_parallel_size);
+  return size;
+}
 
 SftConfig load_sft_config(const std::filesystem::path& file,
                           const std::vector<std::string>& overrides) {

@@ -27,20 +27,9 @@ struct DataConfig {
   Truncation truncation = Truncation::kError;
   int global_batch_size = 256;
   bool use_dynamic_bsz = true;
-  std::optional<int> max_token_len_per_gpu{};  // default: max_length / cp
+  std::optional<int> max_token_len_per_gpu{};  // default: chosen by the plan of the run
   std::optional<int> micro_batch_size_per_gpu{};
   bool operator==(const DataConfig&) const = default;
-
-  MicroBatchSize micro_batches() const {
-    return {.use_dynamic_bsz = use_dynamic_bsz,
-            .max_token_len_per_gpu = max_token_len_per_gpu,
-            .micro_batch_size_per_gpu = micro_batch_size_per_gpu};
-  }
-  // Tokens of a micro-batch on the ranks of a context parallel group together.
-  std::int64_t max_token_len(int context_parallel_size) const {
-    return max_token_len_per_gpu ? std::int64_t{*max_token_len_per_gpu} * context_parallel_size
-                                 : max_length;
-  }
 };
 
 struct SftConfig {
@@ -53,6 +42,9 @@ struct SftConfig {
   GlobalProfilerConfig global_profiler{};
   ProfilerConfig profiler{};
   bool operator==(const SftConfig&) const = default;
+
+  // Takes as many tokens as the longest sequence needs where no size is set.
+  MicroBatchSize micro_batches() const;
 };
 
 // Reads the file, then the overrides ("optim.lr=1e-5"), in their order; without a file (empty), the

@@ -30,7 +30,7 @@ ConfigRules<SftConfig> make_sft_rules() {
   });
   add_rules(rules, micro_batches, "", [](const SftConfig& c) {
     return MicroBatchView{
-        .size = c.data.micro_batches(),
+        .size = c.micro_batches(),
         .context_parallel_size = c.engine.parallel.context_parallel_size,
         .longest_sequence = c.data.max_length,
         .batch_size = c.data.global_batch_size,

@@ -10,30 +10,12 @@
 #include "models/device/memory_error.h"
 #include "models/pipeline_forward.h"
 #include "trainer/engine/micro_batches.h"
+#include "trainer/engine/out_of_memory.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/optimizer/streamed_adam.h"
 
 namespace ferry::trainer {
 namespace {
-
-// A role that does not learn has parameters alone.
-models::ModelMemory memory_of(const models::TransformerConfig& config,
-                              const models::ParallelState& mesh,
-                              const MegatronEngineOptions& options) {
-  models::TrainingDtypes dtypes{.grad_reduce_in_fp32 = options.engine.grad_reduce_in_fp32};
-  if (options.training) {
-    dtypes.exp_avg = options.training->optimizer.exp_avg_dtype;
-    dtypes.exp_avg_sq = options.training->optimizer.exp_avg_sq_dtype;
-  }
-  auto memory = models::model_memory(config, mesh.shape(), mesh.coordinates(),
-                                     model_options(options.engine).layout(), dtypes);
-  if (!options.training) memory.gradients = memory.optimizer = 0;
-  if (options.engine.optimizer_offload && mesh.world().device().is_cuda()) {
-    memory.on_host = memory.optimizer;
-    memory.optimizer = std::min(memory.on_host, kMaxStagingBytes);
-  }
-  return memory;
-}
 
 // Throws Error(kUsage) if the model has nothing to balance, and is asked to.
 std::unique_ptr<LoadBalancing> load_balancing(const models::TransformerConfig& config,
@@ -61,14 +43,18 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
       mesh_(world, options_.engine.parallel, options_.name, options_.ranks),
       config_(options_.value_head ? converter::with_value_head(origin().map.config)
                                   : origin().map.config),
-      memory_(memory_of(config_, mesh_, options_)),
-      advice_(options_.memory, options_.engine, memory_, mesh_) {
+      advice_(options_.memory,
+              options_.engine,
+              {config_, options_.engine, mesh_.shape(), mesh_.coordinates(), options_.memory.dtypes,
+               world.device().is_cpu()},
+              options_.training.has_value()) {
+  const auto& memory = advice_.memory();
   require(options_.engine.dtype != distckpt::DType::kF16 || world.device().is_cpu() ||
               !options_.training,
           ErrorKind::kUsage,
           "dtype float16 trains on the host alone: on a GPU it is bfloat16 or float32");
   models::choose_host_threads(world, config_);
-  allocate("the parameters", memory_.parameters, 0, [&] {
+  allocate("the parameters", memory.parameters, 0, [&] {
     owned_chunks_ = models::make_stage(
         config_, mesh_, model_options(options_.engine),
         fmt::format("{0}.tensor_model_parallel_size, {0}.pipeline_model_parallel_size, "
@@ -84,7 +70,7 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
   });
   if (options_.training) {
     auto& training = *options_.training;
-    allocate("the gradients", memory_.gradients, memory_.parameters, [&] {
+    allocate("the gradients", memory.gradients, memory.parameters, [&] {
       ddp_ = std::make_unique<DistributedDataParallel>(
           chunks_, DistributedDataParallelConfig{.grad_reduce_in_fp32 =
                                                      options_.engine.grad_reduce_in_fp32});
@@ -92,11 +78,11 @@ MegatronEngine::MegatronEngine(models::World& world, MegatronEngineOptions optio
     const auto make_optimizer = [&] {
       optimizer_ = std::make_unique<DistributedOptimizer>(*ddp_, training.optimizer);
     };
-    if (memory_.on_host > 0)
+    if (memory.on_host > 0)
       allocating(
           c10::kCPU, [&] { return advice_.of_state_on_host(); }, make_optimizer);
     else
-      allocate("masters and moments", memory_.optimizer, memory_.parameters + memory_.gradients,
+      allocate("masters and moments", memory.optimizer, memory.parameters + memory.gradients,
                make_optimizer);
     scheduler_ = std::make_unique<OptimizerParamScheduler>(training.scheduler);
     balancing_ = load_balancing(config_, mesh_, options_);
@@ -120,25 +106,24 @@ void MegatronEngine::allocate(const char* name,
 }
 
 Pipeline MegatronEngine::pipeline(bool forward_only) const {
-  return {.chunks = chunks_,
-          .p2p = p2p_ ? &*p2p_ : nullptr,
-          .ddp = forward_only ? nullptr : ddp_.get(),
-          .balancing = forward_only ? nullptr : balancing_.get(),
-          .memory = {.batch =
-                         [this](auto batches, bool no_grad, const auto& body) {
-                           const auto shape = shape_of(batches, mesh_.shape().cp());
-                           allocating(
-                               world_.device(),
-                               [&] { return advice_.of_batch(chunks_, shape, no_grad); }, body);
-                         },
-                     .loss =
-                         [this](const auto& chunk, const auto& batch, const auto& body) {
-                           const auto tokens =
-                               (batch.scored().defined() ? batch.scored() : batch.tokens());
-                           allocating(
-                               world_.device(),
-                               [&] { return advice_.of_loss(chunk, tokens.size(0)); }, body);
-                         }}};
+  return {
+      .chunks = chunks_,
+      .p2p = p2p_ ? &*p2p_ : nullptr,
+      .ddp = forward_only ? nullptr : ddp_.get(),
+      .balancing = forward_only ? nullptr : balancing_.get(),
+      .memory = {.batch =
+                     [this](auto batches, bool no_grad, const auto& body) {
+                       const auto shape = shape_of(batches, mesh_.shape().cp());
+                       allocating(
+                           world_.device(), [&] { return advice_.of_batch(shape, no_grad); }, body);
+                     },
+                 .loss =
+                     [this](const auto&, const auto& batch, const auto& body) {
+                       const auto tokens =
+                           (batch.scored().defined() ? batch.scored() : batch.tokens());
+                       allocating(
+                           world_.device(), [&] { return advice_.of_loss(tokens.size(0)); }, body);
+                     }}};
 }
 
 TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& root) const {
@@ -151,8 +136,9 @@ TrainingCheckpoint MegatronEngine::checkpoint_at(const std::filesystem::path& ro
 
 StepReport MegatronEngine::optimizer_step() {
   StepReport report;
-  allocate("the update of masters and moments", memory_.optimizer,
-           memory_.parameters + memory_.gradients,
+  const auto& memory = advice_.memory();
+  allocate("the update of masters and moments", memory.optimizer,
+           memory.parameters + memory.gradients,
            [&] { report = optimizer_->step(scheduler_->now()); });
   if (balancing_) balance_metrics_ = balancing_->finish(chunks_, report.update_successful);
   models::synchronize(world_.device());

@@ -18,7 +18,6 @@
 #include "models/distributed/world.h"
 #include "models/gpt_model.h"
 #include "trainer/config/run_sections.h"
-#include "trainer/engine/memory_advice.h"
 #include "trainer/engine/pipeline/p2p_communication.h"
 #include "trainer/engine/pipeline/pipeline_schedule.h"
 #include "trainer/engine/seqlen_balancing.h"
@@ -27,6 +26,7 @@
 #include "trainer/optimizer/distributed_optimizer.h"
 #include "trainer/optimizer/offload.h"
 #include "trainer/optimizer/optimizer_param_scheduler.h"
+#include "trainer/plan/memory_advice.h"
 
 namespace ferry::trainer {
 
@@ -99,7 +99,6 @@ class MegatronEngine {
   models::World& world_;
   models::ParallelState mesh_;
   models::TransformerConfig config_;
-  models::ModelMemory memory_;
   MemoryAdvice advice_;
   std::vector<std::unique_ptr<models::GPTModel>> owned_chunks_;
   std::vector<models::GPTModel*> chunks_;

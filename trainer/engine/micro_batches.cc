@@ -149,4 +149,20 @@ std::vector<models::SequencePartition> pack_micro_batches(
   return batches;
 }
 
+BatchShape shape_of(std::span<const models::SequencePartition> batches, std::int64_t cp) {
+  BatchShape shape{.num_micro_batches = batches.size()};
+  for (const auto& batch : batches) {
+    double keys = 0;
+    for (const auto& segment : batch.segments()) {
+      keys += static_cast<double>(segment.num_queries) * static_cast<double>(segment.num_keys);
+      shape.longest_sequence =
+          std::max(shape.longest_sequence, distckpt::ceil_div(segment.num_keys, cp));
+    }
+    const auto tokens = batch.tokens().size(0);
+    if (tokens > shape.largest.tokens)
+      shape.largest = {.tokens = tokens, .keys = keys / static_cast<double>(tokens)};
+  }
+  return shape;
+}
+
 }  // namespace ferry::trainer

@@ -13,6 +13,7 @@
 #include "models/distributed/parallel_state.h"
 #include "models/transformer/packed_sequences.h"
 #include "trainer/engine/seqlen_balancing.h"
+#include "trainer/plan/memory_advice.h"
 
 namespace ferry::trainer {
 
@@ -53,5 +54,8 @@ std::vector<models::SequencePartition> pack_micro_batches(
     const models::ParallelState& mesh,
     const std::vector<at::Tensor>& scored = {},
     const std::vector<models::SamplingMask>& masks = {});
+
+// This rank's part of a batch, as its memory is planned.
+BatchShape shape_of(std::span<const models::SequencePartition> batches, std::int64_t cp);
 
 }  // namespace ferry::trainer

@@ -1,5 +1,6 @@
 #include "trainer/engine/out_of_memory.h"
 
+#include <fmt/ranges.h>
 #include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,11 +9,13 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
 #include "models/device/memory_error.h"
+#include "models/distributed/messages.h"
 
 namespace ferry::trainer {
 namespace {
@@ -63,13 +66,6 @@ std::int64_t room(c10::Device device) {
                                 free ? *free : std::min(available_memory(), below_address_limit()));
 }
 
-std::string in_words(std::int64_t bytes) {
-  constexpr double kMiB = 1 << 20;
-  const auto mib = static_cast<double>(bytes) / kMiB;
-  if (mib >= 1024) return fmt::format("{:.1f} GiB", mib / 1024);
-  return mib >= 10 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.1f} MiB", mib);
-}
-
 void allocating(c10::Device device,
                 const std::function<Buffer()>& describe,
                 const std::function<void()>& body) {
@@ -86,6 +82,20 @@ void allocating(c10::Device device,
   // The memory that the exception held is free by now.
   const auto buffer = describe();
   fail(device, buffer, cause ? *cause : NoRoom{.name = buffer.name, .said = said});
+}
+
+std::vector<std::string> gather_notes(const models::ProcessGroup& ranks,
+                                      const std::vector<std::string>& mine) {
+  std::map<std::string, std::vector<std::size_t>> ranks_of;
+  const auto all = models::gather(ranks, mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (const auto& note : all[rank]) ranks_of[note].push_back(rank);
+  }
+  std::vector<std::string> notes;
+  for (const auto& [note, of] : ranks_of)
+    notes.push_back(
+        fmt::format("rank{} {}: {}", of.size() == 1 ? "" : "s", fmt::join(of, ", "), note));
+  return notes;
 }
 
 }  // namespace ferry::trainer

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
+
+#include "models/distributed/process_group.h"
+#include "trainer/plan/memory_advice.h"
 
 namespace ferry::trainer {
 
@@ -13,21 +17,15 @@ namespace ferry::trainer {
 // the process's limit (RLIMIT_AS) and the machine's memory.
 std::int64_t room(c10::Device device);
 
-// "3.2 GiB", "17 MiB".
-std::string in_words(std::int64_t bytes);
-
-// Memory that is being allocated.
-struct Buffer {
-  std::string name{};  // "the gradients, 3.2 GiB"
-  // Says what would fit into so many bytes; called when all that `body` had is free again. Empty
-  // inside of another allocating(), which knows.
-  std::function<std::string(std::int64_t room)> what_fits{};
-};
-
 // Runs `body`. Where it runs out of memory, of the device or of the host, throws OutOfMemory
 // (models/device/memory_error.h) that names the buffer.
 void allocating(c10::Device device,
                 const std::function<Buffer()>& describe,
                 const std::function<void()>& body);
+
+// Notes of all ranks, each text once, with the ranks that have it: "ranks 0, 2: ...". Called by
+// all.
+std::vector<std::string> gather_notes(const models::ProcessGroup& ranks,
+                                      const std::vector<std::string>& mine);
 
 }  // namespace ferry::trainer

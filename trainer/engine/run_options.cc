@@ -8,19 +8,6 @@
 namespace ferry::trainer {
 namespace {
 
-models::Recompute recompute_of(const EngineConfig& config) {
-  using Granularity = models::Recompute::Granularity;
-  models::Recompute recompute{
-      .granularity = config.recompute_granularity.value_or(Granularity::kNone),
-      .method = config.recompute_method.value_or(models::Recompute::Method::kUniform),
-      .num_layers = config.recompute_num_layers.value_or(1)};
-  if (recompute.granularity == Granularity::kSelective) {
-    recompute.modules.core_attn = config.recompute_modules.empty();
-    for (const auto module : config.recompute_modules) recompute.modules.*module = true;
-  }
-  return recompute;
-}
-
 double LoadBalancingConfig::*coeff_of(LoadBalancingType type) {
   switch (type) {
     case LoadBalancingType::kSeqAuxLoss:
@@ -44,7 +31,7 @@ models::ModelOptions model_options(const EngineConfig& config) {
   return {.alignment = config.alignment,
           .dtype = config.dtype,
           .sequence_parallel = config.uses_sequence_parallel(),
-          .recompute = recompute_of(config)};
+          .recompute = config.recompute()};
 }
 
 LoadBalancingConfig load_balancing_config(const EngineConfig& config) {

@@ -66,20 +66,4 @@ std::int64_t host_memory_used() {
   return (kib["MemTotal:"] - kib["MemAvailable:"]) * 1024;
 }
 
-std::optional<double> peak_flops(std::string_view device) {
-  // The makers' data sheets, without sparsity. A name that begins with another stands before it.
-  constexpr std::array<std::pair<std::string_view, double>, 8> kPeaks{{{"GB200", 2500e12},
-                                                                       {"B200", 2250e12},
-                                                                       {"H100", 989e12},
-                                                                       {"H200", 989e12},
-                                                                       {"H800", 989e12},
-                                                                       {"A100", 312e12},
-                                                                       {"A800", 312e12},
-                                                                       {"H20", 148e12}}};
-  for (const auto& [name, peak] : kPeaks) {
-    if (device.find(name) != std::string_view::npos) return peak;
-  }
-  return std::nullopt;
-}
-
 }  // namespace ferry::trainer

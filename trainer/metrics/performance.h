@@ -5,10 +5,8 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "trainer/metrics/metrics.h"
 
@@ -39,9 +37,5 @@ Metrics seqlen_metrics(std::span<const std::int64_t> tokens_of_ranks,
 
 // All of the host's memory that is not available, in bytes. Throws Error(kIo | kCorrupt).
 std::int64_t host_memory_used();
-
-// Floating-point operations of one GPU, dense and in bf16, a second; nothing for one that is not
-// known. `device` is the name that CUDA gives it: "NVIDIA H100 80GB HBM3".
-std::optional<double> peak_flops(std::string_view device);
 
 }  // namespace ferry::trainer

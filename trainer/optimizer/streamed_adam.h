@@ -7,15 +7,14 @@
 #include <functional>
 #include <vector>
 
+#include "models/spec/costs.h"
 #include "trainer/optimizer/kernels/adam.h"
 
 namespace ferry::trainer {
 
-// Slots of the device through which the state passes: one goes up, one is updated, one goes down.
-inline constexpr int kNumStagingSlots = 3;
-// Elements of a slot: 192 MiB of masters and moments in fp32.
-inline constexpr std::int64_t kStagingElements = std::int64_t{16} << 20;
-inline constexpr std::int64_t kMaxStagingBytes = kNumStagingSlots * kStagingElements * 12;
+using models::kMaxStagingBytes;
+using models::kNumStagingSlots;
+using models::kStagingElements;
 
 // Calls with the begin and the size of stretches of at most so many elements, one after the other.
 void for_stretches(std::int64_t elements,

@@ -28,7 +28,7 @@ PpoLog::PpoLog(const PpoConfig& config,
       encoder_(encoder),
       actor_(actor),
       say_(std::move(say)),
-      peak_flops_(peak_flops(models::device_name(world.device()))),
+      gpu_(find_device(models::device_name(world.device()))),
       progress_(total_steps) {
   const auto& trainer = config.trainer;
   const std::filesystem::path folder = trainer.run.default_local_dir;
@@ -84,11 +84,11 @@ void PpoLog::add_costs(const RolloutBatch& batch) {
   auto timing = timeline_->end_step();
   timing["step"] = seconds;
   const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
-  if (peak_flops_)
+  if (gpu_)
     metrics_.merge(mfu_metrics(batch, actor_,
                                {.seconds = timing,
                                 .ppo_epochs = config_.actor.ppo_epochs,
-                                .peak_flops = *peak_flops_ * num_actor_ranks}));
+                                .peak_flops = gpu_->flops * num_actor_ranks}));
   metrics_.merge(performance_metrics({.seconds = seconds,
                                       .tokens = counts.prompt + counts.response,
                                       .response_tokens = counts.response,

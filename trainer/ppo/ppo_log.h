@@ -18,6 +18,7 @@
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/sample_log.h"
 #include "trainer/metrics/timeline.h"
+#include "trainer/plan/device_table.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/workers/megatron_worker.h"
 
@@ -65,7 +66,7 @@ class PpoLog {
   const PromptEncoder& encoder_;
   models::TransformerConfig actor_;
   std::function<void(const std::string&)> say_;
-  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
+  std::optional<DeviceSpec> gpu_;  // nothing where it is not known
   ProgressLine progress_;
   std::unique_ptr<Timeline> timeline_;
   std::vector<std::unique_ptr<MetricLog>> logs_;

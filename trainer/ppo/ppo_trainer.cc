@@ -10,15 +10,16 @@
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/ppo_batch.h"
+#include "trainer/run/planned_run.h"
 #include "trainer/run/training_run.h"
 #include "trainer/update/ppo_options.h"
 
 namespace ferry::trainer {
 
 PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput output)
-    : config_(config),
-      world_(world),
+    : world_(world),
       origin_(open_checkpoint(config.model)),
+      config_(planned(config, *origin_, world, output.say)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
       total_steps_(total_training_steps(
@@ -30,7 +31,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
           run_start(config.checkpoint,
                     config.trainer.run.default_local_dir,
                     config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
-      workers_(world, config, origin_, encoder_, total_steps_),
+      workers_(world, config_, origin_, encoder_, total_steps_),
       kl_(kl_control(config.algorithm.kl_ctrl)),
       step_(start_.step) {
   const std::filesystem::path folder = config.trainer.run.default_local_dir;

@@ -60,9 +60,9 @@ class PpoTrainer {
   void finish_save(bool wait = true);
   void export_hf() const;
 
-  PpoConfig config_;
   models::World& world_;
   std::shared_ptr<const converter::Checkpoint> origin_;
+  PpoConfig config_;  // as planned
   PromptEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;

@@ -54,7 +54,7 @@ std::string RankMemory::ways(const std::string& phase) const {
   if (ranks.empty() || std::ranges::find(ranks, world_.rank()) != ranks.end()) {
     if (!rollout_.free_cache_engine) ways.push_back(kRolloutSection + ".free_cache_engine=true");
     ways.push_back(on_gpu ? fmt::format("{}.gpu_memory_utilization below {}", kRolloutSection,
-                                        rollout_.gpu_memory_utilization)
+                                        rollout_.gpu_memory_utilization.value_or(1))
                           : fmt::format("{}.kv_cache_bytes below {}", kRolloutSection,
                                         rollout_.kv_cache_bytes));
   }
@@ -82,9 +82,8 @@ std::vector<std::string> RankMemory::expect() const {
   std::vector<std::string> mine;
   for (const auto* const role : roles_) {
     const auto& offload = role->offload();
-    const auto note =
-        role->memory().expect(role->chunks(), !role->trains(),
-                              offload.params().host_bytes() + offload.grads().host_bytes());
+    const auto returning = offload.params().host_bytes() + offload.grads().host_bytes();
+    const auto note = role->memory().expect(!role->trains(), room(world_.device()) - returning);
     if (!note.empty()) mine.push_back(fmt::format("{}: {}", role->options().name, note));
   }
   std::vector<int> ranks(static_cast<std::size_t>(world_.size()));

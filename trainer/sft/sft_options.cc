@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "distckpt/base/integers.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/plan/run_setup.h"
 #include "trainer/run/training_run.h"
 
 namespace ferry::trainer {
@@ -21,18 +21,11 @@ SftEncoderOptions encoder_options(const DataConfig& config) {
 MegatronEngineOptions engine_options(const SftConfig& config,
                                      std::shared_ptr<const converter::Checkpoint> origin,
                                      std::int64_t total_steps) {
-  auto size = config.data.micro_batches();
-  if (size.use_dynamic_bsz && !size.max_token_len_per_gpu)
-    size.max_token_len_per_gpu =
-        distckpt::ceil_div(config.data.max_length, config.engine.parallel.context_parallel_size);
   return {.name = "actor",
           .origin = std::move(origin),
           .model = config.model,
           .engine = config.engine,
-          .memory = MemorySettings{.learning = {.size = size},
-                                   .computing = {.size = size},
-                                   .longest_sequence = config.data.max_length,
-                                   .batch_size = config.data.global_batch_size},
+          .memory = memory_settings(config),
           .training = MegatronEngineOptions::Training{
               .optimizer = optimizer_config(config.engine, config.optim),
               .scheduler = scheduler_config(config.optim, total_steps),

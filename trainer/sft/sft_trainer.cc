@@ -14,9 +14,11 @@
 #include "models/spec/costs.h"
 #include "trainer/engine/finite_outputs.h"
 #include "trainer/engine/micro_batches.h"
+#include "trainer/engine/out_of_memory.h"
 #include "trainer/engine/peak_memory.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/performance.h"
+#include "trainer/run/planned_run.h"
 #include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"
 #include "trainer/sft/sft_options.h"
@@ -48,19 +50,19 @@ struct SftTrainer::Batch {
 };
 
 SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput output)
-    : config_(config),
-      world_(world),
+    : world_(world),
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
+      config_(planned(config, *origin_, world, output_.say)),
       encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
       total_steps_(total_training_steps(config.trainer,
                                         "data.global_batch_size",
                                         config.data.global_batch_size,
                                         [&] { return count_records(world, stream_, parser()); })),
-      engine_(world, engine_options(config, origin_, total_steps_)),
+      engine_(world, engine_options(config_, origin_, total_steps_)),
       mesh_(engine_.mesh()),
-      peak_flops_(peak_flops(models::device_name(world.device()))),
+      gpu_(find_device(models::device_name(world.device()))),
       profiler_(config.global_profiler, config.profiler, world.rank()) {
   require(config.data.global_batch_size % mesh_.shape().dp() == 0, ErrorKind::kUsage,
           "data.global_batch_size of {} is no multiple of the {} data parallel ranks",
@@ -68,7 +70,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
   say(fmt::format("loaded     {} in {:.1f} s", config_.model.path, engine_.seconds_to_load()));
   resume();
   record_ = std::make_unique<RunRecord>(config.trainer, world.rank(), step_, total_steps_,
-                                        to_toml(config), output_.say);
+                                        to_toml(config_), output_.say);
 }
 
 SftTrainer::~SftTrainer() = default;
@@ -116,8 +118,9 @@ SftTrainer::Batch SftTrainer::make_batch(const std::vector<Conversation>& conver
     batch.tokens_of_ranks.push_back(
         std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0}));
   }
-  const auto parts = engine_.micro_batches(seqlens, config_.data.micro_batches(),
-                                           config_.data.max_token_len(mesh_.shape().cp()));
+  const auto size = config_.micro_batches();
+  const auto parts = engine_.micro_batches(
+      seqlens, size, size.max_token_len(mesh_.shape().cp(), config_.data.max_length));
   batch.parts = pack_micro_batches(tokens, parts, mesh_, scored);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::vector<at::Tensor> labels;
@@ -207,10 +210,10 @@ Metrics SftTrainer::train_step() {
                                          .max_memory_reserved = memory.reserved,
                                          .cpu_memory_used = host_memory_used(),
                                          .timing = timing});
-  if (peak_flops_)
+  if (gpu_)
     metrics["train/mfu"] =
         models::training_flops(engine_.config(), batch.seqlens) /
-        ((timing.at("forward_backward") + timing.at("optimizer")) * *peak_flops_ * world_.size());
+        ((timing.at("forward_backward") + timing.at("optimizer")) * gpu_->flops * world_.size());
   metrics.merge(seqlen_metrics(batch.tokens_of_ranks));
   metrics.insert(engine_.balance_metrics().begin(), engine_.balance_metrics().end());
   metrics["train/loss"] = loss;
@@ -263,7 +266,7 @@ void SftTrainer::export_hf() const {
 }
 
 void SftTrainer::expect_memory() const {
-  const auto mine = engine_.memory().expect(engine_.chunks(), /*forward_only=*/false);
+  const auto mine = engine_.memory().expect(/*forward_only=*/false, room(world_.device()));
   const auto notes =
       gather_notes(mesh_.all(), mine.empty() ? std::vector<std::string>() : std::vector{mine});
   for (const auto& note : notes) say("memory     " + note);

@@ -23,6 +23,7 @@
 #include "trainer/dataset/sft_examples.h"
 #include "trainer/engine/megatron_engine.h"
 #include "trainer/metrics/metric_log.h"
+#include "trainer/plan/device_table.h"
 #include "trainer/run/profiler.h"
 #include "trainer/run/run_record.h"
 #include "trainer/run/training_run.h"
@@ -67,10 +68,10 @@ class SftTrainer {
     if (is_rank_0()) output_.say(line);
   }
 
-  SftConfig config_;
   models::World& world_;
   SftOutput output_;
   std::shared_ptr<const converter::Checkpoint> origin_;
+  SftConfig config_;  // as planned
   SftEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;
@@ -80,7 +81,7 @@ class SftTrainer {
   NotFiniteSteps not_finite_;
   bool save_has_ended_ = false;  // in the background, on some rank
   std::unique_ptr<RunRecord> record_;
-  std::optional<double> peak_flops_;  // of a GPU; nothing where it is not known
+  std::optional<DeviceSpec> gpu_;  // nothing where it is not known
   StepProfiler profiler_;
 };
 

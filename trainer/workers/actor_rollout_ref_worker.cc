@@ -19,20 +19,12 @@
 #include "trainer/config/ppo_rules.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/plan/run_setup.h"
 #include "trainer/update/ppo_options.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
 namespace {
-
-models::ParallelConfig rollout_parallel(const PpoConfig& config) {
-  models::ParallelConfig parallel;
-  parallel.tensor_model_parallel_size = config.rollout.tensor_model_parallel_size;
-  parallel.expert_model_parallel_size = config.rollout.expert_parallel_size;
-  parallel.make_vocab_size_divisible_by =
-      config.actor.megatron.parallel.make_vocab_size_divisible_by;
-  return parallel;
-}
 
 ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggregation) {
   const auto& config = all.actor;
@@ -93,30 +85,19 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
         offload_flags(config.ref.megatron));
   }
   if (has_role(config.rollout.ranks, rank))
-    rollout_mesh_ = std::make_unique<models::ParallelState>(world, rollout_parallel(config),
+    rollout_mesh_ = std::make_unique<models::ParallelState>(world, config.rollout_parallel(),
                                                             "rollout", config.rollout.ranks);
 }
 
 ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
 
-// A pure function of the configuration: ranks agree.
-bool ActorRolloutRefWorker::shares_memory() const {
-  const auto& engine = config_.actor.megatron;
-  const auto& p = engine.parallel;
-  return config_.actor.ranks == config_.rollout.ranks &&
-         p.tensor_model_parallel_size == config_.rollout.tensor_model_parallel_size &&
-         p.expert_model_parallel_size == config_.rollout.expert_parallel_size &&
-         p.expert_tensor_parallel() == config_.rollout.tensor_model_parallel_size &&
-         p.pipeline_model_parallel_size == 1 && p.context_parallel_size == 1 &&
-         !engine.uses_sequence_parallel();
-}
-
 void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids) {
   const auto& rollout = config_.rollout;
   const auto resting = config_.actor.megatron;
+  const bool shares_memory = config_.rollout_shares_memory();
   RolloutWorker worker;
   if (rollout_mesh_) {
-    if (!shares_memory()) {
+    if (!shares_memory) {
       auto options = model_options(resting);
       options.sequence_parallel = false;
       options.recompute = {};
@@ -127,8 +108,7 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       // The engine measures what a step of it needs, with weights that are some.
       (void)converter::load_model(rollout_model_, *origin_, {.round = true});
     }
-    worker.model =
-        shares_memory() ? actor_->engine().chunks().front() : rollout_model_.front().get();
+    worker.model = shares_memory ? actor_->engine().chunks().front() : rollout_model_.front().get();
     if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
     engine_ = std::make_unique<rollout::LLMEngine>(
         *worker.model,
@@ -136,7 +116,7 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
             .max_num_seqs = rollout.max_num_seqs,
             .max_num_batched_tokens = rollout.max_num_batched_tokens,
             .max_model_len = config_.data.max_prompt_length + config_.data.max_response_length,
-            .gpu_memory_utilization = rollout.gpu_memory_utilization,
+            .gpu_memory_utilization = rollout.gpu_memory_utilization.value_or(0.5),
             .kv_cache_bytes = rollout.kv_cache_bytes,
             .enable_prefix_caching = rollout.enable_prefix_caching,
             .enable_chunked_prefill = rollout.enable_chunked_prefill,
@@ -150,12 +130,11 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
       world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
       actor_ ? &actor_->engine().offload() : nullptr, worker,
       HybridEngineOptions{
-          .offload = {.param = resting.param_offload && !shares_memory(),
+          .offload = {.param = resting.param_offload && !shares_memory,
                       .grad = resting.grad_offload},
-          .sleep_level = !rollout.free_cache_engine ? 0
-                         : shares_memory() || rollout.update_weights_delta != models::Delta::kOff
-                             ? 1
-                             : 2,
+          .sleep_level = !rollout.free_cache_engine                                             ? 0
+                         : shares_memory || rollout.update_weights_delta != models::Delta::kOff ? 1
+                                                                                                : 2,
           .verify = rollout.verify_weights,
           .reshard = {.bucket_bytes = rollout.update_weights_bucket_megabytes << 20,
                       .delta = rollout.update_weights_delta}});

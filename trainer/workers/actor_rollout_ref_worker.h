@@ -73,7 +73,6 @@ class ActorRolloutRefWorker {
   const models::ParallelState* rollout_mesh() const { return rollout_mesh_.get(); }
 
  private:
-  bool shares_memory() const;
   LogProbs log_probs(MegatronWorker& worker,
                      const RolloutBatch& batch,
                      const MicroBatchSize& size,

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "trainer/plan/run_setup.h"
 #include "trainer/update/compute_values.h"
 #include "trainer/workers/role.h"
 

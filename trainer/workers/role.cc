@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "trainer/config/ppo_rules.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/plan/run_setup.h"
 
 namespace ferry::trainer {
 
@@ -18,35 +18,6 @@ int num_ranks(const std::vector<int>& ranks, int world_size) {
 
 OffloadFlags offload_flags(const EngineConfig& config) {
   return {.param = config.param_offload, .grad = config.grad_offload};
-}
-
-MemorySettings memory_settings(const PpoConfig& config, const std::string& role) {
-  MemorySettings memory{
-      .longest = "data.max_response_length",
-      .longest_sequence = config.longest_sequence(),
-      .beside_longest = config.data.max_prompt_length,
-      .batch_size = std::int64_t{config.data.train_batch_size} * config.rollout.n};
-  const auto computing = [&](const std::string& prefix, const MicroBatchSize& size) {
-    memory.learning = memory.computing = {.prefix = prefix, .size = size};
-  };
-  if (role == "actor") {
-    memory.engine = kActorSection + ".megatron";
-    computing(kRolloutSection + ".log_prob_",
-              config.log_prob_micro_batches(config.rollout.log_prob));
-    memory.learning = {.prefix = kActorSection + ".ppo_", .size = config.actor_micro_batches()};
-    memory.batch_size = config.actor_mini_batches().size;
-  } else if (role == "critic") {
-    memory.engine = "critic.megatron";
-    computing("critic.ppo_", config.critic_micro_batches());
-    memory.batch_size = config.critic_mini_batches().size;
-  } else if (role == "ref") {
-    memory.engine = kRefSection + ".megatron";
-    computing(kRefSection + ".log_prob_", config.log_prob_micro_batches(config.ref.log_prob));
-  } else {
-    memory.engine = "reward_model.megatron";
-    computing("reward_model.", config.reward_micro_batches());
-  }
-  return memory;
 }
 
 MegatronEngineOptions role_engine(MegatronEngineOptions options,

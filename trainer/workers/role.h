@@ -16,9 +16,6 @@ int num_ranks(const std::vector<int>& ranks, int world_size);
 
 OffloadFlags offload_flags(const EngineConfig& config);
 
-// The settings that decide whether a role fits into memory: "actor", "ref", "critic", "reward".
-MemorySettings memory_settings(const PpoConfig& config, const std::string& role);
-
 // With its optimizer, schedule and checkpoints, which lie in the run's folder under its name.
 MegatronEngineOptions role_engine(MegatronEngineOptions options,
                                   const PpoConfig& config,

@@ -130,7 +130,7 @@ def test_memory_that_is_not_there(large, work):
     """One of two ranks has less and less address space. It names what does not fit, the phase and settings of the role; the other repeats it."""
     more = {"data.max_response_length": 512, f"{ROLLOUT}.ignore_eos": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 4096,
             f"{ROLLOUT}.kv_cache_bytes": 64 << 20, f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ACTOR}.megatron.alignment": "fast",
-            "trainer.total_training_steps": 1}
+            f"{ACTOR}.megatron.recompute_granularity": "none", "trainer.total_training_steps": 1}
     start = lambda run, limits={}: start_training(2, "grpo", settings(large, run, **more), limits)
     peak = max(address_spaces(start(work / "peak")))
     seen = []

@@ -96,8 +96,8 @@ def large(tmp_path_factory):
 
 
 def one_step(large, run):
-    return settings(large, run, **{"data.max_length": 2048, "data.max_token_len_per_gpu": 2048, "trainer.total_training_steps": 1,
-                                   "trainer.logger": []})
+    return settings(large, run, **{"data.max_length": 2048, "data.max_token_len_per_gpu": 2048, "engine.recompute_granularity": "none",
+                                   "trainer.total_training_steps": 1, "trainer.logger": []})
 
 
 def test_memory_that_is_not_there(large, work):

@@ -10,6 +10,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
+#include "tests/support/models/tiny_training.h"
 
 namespace ferry::trainer {
 namespace micro_batches_test {
@@ -158,6 +159,20 @@ TEST(MicroBatches, RanksTellEachOtherTheirLengthsAndPackTheirOwn) {
     EXPECT_EQ(batches[0].num_tokens(), mine[0] + mine[1]);
     EXPECT_EQ(batches[0].segments().size(), 2U);
   });
+}
+
+TEST(ShapeOf, IsThatOfTheLargestMicroBatch) {
+  models::World world({.device = at::kCPU});
+  const models::ParallelState mesh(world, {}, "mesh");
+  const auto pack = [&](const std::vector<std::int64_t>& lengths) {
+    return models::SequencePartition(models::pack(support::random_sequences(lengths, 96, 1)), mesh);
+  };
+  const std::vector batches{pack({40, 24}), pack({10, 20, 50})};
+  const auto shape = shape_of(batches, 1);
+  EXPECT_EQ(shape.largest.tokens, 80);
+  EXPECT_DOUBLE_EQ(shape.largest.keys, (10.0 * 10 + 20 * 20 + 50 * 50) / 80);
+  EXPECT_EQ(shape.longest_sequence, 50);
+  EXPECT_EQ(shape.num_micro_batches, 2U);
 }
 
 }  // namespace micro_batches_test

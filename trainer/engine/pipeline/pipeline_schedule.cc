@@ -11,7 +11,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/pipeline_forward.h"
-#include "trainer/engine/pipeline/pipeline_order.h"
+#include "trainer/plan/pipeline_order.h"
 
 namespace ferry::trainer {
 namespace {

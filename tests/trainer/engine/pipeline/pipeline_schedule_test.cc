@@ -15,7 +15,7 @@
 #include "models/pipeline_forward.h"
 #include "tests/support/models/tiny_training.h"
 #include "trainer/engine/micro_batches.h"
-#include "trainer/engine/pipeline/pipeline_order.h"
+#include "trainer/plan/pipeline_order.h"
 
 namespace ferry::trainer {
 namespace pipeline_schedule_test {

@@ -1,25 +1,23 @@
 // How fast a step of generation could be at best: the device moves the bytes that it has to read,
-// or computes the products that it has to, at the rates that were measured on it.
+// or computes the products that it has to, at its rates.
 //
 // A step reads every weight that it uses once, and of each decoding sequence its keys and values;
 // it takes two floating-point operations for each row and weight. What attention computes, and what
 // else is read and written, is left out: so the bound is below what any program can reach.
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
 
-#include "models/gpt_model.h"
+#include "models/spec/mesh_shape.h"
+#include "models/spec/sharding.h"
+#include "models/spec/transformer_config.h"
 
-namespace ferry::cli {
+namespace ferry::models {
 
 struct DeviceRates {
   double bytes_per_second = 0;  // the best of reading, and copying (read and written)
   double flops_per_second = 0;  // of a large product, in the model's dtype
 };
-// Takes about a second.
-DeviceRates measure_rates(c10::Device device, distckpt::DType dtype);
 
 struct StepWork {
   std::int64_t rows = 0;         // tokens that are computed
@@ -29,8 +27,11 @@ struct StepWork {
 
 class Roofline {
  public:
-  // Counts this rank's part of the model.
-  Roofline(const models::GPTModel& model, DeviceRates rates);
+  // Counts the first rank's part of a model on one stage.
+  Roofline(const TransformerConfig& config,
+           const MeshShape& mesh,
+           const LayoutOptions& options,
+           DeviceRates rates);
 
   double seconds(const StepWork& work) const;
   double weight_bytes() const { return dense_bytes_ + expert_bytes_ + head_bytes_; }
@@ -47,4 +48,4 @@ class Roofline {
   double key_bytes_ = 0;  // of a token, all layers
 };
 
-}  // namespace ferry::cli
+}  // namespace ferry::models

@@ -1,4 +1,4 @@
-#include "trainer/engine/pipeline/pipeline_order.h"
+#include "trainer/plan/pipeline_order.h"
 
 #include <algorithm>
 #include <set>

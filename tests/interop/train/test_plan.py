@@ -1,0 +1,89 @@
+"""`ferry plan`, and the settings that a run leaves to its plan."""
+import json
+import tomllib
+
+import pytest
+from ranks import finish
+from sft_run import conversations, settings, start_ranks, write_model, write_rows
+from support import ferry, ferry_json
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_model(folder / "model", num_hidden_layers=2)
+    write_rows(folder / "train.jsonl", conversations())
+    return folder
+
+
+@pytest.fixture
+def described(tmp_path):
+    """The shape of Llama-3-8B: a configuration, and neither weights nor data."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+         "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
+         "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False,
+         "torch_dtype": "bfloat16"}))
+    run = tmp_path / "run.toml"
+    run.write_text(f"""[data]
+train_files = ["none.parquet"]
+train_batch_size = 64
+max_prompt_length = 128
+max_response_length = 932
+[actor_rollout_ref]
+model.path = "{tmp_path / 'model'}"
+actor.ppo_mini_batch_size = 16
+""")
+    return run
+
+
+def phases(plan, group=0):
+    return {phase["name"]: phase for phase in plan["ranks"][group]["phases"]}
+
+
+def test_a_shape_is_planned_without_weights(described):
+    plan = ferry_json("plan", described, "--ranks", "4", "--device", "h200")
+    assert plan["fits"] and plan["ranks"][0]["ranks"] == [0, 1, 2, 3]
+    assert phases(plan)["update_actor"]["weights"] == 2 * 8030261248
+    assert {"update_weights", "gen", "old_log_prob", "update_actor"} == set(plan["seconds"])
+    assert plan["step_seconds"] == pytest.approx(sum(plan["seconds"].values()))
+
+
+def test_a_run_that_does_not_fit_says_what_would(described):
+    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"
+    done = ferry("plan", described, "--ranks", "4", "--device", "h200", tokens,
+                 "actor_rollout_ref.actor.megatron.recompute_granularity=none")
+    assert done.returncode == 2 and "does not fit" in done.stdout
+    assert "hint: update_actor needs " in done.stderr
+    fits = done.stderr.partition("what would fit: ")[2].partition(";")[0]
+    assert ferry_json("plan", described, "--ranks", "4", "--device", "h200", fits,
+                      "actor_rollout_ref.actor.megatron.recompute_granularity=none")["fits"]
+
+
+def test_the_table_is_for_people(described):
+    said = ferry("plan", described, "--ranks", "4", "--device", "h200").stdout
+    assert "chosen     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=" in said
+    assert "ranks 0-3: actor; rollout; GiB" in said and "tokens/s on each device" in said
+
+
+def test_an_unknown_device_is_refused_with_those_that_are_known(described):
+    done = ferry("plan", described, "--device", "abacus")
+    assert done.returncode == 2 and "H200" in done.stderr
+
+
+def test_a_run_writes_down_what_its_plan_chose(world, tmp_path):
+    """Chosen alike on both ranks, said once, and nothing is left to choose in the record of the run."""
+    run = tmp_path / "run"
+    more = {"data.max_token_len_per_gpu": None, "trainer.total_training_steps": 1}
+    for rank, (status, said) in enumerate(finish(start_ranks(2, settings(world, run, **more)))):
+        assert status == 0, said[-3000:]
+        assert said.count("chosen     data.max_token_len_per_gpu=96 engine.recompute_granularity=none\n") == (rank == 0), said
+    record = tomllib.loads((run / "config.toml").read_text())
+    assert record["data"]["max_token_len_per_gpu"] == 96 and record["engine"]["recompute_granularity"] == "none"
+    assert ferry_json("plan", run / "config.toml")["chosen"] == []
+
+
+def test_auto_may_be_asked_for_by_name(world, tmp_path):
+    chosen = ferry_json("plan", *settings(world, tmp_path, **{"data.max_token_len_per_gpu": "auto"}))["chosen"]
+    assert "data.max_token_len_per_gpu=96" in chosen

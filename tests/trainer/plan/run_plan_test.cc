@@ -1,0 +1,143 @@
+#include "trainer/plan/run_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "distckpt/base/error.h"
+#include "tests/support/models/planned_runs.h"
+
+namespace ferry::trainer {
+namespace run_plan_test {
+
+using support::grpo;
+using support::llama_8b;
+
+constexpr double kGiB = 1 << 30;
+const DeviceSpec kH200 = *find_device("H200");
+
+RunPlan plan_of(const PpoConfig& config, int ranks = 4, const DeviceSpec& device = kH200) {
+  return plan_run(setup_of(config, {.actor = llama_8b(), .critic = llama_8b()}, ranks, device));
+}
+
+PhaseBytes bytes_in(const RunPlan& plan, const std::string& phase, std::size_t group = 0) {
+  return std::ranges::find(plan.ranks.at(group).phases, phase, &PhasePlan::name)->bytes;
+}
+
+double seconds_in(const RunPlan& plan, const std::string& phase) {
+  return std::ranges::find(plan.seconds, phase, &PhaseSeconds::name)->seconds;
+}
+
+// The weights of each layer, and embedding, output layer and last norm.
+constexpr std::int64_t kParameters =
+    32LL * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336 + 2 * 4096) +
+    2LL * 128256 * 4096 + 4096;
+
+TEST(RunPlan, CountsWeightsGradientsAndSharesOfTheOptimizer) {
+  const auto bytes = bytes_in(plan_of(grpo()), "update_actor");
+  EXPECT_EQ(bytes.weights, 2 * kParameters);
+  EXPECT_EQ(bytes.gradients, 4 * kParameters);
+  EXPECT_EQ(bytes.optimizer, 12 * kParameters / 4);
+}
+
+TEST(RunPlan, CountsTheActivationsOfEachTokenAndLayer) {
+  auto config = grpo();
+  config.actor.ppo_max_token_len_per_gpu = 6144;
+  const auto bytes = bytes_in(plan_of(config), "update_actor");
+  // Two norms' inputs; the inputs of two projections; queries twice, keys and values, a number a
+  // head; the feed-forward's input, gate, up and their product.
+  const double of_layer =
+      2 * (2 * 4096 + 2 * 4096 + 2 * 4096 + 2 * 1024 - 4096 + 4096 + 3 * 14336) + 4 * 32;
+  const double of_head = 2 * (4096 + 4096);
+  EXPECT_NEAR(static_cast<double>(bytes.activations), 6144 * (32 * of_layer + of_head),
+              0.001 * 6144 * 32 * of_layer);
+  // 4096 rows at a time, and the gradient of the output layer in fp32 and bf16.
+  EXPECT_EQ(bytes.logits, 4096LL * 128256 * 2 + 128256LL * 4096 * (4 + 2));
+}
+
+// Measured on four H200: 101.7 GiB, of the tensors, while the cache is there.
+TEST(RunPlan, IsWithinATenthOfThePeakThatWasMeasured) {
+  auto config = grpo();
+  config.actor.ppo_max_token_len_per_gpu = 6144;
+  config.rollout.gpu_memory_utilization = 0.5;
+  double peak = 0;
+  for (const auto& phase : plan_of(config).ranks.front().phases)
+    peak = std::max(peak, static_cast<double>(phase.bytes.on_device() - phase.bytes.context));
+  EXPECT_NEAR(peak / kGiB, 101.7, 0.1 * 101.7);
+}
+
+// Measured: gen 7.6, old_log_prob 3.2, update_actor 12.3 s.
+TEST(RunPlan, IsWithinAFifthOfTheSecondsThatWereMeasured) {
+  const auto plan = plan_of(grpo());
+  EXPECT_NEAR(seconds_in(plan, "gen"), 7.6, 0.2 * 7.6);
+  EXPECT_NEAR(seconds_in(plan, "old_log_prob"), 3.2, 0.2 * 3.2);
+  EXPECT_NEAR(seconds_in(plan, "update_actor"), 12.3, 0.2 * 12.3);
+}
+
+// It died in update_actor.
+TEST(RunPlan, DoesNotFitWithMicroBatchesOf16384Tokens) {
+  auto config = grpo();
+  config.actor.ppo_max_token_len_per_gpu = 16384;
+  const auto plan = plan_of(config);
+  ASSERT_FALSE(plan.fits());
+  EXPECT_TRUE(plan.misfits.front().starts_with("update_actor needs ")) << plan.misfits.front();
+  EXPECT_NE(plan.misfits.front().find("ppo_max_token_len_per_gpu="), std::string::npos);
+}
+
+TEST(RunPlan, FoldsRanksThatAreAlike) {
+  auto config = grpo();
+  config.actor.megatron.parallel.pipeline_model_parallel_size = 4;
+  const auto plan = plan_of(config, 8);
+  ASSERT_EQ(plan.ranks.size(), 4U);
+  EXPECT_EQ(plan.ranks[1].ranks, (std::vector<int>{2, 3}));
+}
+
+TEST(RunPlan, KeepsRolesOnRanksOfTheirOwnApart) {
+  auto config = grpo();
+  config.actor.ranks = {0, 1};
+  config.rollout.ranks = {2, 3};
+  const auto plan = plan_of(config);
+  ASSERT_EQ(plan.ranks.size(), 2U);
+  EXPECT_EQ(bytes_in(plan, "gen", 0).kv_cache, 0);
+  EXPECT_EQ(bytes_in(plan, "gen", 1).gradients, 0);
+  EXPECT_GT(bytes_in(plan, "gen", 1).kv_cache, 0);
+}
+
+TEST(RunPlan, HasTheOptimizerOnTheHostWhereItIsOffloaded) {
+  auto config = grpo();
+  config.actor.megatron.optimizer_offload = true;
+  const auto plan = plan_of(config);
+  EXPECT_EQ(bytes_in(plan, "gen").optimizer, 0);
+  EXPECT_EQ(bytes_in(plan, "gen").host, 12 * kParameters / 4);
+}
+
+TEST(RunPlan, HasNoGradientsWhereTheyAreOffloaded) {
+  auto config = grpo();
+  config.actor.megatron.grad_offload = true;
+  EXPECT_EQ(bytes_in(plan_of(config), "gen").gradients, 0);
+  EXPECT_GT(bytes_in(plan_of(config), "update_actor").gradients, 0);
+}
+
+TEST(RunPlan, NeverNeedsMoreWeightsWithMoreTensorParallelRanks) {
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();
+  for (const int tp : {1, 2, 4, 8}) {
+    auto config = grpo();
+    config.actor.megatron.parallel.tensor_model_parallel_size = tp;
+    config.rollout.tensor_model_parallel_size = tp;
+    const auto bytes = bytes_in(plan_of(config, 8), "update_actor");
+    EXPECT_LT(bytes.weights, before) << tp;
+    before = bytes.weights;
+  }
+}
+
+TEST(RunPlan, RefusesAMeshThatDoesNotFillItsRanks) {
+  auto config = grpo();
+  config.actor.megatron.parallel.tensor_model_parallel_size = 4;
+  EXPECT_THROW(plan_of(config, 6), Error);
+}
+
+}  // namespace run_plan_test
+}  // namespace ferry::trainer

@@ -1,0 +1,182 @@
+#include "trainer/plan/phase_seconds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "distckpt/base/integers.h"
+#include "models/spec/costs.h"
+#include "models/spec/roofline.h"
+
+namespace ferry::trainer {
+namespace {
+
+using distckpt::ceil_div;
+using Work = Phase::Work;
+
+constexpr int kDevicesOfHost = 8;
+constexpr double kNetworkRate = 50e9;   // bytes a second and device between hosts: 400 Gbit/s
+constexpr double kReshardShare = 0.5;   // of the link: docs/benchmarks.md#resharding
+constexpr double kBytesOfHidden = 2.0;  // of an element between ranks
+
+double real(std::int64_t size) {
+  return static_cast<double>(size);
+}
+
+// The share of a message that a ring or an exchange sends: all but a rank's own part.
+double sent(int ranks) {
+  return 1.0 - 1.0 / ranks;
+}
+
+class StepClock {
+ public:
+  explicit StepClock(const RunSetup& setup) : setup_(setup) {}
+
+  double passes(const RoleSetup& role, bool learns) const {
+    const auto mesh = role.mesh();
+    const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence);
+    const auto& model = role.model;
+    const auto shares = efficiency_of(model, mesh);
+    const auto operations = operations_of(role);
+    const auto devices = real(mesh.world_size()) * setup_.device.flops;
+    const bool again = role.engine.recompute().granularity == models::Recompute::Granularity::kFull;
+    const double forward = operations / 3;
+    const double computed = learns
+                                ? (operations + (again ? forward : 0)) / (devices * shares.learning)
+                                : forward / (devices * shares.forward);
+    const double rounds = learns ? 3 + (again ? 1 : 0) : 1;  // that exchange activations
+    return (computed + rounds * exchanged(model, mesh, tokens)) * bubble(role, mesh, learns) +
+           (learns && setup_.rollout ? real(role.updates) * updated(role, mesh) : 0);
+  }
+
+  // A step of the optimizer, its gradients and parameters among the data parallel ranks.
+  double updated(const RoleSetup& role, const models::MeshShape& mesh) const {
+    const auto memory = first_model(role).memory(true);
+    const double messages = real(memory.gradients + memory.parameters) *
+                            sent(mesh.dp() * mesh.cp()) / rate_among(mesh.world_size());
+    // State on the host goes up while it comes down, and is updated meanwhile.
+    const double state = memory.on_host > 0
+                             ? real(memory.on_host) / setup_.device.host_rate
+                             : 2 * real(memory.optimizer) / setup_.device.memory_rate;
+    return messages + state;
+  }
+
+  double generated() const {
+    const auto& rollout = *setup_.rollout;
+    const auto& model = setup_.roles.front().model;
+    const auto mesh = rollout.mesh();
+    const auto shares = efficiency_of(model, mesh);
+    const auto& engine = setup_.roles.front().engine;
+    const models::LayoutOptions layout{.alignment = engine.alignment, .dtype = engine.dtype};
+    const models::Roofline roofline(
+        model, mesh, layout,
+        {.bytes_per_second = setup_.device.memory_rate, .flops_per_second = setup_.device.flops});
+    const auto sequences = ceil_div(setup_.sequences, std::int64_t{mesh.dp()});
+    const auto together = std::max<std::int64_t>(
+        1, std::min({sequences, std::int64_t{rollout.settings.max_num_seqs}, cached_sequences()}));
+    const auto answer = setup_.longest_sequence - setup_.prompt_tokens;
+    const auto steps = ceil_div(sequences, together) * answer;
+    const double decoding =
+        real(steps) *
+        roofline.seconds({.rows = together,
+                          .drawn = together,
+                          .cached_keys = together * (setup_.prompt_tokens + answer / 2)});
+    // Answers to one prompt share its keys.
+    const auto prompts = sequences / std::max(rollout.settings.n, 1) * setup_.prompt_tokens;
+    return (decoding + roofline.seconds({.rows = prompts})) / shares.generation;
+  }
+
+  double resharded() const {
+    if (setup_.rollout->shares_memory) return 0;
+    for (const auto& group : rank_groups(setup_)) {
+      if (group.rollout)
+        return real(group.rollout->memory(false).parameters) /
+               (kReshardShare * rate_among(setup_.world_size));
+    }
+    return 0;
+  }
+
+ private:
+  double rate_among(int ranks) const {
+    return ranks <= kDevicesOfHost ? setup_.device.link_rate : kNetworkRate;
+  }
+
+  ModelOnRank first_model(const RoleSetup& role) const {
+    return {role.model, role.engine, role.mesh(), {}, false};
+  }
+
+  double operations_of(const RoleSetup& role) const {
+    const std::vector<std::int64_t> lengths(
+        static_cast<std::size_t>(setup_.sequences * role.epochs), setup_.longest_sequence);
+    return models::training_flops(role.model, lengths);
+  }
+
+  // Activations among the ranks of a layer, in one direction through the model: of each half of a
+  // layer an all-gather and a reduce-scatter; of experts each choice there and back.
+  double exchanged(const models::TransformerConfig& model,
+                   const models::MeshShape& mesh,
+                   double tokens) const {
+    const auto hidden = kBytesOfHidden * real(model.hidden_size);
+    const auto layers = real(model.num_layers) / mesh.pp();
+    const auto of_group = tokens / (mesh.dp() * mesh.cp());
+    double seconds = 0;
+    if (mesh.tp() > 1)
+      seconds += layers * of_group * 4 * sent(mesh.tp()) * hidden / rate_among(mesh.tp());
+    if (mesh.ep() > 1)
+      seconds += layers * of_group / mesh.tp() * 2 * real(model.moe_router_topk) * sent(mesh.ep()) *
+                 hidden / rate_among(mesh.tp() * mesh.ep());
+    return seconds;
+  }
+
+  // The time of a pipeline over that of its work.
+  double bubble(const RoleSetup& role, const models::MeshShape& mesh, bool learns) const {
+    if (mesh.pp() == 1) return 1;
+    const auto model = first_model(role);
+    const auto micro_batch = MemoryAdvice(role.memory, role.engine, model, role.trains)
+                                 .largest_batch(!learns)
+                                 .largest.tokens;
+    const auto tokens = real(setup_.sequences * role.epochs * setup_.longest_sequence) /
+                        (mesh.dp() * mesh.cp() * real(std::max<std::int64_t>(role.updates, 1)));
+    const auto count = std::max(1.0, std::ceil(tokens / real(micro_batch)));
+    return 1 + (mesh.pp() - 1) / (count * real(static_cast<std::int64_t>(model.chunks().size())));
+  }
+
+  std::int64_t cached_sequences() const {
+    for (const auto& group : rank_groups(setup_)) {
+      if (!group.rollout) continue;
+      const auto bytes = bytes_of(setup_, group, {"gen", Work::kGenerate}).kv_cache;
+      const auto& model = *group.rollout;
+      return bytes / (setup_.longest_sequence *
+                      models::key_value_bytes(model.config(), model.mesh().tp(), model.layout()));
+    }
+    return 0;
+  }
+
+  const RunSetup& setup_;
+};
+
+}  // namespace
+
+Efficiency efficiency_of(const models::TransformerConfig& model, const models::MeshShape& mesh) {
+  if (model.num_moe_experts == 0)
+    return {.learning = 0.55, .forward = 0.65, .generation = mesh.tp() > 1 ? 0.28 : 0.6};
+  const double generation = mesh.tp() > 1 ? 0.03 : mesh.ep() > 1 ? 0.13 : 0.26;
+  return {.learning = 0.33, .forward = 0.33, .generation = generation};
+}
+
+std::vector<PhaseSeconds> phase_seconds(const RunSetup& setup, const std::vector<Phase>& phases) {
+  const StepClock clock(setup);
+  std::vector<PhaseSeconds> all;
+  for (const auto& phase : phases) {
+    const auto& role = setup.roles[phase.role];
+    double seconds = 0;
+    if (phase.work == Work::kGenerate) seconds = clock.generated();
+    if (phase.work == Work::kReshard) seconds = clock.resharded();
+    if (phase.work == Work::kForward) seconds = clock.passes(role, false);
+    if (phase.work == Work::kLearn) seconds = clock.passes(role, true);
+    if (phase.work == Work::kStep) seconds = clock.updated(role, role.mesh());
+    if (phase.work != Work::kSave) all.push_back({phase.name, seconds});
+  }
+  return all;
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,340 @@
+#include "trainer/plan/run_plan.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
+#include "trainer/config/ppo_rules.h"
+#include "trainer/plan/phase_seconds.h"
+
+namespace ferry::trainer {
+namespace {
+
+using distckpt::ceil_div;
+using Work = Phase::Work;
+
+constexpr std::int64_t kMiB = 1 << 20;
+// Allowances for what CUDA, cuBLAS and NCCL keep for themselves: not measured here.
+constexpr std::int64_t kContext = 1024 * kMiB;
+constexpr std::int64_t kCommunicator = 256 * kMiB;  // for each axis that ranks share
+constexpr std::int64_t kCacheBlock = 64;            // tokens: rollout/kv_cache.h
+constexpr double kUsualCacheShare = 0.5;            // beside an actor that trains beside the cache
+
+int place_of(const std::vector<int>& ranks, int rank) {
+  const auto found = std::ranges::find(ranks, rank);
+  return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
+}
+
+// The rollout computes with the actor's alignment and dtype.
+ModelOnRank rollout_model(const RunSetup& setup) {
+  auto engine = setup.roles.front().engine;
+  engine.parallel = setup.rollout->parallel;
+  engine.sequence_parallel = false;
+  engine.recompute_granularity.reset();
+  return {setup.roles.front().model, engine, setup.rollout->mesh(), {}, setup.device.on_host};
+}
+
+// CUDA's and NCCL's own.
+std::int64_t context_bytes(const RunSetup& setup, const RankGroup& group) {
+  if (setup.device.on_host) return 0;
+  auto bytes = kContext;
+  const auto add = [&](const std::optional<ModelOnRank>& model) {
+    if (!model) return;
+    const auto& mesh = model->mesh();
+    for (const int size : {mesh.tp(), mesh.cp(), mesh.dp(), mesh.pp(), mesh.ep()})
+      bytes += size > 1 ? kCommunicator : 0;
+  };
+  for (const auto& model : group.models) add(model);
+  add(group.rollout);
+  return bytes;
+}
+
+// Whether what the actor may keep on the host is there: while the rollout has the device.
+bool actor_rests(const RunSetup& setup, const Phase& phase) {
+  return setup.rollout && phase.work == Work::kGenerate;
+}
+
+bool is_colocated(const RunSetup& setup, const RankGroup& group) {
+  return group.models.front().has_value() && setup.rollout.has_value();
+}
+
+// The parts of a role on a rank: on the device, or resting on the host.
+void add_role(PhaseBytes& bytes,
+              const RunSetup& setup,
+              std::size_t index,
+              const ModelOnRank& model,
+              const Phase& phase) {
+  const auto& role = setup.roles[index];
+  const auto memory = model.memory(role.trains);
+  const auto& engine = role.engine;
+  const bool computes = phase.role == index && phase.work != Work::kGenerate;
+  const bool learns = computes && (phase.work == Work::kLearn || phase.work == Work::kStep);
+  const bool actor = index == 0;
+  const auto add = [&](std::int64_t PhaseBytes::*part, std::int64_t size, bool rests) {
+    (rests ? bytes.host : bytes.*part) += size;
+  };
+  const bool copied = setup.rollout && !setup.rollout->shares_memory;
+  add(&PhaseBytes::weights, memory.parameters,
+      engine.param_offload && (actor ? copied && actor_rests(setup, phase) : !computes));
+  // Gradients come back as zeros: the host keeps none of them.
+  const bool without_gradients =
+      engine.grad_offload && (actor ? actor_rests(setup, phase) : setup.rollout && !learns);
+  if (!without_gradients) bytes.gradients += memory.gradients;
+  const bool steps = computes && phase.work == Work::kStep;
+  if (memory.on_host == 0 || steps) bytes.optimizer += memory.optimizer;
+  bytes.host += memory.on_host;
+}
+
+// The rollout's own weights and cache, where they are.
+void add_rollout(PhaseBytes& bytes,
+                 const RunSetup& setup,
+                 const RankGroup& group,
+                 const Phase& phase) {
+  if (!group.rollout) return;
+  const auto& rollout = *setup.rollout;
+  const bool alone = !group.models.front();
+  const bool awake = phase.work == Work::kGenerate || phase.work == Work::kReshard || alone ||
+                     !rollout.settings.free_cache_engine;
+  const bool sleeps_with_weights = rollout.settings.update_weights_delta != models::Delta::kOff;
+  if (!rollout.shares_memory && (awake || sleeps_with_weights))
+    bytes.weights += group.rollout->memory(false).parameters;
+  if (!awake) return;
+  if (setup.device.on_host) {
+    bytes.kv_cache += rollout.settings.kv_cache_bytes;
+    return;
+  }
+  const auto room = rollout_room(setup, group);
+  const auto share = rollout.settings.gpu_memory_utilization.value_or(kUsualCacheShare);
+  const auto given = static_cast<std::int64_t>(share * static_cast<double>(room.free)) - room.step;
+  bytes.kv_cache += std::clamp<std::int64_t>(given, 0, room.useful);
+}
+
+std::string describe(const RoleSetup& role, const ModelOnRank& model) {
+  return model.mesh().pp() == 1
+             ? role.name
+             : fmt::format("{}, stage {} of {}", role.name, model.at().pp + 1, model.mesh().pp());
+}
+
+// Whether a rank generates, and its cache has no room for a sequence.
+bool starves(const RunSetup& setup,
+             const RankGroup& group,
+             const Phase& phase,
+             const PhaseBytes& bytes) {
+  if (phase.work != Work::kGenerate || !group.rollout) return false;
+  const auto& model = *group.rollout;
+  return bytes.kv_cache <
+         setup.longest_sequence *
+             models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
+}
+
+// Says what is missing in a phase on ranks, and the settings that would do.
+std::string misfit(const RunSetup& setup,
+                   const RankGroup& group,
+                   const Phase& phase,
+                   const PhaseBytes& bytes,
+                   std::int64_t memory) {
+  const auto what =
+      starves(setup, group, phase, bytes)
+          ? fmt::format("{} has {} for the cache on {}, and a sequence needs more", phase.name,
+                        in_words(bytes.kv_cache), in_words(group.ranks))
+          : fmt::format("{} needs {} on {}, of {}", phase.name, in_words(bytes.on_device()),
+                        in_words(group.ranks), in_words(memory));
+  const auto& model = group.models[phase.role];
+  const auto& role = setup.roles[phase.role];
+  std::vector<std::string> ways;
+  const auto resting = resting_bytes(setup, group, phase).on_device();
+  if ((phase.work == Work::kForward || phase.work == Work::kLearn) && model && resting < memory) {
+    const MemoryAdvice advice(role.memory, role.engine, *model, role.trains);
+    const bool forward_only = phase.work == Work::kForward;
+    ways.push_back(advice.ways(advice.largest_batch(forward_only), forward_only, memory - resting));
+  } else {
+    for (std::size_t i = 0; i < setup.roles.size(); ++i) {
+      if (!group.models[i]) continue;
+      const auto of = group.models[i]->memory(setup.roles[i].trains);
+      const auto& engine = setup.roles[i].engine;
+      const auto& section = setup.roles[i].memory.engine;
+      if (!engine.optimizer_offload && of.optimizer > 0 && phase.work != Work::kStep)
+        ways.push_back(
+            fmt::format("{}.optimizer_offload=true, for {}", section, in_words(of.optimizer)));
+      if (setup.rollout && !engine.grad_offload && of.gradients > 0 &&
+          phase.work == Work::kGenerate)
+        ways.push_back(
+            fmt::format("{}.grad_offload=true, for {}", section, in_words(of.gradients)));
+      if (setup.rollout && !engine.param_offload && phase.role != i)
+        ways.push_back(
+            fmt::format("{}.param_offload=true, for {}", section, in_words(of.parameters)));
+    }
+    if (phase.work == Work::kGenerate || phase.work == Work::kReshard)
+      ways.push_back(kRolloutSection + ".tensor_model_parallel_size");
+    ways.push_back(
+        fmt::format("more ranks for the model ({0}.tensor_model_parallel_size, "
+                    "{0}.pipeline_model_parallel_size)",
+                    role.memory.engine));
+  }
+  return fmt::format("{}: {}", what, fmt::join(ways, "; or "));
+}
+
+}  // namespace
+
+double RunPlan::step_seconds() const {
+  double sum = 0;
+  for (const auto& phase : seconds) sum += phase.seconds;
+  return sum;
+}
+
+std::vector<RankGroup> rank_groups(const RunSetup& setup) {
+  std::map<std::vector<int>, RankGroup> groups;
+  for (int rank = 0; rank < setup.world_size; ++rank) {
+    std::vector<int> parts;
+    for (const auto& role : setup.roles) {
+      const auto place = place_of(role.ranks, rank);
+      parts.push_back(place < 0 ? -1 : role.mesh().coordinates(place).pp);
+    }
+    parts.push_back(setup.rollout ? std::min(place_of(setup.rollout->ranks, rank), 0) : -1);
+    auto& group = groups[parts];
+    group.ranks.push_back(rank);
+    if (!group.models.empty()) continue;
+    for (const auto& role : setup.roles) {
+      const auto place = place_of(role.ranks, rank);
+      group.models.push_back(
+          place < 0 ? std::nullopt
+                    : std::optional(ModelOnRank(role.model, role.engine, role.mesh(),
+                                                role.mesh().coordinates(place), role.memory.dtypes,
+                                                setup.device.on_host)));
+    }
+    if (parts.back() == 0) group.rollout = rollout_model(setup);
+  }
+  std::vector<RankGroup> all;
+  for (auto& [parts, group] : groups) all.push_back(std::move(group));
+  std::ranges::sort(all, {}, [](const RankGroup& group) { return group.ranks.front(); });
+  return all;
+}
+
+std::vector<Phase> phases_of(const RunSetup& setup) {
+  if (!setup.rollout) {
+    std::vector<Phase> phases{{"forward_backward", Work::kLearn}, {"optimizer", Work::kStep}};
+    if (setup.saves) phases.push_back({"save_checkpoint", Work::kSave});
+    return phases;
+  }
+  const auto& roles = setup.roles;
+  std::vector<Phase> phases{{"update_weights", Work::kReshard}, {"gen", Work::kGenerate}};
+  const auto add = [&](const std::string& role, const char* name, Work work) {
+    for (std::size_t i = 0; i < roles.size(); ++i) {
+      if (roles[i].name == role) phases.push_back({name, work, i});
+    }
+  };
+  add("reward", "reward", Work::kForward);
+  if (setup.rollout->computes_old_log_prob) add("actor", "old_log_prob", Work::kForward);
+  add("ref", "ref", Work::kForward);
+  add("critic", "values", Work::kForward);
+  add("critic", "update_critic", Work::kLearn);
+  add("actor", "update_actor", Work::kLearn);
+  if (setup.saves) add("actor", "save_checkpoint", Work::kSave);
+  return phases;
+}
+
+BatchBytes largest_batch(const RoleSetup& role, const ModelOnRank& model, bool forward_only) {
+  const auto batch =
+      MemoryAdvice(role.memory, role.engine, model, role.trains).largest_batch(forward_only);
+  return batch_bytes(model, forward_only ? kForwardOnly : model.recompute(), batch.largest,
+                     batch.num_micro_batches);
+}
+
+RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
+  const auto& rollout = *setup.rollout;
+  const auto& model = *group.rollout;
+  const auto& settings = rollout.settings;
+  // The cache is made when all roles have their memory.
+  const Phase before{"", Work::kGenerate};
+  PhaseBytes held;
+  for (std::size_t i = 0; i < setup.roles.size(); ++i) {
+    if (group.models[i]) add_role(held, setup, i, *group.models[i], before);
+  }
+  if (is_colocated(setup, group) && !rollout.shares_memory &&
+      setup.roles.front().engine.param_offload)
+    held.weights += group.models.front()->memory(false).parameters;
+  if (!rollout.shares_memory) held.weights += model.memory(false).parameters;
+  held.context = context_bytes(setup, group);
+
+  const auto chunk = model.chunks().front();
+  const auto& config = model.config();
+  const auto rows = std::int64_t{settings.max_num_batched_tokens};
+  const auto sequences = std::int64_t{settings.max_num_seqs};
+  constexpr std::int64_t kOfADraw = 3 * sizeof(float);  // probabilities, sorted, and their sums
+  RolloutRoom room;
+  room.free = std::max<std::int64_t>(setup.device.memory - held.on_device(), 0);
+  room.step = static_cast<std::int64_t>(models::activation_bytes(chunk, kForwardOnly, 0).passing *
+                                        static_cast<double>(rows)) +
+              sequences * config.vocab_size * (size_of(model.layout().dtype) + kOfADraw);
+  const bool reshards = !rollout.shares_memory;
+  room.reserve = setup.device.memory - usable(setup.device.memory, setup.device.on_host) +
+                 (reshards ? 2 * (settings.update_weights_bucket_megabytes * kMiB) : 0);
+  room.useful = (sequences * ceil_div(setup.longest_sequence, kCacheBlock) + 1) * kCacheBlock *
+                models::key_value_bytes(config, model.mesh().tp(), model.layout());
+  return room;
+}
+
+PhaseBytes resting_bytes(const RunSetup& setup, const RankGroup& group, const Phase& phase) {
+  PhaseBytes bytes;
+  for (std::size_t i = 0; i < setup.roles.size(); ++i) {
+    if (group.models[i]) add_role(bytes, setup, i, *group.models[i], phase);
+  }
+  add_rollout(bytes, setup, group, phase);
+  bytes.context = context_bytes(setup, group);
+  return bytes;
+}
+
+PhaseBytes bytes_of(const RunSetup& setup, const RankGroup& group, const Phase& phase) {
+  auto bytes = resting_bytes(setup, group, phase);
+  const auto& model = group.models[phase.role];
+  const auto& role = setup.roles[phase.role];
+  if (phase.work == Work::kForward || phase.work == Work::kLearn) {
+    if (!model) return bytes;
+    const auto batch = largest_batch(role, *model, phase.work == Work::kForward);
+    bytes.activations = batch.activations;
+    bytes.logits = batch.logits;
+    // The update at the end of the passes of reinforcement learning.
+    if (phase.work == Work::kLearn && setup.rollout) {
+      const auto step = resting_bytes(setup, group, {phase.name, Work::kStep, phase.role});
+      if (step.on_device() > bytes.on_device()) return step;
+    }
+  } else if (phase.work == Work::kGenerate && group.rollout && !setup.device.on_host) {
+    bytes.activations = rollout_room(setup, group).step;
+  } else if (phase.work == Work::kReshard && !setup.rollout->shares_memory) {
+    const auto& settings = setup.rollout->settings;
+    bytes.staging = 2 * (settings.update_weights_bucket_megabytes * kMiB);
+  } else if (phase.work == Work::kSave && setup.async_save && model) {
+    const auto memory = model->memory(true);
+    bytes.host += memory.parameters + std::max(memory.optimizer, memory.on_host);
+  }
+  return bytes;
+}
+
+RunPlan plan_run(const RunSetup& setup) {
+  RunPlan plan{.memory = usable(setup.device.memory, setup.device.on_host),
+               .tokens = setup.sequences * setup.longest_sequence};
+  const auto phases = phases_of(setup);
+  for (const auto& group : rank_groups(setup)) {
+    RankPlan ranks{.ranks = group.ranks};
+    for (std::size_t i = 0; i < setup.roles.size(); ++i) {
+      if (group.models[i]) ranks.parts.push_back(describe(setup.roles[i], *group.models[i]));
+    }
+    if (group.rollout) ranks.parts.push_back("rollout");
+    for (const auto& phase : phases) {
+      const auto bytes = bytes_of(setup, group, phase);
+      if (bytes.on_device() > plan.memory || starves(setup, group, phase, bytes))
+        plan.misfits.push_back(misfit(setup, group, phase, bytes, plan.memory));
+      ranks.phases.push_back({phase.name, bytes});
+    }
+    plan.ranks.push_back(std::move(ranks));
+  }
+  if (setup.device.flops > 0 && plan.fits()) plan.seconds = phase_seconds(setup, phases);
+  return plan;
+}
+
+}  // namespace ferry::trainer

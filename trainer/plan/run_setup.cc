@@ -1,0 +1,139 @@
+#include "trainer/plan/run_setup.h"
+
+#include <numeric>
+
+#include "models/spec/sharding.h"
+#include "trainer/config/ppo_rules.h"
+
+namespace ferry::trainer {
+namespace {
+
+std::vector<int> ranks_of(const std::vector<int>& named, int world_size) {
+  if (!named.empty()) return named;
+  std::vector<int> all(static_cast<std::size_t>(world_size));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// After the role has all its fields.
+RoleSetup checked(RoleSetup role) {
+  (void)role.engine.data_parallel_size(static_cast<int>(role.ranks.size()), role.memory.engine);
+  models::check_fits(role.model, role.mesh());
+  return role;
+}
+
+}  // namespace
+
+namespace {
+
+models::TrainingDtypes dtypes_of(const EngineConfig& engine, const OptimConfig& optim) {
+  return {.grad_reduce_in_fp32 = engine.grad_reduce_in_fp32,
+          .exp_avg = optim.exp_avg_dtype,
+          .exp_avg_sq = optim.exp_avg_sq_dtype};
+}
+
+}  // namespace
+
+MemorySettings memory_settings(const SftConfig& config) {
+  const auto size = config.micro_batches();
+  return {.learning = {.size = size},
+          .computing = {.size = size},
+          .longest_sequence = config.data.max_length,
+          .batch_size = config.data.global_batch_size,
+          .dtypes = dtypes_of(config.engine, config.optim)};
+}
+
+MemorySettings memory_settings(const PpoConfig& config, const std::string& role) {
+  MemorySettings memory{
+      .longest = "data.max_response_length",
+      .longest_sequence = config.longest_sequence(),
+      .beside_longest = config.data.max_prompt_length,
+      .batch_size = std::int64_t{config.data.train_batch_size} * config.rollout.n};
+  const auto computing = [&](const std::string& prefix, const MicroBatchSize& size) {
+    memory.learning = memory.computing = {.prefix = prefix, .size = size};
+  };
+  if (role == "actor") {
+    memory.engine = kActorSection + ".megatron";
+    computing(kRolloutSection + ".log_prob_",
+              config.log_prob_micro_batches(config.rollout.log_prob));
+    memory.learning = {.prefix = kActorSection + ".ppo_", .size = config.actor_micro_batches()};
+    memory.batch_size = config.actor_mini_batches().size;
+    memory.dtypes = dtypes_of(config.actor.megatron, config.actor.optim);
+  } else if (role == "critic") {
+    memory.engine = "critic.megatron";
+    computing("critic.ppo_", config.critic_micro_batches());
+    memory.batch_size = config.critic_mini_batches().size;
+    memory.dtypes = dtypes_of(config.critic.megatron, config.critic.optim);
+  } else if (role == "ref") {
+    memory.engine = kRefSection + ".megatron";
+    computing(kRefSection + ".log_prob_", config.log_prob_micro_batches(config.ref.log_prob));
+  } else {
+    memory.engine = "reward_model.megatron";
+    computing("reward_model.", config.reward_micro_batches());
+  }
+  return memory;
+}
+
+RunSetup setup_of(const SftConfig& config,
+                  const models::TransformerConfig& model,
+                  int world_size,
+                  const DeviceSpec& device) {
+  return {.device = device,
+          .world_size = world_size,
+          .roles = {checked({.name = "actor",
+                             .model = model,
+                             .engine = config.engine,
+                             .ranks = ranks_of({}, world_size),
+                             .memory = memory_settings(config),
+                             .trains = true,
+                             .updates = 1})},
+          .sequences = config.data.global_batch_size,
+          .longest_sequence = config.data.max_length,
+          .saves = config.checkpoint.save_freq > 0,
+          .async_save = config.checkpoint.async_save};
+}
+
+RunSetup setup_of(const PpoConfig& config,
+                  const ModelsOfRun& models,
+                  int world_size,
+                  const DeviceSpec& device) {
+  const auto sequences = std::int64_t{config.data.train_batch_size} * config.rollout.n;
+  RunSetup setup{.device = device,
+                 .world_size = world_size,
+                 .sequences = sequences,
+                 .prompt_tokens = config.data.max_prompt_length,
+                 .longest_sequence = config.longest_sequence(),
+                 .saves = config.checkpoint.save_freq > 0,
+                 .async_save = config.checkpoint.async_save};
+  const auto add = [&](const std::string& name, const models::TransformerConfig& model,
+                       const EngineConfig& engine, const std::vector<int>& ranks,
+                       const MiniBatches& learned) {
+    setup.roles.push_back(
+        checked({.name = name,
+                 .model = model,
+                 .engine = engine,
+                 .ranks = ranks_of(ranks, world_size),
+                 .memory = memory_settings(config, name),
+                 .trains = learned.size > 0,
+                 .updates = learned.size > 0 ? sequences * learned.epochs / learned.size : 0,
+                 .epochs = learned.epochs}));
+  };
+  add("actor", models.actor, config.actor.megatron, config.actor.ranks,
+      config.actor_mini_batches());
+  if (config.use_reference_policy())
+    add("ref", models.actor, config.ref.megatron, config.ref.ranks, {});
+  if (config.use_critic())
+    add("critic", models.critic, config.critic.megatron, config.critic.ranks,
+        config.critic_mini_batches());
+  if (config.reward.enable)
+    add("reward", models.reward, config.reward.megatron, config.reward.ranks, {});
+  setup.rollout = {.ranks = ranks_of(config.rollout.ranks, world_size),
+                   .parallel = config.rollout_parallel(),
+                   .settings = config.rollout,
+                   .shares_memory = config.rollout_shares_memory(),
+                   .computes_old_log_prob = !config.takes_old_log_prob() &&
+                                            !config.algorithm.rollout_correction.bypass_mode};
+  return setup;
+}
+
+}  // namespace ferry::trainer

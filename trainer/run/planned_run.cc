@@ -1,0 +1,87 @@
+#include "trainer/run/planned_run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "converter/bridge/load.h"
+#include "models/device/device.h"
+#include "models/distributed/messages.h"
+#include "models/distributed/process_group.h"
+#include "trainer/engine/out_of_memory.h"
+#include "trainer/engine/run_options.h"
+#include "trainer/plan/auto_settings.h"
+#include "trainer/plan/run_plan.h"
+
+namespace ferry::trainer {
+namespace {
+
+// The ranks' device, with the least memory that one of them has. Called by all.
+DeviceSpec device_of(models::World& world) {
+  const auto device = world.device();
+  DeviceSpec spec{.name = "host", .on_host = true};
+  if (device.is_cuda()) {
+    spec = find_device(models::device_name(device)).value_or(DeviceSpec{.name = "GPU"});
+  }
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto mine = models::total_memory(device).value_or(room(c10::kCPU));
+  spec.memory =
+      std::ranges::min(models::gather(models::ProcessGroup(world, "plan", std::move(ranks)), mine));
+  return spec;
+}
+
+template <typename Config, typename Models>
+Config plan_and_say(const Config& config,
+                    const Models& models,
+                    models::World& world,
+                    const std::function<void(const std::string&)>& say) {
+  const auto device = device_of(world);
+  auto chosen = choose_settings(config, models, world.size(), device);
+  if (world.rank() != 0) return chosen.config;
+  if (!chosen.settings.empty()) say(fmt::format("chosen     {}", fmt::join(chosen.settings, " ")));
+  if (device.on_host) return chosen.config;
+  const auto plan = plan_run(setup_of(chosen.config, models, world.size(), device));
+  std::int64_t most = 0;
+  std::string where;
+  for (const auto& group : plan.ranks) {
+    for (const auto& phase : group.phases) {
+      if (phase.bytes.on_device() <= most) continue;
+      most = phase.bytes.on_device();
+      where = phase.name;
+    }
+  }
+  say(fmt::format(
+      "plan       {} of {} in {}{}", in_words(most), in_words(plan.memory), where,
+      plan.seconds.empty() ? "" : fmt::format(", {:.1f} s a step", plan.step_seconds())));
+  for (const auto& misfit : plan.misfits) say("memory     " + misfit);
+  return chosen.config;
+}
+
+}  // namespace
+
+SftConfig planned(const SftConfig& config,
+                  const converter::Checkpoint& origin,
+                  models::World& world,
+                  const std::function<void(const std::string&)>& say) {
+  return plan_and_say(config, origin.map.config, world, say);
+}
+
+PpoConfig planned(const PpoConfig& config,
+                  const converter::Checkpoint& origin,
+                  models::World& world,
+                  const std::function<void(const std::string&)>& say) {
+  const auto of = [&](const ModelConfig& model) {
+    return model.path.empty() ? origin.map.config : open_checkpoint(model)->map.config;
+  };
+  return plan_and_say(config,
+                      ModelsOfRun{.actor = origin.map.config,
+                                  .critic = converter::with_value_head(of(config.critic.model)),
+                                  .reward = of(config.reward.model)},
+                      world, say);
+}
+
+}  // namespace ferry::trainer
