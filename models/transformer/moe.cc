@@ -294,7 +294,7 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
       choice.record(experts.narrow(0, sharing.rank() * rows, rows));
     };
   }
-  const auto routing = router_.forward(x, of_all);
+  const auto routing = router_.generate(x, of_all);
   at::Tensor inverse;
   at::Tensor results;
   at::Tensor end;  // of the rows that this rank has computed

@@ -35,19 +35,24 @@ at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
 
 bool TopKRouter::chooses_in_one_kernel(const at::Tensor& logits) const {
   return logits.is_cuda() && setup_.alignment() == Alignment::kFast &&
-         !at::GradMode::is_enabled() && setup_.config.family != "mixtral" &&
-         logits.size(1) <= kMostChosenFrom;
+         setup_.config.family != "mixtral" && logits.size(1) <= kMostChosenFrom;
+}
+
+Routing TopKRouter::generate(const at::Tensor& x, const RouterChoice& choice) const {
+  auto routing = route(x, choice.given, /*generates=*/true);
+  if (choice.record) choice.record(routing.experts);
+  return routing;
 }
 
 Routing TopKRouter::forward(const at::Tensor& x, const RouterChoice& choice) const {
-  auto routing = route(x, choice.given);
+  auto routing = route(x, choice.given, /*generates=*/false);
   if (choice.record) choice.record(routing.experts);
   // A pass that is computed again has no gradients the first time.
   if (choice.balance && at::GradMode::is_enabled()) routing.weights = choice.balance(routing);
   return routing;
 }
 
-Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given) const {
+Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool generates) const {
   const auto& config = setup_.config;
   const auto topk = config.moe_router_topk;
   const bool replays = given.defined();
@@ -65,7 +70,7 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given) const {
   Routing routing;
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
-    if (chooses_in_one_kernel(routing.logits) && !replays) {
+    if (generates && !replays && chooses_in_one_kernel(routing.logits)) {
       auto [experts, weights] =
           choose_experts(routing.logits, topk, !config.moe_router_pre_softmax);
       return {.experts = experts, .weights = weights, .logits = routing.logits};

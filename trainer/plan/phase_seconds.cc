@@ -101,7 +101,7 @@ class StepClock {
   }
 
   ModelOnRank first_model(const RoleSetup& role) const {
-    return {role.model, role.engine, role.mesh(), {}, false};
+    return {role.model, role.engine, role.mesh(), {}, role.memory.dtypes, setup_.device.on_host};
   }
 
   double operations_of(const RoleSetup& role) const {

@@ -36,7 +36,7 @@ ModelOnRank rollout_model(const RunSetup& setup) {
   engine.parallel = setup.rollout->parallel;
   engine.sequence_parallel = false;
   engine.recompute_granularity.reset();
-  return {setup.roles.front().model, engine, setup.rollout->mesh(), {}, setup.device.on_host};
+  return {setup.roles.front().model, engine, setup.rollout->mesh(), {}, {}, setup.device.on_host};
 }
 
 // CUDA's and NCCL's own.
