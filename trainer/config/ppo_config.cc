@@ -27,6 +27,9 @@ struct ConfigType<RecomputeOldLogProb> {
 namespace {
 
 const std::string kActorModel = "actor_rollout_ref.model";
+constexpr const char* kTokensHelp =
+    "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 or what the "
+    "longest prompt and answer need";
 
 void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
   table.add("ranks", ranks, "ranks of the run that have this role; empty: all", at_least(0));
@@ -89,9 +92,7 @@ void list(ConfigTable& table, ActorConfig& c) {
             "prompts of an update, each with all its answers", at_least(1));
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack micro-batches up to a number of tokens, not of sequences");
-  table.add_auto("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu,
-                 "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 "
-                 "or what the longest prompt and answer need",
+  table.add_auto("ppo_max_token_len_per_gpu", c.ppo_max_token_len_per_gpu, kTokensHelp,
                  at_least(1));
   table.add("ppo_micro_batch_size_per_gpu", c.ppo_micro_batch_size_per_gpu,
             "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
@@ -230,10 +231,7 @@ void list(ConfigTable& table, RewardConfig& c) {
   list_ranks(table, c.ranks);
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
             "pack its micro-batches up to a number of tokens, not of sequences");
-  table.add_auto("max_token_len_per_gpu", c.max_token_len_per_gpu,
-                 "tokens of a micro-batch per context parallel rank; auto: what fits, up to 16384 "
-                 "or what the longest prompt and answer need",
-                 at_least(1));
+  table.add_auto("max_token_len_per_gpu", c.max_token_len_per_gpu, kTokensHelp, at_least(1));
   table.add("micro_batch_size_per_gpu", c.micro_batch_size_per_gpu,
             "sequences of a micro-batch, without use_dynamic_bsz", at_least(1));
   table.add("command", c.command, "a program with its arguments that scores instead of the rules");
@@ -425,11 +423,9 @@ bool PpoConfig::takes_old_log_prob() const {
 }
 
 models::ParallelConfig PpoConfig::rollout_parallel() const {
-  models::ParallelConfig parallel;
-  parallel.tensor_model_parallel_size = rollout.tensor_model_parallel_size;
-  parallel.expert_model_parallel_size = rollout.expert_parallel_size;
-  parallel.make_vocab_size_divisible_by = actor.megatron.parallel.make_vocab_size_divisible_by;
-  return parallel;
+  return {.tensor_model_parallel_size = rollout.tensor_model_parallel_size,
+          .expert_model_parallel_size = rollout.expert_parallel_size,
+          .make_vocab_size_divisible_by = actor.megatron.parallel.make_vocab_size_divisible_by};
 }
 
 bool PpoConfig::rollout_shares_memory() const {

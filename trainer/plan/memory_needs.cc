@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "trainer/plan/pipeline_order.h"
@@ -23,7 +24,9 @@ std::int64_t largest_leaf_of(const std::vector<models::ParameterSpec>& parameter
   std::map<std::string, std::int64_t> leaves;
   for (const auto& spec : parameters) {
     auto key = spec.key;
-    if (spec.expert) key.resize(key.find_last_not_of("0123456789") + 1);
+    constexpr std::string_view kExperts = ".experts.experts.";
+    if (const auto at = key.find(kExperts); at != std::string::npos)
+      key.erase(at + kExperts.size(), key.find('.', at + kExperts.size()) - at - kExperts.size());
     leaves[key] += spec.shape.product() * distckpt::size_of(spec.dtype);
   }
   std::int64_t largest = 0;
