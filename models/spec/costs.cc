@@ -46,6 +46,10 @@ class LayerMemory {
     return bytes;
   }
 
+  // The input of the experts' second products.
+  double expert_activations() const {
+    return element_ * width(config_.moe_router_topk * config_.moe_ffn_hidden_size) / sharers_;
+  }
   // The final norm, and the gradient that the loss makes of its hidden states.
   double head() const { return norm(hidden_) / sharers_ + element_ * hidden_; }
   // One copy of the hidden states between layers.
@@ -204,6 +208,8 @@ ActivationBytes activation_bytes(const ChunkOnRank& chunk,
       const bool moe = chunk.config->is_moe_layer(layers[i]);
       if (recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp))
         layer.feed_forward = memory.stream();
+      else if (moe && recompute.selects(&Recompute::Modules::moe_act))
+        layer.feed_forward -= memory.expert_activations();
       bytes.kept += layer.whole();
       group = whole;
     }

@@ -16,6 +16,7 @@ struct Recompute {
     bool core_attn = false;  // from queries, keys and values on
     bool mlp = false;        // of layers without experts
     bool moe = false;        // of layers with experts
+    bool moe_act = false;    // the activations of experts alone, between their two products
 
     bool operator==(const Modules&) const = default;
   };

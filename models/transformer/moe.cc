@@ -214,10 +214,18 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
       parts.push_back(at::zeros({x.size(0) - begin, weights.size(1)}, x.options()));
     return at::cat(parts);
   };
-  auto hidden = swiglu(each(rows, fc1_));
-  if (etp.size() > 1 && alignment == Alignment::kBitwise)
-    hidden = gather_from_tensor_model_parallel_region(hidden, etp, /*replicated=*/false);
-  return each(hidden, fc2_);
+  const auto activate = [&etp, alignment](const at::Tensor& gate_up) {
+    const auto mine = swiglu(gate_up);
+    return etp.size() > 1 && alignment == Alignment::kBitwise
+               ? gather_from_tensor_model_parallel_region(mine, etp, /*replicated=*/false)
+               : mine;
+  };
+  const auto gate_up = each(rows, fc1_);
+  const auto hidden = activate(gate_up);
+  const auto results = each(hidden, fc2_);
+  if (setup_.recompute.selects(&Recompute::Modules::moe_act))
+    discard_output(hidden, results, [activate, gate_up] { return activate(gate_up); });
+  return results;
 }
 
 bool Experts::takes_few(const at::Tensor& choices) const {

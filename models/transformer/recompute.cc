@@ -6,7 +6,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
+
+#include "distckpt/base/error.h"
 
 namespace ferry::models {
 namespace {
@@ -56,6 +59,14 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
 };
 
+// Tensors of `to` see the memory of `from`, which is left without any.
+void move_memory(const c10::Storage& from, const c10::Storage& to) {
+  to.unsafeGetStorageImpl()->set_nbytes(from.nbytes());
+  to.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      from.unsafeGetStorageImpl()->set_data_ptr(at::DataPtr(nullptr, to.device())));
+  from.unsafeGetStorageImpl()->set_nbytes(0);
+}
+
 }  // namespace
 
 std::vector<at::Tensor> recompute(const Computation& body, const std::vector<at::Tensor>& inputs) {
@@ -63,6 +74,29 @@ std::vector<at::Tensor> recompute(const Computation& body, const std::vector<at:
       at::GradMode::is_enabled() &&
       std::ranges::any_of(inputs, [](const at::Tensor& x) { return x.requires_grad(); });
   return wanted ? Checkpoint::apply(body, at::TensorList(inputs)) : body(inputs);
+}
+
+void discard_output(const at::Tensor& output,
+                    const at::Tensor& user,
+                    std::function<at::Tensor()> again) {
+  if (!user.requires_grad() || output.numel() == 0) return;
+  struct Discarded {
+    at::Tensor output;
+    std::function<at::Tensor()> again;
+  };
+  // The hook drops all it holds when it has run: a node stays until the whole backward is over.
+  user.register_hook([kept = std::make_shared<Discarded>(Discarded{output, std::move(again)})](
+                         const at::Tensor& /*gradient*/) {
+    const at::NoGradGuard no_grad;
+    const auto [output, again] = std::exchange(*kept, {});
+    const auto made = again();
+    require(made.is_same_size(output) && made.storage_offset() == output.storage_offset(),
+            ErrorKind::kBug, "an output comes back in another shape");
+    move_memory(made.storage(), output.storage());
+  });
+  move_memory(
+      c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, output.device())),
+      output.storage());
 }
 
 }  // namespace ferry::models

@@ -19,4 +19,12 @@ using Computation = std::function<std::vector<at::Tensor>(const std::vector<at::
 // uses get their gradients in that second call. Without gradients this is just body(inputs).
 std::vector<at::Tensor> recompute(const Computation& body, const std::vector<at::Tensor>& inputs);
 
+// Gives the memory of `output` back, which only the backward of `user` still reads: `again` makes
+// the same tensor once more when the gradient of `user` has come (Megatron-Core
+// tensor_parallel/random.py, CheckpointWithoutOutput). Both have a storage of their own. Without
+// gradients this does nothing.
+void discard_output(const at::Tensor& output,
+                    const at::Tensor& user,
+                    std::function<at::Tensor()> again);
+
 }  // namespace ferry::models

@@ -33,7 +33,8 @@ template <>
 inline constexpr auto kChoices<RecomputeModule> =
     std::to_array<Named<RecomputeModule>>({{"core_attn", &models::Recompute::Modules::core_attn},
                                            {"mlp", &models::Recompute::Modules::mlp},
-                                           {"moe", &models::Recompute::Modules::moe}});
+                                           {"moe", &models::Recompute::Modules::moe},
+                                           {"moe_act", &models::Recompute::Modules::moe_act}});
 
 template <>
 inline constexpr auto kChoices<models::Recompute::Method> =

@@ -137,6 +137,10 @@ def train(world, run, ranks=1, **more):
     return metrics_of(run)
 
 
+def of_training(steps):
+    return [{key: value for key, value in step.items() if key.startswith(("moe/", "train/"))} for step in steps]
+
+
 LONG = {"trainer.total_epochs": 5, "data.max_token_len_per_gpu": 192}
 LOSSES = {kind: {"engine.moe_router_load_balancing_type": kind, "engine.moe_aux_loss_coeff": 0.1}
           for kind in ("aux_loss", "seq_aux_loss", "global_aux_loss")}
@@ -181,10 +185,27 @@ def test_a_resumed_run_goes_on_to_the_byte(biased, tmp_path):
     whole = train(biased, tmp_path / "whole", **more)
     train(biased, tmp_path / "cut", **more, **{"trainer.total_training_steps": 3})
     resumed = train(biased, tmp_path / "cut", **more)
-    keep = lambda steps: [{key: value for key, value in step.items() if key.startswith(("moe/", "train/"))} for step in steps]
-    assert keep(resumed) == keep(whole) and len(whole) == 6
+    assert of_training(resumed) == of_training(whole) and len(whole) == 6
     assert {"moe/aux_loss", "moe/seq_aux_loss", "moe/global_aux_loss", "moe/z_loss"} <= resumed[0].keys()
     run_ok("verify", tmp_path / "cut", tmp_path / "whole")
+
+
+RECOMPUTED = {
+    "layers": {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1},
+    "experts": {"engine.recompute_granularity": "selective", "engine.recompute_modules": ["moe"]},
+    "activations of experts": {"engine.recompute_granularity": "selective", "engine.recompute_modules": ["moe_act"]},
+}
+
+
+@pytest.fixture(scope="module")
+def kept(biased, tmp_path_factory):
+    return train(biased, tmp_path_factory.mktemp("kept"), **LOSSES["aux_loss"], **{"engine.moe_router_bias_update_rate": 0.01})
+
+
+@pytest.mark.parametrize("what", RECOMPUTED)
+def test_what_is_recomputed_counts_once(what, biased, kept, tmp_path):
+    steps = train(biased, tmp_path, **LOSSES["aux_loss"], **RECOMPUTED[what], **{"engine.moe_router_bias_update_rate": 0.01})
+    assert of_training(steps) == of_training(kept)
 
 
 REFUSED = {  # settings: what is said

@@ -76,7 +76,10 @@ TEST(Recompute, GradientsHaveTheSameBits) {
                 .granularity = Granularity::kFull, .method = Method::kUniform, .num_layers = 3},
             Recompute{.granularity = Granularity::kFull, .method = Method::kBlock, .num_layers = 2},
             Recompute{.granularity = Granularity::kSelective,
-            .modules = {.core_attn = true, .mlp = true, .moe = true}}}) {
+            .modules = {.core_attn = true, .mlp = true, .moe = true}},
+            Recompute{.granularity = Granularity::kSelective, .modules = {.moe_act = true}},
+            Recompute{.granularity = Granularity::kSelective,
+            .modules = {.moe = true, .moe_act = true}}}) {
         EXPECT_TRUE(run(model(name), tp, cp, recompute) == kept)
             << name << ", tp " << tp << ", cp " << cp << ", granularity "
             << static_cast<int>(recompute.granularity) << ", layers " << recompute.num_layers;
@@ -100,6 +103,24 @@ TEST(Recompute, KeepsTheInputsAloneAndComputesTwice) {
   const at::NoGradGuard no_grad;
   (void)recompute(square, {x, y});
   EXPECT_EQ(calls, 3);
+}
+
+TEST(Recompute, GivesAnOutputBackUntilItsUsersGradientComes) {
+  const auto x = at::arange(1, 5, at::kFloat).requires_grad_();
+  const auto factors = at::ones({4}).requires_grad_();
+  int calls = 0;
+  const auto twice = [&] {
+    ++calls;
+    return x * 2;
+  };
+  const auto output = twice();
+  const auto user = output * factors;
+  discard_output(output, user, twice);
+  EXPECT_EQ(output.storage().nbytes(), 0U);
+  user.sum().backward();
+  EXPECT_EQ(calls, 2);
+  EXPECT_TRUE(at::equal(factors.grad(), 2 * x.detach()));
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4}, 2.0F)));
 }
 
 }  // namespace recompute_test

@@ -82,6 +82,9 @@ constexpr Recompute kBlock{.granularity = Recompute::Granularity::kFull,
 constexpr Recompute kSelective{.granularity = Recompute::Granularity::kSelective,
                                .modules = {.core_attn = true, .mlp = true, .moe = true}};
 
+constexpr Recompute kMoeAct{.granularity = Recompute::Granularity::kSelective,
+                            .modules = {.moe_act = true}};
+
 struct Case {
   std::string name{};
   support::TinyModel tiny{};
@@ -118,6 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"dense_selective", dense(), distckpt::DType::kBF16, kSelective},
                     Case{"experts", experts()},
                     Case{"experts_selective", experts(), distckpt::DType::kBF16, kSelective},
+                    Case{"experts_moe_act", experts(), distckpt::DType::kBF16, kMoeAct},
                     Case{"latent", latent()}),
     [](const auto& test) { return test.param.name; });
 
