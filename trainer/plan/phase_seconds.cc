@@ -158,8 +158,8 @@ class StepClock {
 
 Efficiency efficiency_of(const models::TransformerConfig& model, const models::MeshShape& mesh) {
   if (model.num_moe_experts == 0)
-    return {.learning = 0.55, .forward = 0.65, .generation = mesh.tp() > 1 ? 0.28 : 0.6};
-  const double generation = mesh.tp() > 1 ? 0.03 : mesh.ep() > 1 ? 0.13 : 0.26;
+    return {.learning = 0.55, .forward = 0.65, .generation = mesh.tp() > 1 ? 0.52 : 0.57};
+  const double generation = mesh.tp() > 1 ? 0.36 : mesh.ep() > 1 ? 0.32 : 0.59;
   return {.learning = 0.33, .forward = 0.33, .generation = generation};
 }
 

@@ -40,7 +40,7 @@ class Model {
     EngineConfig engine{.sequence_parallel = options.sequence_parallel,
                         .alignment = options.alignment,
                         .dtype = options.dtype};
-    return {config_, engine, mesh_.shape(), mesh_.coordinates(), world_.device().is_cpu()};
+    return {config_, engine, mesh_.shape(), mesh_.coordinates(), {}, world_.device().is_cpu()};
   }
   models::SequencePartition batch(const std::vector<std::int64_t>& lengths) const {
     return {models::pack(support::random_sequences(lengths, config_.vocab_size, 2)), mesh_};

@@ -24,6 +24,7 @@ class Advice : public testing::Test {
             engine_,
             {{.make_vocab_size_divisible_by = 8}, 1},
             {},
+            {},
             /*on_host=*/true};
   }
   MemoryAdvice advice() const { return {settings_, engine_, model(), trains_}; }

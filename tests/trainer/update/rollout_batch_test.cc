@@ -60,7 +60,7 @@ RolloutBatch random_batch(std::mt19937_64& random, std::int64_t rows) {
 // A row as a naive, padded implementation has it.
 struct Padded {
   at::Tensor tokens, mask, log_probs, routes, seed;
-  std::vector<std::vector<std::int64_t>> kept;
+  std::vector<std::vector<std::int64_t>> kept{};
   std::string uid;
 };
 
