@@ -12,8 +12,13 @@ namespace {
 // Each file's families. Visits them until `visit` says true of one, which is returned.
 template <typename Visit>
 const Family* find_if(const Visit& visit) {
-  for (const auto families :
-       {kLlamaFamilies, kMixtralFamilies, kQwenMoeFamilies, kDeepSeekFamilies, kGlmFamilies}) {
+  for (const auto families : {
+           kLlamaFamilies,
+           kMixtralFamilies,
+           kQwenMoeFamilies,
+           kDeepSeekFamilies,
+           kGlmFamilies,
+       }) {
     for (const auto& family : families) {
       if (visit(family)) return &family;
     }

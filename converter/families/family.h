@@ -1,6 +1,6 @@
-// A family of Hugging Face models beside the table of parameters (models/spec): the names
-// of its tensors, and what its config.json says. One file of this folder describes one family or
-// several that are alike. docs/adding_a_family.md works an example.
+// A family of Hugging Face models beside the table of parameters (models/spec): the names of its
+// tensors, and what its config.json says. One file of a folder beside this one describes one family
+// or several that are alike. docs/adding_a_family.md works an example.
 #pragma once
 
 #include <span>
@@ -98,7 +98,7 @@ inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
     {"shared_head.head.weight", "lm_head.weight"},
 };
 
-// The families, one file each.
+// The families, one file each: in dense/, experts/ and latent/.
 extern const std::span<const Family> kLlamaFamilies;     // llama, mistral, qwen2, qwen3
 extern const std::span<const Family> kMixtralFamilies;   // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;   // qwen2_moe, qwen3_moe
