@@ -206,7 +206,7 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
   return sampling;
 }
 
-// With routes to return, tensor parallel ranks keep those of equal parts of the rows.
+// This rank's rows, which agree() may raise.
 ModelRunner::RowPlan ModelRunner::plan_rows(std::span<const ScheduledSequence> scheduled) const {
   RowPlan plan{.captured = captures_graphs_};
   for (const auto& one : scheduled) {

@@ -312,8 +312,8 @@ at::Tensor MoELayer::compute_own_experts(const at::Tensor& mine, const RouterCho
     const auto local = setup_.config.num_moe_experts / ep.size();
     const auto places = expert_order(routing.experts.reshape({-1}), {ep.rank() * local, local});
     const auto topk = setup_.config.moe_router_topk;
-    results =
-        experts_.forward(x.index_select(0, at::div(places.order, topk, "trunc")), places.ends);
+    const auto rows = RowsOfChoices::apply(x, places.order, places.inverse, topk);
+    results = experts_.forward(rows, places.ends);
     inverse = places.inverse;
     if (ep.size() > 1) end = places.ends.narrow(0, local - 1, 1);
   }
