@@ -115,7 +115,8 @@ void add_plan(CLI::App& app) {
   const auto flags = std::make_shared<PlanFlags>();
   auto* const command = app.add_subcommand(
       "plan", "Say what a run will take, before it begins: memory, seconds, what fits");
-  command->add_option("config", flags->config, "The run: a TOML file, docs/training_config.md");
+  command->add_option("config", flags->config,
+                      "The run: a TOML file, docs/training/configuration.md");
   command->add_option("overrides", flags->overrides,
                       "Settings that replace the file's: trainer.seed=1");
   command

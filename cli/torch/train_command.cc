@@ -112,7 +112,8 @@ CLI::App* add_training(CLI::App& train,
                        const std::shared_ptr<TrainFlags>& flags,
                        const std::function<void(const TrainFlags&)>& run) {
   auto* const command = train.add_subcommand(name, what);
-  command->add_option("--config", flags->config, "The run: a TOML file, docs/training_config.md");
+  command->add_option("--config", flags->config,
+                      "The run: a TOML file, docs/training/configuration.md");
   command->add_option("overrides", flags->overrides,
                       "Settings that replace the file's: trainer.seed=1");
   command->add_flag(
@@ -145,7 +146,7 @@ void add_train(CLI::App& app) {
         [flags](const std::string& program) {
           flags->overrides.push_back("reward_model.command=" + program);
         },
-        "A program that scores the answers: docs/rewards.md");
+        "A program that scores the answers: docs/training/rewards.md");
   }
 }
 

@@ -36,7 +36,7 @@ void list_ranks(ConfigTable& table, std::vector<int>& ranks) {
 }
 
 void list(ConfigTable& table, PpoDataConfig& c) {
-  table.section("data", "Prompts (docs/training_data.md) and how they become batches");
+  table.section("data", "Prompts (docs/training/data.md) and how they become batches");
   table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
   table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("prompt_key", c.prompt_key, "the column of prompts: text, or a conversation");
@@ -224,9 +224,10 @@ void list(ConfigTable& table, CriticConfig& c) {
 }
 
 void list(ConfigTable& table, RewardConfig& c) {
-  table.section("reward_model",
-                "The reward of answers (docs/rewards.md): the rule of their data_source or a "
-                "program's score, and a model's");
+  table.section(
+      "reward_model",
+      "The reward of answers (docs/training/rewards.md): the rule of their data_source or a "
+      "program's score, and a model's");
   table.add("enable", c.enable, "a reward model scores");
   list_ranks(table, c.ranks);
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,

@@ -1,6 +1,6 @@
 // The configuration of a run of reinforcement learning, PPO, GRPO and their relatives: sections and
-// keys are verl's (verl/trainer/config/ppo_megatron_trainer.yaml); docs/training_config.md has what
-// they mean, out of the same list that reads them.
+// keys are verl's (verl/trainer/config/ppo_megatron_trainer.yaml); docs/training/configuration.md
+// has what they mean, out of the same list that reads them.
 #pragma once
 
 #include <cstdint>
@@ -165,7 +165,7 @@ struct RewardConfig {   // reward_model
   std::optional<int> max_token_len_per_gpu{};
   std::optional<int> micro_batch_size_per_gpu{};
   EngineConfig megatron{};
-  std::string command{};            // a program that scores, instead of the rules: docs/rewards.md
+  std::string command{};  // a program that scores, instead of the rules: docs/training/rewards.md
   int command_timeout = 60;         // seconds
   int command_start_timeout = 300;  // of its first answer
   int command_max_restarts = 2;

@@ -9,7 +9,7 @@ namespace ferry::trainer {
 namespace {
 
 void list(ConfigTable& table, DataConfig& c) {
-  table.section("data", "Records (docs/training_data.md) and how they become batches");
+  table.section("data", "Records (docs/training/data.md) and how they become batches");
   table.add("train_files", c.train_files, "files of records: .jsonl, .parquet");
   table.add("val_files", c.val_files, "files of records for validation: .jsonl, .parquet");
   table.add("messages_key", c.messages_key, "the column of conversations");

@@ -1,6 +1,6 @@
 // The configuration of a run of supervised fine-tuning: one TOML file, overrides on the command
-// line. Names are verl's and Megatron-Core's; docs/training_config.md has what they mean, out of
-// the same list that reads them.
+// line. Names are verl's and Megatron-Core's; docs/training/configuration.md has what they mean,
+// out of the same list that reads them.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 namespace ferry::trainer {
 
-// Shares of a device's peak, as measured: docs/planning.md says on what.
+// Shares of a device's peak, as measured: docs/training/planning.md says on what.
 struct Efficiency {
   double learning = 0;    // forward and backward, of floating-point operations
   double forward = 0;     // forward alone

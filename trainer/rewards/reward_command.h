@@ -1,5 +1,5 @@
 // Rewards from a program of the user's, started once, that reads a question and writes an answer on
-// each line, in JSON (docs/rewards.md):
+// each line, in JSON (docs/training/rewards.md):
 //
 //   {"id": 7, "data_source": "...", "solution_str": "...", "ground_truth": ..., "extra_info":
 //   {...}}

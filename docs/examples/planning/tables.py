@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the table of docs/planning.md: tables.py FERRY MODELS. MODELS holds a folder with a config.json for each model."""
+"""Writes the table of docs/training/planning.md: tables.py FERRY MODELS. MODELS holds a folder with a config.json for each model."""
 import json
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`ferry train grpo` when something breaks, or answers are worth nothing: the tables of docs/grpo.md and docs/sft.md."""
+"""`ferry train grpo` when something breaks, or answers are worth nothing: the tables of docs/training/grpo.md and docs/training/sft.md."""
 import contextlib
 import os
 import shutil

@@ -115,8 +115,8 @@ def test_format():
 
 @functools.cache
 def example():
-    """The first Python of docs/rewards.md."""
-    return re.search(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.DOTALL).group(1)
+    """The first Python of docs/training/rewards.md."""
+    return re.search(r"```python\n(.*?)```", (ROOT / "docs/training/rewards.md").read_text(), re.DOTALL).group(1)
 
 
 def program(work, text, name="reward.py"):

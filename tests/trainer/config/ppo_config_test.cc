@@ -416,11 +416,13 @@ TEST(PpoConfig, TakesWhatIsNoContradiction) {
                         "reward_model.command=python3 score.py"}));
 }
 
-// docs/training_config.md ends with the reference; where a field changes, paste what this prints.
+// docs/training/configuration.md ends with the reference; where a field changes, paste what this
+// prints.
 TEST(PpoConfig, IsDocumentedFieldByField) {
   const char* root = std::getenv("FERRY_SOURCE_ROOT");
   ASSERT_NE(root, nullptr) << "FERRY_SOURCE_ROOT names the checkout";
-  const auto text = distckpt::read_text(std::filesystem::path(root) / "docs/training_config.md");
+  const auto text =
+      distckpt::read_text(std::filesystem::path(root) / "docs/training/configuration.md");
   const auto reference = ppo_config_reference();
   EXPECT_NE(text.find(reference), std::string::npos) << reference;
 }

@@ -161,11 +161,13 @@ TEST(SftConfig, KnowsTheDataParallelSizeOfAWorld) {
       fails(ErrorKind::kUsage, {"4 ranks", "ep 4"}, [&] { config.engine.data_parallel_size(4); }));
 }
 
-// docs/training_config.md ends with the reference; where a field changes, paste what this prints.
+// docs/training/configuration.md ends with the reference; where a field changes, paste what this
+// prints.
 TEST(SftConfig, IsDocumentedFieldByField) {
   const char* root = std::getenv("FERRY_SOURCE_ROOT");
   ASSERT_NE(root, nullptr) << "FERRY_SOURCE_ROOT names the checkout";
-  const auto text = distckpt::read_text(std::filesystem::path(root) / "docs/training_config.md");
+  const auto text =
+      distckpt::read_text(std::filesystem::path(root) / "docs/training/configuration.md");
   const auto reference = sft_config_reference();
   EXPECT_NE(text.find(reference), std::string::npos) << reference;
 }
