@@ -15,13 +15,13 @@ constexpr ParameterRow kEmbedding[] = {
 };
 
 constexpr ParameterRow kGroupedQueryAttention[] = {
-    {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kAlways,     6},
-    {"self_attention.linear_qkv.weight",            kQkvGroups, kColumn, E::kGroups,   E::kHidden, kAlways,     7},
-    {"self_attention.linear_qkv.bias",              kQkvGroups, kColumn, E::kGroups,   E::kNone,   kQkvBias,    8},
-    {"self_attention.q_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     16},
-    {"self_attention.k_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     17},
-    {"self_attention.linear_proj.weight",           kCopy,      kRow,    E::kHidden,   E::kHeads,  kAlways,     4},
-    {"self_attention.linear_proj.bias",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLinearBias, 5},
+    {"self_attention.linear_qkv.layer_norm_weight", kCopy,      kNone,   E::kHidden,   E::kNone,   kAlways,     60},
+    {"self_attention.linear_qkv.weight",            kQkvGroups, kColumn, E::kGroups,   E::kHidden, kAlways,     70},
+    {"self_attention.linear_qkv.bias",              kQkvGroups, kColumn, E::kGroups,   E::kNone,   kQkvBias,    80},
+    {"self_attention.q_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     160},
+    {"self_attention.k_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     170},
+    {"self_attention.linear_proj.weight",           kCopy,      kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
+    {"self_attention.linear_proj.bias",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLinearBias, 50},
 };
 // clang-format on
 constexpr OtherName kGroupedQueryAttentionOther[] = {
@@ -35,15 +35,15 @@ constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
 
 // clang-format off
 constexpr ParameterRow kLatentAttention[] = {
-    {"input_layernorm.weight",                             kCopy, kNone,   E::kHidden,        E::kNone,   kAlways,  3},
-    {"self_attention.linear_q_down_proj.weight",           kCopy, kNone,   E::kQLora,         E::kHidden, kQLora,   10},
-    {"self_attention.linear_q_up_proj.layer_norm_weight",  kCopy, kNone,   E::kQLora,         E::kNone,   kQLora,   11},
-    {"self_attention.linear_q_up_proj.weight",             kCopy, kColumn, E::kQHeads,        E::kQLora,  kQLora,   12},
-    {"self_attention.linear_q_proj.weight",                kCopy, kColumn, E::kQHeads,        E::kHidden, kNoQLora, 9},
-    {"self_attention.linear_kv_down_proj.weight",          kCopy, kNone,   E::kKvLoraAndRope, E::kHidden, kAlways,  13},
-    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone,   E::kKvLora,        E::kNone,   kAlways,  14},
-    {"self_attention.linear_kv_up_proj.weight",            kCopy, kColumn, E::kKvHeads,       E::kKvLora, kAlways,  15},
-    {"self_attention.linear_proj.weight",                  kCopy, kRow,    E::kHidden,        E::kVHeads, kAlways,  4},
+    {"input_layernorm.weight",                             kCopy, kNone,   E::kHidden,        E::kNone,   kAlways,  30},
+    {"self_attention.linear_q_down_proj.weight",           kCopy, kNone,   E::kQLora,         E::kHidden, kQLora,   100},
+    {"self_attention.linear_q_up_proj.layer_norm_weight",  kCopy, kNone,   E::kQLora,         E::kNone,   kQLora,   110},
+    {"self_attention.linear_q_up_proj.weight",             kCopy, kColumn, E::kQHeads,        E::kQLora,  kQLora,   120},
+    {"self_attention.linear_q_proj.weight",                kCopy, kColumn, E::kQHeads,        E::kHidden, kNoQLora, 90},
+    {"self_attention.linear_kv_down_proj.weight",          kCopy, kNone,   E::kKvLoraAndRope, E::kHidden, kAlways,  130},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone,   E::kKvLora,        E::kNone,   kAlways,  140},
+    {"self_attention.linear_kv_up_proj.weight",            kCopy, kColumn, E::kKvHeads,       E::kKvLora, kAlways,  150},
+    {"self_attention.linear_proj.weight",                  kCopy, kRow,    E::kHidden,        E::kVHeads, kAlways,  40},
 };
 // clang-format on
 constexpr ExtraStateRow kLatentAttentionStates[] = {
@@ -59,11 +59,11 @@ constexpr ExtraStateRow kLatentAttentionStates[] = {
 
 // clang-format off
 constexpr ParameterRow kGatedMlp[] = {
-    {"mlp.linear_fc1.weight",            kGateUp, kColumn, E::kFfn,    E::kHidden, kAlways,     20},
-    {"mlp.linear_fc1.bias",              kGateUp, kColumn, E::kFfn,    E::kNone,   kLinearBias, 21},
-    {"mlp.linear_fc2.weight",            kCopy,   kRow,    E::kHidden, E::kFfn,    kAlways,     22},
-    {"mlp.linear_fc2.bias",              kCopy,   kNone,   E::kHidden, E::kNone,   kLinearBias, 23},
-    {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kAlways,     19},
+    {"mlp.linear_fc1.weight",            kGateUp, kColumn, E::kFfn,    E::kHidden, kAlways,     200},
+    {"mlp.linear_fc1.bias",              kGateUp, kColumn, E::kFfn,    E::kNone,   kLinearBias, 210},
+    {"mlp.linear_fc2.weight",            kCopy,   kRow,    E::kHidden, E::kFfn,    kAlways,     220},
+    {"mlp.linear_fc2.bias",              kCopy,   kNone,   E::kHidden, E::kNone,   kLinearBias, 230},
+    {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kAlways,     190},
 };
 // clang-format on
 constexpr OtherName kGatedMlpOther[] = {
@@ -73,14 +73,14 @@ constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc
 
 // clang-format off
 constexpr ParameterRow kMoe[] = {
-    {"pre_mlp_layernorm.weight",              kCopy,   kNone,   E::kHidden,    E::kNone,      kAlways,     18},
-    {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     24},
+    {"pre_mlp_layernorm.weight",              kCopy,   kNone,   E::kHidden,    E::kNone,      kAlways,     180},
+    {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     240},
     {"mlp.router.expert_bias",                kCopy,   kNone,   E::kExperts,   E::kNone,      kExpertBias, 0,  false, true},
-    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kHidden,    kAlways,     25, true},
-    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kHidden,    E::kMoeFfn,    kAlways,     26, true},
-    {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, E::kSharedFfn, E::kHidden,    kShared,     28},
-    {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    E::kHidden,    E::kSharedFfn, kShared,     29},
-    {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 27},
+    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kHidden,    kAlways,     250, true},
+    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kHidden,    E::kMoeFfn,    kAlways,     260, true},
+    {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, E::kSharedFfn, E::kHidden,    kShared,     280},
+    {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    E::kHidden,    E::kSharedFfn, kShared,     290},
+    {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 270},
 };
 // clang-format on
 constexpr OtherName kMoeOther[] = {
@@ -97,12 +97,12 @@ constexpr ExtraStateRow kMoeStates[] = {
 // clang-format off
 constexpr ParameterRow kPrediction[] = {
     {"enorm.weight",   kCopy, kNone,   E::kHidden, E::kNone,        kAlways, 0},
-    {"hnorm.weight",   kCopy, kNone,   E::kHidden, E::kNone,        kAlways, 1},
-    {"eh_proj.weight", kCopy, kColumn, E::kHidden, E::kTwiceHidden, kAlways, 2},
+    {"hnorm.weight",   kCopy, kNone,   E::kHidden, E::kNone,        kAlways, 10},
+    {"eh_proj.weight", kCopy, kColumn, E::kHidden, E::kTwiceHidden, kAlways, 20},
 };
 
 constexpr ParameterRow kPredictionNorm[] = {
-    {"final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 30},
+    {"final_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone, kAlways, 300},
 };
 // clang-format on
 constexpr ExtraStateRow kPredictionStates[] = {
@@ -110,10 +110,10 @@ constexpr ExtraStateRow kPredictionStates[] = {
 
 // clang-format off
 constexpr ParameterRow kHead[] = {
-    {"decoder.final_layernorm.weight", kCopy, kNone,   E::kHidden, E::kNone,   kAlways,    30},
-    {"output_layer.weight",            kCopy, kColumn, E::kVocab,  E::kHidden, kUntied,    31},
-    {"output_layer.weight",            kCopy, kNone,   E::kLabels, E::kHidden, kScore,     31},
-    {"output_layer.bias",              kCopy, kNone,   E::kLabels, E::kNone,   kScoreBias, 32},
+    {"decoder.final_layernorm.weight", kCopy, kNone,   E::kHidden, E::kNone,   kAlways,    300},
+    {"output_layer.weight",            kCopy, kColumn, E::kVocab,  E::kHidden, kUntied,    310},
+    {"output_layer.weight",            kCopy, kNone,   E::kLabels, E::kHidden, kScore,     310},
+    {"output_layer.bias",              kCopy, kNone,   E::kLabels, E::kNone,   kScoreBias, 320},
 };
 // clang-format on
 constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm"}};

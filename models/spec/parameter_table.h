@@ -78,7 +78,7 @@ struct ParameterRow {
   // Its place among the parameters of a layer in the order in which Megatron-Core's modules
   // register them, which is that of an optimizer's buckets: TransformerLayer, (MLA)SelfAttention,
   // MLP, MoELayer, MultiTokenPredictionLayer. A linear layer of Transformer Engine registers its
-  // norm first.
+  // norm first. The numbers leave room between them.
   int registered = 0;
   bool per_expert = false;  // one for each expert; such rows stand beside each other
   bool fp32 = false;        // whatever the model's dtype; kept by the router, not trained
