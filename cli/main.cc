@@ -16,7 +16,8 @@ namespace {
 
 bool is_of_models(int argc, char** argv) {
   const std::string_view command = argc > 1 ? argv[1] : "";
-  if (command == "bench" || command == "generate" || command == "train") return true;
+  if (command == "bench" || command == "generate" || command == "serve" || command == "train")
+    return true;
   return command == "verify" && std::any_of(argv + 2, argv + argc, [](std::string_view argument) {
            return argument == "--logits" || argument == "--numerics";
          });
@@ -44,6 +45,7 @@ void add_commands(CLI::App& app) {
   // Listed here; what is called is ferry-torch.
   app.add_subcommand("bench", "Measure");
   app.add_subcommand("generate", "Generate text with a checkpoint's model");
+  app.add_subcommand("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
   app.add_subcommand("train", "Train a model");
 }
 

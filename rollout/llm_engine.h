@@ -41,18 +41,6 @@ struct EngineOptions {
   std::uint64_t seed = 0;  // for requests without one
 };
 
-struct EngineStats {
-  std::int64_t num_blocks = 0;
-  std::int64_t num_free_blocks = 0;
-  std::int64_t num_waiting = 0;  // sequences
-  std::int64_t num_running = 0;
-  std::int64_t num_preemptions = 0;
-  std::int64_t prompt_tokens = 0;  // computed; counted again after a preemption
-  std::int64_t cached_tokens = 0;  // found in the prefix cache
-  std::int64_t output_tokens = 0;
-  std::int64_t steps = 0;
-};
-
 class LLMEngine {
  public:
   // The model outlives the engine. Throws Error(kUsage) if the options do not fit it,

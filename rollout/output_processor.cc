@@ -8,22 +8,6 @@
 
 namespace ferry::rollout {
 
-std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::kNone:
-      return "";
-    case FinishReason::kStop:
-      return "stop";
-    case FinishReason::kLength:
-      return "length";
-    case FinishReason::kAbort:
-      return "abort";
-    case FinishReason::kError:
-      return "error";
-  }
-  return "";
-}
-
 std::optional<Answer> OutputProcessor::add_request(const std::string& request_id,
                                                    std::vector<std::int64_t> prompt_token_ids,
                                                    SamplingParams params) {
@@ -39,13 +23,10 @@ std::optional<Answer> OutputProcessor::add_request(const std::string& request_id
   Request request{
       .answer = {.request_id = request_id}, .number = num_requests_++, .added = Clock::now()};
   request.answer.completions.resize(static_cast<std::size_t>(params.n));
-  if (tokenizer_ != nullptr) {
-    const std::vector<text::TokenId> prompt(prompt_token_ids.begin(), prompt_token_ids.end());
-    for (std::int64_t i = 0; i < params.n; ++i)
-      request.texts.emplace_back(
-          *tokenizer_, prompt,
-          text::DetokenizerOptions{.stop = params.stop, .min_tokens = params.min_tokens});
-  }
+  for (std::int64_t i = 0; i < params.n; ++i)
+    request.texts.emplace_back(
+        tokenizer_, prompt_token_ids,
+        text::DetokenizerOptions{.stop = params.stop, .min_tokens = params.min_tokens});
   engine_.add_request(request_id, std::move(prompt_token_ids), std::move(params));
   requests_.emplace(request_id, std::move(request));
   return std::nullopt;
@@ -91,28 +72,22 @@ void OutputProcessor::take(Request& request, CompletionOutput& output, const OnT
   const auto index = static_cast<std::size_t>(output.index);
   auto& completion = request.answer.completions[index];
   std::ranges::copy(output.routed_experts, std::back_inserter(completion.routed_experts));
-  for (auto& token : output.tokens) {
-    const bool is_stop_token = output.stop_reason && &token == &output.tokens.back();
-    if (!request.texts.empty() && !is_stop_token)
-      give(request, index, request.texts[index].update(static_cast<text::TokenId>(token.token_id)),
-           on_text);
-    completion.tokens.push_back(std::move(token));
-    if (request.texts.empty() || !request.texts[index].stop_reason()) continue;
-    completion.stop_string = request.texts[index].stop_reason();
-    if (output.finish_reason == FinishReason::kNone)
-      engine_.abort(request.answer.request_id, output.index);
-    return finish(request, index, FinishReason::kStop, on_text);
-  }
-  completion.stop_token = output.stop_reason;
-  if (output.finish_reason != FinishReason::kNone)
-    finish(request, index, output.finish_reason, on_text);
+  auto part = request.texts[index].take(output);
+  output.tokens.resize(part.num_tokens);
+  std::ranges::move(output.tokens, std::back_inserter(completion.tokens));
+  give(request, index, part.text, on_text);
+  if (part.is_ahead) engine_.abort(request.answer.request_id, output.index);
+  completion.stop_token = part.stop_token;
+  completion.stop_string = std::move(part.stop_string);
+  completion.finish_reason = part.finish_reason;
+  if (part.finish_reason != FinishReason::kNone) ++request.num_finished;
 }
 
 void OutputProcessor::finish(Request& request,
                              std::size_t index,
                              FinishReason reason,
                              const OnText& on_text) {
-  if (!request.texts.empty()) give(request, index, request.texts[index].finish(), on_text);
+  give(request, index, request.texts[index].finish(), on_text);
   request.answer.completions[index].finish_reason = reason;
   ++request.num_finished;
 }

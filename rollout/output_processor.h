@@ -12,11 +12,9 @@
 #include <vector>
 
 #include "rollout/llm_engine.h"
-#include "rollout/text/tokenizer/incremental_detokenizer.h"
+#include "rollout/sample_text.h"
 
 namespace ferry::rollout {
-
-std::string_view to_string(FinishReason reason);  // vLLM's "stop", "length", ...; "" for kNone
 
 // A sample, finished or not.
 struct Completion {
@@ -63,7 +61,7 @@ class OutputProcessor {
  private:
   struct Request {
     Answer answer{};
-    std::vector<text::IncrementalDetokenizer> texts{};  // by sample; empty without a tokenizer
+    std::vector<SampleText> texts{};  // by sample
     std::uint64_t number = 0;
     std::size_t num_finished = 0;
     Clock::time_point added{};

@@ -1,4 +1,5 @@
-// The engine's output: the tokens that a step drew for each request, and why the request ended.
+// The engine's output: the tokens that a step drew for each request, and why the request ended. Its
+// counters.
 #pragma once
 
 #include <cstddef>
@@ -45,6 +46,18 @@ struct RequestOutput {
   std::vector<CompletionOutput> outputs{};  // of the samples with new tokens
   bool finished = false;                    // all samples: this is the last output
   std::optional<Error> error{};             // why the request was refused
+};
+
+struct EngineStats {
+  std::int64_t num_blocks = 0;
+  std::int64_t num_free_blocks = 0;
+  std::int64_t num_waiting = 0;  // sequences
+  std::int64_t num_running = 0;
+  std::int64_t num_preemptions = 0;
+  std::int64_t prompt_tokens = 0;  // computed; counted again after a preemption
+  std::int64_t cached_tokens = 0;  // found in the prefix cache
+  std::int64_t output_tokens = 0;
+  std::int64_t steps = 0;
 };
 
 }  // namespace ferry::rollout

@@ -33,7 +33,7 @@ fs::path source_root() {
 }
 
 const std::vector<std::string> kTopFolders{"distckpt", "converter", "models", "rollout",
-                                           "trainer",  "cli",       "tests"};
+                                           "serve",    "trainer",   "cli",    "tests"};
 
 // Inputs of tests, one file each.
 bool is_data(const std::string& folder) {
@@ -94,11 +94,14 @@ const std::map<std::string, std::set<std::string>> kAllowed{
     {"models", {"models", "models/spec", "distckpt"}},
     {"rollout", {"rollout", "rollout/text", "models", "models/spec", "distckpt"}},
     {"rollout/text", {"rollout/text", "distckpt"}},
+    {"serve", {"serve", "rollout", "rollout/text", "distckpt"}},
     {"trainer",
      {"trainer", "rollout", "rollout/text", "models", "models/spec", "converter", "distckpt"}},
-    {"cli", {"cli", "trainer", "rollout", "rollout/text", "models/spec", "converter", "distckpt"}},
+    {"cli",
+     {"cli", "serve", "trainer", "rollout", "rollout/text", "models/spec", "converter",
+      "distckpt"}},
     {"tests",
-     {"tests", "trainer", "rollout", "rollout/text", "models", "models/spec", "converter",
+     {"tests", "serve", "trainer", "rollout", "rollout/text", "models", "models/spec", "converter",
       "distckpt"}},
 };
 
@@ -216,8 +219,8 @@ TEST(Layering, OurHeadersAreInQuotesAndOthersAreNot) {
 TEST(Layering, NoTorchOrPythonHeaderIsIncluded) {
   const std::set<std::string> refused{"torch", "ATen", "c10", "caffe2", "pybind11", "Python.h"};
   for (const char* folder :
-       {"distckpt", "converter", "models/spec", "rollout/text", "trainer/config", "trainer/data",
-        "trainer/metrics", "trainer/plan", "trainer/rewards", "cli"}) {
+       {"distckpt", "converter", "models/spec", "rollout/text", "serve", "trainer/config",
+        "trainer/data", "trainer/metrics", "trainer/plan", "trainer/rewards", "cli"}) {
     for (const auto& include : includes_of(folder)) {
       if (uses_torch(include.file)) continue;
       EXPECT_FALSE(refused.contains(include.folder())) << include.where() << ": " << include.path;
@@ -226,7 +229,8 @@ TEST(Layering, NoTorchOrPythonHeaderIsIncluded) {
 }
 
 TEST(Layering, NothingOutsideTestsIncludesATest) {
-  for (const char* folder : {"distckpt", "converter", "models", "rollout", "trainer", "cli"}) {
+  for (const char* folder :
+       {"distckpt", "converter", "models", "rollout", "serve", "trainer", "cli"}) {
     for (const auto& include : includes_of(folder)) {
       EXPECT_EQ(include.path.find("tests/"), std::string::npos)
           << include.where() << ": " << include.path;
@@ -246,7 +250,8 @@ const std::map<std::string, std::string> kLongFiles{
 
 TEST(Layering, NoFileIsLongWithoutAReason) {
   std::set<std::string> long_files;
-  for (const char* folder : {"distckpt", "converter", "models", "rollout", "trainer", "cli"}) {
+  for (const char* folder :
+       {"distckpt", "converter", "models", "rollout", "serve", "trainer", "cli"}) {
     for (const auto& path : sources_of(folder)) {
       const auto name = fs::relative(path, source_root()).generic_string();
       const auto count = lines_of(path).size();

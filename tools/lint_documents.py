@@ -10,7 +10,7 @@ Code blocks are not read. A document names files that only its example has in a 
 import re
 from pathlib import Path
 
-ROOMS = "distckpt|converter|models|rollout|trainer|cli|tests|docs|tools"
+ROOMS = "distckpt|converter|models|rollout|serve|trainer|cli|tests|docs|tools"
 FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(rf"`((?:{ROOMS})(?:/[\w.{{}},*-]+)+/?|[\w{{}},]+\.(?:\{{[\w,]+\}}|cc|h|cu|cuh|py))`")

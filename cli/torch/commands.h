@@ -17,6 +17,7 @@ void add_verify_models(CLI::App& app);
 // train sft
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
+void add_serve(CLI::App& app);
 // bench rollout
 void add_bench(CLI::App& app);
 

@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
     ferry::cli::add_verify_models(app);
     ferry::cli::add_bench(app);
     ferry::cli::add_generate(app);
+    ferry::cli::add_serve(app);
     ferry::cli::add_train(app);
   };
   return ferry::cli::run_program(argc, argv, add_commands, [](const std::function<void()>& body) {

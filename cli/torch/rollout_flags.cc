@@ -212,8 +212,27 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
 }
 
+std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
+                                                 const std::string& iteration) const {
+  auto opened = std::make_shared<converter::Checkpoint>(
+      converter::open(checkpoint, {.iteration = parse_iteration_flag(iteration), .hf_config = ""}));
+  const auto& config = model().config();
+  const auto& theirs = opened->map.config;
+  require(theirs.vocab_size == config.vocab_size && theirs.num_layers == config.num_layers &&
+              theirs.hidden_size == config.hidden_size,
+          ErrorKind::kUsage,
+          "{}: is another model: {} layers of {}, vocabulary {}; expected {} of {}, {}", checkpoint,
+          theirs.num_layers, theirs.hidden_size, theirs.vocab_size, config.num_layers,
+          config.hidden_size, config.vocab_size);
+  return [this, opened] { converter::load_model(chunks_, *opened, {.round = true}); };
+}
+
+std::optional<rollout::text::ChatTemplate> RolloutModel::find_chat_template(bool with_tools) const {
+  return rollout::text::ChatTemplate::from_files(files_, with_tools);
+}
+
 rollout::text::ChatTemplate RolloutModel::chat_template() const {
-  auto found = rollout::text::ChatTemplate::from_files(files_);
+  auto found = find_chat_template(false);
   require(found.has_value(), ErrorKind::kNotFound, "{}: there is no chat template",
           files_.source());
   return std::move(*found);

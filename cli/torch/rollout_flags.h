@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +53,12 @@ class RolloutModel {
   const rollout::text::Tokenizer* tokenizer() const { return tokenizer_.get(); }  // or null
   // Throws Error(kNotFound) if the checkpoint has no chat template.
   rollout::text::ChatTemplate chat_template() const;
+  // Nothing if there is none.
+  std::optional<rollout::text::ChatTemplate> find_chat_template(bool with_tools) const;
+  // Opens another checkpoint of the same model; the result loads its weights in place. Throws Error
+  // if it does not fit, before anything has changed. Called by all ranks.
+  std::function<void()> open_weights(const std::string& checkpoint,
+                                     const std::string& iteration) const;
   double seconds_to_load() const { return seconds_to_load_; }
 
  private:

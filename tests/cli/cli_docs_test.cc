@@ -41,6 +41,7 @@ std::string output_of_ferry(const std::string& arguments) {
 const std::map<std::string, std::vector<std::string>> kOfModels{
     {"bench", {"bench rollout"}},
     {"generate", {"generate"}},
+    {"serve", {"serve"}},
     {"train", {"train grpo", "train ppo", "train sft"}}};
 
 // The sections of docs/cli.md by heading: "ferry", "ferry convert".

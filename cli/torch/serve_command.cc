@@ -1,0 +1,130 @@
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/report/text.h"
+#include "cli/torch/commands.h"
+#include "cli/torch/rollout_flags.h"
+#include "distckpt/base/error.h"
+#include "serve/api_server.h"
+#include "serve/bridge/rollout_engine.h"
+
+namespace ferry::cli {
+namespace {
+
+struct ServeFlags {
+  RolloutFlags rollout{};
+  serve::ServerOptions server{};
+  serve::ApiOptions api{};
+  std::string name{};
+  std::string max_body = "32MiB";
+  double request_timeout = 0;
+  double shutdown_timeout = 30;
+};
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+serve::ServedModel served_model(const ServeFlags& flags,
+                                const RolloutModel& model,
+                                const rollout::EngineOptions& engine) {
+  return {.name = flags.name.empty() ? flags.rollout.checkpoint : flags.name,
+          .root = flags.rollout.checkpoint,
+          .max_model_len = engine.max_model_len,
+          .vocab_size = model.model().config().vocab_size,
+          .max_num_seqs = engine.max_num_seqs,
+          .tokenizer = model.tokenizer(),
+          .chat_template = model.find_chat_template(false),
+          .tool_template = model.find_chat_template(true)};
+}
+
+void serve_rank(const ServeFlags& flags, models::World& world) {
+  require(world.size() == 1, ErrorKind::kUsage,
+          "serve: {} ranks: the server has one engine, on one", world.size());
+  RolloutModel model(world, flags.rollout);
+  serve::RolloutEngine engine(model.model(), model.engine_options(),
+                              [&](const serve::WeightSource& source) {
+                                return model.open_weights(source.checkpoint, source.iteration);
+                              });
+  serve::EngineLoop loop(engine);
+  serve::ApiServer server(served_model(flags, model, engine.options()), loop, flags.server,
+                          flags.api);
+  fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
+             format_seconds(model.seconds_to_load()));
+  fmt::print(stderr, "{:<10} http://{}:{}\n", "serving", flags.server.host, server.port());
+  std::exception_ptr failed;
+  std::jthread http([&] {
+    try {
+      server.run();
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    loop.stop();
+  });
+  try {
+    loop.run();
+  } catch (...) {
+    server.close();
+    throw;
+  }
+  http.join();
+  if (failed) std::rethrow_exception(failed);
+}
+
+void serve_checkpoint(ServeFlags& flags) {
+  flags.server.limits.max_body_bytes =
+      static_cast<std::size_t>(parse_size(flags.max_body, "--max-body"));
+  flags.api.request_timeout = milliseconds(flags.request_timeout);
+  flags.api.shutdown_timeout = milliseconds(flags.shutdown_timeout);
+  flags.api.stop_requested = stop_requested;
+  catch_stop_signals();
+  run_mesh(flags.rollout.mesh, flags.rollout.data_parallel_size,
+           [&](models::World& world) { serve_rank(flags, world); });
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  const auto flags = std::make_shared<ServeFlags>();
+  auto* const command =
+      app.add_subcommand("serve", "Answer OpenAI's API over HTTP with a checkpoint's model");
+  add_rollout(*command, flags->rollout);
+  const auto add = [&](const char* name, auto& value, const char* what) {
+    return command->add_option(name, value, what)->group("Server");
+  };
+  add("--host", flags->server.host, "The address to listen on; 0.0.0.0: all of this machine")
+      ->capture_default_str();
+  add("--port", flags->server.port, "Its port; 0: any that is free")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  add("--served-model-name", flags->name, "The model's name in the API. Default: CHECKPOINT");
+  add("--api-key", flags->api.api_keys, "Refuse requests without this key; repeatable")
+      ->allow_extra_args(false)
+      ->envname("FERRY_API_KEY");
+  add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
+      ->capture_default_str();
+  add("--max-queued-requests", flags->api.max_queued_requests,
+      "Answers that may wait for a place beside --max-num-seqs; further requests get status 429")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add("--max-body", flags->max_body, "Size of a request, at most")->capture_default_str();
+  add("--request-timeout", flags->request_timeout,
+      "Seconds after which an answer is given up; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  add("--shutdown-timeout", flags->shutdown_timeout,
+      "Seconds that answers under way have left after SIGTERM")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->footer("Exit status: 0 ended by SIGTERM or SIGINT, 2 trouble.");
+  command->callback([flags] { serve_checkpoint(*flags); });
+}
+
+}  // namespace ferry::cli

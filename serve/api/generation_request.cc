@@ -1,0 +1,283 @@
+#include "serve/api/generation_request.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "serve/api/fields.h"
+
+namespace ferry::serve {
+namespace {
+
+constexpr std::int64_t kMostLogprobs = 20;  // as OpenAI and vLLM have it
+constexpr std::size_t kMostPrompts = 1024;  // of one request
+
+// Fields whose neglect would change the answer.
+void refuse_unsupported(const Fields& fields) {
+  const auto refuse_if = [&](const char* name, bool is_set) {
+    if (is_set) fields.refuse(name, "is not supported");
+  };
+  for (const char* name :
+       {"suffix", "logit_bias", "prompt_logprobs", "allowed_token_ids", "bad_words", "guided_json",
+        "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "functions",
+        "function_call", "truncate_prompt_tokens", "logits_processors", "audio"}) {
+    const auto* const value = fields.find(name);
+    refuse_if(name, value != nullptr && !(value->is_structured() && value->empty()));
+  }
+  for (const char* name : {"echo", "use_beam_search", "include_stop_str_in_output"}) {
+    bool asked = false;
+    fields.read(name, asked);
+    refuse_if(name, asked);
+  }
+  std::int64_t n = 1;
+  fields.read("n", n);
+  std::int64_t best_of = n;
+  fields.read("best_of", best_of);
+  refuse_if("best_of", best_of != n);
+  if (const auto* const format = fields.find("response_format")) {
+    std::string type = "text";
+    Fields(*format, "response_format.").read("type", type);
+    refuse_if("response_format", type != "text");
+  }
+}
+
+void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
+  fields.read("n", params.n);
+  fields.read("temperature", params.temperature);
+  fields.read("top_p", params.top_p);
+  fields.read("top_k", params.top_k);
+  fields.read("min_p", params.min_p);
+  fields.read("repetition_penalty", params.repetition_penalty);
+  fields.read("presence_penalty", params.presence_penalty);
+  fields.read("frequency_penalty", params.frequency_penalty);
+  std::optional<std::int64_t> seed;
+  fields.read("seed", seed);
+  if (seed) params.seed = static_cast<std::uint64_t>(*seed);
+  fields.read_strings("stop", params.stop);
+  fields.read("stop_token_ids", params.stop_token_ids);
+  fields.read("ignore_eos", params.ignore_eos);
+  fields.read("min_tokens", params.min_tokens);
+}
+
+void read_stream(const Fields& fields, GenerationRequest& request) {
+  fields.read("stream", request.stream);
+  const auto* const options = fields.find("stream_options");
+  if (options == nullptr) return;
+  if (!request.stream) fields.refuse("stream_options", "is of streams alone");
+  const Fields of_stream(*options, "stream_options.");
+  of_stream.read("include_usage", request.include_usage);
+  of_stream.read("continuous_usage_stats", request.continuous_usage_stats);
+}
+
+GenerationRequest read_common(const ordered_json& body, const ServedModel& model) {
+  check_model(body, model);
+  const Fields fields(body);
+  refuse_unsupported(fields);
+  GenerationRequest request;
+  read_sampling(fields, request.params);
+  read_stream(fields, request);
+  fields.read("return_token_ids", request.return_token_ids);
+  fields.read("return_tokens_as_token_ids", request.return_tokens_as_token_ids);
+  fields.read("skip_special_tokens", request.skip_special_tokens);
+  if (!request.params.stop.empty()) model.require_tokenizer("stop");
+  return request;
+}
+
+void ask_for_logprobs(GenerationRequest& request, std::int64_t most, const char* param) {
+  if (most < 0 || most > kMostLogprobs)
+    throw ApiError(400, fmt::format("{}: {} is not in [0, {}]", param, most, kMostLogprobs), param);
+  request.logprobs = true;
+  request.params.logprobs = most;
+}
+
+void check_params(const GenerationRequest& request) {
+  try {
+    request.params.verify();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    throw ApiError(400, message, message.substr(0, message.find(':')));
+  }
+}
+
+// `max_tokens` that is not given is all that there is room for.
+void check_length(GenerationRequest& request,
+                  std::optional<std::int64_t> max_tokens,
+                  const char* param,
+                  const ServedModel& model) {
+  std::int64_t longest = 0;
+  for (const auto& prompt : request.prompts) {
+    if (prompt.empty()) throw ApiError(400, "prompt: has no tokens", "prompt");
+    for (const auto id : prompt)
+      if (id < 0 || id >= model.vocab_size)
+        throw ApiError(400, fmt::format("prompt: {} is no token of the model", id), "prompt");
+    longest = std::max(longest, static_cast<std::int64_t>(prompt.size()));
+  }
+  const auto room = model.max_model_len - longest;
+  if (room < 1 || max_tokens.value_or(1) > room) {
+    const auto message =
+        fmt::format("the model takes {} tokens, and the prompt has {}{}", model.max_model_len,
+                    longest, max_tokens ? fmt::format(", {} {}", param, *max_tokens) : "");
+    throw ApiError(400, message, room < 1 ? "prompt" : param, "context_length_exceeded");
+  }
+  request.params.max_tokens = max_tokens.value_or(room);
+  check_params(request);
+}
+
+std::vector<std::int64_t> encode(const std::string& text, bool special, const ServedModel& model) {
+  const auto ids = model.require_tokenizer("prompt").encode(text, {.add_special_tokens = special});
+  return {ids.begin(), ids.end()};
+}
+
+// A text, a list of texts, token ids, or a list of lists of token ids.
+void read_prompts(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  bool special = true;
+  fields.read("add_special_tokens", special);
+  const auto* const prompt = fields.find("prompt");
+  if (prompt == nullptr) throw ApiError(400, "prompt: is missing", "prompt");
+  const auto is_list_of = [&](auto&& is_one) {
+    return prompt->is_array() && !prompt->empty() && std::ranges::all_of(*prompt, is_one);
+  };
+  if (prompt->is_string()) {
+    request.prompts.push_back(encode(prompt->get<std::string>(), special, model));
+  } else if (is_list_of([](const auto& one) { return one.is_string(); })) {
+    for (const auto& one : *prompt)
+      request.prompts.push_back(encode(one.template get<std::string>(), special, model));
+  } else if (is_list_of([](const auto& one) { return one.is_array(); })) {
+    for (const auto& one : *prompt) request.prompts.push_back(token_ids_of(one, "prompt"));
+  } else if (is_list_of([](const auto& one) { return one.is_number(); })) {
+    request.prompts.push_back(token_ids_of(*prompt, "prompt"));
+  } else {
+    fields.refuse("prompt", "is neither text, nor token ids, nor a list of one of them");
+  }
+  if (request.prompts.size() > kMostPrompts)
+    fields.refuse("prompt", fmt::format("has more than {} prompts", kMostPrompts));
+}
+
+// Parts of text become one text, as vLLM joins them.
+ordered_json content_of(const ordered_json& content, const std::string& param) {
+  if (!content.is_array()) {
+    if (content.is_string() || content.is_null()) return content;
+    throw ApiError(400, param + ": is neither text nor a list of parts", param);
+  }
+  std::string text;
+  for (const auto& part : content) {
+    std::string type, one;
+    const Fields fields(part, param + ".");
+    fields.read("type", type);
+    if (type != "text") fields.refuse("type", "is not \"text\"");
+    fields.read("text", one);
+    text += (text.empty() ? "" : "\n") + one;
+  }
+  return text;
+}
+
+// Templates want a call's arguments as an object; the API has them as text.
+void parse_arguments(ordered_json& message) {
+  const auto calls = message.find("tool_calls");
+  if (calls == message.end() || !calls->is_array()) return;
+  for (auto& call : *calls) {
+    if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
+    auto& function = call["function"];
+    if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
+    const auto text = function["arguments"].get<std::string>();
+    auto arguments = ordered_json::parse(text.empty() ? "{}" : text, nullptr, false);
+    if (arguments.is_object()) function["arguments"] = std::move(arguments);
+  }
+}
+
+ordered_json messages_of(const Fields& fields) {
+  const auto* const given = fields.find("messages");
+  if (given == nullptr || !given->is_array() || given->empty())
+    fields.refuse("messages", "is not a list with a message");
+  auto messages = ordered_json::array();
+  for (std::size_t i = 0; i < given->size(); ++i) {
+    const auto param = fmt::format("messages.{}.", i);
+    const Fields of_message((*given)[i], param);
+    std::string role;
+    of_message.read("role", role);
+    if (role.empty()) of_message.refuse("role", "is missing");
+    auto message = (*given)[i];
+    message["content"] = content_of(message.value("content", ordered_json()), param + "content");
+    parse_arguments(message);
+    messages.push_back(std::move(message));
+  }
+  return messages;
+}
+
+}  // namespace
+
+void check_model(const ordered_json& body, const ServedModel& model) {
+  std::string name = model.name;
+  Fields(body).read("model", name);
+  if (name != model.name)
+    throw ApiError(404, fmt::format("the model `{}` does not exist", name), "model",
+                   "model_not_found");
+}
+
+std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedModel& model) {
+  const Fields fields(body);
+  rollout::text::ChatOptions options{.add_generation_prompt = true};
+  fields.read("add_generation_prompt", options.add_generation_prompt);
+  fields.read("continue_final_message", options.continue_final_message);
+  if (options.continue_final_message && !fields.has("add_generation_prompt"))
+    options.add_generation_prompt = false;
+  if (const auto* const tools = fields.find("tools"); tools != nullptr && !tools->empty())
+    options.tools = *tools;
+  if (const auto* const documents = fields.find("documents")) options.documents = *documents;
+  if (const auto* const variables = fields.find("chat_template_kwargs")) {
+    Fields(*variables, "chat_template_kwargs.");  // an object
+    options.variables = *variables;
+  }
+  const auto& chosen = options.tools.is_null() ? model.chat_template : model.tool_template;
+  if (!chosen) throw ApiError(400, "the model has no chat template", "messages");
+  bool special = false;  // the template writes them
+  fields.read("add_special_tokens", special);
+  try {
+    return encode(chosen->apply(messages_of(fields), options), special, model);
+  } catch (const Error& error) {
+    throw ApiError(400, error.what(), "messages");
+  }
+}
+
+GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model) {
+  auto request = read_common(body, model);
+  const Fields fields(body);
+  if (fields.has("prompt_token_ids")) {
+    fields.read("prompt_token_ids", request.prompts.emplace_back());
+  } else {
+    read_prompts(fields, model, request);
+  }
+  std::optional<std::int64_t> most;
+  fields.read("logprobs", most);
+  if (most) ask_for_logprobs(request, *most, "logprobs");
+  std::optional<std::int64_t> max_tokens = rollout::SamplingParams{}.max_tokens;
+  fields.read("max_tokens", max_tokens);
+  check_length(request, max_tokens, "max_tokens", model);
+  return request;
+}
+
+GenerationRequest parse_chat_completion(const ordered_json& body, const ServedModel& model) {
+  auto request = read_common(body, model);
+  request.is_chat = true;
+  const Fields fields(body);
+  if (fields.has("prompt_token_ids")) {
+    fields.read("prompt_token_ids", request.prompts.emplace_back());
+  } else {
+    request.prompts.push_back(chat_prompt(body, model));
+  }
+  bool logprobs = false;
+  std::int64_t most = 0;
+  fields.read("logprobs", logprobs);
+  fields.read("top_logprobs", most);
+  if (!logprobs && most > 0) fields.refuse("top_logprobs", "needs logprobs");
+  if (logprobs) ask_for_logprobs(request, most, "top_logprobs");
+  std::optional<std::int64_t> max_tokens;
+  fields.read("max_tokens", max_tokens);
+  const bool is_new_name = fields.has("max_completion_tokens");
+  fields.read("max_completion_tokens", max_tokens);
+  check_length(request, max_tokens, is_new_name ? "max_completion_tokens" : "max_tokens", model);
+  return request;
+}
+
+}  // namespace ferry::serve

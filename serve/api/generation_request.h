@@ -1,0 +1,41 @@
+// The bodies of /v1/completions and /v1/chat/completions, in OpenAI's terms with vLLM's additions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rollout/schedule/sampling_params.h"
+#include "serve/api/api_error.h"
+#include "serve/api/served_model.h"
+
+namespace ferry::serve {
+
+struct GenerationRequest {
+  bool is_chat = false;
+  std::vector<std::vector<std::int64_t>> prompts{};  // token ids; of a chat one
+  rollout::SamplingParams params{};
+  bool stream = false;
+  bool include_usage = false;           // a stream ends with its usage
+  bool continuous_usage_stats = false;  // and each part has the usage so far
+  bool logprobs = false;
+  bool return_token_ids = false;
+  bool return_tokens_as_token_ids = false;  // in logprobs: "token_id:7" for the text
+  bool skip_special_tokens = true;
+
+  std::int64_t num_samples() const { return static_cast<std::int64_t>(prompts.size()) * params.n; }
+};
+
+// Throws ApiError that names the field: 404 for another model, 400 for a value that is out of range
+// or not supported. Fields that OpenAI's API knows and that change no answer, and unknown ones, are
+// passed over.
+GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model);
+GenerationRequest parse_chat_completion(const ordered_json& body, const ServedModel& model);
+
+// The prompt of a chat: `messages`, `tools` and the options of the template in `body`.
+std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedModel& model);
+
+void check_model(const ordered_json& body, const ServedModel& model);
+
+}  // namespace ferry::serve

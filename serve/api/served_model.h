@@ -1,0 +1,42 @@
+// The model as the API sees it: its name, its limits, its texts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "rollout/text/chat_template.h"
+#include "rollout/text/tokenizer/tokenizer.h"
+
+namespace ferry::serve {
+
+struct ServedModel {
+  std::string name{};
+  std::string root{};  // the checkpoint
+  std::int64_t max_model_len = 0;
+  std::int64_t vocab_size = 0;
+  std::int64_t max_num_seqs = 0;
+  const rollout::text::Tokenizer* tokenizer = nullptr;  // or null; outlives this
+  std::optional<rollout::text::ChatTemplate> chat_template{};
+  std::optional<rollout::text::ChatTemplate> tool_template{};  // for requests with tools
+
+  // Throws ApiError 400 if there is none.
+  const rollout::text::Tokenizer& require_tokenizer(const std::string& param) const;
+};
+
+// The texts of single tokens, kept.
+class TokenTexts {
+ public:
+  explicit TokenTexts(const rollout::text::Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+
+  // "token_id:7" without a tokenizer.
+  const std::string& of(std::int64_t id);
+
+ private:
+  const rollout::text::Tokenizer* tokenizer_;
+  std::unordered_map<std::int64_t, std::string> texts_;
+};
+
+}  // namespace ferry::serve

@@ -1,0 +1,247 @@
+#include "serve/api_server.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "serve/api/fields.h"
+
+namespace ferry::serve {
+namespace {
+
+// Takes the same time wherever the two differ.
+bool is_same_secret(std::string_view given, std::string_view secret) {
+  unsigned difference = given.size() == secret.size() ? 0 : 1;
+  for (std::size_t i = 0; i < secret.size(); ++i) {
+    const char c = given.empty() ? '\0' : given[i % given.size()];
+    difference |= static_cast<unsigned char>(c) ^ static_cast<unsigned char>(secret[i]);
+  }
+  return difference == 0;
+}
+
+void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& value) {
+  exchange->respond({.body = dump(value)});
+}
+
+}  // namespace
+
+ApiServer::ApiServer(ServedModel model,
+                     EngineLoop& engine,
+                     ServerOptions server,
+                     ApiOptions options)
+    : model_(std::move(model)),
+      texts_(model_.tokenizer),
+      engine_(engine),
+      options_(std::move(options)),
+      metrics_(model_.name),
+      random_(std::random_device()()),
+      created_(std::time(nullptr)),
+      http_(
+          std::move(server),
+          [this](std::shared_ptr<Exchange> exchange) { handle(exchange); },
+          [](int status, const std::string& message) { return ApiError(status, message).body(); }) {
+  http_.on_tick([this] { tick(); });
+  engine_.on_outputs([this](std::vector<rollout::RequestOutput> outputs, const EngineStatus& now) {
+    auto shared = std::make_shared<std::vector<rollout::RequestOutput>>(std::move(outputs));
+    http_.post([this, shared, now] { take(std::move(*shared), now); });
+  });
+}
+
+void ApiServer::run() {
+  http_.run();
+}
+
+const std::map<std::string_view, ApiServer::Route>& ApiServer::routes() {
+  static const std::map<std::string_view, Route> all{
+      {"/v1/completions", {"POST", &ApiServer::completions}},
+      {"/v1/chat/completions", {"POST", &ApiServer::chat_completions}},
+      {"/v1/models", {"GET", &ApiServer::models}},
+      {"/tokenize", {"POST", &ApiServer::tokenize}},
+      {"/detokenize", {"POST", &ApiServer::detokenize}},
+      {"/health", {"GET", &ApiServer::health, true}},
+      {"/metrics", {"GET", &ApiServer::metrics}},
+      {"/pause", {"POST", &ApiServer::pause}},
+      {"/resume", {"POST", &ApiServer::resume}},
+      {"/is_paused", {"GET", &ApiServer::is_paused}},
+      {"/update_weights", {"POST", &ApiServer::update_weights}},
+      {"/reset_prefix_cache", {"POST", &ApiServer::reset_prefix_cache}},
+      {"/sleep", {"POST", &ApiServer::sleep}},
+      {"/wake_up", {"POST", &ApiServer::wake_up}},
+      {"/is_sleeping", {"GET", &ApiServer::is_sleeping}},
+  };
+  return all;
+}
+
+bool ApiServer::is_authorized(const HttpRequest& request) const {
+  constexpr std::string_view kBearer = "Bearer ";
+  auto given = request.header("authorization");
+  if (!given.starts_with(kBearer)) return options_.api_keys.empty();
+  given.remove_prefix(kBearer.size());
+  return options_.api_keys.empty() || std::ranges::any_of(options_.api_keys, [&](const auto& key) {
+           return is_same_secret(given, key);
+         });
+}
+
+void ApiServer::handle(const ExchangePtr& exchange) {
+  const auto& request = exchange->request();
+  try {
+    const auto route = routes().find(request.path);
+    if (route == routes().end())
+      throw ApiError(404, fmt::format("there is no {}", request.path), "", "unknown_url");
+    if (request.method != route->second.method)
+      throw ApiError(405, fmt::format("{} is asked by {}", request.path, route->second.method));
+    if (!route->second.is_open && !is_authorized(request))
+      throw ApiError(401, "the API key is missing or wrong", "", "invalid_api_key");
+    (this->*route->second.answer)(exchange);
+  } catch (const ApiError& error) {
+    exchange->respond({.status = error.status(), .body = error.body()});
+  } catch (const Error& error) {
+    const auto shown = api_error(error);
+    exchange->respond({.status = shown.status(), .body = shown.body()});
+  }
+}
+
+void ApiServer::completions(const ExchangePtr& exchange) {
+  generate(parse_completion(parse_object(exchange->request().body), model_), exchange);
+}
+
+void ApiServer::chat_completions(const ExchangePtr& exchange) {
+  generate(parse_chat_completion(parse_object(exchange->request().body), model_), exchange);
+}
+
+void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange) {
+  const auto most = model_.max_num_seqs + options_.max_queued_requests;
+  if (num_samples_ > 0 && num_samples_ + request.num_samples() > most) {
+    const ApiError busy(429, fmt::format("{} answers are under way: try again later", num_samples_),
+                        "", "rate_limit_exceeded");
+    return exchange->respond(
+        {.status = 429, .body = busy.body(), .headers = {{"Retry-After", "1"}}});
+  }
+  auto id =
+      fmt::format("{}-{:016x}{:016x}", request.is_chat ? "chatcmpl" : "cmpl", random_(), random_());
+  const auto generation = std::make_shared<Generation>(std::move(request), model_, texts_, engine_,
+                                                       metrics_, exchange, std::move(id));
+  num_samples_ += generation->num_samples();
+  for (std::size_t i = 0; i < generation->num_prompts(); ++i)
+    prompts_[generation->engine_id(i)] = {generation, i};
+  exchange->on_gone([this, weak = std::weak_ptr(generation)] {
+    const auto gone = weak.lock();
+    if (!gone || gone->is_over()) return;
+    gone->fail(ApiError(499, "the client has gone"));
+    forget(*gone);
+  });
+  generation->start();
+}
+
+void ApiServer::forget(const Generation& generation) {
+  num_samples_ -= generation.num_samples();
+  for (std::size_t i = 0; i < generation.num_prompts(); ++i)
+    prompts_.erase(generation.engine_id(i));
+}
+
+void ApiServer::take(std::vector<rollout::RequestOutput> outputs, const EngineStatus& status) {
+  status_ = status;
+  for (auto& output : outputs) {
+    const auto found = prompts_.find(output.request_id);
+    if (found == prompts_.end()) continue;  // its client has gone
+    const auto [generation, index] = found->second;
+    generation->take(index, std::move(output), status.weight_version);
+    if (generation->is_over() && prompts_.contains(generation->engine_id(0))) forget(*generation);
+  }
+}
+
+void ApiServer::tick() {
+  const auto now = Clock::now();
+  if (options_.request_timeout.count() > 0) {
+    std::vector<std::shared_ptr<Generation>> late;
+    for (const auto& [id, prompt] : prompts_) {
+      if (prompt.index == 0 && now - prompt.generation->started() > options_.request_timeout)
+        late.push_back(prompt.generation);
+    }
+    for (const auto& generation : late) {
+      generation->fail(
+          ApiError(504, "the answer took longer than the server allows", "", "timeout"));
+      forget(*generation);
+    }
+  }
+  if (!is_stopping_ && options_.stop_requested && options_.stop_requested()) {
+    is_stopping_ = true;
+    stopped_ = now;
+    http_.stop();
+  }
+  if (is_stopping_ && now - stopped_ > options_.shutdown_timeout) http_.close();
+}
+
+void ApiServer::models(const ExchangePtr& exchange) {
+  ordered_json model{{"id", model_.name},
+                     {"object", "model"},
+                     {"created", created_},
+                     {"owned_by", "ferry"},
+                     {"root", model_.root},
+                     {"parent", nullptr},
+                     {"max_model_len", model_.max_model_len}};
+  answer_json(exchange, {{"object", "list"}, {"data", ordered_json::array({std::move(model)})}});
+}
+
+void ApiServer::metrics(const ExchangePtr& exchange) {
+  exchange->respond(
+      {.body = metrics_.text(status_), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+}
+
+void ApiServer::health(const ExchangePtr& exchange) {
+  exchange->respond({.body = "", .content_type = "text/plain"});
+}
+
+void ApiServer::tokenize(const ExchangePtr& exchange) {
+  const auto body = parse_object(exchange->request().body);
+  check_model(body, model_);
+  const Fields fields(body);
+  const auto& tokenizer = model_.require_tokenizer("prompt");
+  std::vector<std::int64_t> ids;
+  if (fields.has("messages")) {
+    ids = chat_prompt(body, model_);
+  } else {
+    std::optional<std::string> prompt;
+    fields.read("prompt", prompt);
+    if (!prompt) fields.refuse("prompt", "is missing");
+    bool special = true;
+    fields.read("add_special_tokens", special);
+    const auto encoded = tokenizer.encode(*prompt, {.add_special_tokens = special});
+    ids.assign(encoded.begin(), encoded.end());
+  }
+  bool with_texts = false;
+  fields.read("return_token_strs", with_texts);
+  ordered_json strings;
+  if (with_texts) {
+    strings = ordered_json::array();
+    for (const auto id : ids)
+      strings.push_back(
+          tokenizer.id_to_token(static_cast<rollout::text::TokenId>(id)).value_or(""));
+  }
+  answer_json(exchange, {{"count", ids.size()},
+                         {"max_model_len", model_.max_model_len},
+                         {"tokens", ids},
+                         {"token_strs", std::move(strings)}});
+}
+
+void ApiServer::detokenize(const ExchangePtr& exchange) {
+  const auto body = parse_object(exchange->request().body);
+  check_model(body, model_);
+  const Fields fields(body);
+  std::optional<std::vector<std::int64_t>> ids;
+  fields.read("tokens", ids);
+  if (!ids) fields.refuse("tokens", "is missing");
+  std::vector<rollout::text::TokenId> tokens;
+  for (const auto id : *ids) {
+    if (id < 0 || id >= model_.vocab_size)
+      fields.refuse("tokens", fmt::format("{} is no token", id));
+    tokens.push_back(static_cast<rollout::text::TokenId>(id));
+  }
+  const auto text =
+      model_.require_tokenizer("tokens").decode(tokens, {.skip_special_tokens = false});
+  answer_json(exchange, {{"prompt", text}});
+}
+
+}  // namespace ferry::serve

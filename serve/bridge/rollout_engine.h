@@ -1,0 +1,48 @@
+// rollout::LLMEngine as the server's engine: the only part of the server that needs LibTorch.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rollout/llm_engine.h"
+#include "serve/engine_loop.h"
+
+namespace ferry::serve {
+
+class RolloutEngine : public EngineSteps {
+ public:
+  using OpenWeights = std::function<std::function<void()>(const WeightSource&)>;
+
+  // The model outlives this.
+  RolloutEngine(models::GPTModel& model, rollout::EngineOptions options, OpenWeights open_weights)
+      : engine_(model, std::move(options)), open_weights_(std::move(open_weights)) {}
+
+  void add_request(const std::string& request_id,
+                   const std::vector<std::int64_t>& prompt_token_ids,
+                   const rollout::SamplingParams& params) override {
+    engine_.add_request(request_id, prompt_token_ids, params);
+  }
+  void abort(const std::string& request_id) override { engine_.abort(request_id); }
+  void abort(const std::string& request_id, std::int64_t index) override {
+    engine_.abort(request_id, index);
+  }
+  bool has_unfinished() const override { return engine_.has_unfinished(); }
+  std::vector<rollout::RequestOutput> step() override { return engine_.step(); }
+  rollout::EngineStats stats() const override { return engine_.stats(); }
+  void reset_prefix_cache() override { engine_.reset_prefix_cache(); }
+  std::function<void()> open_weights(const WeightSource& source) override {
+    return open_weights_(source);
+  }
+  void sleep(int level) override { engine_.sleep(level); }
+  void wake_up() override { engine_.wake_up(); }
+
+  const rollout::EngineOptions& options() const { return engine_.options(); }
+
+ private:
+  rollout::LLMEngine engine_;
+  OpenWeights open_weights_;
+};
+
+}  // namespace ferry::serve

@@ -1,0 +1,128 @@
+// Runs an engine for a server: requests and commands come from other threads, and take effect
+// between two steps. The engine is an interface, so that this needs no LibTorch.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "distckpt/base/error.h"
+#include "rollout/request_output.h"
+#include "rollout/schedule/sampling_params.h"
+
+namespace ferry::serve {
+
+struct WeightSource {
+  std::string checkpoint{};  // in any format
+  std::string iteration{};   // of a Megatron checkpoint; empty: the tracker's
+};
+
+// rollout::LLMEngine as the loop uses it; bridge/rollout_engine.h is the real one.
+class EngineSteps {
+ public:
+  virtual ~EngineSteps() = default;
+  virtual void add_request(const std::string& request_id,
+                           const std::vector<std::int64_t>& prompt_token_ids,
+                           const rollout::SamplingParams& params) = 0;
+  virtual void abort(const std::string& request_id) = 0;
+  virtual void abort(const std::string& request_id, std::int64_t index) = 0;
+  virtual bool has_unfinished() const = 0;
+  virtual std::vector<rollout::RequestOutput> step() = 0;
+  virtual rollout::EngineStats stats() const = 0;
+  virtual void reset_prefix_cache() = 0;
+  // Opens a checkpoint, or throws before any weight has changed. The result loads it.
+  virtual std::function<void()> open_weights(const WeightSource& source) = 0;
+  virtual void sleep(int level) = 0;
+  virtual void wake_up() = 0;
+};
+
+// The fate of requests under way when generation pauses or weights change (vLLM's modes of pause).
+enum class PauseMode : std::uint8_t {
+  kWait,   // they are answered first; new ones wait
+  kKeep,   // they stop where they are, and go on afterwards
+  kAbort,  // they end with finish reason "abort"
+};
+
+struct EngineStatus {
+  rollout::EngineStats stats{};
+  std::int64_t num_held = 0;  // requests that wait for resume(), or for a pause to begin
+  bool is_paused = false;
+  bool is_sleeping = false;
+  bool lacks_weights = false;  // after sleep(2) or an update that failed: an update has to come
+  std::int64_t weight_version = 0;  // the number of updates
+};
+
+class EngineLoop {
+ public:
+  // Called on the engine's thread after a step, and when something else changed.
+  using OnOutputs = std::function<void(std::vector<rollout::RequestOutput>, const EngineStatus&)>;
+  // Called on the engine's thread when a command is done, with the error that it met.
+  using Done = std::function<void(const std::optional<Error>&)>;
+
+  // The engine outlives this.
+  explicit EngineLoop(EngineSteps& engine) : engine_(engine) {}
+  void on_outputs(OnOutputs callback) { on_outputs_ = std::move(callback); }
+
+  // Runs steps until stop(), on the thread that the engine was made on.
+  void run();
+
+  // The rest is thread-safe. A request's last output is `finished`. If it ends by
+  // PauseMode::kAbort, that output has no tokens; if a step failed, it has the error.
+  void add_request(std::string request_id,
+                   std::vector<std::int64_t> prompt_token_ids,
+                   rollout::SamplingParams params);
+  void abort(std::string request_id);  // without further output
+  void abort(std::string request_id, std::int64_t index);
+  void pause(PauseMode mode, Done done);
+  void resume(Done done);
+  void reset_prefix_cache(Done done);
+  // Requests that go on (kKeep) compute their tokens so far again, with the new weights.
+  void update_weights(WeightSource source, PauseMode mode, Done done);
+  void sleep(int level, PauseMode mode, Done done);
+  void wake_up(Done done);
+  void stop();
+
+ private:
+  struct NewRequest {
+    std::string id{};
+    std::vector<std::int64_t> prompt{};
+    rollout::SamplingParams params{};
+  };
+  using Command = std::function<void()>;
+
+  void post(Command command);
+  void post_quiet(PauseMode mode, std::function<void()> body, Done done);
+  void admit(NewRequest request);
+  void abort_all(const std::optional<Error>& error);
+  void finish_draining();
+  bool may_step() const;
+  bool has_work() const;
+  void step();
+  void load(const WeightSource& source);
+  void report(std::vector<rollout::RequestOutput> outputs);
+  static std::optional<Error> attempt(const std::function<void()>& body);
+
+  EngineSteps& engine_;
+  OnOutputs on_outputs_{};
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::vector<Command> commands_;
+  bool stopping_ = false;
+
+  // On the engine's thread alone.
+  EngineStatus status_{};
+  std::deque<NewRequest> held_;
+  std::set<std::string> under_way_;
+  std::deque<Command> after_draining_;  // commands that wait until nothing is under way
+  std::vector<rollout::RequestOutput> to_report_;
+};
+
+}  // namespace ferry::serve

@@ -1,0 +1,169 @@
+#include "serve/generation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <iterator>
+#include <utility>
+
+namespace ferry::serve {
+
+using rollout::FinishReason;
+
+namespace {
+
+double seconds_between(Generation::Clock::time_point begin, Generation::Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+}  // namespace
+
+Generation::Generation(GenerationRequest request,
+                       const ServedModel& model,
+                       TokenTexts& texts,
+                       EngineLoop& engine,
+                       Metrics& metrics,
+                       std::shared_ptr<Exchange> exchange,
+                       std::string id)
+    : request_(std::move(request)),
+      engine_(engine),
+      metrics_(metrics),
+      exchange_(std::move(exchange)),
+      id_(std::move(id)),
+      writer_(request_, model, texts, id_, std::time(nullptr)),
+      is_answered_(request_.prompts.size(), false) {
+  samples_.reserve(static_cast<std::size_t>(request_.num_samples()));
+  for (const auto& prompt : request_.prompts) {
+    usage_.prompt_tokens += static_cast<std::int64_t>(prompt.size());
+    for (std::int64_t i = 0; i < request_.params.n; ++i) {
+      const auto index = static_cast<std::int64_t>(samples_.size());
+      samples_.push_back(
+          {.text = rollout::SampleText(model.tokenizer, prompt,
+                                       {.stop = request_.params.stop,
+                                        .min_tokens = request_.params.min_tokens,
+                                        .skip_special_tokens = request_.skip_special_tokens})});
+      samples_.back().part.index = index;
+    }
+  }
+}
+
+std::string Generation::engine_id(std::size_t prompt) const {
+  return fmt::format("{}-{}", id_, prompt);
+}
+
+void Generation::start() {
+  for (std::size_t i = 0; i < request_.prompts.size(); ++i)
+    engine_.add_request(engine_id(i), request_.prompts[i], request_.params);
+}
+
+void Generation::fail(const ApiError& error) {
+  for (std::size_t i = 0; i < is_answered_.size(); ++i) {
+    if (!is_answered_[i]) engine_.abort(engine_id(i));
+  }
+  is_over_ = true;
+  if (!exchange_->has_begun()) {
+    exchange_->respond({.status = error.status(), .body = error.body()});
+  } else {  // a stream has its status already
+    write_event(error.body());
+    write_event("[DONE]");
+    exchange_->end();
+  }
+}
+
+void Generation::take(std::size_t prompt, rollout::RequestOutput output, std::int64_t version) {
+  if (is_over_) return;
+  if (output.finished) is_answered_[prompt] = true;
+  if (output.error) return fail(api_error(*output.error));
+  const auto n = static_cast<std::size_t>(request_.params.n);
+  const std::span<Sample> samples = std::span(samples_).subspan(prompt * n, n);
+  for (auto& one : output.outputs) {
+    auto& sample = samples[static_cast<std::size_t>(one.index)];
+    if (!sample.is_over) take_sample(sample, output.request_id, one);
+    if (is_over_) return;  // the client does not read
+  }
+  if (output.finished) {
+    for (auto& sample : samples) {
+      if (sample.is_over) continue;
+      give(sample, {.text = sample.text.finish(), .finish_reason = FinishReason::kAbort});
+      if (is_over_) return;
+    }
+  } else if (std::ranges::all_of(samples, &Sample::is_over)) {
+    engine_.abort(output.request_id);
+    is_answered_[prompt] = true;
+  }
+  if (num_over_ == samples_.size()) finish(version);
+}
+
+void Generation::take_sample(Sample& sample,
+                             const std::string& id,
+                             rollout::CompletionOutput& output) {
+  auto taken = sample.text.take(output);
+  if (taken.is_ahead) engine_.abort(id, output.index);
+  SamplePart part{.text = std::move(taken.text), .finish_reason = taken.finish_reason};
+  output.tokens.resize(taken.num_tokens);
+  count_tokens(sample, taken.num_tokens);
+  part.tokens = std::move(output.tokens);
+  if (taken.stop_string) part.stop_reason = *taken.stop_string;
+  if (taken.stop_token) part.stop_reason = *taken.stop_token;
+  give(sample, std::move(part));
+}
+
+void Generation::count_tokens(Sample& sample, std::size_t num_tokens) {
+  const auto now = Clock::now();
+  if (!std::exchange(has_token_, true)) {
+    metrics_.time_to_first_token.add(seconds_between(started_, now));
+    metrics_.prompt_tokens += usage_.prompt_tokens;
+  } else if (sample.last_token != Clock::time_point()) {
+    metrics_.inter_token_latency.add(seconds_between(sample.last_token, now));
+  }
+  sample.last_token = now;
+  usage_.completion_tokens += static_cast<std::int64_t>(num_tokens);
+  metrics_.generation_tokens += static_cast<std::int64_t>(num_tokens);
+}
+
+// Writes a part to a stream, or keeps it.
+void Generation::give(Sample& sample, SamplePart part) {
+  auto& whole = sample.part;
+  part.index = whole.index;
+  if (part.finish_reason != FinishReason::kNone) {
+    sample.is_over = true;
+    ++num_over_;
+    ++metrics_.finished[rollout::to_string(part.finish_reason)];
+  }
+  if (!request_.stream) {
+    whole.text += part.text;
+    std::ranges::move(part.tokens, std::back_inserter(whole.tokens));
+    whole.finish_reason = part.finish_reason;
+    whole.stop_reason = std::move(part.stop_reason);
+    return;
+  }
+  if (!exchange_->has_begun())
+    exchange_->begin(200, "text/event-stream", {{"Cache-Control", "no-cache"}});
+  if (!std::exchange(sample.has_begun, true) && (request_.is_chat || request_.return_token_ids))
+    write_event(writer_.first_chunk(part.index));
+  const bool has_tokens = request_.logprobs || request_.return_token_ids;
+  if (!part.text.empty() || has_tokens || part.finish_reason != FinishReason::kNone)
+    write_event(writer_.chunk(std::move(part), usage_));
+}
+
+void Generation::write_event(const std::string& json) {
+  exchange_->write("data: " + json + "\n\n");
+}
+
+void Generation::finish(std::int64_t version) {
+  is_over_ = true;
+  metrics_.e2e_request_latency.add(seconds_between(started_, Clock::now()));
+  metrics_.request_prompt_tokens.add(static_cast<double>(usage_.prompt_tokens));
+  metrics_.request_generation_tokens.add(static_cast<double>(usage_.completion_tokens));
+  if (!request_.stream) {
+    std::vector<SamplePart> parts;
+    for (auto& sample : samples_) parts.push_back(std::move(sample.part));
+    return exchange_->respond({.body = writer_.whole(std::move(parts), usage_, version)});
+  }
+  if (request_.include_usage) write_event(writer_.usage_chunk(usage_));
+  write_event("[DONE]");
+  exchange_->end();
+}
+
+}  // namespace ferry::serve

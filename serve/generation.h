@@ -1,0 +1,77 @@
+// One request to generate: takes the engine's tokens as they come, and writes them to the client.
+// On the server's thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rollout/request_output.h"
+#include "rollout/sample_text.h"
+#include "serve/api/choices.h"
+#include "serve/api/generation_request.h"
+#include "serve/engine_loop.h"
+#include "serve/http/http_server.h"
+#include "serve/metrics.h"
+
+namespace ferry::serve {
+
+class Generation {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `id`: of the answer. The other arguments outlive this.
+  Generation(GenerationRequest request,
+             const ServedModel& model,
+             TokenTexts& texts,
+             EngineLoop& engine,
+             Metrics& metrics,
+             std::shared_ptr<Exchange> exchange,
+             std::string id);
+
+  std::size_t num_prompts() const { return request_.prompts.size(); }
+  std::string engine_id(std::size_t prompt) const;  // of the engine's request for a prompt
+  std::int64_t num_samples() const { return request_.num_samples(); }
+  Clock::time_point started() const { return started_; }
+  bool is_over() const { return is_over_; }
+
+  void start();
+  // Takes an output of the engine for a prompt. `version`: of the weights.
+  void take(std::size_t prompt, rollout::RequestOutput output, std::int64_t version);
+  // Ends all that is under way in the engine, and the response with the error if the client is
+  // still there.
+  void fail(const ApiError& error);
+
+ private:
+  struct Sample {
+    rollout::SampleText text;
+    SamplePart part{};       // so far, unless the answer is a stream
+    bool has_begun = false;  // the client has a part of it
+    Clock::time_point last_token{};
+    bool is_over = false;
+  };
+
+  void take_sample(Sample& sample, const std::string& id, rollout::CompletionOutput& output);
+  void count_tokens(Sample& sample, std::size_t num_tokens);
+  void give(Sample& sample, SamplePart part);
+  void write_event(const std::string& json);
+  void finish(std::int64_t version);
+
+  GenerationRequest request_;
+  EngineLoop& engine_;
+  Metrics& metrics_;
+  std::shared_ptr<Exchange> exchange_;
+  std::string id_;
+  AnswerWriter writer_;
+  std::vector<Sample> samples_;
+  std::vector<bool> is_answered_;  // by prompt: the engine has no more of it
+  std::size_t num_over_ = 0;       // samples
+  Usage usage_{};
+  Clock::time_point started_ = Clock::now();
+  bool has_token_ = false;
+  bool is_over_ = false;
+};
+
+}  // namespace ferry::serve

@@ -1,0 +1,84 @@
+#include "serve/http/message.h"
+
+#include <algorithm>
+#include <charconv>
+
+namespace ferry::serve {
+namespace {
+
+std::string percent_decoded(std::string_view text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(text.data() + i + 1, text.data() + i + 3, byte, 16).ptr ==
+            text.data() + i + 3) {
+      decoded += static_cast<char>(byte);
+      i += 2;
+    } else {
+      decoded += text[i] == '+' ? ' ' : text[i];
+    }
+  }
+  return decoded;
+}
+
+}  // namespace
+
+std::string_view HttpRequest::header(std::string_view lower_case_name) const {
+  const auto found =
+      std::ranges::find(headers, lower_case_name, &std::pair<std::string, std::string>::first);
+  return found == headers.end() ? std::string_view() : std::string_view(found->second);
+}
+
+std::string HttpRequest::query_value(std::string_view name) const {
+  std::string_view rest = query;
+  while (!rest.empty()) {
+    const auto pair = rest.substr(0, rest.find('&'));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    const auto equals = std::min(pair.find('='), pair.size());
+    if (percent_decoded(pair.substr(0, equals)) == name)
+      return percent_decoded(pair.substr(std::min(pair.size(), equals + 1)));
+  }
+  return "";
+}
+
+std::string_view reason_phrase(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 413:
+      return "Content Too Large";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    case 504:
+      return "Gateway Timeout";
+    case 505:
+      return "HTTP Version Not Supported";
+    default:
+      return "Unknown";
+  }
+}
+
+}  // namespace ferry::serve

@@ -1,0 +1,110 @@
+"""A running `ferry serve`, a tiny model that talks, and what both do."""
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from support import FERRY, ROOT
+
+CHAT = ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|assistant|>{% endif %}")
+NAME = "talker"
+
+
+def make_talker(folder):
+    """A tiny model of 4096 positions with a tokenizer and a chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.train_from_iterator([p.read_text() for p in sorted(ROOT.glob("docs/*.md"))],
+                                  trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=CHAT).save_pretrained(folder)
+    config = transformers.LlamaConfig(vocab_size=tokenizer.get_vocab_size(), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, intermediate_size=48, max_position_embeddings=4096, eos_token_id=0, bos_token_id=None)
+    save_weights(folder, config, 3)
+    return folder
+
+
+def save_weights(folder, config, seed):
+    torch.manual_seed(seed)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+class Served:
+    def __init__(self, process, port):
+        self.process, self.port = process, port
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = []
+        threading.Thread(target=self.keep_log, daemon=True).start()
+
+    def keep_log(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def ask(self, method, path, body=None, headers=None, timeout=60):
+        """-> (status, headers, the bytes of the body)"""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
+        answer = connection.getresponse()
+        result = answer.status, dict(answer.getheaders()), answer.read()
+        connection.close()
+        return result
+
+    def post(self, path, status=200, **body):
+        got, _, answer = self.ask("POST", path, body)
+        assert got == status, (got, answer)
+        return json.loads(answer) if answer else None
+
+    def get(self, path, status=200):
+        got, _, answer = self.ask("GET", path)
+        assert got == status, (got, answer)
+        return answer
+
+    def complete(self, prompt, status=200, path="/v1/completions", **fields):
+        return self.post(path, status, **({"model": NAME, "prompt": prompt} | fields))
+
+    def metric(self, name):
+        """The sum of a metric's samples."""
+        lines = [line for line in self.get("/metrics").decode().splitlines() if re.match(rf"{re.escape(name)}[ {{]", line)]
+        assert lines, name
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def threads(self):
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+    def descriptors(self):
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def resident_bytes(self):
+        (line,) = [line for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+        return int(line.split()[1]) * 1024
+
+
+@contextlib.contextmanager
+def serve(checkpoint, *arguments, port=0):
+    command = [FERRY, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.match(r"serving +http://127\.0\.0\.1:(\d+)$", line):
+                break
+        else:
+            raise AssertionError("".join(said))
+        yield Served(process, int(found[1]))
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,178 @@
+"""ferry serve with OpenAI's own client, beside transformers, and alone beside busy."""
+import concurrent.futures
+import json
+
+import openai
+import pytest
+import torch
+import transformers
+
+from generate_beside_transformers import chosen, forward_log_probs, load
+from served import NAME
+from support import FERRY, run_ok
+
+PROMPT = "The weights of"
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(talker):
+    return transformers.AutoTokenizer.from_pretrained(talker)
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by, model.max_model_len) == (NAME, "model", "ferry", 4096)
+
+
+def test_a_completion_is_that_of_ferry_generate(client, talker, tokenizer):
+    answer = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, seed=1, logprobs=3, extra_body={"ignore_eos": True, "return_token_ids": True})
+    lines = run_ok("generate", talker, PROMPT, "--max-tokens", 40, "--seed", 1, "--ignore-eos", "--json", "--quiet").stdout
+    (expected,) = json.loads(lines)["outputs"]
+    (choice,) = answer.choices
+    assert (choice.text, choice.token_ids, choice.finish_reason) == (expected["text"], expected["token_ids"], "length")
+    assert choice.logprobs.token_logprobs == expected["model_logprobs"]
+    assert choice.prompt_token_ids == tokenizer(PROMPT)["input_ids"]
+    assert "".join(choice.logprobs.tokens).startswith(choice.text[:20])
+    assert (answer.object, answer.usage.prompt_tokens, answer.usage.completion_tokens) == ("text_completion", len(choice.prompt_token_ids), 40)
+
+
+def test_greedy_tokens_and_their_log_probs_are_transformers(client, talker):
+    model = load(talker)
+    prompt = list(range(20, 60))
+    answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=24, temperature=0, logprobs=0, extra_body={"return_token_ids": True})
+    (choice,) = answer.choices
+    with torch.no_grad():
+        expected = model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt):].tolist()
+    assert choice.token_ids == expected
+    log_probs = chosen(forward_log_probs(model, prompt, choice.token_ids), choice.token_ids)
+    assert torch.equal(log_probs, torch.tensor(choice.logprobs.token_logprobs))
+
+
+def test_a_stream_has_the_parts_of_the_whole(client):
+    fields = {"model": NAME, "prompt": PROMPT, "max_tokens": 60, "seed": 2, "n": 2, "logprobs": 1, "extra_body": {"return_token_ids": True}}
+    whole = client.completions.create(**fields)
+    parts = list(client.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    assert parts[-1].usage == whole.usage and parts[-1].choices == []
+    for choice in whole.choices:
+        mine = [one for part in parts for one in part.choices if one.index == choice.index]
+        assert "".join(one.text for one in mine) == choice.text
+        assert [one.finish_reason for one in mine if one.finish_reason] == [choice.finish_reason]
+        assert sum((one.token_ids for one in mine), []) == choice.token_ids
+        assert mine[0].prompt_token_ids == choice.prompt_token_ids
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            assert sum((getattr(one.logprobs, name) for one in mine if one.logprobs), []) == getattr(choice.logprobs, name)
+
+
+def test_a_chat_is_a_completion_of_its_template(client, tokenizer):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Why?"}]}]
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True)["input_ids"]
+    answer = client.chat.completions.create(model=NAME, messages=messages, max_completion_tokens=30, seed=5, logprobs=True, top_logprobs=2,
+                                            extra_body={"return_token_ids": True})
+    (choice,) = answer.choices
+    assert answer.prompt_token_ids == ids and (choice.message.role, answer.object) == ("assistant", "chat.completion")
+    same = client.completions.create(model=NAME, prompt=ids, max_tokens=30, seed=5, logprobs=2, extra_body={"return_token_ids": True}).choices[0]
+    assert (choice.message.content, choice.token_ids, choice.finish_reason) == (same.text, same.token_ids, same.finish_reason)
+    content = choice.logprobs.content
+    assert [one.logprob for one in content] == same.logprobs.token_logprobs and all(len(one.top_logprobs) == 2 for one in content)
+    assert bytes(content[0].bytes).decode() == content[0].token
+    parts = list(client.chat.completions.create(model=NAME, messages=messages, max_tokens=30, seed=5, stream=True))
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == choice.message.content
+    assert parts[-1].choices[0].finish_reason == choice.finish_reason
+
+
+def test_tokens_in_and_out_are_not_tokenised_again(client, server, tokenizer):
+    """The ids of a turn are the prompt of the next; as text they would be others."""
+    first = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20, seed=3, extra_body={"return_token_ids": True}).choices[0]
+    ids = first.prompt_token_ids + first.token_ids
+    answer = server.post("/v1/chat/completions", model=NAME, prompt_token_ids=ids, max_tokens=5, seed=3, return_token_ids=True)
+    assert answer["prompt_token_ids"] == ids and len(answer["choices"][0]["token_ids"]) == 5
+    assert server.post("/tokenize", prompt=PROMPT)["tokens"] == tokenizer(PROMPT)["input_ids"] == first.prompt_token_ids
+    assert server.post("/detokenize", tokens=ids)["prompt"] == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    chat = server.post("/tokenize", messages=[{"role": "user", "content": "x"}], return_token_strs=True)
+    expected = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], add_generation_prompt=True)["input_ids"]
+    assert chat["tokens"] == expected and chat["token_strs"] == tokenizer.convert_ids_to_tokens(expected) and chat["count"] == len(expected)
+
+
+def test_stop_strings_and_stop_tokens_end_an_answer(client):
+    def ask(**fields):
+        return client.completions.create(model=NAME, prompt=PROMPT, max_tokens=40, seed=1, **fields).choices[0]
+
+    whole = ask(extra_body={"ignore_eos": True, "return_token_ids": True})
+    stop = whole.text[5:8]
+    by_text = ask(stop=["never said", stop], extra_body={"ignore_eos": True})
+    assert (by_text.text, by_text.finish_reason, by_text.stop_reason) == (whole.text[:whole.text.index(stop)], "stop", stop)
+    by_token = ask(extra_body={"ignore_eos": True, "stop_token_ids": [whole.token_ids[9]], "return_token_ids": True})
+    assert by_token.token_ids == whole.token_ids[:whole.token_ids.index(whole.token_ids[9]) + 1]
+    assert (by_token.finish_reason, by_token.stop_reason) == ("stop", whole.token_ids[9])
+
+
+def test_several_prompts_are_several_choices(client):
+    both = client.completions.create(model=NAME, prompt=["One", "Another"], n=2, max_tokens=8, seed=4)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    for i, prompt in enumerate(["One", "Another"]):
+        alone = client.completions.create(model=NAME, prompt=prompt, n=2, max_tokens=8, seed=4)
+        assert [choice.text for choice in alone.choices] == [choice.text for choice in both.choices[2 * i:2 * i + 2]]
+
+
+def test_an_answer_alone_has_the_bytes_of_one_among_32_others(server):
+    def ask(i):
+        body = {"model": NAME, "prompt": f"Prompt {i} of " + "some " * (i % 5), "max_tokens": 30 + i, "seed": i, "temperature": 0.5 + i % 3,
+                "top_p": 1 - 0.1 * (i % 2), "logprobs": 2, "return_token_ids": True, "stream": i % 2 == 1}
+        if i % 4 == 3:
+            body["repetition_penalty"] = 1.2
+        status, _, answer = server.ask("POST", "/v1/completions", body)
+        assert status == 200
+        return answer if body["stream"] else json.loads(answer)["choices"]
+
+    def without_names(answer):
+        if not isinstance(answer, bytes):
+            return answer
+        events = [json.loads(line[6:]) for line in answer.decode().split("\n\n") if line.startswith("data: {")]
+        return [event["choices"] for event in events]
+
+    alone = {i: without_names(ask(i)) for i in (0, 3, 17, 32)}
+    with concurrent.futures.ThreadPoolExecutor(33) as pool:
+        together = list(pool.map(ask, range(33)))
+    assert {i: without_names(together[i]) for i in alone} == alone
+
+
+@pytest.mark.parametrize("fields, status, param", [
+    ({"model": "another"}, 404, "model"),
+    ({"temperature": -1}, 400, "temperature"),
+    ({"temperature": "hot"}, 400, "temperature"),
+    ({"max_tokens": 5000}, 400, "max_tokens"),
+    ({"prompt": [4, 5000]}, 400, "prompt"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": {"a": 1}}, 400, "prompt"),
+    ({"n": 2, "temperature": 0}, 400, "n"),
+    ({"logit_bias": {"5": 3}}, 400, "logit_bias"),
+    ({"echo": True}, 400, "echo"),
+    ({"logprobs": 99}, 400, "logprobs"),
+    ({"stop": [3]}, 400, "stop"),
+    ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+])
+def test_a_bad_field_is_named_in_openais_form(client, fields, status, param):
+    fields = {"model": NAME, "prompt": "x"} | fields
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model=fields.pop("model"), prompt=fields.pop("prompt"), extra_body=fields)
+    error = caught.value
+    assert (error.status_code, error.param) == (status, param)
+    assert error.type == ("not_found_error" if status == 404 else "invalid_request_error")
+    assert isinstance(error, openai.NotFoundError if status == 404 else openai.BadRequestError)
+
+
+def test_a_request_that_is_too_long_says_so(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=NAME, prompt=[7] * 4096, max_tokens=1)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_the_server_says_how_it_is_used():
+    assert "--max-queued-requests" in run_ok("serve", "--help").stdout and FERRY.exists()

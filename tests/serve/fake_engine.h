@@ -1,0 +1,108 @@
+// An engine without a model: each token of an answer is a function of the prompt, the seed, the
+// sample and the position.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "serve/engine_loop.h"
+
+namespace ferry::serve::fake_engine {
+
+using rollout::FinishReason;
+using rollout::RequestOutput;
+
+inline std::int64_t token_of(const std::vector<std::int64_t>& prompt,
+                             std::uint64_t seed,
+                             std::int64_t index,
+                             std::int64_t position) {
+  auto hash = seed * 31 + static_cast<std::uint64_t>(index * 7 + position);
+  for (const auto id : prompt) hash = hash * 33 + static_cast<std::uint64_t>(id);
+  return static_cast<std::int64_t>(hash % 90);
+}
+
+class FakeEngine : public EngineSteps {
+ public:
+  void add_request(const std::string& id,
+                   const std::vector<std::int64_t>& prompt,
+                   const rollout::SamplingParams& params) override {
+    requests_[id] = {prompt, params, 0};
+  }
+  void abort(const std::string& id) override {
+    requests_.erase(id);
+    ++num_aborted;
+  }
+  void abort(const std::string& id, std::int64_t) override { abort(id); }
+  bool has_unfinished() const override { return !requests_.empty(); }
+
+  std::vector<RequestOutput> step() override {
+    require(!fails, ErrorKind::kDevice, "the device is lost");
+    std::vector<RequestOutput> outputs;
+    for (auto at = requests_.begin(); at != requests_.end();) {
+      auto& [prompt, params, drawn] = at->second;
+      const bool is_last = ++drawn >= params.max_tokens;
+      RequestOutput output{.request_id = at->first, .finished = is_last};
+      for (std::int64_t i = 0; i < params.n; ++i) {
+        auto& sample = output.outputs.emplace_back();
+        sample.index = i;
+        sample.tokens.push_back(
+            {.token_id = token_of(prompt, params.seed.value_or(0), i, drawn) + weights});
+        if (is_last) sample.finish_reason = FinishReason::kLength;
+      }
+      outputs.push_back(std::move(output));
+      at = is_last ? requests_.erase(at) : std::next(at);
+    }
+    ++num_steps;
+    return outputs;
+  }
+
+  rollout::EngineStats stats() const override {
+    return {.num_running = static_cast<std::int64_t>(requests_.size())};
+  }
+  void reset_prefix_cache() override { ++num_resets; }
+  std::function<void()> open_weights(const WeightSource& source) override {
+    require(source.checkpoint != "absent", ErrorKind::kNotFound, "absent: does not exist");
+    return [this, source] {
+      require(source.checkpoint != "damaged", ErrorKind::kCorrupt, "damaged: is cut short");
+      weights += 1000;
+    };
+  }
+  void sleep(int level) override { sleeps = level; }
+  void wake_up() override { sleeps = 0; }
+
+  std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, sleeps = 0;
+  std::atomic<std::int64_t> weights = 0;
+  std::atomic<bool> fails = false;
+
+ private:
+  struct Request {
+    std::vector<std::int64_t> prompt{};
+    rollout::SamplingParams params{};
+    std::int64_t drawn = 0;
+  };
+  std::map<std::string, Request> requests_;
+};
+
+// A loop on a thread of its own.
+class RunningLoop {
+ public:
+  explicit RunningLoop(EngineSteps& engine) : loop(engine) {}
+  ~RunningLoop() {
+    loop.stop();
+    if (thread_.joinable()) thread_.join();
+  }
+  void start() {
+    thread_ = std::thread([this] { loop.run(); });
+  }
+
+  EngineLoop loop;
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace ferry::serve::fake_engine

@@ -1,0 +1,104 @@
+#include "serve/api/generation_request.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "serve/api/fields.h"
+
+namespace ferry::serve {
+namespace generation_request_test {
+
+const ServedModel kModel{.name = "m", .max_model_len = 100, .vocab_size = 50};
+
+GenerationRequest completion(const std::string& json) {
+  return parse_completion(parse_object(json), kModel);
+}
+
+// The error of a body; "" if there is none.
+std::string error_of(const std::string& json) {
+  try {
+    completion(json);
+  } catch (const ApiError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GenerationRequest, ReadsTheSamplingOfACompletion) {
+  const auto request = completion(
+      R"({"model": "m", "prompt": [1, 2], "n": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+          "seed": -1, "stop_token_ids": [4], "max_tokens": 9, "min_tokens": 2, "logprobs": 2, "ignore_eos": true,
+          "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5, "user": "x", "unknown": {}})");
+  const auto& params = request.params;
+  EXPECT_EQ(request.prompts, (std::vector<std::vector<std::int64_t>>{{1, 2}}));
+  EXPECT_EQ(params.n, 3);
+  EXPECT_EQ(params.temperature, 0.5);
+  EXPECT_EQ(params.top_p, 0.9);
+  EXPECT_EQ(params.top_k, 7);
+  EXPECT_EQ(params.min_p, 0.1);
+  EXPECT_EQ(params.seed, std::uint64_t(-1));
+  EXPECT_EQ(params.stop_token_ids, std::vector<std::int64_t>{4});
+  EXPECT_EQ(params.max_tokens, 9);
+  EXPECT_EQ(params.min_tokens, 2);
+  EXPECT_EQ(params.logprobs, 2);
+  EXPECT_TRUE(params.ignore_eos);
+  EXPECT_EQ(params.presence_penalty, 1);
+  EXPECT_EQ(params.frequency_penalty, -1);
+  EXPECT_EQ(params.repetition_penalty, 1.5);
+}
+
+TEST(GenerationRequest, NullIsAbsence) {
+  const auto request =
+      completion(R"({"prompt": [1], "max_tokens": null, "seed": null, "stop": null})");
+  EXPECT_EQ(request.params.max_tokens, 16);
+  EXPECT_FALSE(request.params.seed);
+}
+
+TEST(GenerationRequest, AChatMayHaveAllTokensThatThereIsRoomFor) {
+  const auto request =
+      parse_chat_completion(parse_object(R"({"prompt_token_ids": [1, 2, 3]})"), kModel);
+  EXPECT_EQ(request.params.max_tokens, 97);
+}
+
+TEST(GenerationRequest, NamesTheFieldThatIsWrong) {
+  EXPECT_EQ(error_of(R"({"prompt": [1], "n": 1.5})"), "n: is not an integer of 64 bits");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "n": 18446744073709551615})"),
+            "n: is not an integer of 64 bits");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "top_p": 2})"), "top_p: 2 is not in (0, 1]");
+  EXPECT_EQ(error_of(R"({"prompt": [50]})"), "prompt: 50 is no token of the model");
+  EXPECT_EQ(error_of(R"({"prompt": "text"})"), "the model has no tokenizer: prompts are token ids");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "stream": true, "stream_options": {"include_usage": 1}})"),
+            "stream_options.include_usage: is not true or false");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "suffix": "x"})"), "suffix: is not supported");
+  EXPECT_EQ(error_of(R"({"prompt": [1], "max_tokens": 100})"),
+            "the model takes 100 tokens, and the prompt has 1, max_tokens 100");
+  EXPECT_EQ(error_of(R"({"model": "x", "prompt": [1]})"), "the model `x` does not exist");
+  EXPECT_EQ(error_of("[]"), "the body is no JSON object");
+}
+
+TEST(GenerationRequest, RefusesNestingThatNoRecursionSurvives) {
+  EXPECT_EQ(error_of(std::string(1'000'000, '[')), "the body is nested more than 100 deep");
+  EXPECT_EQ(error_of(R"({"a": "[[[[{{{{", "prompt": [1]})"), "");
+}
+
+TEST(GenerationRequest, AnyBytesAreAnAnswerOrAnError) {
+  const std::string body =
+      R"({"model": "m", "prompt": [[1, 2], [3]], "n": 3, "temperature": 0.5, "stop": [], "seed": 5, "stream": true,
+          "stream_options": {"include_usage": true}, "logprobs": 2})";
+  std::mt19937 random(7);
+  int refused = 0;
+  for (int i = 0; i < 20000; ++i) {
+    auto text = body;
+    const auto at = random() % text.size();
+    if (i % 3 == 0) text.erase(at, 1 + random() % 5);
+    if (i % 3 == 1) text[at] = static_cast<char>(random());
+    if (i % 3 == 2) text.insert(at, text.substr(random() % text.size(), random() % 20));
+    refused += error_of(text).empty() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 5000);
+  EXPECT_LT(refused, 20000);
+}
+
+}  // namespace generation_request_test
+}  // namespace ferry::serve
