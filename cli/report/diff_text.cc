@@ -114,12 +114,6 @@ std::string format_number(double value) {
   return fmt::format("{:.4g}", value);
 }
 
-std::string format_bucket(std::size_t bucket) {
-  const auto last = distckpt::largest_ulps_of(bucket);
-  if (bucket < 3) return fmt::format("{}", last);
-  return fmt::format("{}-{}", distckpt::largest_ulps_of(bucket - 1) + 1, last);
-}
-
 std::string format_largest(const distckpt::ElementCounts& counts) {
   return counts.max_difference ? format_number(*counts.max_difference) : "";
 }

@@ -1,0 +1,129 @@
+#include "python/binding/options.h"
+
+#include "distckpt/base/error.h"
+#include "distckpt/execute/rendezvous.h"
+
+namespace ferry::python {
+namespace {
+
+constexpr std::int64_t kMaxMemory = std::int64_t{192} << 20;
+
+std::optional<converter::Format> format_of(const Options& options) {
+  const auto name = options.get<std::string>("to");
+  if (name.empty()) return std::nullopt;
+  if (name == "hf") return converter::Format::kHuggingFace;
+  if (name == "megatron") return converter::Format::kTorchDist;
+  require(name == "h5", ErrorKind::kUsage, "to={}: is none of hf, megatron, h5", name);
+  return converter::Format::kArchive;
+}
+
+converter::DryRun dry_run_of(const Options& options) {
+  const auto name = options.get<std::string>("dry_run");
+  if (name.empty()) return converter::DryRun::kNo;
+  if (name == "plan") return converter::DryRun::kPlan;
+  require(name == "read", ErrorKind::kUsage, "dry_run={}: is neither plan nor read", name);
+  return converter::DryRun::kRead;
+}
+
+}  // namespace
+
+std::optional<distckpt::Iteration> Options::iteration(const char* name) const {
+  const auto text = get<std::string>(name);
+  if (text.empty()) return std::nullopt;
+  const auto iteration = distckpt::parse_iteration(text);
+  require(iteration.has_value(), ErrorKind::kUsage, "{}={}: an iteration is a number or release",
+          name, text);
+  return iteration;
+}
+
+std::optional<distckpt::DType> Options::dtype() const {
+  const auto name = get<std::string>("dtype");
+  if (name.empty()) return std::nullopt;
+  require(name == "bf16" || name == "fp16" || name == "fp32", ErrorKind::kUsage,
+          "dtype={}: is none of bf16, fp16, fp32", name);
+  return distckpt::dtype_from_short_name(name);
+}
+
+converter::Selection Options::selection() const {
+  return {.include = get<std::vector<std::string>>("include"),
+          .exclude = get<std::vector<std::string>>("exclude")};
+}
+
+models::ParallelConfig Options::parallel() const {
+  const auto size = [&](const char* name) {
+    const auto value = get<int>(name, 1);
+    require(value >= 1 && value <= 65536, ErrorKind::kUsage, "{}={}: is not in 1 ... 65536", name,
+            value);
+    return value;
+  };
+  models::ParallelConfig parallel{
+      .tensor_model_parallel_size = size("tp"),
+      .pipeline_model_parallel_size = size("pp"),
+      .expert_model_parallel_size = size("ep"),
+      .expert_tensor_parallel_size = find<int>("etp"),
+      .virtual_pipeline_model_parallel_size = find<int>("vpp"),
+      .num_layers_in_first_pipeline_stage = find<int>("num_layers_in_first_pipeline_stage"),
+      .num_layers_in_last_pipeline_stage = find<int>("num_layers_in_last_pipeline_stage"),
+      .account_for_embedding_in_pipeline_split =
+          get<bool>("account_for_embedding_in_pipeline_split"),
+      .account_for_loss_in_pipeline_split = get<bool>("account_for_loss_in_pipeline_split"),
+      .pipeline_model_parallel_layout = get<std::string>("pipeline_model_parallel_layout"),
+      .make_vocab_size_divisible_by = get<int>("make_vocab_size_divisible_by", 128)};
+  for (const auto* name : {"etp", "vpp", "make_vocab_size_divisible_by"}) {
+    if (find<int>(name)) size(name);
+  }
+  return parallel;
+}
+
+converter::ConvertOptions convert_options(const Options& options) {
+  converter::ConvertOptions result{
+      .from = options.path("source"),
+      .to = options.path("target"),
+      .format = format_of(options),
+      .iteration = options.iteration(),
+      .hf_config = options.path("hf_config"),
+      .selection = options.selection(),
+      .parallel = options.parallel(),
+      .dtype = options.dtype(),
+      .keep_fp8 = options.get<bool>("keep_fp8"),
+      .no_save_optim = options.get<bool>("no_save_optim"),
+      .max_shard_size = options.find<std::int64_t>("max_shard_size"),
+      .threads = options.get<int>("threads"),
+      .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory),
+      .dry_run = dry_run_of(options),
+      .overwrite = options.get<bool>("overwrite"),
+      .resume = options.get<bool>("resume"),
+      .follow_symlinks = options.get<bool>("follow_symlinks")};
+  if (options.get<bool>("ranks")) result.job = distckpt::rank_from_environment();
+  return result;
+}
+
+converter::PairOptions pair_options(const Options& options) {
+  return {.left = options.path("left"),
+          .right = options.path("right"),
+          .left_iteration = options.iteration("left_iteration"),
+          .right_iteration = options.iteration("right_iteration"),
+          .hf_config = options.path("hf_config"),
+          .selection = options.selection(),
+          .threads = options.get<int>("threads"),
+          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
+}
+
+converter::DigestOptions digest_options(const Options& options) {
+  return {.path = options.path("path"),
+          .iteration = options.iteration(),
+          .hf_config = options.path("hf_config"),
+          .keep_fp8 = options.get<bool>("keep_fp8"),
+          .files = options.get<bool>("files"),
+          .threads = options.get<int>("threads"),
+          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
+}
+
+converter::StreamOptions stream_options(const Options& options) {
+  return {.dtype = options.dtype(),
+          .threads = options.get<int>("threads"),
+          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory),
+          .read_ahead = options.get<std::int64_t>("read_ahead", std::int64_t{256} << 20)};
+}
+
+}  // namespace ferry::python

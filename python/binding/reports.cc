@@ -1,0 +1,55 @@
+// The acts that end in a report: convert, verify, diff, digest, inspect.
+#include "cli/report/json.h"
+#include "converter/convert.h"
+#include "converter/diff.h"
+#include "converter/digest_checkpoint.h"
+#include "converter/inspect.h"
+#include "converter/verify.h"
+#include "python/binding/interpreter.h"
+#include "python/binding/options.h"
+
+namespace ferry::python {
+namespace {
+
+std::string report_json(const std::string& act,
+                        const Options& options,
+                        const converter::ProgressFunction& progress) {
+  if (act == "convert") {
+    return cli::json_text(cli::convert_json(converter::convert(convert_options(options), progress)),
+                          -1);
+  }
+  if (act == "verify") {
+    return cli::json_text(
+        cli::verify_json(converter::verify(
+            pair_options(options), {.weights_only = options.get<bool>("weights_only")}, progress)),
+        -1);
+  }
+  if (act == "diff")
+    return cli::json_text(cli::diff_json(converter::diff(pair_options(options), progress)), -1);
+  if (act == "digest")
+    return write_manifest(converter::digest_checkpoint(digest_options(options), progress));
+  require(act == "inspect", ErrorKind::kBug, "{}: no such act", act);
+  const auto report =
+      converter::inspect(options.path("path"), options.iteration(), options.path("hf_config"));
+  return cli::json_text(cli::inspect_json(report, options.get<std::string>("filter")), -1);
+}
+
+}  // namespace
+
+// report(act, options as JSON, progress or None) -> JSON
+PyObject* report(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    const char* act = nullptr;
+    const char* options = nullptr;
+    PyObject* progress = nullptr;
+    if (PyArg_ParseTuple(arguments, "ssO", &act, &options, &progress) == 0) throw PythonError();
+    std::string json;
+    {
+      WithoutGil gil;
+      json = report_json(act, Options(options), reporter(progress, gil));
+    }
+    return text(json);
+  });
+}
+
+}  // namespace ferry::python

@@ -1,0 +1,222 @@
+// A checkpoint that was opened, and the streams that read its tensors.
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/report/json.h"
+#include "converter/bridge/tensor_stream.h"
+#include "converter/open/checkpoint.h"
+#include "python/binding/checkpoint.h"
+#include "python/binding/interpreter.h"
+#include "python/binding/options.h"
+
+namespace ferry::python {
+namespace {
+
+using converter::Checkpoint;
+using converter::TensorStream;
+using nlohmann::ordered_json;
+
+constexpr const char* kStream = "ferry.stream";
+
+// Null after stream_close().
+using StreamHolder = std::unique_ptr<TensorStream>;
+
+TensorStream& stream_of(PyObject* capsule) {
+  const auto holder = unwrap<StreamHolder>(capsule, kStream);
+  require(*holder != nullptr, ErrorKind::kUsage, "the stream is closed");
+  return **holder;
+}
+
+std::vector<std::int64_t> list(const distckpt::Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
+
+ordered_json describe_json(const Checkpoint& checkpoint) {
+  ordered_json json{{"path", checkpoint.location.folder.string()},
+                    {"format", to_string(checkpoint.location.format)},
+                    {"iteration", checkpoint.location.iteration
+                                      ? ordered_json(iteration_text(*checkpoint.location.iteration))
+                                      : ordered_json(nullptr)},
+                    {"family", checkpoint.map.config.family},
+                    {"config", nullptr},
+                    {"tensors", ordered_json::array()}};
+  if (checkpoint.hf) json["config"] = checkpoint.hf->config_text();
+  for (const auto& tensor : checkpoint.tensors) {
+    if (tensor.role == distckpt::Role::kWeight || tensor.role == distckpt::Role::kDerived)
+      json["tensors"].push_back({tensor.name, short_name(tensor.dtype), list(tensor.shape)});
+  }
+  return json;
+}
+
+converter::WantedTensors wanted_of(const Checkpoint& checkpoint, const Options& options) {
+  if (const auto name = options.find<std::string>("name")) {
+    std::optional<distckpt::Box> box;
+    if (const auto ranges =
+            options.find<std::vector<std::pair<std::int64_t, std::int64_t>>>("box")) {
+      box.emplace();
+      for (const auto& [begin, end] : *ranges) {
+        require(begin <= end, ErrorKind::kUsage, "box: {}:{} ends before it begins", begin, end);
+        box->offset.push_back(begin);
+        box->size.push_back(end - begin);
+      }
+    }
+    return box_of_tensor(checkpoint, *name, box);
+  }
+  const auto names = options.get<std::string>("names");
+  if (names == "hf") return whole_tensors(checkpoint, options.selection());
+  require(names == "megatron", ErrorKind::kUsage, "names={}: is neither hf nor megatron", names);
+  return tensors_of_rank(checkpoint, options.parallel(), options.get<int>("rank"),
+                         options.selection());
+}
+
+PyObject* range_or_none(const std::optional<TensorStream::Range>& range) {
+  if (!range) {
+    Py_IncRef(Py_None);
+    return Py_None;
+  }
+  return Py_BuildValue("nn", static_cast<Py_ssize_t>(range->begin),
+                       static_cast<Py_ssize_t>(range->end));
+}
+
+}  // namespace
+
+// open_checkpoint(options as JSON) -> capsule
+PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    const char* json = nullptr;
+    if (PyArg_ParseTuple(arguments, "s", &json) == 0) throw PythonError();
+    std::shared_ptr<Checkpoint> checkpoint;
+    {
+      const WithoutGil gil;
+      const Options options(json);
+      checkpoint = std::make_shared<Checkpoint>(
+          converter::open(options.path("path"), {.iteration = options.iteration(),
+                                                 .hf_config = options.path("hf_config"),
+                                                 .keep_fp8 = options.get<bool>("keep_fp8")}));
+      check_derived(*checkpoint);
+    }
+    return wrap<const Checkpoint>(std::move(checkpoint), kCheckpoint);
+  });
+}
+
+// describe(checkpoint) -> JSON
+PyObject* describe(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
+    return text(cli::json_text(describe_json(*unwrap<const Checkpoint>(capsule, kCheckpoint)), -1));
+  });
+}
+
+// stream(checkpoint, options as JSON) -> capsule
+PyObject* stream(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    const char* json = nullptr;
+    if (PyArg_ParseTuple(arguments, "Os", &capsule, &json) == 0) throw PythonError();
+    const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    std::shared_ptr<StreamHolder> holder;
+    {
+      const WithoutGil gil;
+      const Options options(json);
+      holder = std::make_shared<StreamHolder>(std::make_unique<TensorStream>(
+          checkpoint, wanted_of(*checkpoint, options), stream_options(options)));
+    }
+    return wrap(std::move(holder), kStream);
+  });
+}
+
+// stream_tensors(stream) -> JSON: [[name, dtype, shape, bytes], ...]
+PyObject* stream_tensors(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
+    auto json = ordered_json::array();
+    for (const auto& tensor : stream_of(capsule).tensors()) {
+      json.push_back(
+          {tensor.name, short_name(tensor.dtype), list(tensor.shape), tensor.num_bytes()});
+    }
+    return text(cli::json_text(json, -1));
+  });
+}
+
+// stream_next(stream) -> (begin, end) of the tensors to be started, or None
+PyObject* stream_next(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
+    return range_or_none(stream_of(capsule).next_batch());
+  });
+}
+
+// stream_start(stream, addresses)
+PyObject* stream_start(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    PyObject* addresses = nullptr;
+    if (PyArg_ParseTuple(arguments, "OO", &capsule, &addresses) == 0) throw PythonError();
+    std::vector<std::byte*> memory;
+    for (Py_ssize_t i = 0; i < PySequence_Size(addresses); ++i) {
+      const Reference address(checked(PySequence_GetItem(addresses, i)));
+      memory.push_back(
+          reinterpret_cast<std::byte*>(PyLong_AsUnsignedLongLong(address.get())));  // NOLINT
+    }
+    if (PyErr_Occurred() != nullptr) throw PythonError();
+    auto& stream = stream_of(capsule);
+    {
+      const WithoutGil gil;
+      stream.start(std::move(memory));
+    }
+    Py_IncRef(Py_None);
+    return Py_None;
+  });
+}
+
+// stream_wait(stream, progress or None) -> (begin, end) of the tensors that are there, or None
+PyObject* stream_wait(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    PyObject* progress = nullptr;
+    if (PyArg_ParseTuple(arguments, "OO", &capsule, &progress) == 0) throw PythonError();
+    auto& stream = stream_of(capsule);
+    std::optional<TensorStream::Range> range;
+    {
+      WithoutGil gil;
+      range = stream.wait(reporter(progress, gil));
+    }
+    return range_or_none(range);
+  });
+}
+
+// stream_release(stream, begin, end)
+PyObject* stream_release(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    Py_ssize_t begin = 0;
+    Py_ssize_t end = 0;
+    if (PyArg_ParseTuple(arguments, "Onn", &capsule, &begin, &end) == 0) throw PythonError();
+    stream_of(capsule).release(
+        {.begin = static_cast<std::size_t>(begin), .end = static_cast<std::size_t>(end)});
+    Py_IncRef(Py_None);
+    return Py_None;
+  });
+}
+
+// stream_close(stream): ends what is being read, after which its memory may go
+PyObject* stream_close(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
+    const auto holder = unwrap<StreamHolder>(capsule, kStream);
+    {
+      const WithoutGil gil;
+      holder->reset();
+    }
+    Py_IncRef(Py_None);
+    return Py_None;
+  });
+}
+
+}  // namespace ferry::python

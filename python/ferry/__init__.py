@@ -1,0 +1,21 @@
+"""Ferry: carries model weights between Hugging Face and Megatron-Core checkpoints, in any layout, and proves every bit.
+
+    import ferry
+    ferry.convert("Qwen2.5-1.5B", "megatron", tp=2, pp=2)
+    for name, tensor in ferry.open("megatron").tensors():
+        weight = tensor.torch()
+"""
+from . import _ferry
+from ._checkpoint import Checkpoint, Into, TensorInfo, open
+from ._errors import Error
+from ._progress import Progress, ProgressCallback
+from ._reports import (Chunk, ConvertReport, Difference, DiffReport, File, InspectReport, LayerDiff, Manifest, ManifestFile, ManifestTensor, Place,
+                       StoredTensor, TensorDiff, TensorDifference, VerifyReport, convert, diff, digest, inspect, verify)
+from ._tensor import Tensor
+
+__version__ = _ferry.version
+__all__ = [
+    "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff", "Manifest",
+    "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "StoredTensor", "Tensor", "TensorDiff", "TensorDifference", "TensorInfo",
+    "VerifyReport", "convert", "diff", "digest", "inspect", "open", "verify"
+]

@@ -1,0 +1,194 @@
+"""Opened checkpoints, and their tensors one by one."""
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _ferry
+from ._errors import Error
+from ._progress import Progress, reporting
+from ._reports import Manifest, Path, Size, digest, plain
+from ._tensor import Tensor, borrow
+
+Into = Union[Mapping[str, Any], Callable[[str, str, Tuple[int, ...]], Any]]
+"""Memory for tensors: a mapping by name, or a function of name, dtype and shape. Each is row-major on the host (pinned or not), speaks DLPack, and has
+the tensor's shape and dtype; unsigned integers of the same width serve, too."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor of a model.
+
+    Attributes:
+        name: in Hugging Face terms
+        dtype: "bf16", "fp32", ...
+        shape: outermost first
+    """
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+
+
+class Checkpoint:
+    """A checkpoint that lies somewhere, in any format and layout. Headers were read, tensors were not; they are read when they are asked for.
+
+    Attributes:
+        path: the folder of its files
+        format: "huggingface", "torch_dist", "archive", "torch_save", "legacy", "dcp", "zarr", "fsdp"
+        iteration: of a Megatron checkpoint: "4000" or "release"
+        family: Hugging Face's model_type: "llama"
+        config: the content of config.json; None for a Megatron checkpoint that has none
+    """
+
+    path: str
+    format: str
+    iteration: Optional[str]
+    family: str
+    config: Optional[Dict[str, Any]]
+
+    def __init__(self, handle: Any, options: Dict[str, Any]):
+        self._handle, self._options = handle, options
+        found = json.loads(_ferry.describe(handle))
+        self.path, self.format, self.iteration, self.family = found["path"], found["format"], found["iteration"], found["family"]
+        self.config = None if found["config"] is None else json.loads(found["config"])
+        self._infos = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]]
+
+    def __repr__(self) -> str:
+        return f"<ferry.Checkpoint {self.path} ({self.format}, {self.family}, {len(self._infos)} tensors)>"
+
+    def infos(self) -> List[TensorInfo]:
+        """The tensors of the model, in Hugging Face terms and order."""
+        return list(self._infos)
+
+    def tensors(self, names: str = "hf", *, include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1,
+                etp: Optional[int] = None, vpp: Optional[int] = None, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
+                rank: int = 0, dtype: Optional[str] = None, into: Optional[Into] = None, read_ahead: Size = "256MiB", threads: int = 0,
+                max_memory: Size = "192MiB", progress: Progress = False) -> Iterator[Tuple[str, Any]]:
+        """Reads tensors, in parallel and ahead of the loop.
+
+        Args:
+            names: "hf": every tensor of the model, whole, as save_pretrained of transformers names it; each expert is a tensor of its own.
+                "megatron": the parameters that `rank` holds, as Megatron-Core's modules do: linear_qkv [(q + k + v heads)/tp, hidden], linear_fc1
+                [2 ffn/tp, hidden] gate over up, the vocabulary padded; each layer and each expert under a key of its own, numbered as in the whole
+                model ("decoder.layers.3.mlp.linear_fc1.weight").
+            include, exclude: globs over the names; `*` matches dots, too
+            tp, pp, ep, etp, vpp, pipeline_model_parallel_layout: the mesh, for "megatron"
+            make_vocab_size_divisible_by: the vocabulary is padded with zeros to a multiple of this times tp, for "megatron"
+            rank: in that mesh, in Megatron-Core's order (tensor parallel fastest, pipeline slowest)
+            dtype: "bf16", "fp16", "fp32": casts weights to nearest even. Default: each keeps its own
+            into: memory for the tensors, whose objects are then yielded. Default: each gets memory of its own
+            read_ahead: bytes of tensors that are read before they are asked for, unless one alone is larger
+            threads: that read; 0: one per core
+            max_memory: of the buffers through which a batch is read
+            progress: see Progress. Default: none
+
+        Yields:
+            (name, Tensor [*shape]), or (name, what `into` has for it)
+
+        Raises:
+            Error: "usage" for arguments that do not fit the model, "corrupt" or "io" for files that are damaged or change meanwhile. Checksums that
+                files state are checked by the end.
+        """
+        options = {name: value for name, value in locals().items() if name not in ("self", "into", "progress")}
+        return self._stream(_ferry.stream(self._handle, plain(options)), into, progress)
+
+    def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Any = None, dtype: Optional[str] = None) -> Any:
+        """Reads one tensor, or a box of it; of the files only what that takes.
+
+        Args:
+            name: in Hugging Face terms ("model.layers.0.self_attn.q_proj.weight"), or as a module of Megatron-Core has it
+                ("decoder.layers.0.self_attention.linear_qkv.weight", "decoder.layers.0.mlp.experts.experts.7.linear_fc1.weight")
+            box: (begin, end) or a slice without step for each dimension. Default: all of it
+            into: memory of the box's shape. Default: a new Tensor
+            dtype: casts, as in tensors()
+
+        Returns:
+            Tensor [end - begin, ...], or `into`
+
+        Raises:
+            Error: "not_found" for a name that the model lacks, "usage" for a box that leaves the tensor
+        """
+        options: Dict[str, Any] = dict(name=name, dtype=dtype)
+        if box is not None:
+            shape = None
+            ranges = []
+            for d, one in enumerate(box):
+                if isinstance(one, slice):
+                    if shape is None:
+                        (described,) = json.loads(_ferry.stream_tensors(_ferry.stream(self._handle, json.dumps(options))))
+                        shape = described[2]
+                    begin, end, step = one.indices(shape[d])
+                    if step != 1:
+                        raise Error("usage", f"{name}: a box has no steps")
+                    one = (begin, max(begin, end))
+                ranges.append([int(one[0]), int(one[1])])
+            options["box"] = ranges
+        stream = self._stream(_ferry.stream(self._handle, json.dumps(options)), None if into is None else (lambda *_: into), False)
+        ((_, tensor),) = stream
+        return tensor
+
+    def digest(self, *, files: bool = False, progress: Progress = None) -> Manifest:
+        """Digests every tensor, whatever the format: equal models have equal digests.
+
+        Args:
+            files: also the checkpoint's files
+            progress: see Progress
+        """
+        return digest(self._options["path"], iteration=self._options["iteration"], hf_config=self._options["hf_config"],
+                      keep_fp8=self._options["keep_fp8"], files=files, progress=progress)
+
+    def _stream(self, stream: Any, into: Optional[Into], progress: Progress) -> Iterator[Tuple[str, Any]]:
+        tensors = [(name, dtype, tuple(shape), bytes_) for name, dtype, shape, bytes_ in json.loads(_ferry.stream_tensors(stream))]
+        given: Dict[int, Any] = {}  # by index: what is yielded, from when it is started on
+        kept: Dict[int, Any] = {}   # ... and what keeps its memory alive while it is read
+
+        def place(index: int) -> int:
+            name, dtype, shape, bytes_ = tensors[index]
+            if into is None:
+                memory, address = _ferry.allocate(bytes_)
+                given[index] = Tensor(memory, address, dtype, shape)
+                return address
+            if callable(into):
+                target = into(name, dtype, shape)
+            elif name in into:
+                target = into[name]
+            else:
+                raise Error("usage", f"{name}: there is no memory for it")
+            kept[index], address = borrow(name, target, dtype, shape)
+            given[index] = target
+            return address
+
+        try:
+            with reporting(progress) as callback:
+                while True:
+                    batch = _ferry.stream_next(stream)
+                    while batch is not None:
+                        _ferry.stream_start(stream, [place(index) for index in range(*batch)])
+                        batch = _ferry.stream_next(stream)
+                    done = _ferry.stream_wait(stream, callback)
+                    if done is None:
+                        return
+                    for index in range(*done):
+                        kept.pop(index, None)
+                        yield tensors[index][0], given.pop(index)
+                    _ferry.stream_release(stream, *done)
+        finally:
+            _ferry.stream_close(stream)
+
+
+def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Optional[Path] = None, keep_fp8: bool = False) -> Checkpoint:
+    """Opens a checkpoint: a Hugging Face folder, a Megatron root or iteration, an archive, verl's and FSDP's folders. Reads headers only.
+
+    Args:
+        path: its folder
+        iteration: of a Megatron root: a number or "release". Default: the tracker's
+        hf_config: a folder with the config.json that a Megatron checkpoint lacks
+        keep_fp8: leaves FP8 weights and their scales as they are. Default: they are dequantised to bf16
+
+    Raises:
+        Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
+    """
+    options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_fp8=keep_fp8,
+                   hf_config=None if hf_config is None else os.fspath(hf_config))
+    return Checkpoint(_ferry.open_checkpoint(json.dumps(options)), options)

@@ -1,0 +1,36 @@
+"""Errors of Ferry."""
+import json
+from typing import List
+
+
+class Error(Exception):
+    """An error that Ferry reports.
+
+    Attributes:
+        kind: "usage" (impossible arguments), "not_found", "corrupt" (bytes that contradict themselves or their format), "layout" (shapes, dtypes or
+            layouts that do not fit together), "io" (the operating system refused), "device", "cancelled" (a progress callback returned False) or "bug"
+        message: the subject, and what is wrong with it
+        context: what was being done, innermost first
+        hint: what to do about it, or ""
+    """
+
+    kind: str
+    message: str
+    context: List[str]
+    hint: str
+
+    def __init__(self, kind: str, message: str, context: List[str] = [], hint: str = ""):
+        super().__init__(kind, message, context, hint)
+        self.kind, self.message, self.context, self.hint = kind, message, list(context), hint
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  while {frame}" for frame in self.context)]
+        return "\n".join(lines + [f"hint: {self.hint}"] if self.hint else lines)
+
+
+Error.__module__ = "ferry"
+
+
+def from_json(text: str) -> Error:
+    error = json.loads(text)["error"]
+    return Error(error["kind"], error["message"], error["context"], error["hint"])

@@ -1,0 +1,407 @@
+"""The acts of Ferry that end in a report."""
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from . import _ferry
+from ._progress import Progress, reporting
+
+Path = Union[str, "os.PathLike[str]"]
+Iteration = Union[int, str, None]
+Size = Union[int, str, None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A checkpoint: its folder, and its format ("huggingface", "torch_dist", "archive", ...)."""
+
+    path: str
+    format: str
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """A conversion that was done, or planned.
+
+    Attributes:
+        source, target: the folders; the target's is the one that was published
+        family: Hugging Face's model_type
+        num_tensors, num_parameters, bytes: of the model, in Hugging Face terms
+        num_copies: rectangular copies of the plan
+        files: that hold tensors
+        threads, staging_bytes: that were used
+        dry_run: nothing was written
+        resumed_bytes: were there from an interrupted run
+        copy_seconds, proof_seconds: the second is of reading the target again
+        proved: each tensor, re-read from the published files, has the digest of what was copied; proof_from_disk: past the page cache
+        model_digest: 32 hexadecimal digits, "" for a plan
+        nonzero_padding: rows of the source's padding that were not zero, and were dropped
+        training_notes: what of a training run did not go along, and why
+    """
+
+    source: Place
+    target: Place
+    family: str
+    num_tensors: int
+    num_parameters: int
+    bytes: int
+    num_copies: int
+    files: List[File]
+    threads: int
+    staging_bytes: int
+    dry_run: bool
+    resumed_bytes: int
+    copy_seconds: float
+    proof_seconds: float
+    proved: bool
+    proof_from_disk: bool
+    model_digest: str
+    nonzero_padding: List[str]
+    training_notes: List[str]
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """A tensor that is not the same on both sides.
+
+    Attributes:
+        kind: "values", "dtype", "shape", "only_left" or "only_right"
+        detail: of dtype and shape: both of them
+        first_element, left_value, right_value: of values: the first element that differs, in row-major order
+        num_different, num_elements: of values
+        max_difference, max_ulps: of values: the largest, of finite elements
+    """
+
+    name: str
+    kind: str
+    detail: str = ""
+    first_element: Tuple[int, ...] = ()
+    left_value: Optional[float] = None
+    right_value: Optional[float] = None
+    num_different: Optional[int] = None
+    num_elements: Optional[int] = None
+    max_difference: Optional[float] = None
+    max_ulps: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The answer whether two checkpoints are equal, bit for bit. True in a condition if they are.
+
+    Attributes:
+        identical: every tensor of both was compared and is equal; so are configuration and files, as far as both have them
+        left, right: folders
+        num_compared, bytes: that were compared
+        tensors: that differ
+        configuration, files: their differences, a line each
+        notes: what was not compared, and why
+    """
+
+    identical: bool
+    left: str
+    right: str
+    num_compared: int
+    bytes: int
+    tensors: List[TensorDifference]
+    configuration: List[str]
+    files: List[str]
+    notes: List[str]
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return self.identical
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How elements differ. Norms are those of the Frobenius kind.
+
+    Attributes:
+        elements, changed: their numbers
+        relative_difference: difference_norm / left_norm
+        max_difference, max_ulps: of finite elements; None if there are none
+        ulps: number of elements by distance: {"0": 12, "3-4": 1}
+        nans, infinities: of left and right
+    """
+
+    elements: int
+    changed: int
+    changed_share: float
+    left_norm: float
+    right_norm: float
+    difference_norm: float
+    relative_difference: float
+    max_difference: Optional[float]
+    max_ulps: Optional[int]
+    ulps: Dict[str, int]
+    nans: Tuple[int, int]
+    infinities: Tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TensorDiff:
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class LayerDiff:
+    """layer: None for what lies outside of layers."""
+
+    layer: Optional[int]
+    num_tensors: int
+    num_changed: int
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """How the weights of two checkpoints differ. True in a condition if they do not.
+
+    Attributes:
+        tensors: that both hold, also equal ones; unpaired: that cannot be compared
+        num_changed: tensors
+    """
+
+    identical: bool
+    left: Place
+    right: Place
+    family: str
+    num_changed: int
+    bytes: int
+    total: Difference
+    outside_layers: LayerDiff
+    layers: List[LayerDiff]
+    tensors: List[TensorDiff]
+    unpaired: List[TensorDifference]
+    notes: List[str]
+    seconds: float
+
+    def __bool__(self) -> bool:
+        return self.identical
+
+
+@dataclass(frozen=True)
+class ManifestTensor:
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Digests of 32 hexadecimal digits, independent of format and layout. `text` is what `ferry digest --check` reads."""
+
+    format: str
+    model: str
+    tensors: List[ManifestTensor]
+    files: List[ManifestFile]
+    text: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A box of a stored tensor: it begins at `offsets`, and its bytes at `offset` of the file."""
+
+    file: str
+    offset: int
+    length: int
+    offsets: Tuple[int, ...]
+    sizes: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """name: as it is stored."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    chunks: List[Chunk]
+
+
+@dataclass(frozen=True)
+class InspectReport:
+    """The content of a checkpoint, from its headers.
+
+    Attributes:
+        family, config: of the model, in Megatron-Core's terms; None, and config_problem says why, if the checkpoint does not say it
+        saved_with: the parallel sizes of a Megatron checkpoint's arguments
+        parameters: of the model, if its sizes are known
+        stored_elements: with padding and second copies
+        training_state: entries of optimizer and RNG
+    """
+
+    path: str
+    format: str
+    iteration: Optional[str]
+    family: Optional[str]
+    config: Optional[Dict[str, Any]]
+    config_problem: str
+    saved_with: Optional[Dict[str, int]]
+    sidecar: bool
+    parameters: Optional[int]
+    stored_elements: int
+    bytes: int
+    elements_by_dtype: Dict[str, int]
+    chunks_by_file: Dict[str, int]
+    objects: List[str]
+    training_state: int
+    tensors: List[StoredTensor]
+
+
+def size(value: Size, name: str) -> Optional[int]:
+    """-> bytes of 1000, "64MiB", "5GB\""""
+    from ._errors import Error
+    if value is None or isinstance(value, int):
+        return value
+    units = {"": 1, "B": 1}
+    for power, letter in enumerate("KMGT", 1):
+        units[letter + "B"], units[letter + "iB"] = 1000 ** power, 1024 ** power
+    number = value.rstrip("BKMGTi")
+    try:
+        return int(float(number) * units[value[len(number):]])
+    except (KeyError, ValueError):
+        raise Error("usage", f"{name}={value}: is no size", [], "64MiB, 5GB, or a number of bytes") from None
+
+
+def plain(options: Dict[str, Any]) -> str:
+    """-> JSON: paths and iterations as text, sizes in bytes"""
+    for name in list(options):
+        value = options[name]
+        if name.endswith("iteration") and value is not None:
+            options[name] = str(value)
+        elif name in ("max_memory", "max_shard_size", "read_ahead"):
+            options[name] = size(value, name)
+        elif isinstance(value, os.PathLike):
+            options[name] = os.fspath(value)
+        elif isinstance(value, tuple):
+            options[name] = list(value)
+    return json.dumps(options)
+
+
+def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:
+    with reporting(progress) as callback:
+        return json.loads(_ferry.report(act, plain(options), callback))
+
+
+def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
+            include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
+            vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
+            num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
+            account_for_loss_in_pipeline_split: bool = False, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
+            dtype: Optional[str] = None, keep_fp8: bool = False, no_save_optim: bool = False, max_shard_size: Size = None, threads: int = 0,
+            max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
+            follow_symlinks: bool = False, ranks: bool = False, progress: Progress = None) -> ConvertReport:
+    """Converts a checkpoint, and proves it: `ferry convert` (docs/cli.md has every option).
+
+    Args:
+        source: a checkpoint of any format
+        target: a folder: of Hugging Face files, a Megatron root, an archive's
+        to: "hf", "megatron" or "h5". Default: the other format
+        dry_run: "plan" plans and writes nothing; "read" also reads and digests
+        ranks: shares the work with the other processes that torchrun, srun or mpirun started; all of them call this, and the first one's report counts
+        progress: see Progress
+
+    Raises:
+        Error: then nothing was published, and nothing that was there is lost. KeyboardInterrupt likewise: resume=True goes on.
+    """
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    found = _report("convert", options, progress)
+    return ConvertReport(source=Place(**found["source"]), target=Place(**found["target"]), family=found["family"], num_tensors=found["tensors"],
+                         num_parameters=found["parameters"], num_copies=found["copies"], files=[File(**file) for file in found["files"]],
+                         **{name: found[name] for name in ("bytes", "threads", "staging_bytes", "dry_run", "resumed_bytes", "copy_seconds",
+                                                           "proof_seconds", "proved", "proof_from_disk", "model_digest", "nonzero_padding",
+                                                           "training_notes")})
+
+
+def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:
+    return [TensorDifference(**{**one, "first_element": tuple(one.get("first_element", ()))}) for one in found]
+
+
+def verify(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
+           weights_only: bool = False, include: Sequence[str] = (), exclude: Sequence[str] = (), threads: int = 0, max_memory: Size = "192MiB",
+           progress: Progress = None) -> VerifyReport:
+    """Compares two checkpoints bit for bit, in any formats and layouts: `ferry verify`.
+
+    Args:
+        hf_config: a folder with the config.json that a Megatron checkpoint lacks
+        weights_only: leaves config.json and the other files alone
+        include, exclude: globs over Hugging Face names
+    """
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    found = _report("verify", options, progress)
+    found["num_compared"] = found.pop("compared")
+    found["tensors"] = _differences(found["tensors"])
+    return VerifyReport(**found)
+
+
+def _difference(found: Dict[str, Any]) -> Difference:
+    pairs = ("nans", "infinities")
+    return Difference(**{name: tuple(found[name]) if name in pairs else found[name] for name in Difference.__dataclass_fields__})
+
+
+def _layer(found: Dict[str, Any]) -> LayerDiff:
+    return LayerDiff(layer=found["layer"], num_tensors=found["tensors"], num_changed=found["changed_tensors"], difference=_difference(found))
+
+
+def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
+         include: Sequence[str] = (), exclude: Sequence[str] = (), threads: int = 0, max_memory: Size = "192MiB",
+         progress: Progress = None) -> DiffReport:
+    """How the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    found = _report("diff", options, progress)
+    return DiffReport(identical=found["identical"], left=Place(**found["left"]), right=Place(**found["right"]), family=found["family"],
+                      num_changed=found["changed_tensors"], bytes=found["bytes"], total=_difference(found["total"]),
+                      outside_layers=_layer(found["outside_layers"]), layers=[_layer(layer) for layer in found["layers"]],
+                      tensors=[TensorDiff(one["name"], one["dtype"], tuple(one["shape"]), _difference(one)) for one in found["tensors"]],
+                      unpaired=_differences(found["unpaired"]), notes=found["notes"], seconds=found["seconds"])
+
+
+def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_fp8: bool = False, files: bool = True, threads: int = 0,
+           max_memory: Size = "192MiB", progress: Progress = None) -> Manifest:
+    """Digests every tensor in Hugging Face terms, whatever format and layout, and every file: `ferry digest`.
+
+    Args:
+        files: also the checkpoint's files
+    """
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    with reporting(progress) as callback:
+        text = _ferry.report("digest", plain(options), callback)
+    found = json.loads(text)
+    tensors = [ManifestTensor(name, one["dtype"], tuple(one["shape"]), one["digest"]) for name, one in found["tensors"].items()]
+    return Manifest(format=found["checkpoint"], model=found["model"], tensors=tensors, text=text,
+                    files=[ManifestFile(path, one["size"], one["digest"]) for path, one in found["files"].items()])
+
+
+def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "") -> InspectReport:
+    """Describes what a checkpoint holds, from its headers: `ferry inspect`. Also one whose model is not known.
+
+    Args:
+        filter: a glob over the names as they are stored
+    """
+    found = _report("inspect", dict(locals()))
+    found["tensors"] = [
+        StoredTensor(one["name"], one["dtype"], tuple(one["shape"]), [
+            Chunk(chunk["file"], chunk["offset"], chunk["length"], tuple(chunk["offsets"]), tuple(chunk["sizes"])) for chunk in one["chunks"]
+        ]) for one in found["tensors"]
+    ]
+    absent = {"config": None, "config_problem": "", "saved_with": None}
+    return InspectReport(**{name: found.get(name, absent.get(name)) for name in InspectReport.__dataclass_fields__})
