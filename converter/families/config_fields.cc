@@ -88,20 +88,29 @@ void read_linear_biases(const ConfigFields& fields, TransformerConfig& config) {
   config.add_bias_linear = attention_bias;
 }
 
-void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config) {
-  config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
-  require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
-          "{}: moe_layer_freq is not 1, which is not handled", fields.source());
+void read_dense_layers(const ConfigFields& fields, TransformerConfig& config) {
+  if (const auto* types = fields.find("mlp_layer_types")) {
+    require(types->is_array() && static_cast<std::int64_t>(types->size()) == config.num_layers,
+            ErrorKind::kCorrupt, "{}: mlp_layer_types is no list of {} kinds", fields.source(),
+            config.num_layers);
+    config.moe_layer_freq.clear();
+    for (const auto& type : *types) {
+      const auto kind = distckpt::json_string(type, "mlp_layer_types", fields.source());
+      require(kind == "dense" || kind == "sparse", ErrorKind::kLayout,
+              "{}: mlp_layer_types has \"{}\", only \"dense\" and \"sparse\" are handled",
+              fields.source(), kind);
+      config.moe_layer_freq.push_back(kind == "sparse");
+    }
+    return;
+  }
   const auto* first = fields.find("first_k_dense_replace");
   const auto num_dense =
       first == nullptr ? 0 : distckpt::json_int(*first, "first_k_dense_replace", fields.source());
   config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
   std::fill_n(config.moe_layer_freq.begin(), std::min(config.num_layers, num_dense), false);
-  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
-  config.moe_shared_expert_intermediate_size =
-      fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
-  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
-  config.moe_router_pre_softmax = true;
+}
+
+void read_expert_groups(const ConfigFields& fields, TransformerConfig& config) {
   const auto groups = fields.optional_size("n_group").value_or(1);
   if (groups > 1) {
     config.moe_router_num_groups = groups;
@@ -109,6 +118,24 @@ void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config
   }
   config.moe_router_topk_scaling_factor =
       fields.optional_number("routed_scaling_factor").value_or(1.0);
+}
+
+void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config) {
+  config.num_moe_experts = fields.size("n_routed_experts", std::nullopt, kMaxExperts);
+  require(fields.size("moe_layer_freq", 1) == 1, ErrorKind::kLayout,
+          "{}: moe_layer_freq is not 1, which is not handled", fields.source());
+  read_dense_layers(fields, config);
+  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+  config.moe_shared_expert_intermediate_size =
+      fields.optional_size("n_shared_experts").value_or(0) * config.moe_ffn_hidden_size;
+  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_pre_softmax = true;
+  read_expert_groups(fields, config);
+}
+
+void require_normed_weights(const ConfigFields& fields) {
+  require(fields.flag("norm_topk_prob", true), ErrorKind::kLayout,
+          "{}: norm_topk_prob is false, which is not handled", fields.source());
 }
 
 void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {

@@ -45,6 +45,15 @@ void read_linear_biases(const ConfigFields& fields, models::TransformerConfig& c
 // of experts, shared ones.
 void read_deepseek_experts(const ConfigFields& fields, models::TransformerConfig& config);
 
+// The layers without experts: mlp_layer_types, or else first_k_dense_replace of them.
+void read_dense_layers(const ConfigFields& fields, models::TransformerConfig& config);
+
+// n_group, topk_group, routed_scaling_factor.
+void read_expert_groups(const ConfigFields& fields, models::TransformerConfig& config);
+
+// Throws Error(kLayout) where norm_topk_prob is false.
+void require_normed_weights(const ConfigFields& fields);
+
 // num_nextn_predict_layers.
 void read_prediction_layers(const ConfigFields& fields, models::TransformerConfig& config);
 

@@ -14,8 +14,14 @@ template <typename Visit>
 const Family* find_if(const Visit& visit) {
   for (const auto families : {
            kLlamaFamilies,
+           kErnieFamilies,
+           kGemmaFamilies,
+           kGlm4Families,
            kMixtralFamilies,
            kQwenMoeFamilies,
+           kOlmoeFamilies,
+           kMiniMaxFamilies,
+           kBailingFamilies,
            kDeepSeekFamilies,
            kGlmFamilies,
        }) {
@@ -24,6 +30,13 @@ const Family* find_if(const Visit& visit) {
     }
   }
   return nullptr;
+}
+
+// Parts of a model that most families lack.
+bool has_rare_parts(const models::TransformerConfig& config) {
+  return config.rotary_interleaved || config.layernorm_zero_centered_gamma ||
+         config.qk_layernorm_full || config.post_norm != models::PostNorm::kNone ||
+         config.is_sparse();
 }
 
 }  // namespace
@@ -49,7 +62,10 @@ const models::ParameterRow* row_of(const models::ParameterSection& section, cons
 }
 
 std::string_view infer_family(const models::TransformerConfig& config) {
-  const auto* found = find_if([&](const Family& family) { return family.describes(config); });
+  const auto* found = find_if([&](const Family& family) {
+    return family.describes != nullptr && family.rare == has_rare_parts(config) &&
+           family.describes(config);
+  });
   require(found != nullptr, ErrorKind::kLayout,
           "no known family has models of the kind that the checkpoint's arguments describe");
   return found->model_type;

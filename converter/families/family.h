@@ -13,11 +13,14 @@
 namespace ferry::converter {
 
 // The tensors of a checkpoint that make up a parameter of the table, both below the prefix of their
-// layer: {a,b,c} stands for one tensor each, {e} for each expert.
+// layer: {a,b,c} stands for one tensor each, {e} for each expert. One name for a parameter of
+// several parts (query, key and value; gate and up) is one tensor in which they lie one above the
+// other.
 struct HfName {
   std::string_view parameter;
   std::string_view hf;
   models::When when = models::When::kAlways;  // of the row, where two rows have one name
+  bool as_row = false;                        // [1, n] where the parameter is [n]
 };
 
 // A second tensor that holds the same bytes as another one does: not a tensor of the model, but
@@ -43,12 +46,21 @@ struct HfNames {
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
-  double rotary_percent = 1.0;  // partial_rotary_factor where config.json says none
+  // Values of config.json where it says none.
+  double rotary_percent = 1.0;   // partial_rotary_factor
+  double rotary_base = 10000.0;  // rope_theta
+  bool tied = false;             // tie_word_embeddings
+  // rope_parameters differ by kind of layer: those of full attention are read.
+  bool rope_of_layers = false;
+  std::string_view activation = "silu";  // hidden_act, hidden_activation: the only one handled
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.
   void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
-  // Whether Megatron's arguments, which name no family, describe one of its models.
+  // Whether Megatron's arguments, which name no family, describe one of its models. None of a
+  // family whose arguments are those of another.
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
+  // Whether its models have what only few families have (families.cc, has_rare_parts).
+  bool rare = false;
 };
 
 // Names that several families share.
@@ -77,6 +89,14 @@ inline constexpr HfName kHeadNames[] = {
     {"output_layer.weight", "score.weight", models::When::kScore},
     {"output_layer.bias", "score.bias"},
 };
+// Norms of queries and keys over all heads together.
+inline constexpr HfName kFullNormAttentionNames[] = {
+    {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
+    {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
+    {"self_attention.q_layernorm.weight", "self_attn.q_norm.weight", models::When::kQkNormFull},
+    {"self_attention.k_layernorm.weight", "self_attn.k_norm.weight", models::When::kQkNormFull},
+    {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+};
 // DeepSeek's layout of experts and of prediction layers, which others have taken over.
 inline constexpr HfName kDeepSeekMoeNames[] = {
     {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
@@ -99,10 +119,17 @@ inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
 };
 
 // The families, one file each: in dense/, experts/ and latent/.
-extern const std::span<const Family> kLlamaFamilies;     // llama, mistral, qwen2, qwen3
-extern const std::span<const Family> kMixtralFamilies;   // mixtral
-extern const std::span<const Family> kQwenMoeFamilies;   // qwen2_moe, qwen3_moe
-extern const std::span<const Family> kDeepSeekFamilies;  // deepseek_v2, deepseek_v3 (Moonlight)
-extern const std::span<const Family> kGlmFamilies;       // glm4_moe
+extern const std::span<const Family> kLlamaFamilies;    // llama, mistral, qwen2, qwen3, seed_oss
+extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_moe
+extern const std::span<const Family> kGemmaFamilies;    // gemma3_text
+extern const std::span<const Family> kGlm4Families;     // glm4
+extern const std::span<const Family> kMixtralFamilies;  // mixtral
+extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe
+extern const std::span<const Family> kOlmoeFamilies;    // olmoe
+extern const std::span<const Family> kMiniMaxFamilies;  // minimax_m2
+extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
+// deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, glm4_moe_lite, deepseek_v32, glm_moe_dsa
+extern const std::span<const Family> kDeepSeekFamilies;
+extern const std::span<const Family> kGlmFamilies;  // glm4_moe
 
 }  // namespace ferry::converter

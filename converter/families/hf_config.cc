@@ -39,15 +39,18 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
       .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings")};
 }
 
+constexpr std::string_view kFullAttention = "full_attention";
+
 // transformers 5 writes rope_parameters, older ones rope_theta and rope_scaling; a file may hold
 // both.
-void parse_rope(const ConfigFields& fields, double rotary_percent, TransformerConfig& config) {
+void parse_rope(const ConfigFields& fields, const Family& family, TransformerConfig& config) {
   std::optional<double> theta = fields.optional_number("rope_theta");
   std::optional<double> percent = fields.optional_number("partial_rotary_factor");
   std::optional<RopeScaling> scaling;
   for (const auto* key : {"rope_parameters", "rope_scaling"}) {
     const auto* value = fields.find(key);
     if (value == nullptr) continue;
+    if (family.rope_of_layers && value->contains(kFullAttention)) value = &(*value)[kFullAttention];
     const ConfigFields rope(*value, fmt::format("{}: {}", fields.source(), key));
     for (const auto& [name, inner] : value->items()) {
       require(!inner.is_object(), ErrorKind::kLayout,
@@ -64,9 +67,9 @@ void parse_rope(const ConfigFields& fields, double rotary_percent, TransformerCo
     if (inner_theta) theta = inner_theta;
     if (const auto inner = rope.optional_number("partial_rotary_factor")) percent = inner;
   }
-  config.rotary_base = theta.value_or(10000.0);
+  config.rotary_base = theta.value_or(family.rotary_base);
   config.rope_scaling = scaling.value_or(RopeScaling{});
-  config.rotary_percent = percent.value_or(rotary_percent);
+  config.rotary_percent = percent.value_or(family.rotary_percent);
   require(
       config.multi_latent_attention || (config.rotary_percent > 0 && config.rotary_percent <= 1 &&
                                         config.rotary_dim() % 2 == 0 && config.rotary_dim() > 0),
@@ -144,9 +147,13 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
                                           [&] { return &find_family(config.family); });
   quantization_of(fields);
-  const auto activation = fields.text("hidden_act", "silu");
-  require(activation == "silu", ErrorKind::kLayout,
-          "{}: hidden_act is \"{}\", only \"silu\" is handled", source, activation);
+  for (const auto* key : {"hidden_act", "hidden_activation"}) {
+    const auto activation = fields.text(key, family->activation);
+    require(activation == family->activation, ErrorKind::kLayout,
+            "{}: {} is \"{}\", only \"{}\" is handled", source, key, activation,
+            family->activation);
+  }
+  config.activation = family->activation;
 
   config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
   config.hidden_size = fields.size("hidden_size");
@@ -166,9 +173,9 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.vocab_size = fields.size("vocab_size");
   config.max_position_embeddings = fields.size("max_position_embeddings", 2048);
   config.layernorm_epsilon = fields.optional_number("rms_norm_eps").value_or(1e-6);
-  parse_rope(fields, family->rotary_percent, config);
+  parse_rope(fields, *family, config);
 
-  config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", false);
+  config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", family->tied);
   // Qwen names a window that it only uses when told to.
   if (fields.flag("use_sliding_window", false))
     config.sliding_window = fields.optional_size("sliding_window");

@@ -132,7 +132,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
     args.set("rotary_base", config.rotary_base);
   }
   args.set("rotary_percent", config.rotary_percent);
-  args.set("rotary_interleaved", false);
+  args.set("rotary_interleaved", config.rotary_interleaved);
   if (config.rope_scaling.type == "linear") {
     args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
   } else {
@@ -143,16 +143,22 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
            config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
   args.set("add_bias_linear", config.add_bias_linear);
   args.set("add_qkv_bias", config.add_qkv_bias);
-  args.set("swiglu", true);
+  args.set("swiglu", config.activation == "silu");
   args.set("squared_relu", false);
   args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
-  args.set("apply_layernorm_1p", false);
+  args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);
   args.set("normalization", "RMSNorm");
   args.set("norm_epsilon", config.layernorm_epsilon);
   // qk_layernorm of latent attention means the norms of the low-rank paths, which every such model
   // has.
   args.set("qk_layernorm", config.qk_layernorm || config.multi_latent_attention);
   write_latent_attention(args, config);
+  if (config.is_sparse()) {
+    args.set("experimental_attention_variant", "dsa");
+    args.set("dsa_indexer_n_heads", config.dsa_indexer_n_heads);
+    args.set("dsa_indexer_head_dim", config.dsa_indexer_head_dim);
+    args.set("dsa_indexer_topk", config.dsa_indexer_topk);
+  }
   args.set("apply_query_key_layer_scaling", false);
   args.set("attention_dropout", 0.0);
   args.set("hidden_dropout", 0.0);
@@ -271,6 +277,10 @@ void read_latent_attention(const ArgumentReader& args, TransformerConfig& config
   config.qk_head_dim = args.size("qk_head_dim");
   config.qk_pos_emb_head_dim = args.size("qk_pos_emb_head_dim");
   config.v_head_dim = args.size("v_head_dim");
+  if (args.text("experimental_attention_variant", "") != "dsa") return;
+  config.dsa_indexer_n_heads = args.size("dsa_indexer_n_heads", kMaxHeads);
+  config.dsa_indexer_head_dim = args.size("dsa_indexer_head_dim");
+  config.dsa_indexer_topk = args.size("dsa_indexer_topk");
 }
 
 // moe_layer_freq: every n-th layer, or a list with one entry for each.
@@ -417,11 +427,8 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   if (args.find("num_experts")) read_experts(args, config);
   config.mtp_num_layers = args.integer("mtp_num_layers", 0, kMaxLayers);
   require_moderate(config, kArguments);
-  // Settings that change what the weights mean, and that no family here has.
-  for (const auto* key : {"apply_layernorm_1p", "rotary_interleaved"}) {
-    require(!args.flag(key, false), ErrorKind::kLayout,
-            "the checkpoint was trained with {}, which no known family has", key);
-  }
+  config.rotary_interleaved = args.flag("rotary_interleaved", false);
+  config.layernorm_zero_centered_gamma = args.flag("apply_layernorm_1p", false);
   if (args.flag("use_rope_scaling", false)) {  // the only kind that Megatron-LM has: Llama 3's
     config.rope_scaling.type = "llama3";
     config.rope_scaling.factor = args.number("rope_scaling_factor", 8.0);

@@ -15,9 +15,6 @@ using models::ParameterRow;
 using models::Section;
 using models::TransformerConfig;
 
-constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
-constexpr std::string_view kHeadName = "lm_head.weight";
-
 // `text` with the mark replaced by a number; as it is where it has no mark.
 std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {
   const auto at = text.find(mark);
@@ -72,12 +69,22 @@ class Builder {
     add({last}, names.last, "");
     for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) add_prediction_layer(j);
     add_states(last);
-    if (config.is_tied())
-      map_.copies.emplace(kHeadName, map_.index.at(std::string(kEmbeddingName)));
+    if (config.is_tied()) map_.copies.emplace(tied_head(names), embedding());
     return std::move(map_);
   }
 
  private:
+  // The index of the embedding's tensor.
+  std::uint32_t embedding() const {
+    return map_.index.at(std::string(map_.family->names->first.front().hf));
+  }
+
+  static std::string tied_head(const HfNames& names) {
+    const auto head = std::ranges::find(names.last, models::When::kUntied, &HfName::when);
+    require(head != names.last.end(), ErrorKind::kBug, "a family without an output layer");
+    return std::string(head->hf);
+  }
+
   // `sections`: attention and feed-forward.
   void add_layer(const std::vector<Section>& sections, bool moe, const std::string& hf) {
     const auto& names = *map_.family->names;
@@ -101,9 +108,8 @@ class Builder {
     for (const auto& copy : names.prediction_copies) {
       // A tied head is the embedding.
       const auto of = map_.index.find(std::string(copy.of));
-      map_.copies.emplace(
-          fmt::format("{}{}", hf, copy.hf),
-          of != map_.index.end() ? of->second : map_.index.at(std::string(kEmbeddingName)));
+      map_.copies.emplace(fmt::format("{}{}", hf, copy.hf),
+                          of != map_.index.end() ? of->second : embedding());
     }
     add_layer({sections[1], sections[2]}, config.num_moe_experts > 0, hf);
   }
@@ -139,26 +145,39 @@ class Builder {
                      std::optional<std::int64_t> expert) {
     MegatronTensor tensor{models::make_parameter(section, row, map_.config, expert)};
     const auto rows = models::merged_rows(row, map_.config);
-    std::vector<std::uint32_t> sources;
-    for (const auto& part : expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)))) {
+    const auto parts = expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)));
+    const bool one = parts.size() == 1;  // one tensor, in which the parts lie above each other
+    require(one || parts.size() == rows.size(), ErrorKind::kBug, "{}: {} names for {} parts",
+            name.hf, parts.size(), rows.size());
+    struct Source {
+      std::uint32_t model = 0;
+      std::int64_t first = 0;  // row
+    };
+    std::vector<Source> sources;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (one && i > 0) {
+        sources.push_back({sources[i - 1].model, sources[i - 1].first + rows[i - 1]});
+        continue;
+      }
       auto shape = tensor.shape;
-      shape[0] = rows.at(sources.size());
-      sources.push_back(add_model(hf + part, shape));
+      if (!one) shape[0] = rows[i];
+      if (name.as_row) shape = {1, shape[0]};
+      sources.push_back({add_model(hf + parts[i], shape), 0});
     }
-    require(sources.size() == rows.size(), ErrorKind::kBug, "{}: {} names for {} parts", name.hf,
-            sources.size(), rows.size());
     std::int64_t at = 0;
     const auto add_part = [&](std::uint32_t model, std::int64_t from, std::int64_t count) {
-      tensor.parts.push_back({.model = model,
-                              .model_box = rows_of(map_.tensors[model].shape, from, count),
-                              .box = rows_of(tensor.shape, at, count)});
+      const auto& shape = map_.tensors[model].shape;
+      tensor.parts.push_back(
+          {.model = model,
+           .model_box = name.as_row ? Box::whole(shape) : rows_of(shape, from, count),
+           .box = rows_of(tensor.shape, at, count)});
       at += count;
     };
     const auto groups = row.merge == Merge::kQkvGroups ? map_.config.num_query_groups : 1;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::size_t i = 0; i < sources.size(); ++i) {
         const auto count = rows[i] / groups;
-        add_part(sources[i], group * count, count);
+        add_part(sources[i].model, sources[i].first + group * count, count);
       }
     }
     map_.megatron.push_back(std::move(tensor));

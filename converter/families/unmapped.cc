@@ -69,7 +69,13 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
   switch (row->when) {
     case When::kAlways:
     case When::kQkNorm:
+    case When::kQkNormFull:
     case When::kSharedGate:
+    case When::kQLoraNorm:
+    case When::kDense:
+    case When::kSparse:
+    case When::kLayerNorms:
+    case When::kLinearNorms:
       return {};
     case When::kQkvBias:
     case When::kLinearBias:

@@ -152,12 +152,20 @@ class MegatronOpener {
 }  // namespace
 
 // Megatron's arguments know nothing of value heads: an output layer with a bias or with fewer rows
-// than the vocabulary is one. Old arguments know nothing of a router's bias and gate either.
+// than the vocabulary is one. Nor do they know of norms behind attention and feed-forward, or over
+// all heads; old ones nothing of a router's bias and gate either.
 void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
   for (const auto& [name, shape] : outline) {
     const auto key = models::strip_wrappers(name);
     if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
     if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
+    if (key.ends_with(".post_self_attn_layernorm.weight"))
+      config.post_norm = models::PostNorm::kOfLayer;
+    if (key.ends_with(".linear_proj.post_layernorm.weight"))
+      config.post_norm = models::PostNorm::kOfLinear;
+    if (key.ends_with(".self_attention.q_layernorm.weight") && !config.multi_latent_attention &&
+        !shape.empty() && shape[shape.rank() - 1] != config.kv_channels)
+      config.qk_layernorm_full = true;
     if (key == "output_layer.bias") config.head = models::Head::kTokenClassification;
     if (key != "output_layer.weight" || shape.empty()) continue;
     if (shape[0] >= config.vocab_size) continue;

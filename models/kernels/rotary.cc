@@ -74,6 +74,11 @@ class FusedRotary : public torch::autograd::Function<FusedRotary> {
   }
 };
 
+RotaryStyle style_of(const TransformerConfig& config) {
+  if (!config.multi_latent_attention) return RotaryStyle::kHalves;
+  return config.family == "deepseek_v2" ? RotaryStyle::kComplex : RotaryStyle::kInterleave;
+}
+
 at::Tensor rotate_half(const at::Tensor& x) {
   const auto halves = x.chunk(2, -1);
   return at::cat({-halves[1], halves[0]}, -1);
@@ -83,9 +88,7 @@ at::Tensor rotate_half(const at::Tensor& x) {
 
 // Computes the frequencies on the host, in transformers' order of operations.
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device device)
-    : style_(config.family == "deepseek_v2"   ? RotaryStyle::kComplex
-             : config.family == "deepseek_v3" ? RotaryStyle::kInterleave
-                                              : RotaryStyle::kHalves) {
+    : style_(style_of(config)) {
   const auto dim = config.rotary_dim();
   const auto& scaling = config.rope_scaling;
   const auto plain = at::reciprocal(powers(config.rotary_base, dim));

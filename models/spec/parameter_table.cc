@@ -20,12 +20,17 @@ constexpr ParameterRow kGroupedQueryAttention[] = {
     {"self_attention.linear_qkv.bias",              kQkvGroups, kColumn, E::kGroups,   E::kNone,   kQkvBias,    80},
     {"self_attention.q_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     160},
     {"self_attention.k_layernorm.weight",           kCopy,      kNone,   E::kChannels, E::kNone,   kQkNorm,     170},
+    {"self_attention.q_layernorm.weight",           kCopy,      kColumn, E::kHeads,    E::kNone,   kQkNormFull, 160},
+    {"self_attention.k_layernorm.weight",           kCopy,      kColumn, E::kKeyChannels, E::kNone, kQkNormFull, 170},
     {"self_attention.linear_proj.weight",           kCopy,      kRow,    E::kHidden,   E::kHeads,  kAlways,     40},
     {"self_attention.linear_proj.bias",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLinearBias, 50},
+    {"self_attention.linear_proj.post_layernorm.weight", kCopy, kNone,   E::kHidden,   E::kNone,   kLinearNorms, 55},
+    {"post_self_attn_layernorm.weight",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLayerNorms, 175},
 };
 // clang-format on
 constexpr OtherName kGroupedQueryAttentionOther[] = {
     {"self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"},
+    {"post_self_attn_layernorm.weight", "self_attention.post_self_attn_layernorm.weight"},
 };
 constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
     {"self_attention.linear_qkv"},           {"self_attention.linear_proj"},
@@ -37,15 +42,26 @@ constexpr ExtraStateRow kGroupedQueryAttentionStates[] = {
 constexpr ParameterRow kLatentAttention[] = {
     {"input_layernorm.weight",                             kCopy, kNone,   E::kHidden,        E::kNone,   kAlways,  30},
     {"self_attention.linear_q_down_proj.weight",           kCopy, kNone,   E::kQLora,         E::kHidden, kQLora,   100},
-    {"self_attention.linear_q_up_proj.layer_norm_weight",  kCopy, kNone,   E::kQLora,         E::kNone,   kQLora,   110},
+    {"self_attention.linear_q_up_proj.layer_norm_weight",  kCopy, kNone,   E::kQLora,         E::kNone,   kQLoraNorm, 110},
     {"self_attention.linear_q_up_proj.weight",             kCopy, kColumn, E::kQHeads,        E::kQLora,  kQLora,   120},
     {"self_attention.linear_q_proj.weight",                kCopy, kColumn, E::kQHeads,        E::kHidden, kNoQLora, 90},
     {"self_attention.linear_kv_down_proj.weight",          kCopy, kNone,   E::kKvLoraAndRope, E::kHidden, kAlways,  130},
-    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone,   E::kKvLora,        E::kNone,   kAlways,  140},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", kCopy, kNone,   E::kKvLora,        E::kNone,   kDense,   140},
     {"self_attention.linear_kv_up_proj.weight",            kCopy, kColumn, E::kKvHeads,       E::kKvLora, kAlways,  150},
     {"self_attention.linear_proj.weight",                  kCopy, kRow,    E::kHidden,        E::kVHeads, kAlways,  40},
+    {"self_attention.q_layernorm.weight",                  kCopy, kNone,   E::kQLora,         E::kNone,   kSparse,  160},
+    {"self_attention.kv_layernorm.weight",                 kCopy, kNone,   E::kKvLora,        E::kNone,   kSparse,  170},
+    {"self_attention.core_attention.indexer.linear_wq_b.weight", kCopy, kNone, E::kIndexQueries, E::kQLora, kSparse, 32},
+    {"self_attention.core_attention.indexer.linear_wk.weight", kCopy, kNone, E::kIndexChannels, E::kHidden, kSparse, 33},
+    {"self_attention.core_attention.indexer.k_norm.weight", kCopy, kNone,  E::kIndexChannels, E::kNone,   kSparse,  34},
+    {"self_attention.core_attention.indexer.k_norm.bias",  kCopy, kNone,   E::kIndexChannels, E::kNone,   kSparse,  35},
+    {"self_attention.core_attention.indexer.linear_weights_proj.weight", kCopy, kNone, E::kIndexHeads, E::kHidden, kSparse, 36},
 };
 // clang-format on
+constexpr OtherName kLatentAttentionOther[] = {
+    {"self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.q_layernorm.weight"},
+    {"self_attention.linear_kv_up_proj.layer_norm_weight", "self_attention.kv_layernorm.weight"},
+};
 constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"input_layernorm"},
     {"self_attention.linear_q_proj", kNoQLora},
@@ -64,10 +80,13 @@ constexpr ParameterRow kGatedMlp[] = {
     {"mlp.linear_fc2.weight",            kCopy,   kRow,    E::kHidden, E::kFfn,    kAlways,     220},
     {"mlp.linear_fc2.bias",              kCopy,   kNone,   E::kHidden, E::kNone,   kLinearBias, 230},
     {"mlp.linear_fc1.layer_norm_weight", kCopy,   kNone,   E::kHidden, E::kNone,   kAlways,     190},
+    {"mlp.linear_fc2.post_layernorm.weight", kCopy, kNone, E::kHidden, E::kNone,   kLinearNorms, 235},
+    {"post_mlp_layernorm.weight",        kCopy,   kNone,   E::kHidden, E::kNone,   kLayerNorms, 295},
 };
 // clang-format on
 constexpr OtherName kGatedMlpOther[] = {
     {"mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"},
+    {"post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight"},
 };
 constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc2"}};
 
@@ -143,6 +162,8 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return config.num_query_groups * config.kv_channels;
     case Extent::kChannels:
       return config.kv_channels;
+    case Extent::kKeyChannels:
+      return config.num_query_groups * config.kv_channels;
     case Extent::kVocab:
       return config.vocab_size;
     case Extent::kLabels:
@@ -159,6 +180,12 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return heads * (config.qk_head_dim + config.v_head_dim);
     case Extent::kVHeads:
       return heads * config.v_head_dim;
+    case Extent::kIndexHeads:
+      return config.dsa_indexer_n_heads;
+    case Extent::kIndexChannels:
+      return config.dsa_indexer_head_dim;
+    case Extent::kIndexQueries:
+      return config.dsa_indexer_n_heads * config.dsa_indexer_head_dim;
   }
   return 0;
 }
@@ -170,6 +197,7 @@ const ParameterSection kGroupedQueryAttentionSection{.rows = kGroupedQueryAttent
                                                      .other_names = kGroupedQueryAttentionOther,
                                                      .extra_states = kGroupedQueryAttentionStates};
 const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
+                                               .other_names = kLatentAttentionOther,
                                                .extra_states = kLatentAttentionStates};
 const ParameterSection kGatedMlpSection{
     .rows = kGatedMlp, .other_names = kGatedMlpOther, .extra_states = kGatedMlpStates};
@@ -189,7 +217,9 @@ bool applies(When when, const TransformerConfig& config) {
     case When::kLinearBias:
       return config.add_bias_linear;
     case When::kQkNorm:
-      return config.qk_layernorm;
+      return config.qk_layernorm && !config.qk_layernorm_full;
+    case When::kQkNormFull:
+      return config.qk_layernorm_full;
     case When::kUntied:
       return language_model && config.untie_embeddings_and_output_weights;
     case When::kScore:
@@ -204,8 +234,18 @@ bool applies(When when, const TransformerConfig& config) {
       return config.moe_router_enable_expert_bias;
     case When::kQLora:
       return config.q_lora_rank > 0;
+    case When::kQLoraNorm:
+      return config.q_lora_rank > 0 && !config.is_sparse();
     case When::kNoQLora:
       return config.q_lora_rank == 0;
+    case When::kDense:
+      return !config.is_sparse();
+    case When::kSparse:
+      return config.is_sparse();
+    case When::kLayerNorms:
+      return config.post_norm == PostNorm::kOfLayer;
+    case When::kLinearNorms:
+      return config.post_norm == PostNorm::kOfLinear;
   }
   return false;
 }

@@ -40,6 +40,7 @@ enum class Extent : std::uint8_t {
   kHeads,          // num_attention_heads * kv_channels
   kGroups,         // with kQkvGroups: kHeads for q, num_query_groups * kv_channels for k and v
   kChannels,       // kv_channels
+  kKeyChannels,    // num_query_groups * kv_channels
   kVocab,          // vocab_size; padded in Megatron
   kLabels,         // num_labels
   kQLora,          // q_lora_rank
@@ -48,6 +49,9 @@ enum class Extent : std::uint8_t {
   kQHeads,         // num_attention_heads * (qk_head_dim + qk_pos_emb_head_dim)
   kKvHeads,        // num_attention_heads * (qk_head_dim + v_head_dim)
   kVHeads,         // num_attention_heads * v_head_dim
+  kIndexHeads,     // dsa_indexer_n_heads
+  kIndexChannels,  // dsa_indexer_head_dim
+  kIndexQueries,   // dsa_indexer_n_heads * dsa_indexer_head_dim
 };
 
 // The models that have a parameter.
@@ -55,7 +59,8 @@ enum class When : std::uint8_t {
   kAlways,
   kQkvBias,
   kLinearBias,
-  kQkNorm,
+  kQkNorm,      // of each head
+  kQkNormFull,  // of all heads together
   kUntied,      // a language model whose output layer is not the embedding
   kScore,       // a classification head
   kScoreBias,   // one of tokens
@@ -63,7 +68,12 @@ enum class When : std::uint8_t {
   kSharedGate,  // shared experts that have a gate
   kExpertBias,  // routers that have a bias
   kQLora,       // queries through a low-rank path
+  kQLoraNorm,   // whose norm the projection up holds
   kNoQLora,     // queries at once
+  kDense,   // latent attention to all keys: the projection up of keys and values holds their norm
+  kSparse,  // to those that an indexer chooses: the norms of the low-rank paths stand alone
+  kLayerNorms,   // PostNorm::kOfLayer
+  kLinearNorms,  // PostNorm::kOfLinear
 };
 
 bool applies(When when, const TransformerConfig& config);

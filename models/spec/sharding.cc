@@ -199,7 +199,27 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
   return std::nullopt;
 }
 
+namespace {
+
+// A part of the model that no module computes; empty if there is none.
+std::string_view not_computed(const TransformerConfig& config) {
+  if (config.is_sparse()) return "sparse attention";
+  if (config.rotary_interleaved) return "rotary embedding of neighbouring channels";
+  if (config.qk_layernorm_full) return "norms of queries and keys over all heads";
+  if (config.post_norm != PostNorm::kNone) return "norms behind attention and feed-forward";
+  if (config.layernorm_zero_centered_gamma) return "norms that multiply by 1 + weight";
+  if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
+  if (config.activation != "silu") return "an activation other than SiLU";
+  return {};
+}
+
+}  // namespace
+
 void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
+  const auto missing = not_computed(config);
+  require(missing.empty(), ErrorKind::kLayout,
+          "models of the family {} are converted, but not computed: they have {}", config.family,
+          missing);
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {

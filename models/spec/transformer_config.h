@@ -36,6 +36,13 @@ enum class Head : std::uint8_t {
   kTokenClassification,     // num_labels scores of each token, with bias: critics
 };
 
+// A norm of what attention and feed-forward give, before it joins the stream between layers.
+enum class PostNorm : std::uint8_t {
+  kNone,
+  kOfLayer,   // GLM-4: post_self_attn_layernorm, post_mlp_layernorm of the layer
+  kOfLinear,  // Gemma: post_layernorm of linear_proj and linear_fc2
+};
+
 struct TransformerConfig {
   std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
   std::int64_t num_layers = 0;
@@ -49,12 +56,18 @@ struct TransformerConfig {
   double layernorm_epsilon = 1e-5;
   double rotary_base = 10000.0;
   double rotary_percent = 1.0;  // of a head's channels, the first of which turn
+  bool rotary_interleaved =
+      false;  // a channel turns with its neighbour, not with one half a head on
   RopeScaling rope_scaling{};
   std::optional<std::int64_t> sliding_window{};
   bool add_qkv_bias = false;
   bool add_bias_linear =
       false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv
   bool qk_layernorm = false;
+  bool qk_layernorm_full = false;  // over the channels of all heads together, not head by head
+  PostNorm post_norm = PostNorm::kNone;
+  bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
+  std::string activation = "silu";             // hidden_act of config.json
   bool untie_embeddings_and_output_weights = true;
 
   // Mixture of experts; num_moe_experts is 0 for a model without.
@@ -78,6 +91,11 @@ struct TransformerConfig {
   std::int64_t qk_head_dim = 0;
   std::int64_t qk_pos_emb_head_dim = 0;
   std::int64_t v_head_dim = 0;
+
+  // Sparse attention of DeepSeek-V3.2: an indexer chooses the keys of a query; 0 without.
+  std::int64_t dsa_indexer_n_heads = 0;
+  std::int64_t dsa_indexer_head_dim = 0;
+  std::int64_t dsa_indexer_topk = 0;
 
   std::int64_t mtp_num_layers = 0;  // multi-token prediction
 
@@ -110,6 +128,7 @@ struct TransformerConfig {
     return head == Head::kLanguageModel && !untie_embeddings_and_output_weights;
   }
   bool has_qkv_bias() const { return add_qkv_bias || add_bias_linear; }
+  bool is_sparse() const { return dsa_indexer_n_heads > 0; }
   bool operator==(const TransformerConfig&) const = default;
 };
 

@@ -9,6 +9,13 @@ BASE = dict(vocab_size=256, hidden_size=32, num_hidden_layers=4, num_attention_h
 def hf_configs():
     import transformers as T
     def c(**k): return {**BASE, **k}
+    def odd(**k): return {**BASE, **dict(vocab_size=90, hidden_size=40, num_hidden_layers=2, num_attention_heads=8, head_dim=8, intermediate_size=56), **k}
+    def latent(**k):
+        return c(**{**dict(
+            vocab_size=90, hidden_size=40, num_hidden_layers=2, num_key_value_heads=4, intermediate_size=44, moe_intermediate_size=16,
+            n_shared_experts=2, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, routed_scaling_factor=1.8,
+            q_lora_rank=28, kv_lora_rank=12, qk_rope_head_dim=8, qk_nope_head_dim=10, v_head_dim=14, num_nextn_predict_layers=1,
+            rms_norm_eps=1e-5), **k})
     rope = lambda t: dict(rope_parameters={"rope_type": "default", "rope_theta": t})
     return {
         "llama": lambda: T.LlamaConfig(**c(vocab_size=250, rms_norm_eps=1e-5, **rope(500000.0))),
@@ -36,6 +43,23 @@ def hf_configs():
                 n_routed_experts=8, num_experts_per_tok=3, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
                 num_nextn_predict_layers=1, rms_norm_eps=1e-5,
                 rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5})),
+        # No two sizes are alike, so that a transpose or an exchange of tensors shows.
+        "seed_oss": lambda: T.SeedOssConfig(**odd(attention_bias=True, **rope(1e7))),
+        "glm4": lambda: T.Glm4Config(**odd(pad_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})),
+        "ernie4_5": lambda: T.Ernie4_5Config(**odd(tie_word_embeddings=True, **rope(5e5))),
+        "ernie4_5_moe": lambda: T.Ernie4_5_MoeConfig(
+            **odd(tie_word_embeddings=True, moe_num_experts=8, moe_k=2, moe_num_shared_experts=3,
+                  moe_intermediate_size=20, moe_layer_start_index=1, **rope(5e5))),
+        "gemma3_text": lambda: T.Gemma3TextConfig(
+            **odd(tie_word_embeddings=True, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2)),
+        "olmoe": lambda: T.OlmoeConfig(
+            **odd(hidden_size=48, head_dim=6, num_experts=8, num_experts_per_tok=3, intermediate_size=20, **rope(1e4))),
+        "minimax_m2": lambda: T.MiniMaxM2Config(
+            **odd(num_local_experts=8, num_experts_per_tok=3, intermediate_size=20,
+                  rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5})),
+        "glm4_moe_lite": lambda: T.Glm4MoeLiteConfig(**latent(**rope(1e6))),
+        "glm_moe_dsa": lambda: T.GlmMoeDsaConfig(
+            **latent(index_topk=8, index_head_dim=18, index_n_heads=2, mlp_layer_types=["dense", "sparse"], **rope(1e6))),
         "deepseek_v2": lambda: T.DeepseekV2Config(
             **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
                 n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",
@@ -72,7 +96,7 @@ def make_hf(name, out):
         lg = m(ids[None]).logits[0].float()
     hf = os.path.join(out, "hf")
     m.to(torch.bfloat16).save_pretrained(hf)
-    if name in ("deepseek_v3", "glm4_moe"):  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
+    if name in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"):  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
         from safetensors.torch import load_file, save_file
         sd = load_file(hf + "/model.safetensors")
         L, h = cfg.num_hidden_layers, cfg.hidden_size
@@ -88,7 +112,8 @@ def make_hf(name, out):
         sd[p + "shared_head.head.weight"] = sd["lm_head.weight"].clone()
         save_file({k: v.contiguous() for k, v in sd.items()}, hf + "/model.safetensors", metadata={"format": "pt"})
     cj = json.load(open(hf + "/config.json"))
-    cj["rope_theta"] = cfg.rope_parameters["rope_theta"]    # what hub configs of transformers 4.x carry
+    if "rope_theta" in cfg.rope_parameters:
+        cj["rope_theta"] = cfg.rope_parameters["rope_theta"]    # what hub configs of transformers 4.x carry
     cj["torch_dtype"] = "bfloat16"
     json.dump(cj, open(hf + "/config.json", "w"), indent=1, sort_keys=True)
     json.dump({"ids": ids.tolist(), "logits_last": lg[-1].tolist(), "logits_sum": lg.sum(-1).tolist()},

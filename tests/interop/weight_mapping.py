@@ -14,7 +14,9 @@ def arch_of(c):
         heads=c["num_attention_heads"], groups=c.get("num_key_value_heads") or c["num_attention_heads"],
         head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c["intermediate_size"],
         eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
-        tied=bool(c.get("tie_word_embeddings")), qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t == "glm4_moe"),
+        tied=bool(c.get("tie_word_embeddings")),
+        qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss")),
+        interleaved=t in ("ernie4_5", "glm4"), post_norms=t == "glm4",
         qk_norm=t in ("qwen3", "qwen3_moe") or bool(c.get("use_qk_norm")), rotary=rp.get("partial_rotary_factor", 1.0),
         experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
     )
@@ -30,11 +32,12 @@ def arch_of(c):
                  shared=c["n_shared_experts"] * c["moe_intermediate_size"], shared_gate=False, score="sigmoid", expert_bias=True, n_group=c["n_group"],
                  topk_group=c["topk_group"], scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"],
                  mtp=c.get("num_nextn_predict_layers") or 0)
-    if t in ("deepseek_v2", "deepseek_v3"):
+    if t in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
                  pre_softmax=True, shared=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], shared_gate=False,
-                 score="sigmoid" if t == "deepseek_v3" else "softmax", expert_bias=t == "deepseek_v3", n_group=c["n_group"], topk_group=c["topk_group"],
-                 scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"], mla=True,
+                 score="softmax" if t == "deepseek_v2" else "sigmoid", expert_bias=t != "deepseek_v2", n_group=c["n_group"], topk_group=c["topk_group"],
+                 scaling=c["routed_scaling_factor"], mla=True,
+                 dense_first=c["mlp_layer_types"].count("dense") if "mlp_layer_types" in c else c["first_k_dense_replace"],
                  q_lora=c["q_lora_rank"], kv_lora=c["kv_lora_rank"], qk_nope=c["qk_nope_head_dim"],
                  qk_rope=c["qk_rope_head_dim"], v_dim=c["v_head_dim"], mtp=c.get("num_nextn_predict_layers") or 0)
     return a
@@ -92,10 +95,13 @@ def hf_to_megatron(a, sd, vpad, te=True):
                 out[mp + "self_attention.k_layernorm.weight"] = g(hp + "self_attn.k_norm.weight")
         out[mp + "self_attention.linear_proj.weight"] = g(hp + "self_attn.o_proj.weight")
         post = g(hp + "post_attention_layernorm.weight")
+        if a.get("post_norms"):
+            for norm in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
+                out[mp + norm] = g(hp + norm)
         gu = lambda p, x="gate_proj", y="up_proj": torch.cat([g(p + x + ".weight"), g(p + y + ".weight")], 0)
         if not moe:
             out[mp + ("mlp.linear_fc1.layer_norm_weight" if te or not a["mla"] else "pre_mlp_layernorm.weight")] = post
-            out[mp + "mlp.linear_fc1.weight"] = gu(hp + "mlp.")
+            out[mp + "mlp.linear_fc1.weight"] = g(hp + "mlp.gate_up_proj.weight") if a["arch"] == "glm4" else gu(hp + "mlp.")
             out[mp + "mlp.linear_fc2.weight"] = g(hp + "mlp.down_proj.weight")
             return
         out[mp + ("pre_mlp_layernorm.weight" if te or a["mla"] else "mlp.linear_fc1.layer_norm_weight")] = post

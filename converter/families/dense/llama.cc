@@ -1,6 +1,7 @@
-// Llama, Mistral, Qwen2 and Qwen3: dense layers with attention by query groups. They differ in
-// biases, norms of queries and keys, and a sliding window.
+// Llama, Mistral, Qwen2, Qwen3 and Seed-OSS: dense layers with attention by query groups. They
+// differ in biases, norms of queries and keys, and a sliding window.
 #include "converter/families/family.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace {
@@ -59,6 +60,16 @@ constexpr Family kFamilies[] = {
          },
      .describes =
          [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; }},
+    {.model_type = "seed_oss",
+     .names = &kNames,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           for (const auto* key : {"attention_out_bias", "mlp_bias"}) {
+             require(!fields.flag(key, false), ErrorKind::kLayout,
+                     "{}: {} is true, which is not handled", fields.source(), key);
+           }
+           config.add_qkv_bias = fields.flag("attention_bias", true);
+         }},
 };
 
 }  // namespace

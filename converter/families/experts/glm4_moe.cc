@@ -1,7 +1,6 @@
 // GLM-4.5: attention by query groups whose heads turn in part, DeepSeek's experts and prediction
 // layer.
 #include "converter/families/family.h"
-#include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace {
@@ -24,8 +23,7 @@ constexpr Family kGlm[] = {
      .rotary_percent = 0.5,
      .configure =
          [](const ConfigFields& fields, TransformerConfig& config) {
-           require(fields.flag("norm_topk_prob", true), ErrorKind::kLayout,
-                   "{}: norm_topk_prob is false, which is not handled", fields.source());
+           require_normed_weights(fields);
            config.add_qkv_bias = fields.flag("attention_bias", false);
            config.qk_layernorm = fields.flag("use_qk_norm", false);
            read_deepseek_experts(fields, config);

@@ -1,6 +1,11 @@
-// DeepSeek-V2, DeepSeek-V3 and Moonlight: multi-head latent attention, fine-grained and shared
-// experts; V3 has routers with a bias, and prediction layers.
+// DeepSeek-V2, DeepSeek-V3, Moonlight, Kimi K2 and GLM-4.7-Flash: multi-head latent attention,
+// fine-grained and shared experts; all but V2 have routers with a bias, and prediction layers.
+// DeepSeek-V3.2 and GLM-5: the same with an indexer, which chooses the keys of a query.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
 #include "converter/families/family.h"
+#include "distckpt/base/error.h"
 
 namespace ferry::converter {
 namespace {
@@ -16,6 +21,14 @@ constexpr HfName kLatentAttentionNames[] = {
     {"self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"},
     {"self_attention.linear_kv_up_proj.layer_norm_weight", "self_attn.kv_a_layernorm.weight"},
     {"self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight"},
+    {"self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"},
+    {"self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"},
+    {"self_attention.core_attention.indexer.linear_wq_b.weight", "self_attn.indexer.wq_b.weight"},
+    {"self_attention.core_attention.indexer.linear_wk.weight", "self_attn.indexer.wk.weight"},
+    {"self_attention.core_attention.indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"},
+    {"self_attention.core_attention.indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"},
+    {"self_attention.core_attention.indexer.linear_weights_proj.weight",
+     "self_attn.indexer.weights_proj.weight"},
     {"self_attention.linear_proj.weight", "self_attn.o_proj.weight"},
 };
 
@@ -40,6 +53,40 @@ void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
   read_deepseek_experts(fields, config);
 }
 
+void read_deepseek_v3(const ConfigFields& fields, TransformerConfig& config) {
+  read_deepseek(fields, config);
+  read_prediction_layers(fields, config);
+  config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
+  config.moe_router_enable_expert_bias = fields.text("topk_method", "noaux_tc") == "noaux_tc";
+}
+
+void read_glm_lite(const ConfigFields& fields, TransformerConfig& config) {
+  require_normed_weights(fields);
+  read_deepseek_v3(fields, config);
+}
+
+// Layers of GLM-5.2 that take over the choice of the layer before have no indexer.
+void read_sparse(const ConfigFields& fields, TransformerConfig& config) {
+  if (const auto* types = fields.find("indexer_types")) {
+    require(std::ranges::all_of(*types, [](const auto& type) { return type == "full"; }),
+            ErrorKind::kLayout,
+            "{}: indexer_types has layers that share an indexer, which is not "
+            "handled",
+            fields.source());
+  }
+  require(fields.size("index_topk_freq", 1) == 1, ErrorKind::kLayout,
+          "{}: index_topk_freq is not 1: layers that share an indexer are not handled",
+          fields.source());
+  read_glm_lite(fields, config);
+  config.dsa_indexer_n_heads = fields.size("index_n_heads", std::nullopt, kMaxHeads);
+  config.dsa_indexer_head_dim = fields.size("index_head_dim");
+  config.dsa_indexer_topk = fields.size("index_topk");
+}
+
+bool describes_sparse(const TransformerConfig& config) {
+  return config.is_sparse();
+}
+
 constexpr Family kDeepSeek[] = {
     {.model_type = "deepseek_v2",
      .names = &kDeepSeekNames,
@@ -50,18 +97,19 @@ constexpr Family kDeepSeek[] = {
          }},
     {.model_type = "deepseek_v3",
      .names = &kDeepSeekNames,
-     .configure =
-         [](const ConfigFields& fields, TransformerConfig& config) {
-           read_deepseek(fields, config);
-           read_prediction_layers(fields, config);
-           config.moe_router_score_function = fields.text("scoring_func", "sigmoid");
-           config.moe_router_enable_expert_bias =
-               fields.text("topk_method", "noaux_tc") == "noaux_tc";
-         },
+     .configure = read_deepseek_v3,
      .describes =
          [](const TransformerConfig& config) {
            return config.multi_latent_attention && config.moe_router_enable_expert_bias;
          }},
+    {.model_type = "kimi_k2", .names = &kDeepSeekNames, .configure = read_deepseek_v3},
+    {.model_type = "glm4_moe_lite", .names = &kDeepSeekNames, .configure = read_glm_lite},
+    {.model_type = "deepseek_v32",
+     .names = &kDeepSeekNames,
+     .configure = read_sparse,
+     .describes = describes_sparse,
+     .rare = true},
+    {.model_type = "glm_moe_dsa", .names = &kDeepSeekNames, .configure = read_sparse},
 };
 
 }  // namespace

@@ -72,6 +72,55 @@ TEST(ModelMap, GivesEachRankGateAndUpOfItsOwn) {
   EXPECT_TRUE(ranks[1].extra_states.empty());
 }
 
+// "2:4 of t -> 0:2" of each part of a tensor.
+std::vector<std::string> parts_of(const ModelMap& map, const std::string& name) {
+  std::vector<std::string> found;
+  for (const auto& part : find(map, name).parts) {
+    found.push_back(fmt::format("{}:{} of {} -> {}:{}", part.model_box.offset[0],
+                                part.model_box.end(0), map.tensors[part.model].name,
+                                part.box.offset[0], part.box.end(0)));
+  }
+  return found;
+}
+
+TEST(ModelMap, DealsTheRowsOfOneTensorOfQueryKeyAndValueToTheGroups) {
+  auto config = example();
+  config.family = "bailing_moe_v2";
+  const auto map = make_model_map(config);
+  const std::string qkv = "model.layers.0.attention.query_key_value.weight";
+  EXPECT_EQ(map.tensors[map.index.at(qkv)].shape, (distckpt::Shape{16, 3}));
+  EXPECT_EQ(
+      parts_of(map, "decoder.layers.0.self_attention.linear_qkv.weight"),
+      (std::vector<std::string>{"0:4 of " + qkv + " -> 0:4", "8:10 of " + qkv + " -> 4:6",
+                                "12:14 of " + qkv + " -> 6:8", "4:8 of " + qkv + " -> 8:12",
+                                "10:12 of " + qkv + " -> 12:14", "14:16 of " + qkv + " -> 14:16"}));
+}
+
+TEST(ModelMap, TakesGateAndUpOfOneTensorAsTheyLie) {
+  auto config = example();
+  config.family = "glm4";
+  const auto map = make_model_map(config);
+  const std::string gate_up = "model.layers.0.mlp.gate_up_proj.weight";
+  EXPECT_EQ(map.tensors[map.index.at(gate_up)].shape, (distckpt::Shape{8, 3}));
+  EXPECT_EQ(
+      parts_of(map, "decoder.layers.0.mlp.linear_fc1.weight"),
+      (std::vector<std::string>{"0:4 of " + gate_up + " -> 0:4", "4:8 of " + gate_up + " -> 4:8"}));
+}
+
+TEST(ModelMap, LaysABiasThatIsARowFlat) {
+  auto config = example();
+  config.family = "ernie4_5_moe";
+  config.num_moe_experts = 5;
+  config.moe_layer_freq = {true};
+  config.moe_ffn_hidden_size = 4;
+  config.moe_router_enable_expert_bias = true;
+  const auto map = make_model_map(config);
+  const auto& bias = find(map, "decoder.layers.0.mlp.router.expert_bias");
+  EXPECT_EQ(bias.shape, distckpt::Shape{5});
+  EXPECT_EQ(bias.parts.at(0).model_box, Box::whole({1, 5}));
+  EXPECT_EQ(bias.parts.at(0).box, Box::whole({5}));
+}
+
 TEST(ModelMap, RefusesSizesThatOverflow) {
   auto config = example();
   config.hidden_size = std::int64_t{1} << 31;

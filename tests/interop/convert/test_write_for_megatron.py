@@ -23,6 +23,9 @@ WRITTEN = {
     "qwen3_moe_pp2ep2": ("hf_qwen3_moe", ["--pp", 2, "--ep", 2], 256),
     "deepseek_v3_tp2pp2ep2": ("hf_deepseek_v3", ["--tp", 2, "--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|ttmL"], 256),
     "glm4_moe_tp2pp2ep2": ("hf_glm4_moe", ["--tp", 2, "--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|ttmL"], 256),
+    "glm4_moe_lite_pp2ep2": ("hf_glm4_moe_lite", ["--pp", 2, "--ep", 2, "--pipeline-model-parallel-layout", "Et|tmL"], 128),
+    "seed_oss_tp2pp2": ("hf_seed_oss", ["--tp", 2, "--pp", 2], 256),
+    "ernie4_5_tp2": ("hf_ernie4_5", ["--tp", 2], 256),
     "deepseek_v2_ep4": ("hf_deepseek_v2", ["--ep", 4], 256),
     "moonlight_ep2": ("hf_moonlight", ["--tp", 2, "--ep", 2], 256),
     "llama_iteration": ("hf_llama", ["--tp", 2, "--iteration", 7, "--make-vocab-size-divisible-by", 1], 250),
@@ -126,6 +129,10 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
                 "qwen3_moe_pp2ep2": [(1, 1, 2, 1), (1, 2, 1, 1)], "deepseek_v3_tp2pp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)],
                 "glm4_moe_tp2pp2ep2": [(1, 1, 2, 1), (2, 2, 1, 2)],
                 "deepseek_v2_ep4": [(1, 1, 2, 1)], "moonlight_ep2": [(1, 1, 2, 1)]}
+    newer = ()
+    if release == "mc0192":
+        newer = ("seed_oss_tp2pp2", "ernie4_5_tp2")
+        mixtures["glm4_moe_lite_pp2ep2"] = [(2, 1, 2, 1)]
     if release == "mc0131":
         mixtures.pop("qwen2_moe_tp2")  # its shared experts' gate is set up in another way there
     if release == "mc0192":
@@ -137,7 +144,7 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
             # DeepSeek-V2 chooses groups of experts by their best, Megatron-Core by their sum.
             jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, ep=ep, etp=etp, vpad=vocab_rows,
                              expect_hf=True, logits=case != "deepseek_v2_ep4"))
-    for case in ("llama_tp2pp2", "llama_uneven", "qwen2_tp2", "qwen2_tied_pp3", "qwen3_tp2pp2"):
+    for case in ("llama_tp2pp2", "llama_uneven", "qwen2_tp2", "qwen2_tied_pp3", "qwen3_tp2pp2", *newer):
         hf, _, vocab_rows = WRITTEN[case]
         if release != "mc0192" and case == "llama_uneven":
             continue

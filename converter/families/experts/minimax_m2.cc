@@ -1,0 +1,63 @@
+// MiniMax-M2: Mixtral's experts behind a sigmoid router with a bias, norms of queries and keys over
+// all heads, heads that turn in part.
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+constexpr HfName kMiniMaxMoeNames[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "block_sparse_moe.gate.weight"},
+    {"mlp.router.expert_bias", "block_sparse_moe.e_score_correction_bias"},
+    {"mlp.experts.experts.linear_fc1.weight", "block_sparse_moe.experts.{e}.{w1,w3}.weight"},
+    {"mlp.experts.experts.linear_fc2.weight", "block_sparse_moe.experts.{e}.w2.weight"},
+};
+
+constexpr HfNames kMiniMaxNames{
+    .first = kEmbeddingNames,
+    .attention = kFullNormAttentionNames,
+    .moe_mlp = kMiniMaxMoeNames,
+    .last = kHeadNames,
+};
+
+void read_minimax(const ConfigFields& fields, TransformerConfig& config) {
+  const auto score = fields.text("scoring_func", "sigmoid");
+  require(score == "sigmoid", ErrorKind::kLayout,
+          "{}: scoring_func is \"{}\", only \"sigmoid\" is handled", fields.source(), score);
+  for (const auto* key : {"use_qk_norm", "use_routing_bias"}) {
+    require(fields.flag(key, true), ErrorKind::kLayout, "{}: {} is false, which is not handled",
+            fields.source(), key);
+  }
+  require(fields.count("shared_intermediate_size", 0, kMaxSize) == 0, ErrorKind::kLayout,
+          "{}: shared_intermediate_size is not 0, which is not handled", fields.source());
+  if (const auto rotary = fields.optional_size("rotary_dim"); rotary && config.rotary_percent == 1)
+    config.rotary_percent = static_cast<double>(*rotary) / static_cast<double>(config.kv_channels);
+  config.qk_layernorm = config.qk_layernorm_full = true;
+  config.num_moe_experts = fields.size("num_local_experts", std::nullopt, kMaxExperts);
+  config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+  config.moe_ffn_hidden_size = config.ffn_hidden_size;
+  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_score_function = "sigmoid";
+  config.moe_router_enable_expert_bias = true;
+}
+
+constexpr Family kMiniMax[] = {
+    {.model_type = "minimax_m2",
+     .names = &kMiniMaxNames,
+     .rotary_base = 5e6,
+     .configure = read_minimax,
+     .describes =
+         [](const TransformerConfig& config) {
+           return config.qk_layernorm_full && config.moe_router_enable_expert_bias;
+         },
+     .rare = true},
+};
+
+}  // namespace
+
+const std::span<const Family> kMiniMaxFamilies = kMiniMax;
+
+}  // namespace ferry::converter

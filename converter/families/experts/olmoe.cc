@@ -1,0 +1,51 @@
+// OLMoE: experts in every layer, norms of queries and keys over all heads.
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::TransformerConfig;
+
+constexpr HfName kOlmoeMoeNames[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "mlp.gate.weight"},
+    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight"},
+    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight"},
+};
+
+constexpr HfNames kOlmoeNames{
+    .first = kEmbeddingNames,
+    .attention = kFullNormAttentionNames,
+    .moe_mlp = kOlmoeMoeNames,
+    .last = kHeadNames,
+};
+
+constexpr Family kOlmoe[] = {
+    {.model_type = "olmoe",
+     .names = &kOlmoeNames,
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           read_linear_biases(fields, config);
+           require(fields.find("clip_qkv") == nullptr, ErrorKind::kLayout,
+                   "{}: clip_qkv is set, which is not handled", fields.source());
+           config.qk_layernorm = config.qk_layernorm_full = true;
+           config.num_moe_experts = fields.size("num_experts", 64, kMaxExperts);
+           config.moe_layer_freq.assign(static_cast<std::size_t>(config.num_layers), true);
+           config.moe_ffn_hidden_size = config.ffn_hidden_size;
+           config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+           config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
+         },
+     .describes =
+         [](const TransformerConfig& config) {
+           return config.qk_layernorm_full && config.num_moe_experts > 0 &&
+                  !config.moe_router_enable_expert_bias;
+         },
+     .rare = true},
+};
+
+}  // namespace
+
+const std::span<const Family> kOlmoeFamilies = kOlmoe;
+
+}  // namespace ferry::converter
