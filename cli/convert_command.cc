@@ -82,8 +82,9 @@ void add_convert(CLI::App& app) {
   command
       ->add_option(
           "SRC", flags->from,
-          "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, or an "
-          "archive")
+          "A checkpoint: a Hugging Face folder, a Megatron root, one iteration's folder, an "
+          "archive, "
+          "or the address of one: https://HOST/FOLDER, hf://ORG/REPO@REVISION, s3://BUCKET/KEY")
       ->required();
   command
       ->add_option("DST", flags->to,

@@ -47,7 +47,8 @@ void add_diff(CLI::App& app) {
   auto flags = std::make_shared<DiffFlags>();
   auto* command = app.add_subcommand(
       "diff", "Show how the weights of two checkpoints differ, per tensor and per layer");
-  command->add_option("A", flags->pair.left, "A checkpoint, either format")->required();
+  command->add_option("A", flags->pair.left, "A checkpoint of any format, or its address")
+      ->required();
   command->add_option("B", flags->pair.right, "The one to compare it with")->required();
   auto* const sort =
       command

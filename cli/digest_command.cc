@@ -106,7 +106,8 @@ void add_digest(CLI::App& app) {
   auto* command = app.add_subcommand("digest",
                                      "Digest every tensor, independently of format and layout, and "
                                      "every file; write or check a manifest");
-  command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
+  command->add_option("PATH", flags->path, "A checkpoint of any format, or its address")
+      ->required();
   command->add_option("--output", flags->output, "Write the manifest to this file");
   add_overwrite_output(*command, flags->overwrite);
   command->add_option("--check", flags->check, "Compare with this manifest");

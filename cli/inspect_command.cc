@@ -23,7 +23,8 @@ void add_inspect(CLI::App& app) {
   auto flags = std::make_shared<InspectFlags>();
   auto* command =
       app.add_subcommand("inspect", "Show what a checkpoint holds, from its headers alone");
-  command->add_option("PATH", flags->path, "A checkpoint, either format")->required();
+  command->add_option("PATH", flags->path, "A checkpoint of any format, or its address")
+      ->required();
   command->add_option("--filter", flags->filter,
                       "Only tensors whose name matches: '*.linear_fc1.weight'");
   add_iteration(*command, "--iteration", flags->iteration,

@@ -29,7 +29,8 @@ void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
   auto* command = app.add_subcommand(
       "verify", "Compare two checkpoints, bit for bit, in any formats and layouts");
-  command->add_option("LEFT", flags->left, "A checkpoint, either format")->required();
+  command->add_option("LEFT", flags->left, "A checkpoint of any format, or its address")
+      ->required();
   command->add_option("RIGHT", flags->right, "The one to compare it with")->required();
   add_iteration(*command, "--left-iteration", flags->left_iteration,
                 "Which iteration of a Megatron checkpoint LEFT");

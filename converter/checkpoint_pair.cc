@@ -8,6 +8,7 @@
 #include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -259,7 +260,10 @@ void CheckpointPair::compare(const std::function<void(const distckpt::Comparison
          distckpt::describe_difference(plan_, both, part));
   };
   const distckpt::Executor executor(
-      {.threads = options_.threads, .max_memory = options_.max_memory, .on_compared = observe});
+      {.threads = distckpt::reading_threads(
+           distckpt::reading_threads(options_.threads, options_.left), options_.right),
+       .max_memory = options_.max_memory,
+       .on_compared = observe});
   const auto done = wait_reporting(executor.submit(plan_, both, nullptr), "comparing", progress);
   left->verify_checksums();
   right->verify_checksums();

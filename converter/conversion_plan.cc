@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/source_tree.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
@@ -226,7 +227,7 @@ Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& plan
   for (const auto& [path, bytes] : files_of(opened.source.layout)) {
     // Machines that share a file system may number devices and inodes in their own ways.
     const auto& file = opened.source.files->files().at(path);
-    text += fmt::format("{} {} {} {}\n", fs::weakly_canonical(path).string(), file.size,
+    text += fmt::format("{} {} {} {}\n", distckpt::canonical_source(path).string(), file.size,
                         file.modified_ns, file.changed_ns);
   }
   for (const auto& one : planned.copy.tensors) {
@@ -244,7 +245,9 @@ Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& plan
 }
 
 distckpt::ExecutorOptions executor_options(const ConvertOptions& options) {
-  return {.threads = options.threads, .max_memory = options.max_memory, .on_compared = {}};
+  return {.threads = distckpt::reading_threads(options.threads, options.from),
+          .max_memory = options.max_memory,
+          .on_compared = {}};
 }
 
 }  // namespace ferry::converter

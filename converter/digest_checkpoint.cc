@@ -8,6 +8,8 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -21,6 +23,21 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
   for (const auto& path : leave_out) {
     if (!path.empty()) skip.insert(fs::weakly_canonical(path));
   }
+  const auto tracker = location.root / distckpt::kTracker;
+  if (location.folder != location.root && distckpt::source_exists(tracker))
+    files.push_back(tracker);
+  if (distckpt::is_remote(location.folder)) {
+    for (const auto& path : distckpt::list_source_below(location.folder)) {
+      const auto below = path.lexically_relative(location.folder);
+      const auto hidden = [](const fs::path& name) {
+        return name.string().starts_with('.') && name != distckpt::kTorchDistMetadata;
+      };
+      if (std::ranges::none_of(below, hidden)) files.push_back(path);
+    }
+    std::ranges::sort(files);
+    distckpt::open_sources(files);
+    return files;
+  }
   for (auto at = fs::recursive_directory_iterator(location.folder); at != fs::end(at); ++at) {
     const auto name = at->path().filename().string();
     if (at->is_directory() && name.starts_with('.')) {
@@ -31,8 +48,6 @@ std::vector<fs::path> list_files(const Location& location, const std::vector<fs:
     if (at->is_regular_file() && !hidden && !skip.contains(fs::weakly_canonical(at->path())))
       files.push_back(at->path());
   }
-  const auto tracker = location.root / distckpt::kTracker;
-  if (location.folder != location.root && fs::exists(tracker)) files.push_back(tracker);
   std::ranges::sort(files);
   return files;
 }
@@ -79,7 +94,9 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
     for (const auto& selection : options.part) restrict_checkpoint(checkpoint, selection);
   }
   const distckpt::Executor executor(
-      {.threads = options.threads, .max_memory = options.max_memory, .on_compared = {}});
+      {.threads = distckpt::reading_threads(options.threads, options.path),
+       .max_memory = options.max_memory,
+       .on_compared = {}});
 
   const auto plan = distckpt::plan_read(checkpoint.tensors, checkpoint.side());
   const auto source = checkpoint.source();

@@ -10,6 +10,7 @@
 #include "converter/open/megatron_opener.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -73,7 +74,7 @@ bool is_quantized(const fs::path& path) {
   if (location.format == Format::kArchive) {
     form = read_archive(location).hf;
   } else {
-    if (!fs::exists(location.folder / distckpt::kHfConfig)) return false;
+    if (!distckpt::source_exists(location.folder / distckpt::kHfConfig)) return false;
     form.emplace().folder = location.folder;
   }
   return parse_quantization(form->config_text(), form->config_source()).has_value();

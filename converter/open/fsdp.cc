@@ -12,6 +12,7 @@
 #include "distckpt/formats/torch_save/dtensor.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -49,10 +50,10 @@ class FsdpReader {
   // The files, by rank: all of one world size, none missing.
   std::vector<fs::path> find_ranks() {
     std::map<int, std::map<int, fs::path>> worlds;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      const auto name = entry.path().filename().string();
+    for (const auto& path : distckpt::list_source(folder_)) {
+      const auto name = path.filename().string();
       if (const auto rank = distckpt::parse_fsdp_filename(name)) {
-        worlds[rank->world_size][rank->rank] = entry.path();
+        worlds[rank->world_size][rank->rank] = path;
       } else if (name.starts_with("optim_world_size_") ||
                  name.starts_with("extra_state_world_size_")) {
         stored_.training_state.push_back(name);

@@ -11,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_save/torch_save.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -42,8 +43,8 @@ class RankFilesReader {
 
   RankFiles read() {
     std::vector<std::pair<std::vector<int>, std::string>> ranks;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      const auto name = entry.path().filename().string();
+    for (const auto& path : distckpt::list_source(folder_)) {
+      const auto name = path.filename().string();
       if (auto parsed = distckpt::parse_rank_folder(name)) ranks.emplace_back(*parsed, name);
     }
     std::ranges::sort(ranks);
@@ -56,7 +57,7 @@ class RankFilesReader {
  private:
   void read_file(const std::vector<int>& indices, const std::string& name) {
     const auto path = folder_ / name / distckpt::kRankFile;
-    require(fs::exists(path), ErrorKind::kNotFound, "{}: is missing", path.string());
+    require(distckpt::source_exists(path), ErrorKind::kNotFound, "{}: is missing", path.string());
     distckpt::TorchFile file(path, distckpt::object_globals(), kSaveRankFileAnew);
     const auto root = file.root();
     with_context([&] { return fmt::format("reading {}", path.string()); },

@@ -7,6 +7,7 @@
 #include "converter/families/megatron_links.h"
 #include "converter/open/formats.h"
 #include "converter/stored/sidecar.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 
@@ -18,7 +19,7 @@ Stored read_torch_dist(const Location& location, const OpenOptions& options) {
                 .common_is_apart = true};
   stored.hf = find_hf_form(location, options);
   const auto derived = derived_path(location.folder);
-  if (options.hf_config.empty() && std::filesystem::exists(derived)) stored.derived = derived;
+  if (options.hf_config.empty() && distckpt::source_exists(derived)) stored.derived = derived;
   std::vector<const distckpt::TorchDistTensor*> model;
   for (const auto& tensor : checkpoint.tensors) {
     if (is_training_state(tensor.key)) {

@@ -11,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -25,22 +26,22 @@ class TorchSaveReader {
 
   Stored read() {
     const auto index = folder_ / distckpt::kTorchModelIndex;
-    if (fs::exists(index)) {
+    if (distckpt::source_exists(index)) {
       const auto text = distckpt::read_text(index);
       for (const auto& file : files_of_index(text, index.string())) {
-        require(fs::exists(folder_ / file), ErrorKind::kNotFound,
+        require(distckpt::source_exists(folder_ / file), ErrorKind::kNotFound,
                 "{}: names the file {}, which is not there", index.string(), file);
         read_file(file);
       }
       check_index(text, file_of_tensor_, index.string());
-      const bool has_single = fs::exists(folder_ / distckpt::kTorchModel);
+      const bool has_single = distckpt::source_exists(folder_ / distckpt::kTorchModel);
       require_transformers_reads(*stored_.hf, {.folder = folder_,
                                                .files = files_of_index(text, index.string()),
                                                .index = distckpt::kTorchModelIndex,
                                                .single = has_single ? distckpt::kTorchModel : ""});
       return std::move(stored_);
     }
-    if (!fs::exists(folder_ / distckpt::kTorchModel)) {
+    if (!distckpt::source_exists(folder_ / distckpt::kTorchModel)) {
       throw Error(ErrorKind::kNotFound,
                   fmt::format("{}: holds parts of {}, but no {}", folder_.string(),
                               distckpt::kTorchModel, distckpt::kTorchModelIndex),

@@ -12,6 +12,7 @@
 #include "distckpt/base/json.h"
 #include "distckpt/formats/torch_save/torch_save.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -33,21 +34,21 @@ Stored read_zarr(const Location& location, const OpenOptions& options) {
   Stored stored{.megatron_names = true};
   stored.hf = find_hf_form(location, options);
   const auto common = location.folder / distckpt::kCommon;
-  if (fs::exists(common)) {
+  if (distckpt::source_exists(common)) {
     const distckpt::ReadFile file(common);
     stored.common = distckpt::read_torch_object(file, 0, file.size(), distckpt::object_globals());
   }
   std::vector<fs::path> folders;
-  for (const auto& entry : fs::directory_iterator(location.folder)) {
-    if (entry.is_directory()) folders.push_back(entry.path());
+  for (const auto& path : distckpt::list_source(location.folder)) {
+    if (distckpt::source_is_folder(path)) folders.push_back(path);
   }
   std::ranges::sort(folders);
   for (const auto& folder : folders) {
     const auto key = folder.filename().string();
     if (!distckpt::is_zarr_array(folder)) {
-      for (const auto& entry : fs::directory_iterator(folder)) {
-        if (entry.path().extension() != ".pt") continue;
-        auto object = fmt::format("{}/{}", key, entry.path().stem().string());
+      for (const auto& path : distckpt::list_source(folder)) {
+        if (path.extension() != ".pt") continue;
+        auto object = fmt::format("{}/{}", key, path.stem().string());
         if (is_training_state(key)) stored.training_state.push_back(object);
         stored.objects.push_back(std::move(object));
       }

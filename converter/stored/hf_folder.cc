@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -12,6 +13,8 @@
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -26,6 +29,10 @@ constexpr std::array<std::string_view, 12> kWeightSuffixes{
     ".onnx",        ".msgpack",
     ".gguf",        ".distcp"};
 
+bool is_safetensors(const fs::path& path) {
+  return path.extension() == distckpt::kSafetensorsSuffix;
+}
+
 // The file that config.json names as the one of the weights, which transformers prefers to others.
 std::optional<std::string> named_weights(const HfForm& form) {
   const auto config = distckpt::parse_json(form.config_text(), form.config_source());
@@ -36,16 +43,17 @@ std::optional<std::string> named_weights(const HfForm& form) {
 }
 
 // Folders and pipes do not travel.
-bool is_file(const fs::directory_entry& entry) {
+bool is_file(const fs::path& path) {
+  if (distckpt::is_remote(path)) return distckpt::source_is_file(path);
   std::error_code error;
-  const auto type = entry.status(error).type();
-  if (!entry.is_symlink() || (!error && type != fs::file_type::not_found))
+  const auto type = fs::status(path, error).type();
+  if (!fs::is_symlink(path) || (!error && type != fs::file_type::not_found))
     return type == fs::file_type::regular;
-  throw Error(ErrorKind::kNotFound,
-              fmt::format("{}: is a symbolic link to {}, which cannot be read: {}",
-                          entry.path().string(), fs::read_symlink(entry.path()).string(),
-                          error ? error.message() : "it is not there"),
-              "mend the link or remove it");
+  throw Error(
+      ErrorKind::kNotFound,
+      fmt::format("{}: is a symbolic link to {}, which cannot be read: {}", path.string(),
+                  fs::read_symlink(path).string(), error ? error.message() : "it is not there"),
+      "mend the link or remove it");
 }
 
 }  // namespace
@@ -104,26 +112,29 @@ void HfForm::leave_quantization() {
 }
 
 bool is_hf_folder(const fs::path& folder) {
-  if (!fs::is_directory(folder)) return false;
-  if (fs::exists(folder / distckpt::kHfConfig)) return true;
-  return std::ranges::any_of(fs::directory_iterator(folder), [](const fs::directory_entry& entry) {
-    return entry.path().extension() == distckpt::kSafetensorsSuffix;
-  });
+  if (distckpt::source_exists(folder / distckpt::kHfConfig)) return true;
+  return std::ranges::any_of(distckpt::list_source(folder), is_safetensors);
 }
 
 HfForm read_hf_companions(const fs::path& folder, Links links) {
-  require(fs::is_directory(folder), ErrorKind::kNotFound, "{}: is not a folder", folder.string());
-  require(fs::exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound, "{}: holds no {}",
-          folder.string(), distckpt::kHfConfig);
+  require(distckpt::source_is_folder(folder), ErrorKind::kNotFound, "{}: is not a folder",
+          folder.string());
+  require(distckpt::source_exists(folder / distckpt::kHfConfig), ErrorKind::kNotFound,
+          "{}: holds no {}", folder.string(), distckpt::kHfConfig);
   HfForm form{.folder = folder, .carried = {}, .headers = {}, .index_text = {}};
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (!travels(entry.path().filename().string()) || !is_file(entry)) continue;
-    const distckpt::ReadFile file(entry.path());  // one that cannot be read is told now
+  std::vector<fs::path> travelling;
+  for (const auto& path : distckpt::list_source(folder)) {
+    if (travels(path.filename().string()) && is_file(path)) travelling.push_back(path);
+  }
+  distckpt::open_sources(travelling);
+  for (const auto& path : travelling) {
+    const distckpt::ReadFile file(path);  // one that cannot be read is told now
     if (links == Links::kInside) file.require_inside(folder);
-    form.carried.push_back(entry.path().filename().string());
+    form.carried.push_back(path.filename().string());
   }
   const auto part = folder / distckpt::kPartRecord;
-  if (fs::exists(part)) form.part = parse_part(distckpt::read_text(part), part.string());
+  if (distckpt::source_exists(part))
+    form.part = parse_part(distckpt::read_text(part), part.string());
   std::ranges::sort(form.carried);
   return form;
 }
@@ -131,9 +142,9 @@ HfForm read_hf_companions(const fs::path& folder, Links links) {
 HfForm read_hf_config(const fs::path& folder, Links links) {
   auto form = read_hf_companions(folder, links);
   form.part.clear();  // it is of the weights that are there
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() != distckpt::kSafetensorsSuffix) continue;
-    for (const auto& tensor : distckpt::read_safetensors_header(entry.path()).entries)
+  for (const auto& path : distckpt::list_source(folder)) {
+    if (!is_safetensors(path)) continue;
+    for (const auto& tensor : distckpt::read_safetensors_header(path).entries)
       form.dtypes.emplace(tensor.name, tensor.dtype);
   }
   return form;
@@ -142,27 +153,30 @@ HfForm read_hf_config(const fs::path& folder, Links links) {
 HfForm read_hf_folder(const fs::path& folder, Links links) {
   auto form = read_hf_companions(folder, links);
   const auto index_path = folder / distckpt::kSafetensorsIndex;
-  if (fs::exists(index_path)) {
+  if (distckpt::source_exists(index_path)) {
     form.index_text = distckpt::read_text(index_path);
     const auto source = index_path.string();
+    std::vector<fs::path> paths;
+    for (const auto& file : files_of_index(*form.index_text, source))
+      paths.push_back(folder / file);
+    distckpt::open_sources(paths);
     for (const auto& file : files_of_index(*form.index_text, source)) {
-      require(fs::exists(folder / file), ErrorKind::kNotFound,
+      require(distckpt::source_exists(folder / file), ErrorKind::kNotFound,
               "{}: names the file {}, which is not there", source, file);
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
     check_index(*form.index_text, files_of_tensors(form.headers), source);
-    require_transformers_reads(form, {.folder = folder,
-                                      .files = files_of_index(*form.index_text, source),
-                                      .index = distckpt::kSafetensorsIndex,
-                                      .single = fs::exists(folder / distckpt::kSafetensorsModel)
-                                                    ? distckpt::kSafetensorsModel
-                                                    : ""});
+    require_transformers_reads(
+        form, {.folder = folder,
+               .files = files_of_index(*form.index_text, source),
+               .index = distckpt::kSafetensorsIndex,
+               .single = distckpt::source_exists(folder / distckpt::kSafetensorsModel)
+                             ? distckpt::kSafetensorsModel
+                             : ""});
     return form;
   }
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (entry.path().extension() == distckpt::kSafetensorsSuffix) files.push_back(entry.path());
-  }
+  std::ranges::copy_if(distckpt::list_source(folder), std::back_inserter(files), is_safetensors);
   require(!files.empty(), ErrorKind::kNotFound, "{}: holds neither {} nor {}, and no {} either",
           folder.string(), distckpt::kSafetensorsModel, distckpt::kSafetensorsIndex,
           distckpt::kTorchModel);
@@ -179,7 +193,8 @@ HfForm read_hf_folder(const fs::path& folder, Links links) {
                             folder.string(), name, distckpt::kSafetensorsIndex),
                 "the download may be incomplete");
   }
-  require(name == distckpt::kSafetensorsModel || !fs::exists(folder / distckpt::kTorchModel),
+  require(name == distckpt::kSafetensorsModel ||
+              !distckpt::source_exists(folder / distckpt::kTorchModel),
           ErrorKind::kLayout, "{}: holds {} and {}, of which transformers loads the second",
           folder.string(), name, distckpt::kTorchModel);
   require_transformers_reads(form, {.folder = folder, .files = {name}});

@@ -12,6 +12,8 @@
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/formats/zarr.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -23,15 +25,17 @@ constexpr std::string_view kShardSuffix = ".distcp";
 
 template <typename Matches>
 bool holds(const fs::path& folder, Matches&& matches) {
-  return fs::is_directory(folder) &&
-         std::ranges::any_of(fs::directory_iterator(folder),
-                             [&](const auto& entry) { return matches(entry.path()); });
+  return std::ranges::any_of(distckpt::list_source(folder), matches);
 }
 
 // One of the files of an archive.
 bool is_archive_file(const fs::path& path) {
-  return fs::is_regular_file(path) &&
+  return distckpt::source_is_file(path) &&
          distckpt::shard_store_file_count(path.filename().string()).has_value();
+}
+
+fs::path folder_of_file(const fs::path& path) {
+  return distckpt::is_remote(path) ? path.parent_path() : fs::absolute(path).parent_path();
 }
 
 // The format of an iteration's folder, or of a folder that is like one.
@@ -40,10 +44,11 @@ std::optional<Format> format_of_iteration(const fs::path& folder) {
   const bool has_shards =
       holds(folder, [](const fs::path& path) { return path.extension() == kShardSuffix; });
   if (distckpt::is_torch_dist(folder) || has_shards) {
-    return fs::exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist : Format::kDcp;
+    return distckpt::source_exists(folder / distckpt::kTorchDistConfig) ? Format::kTorchDist
+                                                                        : Format::kDcp;
   }
   const bool zarr =
-      fs::exists(folder / distckpt::kTorchDistConfig) &&
+      distckpt::source_exists(folder / distckpt::kTorchDistConfig) &&
       holds(folder, [](const fs::path& path) { return distckpt::is_zarr_array(path); });
   if (zarr) return Format::kZarr;
   const bool legacy = holds(folder, [](const fs::path& path) {
@@ -80,7 +85,7 @@ Iteration read_tracker(const fs::path& path) {
 
 // The iteration that a folder's name says, or that of a folder above it: .../global_step_10/actor.
 std::optional<Iteration> iteration_of(const fs::path& folder) {
-  auto path = fs::weakly_canonical(folder);
+  auto path = distckpt::canonical_source(folder);
   if (auto iteration = distckpt::parse_iteration_folder(path.filename().string())) return iteration;
   for (int above = 0; above < 4; ++above, path = path.parent_path()) {
     if (auto step = distckpt::parse_step_folder(path.filename().string())) return step;
@@ -99,7 +104,7 @@ std::optional<Location> locate_verl(const fs::path& path) {
     const bool has_weights =
         weights && (*weights == Format::kTorchSave || has_safetensors(huggingface));
     Location found{.root = path, .iteration = iteration_of(path)};
-    if (fs::exists(huggingface / distckpt::kHfConfig)) found.hf = huggingface;
+    if (distckpt::source_exists(huggingface / distckpt::kHfConfig)) found.hf = huggingface;
     if (holds(base, [](const fs::path& file) {
           return distckpt::parse_fsdp_filename(file.filename().string()).has_value();
         })) {
@@ -129,7 +134,7 @@ std::optional<Location> locate_single(const fs::path& path) {
   if (!format) return locate_verl(path);
   Location found{.format = *format, .root = path, .folder = path, .iteration = iteration_of(path)};
   const auto huggingface = path.parent_path() / "huggingface";  // beside verl's dist_ckpt
-  if (path.filename() == "dist_ckpt" && fs::exists(huggingface / distckpt::kHfConfig))
+  if (path.filename() == "dist_ckpt" && distckpt::source_exists(huggingface / distckpt::kHfConfig))
     found.hf = huggingface;
   return found;
 }
@@ -137,11 +142,11 @@ std::optional<Location> locate_single(const fs::path& path) {
 // The iterations that a root of Megatron or verl holds.
 std::vector<std::pair<Iteration, fs::path>> list_iterations(const fs::path& root) {
   std::vector<std::pair<Iteration, fs::path>> found;
-  for (const auto& entry : fs::directory_iterator(root)) {
-    const auto name = entry.path().filename().string();
+  for (const auto& path : distckpt::list_source(root)) {
+    const auto name = path.filename().string();
     auto iteration = distckpt::parse_iteration_folder(name);
     if (!iteration) iteration = distckpt::parse_step_folder(name);
-    if (iteration && locate_single(entry.path())) found.emplace_back(*iteration, entry.path());
+    if (iteration && locate_single(path)) found.emplace_back(*iteration, path);
   }
   return found;
 }
@@ -149,7 +154,7 @@ std::vector<std::pair<Iteration, fs::path>> list_iterations(const fs::path& root
 Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted) {
   const auto tracker = root / distckpt::kTracker;
   const auto there = list_iterations(root);
-  const bool by_tracker = !wanted && fs::exists(tracker);
+  const bool by_tracker = !wanted && distckpt::source_exists(tracker);
   if (by_tracker) wanted = read_tracker(tracker);
   if (!wanted && there.size() == 1) wanted = there.front().first;
   if (!wanted) {
@@ -209,7 +214,7 @@ bool Location::has_own_config() const {
     case Format::kTorchSave:
     case Format::kDcp:
     case Format::kFsdp:
-      return fs::exists(config_folder() / distckpt::kHfConfig);
+      return distckpt::source_exists(config_folder() / distckpt::kHfConfig);
     case Format::kTorchDist:
     case Format::kLegacy:
     case Format::kZarr:
@@ -219,16 +224,17 @@ bool Location::has_own_config() const {
 }
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
-  require(fs::exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
-  if (is_archive_file(path)) return locate(fs::absolute(path).parent_path(), iteration);
-  require(fs::is_directory(path), ErrorKind::kNotFound, "{}: is not a folder", path.string());
+  require(distckpt::source_exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
+  if (is_archive_file(path)) return locate(folder_of_file(path), iteration);
+  require(distckpt::source_is_folder(path), ErrorKind::kNotFound, "{}: is not a folder",
+          path.string());
   if (auto found = locate_single(path)) {
     require(!iteration, ErrorKind::kUsage,
             "{}: is the folder of one iteration, so --iteration has nothing to choose",
             path.string());
     return *found;
   }
-  if (fs::exists(path / distckpt::kTracker) || !list_iterations(path).empty()) {
+  if (distckpt::source_exists(path / distckpt::kTracker) || !list_iterations(path).empty()) {
     return locate_iteration(path, iteration);
   }
   if (distckpt::is_torch_dist(path / "weights")) {  // NeMo 2
@@ -253,12 +259,13 @@ Location locate(const fs::path& path, std::optional<Iteration> iteration) {
 
 bool lacks_iterations(const fs::path& path) {
   if (is_archive_file(path)) return true;
-  return fs::is_directory(path) && !locate_single(path) && !fs::exists(path / distckpt::kTracker) &&
-         list_iterations(path).empty() && format_without_iterations(path).has_value();
+  return distckpt::source_is_folder(path) && !locate_single(path) &&
+         !distckpt::source_exists(path / distckpt::kTracker) && list_iterations(path).empty() &&
+         format_without_iterations(path).has_value();
 }
 
 bool holds_checkpoint(const fs::path& folder) {
-  return fs::is_directory(folder) &&
+  return distckpt::source_is_folder(folder) &&
          (locate_single(folder) ||
           (list_iterations(folder).empty() &&
            (distckpt::is_torch_dist(folder / "weights") || format_without_iterations(folder))));

@@ -11,6 +11,7 @@
 #include "distckpt/elements/digest.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
@@ -30,10 +31,8 @@ std::string digest_text(std::string_view text) {
 std::vector<std::string> list_files(const fs::path& sidecar) {
   std::vector<std::string> names;
   for (const auto* folder : {&distckpt::kSidecarHf, &distckpt::kSidecarHeaders}) {
-    if (!fs::exists(sidecar / *folder)) continue;
-    for (const auto& entry : fs::directory_iterator(sidecar / *folder)) {
-      names.push_back(fmt::format("{}/{}", *folder, entry.path().filename().string()));
-    }
+    for (const auto& path : distckpt::list_source(sidecar / *folder))
+      names.push_back(fmt::format("{}/{}", *folder, path.filename().string()));
   }
   std::ranges::sort(names);
   return names;
@@ -51,6 +50,9 @@ json read_index(const fs::path& sidecar, Links links) {
           source);
   require(index.value("format", "") == kSidecarFormat, ErrorKind::kLayout,
           "{}: is of a newer format than {}", source, kSidecarFormat);
+  std::vector<fs::path> paths;
+  for (const auto& name : list_files(sidecar)) paths.push_back(sidecar / name);
+  distckpt::open_sources(paths);
   std::set<std::string> listed;
   for (const auto& [name, value] : distckpt::json_at(index, "files", source).items()) {
     const auto slash = name.find('/');
@@ -60,7 +62,7 @@ json read_index(const fs::path& sidecar, Links links) {
     distckpt::require_plain_filename(slash == std::string::npos ? "" : name.substr(slash + 1),
                                      source);
     const auto file = sidecar / name;
-    require(fs::exists(file), ErrorKind::kCorrupt, "{}: is missing", file.string());
+    require(distckpt::source_exists(file), ErrorKind::kCorrupt, "{}: is missing", file.string());
     distckpt::ReadFile opened(file);
     if (links == Links::kInside) opened.require_inside(sidecar.parent_path());
     const auto digest = distckpt::json_string(value, name, source);
@@ -147,9 +149,9 @@ void carry_part(const HfForm& form, const fs::path& folder) {
 
 std::optional<HfForm> read_sidecar(const fs::path& iteration_folder, Links links) {
   const auto sidecar = iteration_folder / distckpt::kSidecar;
-  if (!fs::exists(sidecar / distckpt::kSidecarIndex)) {
-    require(!fs::exists(sidecar), ErrorKind::kCorrupt, "{}: holds no {}", sidecar.string(),
-            distckpt::kSidecarIndex);
+  if (!distckpt::source_exists(sidecar / distckpt::kSidecarIndex)) {
+    require(!distckpt::source_exists(sidecar), ErrorKind::kCorrupt, "{}: holds no {}",
+            sidecar.string(), distckpt::kSidecarIndex);
     return std::nullopt;
   }
   const auto contents = read_index(sidecar, links);

@@ -16,6 +16,7 @@
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/held_folder.h"
+#include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
@@ -126,6 +127,8 @@ void refuse_checkpoint_as_root(const fs::path& target) {
 }  // namespace
 
 fs::path resolve_target(const fs::path& path) {
+  require(!distckpt::is_remote(path), ErrorKind::kUsage,
+          "{}: is an address: a conversion is written to a folder", path.string());
   auto resolved = fs::weakly_canonical(fs::absolute(path));
   if (!resolved.has_filename()) resolved = resolved.parent_path();
   return resolved;

@@ -13,8 +13,12 @@ namespace {
 
 // Runs this close together are read with the gaps between them: one read of a few pages costs less
 // than two.
-constexpr std::int64_t kMaxOverRead = 2;  // bytes read per byte wanted
-constexpr std::int64_t kSpanBytes = std::int64_t{1} << 20;
+struct SpanLimits {
+  std::int64_t over_read = 2;  // bytes read per byte wanted
+  std::int64_t bytes = std::int64_t{1} << 20;
+};
+// A request takes as long as many bytes.
+constexpr SpanLimits kRemoteSpans{.over_read = 32, .bytes = std::int64_t{4} << 20};
 
 // The chunks of a matrix lie in bands of eight mebibytes, which the threads go through side by
 // side, two mebibytes each.
@@ -124,9 +128,10 @@ void FileSource::read(const Region& region,
                  region.element_size);
     return ledger_.checksum(storage, runs.offset, all, parts);
   }
+  const auto limits = file.remote() ? kRemoteSpans : SpanLimits{};
   const bool close_together = runs.counts.rank() == 1 && runs.strides[0] > 0 &&
-                              runs.strides[0] <= kMaxOverRead * runs.run_bytes &&
-                              runs.strides[0] <= kSpanBytes;
+                              runs.strides[0] <= limits.over_read * runs.run_bytes &&
+                              runs.strides[0] <= limits.bytes;
   if (!close_together) {
     for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
       const auto into = packed.subspan(static_cast<std::size_t>(index) * run_bytes, run_bytes);
@@ -136,7 +141,7 @@ void FileSource::read(const Region& region,
     return;
   }
   const auto stride = runs.strides[0];
-  const auto per_span = std::max<std::int64_t>(1, kSpanBytes / stride);
+  const auto per_span = std::max<std::int64_t>(1, limits.bytes / stride);
   std::vector<std::byte> span;
   for (std::int64_t first = 0; first < count; first += per_span) {
     const auto n = std::min(per_span, count - first);

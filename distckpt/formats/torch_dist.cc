@@ -14,6 +14,7 @@
 #include "distckpt/plan/coverage.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -268,13 +269,13 @@ std::string place(const TorchDistCheckpoint& checkpoint, std::string_view item) 
 }  // namespace
 
 bool is_torch_dist(const std::filesystem::path& folder) {
-  return std::filesystem::is_regular_file(folder / kTorchDistMetadata);
+  return source_is_file(folder / kTorchDistMetadata);
 }
 
 TorchDistCheckpoint read_torch_dist(const std::filesystem::path& folder) {
   check_config(folder / kTorchDistConfig);
   auto checkpoint = MetadataReader(folder).read();
-  checkpoint.has_common_file = std::filesystem::exists(folder / kCommon);
+  checkpoint.has_common_file = source_exists(folder / kCommon);
   return checkpoint;
 }
 

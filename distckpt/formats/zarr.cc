@@ -11,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -93,8 +94,8 @@ std::string chunk_filename(const Dims& index) {
 }
 
 std::int64_t count_chunk_files(const std::filesystem::path& folder) {
-  return std::ranges::count_if(std::filesystem::directory_iterator(folder), [](const auto& entry) {
-    return !entry.path().filename().string().starts_with('.');
+  return std::ranges::count_if(list_source(folder), [](const auto& path) {
+    return !path.filename().string().starts_with('.');
   });
 }
 
@@ -116,8 +117,8 @@ void add_chunks(const std::filesystem::path& folder,
   Dims index = Dims::filled(shape.rank(), 0);
   for (std::int64_t i = 0; i < expected; ++i) {
     const auto path = folder / chunk_filename(index);
-    require(std::filesystem::is_regular_file(path), ErrorKind::kNotFound,
-            "{}: is missing, {} of {} chunks are there", path.string(), there, expected);
+    require(source_is_file(path), ErrorKind::kNotFound, "{}: is missing, {} of {} chunks are there",
+            path.string(), there, expected);
     const auto size = ReadFile(path).size();
     require(size == chunk_bytes, ErrorKind::kCorrupt, "{}: has {} bytes, a chunk has {}",
             path.string(), size, chunk_bytes);
@@ -140,7 +141,7 @@ void add_chunks(const std::filesystem::path& folder,
 }  // namespace
 
 bool is_zarr_array(const std::filesystem::path& folder) {
-  return std::filesystem::is_regular_file(folder / kDescription);
+  return source_is_file(folder / kDescription);
 }
 
 void add_zarr_array(const std::filesystem::path& folder, std::string name, Layout& layout) {

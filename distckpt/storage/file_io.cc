@@ -18,6 +18,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/remote_tree.h"
 #include "distckpt/storage/source_files.h"
 
 namespace ferry::distckpt {
@@ -91,6 +92,13 @@ FileIdentity identity(const struct stat& status) {
           .mode = status.st_mode & 07777U};
 }
 
+FileIdentity identity(const fs::path& address, const RemoteObject& object) {
+  std::uint64_t digest = 0xcbf29ce484222325U;  // FNV-1a
+  for (const char c : address.string() + '\n' + object.version())
+    digest = (digest ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return {.device = ~std::uint64_t{0}, .inode = digest, .size = object.size(), .mode = 0644};
+}
+
 // A name beside `path` that nothing has, and nobody can foresee.
 fs::path temporary_beside(const fs::path& path) {
   std::random_device random;
@@ -106,6 +114,12 @@ std::string system_error_text(int error) {
 }
 
 FileIdentity identity_of(const fs::path& path) {
+  if (is_remote(path)) {
+    auto& tree = RemoteTree::instance();
+    if (tree.is_folder(path)) return {.mode = 0755};
+    const auto local = tree.local_copy(path);
+    return local.empty() ? identity(path, *tree.open(path)) : identity_of(local);
+  }
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) fail_io(path, "cannot be examined", errno);
   return identity(status);
@@ -128,12 +142,24 @@ int Descriptor::release() {
 }
 
 ReadFile::ReadFile(fs::path path, ReadMode mode) : path_(std::move(path)) {
+  fs::path local;
+  if (is_remote(path_)) {
+    auto& tree = RemoteTree::instance();
+    local = tree.local_copy(path_);
+    if (local.empty()) {
+      remote_ = tree.open(path_);
+      identity_ = ferry::distckpt::identity(path_, *remote_);
+      SourceFiles::note(*this);
+      return;
+    }
+  }
+  const auto& opened = local.empty() ? path_ : local;
   if (mode == ReadMode::kDirect) {
-    fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK | O_DIRECT));
+    fd_ = Descriptor(open_retry(opened, O_RDONLY | O_NONBLOCK | O_DIRECT));
     direct_ = fd_ && !in_memory(fd_.get());
   }
   // O_NONBLOCK: to open a pipe would else wait for someone to write to it.
-  if (!fd_) fd_ = Descriptor(open_retry(path_, O_RDONLY | O_NONBLOCK));
+  if (!fd_) fd_ = Descriptor(open_retry(opened, O_RDONLY | O_NONBLOCK));
   if (!fd_) fail_io(path_, "cannot be opened", errno);
   struct stat status {};
   if (::fstat(fd_.get(), &status) != 0) fail_io(path_, "cannot be examined", errno);
@@ -147,6 +173,7 @@ void ReadFile::read_at(std::int64_t offset, std::span<std::byte> into) const {
   require(offset >= 0 && offset <= size() && wanted <= size() - offset, ErrorKind::kCorrupt,
           "{}: ends at byte {}, bytes {} to {} are needed", path_.string(), size(), offset,
           static_cast<std::uint64_t>(offset) + into.size());  // an offset may be anything
+  if (remote_) return remote_->read_at(offset, into);
   if (direct_) return read_direct(offset, into);
   const auto count = pread_fully(path_, fd_.get(), offset, into, wanted);
   require(count == wanted, ErrorKind::kCorrupt,
@@ -186,6 +213,7 @@ void ReadFile::read_direct(std::int64_t offset, std::span<std::byte> into) const
 }
 
 void ReadFile::require_unchanged() const {
+  if (remote_) return;  // every answer to a read was of the same state
   struct stat status {};
   if (::fstat(fd_.get(), &status) != 0) fail_io(path_, "cannot be examined", errno);
   require(ferry::distckpt::identity(status) == identity_, ErrorKind::kIo,
@@ -193,6 +221,7 @@ void ReadFile::require_unchanged() const {
 }
 
 void ReadFile::require_inside(const fs::path& folder) const {
+  if (is_remote(path_)) return;  // stores have no links
   const auto real_folder = fs::canonical(folder);
   const auto real = fs::canonical(path_);
   const auto lies_in = [&](const fs::path& outer) {

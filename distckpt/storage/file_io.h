@@ -1,5 +1,5 @@
 // Files read by pread and written by pwrite: a file that is cut short is an error that names the
-// byte, never a signal.
+// byte, never a signal. A file to read may also be of a store (remote_store.h).
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,8 @@
 #include <vector>
 
 namespace ferry::distckpt {
+
+class RemoteObject;
 
 // A file descriptor that closes itself.
 class Descriptor {
@@ -44,7 +46,8 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// Looks at what lies at the path, symbolic links followed. Throws Error(kNotFound | kIo).
+// Looks at what lies at the path, symbolic links followed. Of a store's file the inode is a digest
+// of its address and ETag. Throws Error(kNotFound | kIo).
 FileIdentity identity_of(const std::filesystem::path& path);
 
 enum class ReadMode {
@@ -64,6 +67,7 @@ class ReadFile {
   std::int64_t size() const { return identity_.size; }
   const FileIdentity& identity() const { return identity_; }
   bool direct() const { return direct_; }
+  bool remote() const { return remote_ != nullptr; }  // each read is a request
 
   // Fills `into` from `offset`. Throws Error(kCorrupt) naming the byte if the file ends before.
   void read_at(std::int64_t offset, std::span<std::byte> into) const;
@@ -80,6 +84,7 @@ class ReadFile {
 
   std::filesystem::path path_;
   Descriptor fd_;
+  std::shared_ptr<const RemoteObject> remote_;
   FileIdentity identity_;
   bool direct_ = false;
 };

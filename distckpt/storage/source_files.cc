@@ -6,8 +6,11 @@
 #include <chrono>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/storage/remote_tree.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -39,6 +42,10 @@ void SourceFiles::require_same(const ReadFile& file) const {
 }
 
 void SourceFiles::require_unchanged() const {
+  RemoteTree::instance().forget();
+  std::vector<std::filesystem::path> paths;
+  for (const auto& [path, _] : files_) paths.push_back(path);
+  open_sources(paths);
   for (const auto& [path, identity] : files_) require_equal(path, identity, identity_of(path));
 }
 

@@ -9,6 +9,7 @@
 #include "distckpt/formats/archive/shard_store_trailer.h"
 #include "distckpt/storage/file_io.h"
 #include "distckpt/storage/filenames.h"
+#include "distckpt/storage/source_tree.h"
 
 namespace ferry::distckpt {
 namespace fs = std::filesystem;
@@ -40,8 +41,8 @@ class ShardStoreReader {
   // The name of the first file says how many there are.
   void find_files() {
     std::set<std::size_t> counts;
-    for (const auto& entry : fs::directory_iterator(folder_)) {
-      if (const auto count = shard_store_file_count(entry.path().filename().string()))
+    for (const auto& path : list_source(folder_)) {
+      if (const auto count = shard_store_file_count(path.filename().string()))
         counts.insert(*count);
     }
     require(!counts.empty(), ErrorKind::kNotFound, "{}: holds no {}", folder_.string(),
@@ -52,7 +53,7 @@ class ShardStoreReader {
     const auto count = *counts.begin();
     for (std::size_t i = 0; i < count; ++i) {
       const auto name = shard_store_filename(i, count);
-      require(fs::exists(folder_ / name), ErrorKind::kNotFound, "{}: {} of {} files is missing",
+      require(source_exists(folder_ / name), ErrorKind::kNotFound, "{}: {} of {} files is missing",
               folder_.string(), name, count);
       store_.files.push_back(folder_ / name);
     }

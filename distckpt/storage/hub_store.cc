@@ -1,0 +1,190 @@
+// Models of the Hugging Face hub: "hf://ORG/REPO", "hf://ORG/REPO@REVISION/FOLDER". The revision is
+// turned into a commit once, so that all files are of one state; files that are in the hub's cache
+// on this machine are read there.
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+#include "distckpt/base/printable.h"
+#include "distckpt/storage/file_io.h"
+#include "distckpt/storage/remote_store.h"
+
+namespace ferry::distckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kHubScheme = "hf://";
+constexpr std::int64_t kMaxAnswer = std::int64_t{256} << 20;
+
+struct HubPlace {
+  std::string repo{};      // "org/name"
+  std::string revision{};  // "main", a tag, a commit
+  std::string root{};      // "hf://org/name@revision", as it was named
+  std::string path{};      // in the repository, may be empty
+};
+
+HubPlace parse_hub_address(std::string_view address) {
+  const auto rest = address.substr(kHubScheme.size());
+  const auto org = rest.find('/');
+  const auto end = org == std::string_view::npos ? org : rest.find('/', org + 1);
+  const auto root = rest.substr(0, end);
+  const auto at = root.find('@');
+  HubPlace place{
+      .repo = std::string(root.substr(0, at)),
+      .revision = at == std::string_view::npos ? "main" : url_decode(root.substr(at + 1)),
+      .root = fmt::format("{}{}", kHubScheme, root),
+      .path = end == std::string_view::npos ? "" : std::string(rest.substr(end + 1))};
+  const bool good = org != std::string_view::npos && org > 0 && place.repo.size() > org + 1 &&
+                    !place.revision.empty();
+  if (!good) {
+    throw Error(ErrorKind::kUsage, fmt::format("{}: names no repository of the hub", address),
+                "write hf://ORG/REPO or hf://ORG/REPO@REVISION");
+  }
+  return place;
+}
+
+fs::path hub_home() {
+  if (const auto home = environment("HF_HOME")) return *home;
+  if (const auto cache = environment("XDG_CACHE_HOME")) return fs::path(*cache) / "huggingface";
+  return fs::path(environment("HOME").value_or("/")) / ".cache" / "huggingface";
+}
+
+fs::path hub_cache() {
+  for (const auto* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
+    if (const auto folder = environment(name)) return *folder;
+  }
+  return hub_home() / "hub";
+}
+
+std::string hub_token() {
+  if (const auto token = environment("HF_TOKEN")) return *token;
+  const auto path = environment("HF_TOKEN_PATH").value_or((hub_home() / "token").string());
+  std::error_code unknown;
+  if (!fs::is_regular_file(path, unknown)) return {};
+  auto token = read_text(path, 4096);
+  while (!token.empty() && (token.back() == '\n' || token.back() == ' ')) token.pop_back();
+  return token;
+}
+
+bool is_offline() {
+  const auto value = environment("HF_HUB_OFFLINE").value_or("0");
+  return value == "1" || value == "true" || value == "TRUE" || value == "yes" || value == "on";
+}
+
+class HubStore : public RemoteStore {
+ public:
+  RemoteList list(const std::string& folder) override {
+    const auto place = parse_hub_address(folder);
+    RemoteList below;
+    for (const auto& [path, entry] : snapshot(place).files) {
+      if (place.path.empty() || path.starts_with(place.path + "/")) below.files.push_back(entry);
+    }
+    return below;
+  }
+
+  HttpRequest request(const std::string& address) override {
+    const auto place = parse_hub_address(address);
+    require(!is_offline(), ErrorKind::kNotFound,
+            "{}: is not in the hub's cache {}, and HF_HUB_OFFLINE is set", address,
+            hub_cache().string());
+    return {.url = fmt::format("{}/{}/resolve/{}/{}", endpoint(), url_encode(place.repo, "/"),
+                               snapshot(place).commit, url_encode(place.path, "/")),
+            .bearer = hub_token()};
+  }
+
+ private:
+  struct Snapshot {
+    std::string commit{};
+    std::map<std::string, RemoteEntry> files{};  // by their path in the repository
+  };
+
+  static std::string endpoint() {
+    auto url = environment("HF_ENDPOINT").value_or("https://huggingface.co");
+    while (url.ends_with('/')) url.pop_back();
+    return url;
+  }
+
+  static fs::path cache_of(const HubPlace& place) {
+    auto name = "models--" + place.repo;
+    name.replace(name.find('/'), 1, "--");
+    return hub_cache() / name;
+  }
+
+  const Snapshot& snapshot(const HubPlace& place) {
+    const std::lock_guard lock(mutex_);
+    const auto known = snapshots_.find(place.root);
+    if (known != snapshots_.end()) return known->second;
+    return snapshots_.emplace(place.root, is_offline() ? read_cached(place) : ask(place))
+        .first->second;
+  }
+
+  static Snapshot ask(const HubPlace& place) {
+    HttpRequest asked{.url = fmt::format("{}/api/models/{}/revision/{}?blobs=true", endpoint(),
+                                         url_encode(place.repo, "/"), url_encode(place.revision)),
+                      .bearer = hub_token(),
+                      .max_body = kMaxAnswer};
+    const auto response = http_send(asked);
+    if (response.status == 401 || response.status == 403 || response.status == 404) {
+      throw Error(ErrorKind::kNotFound,
+                  fmt::format("{}: the hub answers {}: {}", place.root, response.status,
+                              response.status == 404 ? "it has no such model or revision"
+                                                     : "it is private, gated, or not there"),
+                  asked.bearer.empty() ? "for a private or gated model set HF_TOKEN"
+                                       : "HF_TOKEN may lack the right to read it");
+    }
+    require(response.ok(), ErrorKind::kIo, "{}: the hub answers {}", place.root, response.status);
+    const auto json = parse_json(response.body, place.root);
+    Snapshot found{.commit = json_string(json_at(json, "sha", place.root), "sha", place.root)};
+    const bool hex = found.commit.find_first_not_of("0123456789abcdef") == std::string::npos;
+    require(hex && found.commit.size() == 40, ErrorKind::kCorrupt,
+            "{}: the hub names the commit {}, which is none", place.root, printable(found.commit));
+    const auto cached = cache_of(place) / "snapshots" / found.commit;
+    for (const auto& file : json_at(json, "siblings", place.root)) {
+      const auto name =
+          json_string(json_at(file, "rfilename", place.root), "rfilename", place.root);
+      require(!name.empty() && name.front() != '/' &&
+                  ("/" + name + "/").find("/../") == std::string::npos,
+              ErrorKind::kCorrupt, "{}: the hub lists a file {}", place.root, printable(name));
+      RemoteEntry entry{.address = fmt::format("{}/{}", place.root, name)};
+      if (file.contains("size") && file.at("size").is_number_integer())
+        entry.size = json_int(file.at("size"), "size", place.root);
+      std::error_code unknown;
+      if (fs::is_regular_file(cached / name, unknown)) entry.local = cached / name;
+      found.files.emplace(name, std::move(entry));
+    }
+    return found;
+  }
+
+  static Snapshot read_cached(const HubPlace& place) {
+    const auto cache = cache_of(place);
+    Snapshot found{.commit = place.revision};
+    std::error_code unknown;
+    if (const auto ref = cache / "refs" / place.revision; fs::is_regular_file(ref, unknown))
+      found.commit = read_text(ref, 4096);
+    const auto folder = cache / "snapshots" / found.commit;
+    require(fs::is_directory(folder, unknown), ErrorKind::kNotFound,
+            "{}: is not in the hub's cache {}, and HF_HUB_OFFLINE is set", place.root,
+            hub_cache().string());
+    for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+      if (!entry.is_regular_file()) continue;
+      const auto name = entry.path().lexically_relative(folder).string();
+      found.files.emplace(name, RemoteEntry{.address = fmt::format("{}/{}", place.root, name),
+                                            .local = entry.path()});
+    }
+    return found;
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, Snapshot> snapshots_;
+};
+
+}  // namespace
+
+std::unique_ptr<RemoteStore> make_hub_store() {
+  return std::make_unique<HubStore>();
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,223 @@
+#include "distckpt/storage/remote_tree.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <exception>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::distckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::array<std::string_view, 4> kSchemes{"https://", "http://", "hf://", "s3://"};
+constexpr std::size_t kSideBySide = 32;  // files that are opened at a time
+
+std::string_view scheme_of(std::string_view address) {
+  for (const auto scheme : kSchemes) {
+    if (address.starts_with(scheme)) return scheme;
+  }
+  return {};
+}
+
+// Without slashes at its end. Throws Error(kUsage) for one that is not plainly a place.
+std::string address_of(const fs::path& path) {
+  auto address = path.string();
+  while (address.ends_with('/')) address.pop_back();
+  const auto scheme = scheme_of(address);
+  const auto rest = std::string_view(address).substr(std::min(scheme.size(), address.size()));
+  const auto refuse = [&](std::string_view why) {
+    throw Error(ErrorKind::kUsage, fmt::format("{}: {}", shown_url(address), why));
+  };
+  if (scheme.empty() || rest.empty()) refuse("names no place");
+  if (scheme.starts_with("http")) {
+    if (address.find_first_of("?#") != std::string::npos)
+      refuse("an address with a query names no folder");
+    if (rest.substr(0, rest.find('/')).find('@') != std::string_view::npos) {
+      throw Error(ErrorKind::kUsage,
+                  "an address with a user's name or password would be shown in "
+                  "reports and manifests, and is not taken");
+    }
+  }
+  for (std::size_t at = 0; at < rest.size();) {
+    const auto end = std::min(rest.find('/', at), rest.size());
+    const auto part = rest.substr(at, end - at);
+    if (part.empty() || part == "." || part == "..") refuse("holds an empty name, . or ..");
+    at = end + 1;
+  }
+  return address;
+}
+
+bool is_below(std::string_view address, std::string_view folder) {
+  return address.size() > folder.size() && address.starts_with(folder) &&
+         address[folder.size()] == '/';
+}
+
+}  // namespace
+
+bool is_remote(const fs::path& path) {
+  return !scheme_of(path.native()).empty();
+}
+
+// One for the process: a path is known by its text alone, and a connection serves many of them.
+RemoteTree& RemoteTree::instance() {
+  static auto* const tree = new RemoteTree;
+  return *tree;
+}
+
+RemoteStore& RemoteTree::store_of(const std::string& address) {
+  const std::string scheme(scheme_of(address));
+  auto& store = stores_[scheme];
+  if (!store) {
+    store = scheme == "hf://"   ? make_hub_store()
+            : scheme == "s3://" ? make_s3_store()
+                                : make_http_store();
+  }
+  return *store;
+}
+
+const RemoteTree::Listing* RemoteTree::covering(const std::string& address) const {
+  for (const auto& [folder, listing] : listings_) {
+    if (address == folder || is_below(address, folder)) return &listing;
+  }
+  return nullptr;
+}
+
+const RemoteTree::Listing& RemoteTree::listing_of(const std::string& asked) {
+  if (const auto* known = covering(asked)) return *known;
+  // A folder that was listed before is listed again as a whole.
+  const auto root = std::ranges::find_if(
+      roots_, [&](const std::string& folder) { return is_below(asked, folder); });
+  const auto address = root == roots_.end() ? asked : *root;
+  roots_.insert(address);
+  auto& store = store_of(address);
+  Listing listing;
+  auto listed = store.list(address);
+  listing.complete = listed.complete || listed.files.empty();
+  for (auto& entry : listed.files) {
+    auto name = entry.address;
+    if (is_below(name, address)) listing.files.emplace(std::move(name), std::move(entry));
+  }
+  // It may be a file itself.
+  if (listing.files.empty()) {
+    if (auto object = RemoteObject::open(address, store)) {
+      listing.files.emplace(address, RemoteEntry{.address = address, .size = object->size()});
+      objects_.emplace(address, std::move(object));
+    }
+  }
+  return listings_.emplace(address, std::move(listing)).first->second;
+}
+
+const RemoteEntry* RemoteTree::find(const std::string& address) {
+  const auto& files = listing_of(address).files;
+  const auto at = files.find(address);
+  return at == files.end() ? nullptr : &at->second;
+}
+
+bool RemoteTree::is_file(const fs::path& path) {
+  const std::lock_guard lock(mutex_);
+  return find(address_of(path)) != nullptr;
+}
+
+bool RemoteTree::is_folder(const fs::path& path) {
+  const std::lock_guard lock(mutex_);
+  const auto address = address_of(path);
+  const auto& files = listing_of(address).files;
+  const auto next = files.lower_bound(address + "/");
+  return next != files.end() && is_below(next->first, address);
+}
+
+std::vector<fs::path> RemoteTree::list_below(const fs::path& folder) {
+  const std::lock_guard lock(mutex_);
+  const auto address = address_of(folder);
+  require(listing_of(address).complete, ErrorKind::kUsage,
+          "{}: the server lists no files, and so there may be more than those known by name: "
+          "--tensors-only leaves files away",
+          address);
+  return below(address);
+}
+
+std::vector<fs::path> RemoteTree::below(const std::string& address) {
+  const auto& files = listing_of(address).files;
+  std::vector<fs::path> found;
+  for (auto at = files.lower_bound(address + "/");
+       at != files.end() && is_below(at->first, address); ++at) {
+    found.emplace_back(at->first);
+  }
+  return found;
+}
+
+std::vector<fs::path> RemoteTree::list(const fs::path& folder) {
+  const std::lock_guard lock(mutex_);
+  const auto address = address_of(folder);
+  const auto skip = address.size() + 1;
+  std::set<std::string> names;
+  for (const auto& path : below(address)) {
+    const auto name = path.string();
+    names.insert(name.substr(0, name.find('/', skip)));
+  }
+  return {names.begin(), names.end()};
+}
+
+fs::path RemoteTree::local_copy(const fs::path& path) {
+  const std::lock_guard lock(mutex_);
+  const auto* entry = find(address_of(path));
+  return entry == nullptr ? fs::path() : entry->local;
+}
+
+std::shared_ptr<const RemoteObject> RemoteTree::open(const fs::path& path) {
+  const auto address = address_of(path);
+  RemoteStore* store = nullptr;
+  std::optional<std::int64_t> listed;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = objects_.find(address);
+    if (known != objects_.end()) return known->second;
+    const auto* entry = find(address);
+    if (entry != nullptr) listed = entry->size;
+    store = &store_of(address);
+  }
+  auto object = RemoteObject::open(address, *store);
+  require(object != nullptr, ErrorKind::kNotFound, "{}: is not there", address);
+  require(!listed || *listed == object->size(), ErrorKind::kIo,
+          "{}: has {} bytes, but {} in the list of its folder: it is being written", address,
+          object->size(), listed.value_or(0));
+  const std::lock_guard lock(mutex_);
+  return objects_.emplace(address, std::move(object)).first->second;
+}
+
+void RemoteTree::open_all(const std::vector<fs::path>& paths) {
+  std::atomic<std::size_t> next = 0;
+  std::mutex failed;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    try {
+      for (std::size_t i = next++; i < paths.size(); i = next++) {
+        if (local_copy(paths[i]).empty()) open(paths[i]);
+      }
+    } catch (...) {
+      next = paths.size();
+      const std::lock_guard lock(failed);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < std::min(kSideBySide, paths.size()); ++i)
+      threads.emplace_back(work);
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void RemoteTree::forget() {
+  const std::lock_guard lock(mutex_);
+  listings_.clear();
+  objects_.clear();
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,194 @@
+"""Servers on 127.0.0.1 for the tests of addresses: of files, of a hub, moto's S3, and a proxy that does what bad networks do."""
+import hashlib
+import html
+import http.client
+import json
+import re
+import threading
+import time
+import urllib.parse
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, status, body=b"", headers=()):
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def answer_file(self, path, headers=()):
+        """The file, or the range of it that is asked for."""
+        data = path.read_bytes()
+        headers = [("ETag", f'"{hashlib.sha256(data).hexdigest()[:32]}"'), ("Accept-Ranges", "bytes"), *headers]
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if not asked:
+            return self.answer(200, data, headers)
+        first, last = int(asked[1]), min(int(asked[2] or len(data) - 1), len(data) - 1)
+        if first >= len(data):
+            return self.answer(416, b"", [*headers, ("Content-Range", f"bytes */{len(data)}")])
+        self.answer(206, data[first:last + 1], [*headers, ("Content-Range", f"bytes {first}-{last}/{len(data)}")])
+
+
+class FileHandler(Handler):
+    def do_GET(self):
+        path = self.server.root / urllib.parse.unquote(self.path.split("?")[0]).strip("/")
+        if path.is_file() and not self.path.endswith("/"):
+            return self.answer_file(path)
+        if not path.is_dir() or not self.server.lists:
+            return self.answer(404, b"no such file")
+        names = sorted(p.name + "/" * p.is_dir() for p in path.iterdir())
+        links = "".join(f'<a href="{urllib.parse.quote(n)}">{html.escape(n)}</a>\n' for n in ["../", *names])
+        self.answer(200, f"<html><body>{links}</body></html>".encode(), [("Content-Type", "text/html; charset=utf-8")])
+
+    do_HEAD = do_GET
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class HubHandler(Handler):
+    """The part of the Hugging Face hub that huggingface_hub downloads from: the model org/model at `COMMIT`, which main names."""
+
+    def do_GET(self):
+        url = urllib.parse.urlsplit(self.path)
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            return self.answer(401, b'{"error":"Invalid credentials"}', [("X-Error-Code", "GatedRepo")])
+        files = {str(p.relative_to(self.server.root)): p for p in sorted(self.server.root.rglob("*")) if p.is_file()}
+        if found := re.fullmatch(r"/api/models/org/model(?:/revision/([^/]+))?", url.path):
+            if found[1] not in (None, "main", COMMIT):
+                return self.answer(404, b'{"error":"Invalid rev id"}', [("X-Error-Code", "RevisionNotFound")])
+            siblings = [{"rfilename": n, "size": p.stat().st_size, "blobId": "0"} for n, p in files.items()]
+            body = {"_id": "0", "id": "org/model", "modelId": "org/model", "sha": COMMIT, "private": False, "siblings": siblings, "tags": []}
+            return self.answer(200, json.dumps(body).encode(), [("Content-Type", "application/json")])
+        if re.fullmatch(rf"/api/models/org/model/tree/{COMMIT}/?.*", url.path):
+            body = [{"type": "file", "path": n, "size": p.stat().st_size, "oid": "0"} for n, p in files.items()]
+            return self.answer(200, json.dumps(body).encode(), [("Content-Type", "application/json")])
+        found = re.fullmatch(r"/org/model/resolve/([^/]+)/(.+)", urllib.parse.unquote(url.path))
+        if not found or found[1] not in ("main", COMMIT) or found[2] not in files:
+            return self.answer(404, b"Entry not found", [("X-Error-Code", "EntryNotFound")])
+        path = files[found[2]]
+        headers = [("X-Repo-Commit", COMMIT)]
+        if self.server.cdn and path.suffix == ".safetensors":
+            sha = hashlib.sha256(path.read_bytes()).hexdigest()
+            headers += [("X-Linked-Size", str(path.stat().st_size)), ("X-Linked-Etag", f'"{sha}"'),
+                        ("Location", f"{self.server.cdn}/{found[2]}?X-Amz-Signature=secret")]
+            return self.answer(302, b"", headers)
+        self.answer_file(path, headers)
+
+    do_HEAD = do_GET
+
+
+class FaultHandler(Handler):
+    """Hands requests on to another server. `fault(n, request, answer)` changes the n-th answer before it is sent."""
+
+    def do_GET(self):
+        server = self.server
+        length = int(self.headers.get("Content-Length") or 0)
+        sent = self.rfile.read(length)
+        with server.lock:
+            server.log.append(SimpleNamespace(command=self.command, path=self.path, headers=self.headers))
+            number = len(server.log)
+        upstream = http.client.HTTPConnection(urllib.parse.urlsplit(server.upstream).netloc, timeout=60)
+        upstream.request(self.command, server.rewrite(self.path), sent, dict(self.headers))
+        response = upstream.getresponse()
+        answer = Answer(response.status, [(k, v) for k, v in response.getheaders() if k.lower() not in ("connection", "transfer-encoding")],
+                        response.read())
+        upstream.close()
+        time.sleep(server.delay)
+        if server.fault:
+            server.fault(number, self, answer)
+        answer.send(self)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+
+class Answer:
+    def __init__(self, status, headers, body):
+        self.status, self.headers, self.body = status, headers, body
+        self.cut = None     # bytes after which the connection breaks
+        self.seconds = 0.0  # between bytes, after the first half
+
+    def set(self, name, value):
+        self.headers = [(k, v) for k, v in self.headers if k.lower() != name.lower()] + ([(name, value)] if value is not None else [])
+
+    def send(self, handler):
+        handler.send_response_only(self.status)
+        for name, value in self.headers:
+            handler.send_header(name, value)
+        if not any(k.lower() in ("content-length", "transfer-encoding") for k, _ in self.headers) and self.status != 204:
+            handler.send_header("Content-Length", str(len(self.body)))
+        handler.end_headers()
+        if handler.command == "HEAD":
+            return
+        body = self.body if self.cut is None else self.body[:self.cut]
+        try:
+            if self.seconds:
+                half = len(body) // 2
+                handler.wfile.write(body[:half])
+                for byte in body[half:]:
+                    handler.wfile.write(bytes([byte]))
+                    handler.wfile.flush()
+                    time.sleep(self.seconds)
+            else:
+                handler.wfile.write(body)
+        except OSError:
+            pass  # the client gave up, as it should
+        if self.cut is not None:
+            handler.close_connection = True
+
+
+@contextmanager
+def serve(handler, **state):
+    """-> the server, whose `url` it answers at"""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    for name, value in state.items():
+        setattr(server, name, value)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def serve_files(root, lists=True):
+    return serve(FileHandler, root=root, lists=lists)
+
+
+def serve_hub(root, token=None, cdn=None):
+    return serve(HubHandler, root=root, token=token, cdn=cdn)
+
+
+def serve_faults(upstream, fault=None, delay=0.0, rewrite=lambda path: path):
+    """A proxy in front of the server, which `rewrite` changes paths for. Its `log` holds the requests."""
+    return serve(FaultHandler, upstream=upstream, fault=fault, delay=delay, rewrite=rewrite, log=[], lock=threading.Lock())
+
+
+@contextmanager
+def serve_s3():
+    """moto's server. -> its `url`, and `boto`, a client of boto3"""
+    import boto3
+    from moto.server import ThreadedMotoServer
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="key", aws_secret_access_key="secret")
+    try:
+        yield SimpleNamespace(url=url, boto=client)
+    finally:
+        server.stop()
