@@ -1,6 +1,7 @@
 #include "serve/engine_loop.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "distckpt/base/foreign_error.h"
@@ -8,6 +9,12 @@
 namespace ferry::serve {
 
 using rollout::RequestOutput;
+
+namespace {
+
+constexpr std::chrono::seconds kIdle{5};
+
+}  // namespace
 
 void EngineLoop::post(Command command) {
   {
@@ -39,10 +46,11 @@ void EngineLoop::run() {
     std::vector<Command> commands;
     {
       std::unique_lock lock(mutex_);
-      arrived_.wait(lock, [&] { return stopping_ || !commands_.empty() || has_work(); });
+      arrived_.wait_for(lock, kIdle, [&] { return stopping_ || !commands_.empty() || has_work(); });
       if (stopping_) return;
       commands.swap(commands_);
     }
+    if (commands.empty() && !has_work()) engine_.idle();
     for (const auto& command : commands) command();
     finish_draining();
     if (may_step() && engine_.has_unfinished()) step();

@@ -41,6 +41,8 @@ class EngineSteps {
   virtual std::function<void()> open_weights(const WeightSource& source) = 0;
   virtual void sleep(int level) = 0;
   virtual void wake_up() = 0;
+  // Called every few seconds while there is nothing to do.
+  virtual void idle() {}
 };
 
 // The fate of requests under way when generation pauses or weights change (vLLM's modes of pause).

@@ -44,6 +44,8 @@ Generation::Generation(GenerationRequest request,
                                         .min_tokens = request_.params.min_tokens,
                                         .skip_special_tokens = request_.skip_special_tokens})});
       samples_.back().part.index = index;
+      if (request_.tool_format)
+        samples_.back().tool_calls.emplace(*request_.tool_format, request_.tools);
     }
   }
 }
@@ -122,10 +124,30 @@ void Generation::count_tokens(Sample& sample, std::size_t num_tokens) {
   metrics_.generation_tokens += static_cast<std::int64_t>(num_tokens);
 }
 
+// Takes calls of tools out of the part's text.
+void Generation::find_calls(Sample& sample, SamplePart& part) const {
+  if (!sample.tool_calls) return;
+  auto found = sample.tool_calls->take(part.text);
+  if (part.finish_reason != FinishReason::kNone) {
+    auto rest = sample.tool_calls->finish();
+    found.content += rest.content;
+    std::ranges::move(rest.calls, std::back_inserter(found.calls));
+  }
+  const std::size_t most = request_.parallel_tool_calls ? found.calls.size()
+                           : sample.num_calls == 0      ? 1
+                                                        : 0;
+  found.calls.resize(std::min(found.calls.size(), most));
+  part.text = std::move(found.content);
+  part.calls = std::move(found.calls);
+  part.first_call = sample.num_calls;
+  sample.num_calls += part.calls.size();
+}
+
 // Writes a part to a stream, or keeps it.
 void Generation::give(Sample& sample, SamplePart part) {
   auto& whole = sample.part;
   part.index = whole.index;
+  find_calls(sample, part);
   if (part.finish_reason != FinishReason::kNone) {
     sample.is_over = true;
     ++num_over_;
@@ -133,6 +155,7 @@ void Generation::give(Sample& sample, SamplePart part) {
   }
   if (!request_.stream) {
     whole.text += part.text;
+    std::ranges::move(part.calls, std::back_inserter(whole.calls));
     std::ranges::move(part.tokens, std::back_inserter(whole.tokens));
     whole.finish_reason = part.finish_reason;
     whole.stop_reason = std::move(part.stop_reason);
@@ -143,7 +166,8 @@ void Generation::give(Sample& sample, SamplePart part) {
   if (!std::exchange(sample.has_begun, true) && (request_.is_chat || request_.return_token_ids))
     write_event(writer_.first_chunk(part.index));
   const bool has_tokens = request_.logprobs || request_.return_token_ids;
-  if (!part.text.empty() || has_tokens || part.finish_reason != FinishReason::kNone)
+  if (!part.text.empty() || !part.calls.empty() || has_tokens ||
+      part.finish_reason != FinishReason::kNone)
     write_event(writer_.chunk(std::move(part), usage_));
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,7 +48,9 @@ class Generation {
  private:
   struct Sample {
     rollout::SampleText text;
-    SamplePart part{};       // so far, unless the answer is a stream
+    SamplePart part{};  // so far, unless the answer is a stream
+    std::optional<ToolCallParser> tool_calls{};
+    std::size_t num_calls = 0;
     bool has_begun = false;  // the client has a part of it
     Clock::time_point last_token{};
     bool is_over = false;
@@ -55,6 +58,7 @@ class Generation {
 
   void take_sample(Sample& sample, const std::string& id, rollout::CompletionOutput& output);
   void count_tokens(Sample& sample, std::size_t num_tokens);
+  void find_calls(Sample& sample, SamplePart& part) const;
   void give(Sample& sample, SamplePart part);
   void write_event(const std::string& json);
   void finish(std::int64_t version);

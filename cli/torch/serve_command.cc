@@ -13,6 +13,7 @@
 #include "cli/torch/rollout_flags.h"
 #include "distckpt/base/error.h"
 #include "serve/api_server.h"
+#include "serve/bridge/ranked_engine.h"
 #include "serve/bridge/rollout_engine.h"
 
 namespace ferry::cli {
@@ -24,12 +25,19 @@ struct ServeFlags {
   serve::ApiOptions api{};
   std::string name{};
   std::string max_body = "32MiB";
+  std::string tool_call_parser = "auto";
   double request_timeout = 0;
   double shutdown_timeout = 30;
 };
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+std::optional<serve::ToolFormat> tool_format(const ServeFlags& flags, const RolloutModel& model) {
+  if (flags.tool_call_parser != "auto") return serve::tool_format(flags.tool_call_parser);
+  const auto found = model.find_chat_template(true);
+  return found ? serve::tool_format_of_template(found->text()) : std::nullopt;
 }
 
 serve::ServedModel served_model(const ServeFlags& flags,
@@ -42,20 +50,17 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .max_num_seqs = engine.max_num_seqs,
           .tokenizer = model.tokenizer(),
           .chat_template = model.find_chat_template(false),
-          .tool_template = model.find_chat_template(true)};
+          .tool_template = model.find_chat_template(true),
+          .tool_format = tool_format(flags, model)};
 }
 
-void serve_rank(const ServeFlags& flags, models::World& world) {
-  require(world.size() == 1, ErrorKind::kUsage,
-          "serve: {} ranks: the server has one engine, on one", world.size());
-  RolloutModel model(world, flags.rollout);
-  serve::RolloutEngine engine(model.model(), model.engine_options(),
-                              [&](const serve::WeightSource& source) {
-                                return model.open_weights(source.checkpoint, source.iteration);
-                              });
+// On rank 0: HTTP on a thread of its own, the engine on this one.
+void serve_http(const ServeFlags& flags,
+                const RolloutModel& model,
+                const rollout::EngineOptions& options,
+                serve::EngineSteps& engine) {
   serve::EngineLoop loop(engine);
-  serve::ApiServer server(served_model(flags, model, engine.options()), loop, flags.server,
-                          flags.api);
+  serve::ApiServer server(served_model(flags, model, options), loop, flags.server, flags.api);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
   fmt::print(stderr, "{:<10} http://{}:{}\n", "serving", flags.server.host, server.port());
@@ -76,6 +81,26 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
   }
   http.join();
   if (failed) std::rethrow_exception(failed);
+}
+
+void serve_rank(const ServeFlags& flags, models::World& world) {
+  RolloutModel model(world, flags.rollout);
+  const auto& mesh = model.mesh();
+  require(mesh.shape().tp() == world.size(), ErrorKind::kUsage,
+          "serve: {} ranks and --tp {}: the server has one engine, whose ranks are tensor parallel",
+          world.size(), mesh.shape().tp());
+  serve::RolloutEngine engine(model.model(), model.engine_options(),
+                              [&](const serve::WeightSource& source) {
+                                return model.open_weights(source.checkpoint, source.iteration);
+                              });
+  if (world.size() == 1) return serve_http(flags, model, engine.options(), engine);
+  const models::Mailbox mail(
+      world, "serve",
+      {.limit = world.timeout(), .hint = "--timeout is the time that ranks wait for each other"});
+  if (world.rank() > 0) return serve::follow(engine, mail);
+  serve::RankedEngine all(engine, mail, world.size());
+  serve_http(flags, model, engine.options(), all);
+  all.end();
 }
 
 void serve_checkpoint(ServeFlags& flags) {
@@ -108,6 +133,10 @@ void add_serve(CLI::App& app) {
   add("--api-key", flags->api.api_keys, "Refuse requests without this key; repeatable")
       ->allow_extra_args(false)
       ->envname("FERRY_API_KEY");
+  add("--tool-call-parser", flags->tool_call_parser,
+      "How the model writes calls of tools. auto: as its chat template does")
+      ->check(CLI::IsMember({"auto", "hermes", "llama3_json", "deepseek_v3"}))
+      ->capture_default_str();
   add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
       ->capture_default_str();
   add("--max-queued-requests", flags->api.max_queued_requests,

@@ -44,6 +44,8 @@ class ChatTemplate {
   // exception, or with the reason why it fails.
   std::string apply(const nlohmann::ordered_json& messages, const ChatOptions& options = {}) const;
 
+  const std::string& text() const { return text_; }
+
   // Sets the variables bos_token and so on.
   void set_special_tokens(nlohmann::ordered_json tokens) { special_tokens_ = std::move(tokens); }
 

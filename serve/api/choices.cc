@@ -52,7 +52,10 @@ AnswerWriter::AnswerWriter(const GenerationRequest& request,
       texts_(texts),
       id_(std::move(id)),
       created_(created),
-      text_offsets_(static_cast<std::size_t>(request.num_samples()), 0) {}
+      text_offsets_(static_cast<std::size_t>(request.num_samples()), 0) {
+  chunk_head_ = dump(envelope(request.is_chat ? "chat.completion.chunk" : "text_completion"));
+  chunk_head_.resize(chunk_head_.size() - 2);  // "]}"
+}
 
 ordered_json AnswerWriter::envelope(const char* object) const {
   return {{"id", id_},
@@ -78,12 +81,20 @@ std::string AnswerWriter::whole(std::vector<SamplePart> samples,
   return dump(answer);
 }
 
+// A stream has thousands of chunks, whose heads are the same.
+std::string AnswerWriter::chunk_of(const ordered_json& choice, const ordered_json& more) const {
+  auto text = chunk_head_;
+  if (!choice.is_null()) text += dump(choice);
+  text += ']';
+  for (const auto& [key, value] : more.items()) text += fmt::format(",\"{}\":{}", key, dump(value));
+  return text + '}';
+}
+
 std::string AnswerWriter::first_chunk(std::int64_t index) {
-  auto answer = envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
-  ordered_json choice{{"index", index}};
+  ordered_json choice{{"index", index}}, more;
   if (request_.is_chat) {
     choice["delta"] = {{"role", "assistant"}, {"content", ""}};
-    if (request_.return_token_ids) answer["prompt_token_ids"] = request_.prompts.front();
+    if (request_.return_token_ids) more["prompt_token_ids"] = request_.prompts.front();
   } else {
     choice["text"] = "";
     choice["prompt_token_ids"] = prompt_of(index);
@@ -91,21 +102,31 @@ std::string AnswerWriter::first_chunk(std::int64_t index) {
   }
   choice["logprobs"] = nullptr;
   choice["finish_reason"] = nullptr;
-  answer["choices"].push_back(std::move(choice));
-  return dump(answer);
+  return chunk_of(choice, more);
 }
 
 std::string AnswerWriter::chunk(SamplePart part, const Usage& usage) {
-  auto answer = envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
-  answer["choices"].push_back(choice(part, false));
-  if (request_.continuous_usage_stats) answer["usage"] = usage_json(usage);
-  return dump(answer);
+  ordered_json more;
+  if (request_.continuous_usage_stats) more["usage"] = usage_json(usage);
+  return chunk_of(choice(part, false), more);
 }
 
 std::string AnswerWriter::usage_chunk(const Usage& usage) {
-  auto answer = envelope(request_.is_chat ? "chat.completion.chunk" : "text_completion");
-  answer["usage"] = usage_json(usage);
-  return dump(answer);
+  return chunk_of(nullptr, {{"usage", usage_json(usage)}});
+}
+
+ordered_json AnswerWriter::calls_json(const SamplePart& part, bool is_whole) const {
+  auto calls = ordered_json::array();
+  for (std::size_t i = 0; i < part.calls.size(); ++i) {
+    const auto number = part.first_call + i;
+    ordered_json call;
+    if (!is_whole) call["index"] = number;
+    call["id"] = fmt::format("call_{}_{}_{}", id_, part.index, number);
+    call["type"] = "function";
+    call["function"] = {{"name", part.calls[i].name}, {"arguments", part.calls[i].arguments}};
+    calls.push_back(std::move(call));
+  }
+  return calls;
 }
 
 ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
@@ -113,14 +134,21 @@ ordered_json AnswerWriter::choice(SamplePart& part, bool is_whole) {
   if (!request_.is_chat) {
     choice["text"] = std::move(part.text);
   } else if (is_whole) {
+    const bool only_calls = part.text.empty() && !part.calls.empty();
     choice["message"] = {
-        {"role", "assistant"}, {"content", std::move(part.text)}, {"refusal", nullptr}};
+        {"role", "assistant"},
+        {"content", only_calls ? ordered_json() : ordered_json(std::move(part.text))},
+        {"refusal", nullptr}};
+    if (!part.calls.empty()) choice["message"]["tool_calls"] = calls_json(part, true);
   } else {
     choice["delta"] = ordered_json::object();
     if (!part.text.empty()) choice["delta"]["content"] = std::move(part.text);
+    if (!part.calls.empty()) choice["delta"]["tool_calls"] = calls_json(part, false);
   }
   choice["logprobs"] = logprobs_of(part);
   choice["finish_reason"] = reason_json(part.finish_reason);
+  if (part.finish_reason == FinishReason::kStop && part.first_call + part.calls.size() > 0)
+    choice["finish_reason"] = "tool_calls";
   if (part.finish_reason != FinishReason::kNone) choice["stop_reason"] = part.stop_reason;
   if (!request_.return_token_ids) return choice;
   if (!request_.is_chat && is_whole) choice["prompt_token_ids"] = prompt_of(part.index);

@@ -17,6 +17,8 @@ namespace ferry::serve {
 struct SamplePart {
   std::int64_t index = 0;  // among all samples of the request
   std::string text{};
+  std::vector<ToolCall> calls{};
+  std::size_t first_call = 0;  // the number of calls in parts before
   std::vector<rollout::TokenOutput> tokens{};
   rollout::FinishReason finish_reason = rollout::FinishReason::kNone;
   ordered_json stop_reason{};  // the stop token or string; null
@@ -49,11 +51,13 @@ class AnswerWriter {
 
  private:
   ordered_json envelope(const char* object) const;
+  std::string chunk_of(const ordered_json& choice, const ordered_json& more) const;
   ordered_json choice(SamplePart& part, bool is_whole);
   ordered_json logprobs_of(const SamplePart& part);
   ordered_json completion_logprobs(const SamplePart& part);
   ordered_json chat_logprobs(const SamplePart& part);
   const std::string& text_of(std::int64_t token_id, std::string& buffer);
+  ordered_json calls_json(const SamplePart& part, bool is_whole) const;
   const std::vector<std::int64_t>& prompt_of(std::int64_t index) const;
 
   const GenerationRequest& request_;
@@ -61,6 +65,7 @@ class AnswerWriter {
   TokenTexts& texts_;
   std::string id_;
   std::int64_t created_;
+  std::string chunk_head_;                  // of each chunk, up to the choice
   std::vector<std::int64_t> text_offsets_;  // of samples: bytes of the texts of their tokens so far
 };
 

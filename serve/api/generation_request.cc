@@ -240,6 +240,26 @@ std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedMode
   }
 }
 
+namespace {
+
+// Calls are found unless the request says "none". A call that has to be made needs masks of tokens.
+void read_tools(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
+  const auto* const tools = fields.find("tools");
+  const auto* const choice = fields.find("tool_choice");
+  const auto is_choice = [&](const char* word) { return choice != nullptr && *choice == word; };
+  if (tools != nullptr && !tools->is_array()) fields.refuse("tools", "is not a list");
+  if (choice != nullptr && !is_choice("auto") && !is_choice("none"))
+    fields.refuse("tool_choice", "is not \"auto\" or \"none\": others are not supported");
+  if (tools == nullptr || tools->empty() || is_choice("none")) return;
+  fields.read("parallel_tool_calls", request.parallel_tool_calls);
+  request.tools = *tools;
+  request.tool_format = model.tool_format;
+  if (request.tool_format && has_special_markers(*request.tool_format))
+    request.skip_special_tokens = false;
+}
+
+}  // namespace
+
 GenerationRequest parse_completion(const ordered_json& body, const ServedModel& model) {
   auto request = read_common(body, model);
   const Fields fields(body);
@@ -266,6 +286,7 @@ GenerationRequest parse_chat_completion(const ordered_json& body, const ServedMo
   } else {
     request.prompts.push_back(chat_prompt(body, model));
   }
+  read_tools(fields, model, request);
   bool logprobs = false;
   std::int64_t most = 0;
   fields.read("logprobs", logprobs);

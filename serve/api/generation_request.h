@@ -23,6 +23,9 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;  // in logprobs: "token_id:7" for the text
   bool skip_special_tokens = true;
+  std::optional<ToolFormat> tool_format{};  // of calls to find in the answer
+  ordered_json tools{};
+  bool parallel_tool_calls = true;  // an answer may have several
 
   std::int64_t num_samples() const { return static_cast<std::int64_t>(prompts.size()) * params.n; }
 };

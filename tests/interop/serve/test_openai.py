@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from generate_beside_transformers import chosen, forward_log_probs, load
-from served import NAME
+from served import NAME, serve
 from support import FERRY, run_ok
 
 PROMPT = "The weights of"
@@ -141,6 +141,19 @@ def test_an_answer_alone_has_the_bytes_of_one_among_32_others(server):
     with concurrent.futures.ThreadPoolExecutor(33) as pool:
         together = list(pool.map(ask, range(33)))
     assert {i: without_names(together[i]) for i in alone} == alone
+
+
+def test_ranks_that_share_layers_give_the_same_answers(server, talker):
+    ask = {"prompt": "Both of", "max_tokens": 30, "seed": 4, "n": 2, "logprobs": 2, "return_token_ids": True, "stop": ["e t"]}
+    alone = server.complete(**ask)["choices"]
+    with serve(talker, "--tp", 2) as both:
+        assert both.complete(**ask)["choices"] == alone
+        both.post("/sleep")
+        both.post("/wake_up")
+        both.post("/update_weights", checkpoint=str(talker))
+        both.post("/update_weights", 400, checkpoint="absent")
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert all(choices == alone for choices in pool.map(lambda _: both.complete(**ask)["choices"], range(8)))
 
 
 @pytest.mark.parametrize("fields, status, param", [

@@ -1,0 +1,54 @@
+// The engines of a tensor parallel group as one: rank 0 tells the others each of its calls, so that
+// all get the same requests in the same order and take the same steps. Messages are between hosts,
+// beside the collectives of the steps, one to each rank for a step and all calls before it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/distributed/mailbox.h"
+#include "serve/engine_loop.h"
+
+namespace ferry::serve {
+
+// On rank 0.
+class RankedEngine : public EngineSteps {
+ public:
+  // Both outlive this.
+  RankedEngine(EngineSteps& mine, const models::Mailbox& mail, int num_ranks)
+      : mine_(mine), mail_(mail), num_ranks_(num_ranks) {}
+
+  void add_request(const std::string& request_id,
+                   const std::vector<std::int64_t>& prompt_token_ids,
+                   const rollout::SamplingParams& params) override;
+  void abort(const std::string& request_id) override;
+  void abort(const std::string& request_id, std::int64_t index) override;
+  bool has_unfinished() const override { return mine_.has_unfinished(); }
+  std::vector<rollout::RequestOutput> step() override;
+  rollout::EngineStats stats() const override { return mine_.stats(); }
+  void reset_prefix_cache() override;
+  std::function<void()> open_weights(const WeightSource& source) override;
+  void sleep(int level) override;
+  void wake_up() override;
+  void idle() override { tell(); }
+
+  // The other ranks' follow() returns.
+  void end();
+
+ private:
+  void tell();
+
+  EngineSteps& mine_;
+  const models::Mailbox& mail_;
+  int num_ranks_;
+  nlohmann::json calls_ = nlohmann::json::array();  // since the last message
+};
+
+// On the other ranks: makes the calls of rank 0 until its end(). An Error of a call is left to rank
+// 0, which meets it as well.
+void follow(EngineSteps& mine, const models::Mailbox& mail);
+
+}  // namespace ferry::serve

@@ -1,0 +1,119 @@
+"""Control of a server: weights that change, sleep, pauses, metrics under vLLM's names."""
+import json
+import threading
+import time
+
+import pytest
+import transformers
+
+from served import NAME, make_talker, save_weights
+from support import run_ok
+
+ASK = {"prompt": "The weights of", "max_tokens": 20, "seed": 3, "ignore_eos": True, "logprobs": 0, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """The talker's shape with other weights."""
+    folder = make_talker(tmp_path_factory.mktemp("other"))
+    save_weights(folder, transformers.AutoConfig.from_pretrained(folder), 4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(talker, other):
+    """The choice of each checkpoint, by ferry generate."""
+    def of(checkpoint):
+        lines = run_ok("generate", checkpoint, ASK["prompt"], "--max-tokens", 20, "--seed", 3, "--ignore-eos", "--json", "--quiet").stdout
+        (output,) = json.loads(lines)["outputs"]
+        return output["token_ids"], output["model_logprobs"]
+    return {"talker": of(talker), "other": of(other)}
+
+
+def answer(server):
+    (choice,) = server.complete(**ASK)["choices"]
+    return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+
+def in_background(call):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(call()))
+    thread.start()
+    return lambda: (thread.join(30), result[0])[1]
+
+
+def running(server):
+    while server.metric("vllm:num_requests_running") == 0:
+        time.sleep(0.01)
+
+
+def test_weights_are_those_of_the_last_update(server, talker, other, expected, work):
+    assert answer(server) == expected["talker"]
+    server.post("/update_weights", checkpoint=str(other))
+    assert answer(server) == expected["other"]
+    run_ok("convert", talker, work / "megatron", "--tp", 2)
+    server.post("/update_weights", checkpoint=str(work / "megatron"), mode="keep")
+    assert answer(server) == expected["talker"]
+
+
+def test_an_answer_under_way_goes_on_with_new_weights_or_is_awaited(server, talker, other):
+    long = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "seed": 1, "return_token_ids": True}
+    alone = server.complete(**long)["choices"][0]["token_ids"]
+    for mode, is_same in (("wait", True), ("keep", False)):
+        pending = in_background(lambda: server.complete(**long)["choices"][0]["token_ids"])
+        running(server)
+        server.post("/update_weights", checkpoint=str(other), mode=mode)
+        tokens = pending()
+        assert (tokens == alone) == is_same and len(tokens) == 2000
+        assert tokens[0] == alone[0]
+        server.post("/update_weights", checkpoint=str(talker))
+
+
+def test_an_update_that_does_not_fit_changes_nothing(server, expected, work):
+    assert server.post("/update_weights", 400, checkpoint=str(work / "absent"))["error"]["type"] == "invalid_request_error"
+    small = make_talker(work)
+    config = transformers.AutoConfig.from_pretrained(small)
+    config.num_hidden_layers = 3
+    save_weights(small, config, 1)
+    assert "is another model" in server.post("/update_weights", 400, checkpoint=str(small))["error"]["message"]
+    assert answer(server) == expected["talker"]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_server_sleeps_and_answers_as_before(server, talker, expected, level):
+    server.post(f"/sleep?level={level}")
+    assert json.loads(server.get("/is_sleeping")) == {"is_sleeping": True}
+    pending = in_background(lambda: answer(server))
+    server.post("/wake_up")
+    if level == 2:
+        server.post("/update_weights", checkpoint=str(talker))
+    assert pending() == expected["talker"]
+
+
+def test_a_pause_holds_requests_and_aborts_or_keeps_those_under_way(server, expected):
+    long = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "seed": 1}
+    kept = in_background(lambda: server.complete(**long)["choices"][0]["finish_reason"])
+    running(server)
+    server.post("/pause?mode=keep")
+    held = in_background(lambda: answer(server))
+    while server.metric("vllm:num_requests_waiting") == 0:
+        time.sleep(0.01)
+    server.post("/resume")
+    assert (held(), kept()) == (expected["talker"], "length")
+    aborted = in_background(lambda: server.complete(**long)["choices"][0]["finish_reason"])
+    running(server)
+    server.post("/pause")
+    assert aborted() == "abort"
+    server.post("/resume")
+
+
+def test_metrics_have_vllms_names(server):
+    before = {name: server.metric(f"vllm:{name}") for name in ("prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_count")}
+    server.complete([1, 2, 3], n=2, max_tokens=5, ignore_eos=True, seed=1)
+    assert server.metric("vllm:prompt_tokens_total") == before["prompt_tokens_total"] + 3
+    assert server.metric("vllm:generation_tokens_total") == before["generation_tokens_total"] + 10
+    assert server.metric("vllm:e2e_request_latency_seconds_count") == before["e2e_request_latency_seconds_count"] + 1
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total", "prefix_cache_hits_total",
+                 "num_preemptions_total", "request_success_total", "time_to_first_token_seconds_sum", "inter_token_latency_seconds_sum"):
+        server.metric(f"vllm:{name}")
+    assert f'model_name="{NAME}"' in server.get("/metrics").decode()

@@ -1,0 +1,23 @@
+// For tests/interop/serve/test_tools.py: a line of JSON in, {"format", "text", "tools"}, a line
+// out,
+// {"content", "calls"}.
+#include <iostream>
+#include <string>
+
+#include "serve/api/tool_calls.h"
+
+int main() {
+  using ferry::serve::ordered_json;
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto asked = ordered_json::parse(line);
+    ferry::serve::ToolCallParser parser(
+        ferry::serve::tool_format(asked["format"].get<std::string>()).value(), asked["tools"]);
+    auto part = parser.take(asked["text"].get<std::string>());
+    auto rest = parser.finish();
+    part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
+    auto calls = ordered_json::array();
+    for (const auto& call : part.calls)
+      calls.push_back({{"name", call.name}, {"arguments", ordered_json::parse(call.arguments)}});
+    std::cout << ordered_json{{"content", part.content + rest.content}, {"calls", calls}} << "\n";
+  }
+}
