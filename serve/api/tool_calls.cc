@@ -23,7 +23,7 @@ Markers markers_of(ToolFormat format) {
 constexpr std::array<std::string_view, 2> kDeepSeekFrames{"<｜tool▁calls▁begin｜>",
                                                           "<｜tool▁calls▁end｜>"};
 
-std::string_view trimmed(std::string_view text) {
+std::string_view without_space(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n";
   const auto begin = std::min(text.find_first_not_of(kSpace), text.size());
   const auto end = text.find_last_not_of(kSpace);
@@ -107,7 +107,7 @@ ToolCallParser::Part ToolCallParser::finish() {
 
 void ToolCallParser::scan(bool is_last, Part& part) {
   if (format_ == ToolFormat::kLlama3Json) {
-    const auto text = trimmed(pending_);
+    const auto text = without_space(pending_);
     const bool may_be_call = text.empty() || text[0] == '{' || text.starts_with(kPythonTag) ||
                              kPythonTag.starts_with(text);
     if (!is_content_ && may_be_call && !is_last) return;
@@ -172,7 +172,7 @@ void ToolCallParser::give_content(std::string_view text, bool is_last, Part& par
 }
 
 bool ToolCallParser::read_call(std::string_view body, std::vector<ToolCall>& calls) const {
-  body = trimmed(body);
+  body = without_space(body);
   if (format_ == ToolFormat::kDeepSeekV3) return read_deepseek_call(body, calls);
   if (body.starts_with("<function=")) return read_function_tag(body, calls);
   if (!body.starts_with('{')) return read_arg_keys(body, calls);
@@ -183,7 +183,7 @@ bool ToolCallParser::read_call(std::string_view body, std::vector<ToolCall>& cal
 bool ToolCallParser::read_json_calls(std::string_view text, std::vector<ToolCall>& calls) const {
   if (text.starts_with(kPythonTag)) text.remove_prefix(kPythonTag.size());
   std::vector<ToolCall> found;
-  while (!(text = trimmed(text)).empty()) {
+  while (!(text = without_space(text)).empty()) {
     auto end = text.size();
     auto object = ordered_json::parse(text, nullptr, false);
     // A semicolon may stand in a string: the first one before which there is an object counts.
@@ -203,13 +203,13 @@ bool ToolCallParser::read_deepseek_call(std::string_view body, std::vector<ToolC
   constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
   const auto at = body.find(kSeparator);
   if (at == std::string_view::npos) return false;
-  auto name = trimmed(body.substr(0, at));
-  auto rest = trimmed(body.substr(at + kSeparator.size()));
+  auto name = without_space(body.substr(0, at));
+  auto rest = without_space(body.substr(at + kSeparator.size()));
   if (!rest.starts_with('{')) {  // V3: the type stands in front, the name and a block follow
-    name = trimmed(rest.substr(0, rest.find('\n')));
+    name = without_space(rest.substr(0, rest.find('\n')));
     const auto block = take_between(rest, "```json", "```");
     if (!block) return false;
-    rest = trimmed(*block);
+    rest = without_space(*block);
   }
   const auto arguments = ordered_json::parse(rest, nullptr, false);
   if (name.empty() || !arguments.is_object()) return false;
@@ -220,7 +220,7 @@ bool ToolCallParser::read_deepseek_call(std::string_view body, std::vector<ToolC
 bool ToolCallParser::read_function_tag(std::string_view body, std::vector<ToolCall>& calls) const {
   const auto name = take_between(body, "<function=", ">");
   if (!name) return false;
-  ToolCall call{.name = std::string(trimmed(*name))};
+  ToolCall call{.name = std::string(without_space(*name))};
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<parameter=", ">")) {
     const auto end = body.find("</parameter>");
@@ -237,13 +237,13 @@ bool ToolCallParser::read_function_tag(std::string_view body, std::vector<ToolCa
 }
 
 bool ToolCallParser::read_arg_keys(std::string_view body, std::vector<ToolCall>& calls) const {
-  ToolCall call{.name = std::string(trimmed(body.substr(0, body.find("<arg_key>"))))};
+  ToolCall call{.name = std::string(without_space(body.substr(0, body.find("<arg_key>"))))};
   if (call.name.empty() || call.name.find_first_of("<>\n{}") != std::string::npos) return false;
   auto arguments = ordered_json::object();
   while (const auto key = take_between(body, "<arg_key>", "</arg_key>")) {
     const auto value = take_between(body, "<arg_value>", "</arg_value>");
     if (!value) return false;
-    const std::string name(trimmed(*key));
+    const std::string name(without_space(*key));
     arguments[name] = argument(call.name, name, std::string(*value));
   }
   call.arguments = dump(arguments);
