@@ -92,6 +92,9 @@ void ApiServer::handle(const ExchangePtr& exchange) {
       throw ApiError(404, fmt::format("there is no {}", request.path), "", "unknown_url");
     if (request.method != route->second.method)
       throw ApiError(405, fmt::format("{} is asked by {}", request.path, route->second.method));
+    // A browser names the site whose page asks: any page could control a server on loopback.
+    if (options_.api_keys.empty() && !request.header("origin").empty())
+      throw ApiError(403, "pages of other sites may not ask a server without API keys");
     if (!route->second.is_open && !is_authorized(request))
       throw ApiError(401, "the API key is missing or wrong", "", "invalid_api_key");
     (this->*route->second.answer)(exchange);

@@ -77,7 +77,6 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   int port() const { return port_; }
-  std::size_t num_connections() const { return connections_.size(); }
 
   // Serves until stop() was called, then waits for responses under way until close() is called.
   void run();

@@ -36,16 +36,16 @@ class ApiServerTest : public testing::Test {
   // The status and the body of a response.
   std::pair<int, std::string> ask(const std::string& method,
                                   const std::string& path,
-                                  const std::string& body = "") {
+                                  const std::string& body = "",
+                                  const std::string& header = "") {
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<std::uint16_t>(server_.port()));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     EXPECT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-    const auto text = method + " " + path +
-                      " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: " +
-                      std::to_string(body.size()) + "\r\n\r\n" + body;
+    const auto text = method + " " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" +
+                      header + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
     send(fd, text.data(), text.size(), MSG_NOSIGNAL);
     std::string answer;
     std::array<char, 4096> buffer{};
@@ -107,6 +107,11 @@ TEST_F(ApiServerTest, ErrorsHaveOpenAisForm) {
       R"({"error":{"message":"n: is not an integer of 64 bits","type":"invalid_request_error","param":"n","code":null}})");
   EXPECT_EQ(ask("GET", "/nowhere").first, 404);
   EXPECT_EQ(ask("GET", "/v1/completions").first, 405);
+}
+
+TEST_F(ApiServerTest, APageOfAnotherSiteMayNotAsk) {
+  EXPECT_EQ(ask("POST", "/pause", "", "Origin: http://example.com\r\n").first, 403);
+  EXPECT_EQ(ask("GET", "/is_paused").second, R"({"is_paused":false})");
 }
 
 TEST_F(ApiServerTest, AnEngineThatFailsIsAnError500) {
