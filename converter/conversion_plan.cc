@@ -28,6 +28,7 @@ using distckpt::Role;
 std::vector<std::pair<fs::path, std::int64_t>> files_of(const distckpt::Layout& layout) {
   std::vector<std::pair<fs::path, std::int64_t>> files;
   for (const auto& storage : layout.storages()) {
+    if (std::holds_alternative<distckpt::MemoryStorage>(storage)) continue;
     const auto& path = *distckpt::file_of(storage);
     const auto* file = std::get_if<distckpt::FileStorage>(&storage);
     const auto bytes =
@@ -168,7 +169,9 @@ CopyPlan plan_copies(const OpenedConversion& opened,
 }  // namespace
 
 OpenedConversion open_conversion(const ConvertOptions& options) {
-  OpenedConversion opened{.source = open(options.from, source_options(options))};
+  OpenedConversion opened{.source = options.memory != nullptr
+                                        ? *options.memory
+                                        : open(options.from, source_options(options))};
   auto& source = opened.source;
   source.files->settle();
   opened.source_summary = summary(source);
@@ -191,6 +194,7 @@ void require_same_source(const OpenedConversion& opened, const ConvertOptions& o
       [&] {
         const auto& source = opened.source;
         source.files->require_unchanged();
+        if (options.memory != nullptr) return;
         require(summary(open(source.location, source_options(options))) == opened.source_summary,
                 ErrorKind::kIo, "{}: its headers are not what they were when the conversion began",
                 source.location.folder.string());

@@ -26,6 +26,7 @@ enum class DryRun {
 
 struct ConvertOptions {
   std::filesystem::path from{};
+  const Checkpoint* memory = nullptr;  // the source, if it is in memory and not opened from `from`
   std::filesystem::path to{};
   std::optional<Format> format{};                  // default: the other one
   std::optional<distckpt::Iteration> iteration{};  // of a Megatron source (default: the tracker's);

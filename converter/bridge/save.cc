@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "converter/bridge/load.h"
+#include "converter/bridge/memory_checkpoint.h"
 #include "converter/digest_checkpoint.h"
 #include "converter/families/hf_config.h"
 #include "converter/families/megatron_links.h"
@@ -23,7 +24,6 @@
 #include "distckpt/base/error.h"
 #include "distckpt/execute/comparing_sink.h"
 #include "distckpt/execute/executor.h"
-#include "distckpt/formats/safetensors.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/work_folder.h"
 
@@ -34,15 +34,6 @@ namespace {
 using distckpt::Iteration;
 using distckpt::MeshLayout;
 using distckpt::ModelTensor;
-
-// A Hugging Face file's header lists what the model still has, as it has it.
-bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
-  return std::ranges::all_of(header.entries, [&](const distckpt::SafetensorsEntry& entry) {
-    const auto copy = model.map.copies.find(entry.name);
-    const auto at = copy != model.map.copies.end() ? copy : model.map.index.find(entry.name);
-    return at != model.map.index.end() && model.tensors[at->second].dtype == entry.dtype;
-  });
-}
 
 // config.json and what travels with it, of the same model in the dtypes that it has now, perhaps
 // with a new head of scores and without its prediction layers.
@@ -60,20 +51,7 @@ std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& m
   }
   if (own.mtp_num_layers == 0) config.mtp_num_layers = 0;
   if (config != own) return std::nullopt;
-  const auto dtype = model.tensors.front().dtype;
-  if (dtype != origin.tensors.front().dtype) {
-    form.contents[std::string(distckpt::kHfConfig)] =
-        with_dtype(form.config_text(), dtype, form.config_source());
-  }
-  const bool keep =
-      origin.map.config == own &&
-      std::ranges::all_of(form.headers, [&](const distckpt::SafetensorsHeader& header) {
-        return fits(header, model);
-      });
-  if (!keep) {
-    form.headers.clear();
-    form.index_text.reset();
-  }
+  adapt_form(origin, model, form);
   return form;
 }
 

@@ -1,11 +1,6 @@
 #include "distckpt/execute/checksum_ledger.h"
 
-#include <isa-l/crc.h>
 #include <zlib.h>
-
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <numeric>
@@ -13,31 +8,9 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/crc32.h"
 
 namespace ferry::distckpt {
-namespace {
-
-// isa-l's AVX-512 code leaves the upper halves of vector registers dirty, whereupon the SSE code of
-// everybody else runs at a third of its speed in this thread and those that it starts.
-#ifdef __x86_64__
-[[gnu::target("avx")]] void clear_upper_halves() {
-  _mm256_zeroupper();
-}
-const bool kHasUpperHalves = __builtin_cpu_supports("avx") != 0;
-#else
-void clear_upper_halves() {}
-constexpr bool kHasUpperHalves = false;
-#endif
-
-}  // namespace
-
-std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t crc) {
-  const auto* const begin = reinterpret_cast<const unsigned char*>(bytes.data());
-  const auto result = crc32_gzip_refl(crc, begin, bytes.size());
-  if (kHasUpperHalves) clear_upper_halves();
-  return result;
-}
-
 std::uint32_t ChecksumLedger::add_range(const ChecksumRange& range) {
   ranges_.push_back(range);
   parts_.emplace_back();

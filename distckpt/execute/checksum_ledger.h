@@ -14,9 +14,6 @@
 
 namespace ferry::distckpt {
 
-// `crc` is that of the bytes before, to go on from.
-std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t crc = 0);
-
 // Bytes of a storage that one checksum covers.
 struct ChecksumRange {
   StorageId storage = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/execute/memory_io.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -110,6 +111,12 @@ void FileSource::read(const Region& region,
                       std::span<std::byte> packed,
                       std::vector<ChecksumPart>& parts) {
   const auto storage = region.at.storage;
+  if (std::holds_alternative<MemoryStorage>(storages_.at(storage))) {
+    const auto& memory = memory_of(storages_, region);
+    if (packed.empty()) return;
+    return copy_strided(packed.data(), packed_strides(region), memory.data + region.at.offset,
+                        region.at.strides, region.size, region.element_size);
+  }
   if (const auto* chunk = std::get_if<ChunkStorage>(&storages_.at(storage))) {
     return read_chunk(*chunk, region, packed);
   }

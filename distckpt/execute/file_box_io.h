@@ -1,5 +1,5 @@
 // Boxes in files. One source for every format, whose tensors are plain bytes somewhere in a file or
-// in encoded chunks of one; one sink for plain bytes.
+// in encoded chunks of one, or lie in the host's memory; one sink for plain bytes.
 #pragma once
 
 #include <filesystem>

@@ -12,7 +12,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/elements/byte_planes.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::distckpt {

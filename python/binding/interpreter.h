@@ -113,5 +113,8 @@ PyObject* stream_close(PyObject* self, PyObject* arguments);
 PyObject* allocate(PyObject* self, PyObject* arguments);  // memory.cc
 PyObject* export_dlpack(PyObject* self, PyObject* arguments);
 PyObject* import_dlpack(PyObject* self, PyObject* arguments);
+PyObject* load_shards(PyObject* self, PyObject* arguments);  // shards.cc
+PyObject* save_shards(PyObject* self, PyObject* arguments);
+PyObject* save_tensors(PyObject* self, PyObject* arguments);
 
 }  // namespace ferry::python

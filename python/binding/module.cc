@@ -18,6 +18,9 @@ PyMethodDef methods[] = {
     {"allocate", ferry::python::allocate, METH_VARARGS, nullptr},
     {"export_dlpack", ferry::python::export_dlpack, METH_VARARGS, nullptr},
     {"import_dlpack", ferry::python::import_dlpack, METH_VARARGS, nullptr},
+    {"load_shards", ferry::python::load_shards, METH_VARARGS, nullptr},
+    {"save_shards", ferry::python::save_shards, METH_VARARGS, nullptr},
+    {"save_tensors", ferry::python::save_tensors, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -34,20 +34,21 @@ std::vector<std::int64_t> list(const distckpt::Dims& dims) {
 }
 
 ordered_json describe_json(const Checkpoint& checkpoint) {
-  ordered_json json{{"path", checkpoint.location.folder.string()},
-                    {"format", to_string(checkpoint.location.format)},
-                    {"iteration", checkpoint.location.iteration
-                                      ? ordered_json(iteration_text(*checkpoint.location.iteration))
-                                      : ordered_json(nullptr)},
-                    {"family", checkpoint.map.config.family},
-                    {"config", nullptr},
-                    {"tensors", ordered_json::array()}};
-  if (checkpoint.hf) json["config"] = checkpoint.hf->config_text();
+  ordered_json described{
+      {"path", checkpoint.location.folder.string()},
+      {"format", to_string(checkpoint.location.format)},
+      {"iteration", checkpoint.location.iteration
+                        ? ordered_json(iteration_text(*checkpoint.location.iteration))
+                        : ordered_json(nullptr)},
+      {"family", checkpoint.map.config.family},
+      {"config", nullptr},
+      {"tensors", ordered_json::array()}};
+  if (checkpoint.hf) described["config"] = checkpoint.hf->config_text();
   for (const auto& tensor : checkpoint.tensors) {
     if (tensor.role == distckpt::Role::kWeight || tensor.role == distckpt::Role::kDerived)
-      json["tensors"].push_back({tensor.name, short_name(tensor.dtype), list(tensor.shape)});
+      described["tensors"].push_back({tensor.name, short_name(tensor.dtype), list(tensor.shape)});
   }
-  return json;
+  return described;
 }
 
 converter::WantedTensors wanted_of(const Checkpoint& checkpoint, const Options& options) {
@@ -85,12 +86,12 @@ PyObject* range_or_none(const std::optional<TensorStream::Range>& range) {
 // open_checkpoint(options as JSON) -> capsule
 PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
-    const char* json = nullptr;
-    if (PyArg_ParseTuple(arguments, "s", &json) == 0) throw PythonError();
+    const char* options_json = nullptr;
+    if (PyArg_ParseTuple(arguments, "s", &options_json) == 0) throw PythonError();
     std::shared_ptr<Checkpoint> checkpoint;
     {
       const WithoutGil gil;
-      const Options options(json);
+      const Options options(options_json);
       checkpoint = std::make_shared<Checkpoint>(
           converter::open(options.path("path"), {.iteration = options.iteration(),
                                                  .hf_config = options.path("hf_config"),
@@ -114,13 +115,13 @@ PyObject* describe(PyObject* /*self*/, PyObject* arguments) {
 PyObject* stream(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     PyObject* capsule = nullptr;
-    const char* json = nullptr;
-    if (PyArg_ParseTuple(arguments, "Os", &capsule, &json) == 0) throw PythonError();
+    const char* options_json = nullptr;
+    if (PyArg_ParseTuple(arguments, "Os", &capsule, &options_json) == 0) throw PythonError();
     const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
     std::shared_ptr<StreamHolder> holder;
     {
       const WithoutGil gil;
-      const Options options(json);
+      const Options options(options_json);
       holder = std::make_shared<StreamHolder>(std::make_unique<TensorStream>(
           checkpoint, wanted_of(*checkpoint, options), stream_options(options)));
     }
@@ -133,12 +134,12 @@ PyObject* stream_tensors(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     PyObject* capsule = nullptr;
     if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
-    auto json = ordered_json::array();
+    auto listed = ordered_json::array();
     for (const auto& tensor : stream_of(capsule).tensors()) {
-      json.push_back(
+      listed.push_back(
           {tensor.name, short_name(tensor.dtype), list(tensor.shape), tensor.num_bytes()});
     }
-    return text(cli::json_text(json, -1));
+    return text(cli::json_text(listed, -1));
   });
 }
 

@@ -11,11 +11,12 @@ from ._errors import Error
 from ._progress import Progress, ProgressCallback
 from ._reports import (Chunk, ConvertReport, Difference, DiffReport, File, InspectReport, LayerDiff, Manifest, ManifestFile, ManifestTensor, Place,
                        StoredTensor, TensorDiff, TensorDifference, VerifyReport, convert, diff, digest, inspect, verify)
+from ._shards import LoadReport, SaveReport, load_into, save, save_from
 from ._tensor import Tensor
 
 __version__ = _ferry.version
 __all__ = [
-    "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff", "Manifest",
-    "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "StoredTensor", "Tensor", "TensorDiff", "TensorDifference", "TensorInfo",
-    "VerifyReport", "convert", "diff", "digest", "inspect", "open", "verify"
+    "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff", "LoadReport", "Manifest",
+    "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "SaveReport", "StoredTensor", "Tensor", "TensorDiff", "TensorDifference", "TensorInfo",
+    "VerifyReport", "convert", "diff", "digest", "inspect", "load_into", "open", "save", "save_from", "verify"
 ]

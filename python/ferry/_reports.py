@@ -302,6 +302,14 @@ def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Di
         return json.loads(_ferry.report(act, plain(options), callback))
 
 
+def convert_report(found: Dict[str, Any]) -> ConvertReport:
+    return ConvertReport(source=Place(**found["source"]), target=Place(**found["target"]), family=found["family"], num_tensors=found["tensors"],
+                         num_parameters=found["parameters"], num_copies=found["copies"], files=[File(**file) for file in found["files"]],
+                         **{name: found[name] for name in ("bytes", "threads", "staging_bytes", "dry_run", "resumed_bytes", "copy_seconds",
+                                                           "proof_seconds", "proved", "proof_from_disk", "model_digest", "nonzero_padding",
+                                                           "training_notes")})
+
+
 def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
             include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
@@ -324,12 +332,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         Error: then nothing was published, and nothing that was there is lost. KeyboardInterrupt likewise: resume=True goes on.
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
-    found = _report("convert", options, progress)
-    return ConvertReport(source=Place(**found["source"]), target=Place(**found["target"]), family=found["family"], num_tensors=found["tensors"],
-                         num_parameters=found["parameters"], num_copies=found["copies"], files=[File(**file) for file in found["files"]],
-                         **{name: found[name] for name in ("bytes", "threads", "staging_bytes", "dry_run", "resumed_bytes", "copy_seconds",
-                                                           "proof_seconds", "proved", "proof_from_disk", "model_digest", "nonzero_padding",
-                                                           "training_notes")})
+    return convert_report(_report("convert", options, progress))
 
 
 def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <vector>
 
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/formats/torch_save/torch_save.h"
 #include "distckpt/formats/torch_save/torch_zip.h"
 #include "tests/fuzz/property.h"

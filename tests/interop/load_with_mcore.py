@@ -77,6 +77,18 @@ def differences(got, expected, what):
     return bad
 
 
+def load_by_ferry(job, sharded):
+    """The Python module fills the shards, and saves them."""
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build/python"))
+    import ferry
+    hf_config = None if os.path.exists(os.path.join(job.ckpt, "config.json")) else job.hf
+    report = ferry.load_into(job.ckpt, sharded, hf_config=hf_config)
+    assert report.bytes > 0 and not report.nonzero_padding
+    if job.saved_by_ferry:
+        saved = ferry.save_from(job.saved_by_ferry, sharded, like=job.hf)
+        assert saved.proved
+
+
 def load(job, rank):
     """Runs in every rank; rank 0 returns {"bad": [...], ...}."""
     import torch
@@ -105,17 +117,20 @@ def load(job, rank):
         for parameter in model.parameters():
             parameter.fill_(float("nan"))  # so that an element nobody loaded shows
 
-    common = dist_checkpointing.load_common_state_dict(folder)
+    common = {} if job.by_ferry else dist_checkpointing.load_common_state_dict(folder)
     metadata = dict(common.get("content_metadata") or {})
     metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
     try:
         sharded = model.sharded_state_dict(metadata=metadata)
     except TypeError:
         sharded = model.sharded_state_dict()
-    loaded = dist_checkpointing.load({"model": sharded}, folder, strict=job.strict)
-    if isinstance(loaded, tuple):
-        loaded = loaded[0]
-    model.load_state_dict(loaded["model"], strict=False)
+    if job.by_ferry:
+        load_by_ferry(job, sharded)
+    else:
+        loaded = dist_checkpointing.load({"model": sharded}, folder, strict=job.strict)
+        if isinstance(loaded, tuple):
+            loaded = loaded[0]
+        model.load_state_dict(loaded["model"], strict=False)
     full = assemble_full(model, metadata)
 
     bad, error = [], None
@@ -206,6 +221,8 @@ def job_parser():
     p.add_argument("--strict", default="assume_ok_unexpected", help="as dist_checkpointing.load takes it")
     p.add_argument("--expect", help="a sha256.json of make_mcore_reference.py to compare with")
     p.add_argument("--expect-hf", action="store_true", help="compare with the weights in --hf, mapped to Megatron")
+    p.add_argument("--by-ferry", action="store_true", help="ferry.load_into() fills the model, not megatron-core")
+    p.add_argument("--saved-by-ferry", metavar="FOLDER", help="... and ferry.save_from() saves it there")
     p.add_argument("--logits", action="store_true", help="run the model in fp32 and compare with transformers")
     return p
 

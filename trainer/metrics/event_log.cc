@@ -2,7 +2,6 @@
 // (docs/formats/events.md; tensorflow/core/lib/io/record_writer.h, core/util/event.proto,
 // core/framework/summary.proto).
 #include <fmt/format.h>
-#include <isa-l/crc.h>
 #include <unistd.h>
 
 #include <array>
@@ -17,10 +16,18 @@
 namespace ferry::trainer {
 namespace {
 
+std::uint32_t crc32c(std::string_view bytes) {
+  std::uint32_t crc = ~0U;
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) * 0x82f63b78U);
+  }
+  return ~crc;
+}
+
 // CRC-32C, rotated and shifted, so that the CRC of data that holds CRCs stays a good one.
-std::uint32_t masked_crc(std::string bytes) {
-  const auto crc = ~crc32_iscsi(reinterpret_cast<unsigned char*>(bytes.data()),
-                                static_cast<int>(bytes.size()), ~0U);
+std::uint32_t masked_crc(std::string_view bytes) {
+  const auto crc = crc32c(bytes);
   return std::rotr(crc, 15) + 0xa282ead8U;
 }
 

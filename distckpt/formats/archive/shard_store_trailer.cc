@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "distckpt/base/error.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 
 namespace ferry::distckpt {
 namespace {

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "distckpt/base/error.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"
 #include "distckpt/formats/torch_save/zip_format.h"
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "distckpt/base/error.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/formats/torch_save/torch_zip.h"
 #include "distckpt/formats/torch_save/zip_format.h"
 

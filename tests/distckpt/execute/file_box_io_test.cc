@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/execute/executor.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
@@ -170,8 +171,15 @@ TEST(FileSource, RefusesAFileThatWasChangedMeanwhile) {
   EXPECT_TRUE(fails(ErrorKind::kIo, {"file", "changed"}, [&] { source.verify_checksums(); }));
 }
 
+TEST(FileSource, ReadsMemoryAsItReadsAFile) {
+  auto bytes = Random(8).bytes(400);
+  FileSource source({MemoryStorage{.data = bytes.data(), .size = 400}});
+  const auto region = region_of(20, 5, 7, 60);
+  EXPECT_TRUE(same_bytes(gather(bytes, region), read(source, region)));
+}
+
 TEST(FileSource, RefusesABoxBeyondAChunkAndWhatIsNoFile) {
-  FileSource source({ChunkStorage{.path = "w.h5", .offset = 12}, MemoryStorage{}});
+  FileSource source({ChunkStorage{.path = "w.h5", .offset = 12}, RankStorage{}});
   auto region = region_of(0, 1, 10, 10);
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"w.h5", "bytes 12 to 12", "ends behind"},
                     [&] { read(source, region); }));

@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "distckpt/elements/byte_planes.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/random_boxes.h"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/execute/file_box_io.h"
 #include "distckpt/formats/torch_dist_writer.h"

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "distckpt/base/error.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/execute/checksum_ledger.h"
 #include "distckpt/execute/file_box_io.h"
 #include "distckpt/formats/archive/shard_store.h"

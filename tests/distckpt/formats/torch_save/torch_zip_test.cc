@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
-#include "distckpt/execute/checksum_ledger.h"
+#include "distckpt/elements/crc32.h"
 #include "distckpt/formats/torch_save/pickle_writer.h"
 #include "tests/support/files.h"
 #include "tests/support/temp_dir.h"

@@ -1,0 +1,66 @@
+#include "converter/bridge/memory_checkpoint.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "converter/families/hf_config.h"
+#include "converter/open/hf_opener.h"
+#include "converter/stored/stored.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/safetensors.h"
+
+namespace ferry::converter {
+namespace {
+
+// A Hugging Face file's header lists what the model still has, as it has it.
+bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
+  return std::ranges::all_of(header.entries, [&](const distckpt::SafetensorsEntry& entry) {
+    const auto copy = model.map.copies.find(entry.name);
+    const auto at = copy != model.map.copies.end() ? copy : model.map.index.find(entry.name);
+    return at != model.map.index.end() && model.tensors[at->second].dtype == entry.dtype;
+  });
+}
+
+}  // namespace
+
+void adapt_form(const Checkpoint& origin, const Checkpoint& model, HfForm& form) {
+  const auto dtype = model.tensors.front().dtype;
+  if (dtype != origin.tensors.front().dtype) {
+    form.contents[std::string(distckpt::kHfConfig)] =
+        with_dtype(form.config_text(), dtype, form.config_source());
+  }
+  const bool keep =
+      origin.map.config == model.map.config &&
+      std::ranges::all_of(form.headers, [&](const distckpt::SafetensorsHeader& header) {
+        return fits(header, model);
+      });
+  if (keep) return;
+  form.headers.clear();
+  form.index_text.reset();
+}
+
+Checkpoint checkpoint_in_memory(const Checkpoint& like, const std::vector<NamedMemory>& tensors) {
+  require_hf_form(like);
+  require(!tensors.empty(), ErrorKind::kUsage, "there are no tensors to save");
+  Stored stored{.hf = like.hf};
+  for (const auto& tensor : tensors) {
+    const auto bytes = tensor.shape.product() * size_of(tensor.dtype);
+    const auto storage =
+        stored.layout.add_storage(distckpt::MemoryStorage{.data = tensor.data, .size = bytes});
+    stored.layout.add_tensor({.name = tensor.name,
+                              .dtype = tensor.dtype,
+                              .shape = tensor.shape,
+                              .shards = {distckpt::packed_shard(distckpt::Box::whole(tensor.shape),
+                                                                tensor.dtype, storage, 0)}});
+  }
+  auto location = like.location;
+  location.format = Format::kHuggingFace;
+  location.iteration.reset();
+  auto made = open_huggingface(location, std::move(stored), false);
+  adapt_form(like, made, *made.hf);
+  made.files = std::make_shared<distckpt::SourceFiles>();
+  return made;
+}
+
+}  // namespace ferry::converter

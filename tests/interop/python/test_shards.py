@@ -1,0 +1,104 @@
+"""megatron-core's own modules, filled and saved by the module ferry; models in memory, saved in any format."""
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from support import DATA, load_with_megatron, run_ok, tree
+
+ferry = pytest.importorskip("ferry", reason="the Python module is not built")
+
+# Loaded from: (checkpoint, model, options of the mesh)
+LOADED = {
+    "hf_llama_tp2pp2": ("hf_llama/hf", "hf_llama", dict(tp=2, pp=2)),
+    "llama_tp2pp2_tp4": ("llama_tp2pp2", "hf_llama", dict(tp=4)),
+    "legacy_to_local": ("legacy/llama_legacy_tp2pp2", "hf_llama", dict(tp=2, spec="local")),
+    "tied_pp2": ("hf_qwen2_tied/hf", "hf_qwen2_tied", dict(pp=2)),
+    "mixtral_tp2ep2": ("hf_mixtral/hf", "hf_mixtral", dict(tp=2, ep=2)),
+    "qwen3_moe_ep4": ("qwen3moe_ep2", "hf_qwen3_moe", dict(ep=4)),
+    "deepseek_v3_tp2ep2": ("deepseek_v3_tp2pp2", "hf_deepseek_v3", dict(tp=2, ep=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """{case: where its model was saved}; every element of every model is that of the Hugging Face checkpoint."""
+    work = tmp_path_factory.mktemp("loaded")
+    jobs = [{"ckpt": str(DATA / path), "hf": str(DATA / model / "hf"), "expect_hf": True, "by_ferry": True, "vpad": 256,
+             "saved_by_ferry": str(work / case), **mesh} for case, (path, model, mesh) in LOADED.items()]
+    load_with_megatron("mc0192", jobs, list(LOADED), work)
+    return {case: work / case for case in LOADED}
+
+
+@pytest.mark.parametrize("case", LOADED)
+def test_a_model_of_megatron_is_filled_and_saved(case, loaded):
+    _, model, mesh = LOADED[case]
+    report = ferry.verify(DATA / model / "hf", loaded[case])
+    if mesh.get("spec") == "local":  # its norms are fp32, whatever the model is
+        assert {(one.kind, one.detail) for one in report.tensors} == {("dtype", "bf16, fp32")}
+    else:
+        assert report.identical
+
+
+def test_megatron_loads_what_was_saved(loaded, work):
+    """... on another mesh."""
+    cases = ["hf_llama_tp2pp2", "mixtral_tp2ep2", "tied_pp2"]
+    meshes = [dict(tp=1, pp=2), dict(tp=2), dict(tp=2)]
+    jobs = [{"ckpt": str(loaded[case]), "hf": str(DATA / LOADED[case][1] / "hf"), "expect_hf": True, "vpad": 256, **mesh}
+            for case, mesh in zip(cases, meshes)]
+    load_with_megatron("mc0192", jobs, cases, work)
+
+
+def weights(model):
+    return {name: tensor for path in sorted((DATA / model / "hf").glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("options", [dict(to="hf"), dict(to="megatron", tp=2, pp=2), dict(to="h5")], ids=lambda options: options["to"])
+def test_a_model_in_memory_is_saved_as_a_conversion_is(options, work):
+    hf = DATA / "hf_mixtral/hf"
+    report = ferry.save(work / "saved", weights("hf_mixtral"), like=hf, **options)
+    ferry.convert(hf, work / "converted", **options)
+    assert report.proved and tree(work / "saved") == tree(work / "converted")
+
+
+def test_pairs_and_arrays_are_saved_in_another_dtype(work):
+    checkpoint = ferry.open(DATA / "hf_llama/hf")
+    arrays = {name: tensor.numpy() for name, tensor in checkpoint.tensors(dtype="fp32")}
+    assert all(array.dtype == np.float32 for array in arrays.values())
+    ferry.save(work / "fp32", arrays.items(), like=checkpoint)
+    ferry.convert(DATA / "hf_llama/hf", work / "converted", to="hf", dtype="fp32")
+    assert ferry.verify(work / "fp32", work / "converted")
+    run_ok("verify", work / "fp32", work / "converted")
+
+
+def test_a_model_that_lacks_a_tensor_is_refused(work):
+    tensors = weights("hf_llama")
+    del tensors["model.layers.2.mlp.up_proj.weight"]
+    with pytest.raises(ferry.Error, match="model.layers.2.mlp.up_proj.weight is missing") as error:
+        ferry.save(work / "out", tensors, like=DATA / "hf_llama/hf")
+    assert error.value.kind == "layout" and not (work / "out").exists()
+
+
+class Shard:
+    """A megatron.core.dist_checkpointing.ShardedTensor of one rank."""
+
+    def __init__(self, key, data):
+        self.key, self.data, self.local_shape, self.global_shape = key, data, tuple(data.shape), tuple(data.shape)
+        self.global_offset, self.prepend_axis_num, self.replica_id, self.flattened_range = (0,) * data.dim(), 0, 0, None
+
+
+def test_shards_that_are_not_the_model_are_refused():
+    state = {"one": Shard("decoder.final_layernorm.weight", torch.zeros(32, dtype=torch.bfloat16))}
+    with pytest.raises(ferry.Error) as error:
+        ferry.load_into(DATA / "hf_llama/hf", state)
+    assert error.value.kind == "layout"
+
+
+def test_shards_of_one_rank_need_no_process_group(work):
+    checkpoint = ferry.open(DATA / "hf_llama/hf")
+    expected = {name: tensor.torch() for name, tensor in checkpoint.tensors("megatron")}
+    state = {name: [Shard(name, torch.full_like(tensor, float("nan")))] for name, tensor in expected.items()}
+    report = ferry.load_into(checkpoint, state)
+    assert report.bytes > 0 and all(torch.equal(state[name][0].data, tensor) for name, tensor in expected.items())
+    saved = ferry.save_from(work / "saved", state, like=checkpoint, iteration=7)
+    assert saved.folder.endswith("iter_0000007") and saved.model_digest == checkpoint.digest().model
