@@ -11,6 +11,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/plan/box_io.h"
+#include "distckpt/storage/source_tree.h"
 #include "models/spec/mesh_shape.h"
 #include "models/spec/sharding.h"
 
@@ -230,6 +231,7 @@ TensorStream::TensorStream(std::shared_ptr<const Checkpoint> checkpoint,
                            WantedTensors wanted,
                            const StreamOptions& options)
     : checkpoint_(std::move(checkpoint)), wanted_(std::move(wanted)), options_(options) {
+  options_.threads = distckpt::reading_threads(options_.threads, checkpoint_->location.root);
   with_context(
       [&] { return fmt::format("planning to read {}", checkpoint_->location.folder.string()); },
       [&] { make_plan(); });

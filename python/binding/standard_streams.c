@@ -1,5 +1,6 @@
 /* Static HDF5 is compiled for programs, which copy the addresses of stdout and stderr out of the C
    library when they start; a module cannot. The linker's --wrap makes the two names of these. */
+#define _GNU_SOURCE /* for what follows in the same unit */
 #include <stdio.h>
 
 extern FILE* __real_stderr;

@@ -181,7 +181,7 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     """Opens a checkpoint: a Hugging Face folder, a Megatron root or iteration, an archive, verl's and FSDP's folders. Reads headers only.
 
     Args:
-        path: its folder
+        path: its folder, or an address ("hf://org/repo", "s3://bucket/key", "https://...")
         iteration: of a Megatron root: a number or "release". Default: the tracker's
         hf_config: a folder with the config.json that a Megatron checkpoint lacks
         keep_fp8: leaves FP8 weights and their scales as they are. Default: they are dequantised to bf16

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from servers import serve_files
 from support import DATA, FERRY, ROOT, ferry_json, llama_config, llama_shapes, run_ok, tree, write_hf
 
 ferry = pytest.importorskip("ferry", reason="the Python module is not built")
@@ -50,6 +51,12 @@ def test_an_archive_gives_the_same_tensors(work):
     report = ferry.convert(DATA / "hf_qwen2/hf", work / "archive", to="h5")
     assert report.proved and report.target.format == "archive"
     require_equal({name: tensor.torch() for name, tensor in ferry.open(work / "archive").tensors()}, of_safetensors(DATA / "hf_qwen2/hf"))
+
+
+def test_an_address_gives_the_same_tensors():
+    with serve_files(DATA / "hf_llama") as server:
+        found = {name: tensor.torch() for name, tensor in ferry.open(f"{server.url}/hf").tensors()}
+    require_equal(found, of_safetensors(DATA / "hf_llama/hf"))
 
 
 def test_a_small_window_reads_the_same_in_the_same_order():

@@ -1,0 +1,33 @@
+"""tools/make_release: the parts that need no build of minutes. `tools/make_release --twice` itself builds, installs and converts."""
+import importlib.machinery
+import importlib.util
+import io
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+loader = importlib.machinery.SourceFileLoader("make_release", str(ROOT / "tools/make_release"))
+make_release = importlib.util.module_from_spec(importlib.util.spec_from_loader("make_release", loader))
+loader.exec_module(make_release)
+
+
+def test_a_tarball_does_not_depend_on_order_and_owner():
+    files = [("ferry/bin/ferry", b"program", 0o755), ("ferry/share/doc/ferry/LICENSE", b"words", 0o644)]
+    one, other = io.BytesIO(), io.BytesIO()
+    make_release.write_tar(one, files, 1000)
+    make_release.write_tar(other, files[::-1], 1000)
+    assert one.getvalue() == other.getvalue()
+    with tarfile.open(fileobj=io.BytesIO(one.getvalue())) as archive:
+        assert [(member.name, member.mode, member.mtime, member.uid) for member in archive if member.isfile()] == \
+            [("ferry/bin/ferry", 0o755, 1000, 0), ("ferry/share/doc/ferry/LICENSE", 0o644, 1000, 0)]
+
+
+def test_pythons_are_of_different_versions():
+    found = make_release.pythons()
+    assert found and len({path.name for path in found}) == len(found)
+
+
+def test_the_tools_are_pinned():
+    lines = [line for line in (ROOT / "tools/release/requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all("==" in line for line in lines) and {"auditwheel", "meson-python", "abi3audit"} <= {line.split("==")[0] for line in lines}
