@@ -143,7 +143,11 @@ class Examiner {
 
   void norm() {
     std::set<std::int64_t> widths{config_.hidden_size};
-    if (config_.qk_layernorm && !config_.multi_latent_attention) widths.insert(config_.kv_channels);
+    if (config_.qk_layernorm && !config_.multi_latent_attention) {
+      const auto heads = config_.qk_layernorm_full ? config_.num_attention_heads : 1;
+      widths.insert(heads * config_.kv_channels);
+      if (config_.qk_layernorm_full) widths.insert(config_.num_query_groups * config_.kv_channels);
+    }
     if (config_.kv_lora_rank > 0) widths.insert(config_.kv_lora_rank);
     if (config_.q_lora_rank > 0) widths.insert(config_.q_lora_rank);
     for (const auto width : widths) {

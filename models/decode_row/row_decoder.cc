@@ -42,7 +42,8 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
   const auto& shape = mesh.shape();
   if (!device.is_cuda() || alignment != Alignment::kFast || shape.tp() > 1 || shape.pp() > 1 ||
       config.num_moe_experts > 0 || config.multi_latent_attention || config.rotary_percent < 1 ||
-      config.add_bias_linear || config.head != Head::kLanguageModel)
+      config.rotary_interleaved || config.post_norm != PostNorm::kNone || config.add_bias_linear ||
+      config.head != Head::kLanguageModel)
     return nullptr;
   for (const auto& parameter : parameters.all())
     if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;

@@ -75,6 +75,7 @@ class FusedRotary : public torch::autograd::Function<FusedRotary> {
 };
 
 RotaryStyle style_of(const TransformerConfig& config) {
+  if (config.rotary_interleaved) return RotaryStyle::kNeighbours;
   if (!config.multi_latent_attention) return RotaryStyle::kHalves;
   return config.family == "deepseek_v2" ? RotaryStyle::kComplex : RotaryStyle::kInterleave;
 }
@@ -88,7 +89,7 @@ at::Tensor rotate_half(const at::Tensor& x) {
 
 // Computes the frequencies on the host, in transformers' order of operations.
 RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device device)
-    : style_(style_of(config)) {
+    : style_(style_of(config)), in_fp32_(config.family.starts_with("ernie4_5")) {
   const auto dim = config.rotary_dim();
   const auto& scaling = config.rope_scaling;
   const auto plain = at::reciprocal(powers(config.rotary_base, dim));
@@ -115,7 +116,8 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
 }
 
 RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
-  if (positions.is_cuda() && style_ != RotaryStyle::kComplex) {
+  const bool fused = style_ == RotaryStyle::kHalves || style_ == RotaryStyle::kInterleave;
+  if (positions.is_cuda() && fused) {
     const auto both = rotary_angles_cuda(positions, inv_freq_, attention_scaling_, dtype);
     return {.style = style_, .cos = both[0], .sin = both[1]};
   }
@@ -124,10 +126,12 @@ RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType
     const auto turn = at::polar(at::ones_like(angle), angle) * attention_scaling_;
     return {.style = style_, .complex = turn.unsqueeze(1)};
   }
-  const auto both = at::cat({angle, angle}, -1);
+  const auto both = style_ == RotaryStyle::kNeighbours ? at::repeat_interleave(angle, 2, -1)
+                                                       : at::cat({angle, angle}, -1);
+  const auto kept = in_fp32_ ? at::kFloat : dtype;
   return {.style = style_,
-          .cos = (both.cos() * attention_scaling_).to(dtype).unsqueeze(1),
-          .sin = (both.sin() * attention_scaling_).to(dtype).unsqueeze(1)};
+          .cos = (both.cos() * attention_scaling_).to(kept).unsqueeze(1),
+          .sin = (both.sin() * attention_scaling_).to(kept).unsqueeze(1)};
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
@@ -135,7 +139,8 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
       angles.style == RotaryStyle::kComplex ? 2 * angles.complex.size(-1) : angles.cos.size(-1);
   if (const auto rest = x.size(-1) - dim; rest > 0)
     return at::cat({apply_rotary(x.narrow(-1, 0, dim), angles), x.narrow(-1, dim, rest)}, -1);
-  if (x.is_cuda() && angles.style != RotaryStyle::kComplex) {
+  if (x.is_cuda() &&
+      (angles.style == RotaryStyle::kHalves || angles.style == RotaryStyle::kInterleave)) {
     return FusedRotary::apply(x.contiguous(), angles.cos, angles.sin,
                               angles.style == RotaryStyle::kInterleave);
   }
@@ -149,6 +154,13 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
       const auto even = x.slice(-1, 0, std::nullopt, 2);
       const auto odd = x.slice(-1, 1, std::nullopt, 2);
       return at::cat({even * cos - odd * sin, odd * cos + even * sin}, -1);
+    }
+    case RotaryStyle::kNeighbours: {
+      const auto even = x.slice(-1, 0, std::nullopt, 2);
+      const auto odd = x.slice(-1, 1, std::nullopt, 2);
+      const auto across = at::stack({-odd, even}, -1).flatten(-2);
+      const auto kept = angles.cos.scalar_type();
+      return (x.to(kept) * angles.cos + across.to(kept) * angles.sin).to(x.scalar_type());
     }
     case RotaryStyle::kComplex: {
       auto shape = x.sizes().vec();

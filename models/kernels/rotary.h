@@ -15,12 +15,14 @@ enum class RotaryStyle : std::uint8_t {
   kHalves,      // channel i with i + dim/2; each product rounded
   kInterleave,  // channel 2i with 2i + 1, which come out as halves (DeepSeek-V3)
   kComplex,     // channel 2i with 2i + 1, which stay there; in fp32, rounded once (DeepSeek-V2)
+  kNeighbours,  // channel 2i with 2i + 1, which stay there, in the dtype of the angles (GLM-4,
+                // ERNIE)
 };
 
 // The angles of one batch.
 struct RotaryAngles {
   RotaryStyle style = RotaryStyle::kHalves;
-  at::Tensor cos{};  // [tokens, 1, dim], of the model's dtype
+  at::Tensor cos{};  // [tokens, 1, dim], of the model's dtype; of ERNIE in fp32
   at::Tensor sin{};
   at::Tensor complex{};  // [tokens, 1, dim/2], of kComplex
 };
@@ -38,6 +40,7 @@ class RotaryEmbedding {
 
  private:
   RotaryStyle style_;
+  bool in_fp32_ = false;  // angles stay in fp32, and heads turn in it
   at::Tensor inv_freq_;
   double attention_scaling_ = 1.0;
 };

@@ -37,7 +37,8 @@ class LayerMemory {
         keys_(keys) {}
 
   LayerBytes of(std::int64_t layer) const {
-    LayerBytes bytes{.between = 2 * norm(hidden_) / sharers_};
+    const double norms = config_.post_norm == PostNorm::kNone ? 2 : 4;
+    LayerBytes bytes{.between = norms * norm(hidden_) / sharers_};
     if (config_.multi_latent_attention)
       add_latent_attention(bytes);
     else

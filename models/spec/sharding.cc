@@ -204,9 +204,10 @@ namespace {
 // A part of the model that no module computes; empty if there is none.
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.is_sparse()) return "sparse attention";
-  if (config.rotary_interleaved) return "rotary embedding of neighbouring channels";
-  if (config.qk_layernorm_full) return "norms of queries and keys over all heads";
-  if (config.post_norm != PostNorm::kNone) return "norms behind attention and feed-forward";
+  if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
+  if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
+      config.moe_router_score_function == "softmax")
+    return "a softmax router with a bias";
   if (config.layernorm_zero_centered_gamma) return "norms that multiply by 1 + weight";
   if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
   if (config.activation != "silu") return "an activation other than SiLU";
@@ -220,6 +221,10 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
   require(missing.empty(), ErrorKind::kLayout,
           "models of the family {} are converted, but not computed: they have {}", config.family,
           missing);
+  require(!config.qk_layernorm_full || mesh.tp() <= config.num_query_groups, ErrorKind::kUsage,
+          "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
+          "there are query groups, {}",
+          mesh.tp(), config.num_query_groups);
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {

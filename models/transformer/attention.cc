@@ -110,15 +110,38 @@ class SelfAttention : public Attention {
                       QueriesOfGroup queries,
                       const RotaryAngles& angles) const {
     const auto& config = setup_.config;
-    if (q_norm_.defined())
+    if (q_norm_.defined() && !config.qk_layernorm_full)
       return split_and_norm_qkv(
           grouped, queries, {.query = q_norm_, .key = k_norm_, .epsilon = config.layernorm_epsilon},
           angles);
-    if (config.rotary_dim() == config.kv_channels) return split_qkv(grouped, queries, &angles);
+    if (config.rotary_dim() == config.kv_channels && !config.rotary_interleaved &&
+        !config.qk_layernorm_full)
+      return split_qkv(grouped, queries, &angles);
     auto parts = split_qkv(grouped, queries, nullptr);
+    if (config.qk_layernorm_full) {
+      parts.query = norm_of_all_heads(parts.query, q_norm_);
+      parts.key = norm_of_all_heads(parts.key, k_norm_);
+    }
     parts.query = apply_rotary(parts.query, angles);
     parts.key = apply_rotary(parts.key, angles);
     return parts;
+  }
+
+  // x [tokens, heads/tp, channels] -> like x, normed over the channels of all ranks' heads;
+  // `weight` [channels of this rank].
+  at::Tensor norm_of_all_heads(const at::Tensor& x, const at::Tensor& weight) const {
+    const auto epsilon = setup_.config.layernorm_epsilon;
+    const auto mine = x.flatten(1);
+    if (setup_.mesh.shape().tp() == 1) return rms_norm(mine, weight, epsilon).view(x.sizes());
+    const auto all = [&](const at::Tensor& part) {
+      return gather_from_tensor_model_parallel_region(part, setup_.mesh.tp(),
+                                                      /*replicated=*/false);
+    };
+    const auto normed =
+        rms_norm(all(mine.contiguous()), all(weight.unsqueeze(0)).squeeze(0), epsilon);
+    return normed.narrow(1, setup_.mesh.coordinates().tp * mine.size(1), mine.size(1))
+        .contiguous()
+        .view(x.sizes());
   }
 
   // The number of ranks that share the queries of one group.

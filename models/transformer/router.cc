@@ -84,7 +84,10 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
     if (config.family != "mixtral") routing.weights = routing.weights.to(x.scalar_type());
     return routing;
   }
-  routing.logits = linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
+  // MiniMax-M2 computes what the scores are made of in the model's dtype.
+  routing.logits = config.family == "minimax_m2"
+                       ? linear(x, weight_, {}, setup_.alignment()).to(at::kFloat)
+                       : linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
   if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     const auto limited = groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;

@@ -18,13 +18,21 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
       attention_(make_attention(setup, parameters, prefix, layer)),
-      feed_forward_(make_feed_forward(setup, parameters, prefix, moe)) {}
+      post_attention_norm_(parameters.take_if(prefix + "post_self_attn_layernorm.weight",
+                                              setup.tensor_parallel.between_layers())),
+      feed_forward_(make_feed_forward(setup, parameters, prefix, moe)),
+      post_mlp_norm_(parameters.take_if(prefix + "post_mlp_layernorm.weight",
+                                        setup.tensor_parallel.between_layers())) {}
+
+at::Tensor TransformerLayer::post_normed(const at::Tensor& x, const at::Tensor& weight) const {
+  return weight.defined() ? rms_norm(x, weight, epsilon_) : x;
+}
 
 ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
   const auto& observe = context.observe;
   const auto attended =
       attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
-  stream.pending = attended;
+  stream.pending = post_normed(attended, post_attention_norm_);
   const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_);
   const auto choice = context.routes.of(layer_);
   const auto feed_forward = [network = feed_forward_,
@@ -35,7 +43,7 @@ ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerConte
                        ? feed_forward_->generate(normed, choice, *context.inference)
                    : feed_forward_recomputed_ ? recompute(feed_forward, {normed})[0]
                                               : feed_forward_->forward(normed, choice);
-  stream.pending = fed;
+  stream.pending = post_normed(fed, post_mlp_norm_);
   if (observe) {
     observe(prefix_ + "self_attention", attended);
     observe(prefix_ + "mlp", fed);

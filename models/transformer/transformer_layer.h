@@ -26,12 +26,17 @@ class TransformerLayer {
   ResidualStream forward(ResidualStream stream, const LayerContext& context) const;
 
  private:
+  // Norms x, if there is a norm for what joins the stream.
+  at::Tensor post_normed(const at::Tensor& x, const at::Tensor& weight) const;
+
   std::string prefix_;
   std::int64_t layer_;
   double epsilon_;
   bool feed_forward_recomputed_;
   std::unique_ptr<Attention> attention_;
+  at::Tensor post_attention_norm_;  // [hidden]; undefined in most families
   std::shared_ptr<const FeedForward> feed_forward_;
+  at::Tensor post_mlp_norm_;
 };
 
 // Multi-token prediction (DeepSeek-V3, section 2.2): computes, from the hidden state of a token and

@@ -53,9 +53,9 @@ def hf_configs():
         "gemma3_text": lambda: T.Gemma3TextConfig(
             **odd(tie_word_embeddings=True, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2)),
         "olmoe": lambda: T.OlmoeConfig(
-            **odd(hidden_size=48, head_dim=6, num_experts=8, num_experts_per_tok=3, intermediate_size=20, **rope(1e4))),
+            **odd(hidden_size=48, head_dim=6, num_key_value_heads=4, num_experts=8, num_experts_per_tok=3, intermediate_size=40, **rope(1e4))),
         "minimax_m2": lambda: T.MiniMaxM2Config(
-            **odd(num_local_experts=8, num_experts_per_tok=3, intermediate_size=20,
+            **odd(num_local_experts=8, num_key_value_heads=4, num_experts_per_tok=3, intermediate_size=24,
                   rope_parameters={"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5})),
         "glm4_moe_lite": lambda: T.Glm4MoeLiteConfig(**latent(**rope(1e6))),
         "glm_moe_dsa": lambda: T.GlmMoeDsaConfig(

@@ -28,8 +28,7 @@ ALIASES = {  # another model_type with the tensors of a family, and what its con
     "deepseek_v32": ("glm_moe_dsa", {"architectures": ["DeepseekV32ForCausalLM"]}),
 }
 NOT_COMPUTED = {
-    "glm4": "neighbouring channels", "ernie4_5": "neighbouring channels", "ernie4_5_moe": "neighbouring channels", "olmoe": "over all heads",
-    "minimax_m2": "over all heads", "gemma3_text": "behind attention and feed-forward", "glm_moe_dsa": "sparse attention",
+    "ernie4_5_moe": "softmax router with a bias", "gemma3_text": "norms of what projections give", "glm_moe_dsa": "sparse attention",
     "bailing_moe_v2": "experts' results",
 }
 

@@ -19,7 +19,7 @@ from support import DATA, FERRY
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2"]
 
 # Every pair of values of two axes occurs in some setting. Mixtures of experts run in bf16 only where logits are Hugging Face's own:
 # another rounding can send a token to another expert.

@@ -21,8 +21,8 @@ from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, r
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2"]
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
 DENSE_MESHES = covering(dict(tp=(1, 2, 4), pp=(1, 2), vpp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)),
