@@ -17,6 +17,7 @@ struct ConvertFlags {
   std::string iteration{};
   std::string hf_config{};
   converter::Selection selection{};
+  std::string mtp = "keep";
   std::string dtype{};
   std::string max_shard_size{};
   std::string max_memory = "192MiB";
@@ -46,6 +47,8 @@ converter::ConvertOptions options_of(const ConvertFlags& flags) {
   if (!flags.max_shard_size.empty())
     options.max_shard_size = parse_size(flags.max_shard_size, "--max-shard-size");
   options.keep_fp8 = flags.keep_fp8;
+  if (flags.mtp == "drop") options.mtp = converter::PredictionLayers::kDrop;
+  if (flags.mtp == "error") options.mtp = converter::PredictionLayers::kError;
   options.no_save_optim = flags.no_save_optim;
   options.threads = flags.threads;
   options.max_memory = parse_size(flags.max_memory, "--max-memory");
@@ -148,6 +151,12 @@ void add_convert(CLI::App& app) {
       ->add_option("--dtype", flags->dtype,
                    "Cast all weights, to nearest even; overflow is an error. Default: none")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command
+      ->add_option("--mtp", flags->mtp,
+                   "Prediction layers (MTP): keep those that are there; drop them, from "
+                   "config.json too; or error if config.json names some that are missing")
+      ->check(CLI::IsMember({"keep", "drop", "error"}))
+      ->capture_default_str();
   command->add_flag("--no-save-optim", flags->no_save_optim,
                     "From Megatron to Megatron: the model alone, without optimizer and RNG");
   command->add_flag(

@@ -90,7 +90,8 @@ CheckpointPair::CheckpointPair(const PairOptions& options)
 
 Checkpoint CheckpointPair::open_side(const fs::path& path,
                                      std::optional<distckpt::Iteration> iteration) {
-  OpenOptions how{.iteration = iteration, .hf_config = {}, .keep_fp8 = keep_fp8_};
+  OpenOptions how{
+      .iteration = iteration, .hf_config = {}, .keep_fp8 = keep_fp8_, .incomplete = true};
   if (!locate(path, iteration).has_own_config()) {
     how.hf_config = options_.hf_config;
     hf_config_used_ = true;

@@ -75,8 +75,9 @@ OpenOptions source_options(const ConvertOptions& options) {
           .hf_config = options.hf_config,
           .keep_fp8 = options.keep_fp8,
           .training_state = options.format == Format::kTorchDist && !options.no_save_optim &&
-                            options.selection.is_all(),
-          .links = options.follow_symlinks ? Links::kAll : Links::kInside};
+                            options.selection.is_all() && options.mtp != PredictionLayers::kDrop,
+          .links = options.follow_symlinks ? Links::kAll : Links::kInside,
+          .mtp = options.mtp};
 }
 
 void choose_target(const ConvertOptions& options, OpenedConversion& opened) {

@@ -57,7 +57,7 @@ Checkpoint checkpoint_in_memory(const Checkpoint& like, const std::vector<NamedM
   auto location = like.location;
   location.format = Format::kHuggingFace;
   location.iteration.reset();
-  auto made = open_huggingface(location, std::move(stored), false);
+  auto made = open_huggingface(location, std::move(stored), {});
   adapt_form(like, made, *made.hf);
   made.files = std::make_shared<distckpt::SourceFiles>();
   return made;

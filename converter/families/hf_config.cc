@@ -200,6 +200,12 @@ std::string without_quantization(std::string_view text,
   return with_dtype(object.dump(), dtype, source);
 }
 
+std::string without_prediction_layers(std::string_view text, std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  object["num_nextn_predict_layers"] = 0;
+  return object.dump(2) + "\n";
+}
+
 std::string with_classification_head(std::string_view text,
                                      const TransformerConfig& config,
                                      std::string_view source) {

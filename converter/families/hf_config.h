@@ -31,6 +31,9 @@ std::string without_quantization(std::string_view text,
                                  distckpt::DType dtype,
                                  std::string_view source);
 
+// The same text of a model without prediction layers.
+std::string without_prediction_layers(std::string_view text, std::string_view source);
+
 // The same text with another dtype, written as save_pretrained writes it.
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source);
 

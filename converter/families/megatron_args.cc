@@ -342,7 +342,9 @@ void write_args(PickleWriter& pickle,
     write_run(args);
   } else {
     for (const auto& [key, value] : carried->object_state().items()) {
-      if (key.as_string() == "params_dtype") {
+      if (key.as_string() == "mtp_num_layers" && config.mtp_num_layers == 0) {
+        args.set_none("mtp_num_layers");
+      } else if (key.as_string() == "params_dtype") {
         args.begin("params_dtype").global("torch." + std::string(torch_name(written.dtype)));
       } else if (!args.has(key.as_string())) {
         args.set(key.as_string(), value);

@@ -8,6 +8,7 @@
 #include "converter/open/formats.h"
 #include "converter/open/hf_opener.h"
 #include "converter/open/megatron_opener.h"
+#include "converter/open/prediction_layers.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/storage/source_tree.h"
@@ -51,9 +52,10 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
   const distckpt::NotedFiles noted(*files);
   try {
     auto stored = read_stored(location, options);
+    apply_prediction_policy(options.mtp, location, stored);
     auto checkpoint = stored.megatron_names
                           ? open_megatron(location, std::move(stored))
-                          : open_huggingface(location, std::move(stored), options.keep_fp8);
+                          : open_huggingface(location, std::move(stored), options);
     if (options.training_state && location.format == Format::kTorchDist)
       add_training_state(checkpoint);
     checkpoint.files = files;

@@ -19,6 +19,13 @@
 
 namespace ferry::converter {
 
+// A model's prediction layers.
+enum class PredictionLayers {
+  kKeep,   // those that are there, whatever config.json says
+  kDrop,   // none: as if the model had never had some
+  kError,  // all that config.json names have to be there
+};
+
 struct OpenOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
@@ -26,6 +33,8 @@ struct OpenOptions {
   bool keep_fp8 = false;        // leave block-quantised weights as they are, with their scales
   bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
   Links links = Links::kAll;    // among files that travel
+  PredictionLayers mtp = PredictionLayers::kKeep;
+  bool incomplete = false;  // a Hugging Face checkpoint may lack tensors and files of its index
 };
 
 struct Checkpoint {

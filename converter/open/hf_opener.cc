@@ -23,7 +23,8 @@ using distckpt::TensorLayout;
 
 class HfOpener {
  public:
-  HfOpener(const Location& location, Stored stored, bool keep_fp8) : keep_fp8_(keep_fp8) {
+  HfOpener(const Location& location, Stored stored, const OpenOptions& options)
+      : keep_fp8_(options.keep_fp8), incomplete_(options.incomplete) {
     checkpoint_.location = location;
     checkpoint_.hf = std::move(stored.hf);
     checkpoint_.layout = std::move(stored.layout);
@@ -43,7 +44,8 @@ class HfOpener {
     for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
       if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
     }
-    if (!missing.empty()) {
+    if (!missing.empty() && incomplete_) leave_out_missing();
+    if (!missing.empty() && !incomplete_) {
       throw Error(
           ErrorKind::kLayout,
           fmt::format("{}: {} is missing{}", checkpoint_.location.folder.string(), missing.front(),
@@ -66,6 +68,20 @@ class HfOpener {
         [&](const TensorLayout& tensor) { return is_prediction_tensor(config, tensor.name); });
     if (!has_prediction) config.mtp_num_layers = 0;
     return config;
+  }
+
+  void leave_out_missing() {
+    std::vector<std::optional<std::uint32_t>> at;
+    std::vector<distckpt::ModelTensor> kept;
+    for (std::uint32_t i = 0; i < checkpoint_.tensors.size(); ++i) {
+      const bool is_there = i >= checkpoint_.map.tensors.size() || found_.contains(i);
+      at.push_back(is_there ? std::optional(static_cast<std::uint32_t>(kept.size()))
+                            : std::nullopt);
+      if (is_there) kept.push_back(checkpoint_.tensors[i]);
+    }
+    checkpoint_.tensors = std::move(kept);
+    keep_tensors(checkpoint_.map, at);
+    distckpt::restrict_links(checkpoint_.links, checkpoint_.layout, at);
   }
 
   // For messages.
@@ -159,6 +175,7 @@ class HfOpener {
   }
 
   bool keep_fp8_;
+  bool incomplete_;
   Checkpoint checkpoint_;
   std::vector<Replica> replicas_;
   std::optional<BlockQuantization> quantization_;
@@ -168,8 +185,8 @@ class HfOpener {
 
 }  // namespace
 
-Checkpoint open_huggingface(const Location& location, Stored stored, bool keep_fp8) {
-  return HfOpener(location, std::move(stored), keep_fp8).open();
+Checkpoint open_huggingface(const Location& location, Stored stored, const OpenOptions& options) {
+  return HfOpener(location, std::move(stored), options).open();
 }
 
 }  // namespace ferry::converter

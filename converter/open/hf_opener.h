@@ -8,7 +8,7 @@
 namespace ferry::converter {
 
 // `stored` has a configuration. Throws Error(kLayout) naming the tensor that is missing, surplus or
-// of another shape.
-Checkpoint open_huggingface(const Location& location, Stored stored, bool keep_fp8);
+// of another shape. One that may be incomplete has only the tensors that are there.
+Checkpoint open_huggingface(const Location& location, Stored stored, const OpenOptions& options);
 
 }  // namespace ferry::converter

@@ -111,6 +111,13 @@ void HfForm::leave_quantization() {
   index_text.reset();
 }
 
+void HfForm::leave_prediction_layers() {
+  contents[std::string(distckpt::kHfConfig)] =
+      without_prediction_layers(config_text(), config_source());
+  headers.clear();
+  index_text.reset();
+}
+
 bool is_hf_folder(const fs::path& folder) {
   if (distckpt::source_exists(folder / distckpt::kHfConfig)) return true;
   return std::ranges::any_of(distckpt::list_source(folder), is_safetensors);
@@ -150,7 +157,7 @@ HfForm read_hf_config(const fs::path& folder, Links links) {
   return form;
 }
 
-HfForm read_hf_folder(const fs::path& folder, Links links) {
+HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
   auto form = read_hf_companions(folder, links);
   const auto index_path = folder / distckpt::kSafetensorsIndex;
   if (distckpt::source_exists(index_path)) {
@@ -161,11 +168,13 @@ HfForm read_hf_folder(const fs::path& folder, Links links) {
       paths.push_back(folder / file);
     distckpt::open_sources(paths);
     for (const auto& file : files_of_index(*form.index_text, source)) {
-      require(distckpt::source_exists(folder / file), ErrorKind::kNotFound,
+      const bool is_there = distckpt::source_exists(folder / file);
+      require(is_there || incomplete, ErrorKind::kNotFound,
               "{}: names the file {}, which is not there", source, file);
+      if (!is_there) continue;
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
-    check_index(*form.index_text, files_of_tensors(form.headers), source);
+    check_index(*form.index_text, files_of_tensors(form.headers), source, incomplete);
     require_transformers_reads(
         form, {.folder = folder,
                .files = files_of_index(*form.index_text, source),
@@ -229,12 +238,14 @@ std::map<std::string, std::string> files_of_tensors(
 
 void check_index(const std::string& index_text,
                  const std::map<std::string, std::string>& in_file,
-                 const std::string& source) {
+                 const std::string& source,
+                 bool incomplete) {
   const auto index = distckpt::parse_json(index_text, source);
   const auto& weight_map = distckpt::json_at(index, "weight_map", source);
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto file = distckpt::json_string(value, tensor, source);
     const auto found = in_file.find(tensor);
+    if (found == in_file.end() && incomplete) continue;
     require(found != in_file.end(), ErrorKind::kCorrupt,
             "{}: says that {} is in {}, but no file has it", source, tensor, file);
     require(found->second == file, ErrorKind::kCorrupt,

@@ -41,6 +41,8 @@ struct HfForm {
   // Makes it the form of dequantised weights: a configuration that says so, and no headers. Leaves
   // the form of a model that is not quantised as it is.
   void leave_quantization();
+  // Makes it the form of a model without prediction layers, likewise.
+  void leave_prediction_layers();
 };
 
 // True if the folder holds a config.json or safetensors files.
@@ -52,7 +54,8 @@ enum class Links { kInside, kAll };
 
 // Reads index and headers. Throws Error(kCorrupt | kNotFound) for an index that does not match its
 // files, naming tensor and file.
-HfForm read_hf_folder(const std::filesystem::path& folder, Links links);
+// With `incomplete` the index may name files and tensors that are not there.
+HfForm read_hf_folder(const std::filesystem::path& folder, Links links, bool incomplete = false);
 
 // Whether a file of this name goes along with the weights: it holds none.
 bool travels(std::string_view name);
@@ -83,7 +86,8 @@ std::set<std::string> files_of_index(const std::string& index_text, const std::s
 // Error(kCorrupt).
 void check_index(const std::string& index_text,
                  const std::map<std::string, std::string>& in_file,
-                 const std::string& source);
+                 const std::string& source,
+                 bool incomplete = false);
 
 // The file of each tensor. Throws Error(kCorrupt) for one that two files have.
 std::map<std::string, std::string> files_of_tensors(

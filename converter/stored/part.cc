@@ -141,7 +141,16 @@ std::vector<std::optional<std::uint32_t>> keep_selected(std::vector<distckpt::Mo
 }
 
 void restrict_map(ModelMap& map, const Part& part) {
-  const auto at = keep_selected(map.tensors, part);
+  auto tensors = map.tensors;
+  keep_tensors(map, keep_selected(tensors, part));
+}
+
+void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>& at) {
+  std::vector<ModelTensor> kept;
+  for (std::size_t i = 0; i < map.tensors.size(); ++i) {
+    if (at[i]) kept.push_back(std::move(map.tensors[i]));
+  }
+  map.tensors = std::move(kept);
   map.index.clear();
   for (std::uint32_t i = 0; i < map.tensors.size(); ++i) map.index.emplace(map.tensors[i].name, i);
   std::erase_if(map.copies, [&](const auto& copy) { return !at[copy.second]; });

@@ -50,6 +50,8 @@ Part parse_part(std::string_view text, std::string_view source);
 // does.
 ModelMap make_part_map(const models::TransformerConfig& config, const Part& part);
 void restrict_map(ModelMap& map, const Part& part);
+// Makes tensor i of the map tensor at[i], or takes it out.
+void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>& at);
 
 // Takes out the tensors that `part` does not select. Returns the new index of each, if it has one.
 std::vector<std::optional<std::uint32_t>> keep_selected(std::vector<distckpt::ModelTensor>& tensors,

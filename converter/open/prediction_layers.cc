@@ -1,0 +1,69 @@
+#include "converter/open/prediction_layers.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "converter/families/hf_config.h"
+#include "converter/families/megatron_args.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/torch_dist.h"
+
+namespace ferry::converter {
+namespace {
+
+// The model that the checkpoint says it is, as far as it says it.
+models::TransformerConfig described(const Stored& stored) {
+  if (stored.hf) return parse_hf_config(stored.hf->config_text(), stored.hf->config_source());
+  const auto config =
+      stored.common ? read_args(distckpt::common_dict(*stored.common)) : std::nullopt;
+  return config.value_or(models::TransformerConfig());
+}
+
+bool is_megatron_prediction(std::string_view key) {
+  return models::strip_wrappers(key).starts_with(models::kPredictionLayers);
+}
+
+void take_out(const auto& is_prediction, Stored& stored) {
+  distckpt::Layout rest;
+  for (const auto& storage : stored.layout.storages()) rest.add_storage(storage);
+  for (const auto& tensor : stored.layout.tensors()) {
+    if (!is_prediction(tensor.name)) rest.add_tensor(tensor);
+  }
+  stored.layout = std::move(rest);
+  std::erase_if(stored.replicas, [&](const Replica& one) { return is_prediction(one.of); });
+  std::erase_if(stored.objects, is_prediction);
+  if (stored.hf) stored.hf->leave_prediction_layers();
+}
+
+}  // namespace
+
+void apply_prediction_policy(PredictionLayers policy, const Location& location, Stored& stored) {
+  if (policy == PredictionLayers::kKeep) return;
+  const auto config = described(stored);
+  const auto is_prediction = [&](std::string_view name) {
+    return stored.megatron_names ? is_megatron_prediction(name)
+                                 : is_prediction_tensor(config, name);
+  };
+  const auto& tensors = stored.layout.tensors();
+  const bool are_there =
+      std::ranges::any_of(tensors, is_prediction, &distckpt::TensorLayout::name) ||
+      std::ranges::any_of(stored.outline, is_prediction, &TensorOutline::value_type::first);
+  if (policy == PredictionLayers::kError) {
+    if (config.mtp_num_layers == 0 || are_there) return;
+    throw Error(ErrorKind::kLayout,
+                fmt::format("{}: names {} prediction layer{} (num_nextn_predict_layers), and holds "
+                            "no tensor of one",
+                            location.folder.string(), config.mtp_num_layers,
+                            config.mtp_num_layers == 1 ? "" : "s"),
+                "--mtp drop converts the model without them, and says so in config.json");
+  }
+  require(config.mtp_num_layers > 0 || are_there, ErrorKind::kUsage,
+          "--mtp drop: has no effect: {} has no prediction layers", location.folder.string());
+  require(!stored.assemble, ErrorKind::kUsage,
+          "--mtp drop: {} is read rank by rank; convert it as it is, and then what became of it",
+          location.folder.string());
+  take_out(is_prediction, stored);
+}
+
+}  // namespace ferry::converter
