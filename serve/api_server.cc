@@ -40,7 +40,7 @@ ApiServer::ApiServer(ServedModel model,
       created_(std::time(nullptr)),
       http_(
           std::move(server),
-          [this](std::shared_ptr<Exchange> exchange) { handle(exchange); },
+          [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); },
           [](int status, const std::string& message) { return ApiError(status, message).body(); }) {
   http_.on_tick([this] { tick(); });
   engine_.on_outputs([this](std::vector<rollout::RequestOutput> outputs, const EngineStatus& now) {

@@ -148,7 +148,7 @@ void EngineLoop::post_quiet(PauseMode mode, std::function<void()> body, Done don
     if (mode == PauseMode::kAbort) abort_all(std::nullopt);
     // If no step may run, nothing under way can finish: it is kept.
     if (mode == PauseMode::kWait && may_step() && !under_way_.empty()) {
-      after_draining_.push_back(act);
+      after_draining_.emplace_back(act);
     } else {
       act();
     }

@@ -226,7 +226,7 @@ std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedMode
     options.tools = *tools;
   if (const auto* const documents = fields.find("documents")) options.documents = *documents;
   if (const auto* const variables = fields.find("chat_template_kwargs")) {
-    Fields(*variables, "chat_template_kwargs.");  // an object
+    if (!variables->is_object()) fields.refuse("chat_template_kwargs", "is not an object");
     options.variables = *variables;
   }
   const auto& chosen = options.tools.is_null() ? model.chat_template : model.tool_template;

@@ -47,13 +47,13 @@ void watch_fd(int epoll, int operation, int fd, std::uint64_t id, std::uint32_t 
 std::string head_of(int status, std::string_view content_type, const HttpHeaders& headers) {
   auto head = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", status, reason_phrase(status),
                           content_type);
-  for (const auto& [name, value] : headers) head += name + ": " + value + "\r\n";
+  for (const auto& [name, value] : headers) head += fmt::format("{}: {}\r\n", name, value);
   return head;
 }
 
 }  // namespace
 
-void Exchange::respond(HttpResponse response) {
+void Exchange::respond(const HttpResponse& response) {
   if (server_ == nullptr) return;
   auto head = head_of(response.status, response.content_type, response.headers);
   head += fmt::format("Content-Length: {}\r\n", response.body.size());

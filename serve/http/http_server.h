@@ -43,7 +43,7 @@ class Exchange {
   bool is_open() const { return server_ != nullptr; }
   bool has_begun() const { return begun_; }
 
-  void respond(HttpResponse response);
+  void respond(const HttpResponse& response);
   void begin(int status, std::string_view content_type, const HttpHeaders& headers = {});
   void write(std::string_view part);
   void end();

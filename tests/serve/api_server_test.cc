@@ -17,6 +17,12 @@ using fake_engine::RunningLoop;
 using fake_engine::token_of;
 
 class ApiServerTest : public testing::Test {
+ public:
+  ~ApiServerTest() override {
+    server_.close();
+    thread_.join();
+  }
+
  protected:
   ApiServerTest()
       : loop_(engine_),
@@ -27,10 +33,6 @@ class ApiServerTest : public testing::Test {
             {.max_queued_requests = 2}) {
     loop_.start();
     thread_ = std::thread([this] { server_.run(); });
-  }
-  ~ApiServerTest() override {
-    server_.close();
-    thread_.join();
   }
 
   // The status and the body of a response.

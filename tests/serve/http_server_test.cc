@@ -44,20 +44,22 @@ class Client {
 };
 
 class HttpServerTest : public testing::Test {
- protected:
-  void start(ServerOptions options = {}) {
-    options.port = 0;
-    server_.emplace(
-        options, [this](std::shared_ptr<Exchange> exchange) { handle(exchange); },
-        [](int status, const std::string& message) {
-          return "refused " + std::to_string(status) + ": " + message;
-        });
-    thread_ = std::thread([this] { server_->run(); });
-  }
+ public:
   ~HttpServerTest() override {
     if (!thread_.joinable()) return;
     server_->close();
     thread_.join();
+  }
+
+ protected:
+  void start(ServerOptions options = {}) {
+    options.port = 0;
+    server_.emplace(
+        options, [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); },
+        [](int status, const std::string& message) {
+          return "refused " + std::to_string(status) + ": " + message;
+        });
+    thread_ = std::thread([this] { server_->run(); });
   }
 
   void handle(const std::shared_ptr<Exchange>& exchange) {
