@@ -90,8 +90,10 @@ void add_convert(CLI::App& app) {
           "or the address of one: https://HOST/FOLDER, hf://ORG/REPO@REVISION, s3://BUCKET/KEY")
       ->required();
   command
-      ->add_option("DST", flags->to,
-                   "Where to write: a Hugging Face folder, a Megatron root, or an archive's folder")
+      ->add_option(
+          "DST", flags->to,
+          "Where to write: a Hugging Face folder, a Megatron root, an archive's folder, or "
+          "s3://BUCKET/FOLDER")
       ->required();
   command
       ->add_option(

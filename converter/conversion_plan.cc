@@ -12,6 +12,7 @@
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/source_tree.h"
 #include "distckpt/storage/work_folder.h"
 
@@ -102,9 +103,10 @@ void select_part(const Selection& selection, Checkpoint& source) {
 
 // An interrupted run may have published and lacked only its last steps, or have lacked none.
 bool is_published(const ConvertOptions& options, const fs::path& target) {
-  return options.resume && (distckpt::WorkFolder::published_earlier(target) ||
-                            (is_checkpoint(target) && !options.overwrite &&
-                             !fs::exists(distckpt::work_folder(target) / distckpt::kJournal)));
+  return options.resume && !distckpt::is_remote(target) &&
+         (distckpt::WorkFolder::published_earlier(target) ||
+          (is_checkpoint(target) && !options.overwrite &&
+           !fs::exists(distckpt::work_folder(target) / distckpt::kJournal)));
 }
 
 // The source's tensors with the dtypes that they shall have. A tensor that Megatron keeps in fp32
@@ -186,6 +188,11 @@ OpenedConversion open_conversion(const ConvertOptions& options) {
   opened.tensors = with_dtypes(source, options.dtype);
   require(options.job.size == 1 || opened.format != Format::kArchive, ErrorKind::kUsage,
           "--to h5: an archive is written by one process; --no-ranks works alone");
+  if (!distckpt::is_remote(opened.target)) return opened;
+  require(opened.format != Format::kArchive, ErrorKind::kUsage,
+          "{}: an archive is written to a folder", opened.target.string());
+  require(options.job.size == 1, ErrorKind::kUsage,
+          "{}: S3 is written to by one process; --no-ranks works alone", opened.target.string());
   return opened;
 }
 
@@ -221,7 +228,8 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
     planned.tensor_files.push_back(
         {.name = path.lexically_relative(folder).string(), .bytes = bytes});
   planned.files = planned.target->files(folder);
-  const bool replaces = options.job.rank == 0 && !opened.published && fs::exists(opened.target);
+  const bool replaces = options.job.rank == 0 && !opened.published &&
+                        !distckpt::is_remote(opened.target) && fs::exists(opened.target);
   if (replaces && !fs::is_empty(opened.target))
     replaceable_files(opened.target, opened.format, planned.files);
   return planned;
@@ -250,7 +258,8 @@ Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& plan
 }
 
 distckpt::ExecutorOptions executor_options(const ConvertOptions& options) {
-  return {.threads = distckpt::reading_threads(options.threads, options.from),
+  return {.threads = distckpt::reading_threads(
+              distckpt::reading_threads(options.threads, options.from), options.to),
           .max_memory = options.max_memory,
           .on_compared = {}};
 }

@@ -10,8 +10,11 @@
 #include "converter/proof.h"
 #include "converter/shared_work.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/store_target.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
+#include "distckpt/execute/upload_sink.h"
+#include "distckpt/storage/remote_store.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
@@ -70,13 +73,17 @@ class Conversion {
 
   // Rank 0 owns the working folder, alone or with helpers.
   ConvertReport publish() {
-    distckpt::WorkFolder work(opened_.target, options_.resume);
+    distckpt::WorkFolder work(to_store_ ? buffer_folder(opened_.target) : opened_.target,
+                              options_.resume && !to_store_);
     try {
-      return work.folder().with_its_name(
-          [&] { return opened_.published ? finish(work) : write(work); });
+      return work.folder().with_its_name([&] {
+        if (to_store_) return write_to_store(work);
+        return opened_.published ? finish(work) : write(work);
+      });
     } catch (Error& error) {
       fail(error, work.folder());
-      const bool kept = is_worth_keeping(error, work);
+      if (to_store_) say_what_is_sent(error);
+      const bool kept = !to_store_ && is_worth_keeping(error, work);
       if (kept) work.keep();
       say_what_is_left(error, work, kept);
       throw;
@@ -99,6 +106,51 @@ class Conversion {
     work.publish(replaceable, modes());
     set_tracker(work);
     return report(planned, std::move(copied), proved);
+  }
+
+  // To S3: the working folder holds what is not sent yet.
+  ConvertReport write_to_store(distckpt::WorkFolder& work) {
+    shared_ = SharedWork({}, work.path());
+    const auto planned = plan_conversion(opened_, options_, work.output());
+    work.expect(planned.files);
+    StoreTarget store(opened_.target, work.output(), planned.files, options_.overwrite);
+    auto copied = send(planned, store);
+    const auto proved = prove(planned, copied, opened_.target);
+    require_same_source(opened_, options_);
+    store.publish();
+    if (opened_.format == Format::kTorchDist)
+      put_beside(opened_.target, distckpt::kTracker, distckpt::iteration_text(opened_.iteration));
+    return report(planned, std::move(copied), proved);
+  }
+
+  Copied send(const PlannedConversion& planned, StoreTarget& store) const {
+    const auto start = std::chrono::steady_clock::now();
+    auto& target = dynamic_cast<FileTarget&>(*planned.target);
+    auto& files = target.open_leaving_files();
+    std::vector<distckpt::UploadedFile> uploads;
+    for (const auto& file : planned.tensor_files)
+      uploads.push_back(store.weights(file.name, file.bytes));
+    distckpt::UploadSink sink(files, std::move(uploads), options_.resume,
+                              [&](std::uint32_t range) { target.finish_range(files, range); });
+    target.begin_files(files);
+    auto done = execute(planned, executor_options(options_), &sink, "copying");
+    target.close_sink();
+    store.unseal();
+    sink.complete();
+    store.weights_are_there();
+    return {.digests = std::move(done.digests),
+            .nonzero_padding = std::move(done.nonzero_padding),
+            .files = planned.tensor_files,
+            .resumed_bytes = sink.kept_bytes(),
+            .seconds = seconds_since(start)};
+  }
+
+  void say_what_is_sent(Error& error) const {
+    if (!is_stopped(error)) return;
+    error.set_hint(options_.resume
+                       ? "what was sent stays in the store: the same command sends the rest"
+                       : "what was sent was removed; with --resume an interrupted run leaves it, "
+                         "and the next one sends the rest");
   }
 
   // An interrupted run published the target: it is proved, and the last steps are done.
@@ -307,7 +359,8 @@ class Conversion {
                          .copy_seconds = copied.seconds,
                          .proof_seconds = proved ? proved->seconds : 0,
                          .proved = proved.has_value(),
-                         .proof_from_disk = proved && proved->from_disk,
+                         .proof_from_disk = proved && proved->from_disk && !to_store_,
+                         .proof_from_store = proved && to_store_,
                          .nonzero_padding = std::move(copied.nonzero_padding)};
     if (!copied.digests.empty())
       report.model_digest = model_digest(planned.tensors, copied.digests);
@@ -345,6 +398,7 @@ class Conversion {
   const ConvertOptions& options_;
   const ProgressFunction& progress_;
   const OpenedConversion opened_;
+  const bool to_store_ = distckpt::is_remote(opened_.target);
   SharedWork shared_{{}, {}};
   bool resumed_ = false;
   bool damaged_ = false;

@@ -75,7 +75,8 @@ struct ConvertReport {
   double proof_seconds = 0;
   // Each tensor's digest, re-read from the published files, is that of what was copied.
   bool proved = false;
-  bool proof_from_disk = false;  // past the page cache; not on memory-backed file systems
+  bool proof_from_disk = false;   // past the page cache; not on memory-backed file systems
+  bool proof_from_store = false;  // of a target in S3
   std::string model_digest{};
   std::vector<distckpt::NonZeroPadding> nonzero_padding{};  // dropped
   std::vector<std::string> second_copies{};                 // tensors stored twice, verified equal

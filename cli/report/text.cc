@@ -225,7 +225,9 @@ std::string convert_text(const converter::ConvertReport& report) {
   if (report.proved) {
     text +=
         fmt::format("proved   every tensor, re-read {} in {}, has the digest of what was copied\n",
-                    report.proof_from_disk ? "from the disk" : "from memory-backed files",
+                    report.proof_from_store  ? "from the store"
+                    : report.proof_from_disk ? "from the disk"
+                                             : "from memory-backed files",
                     format_seconds(report.proof_seconds));
   }
   if (!report.model_digest.empty()) text += fmt::format("digest   {}\n", report.model_digest);

@@ -167,11 +167,15 @@ class HfTarget : public FileTarget {
 
   void prepare() const override {}
 
-  void finish_files(distckpt::FileSink& sink) const override {
+  void begin_files(distckpt::FileSink& sink) const override {
     for (std::size_t i = 0; i < headers_.size(); ++i) {
       sink.write_raw(static_cast<distckpt::StorageId>(i), 0,
                      distckpt::as_bytes(headers_[i].prefix));
     }
+  }
+
+  void finish_files(distckpt::FileSink& sink) const override {
+    begin_files(sink);
     sink.sync();
   }
 

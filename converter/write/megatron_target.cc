@@ -88,12 +88,24 @@ class MegatronTarget : public FileTarget {
     if (derived_) fs::create_directories(derived_path(folder_).parent_path());
   }
 
+  void begin_files(distckpt::FileSink& sink) const override {
+    write_derived_header(sink);
+    torch_dist_.begin_files(sink);
+  }
+
+  void finish_range(distckpt::FileSink& sink, std::uint32_t range) const override {
+    torch_dist_.finish_chunk(sink, range);
+  }
+
   void finish_files(distckpt::FileSink& sink) const override {
-    if (derived_) {
-      const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
-      sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
-    }
+    write_derived_header(sink);
     torch_dist_.finish_files(sink);
+  }
+
+  void write_derived_header(distckpt::FileSink& sink) const {
+    if (!derived_) return;
+    const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
+    sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
   }
 
   void finish_folder() const override {

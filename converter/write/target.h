@@ -89,6 +89,18 @@ class FileTarget : public Target {
     sink_.emplace(layout_.storages(), protected_ranges(), distckpt::WriteFile::Mode::kCreate, mine);
     return *sink_;
   }
+
+  // Opens new files that leave this machine while they are written: begin_files() and
+  // finish_range(), of the sink's checksum ranges, write everything but tensors as early as it is
+  // known.
+  distckpt::FileSink& open_leaving_files() {
+    prepare();
+    return sink_.emplace(layout_.storages(), protected_ranges(),
+                         distckpt::WriteFile::Mode::kCreate);
+  }
+  virtual void begin_files(distckpt::FileSink& sink) const = 0;
+  virtual void finish_range(distckpt::FileSink&, std::uint32_t) const {}
+
   void close_files() { finish_files(*sink_); }
   void close_folder() const { finish_folder(); }
 

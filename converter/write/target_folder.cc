@@ -16,7 +16,9 @@
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/filenames.h"
 #include "distckpt/storage/held_folder.h"
+#include "distckpt/storage/network/s3_client.h"
 #include "distckpt/storage/remote_store.h"
+#include "distckpt/storage/source_tree.h"
 #include "distckpt/storage/work_folder.h"
 
 namespace ferry::converter {
@@ -115,8 +117,8 @@ void refuse_dangling_link(const fs::path& target) {
 // An iteration's folder beside the files of another checkpoint would hide that one.
 void refuse_checkpoint_as_root(const fs::path& target) {
   const auto root = target.parent_path();
-  if (!fs::is_directory(root)) return;
-  const bool has_iterations = fs::exists(root / distckpt::kTracker);
+  if (!distckpt::source_is_folder(root)) return;
+  const bool has_iterations = distckpt::source_exists(root / distckpt::kTracker);
   if (has_iterations || !holds_checkpoint(root)) return;
   throw Error(ErrorKind::kUsage,
               fmt::format("{}: is a checkpoint of its own, which {} in it would hide",
@@ -127,8 +129,15 @@ void refuse_checkpoint_as_root(const fs::path& target) {
 }  // namespace
 
 fs::path resolve_target(const fs::path& path) {
-  require(!distckpt::is_remote(path), ErrorKind::kUsage,
-          "{}: is an address: a conversion is written to a folder", path.string());
+  if (distckpt::is_remote(path)) {
+    require(path.string().starts_with("s3://"), ErrorKind::kUsage,
+            "{}: a conversion is written to a folder or to S3", path.string());
+    auto address = path.string();
+    while (address.ends_with('/')) address.pop_back();
+    require(!distckpt::parse_s3_address(address).key.empty(), ErrorKind::kUsage,
+            "{}: is a bucket: name a folder in it", address);
+    return address;
+  }
   auto resolved = fs::weakly_canonical(fs::absolute(path));
   if (!resolved.has_filename()) resolved = resolved.parent_path();
   return resolved;
@@ -144,9 +153,10 @@ void refuse_unsafe_target(const fs::path& target,
                           const fs::path& source_folder,
                           bool overwrite) {
   if (format == Format::kTorchDist) refuse_checkpoint_as_root(target);
-  const auto source = fs::weakly_canonical(source_folder);
+  const auto source = distckpt::canonical_source(source_folder);
   require(!is_inside(source, target) && !is_inside(target, source), ErrorKind::kUsage,
           "{}: is the source, lies in it or holds it", target.string());
+  if (distckpt::is_remote(target)) return;  // StoreTarget looks at what is there
   refuse_dangling_link(target);
   if (!fs::exists(target)) return;
   require(fs::is_directory(target), ErrorKind::kUsage, "{}: exists already, and is not a folder",

@@ -224,12 +224,18 @@ void FileSink::write(const Region& region,
   for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
     const auto from = packed.subspan(static_cast<std::size_t>(index) * run_bytes, run_bytes);
     if (!skip_zeros_ || !all_zero(from)) file.write_at(offset, from);
+    if (written_) written_(region.at.storage, offset, runs.run_bytes);
     ledger_.checksum(region.at.storage, offset, from, parts);
   });
 }
 
 void FileSink::write_raw(StorageId storage, std::int64_t offset, std::span<const std::byte> bytes) {
   file(storage).write_at(offset, bytes);
+  if (written_) written_(storage, offset, static_cast<std::int64_t>(bytes.size()));
+}
+
+void FileSink::discard(StorageId storage, std::int64_t offset, std::int64_t size) const {
+  file(storage).discard(offset, size);
 }
 
 void FileSink::sync() {

@@ -95,7 +95,15 @@ class FileSink : public BoxSink {
   ChecksumLedger& ledger() { return ledger_; }
   void sync();  // fsync of every file
 
+  // Calls `written` after each range that is written from now on, from any thread; null: nobody.
+  using Written = std::function<void(StorageId, std::int64_t offset, std::int64_t size)>;
+  void observe(Written written) { written_ = std::move(written); }
+
+  // The room of a range that nobody reads any more.
+  void discard(StorageId storage, std::int64_t offset, std::int64_t size) const;
+
  private:
+  Written written_;
   bool skip_zeros_;
   const WriteFile& file(StorageId storage) const;
   std::vector<std::optional<WriteFile>> files_;

@@ -94,21 +94,28 @@ std::int64_t TorchDistTarget::num_bytes() const {
   return total;
 }
 
-void TorchDistTarget::finish_files(FileSink& sink) const {
-  for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
-    const auto& chunk = chunks_[i];
-    if (!sink.writes(chunk.file)) continue;
-    const auto crc = sink.ledger().combined(i);
-    require(crc.has_value(), ErrorKind::kBug, "{} {} was not written whole",
-            layout_.tensor(chunk.tensor).name, to_string(chunk.box));
-    sink.write_raw(chunk.file, chunk.offset, as_bytes(chunk.item.head()));
-    sink.write_raw(chunk.file, chunk.offset + chunk.item.head_bytes + chunk.item.payload_bytes,
-                   as_bytes(chunk.item.tail(*crc)));
-  }
+void TorchDistTarget::begin_files(FileSink& sink) const {
   for (const auto& object : objects_) {
     if (sink.writes(object.file))
       sink.write_raw(object.file, object.offset, as_bytes(archive_of(object)));
   }
+}
+
+void TorchDistTarget::finish_chunk(FileSink& sink, std::uint32_t index) const {
+  const auto& chunk = chunks_.at(index);
+  const auto crc = sink.ledger().combined(index);
+  require(crc.has_value(), ErrorKind::kBug, "{} {} was not written whole",
+          layout_.tensor(chunk.tensor).name, to_string(chunk.box));
+  sink.write_raw(chunk.file, chunk.offset, as_bytes(chunk.item.head()));
+  sink.write_raw(chunk.file, chunk.offset + chunk.item.head_bytes + chunk.item.payload_bytes,
+                 as_bytes(chunk.item.tail(*crc)));
+}
+
+void TorchDistTarget::finish_files(FileSink& sink) const {
+  for (std::uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (sink.writes(chunks_[i].file)) finish_chunk(sink, i);
+  }
+  begin_files(sink);
   sink.sync();
 }
 

@@ -43,9 +43,13 @@ class TorchDistTarget {
   std::vector<ChecksumRange> protected_ranges() const;
   std::int64_t num_bytes() const;  // of all files
 
-  // After the executor is done, for the files that the sink writes: archive headers with the
-  // checksums of what was written, and objects. Durable when it returns. Throws Error(kBug) for a
-  // chunk that was not written whole.
+  // For the files that the sink writes: the objects, which are known before anything is copied; and
+  // of each chunk, once all of it was written, the headers of its archive with the checksum. A
+  // chunk has the index of its range. Throws Error(kBug) for one that was not written whole.
+  void begin_files(FileSink& sink) const;
+  void finish_chunk(FileSink& sink, std::uint32_t index) const;
+
+  // After the executor is done: both, for everything. Durable when it returns.
   void finish_files(FileSink& sink) const;
 
   // After all files are finished: .metadata, common.pt and metadata.json.

@@ -255,6 +255,10 @@ void WriteFile::sync() const {
   if (::fsync(fd_.get()) != 0) fail_io(path_, "cannot be made durable", errno);
 }
 
+void WriteFile::discard(std::int64_t offset, std::int64_t size) const {
+  ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, size);
+}
+
 void allow_open_files(std::size_t count) {
   constexpr rlim_t kOthers = 256;
   rlimit limit{};

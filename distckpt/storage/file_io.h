@@ -101,6 +101,10 @@ class WriteFile {
   void write_at(std::int64_t offset, std::span<const std::byte> from) const;
   void sync() const;  // fsync
 
+  // Gives the room of whole pages back: they read as zero. Where the file system cannot, nothing
+  // happens.
+  void discard(std::int64_t offset, std::int64_t size) const;
+
  private:
   std::filesystem::path path_;
   Descriptor fd_;

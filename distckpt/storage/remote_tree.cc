@@ -103,6 +103,10 @@ const RemoteTree::Listing& RemoteTree::listing_of(const std::string& asked) {
     auto name = entry.address;
     if (is_below(name, address)) listing.files.emplace(std::move(name), std::move(entry));
   }
+  for (const auto& [name, path] : local_) {
+    if (is_below(name, address))
+      listing.files.insert_or_assign(name, RemoteEntry{.address = name, .local = path});
+  }
   // It may be a file itself.
   if (listing.files.empty()) {
     if (auto object = RemoteObject::open(address, store)) {
@@ -212,6 +216,11 @@ void RemoteTree::open_all(const std::vector<fs::path>& paths) {
       threads.emplace_back(work);
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+void RemoteTree::set_local(std::map<std::string, fs::path> files) {
+  const std::lock_guard lock(mutex_);
+  local_ = std::move(files);
 }
 
 void RemoteTree::forget() {

@@ -68,6 +68,10 @@ class RemoteTree {
   // Opens many side by side.
   void open_all(const std::vector<std::filesystem::path>& paths);
 
+  // Files of this machine that are taken for the stores' at these addresses: what is about to be
+  // sent there.
+  void set_local(std::map<std::string, std::filesystem::path> files);
+
   // Everything is asked for anew.
   void forget();
 
@@ -85,7 +89,8 @@ class RemoteTree {
   std::recursive_mutex mutex_;
   std::map<std::string, std::unique_ptr<RemoteStore>> stores_;  // by scheme
   std::map<std::string, Listing> listings_;                     // by the folder that was listed
-  std::set<std::string> roots_;                                 // all that were ever listed
+  std::map<std::string, std::filesystem::path> local_;
+  std::set<std::string> roots_;  // all that were ever listed
   std::map<std::string, std::shared_ptr<const RemoteObject>> objects_;
 };
 

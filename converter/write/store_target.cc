@@ -1,0 +1,119 @@
+#include "converter/write/store_target.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/elements/digest.h"
+#include "distckpt/storage/filenames.h"
+#include "distckpt/storage/remote_tree.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+// Without them no reader takes a folder for a checkpoint.
+constexpr std::array<std::string_view, 4> kSeals{distckpt::kSafetensorsIndex, distckpt::kHfConfig,
+                                                 distckpt::kTorchDistMetadata,
+                                                 distckpt::kTorchDistConfig};
+
+std::ptrdiff_t seal_rank(const fs::path& name) {
+  const auto at = std::ranges::find(kSeals, name.string());
+  return at == kSeals.end() ? -1 : at - kSeals.begin();
+}
+
+}  // namespace
+
+StoreTarget::StoreTarget(const fs::path& address,
+                         fs::path local,
+                         const std::vector<fs::path>& files,
+                         bool overwrite)
+    : folder_(distckpt::parse_s3_address(address.string())),
+      local_(std::move(local)),
+      files_(files) {
+  const auto skip = folder_.key.size() + 1;
+  distckpt::s3_list(folder_, folder_.key + "/", [&](const std::string& key, std::int64_t) {
+    there_.emplace_back(key.substr(skip));
+  });
+  if (there_.empty()) return;
+  if (!overwrite) {
+    throw Error(ErrorKind::kUsage, fmt::format("{}: exists already", folder_.address()),
+                "choose another target, or replace it with --overwrite");
+  }
+  for (const auto& name : there_) {
+    if (std::ranges::find(files_, name) != files_.end()) continue;
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{}: holds {}, which this conversion does not write, and so it is not "
+                            "overwritten",
+                            folder_.address(), name.string()),
+                "remove it, or choose another target");
+  }
+}
+
+StoreTarget::~StoreTarget() {
+  auto& tree = distckpt::RemoteTree::instance();
+  tree.forget();
+  tree.set_local({});
+  if (published_ || !put_) return;
+  for (const auto& name : files_) {
+    try {
+      distckpt::s3_delete(place(name));
+    } catch (const Error&) {
+      // The error that led here is the one to tell. Without its seal it is no checkpoint.
+    }
+  }
+}
+
+distckpt::S3Place StoreTarget::place(const fs::path& name) const {
+  return {.bucket = folder_.bucket, .key = fmt::format("{}/{}", folder_.key, name.string())};
+}
+
+distckpt::UploadedFile StoreTarget::weights(const fs::path& name, std::int64_t bytes) {
+  weights_.push_back(name);
+  return {.local = local_ / name, .size = bytes, .place = place(name)};
+}
+
+void StoreTarget::unseal() {
+  put_ = true;
+  for (const auto& name : there_) {
+    if (seal_rank(name) >= 0) distckpt::s3_delete(place(name));
+  }
+}
+
+void StoreTarget::weights_are_there() {
+  std::map<std::string, fs::path> local;
+  for (const auto& name : small_files()) local.emplace(place(name).address(), local_ / name);
+  auto& tree = distckpt::RemoteTree::instance();
+  tree.forget();
+  tree.set_local(std::move(local));
+}
+
+std::vector<fs::path> StoreTarget::small_files() const {
+  std::vector<fs::path> names;
+  std::ranges::copy_if(files_, std::back_inserter(names), [&](const fs::path& name) {
+    return std::ranges::find(weights_, name) == weights_.end();
+  });
+  std::ranges::stable_sort(names, {}, seal_rank);
+  return names;
+}
+
+void StoreTarget::publish() {
+  for (const auto& name : small_files())
+    distckpt::s3_put(place(name), distckpt::as_bytes(distckpt::read_text(local_ / name)));
+  published_ = true;
+}
+
+fs::path buffer_folder(const fs::path& address) {
+  const auto digest = distckpt::digest_block(distckpt::as_bytes(address.string()));
+  return fs::temp_directory_path() / fmt::format("ferry-{}", ::geteuid()) / to_string(digest);
+}
+
+void put_beside(const fs::path& address, std::string_view name, std::string_view text) {
+  distckpt::s3_put(distckpt::parse_s3_address((address.parent_path() / name).string()),
+                   distckpt::as_bytes(text));
+}
+
+}  // namespace ferry::converter

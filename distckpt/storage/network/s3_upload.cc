@@ -1,0 +1,146 @@
+#include "distckpt/storage/network/s3_upload.h"
+
+#include <charconv>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/network/md5.h"
+
+namespace ferry::distckpt {
+namespace {
+
+constexpr std::int64_t kMaxXml = std::int64_t{16} << 20;
+
+std::int64_t to_number(const std::optional<std::string>& text) {
+  std::int64_t value = -1;
+  if (text) std::from_chars(text->data(), text->data() + text->size(), value);
+  return value;
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// A request whose bytes the store checks. The ETag of its answer.
+std::string send_checked(HttpRequest request,
+                         const S3Place& place,
+                         std::span<const std::byte> bytes) {
+  request.headers.push_back("Content-MD5: " + base64_text(md5(bytes)));
+  request.body = bytes;
+  const auto etag = s3_send(request, place).header("etag");
+  require(!etag.empty(), ErrorKind::kIo, "{}: the store took it, and gives no ETag",
+          place.address());
+  return etag;
+}
+
+}  // namespace
+
+UnfinishedUploads s3_unfinished(const S3Place& below) {
+  auto request =
+      s3_request("GET", {.bucket = below.bucket}, {{"prefix", below.key}, {"uploads", ""}});
+  request.max_body = kMaxXml;
+  const auto response = http_send(request);
+  UnfinishedUploads found;
+  if (!response.ok()) return found;  // not everyone who may write may list
+  for_each_element(response.body, "Upload", [&](std::string_view upload) {
+    const auto key = element_text(upload, "Key");
+    const auto id = element_text(upload, "UploadId");
+    if (key && id) found[*key].push_back(*id);
+  });
+  return found;
+}
+
+void s3_abort(const S3Place& place, const std::string& upload) noexcept {
+  try {
+    http_send(s3_request("DELETE", place, {{"uploadId", upload}}));
+  } catch (...) {
+    // The error that led here is the one to tell. The store's own rules clear what is left.
+  }
+}
+
+void s3_put(const S3Place& place, std::span<const std::byte> bytes) {
+  send_checked(s3_request("PUT", place), place, bytes);
+}
+
+void s3_delete(const S3Place& place) {
+  s3_send(s3_request("DELETE", place), place);
+}
+
+S3Upload::S3Upload(S3Place place) : place_(std::move(place)) {
+  const auto response = s3_send(s3_request("POST", place_, {{"uploads", ""}}), place_);
+  auto id = element_text(response.body, "UploadId");
+  require(id && !id->empty(), ErrorKind::kIo, "{}: the store begins no upload", place_.address());
+  id_ = std::move(*id);
+}
+
+S3Upload::S3Upload(S3Place place, std::string unfinished)
+    : place_(std::move(place)), id_(std::move(unfinished)) {
+  std::string marker = "0";
+  while (true) {
+    auto request = s3_request("GET", place_, {{"part-number-marker", marker}, {"uploadId", id_}});
+    request.max_body = kMaxXml;
+    const auto xml = s3_send(request, place_).body;
+    for_each_element(xml, "Part", [&](std::string_view part) {
+      const auto number = to_number(element_text(part, "PartNumber"));
+      auto etag = element_text(part, "ETag");
+      if (number > 0 && etag)
+        there_[static_cast<int>(number)] = {.etag = std::move(*etag),
+                                            .size = to_number(element_text(part, "Size"))};
+    });
+    const auto next = element_text(xml, "NextPartNumberMarker");
+    if (element_text(xml, "IsTruncated") != "true" || !next || *next == marker) return;
+    marker = *next;
+  }
+}
+
+void S3Upload::put(int number, std::span<const std::byte> bytes) {
+  const auto size = static_cast<std::int64_t>(bytes.size());
+  const auto there = there_.find(number);
+  if (there != there_.end() && there->second.size == size &&
+      there->second.etag.find(hex_text(md5(bytes))) != std::string::npos) {
+    const std::lock_guard lock(mutex_);
+    put_[number] = there->second;
+    kept_bytes_ += size;
+    return;
+  }
+  const auto request =
+      s3_request("PUT", place_, {{"partNumber", std::to_string(number)}, {"uploadId", id_}});
+  auto etag = send_checked(request, place_, bytes);
+  const std::lock_guard lock(mutex_);
+  put_[number] = {.etag = std::move(etag), .size = size};
+}
+
+void S3Upload::complete(std::int64_t size) {
+  std::string xml = "<CompleteMultipartUpload>";
+  std::int64_t bytes = 0;
+  for (const auto& [number, part] : put_) {
+    xml +=
+        fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag></Part>", number, part.etag);
+    bytes += part.size;
+  }
+  xml += "</CompleteMultipartUpload>";
+  require(bytes == size, ErrorKind::kBug, "{}: {} of {} bytes were put", place_.address(), bytes,
+          size);
+  auto request = s3_request("POST", place_, {{"uploadId", id_}});
+  request.body = bytes_of(xml);
+  request.max_body = kMaxXml;
+  const auto response = http_send(request);
+  // It answers 200 before it knows, and an answer that was lost leads to a second request.
+  const bool good = response.ok() && response.body.find("<Error>") == std::string::npos;
+  if (good || is_complete(size)) return;
+  fail(ErrorKind::kIo, "{}: the store does not put the parts together: {}", place_.address(),
+       HttpAttempt{.response = response}.describe());
+}
+
+bool S3Upload::is_complete(std::int64_t size) const {
+  const auto response = http_send(s3_request("HEAD", place_));
+  const auto parts = fmt::format("-{}\"", put_.size());
+  return response.ok() && response.number("content-length") == size &&
+         response.header("etag").ends_with(parts);
+}
+
+void S3Upload::abort() noexcept {
+  s3_abort(place_, id_);
+}
+
+}  // namespace ferry::distckpt

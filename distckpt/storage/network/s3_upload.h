@@ -1,0 +1,56 @@
+// Objects that are written to S3: in one request, or in parts that become an object when all of
+// them are there. The store checks each part by its MD5.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distckpt/storage/network/s3_client.h"
+
+namespace ferry::distckpt {
+
+// Uploads that were begun and neither completed nor aborted, by key. Empty where the store does not
+// say.
+using UnfinishedUploads = std::map<std::string, std::vector<std::string>>;
+UnfinishedUploads s3_unfinished(const S3Place& below);
+void s3_abort(const S3Place& place, const std::string& upload) noexcept;
+
+// Throw Error(kIo).
+void s3_put(const S3Place& place, std::span<const std::byte> bytes);
+void s3_delete(const S3Place& place);  // also of what is not there
+
+class S3Upload {
+ public:
+  explicit S3Upload(S3Place place);                 // begins one
+  S3Upload(S3Place place, std::string unfinished);  // continues one: it keeps its parts
+
+  // Sends the part, unless the store has it with the same bytes. Numbers begin at 1. Thread-safe.
+  void put(int number, std::span<const std::byte> bytes);
+
+  // The object appears, of the parts that were put. Throws Error(kIo).
+  void complete(std::int64_t size);
+  void abort() noexcept;
+
+  std::int64_t kept_bytes() const { return kept_bytes_; }  // that were there already
+
+ private:
+  struct Part {
+    std::string etag{};
+    std::int64_t size = 0;
+  };
+  bool is_complete(std::int64_t size) const;
+
+  S3Place place_;
+  std::string id_;
+  std::mutex mutex_;
+  std::map<int, Part> there_;  // of an earlier run
+  std::map<int, Part> put_;
+  std::int64_t kept_bytes_ = 0;
+};
+
+}  // namespace ferry::distckpt
