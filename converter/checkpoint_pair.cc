@@ -203,6 +203,7 @@ void CheckpointPair::make_plan() {
     if (planned.on_read == Transform::kNone || planned.on_read == Transform::kDequantize)
       planned.on_read = other.on_read;
     planned.replicas.push_back(other.source);
+    planned.less = planned.source.empty() ? 0 : planned.source.front().less;
     plan_.tensors.push_back(std::move(planned));
     if (!other.replicas.empty()) right_copies.push_back(std::move(other));
   }

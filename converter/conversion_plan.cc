@@ -110,14 +110,14 @@ bool is_published(const ConvertOptions& options, const fs::path& target) {
 }
 
 // The source's tensors with the dtypes that they shall have. A tensor that Megatron keeps in fp32
-// (a router's bias) stays as it is.
+// (a router's bias) stays as it is, and so do those that no cast may touch (A_log).
 std::vector<ModelTensor> with_dtypes(const Checkpoint& source,
                                      std::optional<distckpt::DType> dtype) {
   auto tensors = source.tensors;
   if (!dtype) return tensors;
   std::set<const ModelTensor*> kept;
   for (const auto& tensor : source.map.megatron) {
-    if (tensor.fp32) kept.insert(&tensors[tensor.parts.front().model]);
+    if (tensor.fp32 || tensor.row->keeps_dtype) kept.insert(&tensors[tensor.parts.front().model]);
   }
   for (auto& tensor : tensors) {
     if (kept.contains(&tensor)) continue;

@@ -368,7 +368,11 @@ class Conversion {
       const bool weight = one.tensor.role == Role::kWeight;
       if (weight) report.num_parameters += one.tensor.shape.product();
       if (weight || one.tensor.role == Role::kDerived) ++report.num_tensors;
-      if (weight && !one.replicas.empty()) report.second_copies.push_back(one.tensor.name);
+      const auto is_second = [&](const distckpt::Cover& cover) {  // and not the same, rounded
+        return cover.front().less == one.source.front().less;
+      };
+      if (weight && std::ranges::any_of(one.replicas, is_second))
+        report.second_copies.push_back(one.tensor.name);
       report.num_pieces += static_cast<std::int64_t>(distckpt::copy_ops(one).size());
     }
     add_training_state(report);

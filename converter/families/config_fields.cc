@@ -12,6 +12,25 @@ namespace ferry::converter {
 
 using models::TransformerConfig;
 using nlohmann::json;
+namespace {
+
+// Every decoder_sparse_step-th layer, but those that are named.
+std::vector<bool> sparse_layers(const ConfigFields& fields, std::int64_t num_layers) {
+  const auto step = fields.size("decoder_sparse_step", 1);
+  std::vector<bool> moe;
+  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back((i + 1) % step == 0);
+  if (const auto* dense = fields.find("mlp_only_layers")) {
+    require(dense->is_array(), ErrorKind::kCorrupt, "{}: mlp_only_layers is not a list",
+            fields.source());
+    for (const auto& layer : *dense) {
+      const auto index = distckpt::json_int(layer, "mlp_only_layers", fields.source());
+      if (index >= 0 && index < num_layers) moe[static_cast<std::size_t>(index)] = false;
+    }
+  }
+  return moe;
+}
+
+}  // namespace
 
 ConfigFields::ConfigFields(const json& object, std::string source)
     : object_(object), source_(std::move(source)) {
@@ -136,6 +155,16 @@ void read_deepseek_experts(const ConfigFields& fields, TransformerConfig& config
 void require_normed_weights(const ConfigFields& fields) {
   require(fields.flag("norm_topk_prob", true), ErrorKind::kLayout,
           "{}: norm_topk_prob is false, which is not handled", fields.source());
+}
+
+void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
+  read_linear_biases(fields, config);
+  // transformers 5 writes num_local_experts beside or instead of num_experts.
+  const auto experts = fields.optional_size("num_local_experts");
+  config.num_moe_experts = fields.size("num_experts", experts, kMaxExperts);
+  config.moe_layer_freq = sparse_layers(fields, config.num_layers);
+  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
+  config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
 }
 
 void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {

@@ -54,6 +54,9 @@ void read_expert_groups(const ConfigFields& fields, models::TransformerConfig& c
 // Throws Error(kLayout) where norm_topk_prob is false.
 void require_normed_weights(const ConfigFields& fields);
 
+// Qwen's experts: num_experts, decoder_sparse_step, mlp_only_layers.
+void read_qwen_experts(const ConfigFields& fields, models::TransformerConfig& config);
+
 // num_nextn_predict_layers.
 void read_prediction_layers(const ConfigFields& fields, models::TransformerConfig& config);
 

@@ -14,6 +14,7 @@ template <typename Visit>
 const Family* find_if(const Visit& visit) {
   for (const auto families : {
            kLlamaFamilies,
+           kHybridFamilies,
            kErnieFamilies,
            kGemmaFamilies,
            kGlm4Families,
@@ -53,10 +54,25 @@ const Family& find_family(std::string_view model_type) {
                           fmt::join(known, ", ")));
 }
 
+std::vector<std::string> expand_braces(std::string_view text) {
+  const auto open = text.find('{');
+  if (open == std::string_view::npos) return {std::string(text)};
+  const auto close = text.find('}', open);
+  std::vector<std::string> names;
+  auto choices = text.substr(open + 1, close - open - 1);
+  while (true) {
+    const auto comma = choices.find(',');
+    names.push_back(fmt::format("{}{}{}", text.substr(0, open), choices.substr(0, comma),
+                                text.substr(close + 1)));
+    if (comma == std::string_view::npos) return names;
+    choices.remove_prefix(comma + 1);
+  }
+}
+
 const models::ParameterRow* row_of(const models::ParameterSection& section, const HfName& name) {
+  const auto first = expand_braces(name.parameter).front();
   const auto found = std::ranges::find_if(section.rows, [&](const models::ParameterRow& row) {
-    return row.name == name.parameter &&
-           (name.when == models::When::kAlways || name.when == row.when);
+    return row.name == first && (name.when == models::When::kAlways || name.when == row.when);
   });
   return found == section.rows.end() ? nullptr : &*found;
 }

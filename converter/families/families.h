@@ -1,7 +1,9 @@
 // The families that are known, by what config.json calls them.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "converter/families/family.h"
 #include "models/spec/transformer_config.h"
@@ -11,8 +13,11 @@ namespace ferry::converter {
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
 
-// The row of a section that a name stands for, whether the model has it or not; null: it is another
-// section's.
+// "self_attn.{q,k}_proj" -> "self_attn.q_proj", "self_attn.k_proj".
+std::vector<std::string> expand_braces(std::string_view text);
+
+// The row of a section that a name stands for, or the first of those, whether the model has it or
+// not; null: it is another section's.
 const models::ParameterRow* row_of(const models::ParameterSection& section, const HfName& name);
 
 // The family whose tensors a configuration without a name has: Megatron's arguments do not say it.

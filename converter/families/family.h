@@ -16,11 +16,17 @@ namespace ferry::converter {
 // layer: {a,b,c} stands for one tensor each, {e} for each expert. One name for a parameter of
 // several parts (query, key and value; gate and up) is one tensor in which they lie one above the
 // other.
+// Several parameters may lie in one tensor, {a,b} of `parameter`: for each of `groups`, its rows of
+// the first, then its rows of the second.
 struct HfName {
   std::string_view parameter;
   std::string_view hf;
   models::When when = models::When::kAlways;  // of the row, where two rows have one name
-  bool as_row = false;                        // [1, n] where the parameter is [n]
+  models::Extent groups = models::Extent::kOne;
+  // Another spelling, of checkpoints that have such a tensor. The experts' parameters lie in it one
+  // after the other, along a dimension of its own.
+  std::string_view packed{};
+  bool as_row = false;  // [1, n] where the parameter is [n]
 };
 
 // A second tensor that holds the same bytes as another one does: not a tensor of the model, but
@@ -33,19 +39,31 @@ struct HfCopy {
 // The tensors of a checkpoint, in the order in which they are written.
 struct HfNames {
   std::string_view layer = "model.layers.{l}.";
-  std::span<const HfName> first{};       // of the first stage; whole names
-  std::span<const HfName> attention{};   // of every layer; names below the two prefixes
-  std::span<const HfName> dense_mlp{};   // of layers without experts
-  std::span<const HfName> moe_mlp{};     // of layers with experts
-  std::span<const HfName> last{};        // of the last stage; whole names
+  std::span<const HfName> first{};             // of the first stage; whole names
+  std::span<const HfName> attention{};         // of every layer; names below the two prefixes
+  std::span<const HfName> linear_attention{};  // of layers with a gated delta net
+  std::span<const HfName> dense_mlp{};         // of layers without experts
+  std::span<const HfName> moe_mlp{};           // of layers with experts
+  std::span<const HfName> last{};              // of the last stage; whole names
   std::span<const HfName> prediction{};  // of a prediction layer, which is written behind the last
                                          // layer as one more and holds such a layer's tensors too
   std::span<const HfCopy> prediction_copies{};
+  // The prefix of a prediction layer's own tensors, and that of the layer which it wraps, if they
+  // are not named as further layers.
+  std::string_view prediction_own{};
+  std::string_view prediction_layer{};
+
+  // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
+  // model.
+  std::string_view carried{};
+
+  std::string_view embedding() const { return first.front().hf; }
 };
 
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
+  std::string_view config_key{};  // of the object in config.json that describes the language model
   // Values of config.json where it says none.
   double rotary_percent = 1.0;   // partial_rotary_factor
   double rotary_base = 10000.0;  // rope_theta
@@ -118,7 +136,7 @@ inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
     {"shared_head.head.weight", "lm_head.weight"},
 };
 
-// The families, one file each: in dense/, experts/ and latent/.
+// The families, one file each: in dense/, experts/, hybrid/ and latent/.
 extern const std::span<const Family> kLlamaFamilies;    // llama, mistral, qwen2, qwen3, seed_oss
 extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_moe
 extern const std::span<const Family> kGemmaFamilies;    // gemma3_text
@@ -130,6 +148,7 @@ extern const std::span<const Family> kMiniMaxFamilies;  // minimax_m2
 extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
 // deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, glm4_moe_lite, deepseek_v32, glm_moe_dsa
 extern const std::span<const Family> kDeepSeekFamilies;
-extern const std::span<const Family> kGlmFamilies;  // glm4_moe
+extern const std::span<const Family> kGlmFamilies;     // glm4_moe
+extern const std::span<const Family> kHybridFamilies;  // qwen3_next, qwen3_5 (Qwen3.6)
 
 }  // namespace ferry::converter

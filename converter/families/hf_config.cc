@@ -141,12 +141,16 @@ void drop_experts(TransformerConfig& config) {
 
 TransformerConfig parse_hf_config(std::string_view text, std::string_view source) {
   const auto object = distckpt::parse_json(text, source);
-  const ConfigFields fields(object, std::string(source));
+  const ConfigFields all(object, std::string(source));
   TransformerConfig config;
-  config.family = distckpt::json_string(fields.required("model_type"), "model_type", source);
+  config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
   const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
                                           [&] { return &find_family(config.family); });
-  quantization_of(fields);
+  quantization_of(all);
+  const bool nested = !family->config_key.empty();
+  const ConfigFields fields(
+      nested ? all.required(family->config_key) : object,
+      nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
   for (const auto* key : {"hidden_act", "hidden_activation"}) {
     const auto activation = fields.text(key, family->activation);
     require(activation == family->activation, ErrorKind::kLayout,
@@ -157,7 +161,10 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
 
   config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
   config.hidden_size = fields.size("hidden_size");
-  config.ffn_hidden_size = fields.size("intermediate_size");
+  // A model of experts alone may name none; this is Megatron-Core's default then.
+  config.ffn_hidden_size = fields.find("moe_intermediate_size") != nullptr
+                               ? fields.size("intermediate_size", 4 * config.hidden_size)
+                               : fields.size("intermediate_size");
   config.num_attention_heads = fields.size("num_attention_heads", std::nullopt, kMaxHeads);
   config.num_query_groups =
       fields.size("num_key_value_heads", config.num_attention_heads, kMaxHeads);
@@ -175,13 +182,13 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.layernorm_epsilon = fields.optional_number("rms_norm_eps").value_or(1e-6);
   parse_rope(fields, *family, config);
 
-  config.untie_embeddings_and_output_weights = !fields.flag("tie_word_embeddings", family->tied);
+  config.untie_embeddings_and_output_weights = !all.flag("tie_word_embeddings", family->tied);
   // Qwen names a window that it only uses when told to.
   if (fields.flag("use_sliding_window", false))
     config.sliding_window = fields.optional_size("sliding_window");
   family->configure(fields, config);
   if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
-  parse_head(fields, config);
+  parse_head(all, config);
   require_moderate(config, source);
   return config;
 }

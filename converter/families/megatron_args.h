@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "distckpt/base/dtype.h"
 #include "distckpt/formats/torch_save/pickle.h"
@@ -12,6 +13,9 @@
 #include "models/spec/transformer_config.h"
 
 namespace ferry::converter {
+
+inline constexpr std::string_view kArgumentsNamespace = "argparse.Namespace";
+inline constexpr auto kGatedDeltaNet = "gated_delta_net";  // an experimental_attention_variant
 
 // The parts of a training run that a checkpoint to be written holds.
 struct WrittenState {

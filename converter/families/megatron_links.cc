@@ -138,7 +138,8 @@ class Linker {
                                .model_box = part.model_box,
                                .stored = stored_index,
                                .stored_box = box,
-                               .copy = copy});
+                               .copy = copy,
+                               .less = tensor.less_one ? 1 : 0});
     }
   }
 

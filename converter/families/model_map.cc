@@ -1,6 +1,7 @@
 #include "converter/families/model_map.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -25,22 +26,6 @@ std::string fill_in(std::string_view text, std::string_view mark, std::int64_t n
 constexpr std::string_view kLayerMark = "{l}";
 constexpr std::string_view kExpertMark = "{e}";
 
-// "self_attn.{q,k}_proj" -> "self_attn.q_proj", "self_attn.k_proj".
-std::vector<std::string> expand_braces(std::string_view text) {
-  const auto open = text.find('{');
-  if (open == std::string_view::npos) return {std::string(text)};
-  const auto close = text.find('}', open);
-  std::vector<std::string> names;
-  auto choices = text.substr(open + 1, close - open - 1);
-  while (true) {
-    const auto comma = choices.find(',');
-    names.push_back(fmt::format("{}{}{}", text.substr(0, open), choices.substr(0, comma),
-                                text.substr(close + 1)));
-    if (comma == std::string_view::npos) return names;
-    choices.remove_prefix(comma + 1);
-  }
-}
-
 // Rows [from, from + count) of a tensor of that shape.
 Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
   Box box = Box::whole(shape);
@@ -51,7 +36,7 @@ Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
 
 class Builder {
  public:
-  explicit Builder(const TransformerConfig& config) {
+  Builder(const TransformerConfig& config, const HasTensor& has) : has_(has) {
     map_.config = config;
     map_.family = &find_family(config.family);
   }
@@ -76,7 +61,7 @@ class Builder {
  private:
   // The index of the embedding's tensor.
   std::uint32_t embedding() const {
-    return map_.index.at(std::string(map_.family->names->first.front().hf));
+    return map_.index.at(std::string(map_.family->names->embedding()));
   }
 
   static std::string tied_head(const HfNames& names) {
@@ -91,7 +76,8 @@ class Builder {
     const auto& mlp = moe ? names.moe_mlp : names.dense_mlp;
     require(!mlp.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts", hf,
             map_.family->model_type, moe ? "with" : "without");
-    add({sections[0]}, names.attention, hf);
+    const bool linear = sections[0].table == &models::kGatedDeltaNetSection;
+    add({sections[0]}, linear ? names.linear_attention : names.attention, hf);
     add({sections[1]}, mlp, hf);
     for (const auto& section : sections) add_states(section);
   }
@@ -102,7 +88,9 @@ class Builder {
             map_.family->model_type);
     const auto& config = map_.config;
     const auto sections = models::prediction_sections(config, index);
-    const auto hf = fill_in(names.layer, kLayerMark, config.num_layers + index);
+    const auto hf = names.prediction_own.empty()
+                        ? fill_in(names.layer, kLayerMark, config.num_layers + index)
+                        : std::string(names.prediction_own);
     add({sections.front(), sections.back()}, names.prediction, hf);
     add_states(sections.front());
     for (const auto& copy : names.prediction_copies) {
@@ -111,7 +99,9 @@ class Builder {
       map_.copies.emplace(fmt::format("{}{}", hf, copy.hf),
                           of != map_.index.end() ? of->second : embedding());
     }
-    add_layer({sections[1], sections[2]}, config.num_moe_experts > 0, hf);
+    add_layer(
+        {sections[1], sections[2]}, config.num_moe_experts > 0,
+        names.prediction_own.empty() ? hf : fill_in(names.prediction_layer, kLayerMark, index));
   }
 
   // The parameters of the sections, in the order of `names`, which name every one of them.
@@ -123,7 +113,17 @@ class Builder {
       for (const auto& section : sections) {
         const auto* const row = row_of(*section.table, name);
         if (row == nullptr || !models::applies(row->when, map_.config)) continue;
-        ++found;
+        const auto parameters = expand_braces(name.parameter);
+        found += parameters.size();
+        if (parameters.size() > 1) {
+          add_together(section, parameters, name, hf);
+          continue;
+        }
+        const auto packed = fmt::format("{}{}", hf, name.packed);
+        if (!name.packed.empty() && has_ && has_(packed)) {
+          add_packed(section, *row, packed);
+          continue;
+        }
         const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
         for (std::int64_t e = 0; e < experts; ++e)
           add_parameter(section, *row, name, hf, row->per_expert ? std::optional(e) : std::nullopt);
@@ -136,6 +136,60 @@ class Builder {
     require(found == 0, ErrorKind::kLayout,
             "the family {} names no tensors for some parameters that its configuration asks for",
             map_.family->model_type);
+  }
+
+  // Several parameters that lie in one tensor.
+  void add_together(const Section& section,
+                    const std::vector<std::string>& parameters,
+                    const HfName& name,
+                    const std::string& hf) {
+    std::vector<MegatronTensor> tensors;
+    std::int64_t rows = 0;
+    for (const auto& parameter : parameters) {
+      const auto* const row = row_of(*section.table, {.parameter = parameter, .hf = name.hf});
+      require(row != nullptr, ErrorKind::kBug, "{}: no parameter {}", name.hf, parameter);
+      tensors.push_back({models::make_parameter(section, *row, map_.config, std::nullopt), {}});
+      rows += tensors.back().shape[0];
+    }
+    auto shape = tensors.front().shape;
+    shape[0] = rows;
+    const auto model = add_model(fmt::format("{}{}", hf, name.hf), shape);
+    const auto groups = models::size_of(name.groups, map_.config);
+    std::int64_t from = 0;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      for (auto& tensor : tensors) {
+        const auto count = tensor.shape[0] / groups;
+        tensor.parts.push_back({.model = model,
+                                .model_box = rows_of(shape, from, count),
+                                .box = rows_of(tensor.shape, group * count, count)});
+        from += count;
+      }
+    }
+    std::ranges::move(tensors, std::back_inserter(map_.megatron));
+  }
+
+  // A parameter of all experts in one tensor. Gate and up may be stored apart in Megatron.
+  void add_packed(const Section& section, const ParameterRow& row, const std::string& hf) {
+    const auto rows = models::merged_rows(row, map_.config);
+    std::uint32_t model = 0;
+    for (std::int64_t e = 0; e < map_.config.num_moe_experts; ++e) {
+      MegatronTensor tensor{models::make_parameter(section, row, map_.config, e)};
+      if (e == 0) {
+        auto shape = tensor.shape;
+        shape.push_front(map_.config.num_moe_experts);
+        model = add_model(hf, shape);
+      }
+      std::int64_t at = 0;
+      for (const auto count : rows) {
+        const auto box = rows_of(tensor.shape, at, count);
+        auto model_box = box;
+        model_box.offset.push_front(e);
+        model_box.size.push_front(1);
+        tensor.parts.push_back({.model = model, .model_box = model_box, .box = box});
+        at += count;
+      }
+      map_.megatron.push_back(std::move(tensor));
+    }
   }
 
   void add_parameter(const Section& section,
@@ -173,11 +227,22 @@ class Builder {
            .box = rows_of(tensor.shape, at, count)});
       at += count;
     };
-    const auto groups = row.merge == Merge::kQkvGroups ? map_.config.num_query_groups : 1;
+    const bool qkv = row.merge == Merge::kQkvGroups;
+    const auto groups = qkv ? map_.config.num_query_groups : 1;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::size_t i = 0; i < sources.size(); ++i) {
         const auto count = rows[i] / groups;
-        add_part(sources[i].model, sources[i].first + group * count, count);
+        if (!qkv || i > 0 || !map_.config.attention_output_gate) {
+          add_part(sources[i].model, sources[i].first + group * count, count);
+          continue;
+        }
+        // Hugging Face has each query and then its gate, Megatron a group's queries and then their
+        // gates.
+        const auto head = map_.config.kv_channels;
+        for (const auto first : {std::int64_t{0}, head}) {
+          for (auto row_of_head = first; row_of_head < count; row_of_head += 2 * head)
+            add_part(sources[i].model, sources[i].first + group * count + row_of_head, head);
+        }
       }
     }
     map_.megatron.push_back(std::move(tensor));
@@ -227,6 +292,7 @@ class Builder {
     }
   }
 
+  const HasTensor& has_;
   ModelMap map_;
   std::int64_t num_bytes_ = 0;  // at most: so that no sum of sizes overflows later
 };
@@ -237,16 +303,24 @@ const std::string& ModelMap::written_key(const MegatronTensor& tensor) const {
   return !tensor.stacked_key.empty() && config.is_homogeneous() ? tensor.stacked_key : tensor.key;
 }
 
+bool ModelMap::is_carried(std::string_view hf_name) const {
+  const auto prefix = family->names->carried;
+  return !prefix.empty() && hf_name.starts_with(prefix);
+}
+
 std::string ModelMap::describe(const MegatronTensor& tensor) const {
   return tensor.expert ? fmt::format("{} of expert {}", tensor.key, *tensor.expert) : tensor.key;
 }
 
-ModelMap make_model_map(const TransformerConfig& config) {
-  return Builder(config).build();
+ModelMap make_model_map(const TransformerConfig& config, const HasTensor& has) {
+  return Builder(config, has).build();
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {
-  const auto pattern = find_family(config.family).names->layer;
+  const auto& names = *find_family(config.family).names;
+  if (!names.prediction_own.empty())
+    return config.mtp_num_layers > 0 && hf_name.starts_with(names.prediction_own);
+  const auto pattern = names.layer;
   for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) {
     if (hf_name.starts_with(fill_in(pattern, kLayerMark, config.num_layers + j))) return true;
   }

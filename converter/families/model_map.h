@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,12 +55,18 @@ struct ModelMap {
 
   // The key that a writer gives it.
   const std::string& written_key(const MegatronTensor& tensor) const;
+  // Whether a tensor is none of the model's, and travels beside it: a vision tower's.
+  bool is_carried(std::string_view hf_name) const;
   // "decoder.layers.3.mlp.experts.experts.linear_fc1.weight of expert 7", for messages.
   std::string describe(const MegatronTensor& tensor) const;
 };
 
+// Whether the Hugging Face form of a checkpoint has a tensor of that name, which decides between
+// spellings; none: nobody knows.
+using HasTensor = std::function<bool(const std::string&)>;
+
 // Throws Error(kLayout) for a family that is not known.
-ModelMap make_model_map(const models::TransformerConfig& config);
+ModelMap make_model_map(const models::TransformerConfig& config, const HasTensor& has = {});
 
 // Whether a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
 // its configuration names one.

@@ -121,8 +121,15 @@ std::string why_not_in_layer(const ModelMap& map, std::int64_t layer, std::strin
   };
   if (find_mlp(!moe) && !find_mlp(moe))
     return fmt::format("config.json says that layer {} has {}experts", layer, moe ? "" : "no ");
-  for (const auto& match :
-       {find_name(models::attention_section(config), names.attention, name), find_mlp(moe)}) {
+  const auto find_attention = [&](bool linear) {
+    return find_name(models::attention_section(config, linear),
+                     linear ? names.linear_attention : names.attention, name);
+  };
+  const bool linear = layer < config.num_layers && config.is_linear_attention_layer(layer);
+  if (find_attention(!linear) && !find_attention(linear))
+    return fmt::format("config.json says that layer {} has {} attention (layer_types)", layer,
+                       linear ? "linear" : "full");
+  for (const auto& match : {find_attention(linear), find_mlp(moe)}) {
     if (!match) continue;
     if (match->expert >= config.num_moe_experts && match->expert > 0) {
       return fmt::format("config.json says that there are {} experts ({})", config.num_moe_experts,

@@ -35,7 +35,9 @@ class HfOpener {
 
   Checkpoint open() {
     const auto& hf = *checkpoint_.hf;
-    checkpoint_.map = make_part_map(read_config(), hf.part);
+    checkpoint_.map = make_part_map(read_config(), hf.part, [this](const std::string& name) {
+      return checkpoint_.layout.find(name).has_value();
+    });
     checkpoint_.tensors = checkpoint_.map.tensors;
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
@@ -117,7 +119,8 @@ class HfOpener {
         found_.insert(model);
       }
     } else {
-      if (!is_derived(stored)) {
+      const bool carried = map.is_carried(stored.name);
+      if (!carried && !is_derived(stored)) {
         throw Error(ErrorKind::kLayout,
                     fmt::format("{}: no rule of the family {} maps it ({})", stored.name,
                                 checkpoint_.map.family->model_type, file_of(stored)),
@@ -126,10 +129,11 @@ class HfOpener {
                         : why_unmapped(checkpoint_.map, stored.name));
       }
       model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
-      checkpoint_.tensors.push_back({.name = stored.name,
-                                     .dtype = stored.dtype,
-                                     .shape = stored.shape,
-                                     .role = distckpt::Role::kDerived});
+      checkpoint_.tensors.push_back(
+          {.name = stored.name,
+           .dtype = stored.dtype,
+           .shape = stored.shape,
+           .role = carried ? distckpt::Role::kWeight : distckpt::Role::kDerived});
     }
     checkpoint_.links.links.push_back({.model = model,
                                        .model_box = Box::whole(stored.shape),

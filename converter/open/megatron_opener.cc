@@ -59,7 +59,9 @@ class MegatronOpener {
     if (checkpoint_.hf) checkpoint_.hf->leave_quantization();
     read_config();
     drop_absent_prediction_layers();
-    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part());
+    HasTensor has;
+    if (checkpoint_.hf) has = [this](const std::string& name) { return checkpoint_.hf->has(name); };
+    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part(), has);
     if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);
@@ -126,21 +128,41 @@ class MegatronOpener {
          checkpoint_.location.folder.string());
   }
 
-  // Derived tensors of the Hugging Face side, kept in the sidecar.
+  // Derived and carried tensors of the Hugging Face side, kept in the sidecar, and the originals of
+  // those that Megatron holds rounded, which are their first copies.
   void add_derived() {
     if (stored_.derived.empty()) return;
     const auto header = distckpt::read_safetensors_header(stored_.derived);
     distckpt::add_to_layout(header, stored_.derived.parent_path(), checkpoint_.layout);
     for (const auto& entry : header.entries) {
-      const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
-      checkpoint_.tensors.push_back({.name = entry.name,
-                                     .dtype = entry.dtype,
-                                     .shape = entry.shape,
-                                     .role = distckpt::Role::kDerived});
+      const auto original = checkpoint_.map.index.find(entry.name);
+      const bool is_original = original != checkpoint_.map.index.end();
+      const auto model =
+          is_original ? original->second : static_cast<std::uint32_t>(checkpoint_.tensors.size());
+      if (is_original) {
+        take_original(entry, model);
+      } else {
+        const bool carried = checkpoint_.map.is_carried(entry.name);
+        checkpoint_.tensors.push_back(
+            {.name = entry.name,
+             .dtype = entry.dtype,
+             .shape = entry.shape,
+             .role = carried ? distckpt::Role::kWeight : distckpt::Role::kDerived});
+      }
       checkpoint_.links.links.push_back({.model = model,
                                          .model_box = Box::whole(entry.shape),
                                          .stored = *checkpoint_.layout.find(entry.name),
                                          .stored_box = Box::whole(entry.shape)});
+    }
+  }
+
+  void take_original(const distckpt::SafetensorsEntry& entry, std::uint32_t model) {
+    auto& tensor = checkpoint_.tensors[model];
+    require(tensor.shape == entry.shape, ErrorKind::kCorrupt, "{}: {} has shape {}, expected {}",
+            stored_.derived.string(), entry.name, to_string(entry.shape), to_string(tensor.shape));
+    tensor.dtype = entry.dtype;
+    for (auto& link : checkpoint_.links.links) {
+      if (link.model == model) ++link.copy;
     }
   }
 

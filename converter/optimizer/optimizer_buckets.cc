@@ -1,6 +1,8 @@
 #include "converter/optimizer/optimizer_buckets.h"
 
 #include <algorithm>
+#include <span>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -28,6 +30,13 @@ BucketPart part_of(const MegatronTensor& tensor) {
       return tensor.key.starts_with("output_layer.") ? BucketPart::kOutput : BucketPart::kFinalNorm;
   }
   return BucketPart::kOutput;
+}
+
+// The parameter of a module that a tensor is, or is a named part of: "....in_proj.weight.query".
+std::string_view module_parameter(std::string_view key) {
+  constexpr std::string_view kWeight = ".weight";
+  const auto part = key.rfind(".weight.");
+  return part == std::string_view::npos ? key : key.substr(0, part + kWeight.size());
 }
 
 std::int64_t num_elements(const RankTensor& tensor) {
@@ -128,9 +137,18 @@ std::vector<BucketParameter> OptimizerBuckets::place(
     used = 0;
   };
   auto parameters = registered(group, order, rank, chunk);
-  std::ranges::reverse(parameters);
-  for (auto& parameter : parameters) {
-    const auto size = num_elements(parameter.tensor);
+  const auto key_of = [&](const Registered& one) {
+    const auto& megatron = map_.megatron[one.tensor.megatron];
+    return std::pair(module_parameter(megatron.key), megatron.expert);
+  };
+  for (auto last = parameters.size(); last > 0;) {
+    auto first = last - 1;  // parts of one parameter lie one behind the other
+    while (first > 0 && key_of(parameters[first - 1]) == key_of(parameters[last - 1])) --first;
+    const std::span parts(parameters.begin() + static_cast<std::ptrdiff_t>(first), last - first);
+    last = first;
+    const auto& parameter = parts.front();
+    std::int64_t size = 0;
+    for (const auto& part : parts) size += num_elements(part.tensor);
     const auto misfit = [&] {
       return fmt::format(
           "{} of {} elements does not fit where it should lie in bucket {} of {} elements",
@@ -144,12 +162,15 @@ std::vector<BucketParameter> OptimizerBuckets::place(
       require(bucket < buckets.size() && size <= buckets[bucket], ErrorKind::kLayout, "{}",
               misfit());
     }
-    const auto begin = used == 0 ? 0 : aligned(used);
-    placed.push_back({.tensor = std::move(parameter.tensor),
-                      .copy = parameter.copy,
-                      .begin = bucket_begin + begin,
-                      .size = size});
-    used = begin + size;
+    used = used == 0 ? 0 : aligned(used);
+    for (auto& part : parts) {
+      const auto elements = num_elements(part.tensor);
+      placed.push_back({.tensor = std::move(part.tensor),
+                        .copy = part.copy,
+                        .begin = bucket_begin + used,
+                        .size = elements});
+      used += elements;
+    }
     if (used == buckets[bucket]) next_bucket();
   }
   if (used > 0 && is_full()) next_bucket();

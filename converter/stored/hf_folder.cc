@@ -102,6 +102,14 @@ std::string HfForm::config_text() const {
   return text(std::string(distckpt::kHfConfig));
 }
 
+bool HfForm::has(const std::string& tensor) const {
+  const auto in_header = [&](const distckpt::SafetensorsHeader& header) {
+    return std::ranges::find(header.entries, tensor, &distckpt::SafetensorsEntry::name) !=
+           header.entries.end();
+  };
+  return dtypes.contains(tensor) || std::ranges::any_of(headers, in_header);
+}
+
 void HfForm::leave_quantization() {
   const auto text = config_text();
   if (!parse_quantization(text, config_source())) return;

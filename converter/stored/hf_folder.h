@@ -37,6 +37,7 @@ struct HfForm {
   std::string text(const std::string& name) const;  // the same, whole
   std::string config_text() const;                  // of config.json, likewise
   std::string config_source() const;                // its path, for messages
+  bool has(const std::string& tensor) const;        // whether files of it are known to hold it
 
   // Makes it the form of dequantised weights: a configuration that says so, and no headers. Leaves
   // the form of a model that is not quantised as it is.

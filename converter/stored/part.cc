@@ -162,8 +162,10 @@ void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>
   std::erase_if(map.megatron, [](const MegatronTensor& tensor) { return tensor.parts.empty(); });
 }
 
-ModelMap make_part_map(const models::TransformerConfig& config, const Part& part) {
-  auto map = make_model_map(config);
+ModelMap make_part_map(const models::TransformerConfig& config,
+                       const Part& part,
+                       const HasTensor& has) {
+  auto map = make_model_map(config, has);
   if (!part.empty()) restrict_map(map, part);
   return map;
 }

@@ -48,7 +48,9 @@ Part parse_part(std::string_view text, std::string_view source);
 
 // The map of a model without the tensors that `part` does not select. Throws as make_model_map
 // does.
-ModelMap make_part_map(const models::TransformerConfig& config, const Part& part);
+ModelMap make_part_map(const models::TransformerConfig& config,
+                       const Part& part,
+                       const HasTensor& has = {});
 void restrict_map(ModelMap& map, const Part& part);
 // Makes tensor i of the map tensor at[i], or takes it out.
 void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>& at);

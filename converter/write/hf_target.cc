@@ -63,7 +63,8 @@ std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTenso
     if (!tensor.expert) continue;
     for (std::size_t i = 0; i < tensor.parts.size(); ++i) {
       const auto& name = map.tensors[tensor.parts[i].model].name;
-      const auto layer = name.substr(0, name.find('.', std::string_view("model.layers.").size()));
+      const auto layer =
+          name.substr(0, std::min(name.find(".mlp."), name.find(".block_sparse_moe.")));
       const bool gate_up = tensor.merge == Merge::kGateUp;
       fused.emplace(name, std::pair(fmt::format("{}.mlp.experts.{}_proj", layer,
                                                 gate_up ? "gate_up" : "down"),
@@ -203,6 +204,17 @@ class HfTarget : public FileTarget {
       if (name == kTiedHead) continue;
       saved.push_back(tensors[of]);
       saved.back().name = name;
+    }
+    if (const auto tower = map.family->names->carried; !tower.empty() && hf_.part.empty()) {
+      const bool there =
+          std::ranges::any_of(saved, [&](auto& one) { return map.is_carried(one.name); });
+      if (!there) {
+        throw Error(
+            ErrorKind::kLayout,
+            fmt::format("{}: describes a model that also sees, but the source holds no {}*",
+                        hf_.config_source(), tower),
+            "name the folder of a config.json of the language model alone with --hf-config");
+      }
     }
     auto shards = split_into_shards(make_blocks(map, saved), max_shard_size);
     const auto count = static_cast<int>(shards.size());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "converter/families/megatron_links.h"
@@ -151,11 +152,34 @@ class MegatronTarget : public FileTarget {
             }};
   }
 
-  // inv_freq and the like: Megatron has no place for them, the sidecar does.
+  // Tensors that Megatron holds less a number, rounded, where the source has them as they are.
+  std::set<std::uint32_t> rounded() const {
+    std::set<std::uint32_t> found;
+    if (!source_.hf) return found;
+    for (const auto& link : links_.links) {
+      if (link.less != 0) found.insert(link.model);
+    }
+    for (const auto& link : source_.links.links) {
+      if (link.copy == 0 && link.less != 0) found.erase(link.model);
+    }
+    return found;
+  }
+
+  // inv_freq, a vision tower: Megatron has no place for them, the sidecar does. It also keeps what
+  // Megatron rounds: the first copy, of which Megatron's is the second.
   void add_derived(const std::vector<ModelTensor>& tensors) {
+    const auto kept = rounded();
+    for (auto& link : links_.links) {
+      if (kept.contains(link.model)) ++link.copy;
+    }
+    const auto is_beside = [&](std::uint32_t i) {
+      return tensors[i].role == distckpt::Role::kDerived || kept.contains(i) ||
+             source_.map.is_carried(tensors[i].name);
+    };
     std::vector<distckpt::SafetensorsEntry> entries;
-    for (const auto& tensor : tensors) {
-      if (tensor.role == distckpt::Role::kDerived)
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      const auto& tensor = tensors[i];
+      if (is_beside(i))
         entries.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
     }
     if (entries.empty()) return;
@@ -163,7 +187,7 @@ class MegatronTarget : public FileTarget {
     derived_ = distckpt::make_safetensors_header(path.filename().string(), std::move(entries), {});
     distckpt::add_to_layout(*derived_, path.parent_path(), layout_);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].role != distckpt::Role::kDerived) continue;
+      if (!is_beside(i)) continue;
       links_.links.push_back({.model = i,
                               .model_box = Box::whole(tensors[i].shape),
                               .stored = *layout_.find(tensors[i].name),

@@ -8,6 +8,7 @@
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/elements/arithmetic.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/execute/file_box_io.h"
@@ -79,6 +80,7 @@ class TaskWorker::Impl {
   // A stretch of a model tensor in staging: elements [begin, end), as boxes.
   struct Stretch {
     const ModelTensor& tensor;
+    int less = 0;  // its elements are those of the tensor less this
     std::int64_t begin = 0;
     std::vector<FlatPiece> boxes;
     Dims strides;  // of the model tensor, in bytes
@@ -98,9 +100,11 @@ class TaskWorker::Impl {
     }
   };
 
-  static Stretch make_stretch(const ModelTensor& tensor, std::int64_t begin, std::int64_t end) {
+  static Stretch make_stretch(const PlannedTensor& planned, std::int64_t begin, std::int64_t end) {
+    const auto& tensor = planned.tensor;
     const auto size = size_of(tensor.dtype);
     return {.tensor = tensor,
+            .less = planned.less,
             .begin = begin / size,
             .boxes = split_flat_range(tensor.shape, begin / size, end / size),
             .strides = byte_strides(tensor.shape, size)};
@@ -130,7 +134,7 @@ class TaskWorker::Impl {
       const bool packed = stretch.packed(box);
       const auto converted =
           packed ? std::span(into, static_cast<std::size_t>(bytes)) : scratch_.first(bytes);
-      read_part(stretch.tensor, piece, box, transform, converted);
+      read_part(stretch.tensor, piece, stretch.less, box, transform, converted);
       if (packed) return;
       copy_strided(into, stretch.strides, converted.data(),
                    byte_strides(box.size, size_of(stretch.tensor.dtype)), box.size,
@@ -138,17 +142,27 @@ class TaskWorker::Impl {
     });
   }
 
-  // The part `box` of a piece, packed, as elements of the tensor.
+  // The part `box` of a piece, packed, as elements of the tensor less `less`.
   void read_part(const ModelTensor& tensor,
                  const Piece& piece,
+                 int less,
                  const Box& box,
                  Transform transform,
                  std::span<std::byte> into) {
     const auto region = region_of(piece, box);
     if (piece.scale >= 0) return dequantize_piece(tensor, piece, region, box, into);
-    if (piece.dtype == tensor.dtype) return source_.read(region, into, owner_.record.read);
+    const int added = piece.less - less;
+    if (piece.dtype == tensor.dtype) {
+      source_.read(region, into, owner_.record.read);
+      if (added != 0) add_number(tensor.dtype, into, added);
+      return;
+    }
     const auto raw = cast_scratch_.first(region.num_bytes());
     source_.read(region, raw, owner_.record.read);
+    if (added != 0) {
+      add_number(piece.dtype, raw, added);
+      transform = Transform::kCast;
+    }
     convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
   }
 
@@ -190,14 +204,29 @@ class TaskWorker::Impl {
         packed = into;
       }
       const auto region = region_of(piece, box);
-      if (piece.dtype != tensor.dtype) {
-        const auto widened = cast_scratch_.first(region.num_bytes());
-        convert(tensor.name, tensor.dtype, packed, piece.dtype, widened, Transform::kCastExact,
-                box);
-        packed = widened;
+      const int taken = piece.less - stretch.less;
+      if (piece.dtype != tensor.dtype || taken != 0) {
+        const auto stored = cast_scratch_.first(region.num_bytes());
+        store(tensor, packed, piece, taken, stored, box);
+        packed = stored;
       }
       sink_->write(region, packed, owner_.record.written);
     });
+  }
+
+  // Packed elements of the tensor as a target piece holds them: in its dtype, less `taken`.
+  static void store(const ModelTensor& tensor,
+                    std::span<const std::byte> from,
+                    const Piece& piece,
+                    int taken,
+                    std::span<std::byte> into,
+                    const Box& box) {
+    if (piece.dtype == tensor.dtype) {
+      std::ranges::copy(from, into.begin());
+    } else {
+      convert(tensor.name, tensor.dtype, from, piece.dtype, into, Transform::kCastExact, box);
+    }
+    if (taken != 0) add_number(piece.dtype, into, -taken);
   }
 
   static void convert(const std::string& name,
@@ -219,10 +248,17 @@ class TaskWorker::Impl {
          rule == CastRule::kRound ? "overflows" : "would be rounded", short_name(into_dtype));
   }
 
+  // Elements of which one side was rounded when something was taken from them are compared so: the
+  // way there is one, the way back is not.
+  static int comparable_less(int less, const Cover& replica) {
+    for (const auto& piece : replica) less = std::max(less, piece.less);
+    return less;
+  }
+
   void run_tensor(const Segment& segment, const std::function<void(const Comparison&)>& compared) {
     const auto& planned = plan_.tensors[segment.index];
     const auto bytes = segment.end - segment.begin;
-    const auto stretch = make_stretch(planned.tensor, segment.begin, segment.end);
+    const auto stretch = make_stretch(planned, segment.begin, segment.end);
     const auto staging = staging_.first(bytes);
     gather(planned.source, stretch, planned.on_read, staging);
     for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
@@ -231,14 +267,24 @@ class TaskWorker::Impl {
                           static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
     }
     for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
+      const auto& cover = planned.replicas[r];
       const auto replica = replica_.first(bytes);
-      gather(planned.replicas[r], stretch, planned.on_read, replica);
+      auto compared_as = stretch;
+      compared_as.less = comparable_less(stretch.less, cover);
+      gather(cover, compared_as, planned.on_read, replica);
+      std::span<const std::byte> expected = staging;
+      std::vector<std::byte> moved;
+      if (compared_as.less != stretch.less) {
+        moved.assign(staging.begin(), staging.end());
+        add_number(planned.tensor.dtype, moved, stretch.less - compared_as.less);
+        expected = moved;
+      }
       compared({.tensor = segment.index,
                 .replica = r,
                 .element = stretch.begin,
-                .expected = staging,
+                .expected = expected,
                 .found = replica,
-                .equal = std::memcmp(staging.data(), replica.data(), staging.size()) == 0});
+                .equal = std::memcmp(expected.data(), replica.data(), expected.size()) == 0});
     }
     if (sink_ == nullptr) return;
     for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
@@ -268,12 +314,13 @@ class TaskWorker::Impl {
     const auto region = region_of(target, box);
     const auto leased = sink_->lease(region);
     const auto into = leased.empty() ? scratch_.first(region.num_bytes()) : leased;
-    if (target.dtype == tensor.dtype) {
-      read_part(tensor, source, box, planned.on_read, into);
+    const int taken = target.less - planned.less;
+    if (target.dtype == tensor.dtype && taken == 0) {
+      read_part(tensor, source, planned.less, box, planned.on_read, into);
     } else {
-      const auto narrow = staging_.first(box.volume() * size_of(tensor.dtype));
-      read_part(tensor, source, box, planned.on_read, narrow);
-      convert(tensor.name, tensor.dtype, narrow, target.dtype, into, Transform::kCastExact, box);
+      const auto elements = staging_.first(box.volume() * size_of(tensor.dtype));
+      read_part(tensor, source, planned.less, box, planned.on_read, elements);
+      store(tensor, elements, target, taken, into, box);
     }
     give(region, leased, into);
   }
@@ -289,8 +336,10 @@ class TaskWorker::Impl {
       const auto bytes = both->volume() * size_of(tensor.dtype);
       const auto expected = staging_.first(bytes);
       const auto found = replica_.first(bytes);
-      read_part(tensor, source, *both, planned.on_read, expected);
-      read_part(tensor, other, *both, planned.on_read, found);
+      read_part(tensor, source, planned.less, *both, planned.on_read, expected);
+      const auto less = comparable_less(planned.less, replica);
+      if (less != planned.less) add_number(tensor.dtype, expected, planned.less - less);
+      read_part(tensor, other, less, *both, planned.on_read, found);
       if (std::ranges::equal(expected, found)) continue;
       const auto first = source_.name_of(source.at.storage);
       fail(ErrorKind::kLayout, "{}: its second copy differs from the first, in {}{}", tensor.name,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -88,7 +89,8 @@ void append_pieces(const BoxLink& link,
                               .offset = first,
                               .strides = align_strides(shard.at.strides, rank)},
                        .dtype = stored.dtype,
-                       .scale = link.scale});
+                       .scale = link.scale,
+                       .less = link.less});
       return;
     }
     const int last = part.rank() - 1;
@@ -103,7 +105,8 @@ void append_pieces(const BoxLink& link,
                               .offset = first + (piece.begin - begin) * stride,
                               .strides = byte_strides(link.model_box.size, stride)},
                        .dtype = stored.dtype,
-                       .scale = link.scale});
+                       .scale = link.scale,
+                       .less = link.less});
     }
   });
 }
@@ -266,6 +269,22 @@ Transform transform_on_read(const PlannedTensor& planned, Transform cast) {
   return transform;
 }
 
+// Sets PlannedTensor::less.
+void settle_less(PlannedTensor& planned) {
+  std::optional<int> common;
+  bool same = true;
+  const auto look = [&](const Cover& cover) {
+    for (const auto& piece : cover) {
+      if (!common) common = piece.less;
+      same = same && *common == piece.less;
+    }
+  };
+  look(planned.source);
+  for (const auto& cover : planned.replicas) look(cover);
+  for (const auto& cover : planned.targets) look(cover);
+  planned.less = same ? common.value_or(0) : 0;
+}
+
 // Resolves each scaled link to the scales of its blocks. Scales are whole tensors in one packed
 // shard.
 void plan_scales(const PlanSide& source, CopyPlan& plan) {
@@ -312,6 +331,7 @@ CopyPlan plan_read(const std::vector<ModelTensor>& tensors,
       }
     }
     planned.on_read = transform_on_read(planned, cast);
+    settle_less(planned);
     plan.tensors.push_back(std::move(planned));
   }
   plan_scales(source, plan);
@@ -329,6 +349,7 @@ CopyPlan plan_copy(const std::vector<ModelTensor>& tensors,
   plan.fills = std::move(side.padding);
   for (std::size_t m = 0; m < tensors.size(); ++m) {
     plan.tensors[m].targets = std::move(side.covers[m]);
+    settle_less(plan.tensors[m]);
   }
   return plan;
 }

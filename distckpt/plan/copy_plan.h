@@ -42,6 +42,7 @@ struct Piece {
   Placement at{};              // strides has the rank of box
   DType dtype = DType::kBF16;  // of the stored elements
   int scale = -1;              // index into CopyPlan::scales
+  int less = 0;                // BoxLink::less
 };
 
 // Pieces that together cover a model tensor exactly once.
@@ -54,6 +55,9 @@ struct PlannedTensor {
       replicas{};  // further copies in the source: must hold the same bytes as `source`
   std::vector<Cover> targets{};          // none in a plan that only reads
   Transform on_read = Transform::kNone;  // stored source elements -> elements of `tensor`
+  // The elements are digested and compared less this: what all pieces are less by, if it is the
+  // same of all, so that nothing is rounded; else 0.
+  int less = 0;
 };
 
 // A region of one side that holds nothing of the model.

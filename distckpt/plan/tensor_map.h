@@ -48,6 +48,9 @@ struct BoxLink {
   bool flat = false;
   // 128 x 128 blocks and their scales: index into TensorMap::scales, or -1.
   int scale = -1;
+  // A stored element is the model tensor's less this, rounded (Megatron-Core's zero-centred norms
+  // hold a weight less one).
+  int less = 0;
 };
 
 // The scales of a block-quantised tensor: one element for each block of `block` elements.

@@ -8,7 +8,8 @@ using enum Split;
 using enum When;
 using E = Extent;
 
-// Columns: name, merge, split, rows, columns, when, registered, per_expert, fp32.
+// Columns: name, merge, split, rows, columns, when, registered, per_expert, fp32, depth,
+// keeps_dtype, less_one.
 // clang-format off
 constexpr ParameterRow kEmbedding[] = {
     {"embedding.word_embeddings.weight", kCopy, kColumn, E::kVocab, E::kHidden},
@@ -72,6 +73,28 @@ constexpr ExtraStateRow kLatentAttentionStates[] = {
     {"self_attention.linear_proj"},
     {"self_attention.core_attention"},  // megatron-core up to 0.14 insists on it
 };
+
+// The parameters in_proj.weight and conv1d.weight have keys for each of their parts.
+// clang-format off
+constexpr ParameterRow kGatedDeltaNet[] = {
+    {"self_attention.in_proj.layer_norm_weight", kCopy, kNone,   E::kHidden,         E::kNone,         kAlways, 60},
+    {"self_attention.in_proj.weight.query",      kCopy, kColumn, E::kLinearKeys,     E::kHidden,       kAlways, 70},
+    {"self_attention.in_proj.weight.key",        kCopy, kColumn, E::kLinearKeys,     E::kHidden,       kAlways, 71},
+    {"self_attention.in_proj.weight.value",      kCopy, kColumn, E::kLinearValues,   E::kHidden,       kAlways, 72},
+    {"self_attention.in_proj.weight.z",          kCopy, kColumn, E::kLinearValues,   E::kHidden,       kAlways, 73},
+    {"self_attention.in_proj.weight.beta",       kCopy, kColumn, E::kLinearHeads,    E::kHidden,       kAlways, 74},
+    {"self_attention.in_proj.weight.alpha",      kCopy, kColumn, E::kLinearHeads,    E::kHidden,       kAlways, 75},
+    {"self_attention.conv1d.weight.query",       kCopy, kColumn, E::kLinearKeys,     E::kOne,          kAlways, 100, false, false, E::kLinearKernel},
+    {"self_attention.conv1d.weight.key",         kCopy, kColumn, E::kLinearKeys,     E::kOne,          kAlways, 101, false, false, E::kLinearKernel},
+    {"self_attention.conv1d.weight.value",       kCopy, kColumn, E::kLinearValues,   E::kOne,          kAlways, 102, false, false, E::kLinearKernel},
+    {"self_attention.dt_bias",                   kCopy, kColumn, E::kLinearHeads,    E::kNone,         kAlways, 40,  false, false, E::kNone, true},
+    {"self_attention.A_log",                     kCopy, kColumn, E::kLinearHeads,    E::kNone,         kAlways, 50,  false, false, E::kNone, true},
+    {"self_attention.out_norm.weight",           kCopy, kNone,   E::kLinearChannels, E::kNone,         kAlways, 160, false, false, E::kNone, false, true},
+    {"self_attention.out_proj.weight",           kCopy, kRow,    E::kHidden,         E::kLinearValues, kAlways, 170},
+};
+// clang-format on
+constexpr ExtraStateRow kGatedDeltaNetStates[] = {
+    {"self_attention.in_proj"}, {"self_attention.out_norm"}, {"self_attention.out_proj"}};
 
 // clang-format off
 constexpr ParameterRow kGatedMlp[] = {
@@ -137,6 +160,25 @@ constexpr ParameterRow kHead[] = {
 // clang-format on
 constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm"}};
 
+}  // namespace
+
+const ParameterSection kEmbeddingSection{.rows = kEmbedding};
+const ParameterSection kGroupedQueryAttentionSection{.rows = kGroupedQueryAttention,
+                                                     .other_names = kGroupedQueryAttentionOther,
+                                                     .extra_states = kGroupedQueryAttentionStates};
+const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
+                                               .other_names = kLatentAttentionOther,
+                                               .extra_states = kLatentAttentionStates};
+const ParameterSection kGatedDeltaNetSection{.rows = kGatedDeltaNet,
+                                             .extra_states = kGatedDeltaNetStates};
+const ParameterSection kGatedMlpSection{
+    .rows = kGatedMlp, .other_names = kGatedMlpOther, .extra_states = kGatedMlpStates};
+const ParameterSection kMoeSection{
+    .rows = kMoe, .other_names = kMoeOther, .extra_states = kMoeStates};
+const ParameterSection kPredictionSection{.rows = kPrediction, .extra_states = kPredictionStates};
+const ParameterSection kPredictionNormSection{.rows = kPredictionNorm};
+const ParameterSection kHeadSection{.rows = kHead, .extra_states = kHeadStates};
+
 std::int64_t size_of(Extent extent, const TransformerConfig& config) {
   const auto heads = config.num_attention_heads;
   switch (extent) {
@@ -186,26 +228,21 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return config.dsa_indexer_head_dim;
     case Extent::kIndexQueries:
       return config.dsa_indexer_n_heads * config.dsa_indexer_head_dim;
+    case Extent::kLinearKeys:
+      return config.linear_num_key_heads * config.linear_key_head_dim;
+    case Extent::kLinearValues:
+      return config.linear_num_value_heads * config.linear_value_head_dim;
+    case Extent::kLinearKeyHeads:
+      return config.linear_num_key_heads;
+    case Extent::kLinearHeads:
+      return config.linear_num_value_heads;
+    case Extent::kLinearChannels:
+      return config.linear_value_head_dim;
+    case Extent::kLinearKernel:
+      return config.linear_conv_kernel_dim;
   }
   return 0;
 }
-
-}  // namespace
-
-const ParameterSection kEmbeddingSection{.rows = kEmbedding};
-const ParameterSection kGroupedQueryAttentionSection{.rows = kGroupedQueryAttention,
-                                                     .other_names = kGroupedQueryAttentionOther,
-                                                     .extra_states = kGroupedQueryAttentionStates};
-const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
-                                               .other_names = kLatentAttentionOther,
-                                               .extra_states = kLatentAttentionStates};
-const ParameterSection kGatedMlpSection{
-    .rows = kGatedMlp, .other_names = kGatedMlpOther, .extra_states = kGatedMlpStates};
-const ParameterSection kMoeSection{
-    .rows = kMoe, .other_names = kMoeOther, .extra_states = kMoeStates};
-const ParameterSection kPredictionSection{.rows = kPrediction, .extra_states = kPredictionStates};
-const ParameterSection kPredictionNormSection{.rows = kPredictionNorm};
-const ParameterSection kHeadSection{.rows = kHead, .extra_states = kHeadStates};
 
 bool applies(When when, const TransformerConfig& config) {
   const bool language_model = config.head == Head::kLanguageModel;
@@ -256,7 +293,7 @@ std::vector<std::int64_t> merged_rows(const ParameterRow& row, const Transformer
     case Merge::kCopy:
       return {rows};
     case Merge::kQkvGroups:
-      return {size_of(Extent::kHeads, config), rows, rows};
+      return {(config.attention_output_gate ? 2 : 1) * size_of(Extent::kHeads, config), rows, rows};
     case Merge::kGateUp:
       return {rows, rows};
   }
@@ -267,7 +304,8 @@ std::int64_t columns_of(const ParameterRow& row, const TransformerConfig& config
   return size_of(row.columns, config);
 }
 
-const ParameterSection& attention_section(const TransformerConfig& config) {
+const ParameterSection& attention_section(const TransformerConfig& config, bool linear) {
+  if (linear) return kGatedDeltaNetSection;
   return config.multi_latent_attention ? kLatentAttentionSection : kGroupedQueryAttentionSection;
 }
 

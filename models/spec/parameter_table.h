@@ -16,7 +16,8 @@ namespace ferry::models {
 // How the tensors of a Hugging Face checkpoint lie in the parameter.
 enum class Merge : std::uint8_t {
   kCopy,       // one tensor, as it is
-  kQkvGroups,  // for each query group: its queries, its key, its value
+  kQkvGroups,  // for each query group: its queries, their gates if they have some, its key, its
+               // value
   kGateUp,     // gate over up
 };
 
@@ -29,30 +30,39 @@ enum class Split : std::uint8_t {
 
 // The size of a dimension; with a merge, of one of the tensors that it merges.
 enum class Extent : std::uint8_t {
-  kNone,           // there is no such dimension
-  kHidden,         // hidden_size
-  kTwiceHidden,    // 2 * hidden_size
-  kFfn,            // ffn_hidden_size
-  kMoeFfn,         // moe_ffn_hidden_size
-  kSharedFfn,      // moe_shared_expert_intermediate_size
-  kExperts,        // num_moe_experts
-  kOne,            // 1
-  kHeads,          // num_attention_heads * kv_channels
-  kGroups,         // with kQkvGroups: kHeads for q, num_query_groups * kv_channels for k and v
-  kChannels,       // kv_channels
-  kKeyChannels,    // num_query_groups * kv_channels
-  kVocab,          // vocab_size; padded in Megatron
-  kLabels,         // num_labels
-  kQLora,          // q_lora_rank
-  kKvLora,         // kv_lora_rank
-  kKvLoraAndRope,  // kv_lora_rank + qk_pos_emb_head_dim
-  kQHeads,         // num_attention_heads * (qk_head_dim + qk_pos_emb_head_dim)
-  kKvHeads,        // num_attention_heads * (qk_head_dim + v_head_dim)
-  kVHeads,         // num_attention_heads * v_head_dim
-  kIndexHeads,     // dsa_indexer_n_heads
-  kIndexChannels,  // dsa_indexer_head_dim
-  kIndexQueries,   // dsa_indexer_n_heads * dsa_indexer_head_dim
+  kNone,            // there is no such dimension
+  kHidden,          // hidden_size
+  kTwiceHidden,     // 2 * hidden_size
+  kFfn,             // ffn_hidden_size
+  kMoeFfn,          // moe_ffn_hidden_size
+  kSharedFfn,       // moe_shared_expert_intermediate_size
+  kExperts,         // num_moe_experts
+  kOne,             // 1
+  kHeads,           // num_attention_heads * kv_channels
+  kGroups,          // with kQkvGroups: kHeads for q, twice that with gates, and num_query_groups *
+                    // kv_channels for k and v
+  kChannels,        // kv_channels
+  kKeyChannels,     // num_query_groups * kv_channels
+  kVocab,           // vocab_size; padded in Megatron
+  kLabels,          // num_labels
+  kQLora,           // q_lora_rank
+  kKvLora,          // kv_lora_rank
+  kKvLoraAndRope,   // kv_lora_rank + qk_pos_emb_head_dim
+  kQHeads,          // num_attention_heads * (qk_head_dim + qk_pos_emb_head_dim)
+  kKvHeads,         // num_attention_heads * (qk_head_dim + v_head_dim)
+  kVHeads,          // num_attention_heads * v_head_dim
+  kIndexHeads,      // dsa_indexer_n_heads
+  kIndexChannels,   // dsa_indexer_head_dim
+  kIndexQueries,    // dsa_indexer_n_heads * dsa_indexer_head_dim
+  kLinearKeys,      // of a delta net: linear_num_key_heads * linear_key_head_dim
+  kLinearValues,    // linear_num_value_heads * linear_value_head_dim
+  kLinearKeyHeads,  // linear_num_key_heads
+  kLinearHeads,     // linear_num_value_heads
+  kLinearChannels,  // linear_value_head_dim
+  kLinearKernel,    // linear_conv_kernel_dim
 };
+
+std::int64_t size_of(Extent extent, const TransformerConfig& config);  // 0 for kNone
 
 // The models that have a parameter.
 enum class When : std::uint8_t {
@@ -90,8 +100,11 @@ struct ParameterRow {
   // MLP, MoELayer, MultiTokenPredictionLayer. A linear layer of Transformer Engine registers its
   // norm first. The numbers leave room between them.
   int registered = 0;
-  bool per_expert = false;  // one for each expert; such rows stand beside each other
-  bool fp32 = false;        // whatever the model's dtype; kept by the router, not trained
+  bool per_expert = false;       // one for each expert; such rows stand beside each other
+  bool fp32 = false;             // whatever the model's dtype; kept by the router, not trained
+  Extent depth = Extent::kNone;  // the third dimension
+  bool keeps_dtype = false;      // where the dtype of the others is changed
+  bool less_one = false;         // holds the weight less one, where Hugging Face holds the weight
 };
 
 // The rows of the tensors that a row merges, in their order: q, k and v; gate and up; or all.
@@ -123,13 +136,14 @@ struct ParameterSection {
 extern const ParameterSection kEmbeddingSection;
 extern const ParameterSection kGroupedQueryAttentionSection;
 extern const ParameterSection kLatentAttentionSection;
+extern const ParameterSection kGatedDeltaNetSection;
 extern const ParameterSection kGatedMlpSection;
 extern const ParameterSection kMoeSection;
 extern const ParameterSection kPredictionSection;  // before the layer that a prediction layer wraps
 extern const ParameterSection kPredictionNormSection;  // behind it
 extern const ParameterSection kHeadSection;            // of the last stage
 
-const ParameterSection& attention_section(const TransformerConfig& config);
+const ParameterSection& attention_section(const TransformerConfig& config, bool linear);
 const ParameterSection& mlp_section(bool moe);
 
 }  // namespace ferry::models

@@ -7,11 +7,12 @@
 namespace ferry::models {
 
 std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_t layer) {
-  const Section section{.stage = Stage::kLayer,
-                        .layer = layer,
-                        .prefix = fmt::format("{}{}.", kDecoderLayers, layer),
-                        .stacked = std::string(kDecoderLayers),
-                        .table = &attention_section(config)};
+  const Section section{
+      .stage = Stage::kLayer,
+      .layer = layer,
+      .prefix = fmt::format("{}{}.", kDecoderLayers, layer),
+      .stacked = std::string(kDecoderLayers),
+      .table = &attention_section(config, config.is_linear_attention_layer(layer))};
   std::vector<Section> sections{section, section};
   sections[1].table = &mlp_section(config.is_moe_layer(layer));
   return sections;
@@ -23,7 +24,7 @@ std::vector<Section> prediction_sections(const TransformerConfig& config, std::i
                     .prefix = fmt::format("{}{}.", kPredictionLayers, index),
                     .table = &kPredictionSection};
   std::vector<Section> sections(4, own);
-  sections[1].table = &attention_section(config);
+  sections[1].table = &attention_section(config, false);
   sections[2].table = &mlp_section(config.num_moe_experts > 0);
   sections[3].table = &kPredictionNormSection;
   for (const auto wrapped : {1, 2})
@@ -43,10 +44,13 @@ WholeParameter make_parameter(const Section& section,
                            .split = row.split,
                            .stage = section.stage,
                            .vocabulary = row.rows == Extent::kVocab,
-                           .fp32 = row.fp32};
+                           .fp32 = row.fp32,
+                           .less_one = row.less_one};
   const auto rows = merged_rows(row, config);
   parameter.shape.push_back(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
-  if (row.columns != Extent::kNone) parameter.shape.push_back(columns_of(row, config));
+  for (const auto extent : {row.columns, row.depth}) {
+    if (extent != Extent::kNone) parameter.shape.push_back(size_of(extent, config));
+  }
   const auto in_stack = [&](std::string_view name) {
     return fmt::format("{}{}", section.stacked, name);
   };

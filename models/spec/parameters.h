@@ -54,6 +54,7 @@ struct WholeParameter {
   Stage stage = Stage::kLayer;
   bool vocabulary = false;  // the first dimension is padded
   bool fp32 = false;
+  bool less_one = false;
 };
 
 WholeParameter make_parameter(const Section& section,

@@ -160,6 +160,9 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
   const int tp = parallel.tensor_model_parallel_size;
   if (config.num_attention_heads % tp != 0)
     return Indivisible{"tp", fmt::format("{} attention heads", config.num_attention_heads)};
+  if (config.has_linear_attention() && config.linear_num_key_heads % tp != 0)
+    return Indivisible{
+        "tp", fmt::format("{} key heads of linear attention", config.linear_num_key_heads)};
   if (config.num_moe_experts % parallel.expert_model_parallel_size != 0)
     return Indivisible{"ep", fmt::format("{} experts", config.num_moe_experts)};
   const auto find_in = [&](const Section& section) -> std::optional<Indivisible> {
@@ -182,9 +185,11 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
     return std::nullopt;
   };
   std::vector<Section> sections{{.stage = Stage::kFirst, .table = &kEmbeddingSection}};
-  for (const bool moe : {false, true}) {  // layers of a kind are alike: the first of each
+  using Kind = std::pair<bool, bool>;  // layers of a kind are alike: the first of each
+  for (const auto& kind : {Kind{false, false}, {false, true}, {true, false}, {true, true}}) {
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-      if (config.is_moe_layer(layer) != moe) continue;
+      if (Kind{config.is_moe_layer(layer), config.is_linear_attention_layer(layer)} != kind)
+        continue;
       for (auto& section : layer_sections(config, layer)) sections.push_back(std::move(section));
       break;
     }
@@ -203,6 +208,7 @@ namespace {
 
 // A part of the model that no module computes; empty if there is none.
 std::string_view not_computed(const TransformerConfig& config) {
+  if (config.has_linear_attention()) return "gated delta nets";
   if (config.is_sparse()) return "sparse attention";
   if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
   if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&

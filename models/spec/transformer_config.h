@@ -97,6 +97,15 @@ struct TransformerConfig {
   std::int64_t dsa_indexer_head_dim = 0;
   std::int64_t dsa_indexer_topk = 0;
 
+  // Gated delta net: linear attention in some layers, beside gated attention in the others.
+  std::vector<bool> linear_attention_freq{};  // per layer: has it a delta net. Empty without one
+  std::int64_t linear_conv_kernel_dim = 0;
+  std::int64_t linear_key_head_dim = 0;
+  std::int64_t linear_value_head_dim = 0;
+  std::int64_t linear_num_key_heads = 0;
+  std::int64_t linear_num_value_heads = 0;
+  bool attention_output_gate = false;  // linear_qkv projects a gate beside each query
+
   std::int64_t mtp_num_layers = 0;  // multi-token prediction
 
   Head head = Head::kLanguageModel;
@@ -105,10 +114,15 @@ struct TransformerConfig {
   bool is_moe_layer(std::int64_t layer) const {
     return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
   }
+  bool has_linear_attention() const { return !linear_attention_freq.empty(); }
+  bool is_linear_attention_layer(std::int64_t layer) const {
+    return has_linear_attention() && linear_attention_freq[static_cast<std::size_t>(layer)];
+  }
   // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
-  // stacked.
+  // stacked. Megatron-Core stacks none where linear_attention_freq is a list.
   bool is_homogeneous() const {
-    return std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
+    return !has_linear_attention() &&
+           std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
   }
   // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each
   // group (Megatron-Core transformer_config.py asks for the same).

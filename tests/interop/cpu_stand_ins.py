@@ -218,6 +218,13 @@ def install_te_stub(version="2.6.0"):
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
             return o.permute(2, 0, 1, 3).reshape(o.shape[2], o.shape[0], -1)
 
+    def l2norm(x, eps=1e-6):  # of flash-linear-attention, without which megatron-core has no delta net; its kernels are not called
+        return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
+    for name in ("fla", "fla.modules", "fla.modules.convolution", "fla.modules.l2norm", "fla.ops", "fla.ops.gated_delta_rule"):
+        mod(name)
+    sys.modules["fla.modules.convolution"].causal_conv1d = sys.modules["fla.ops.gated_delta_rule"].chunk_gated_delta_rule = None
+    sys.modules["fla.modules.l2norm"].l2norm = l2norm
+
     te = mod("transformer_engine"); te.__version__ = version
     tp = mod("transformer_engine.pytorch")
     for k in (RMSNorm, LayerNorm, Linear, LayerNormLinear, GroupedLinear, DotProductAttention):

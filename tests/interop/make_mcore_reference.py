@@ -50,6 +50,8 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     # only megatron-core <= 0.18 builds Moonlight (q_lora_rank None) as HF defines it: use --mcore mc0182
     "moonlight_tp1":      ("moonlight", 1, 1, 1, 1, 1, "te", {}),
     "glm4_moe_tp2ep2":    ("glm4_moe", 2, 1, 2, 1, 1, "te", {}),
+    "qwen3_next_tp2ep2":  ("qwen3_next", 2, 1, 2, 1, 1, "te", {}),
+    "qwen3_5_tp2":        ("qwen3_5", 2, 1, 1, 1, 1, "te", {}),
     "llama_singleton":    ("llama", 2, 1, 1, 1, 1, "te", {"singleton": True}),
     "mixtral_singleton":  ("mixtral", 1, 1, 2, 1, 1, "te", {"singleton": True}),
     "llama_optim_full":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_reshardable"}),
@@ -152,7 +154,8 @@ def worker(w):
     if opt.get("pp_first"):
         extra = dict(num_layers_in_first_pipeline_stage=opt["pp_first"])
     model = build_model(a, tp, pp, ep, etp, torch.float32, te, vpad, extra)
-    used = fill_from_full(model, stacked)
+    # In fp32, in which a norm's weight less one is exact.
+    used = fill_from_full(model, stack_full(hf_to_megatron(a, {k: t.float() for k, t in load_hf_sd(hf).items()}, vpad, te=te), a))
     alls = [None] * world
     dist.all_gather_object(alls, sorted(used))
     missing = set(stacked) - set(x for u in alls for x in u)
@@ -173,6 +176,9 @@ def worker(w):
     for mod in model.modules():
         if hasattr(mod, "_maintain_float32_expert_bias"):
             mod._maintain_float32_expert_bias()
+    for name, parameter in model.named_parameters():
+        if any(name.endswith(k[k.index("self_attention."):]) for k, t in full.items() if "self_attention." in k and t.dtype == torch.float32):
+            parameter.data = parameter.data.float()
     fill_from_full(model, stacked)  # exact values again (fp32 expert_bias would have been rounded)
 
     d = case_dir if opt.get("plain") else os.path.join(case_dir, f"iter_{ITER:07d}")

@@ -1,6 +1,7 @@
 """Builds megatron-core's GPTModel for one of the tiny models, in every rank, on the CPU; fills it, gathers it, runs it."""
 import argparse
 import math
+import os
 
 from cpu_stand_ins import patch_dist
 
@@ -40,6 +41,11 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
                       moe_router_topk_scaling_factor=a["scaling"], moe_router_pre_softmax=a["score"] == "softmax")
             if a["n_group"] > 1:
                 kw.update(moe_router_num_groups=a["n_group"], moe_router_group_topk=a["topk_group"])
+    if a.get("linear"):  # deterministic: torch's implementation of the delta rule, not a kernel
+        os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"
+        kw.update(experimental_attention_variant="gated_delta_net", linear_attention_freq=a["linear"], linear_conv_kernel_dim=a["conv"],
+                  linear_key_head_dim=a["key_dim"], linear_value_head_dim=a["value_dim"], linear_num_key_heads=a["key_heads"],
+                  linear_num_value_heads=a["value_heads"], attention_output_gate=True, layernorm_zero_centered_gamma=True, deterministic_mode=True)
     if a["mtp"]:
         kw["mtp_num_layers"] = a["mtp"]
     cls = TransformerConfig
@@ -61,7 +67,10 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
     from megatron.core.models.gpt.gpt_model import GPTModel
     import inspect
     cfg = build_config(a, tp, pp, ep, etp, dtype, te, extra)
-    if a["experts"] or a["mtp"]:
+    if a.get("linear"):
+        from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
+        spec = variants.get_transformer_block_with_experimental_attention_variant_spec(cfg)
+    elif a["experts"] or a["mtp"]:
         kw = dict(use_transformer_engine=bool(te), normalization="RMSNorm")
         kw = {k: v for k, v in kw.items() if k in inspect.signature(S.get_gpt_decoder_block_spec).parameters}
         spec = S.get_gpt_decoder_block_spec(cfg, **kw)
@@ -171,13 +180,17 @@ def _forward_logits(model, t, pos, mask, a):
 
 def training_args(a, tp, pp, ep, vpad, iteration, **kw):
     """Subset of Megatron-LM's argparse.Namespace that its loader reads (check_checkpoint_args, load_args_from_checkpoint)."""
-    ns = argparse.Namespace(
+    hybrid = dict(apply_layernorm_1p=True, experimental_attention_variant="gated_delta_net", linear_attention_freq=a["linear"],
+                  linear_conv_kernel_dim=a["conv"], linear_key_head_dim=a["key_dim"], linear_value_head_dim=a["value_dim"],
+                  linear_num_key_heads=a["key_heads"], linear_num_value_heads=a["value_heads"], attention_output_gate=True,
+                  moe_shared_expert_gate=bool(a["experts"])) if a.get("linear") else dict(apply_layernorm_1p=False)
+    ns = argparse.Namespace(**hybrid,
         num_layers=a["layers"], hidden_size=a["hidden"], ffn_hidden_size=a["ffn"], num_attention_heads=a["heads"],
         num_query_groups=a["groups"], group_query_attention=a["groups"] != a["heads"], kv_channels=a["head_dim"],
         seq_length=a["max_pos"], max_position_embeddings=a["max_pos"], position_embedding_type="rope",
         add_position_embedding=True, use_rotary_position_embeddings=True, rotary_base=int(a["rope_theta"]), rotary_percent=a.get("rotary", 1.0),
         rotary_interleaved=a.get("interleaved", False), add_bias_linear=False, add_qkv_bias=a["qkv_bias"], swiglu=True, squared_relu=False,
-        untie_embeddings_and_output_weights=not a["tied"], apply_layernorm_1p=False, normalization="RMSNorm",
+        untie_embeddings_and_output_weights=not a["tied"], normalization="RMSNorm",
         norm_epsilon=a["eps"], qk_layernorm=a["qk_norm"] or a["mla"], multi_latent_attention=a["mla"],
         apply_query_key_layer_scaling=False, attention_dropout=0.0, hidden_dropout=0.0,
         num_experts=a["experts"] or None, moe_layer_freq=1 if not a.get("dense_first") else

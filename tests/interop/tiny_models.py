@@ -16,6 +16,11 @@ def hf_configs():
             n_shared_experts=2, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, routed_scaling_factor=1.8,
             q_lora_rank=28, kv_lora_rank=12, qk_rope_head_dim=8, qk_nope_head_dim=10, v_head_dim=14, num_nextn_predict_layers=1,
             rms_norm_eps=1e-5), **k})
+    def hybrid(**k):
+        return {**c(vocab_size=250, hidden_size=24, num_hidden_layers=3, num_attention_heads=6, head_dim=8, intermediate_size=28,
+                    layer_types=["linear_attention", "linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=6,
+                    linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3, rms_norm_eps=1e-6,
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}), **k}
     rope = lambda t: dict(rope_parameters={"rope_type": "default", "rope_theta": t})
     return {
         "llama": lambda: T.LlamaConfig(**c(vocab_size=250, rms_norm_eps=1e-5, **rope(500000.0))),
@@ -60,12 +65,73 @@ def hf_configs():
         "glm4_moe_lite": lambda: T.Glm4MoeLiteConfig(**latent(**rope(1e6))),
         "glm_moe_dsa": lambda: T.GlmMoeDsaConfig(
             **latent(index_topk=8, index_head_dim=18, index_n_heads=2, mlp_layer_types=["dense", "sparse"], **rope(1e6))),
+        "qwen3_next": lambda: T.Qwen3NextConfig(**hybrid(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32,
+                                                         shared_expert_intermediate_size=20, norm_topk_prob=True)),
+        "qwen3_5": lambda: T.Qwen3_5TextConfig(**hybrid(tie_word_embeddings=True)),
+        "qwen3_5_moe": lambda: T.Qwen3_5MoeTextConfig(**hybrid(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32,
+                                                               shared_expert_intermediate_size=20)),
         "deepseek_v2": lambda: T.DeepseekV2Config(
             **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
                 n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",
                 first_k_dense_replace=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=12,
                 **rope(10000.0))),
     }
+
+
+HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+
+
+def add_prediction(folder, layers, hidden):
+    """The prediction layer of Qwen3-Next and Qwen3.5, of which transformers knows nothing, as checkpoints of the hub hold it."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    sd = load_file(folder + "/model.safetensors")
+    generator = torch.Generator().manual_seed(7)
+    random = lambda *shape: (0.2 * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
+    last = f"model.layers.{layers - 1}."
+    for k in [k for k in sd if k.startswith(last)]:
+        sd["mtp.layers.0." + k[len(last):]] = random(*sd[k].shape)
+    sd["mtp.fc.weight"] = random(hidden, 2 * hidden)
+    for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        sd[f"mtp.{norm}.weight"] = random(hidden)
+    save_file({k: v.contiguous() for k, v in sd.items()}, folder + "/model.safetensors", metadata={"format": "pt"})
+
+
+def pack_experts(folder, prefix):
+    """Puts the experts of each layer below `prefix` into two tensors."""
+    import re
+    import torch
+    from safetensors.torch import load_file, save_file
+    sd = load_file(folder + "/model.safetensors")
+    apart = re.compile(re.escape(prefix) + r".*\.mlp\.experts\.0\.gate_proj\.weight")
+    for k in [k for k in sd if apart.fullmatch(k)]:
+        experts = k.removesuffix("0.gate_proj.weight")
+        number = sum(key.startswith(experts) and key.endswith(".gate_proj.weight") for key in sd)
+        take = lambda what: torch.stack([sd.pop(f"{experts}{e}.{what}_proj.weight") for e in range(number)])
+        gate, up, down = (take(what) for what in ("gate", "up", "down"))
+        sd[experts + "gate_up_proj"], sd[experts + "down_proj"] = torch.cat([gate, up], 1), down
+    save_file({k: v.contiguous() for k, v in sd.items()}, folder + "/model.safetensors", metadata={"format": "pt"})
+
+
+def make_seeing(name, folder):
+    """A tiny Qwen3.5 with a vision tower, qwen3_5 or qwen3_5_moe, as transformers saves it."""
+    import torch
+    import transformers as T
+    T.logging.set_verbosity_error()
+    text = dict(vocab_size=90, hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2, head_dim=8, intermediate_size=28,
+                max_position_embeddings=64, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=6,
+                linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3,
+                rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [1, 0, 0],
+                                 "mrope_interleaved": True})
+    if name == "qwen3_5_moe":
+        text.pop("intermediate_size")
+        text.update(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, shared_expert_intermediate_size=20)
+    vision = dict(depth=1, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=2, spatial_merge_size=2, temporal_patch_size=2,
+                  out_hidden_size=24, num_position_embeddings=9)
+    family = "Qwen3_5" if name == "qwen3_5" else "Qwen3_5Moe"
+    config = getattr(T, family + "Config")(text_config=text, vision_config=vision, tie_word_embeddings=name == "qwen3_5")
+    torch.manual_seed(3)
+    getattr(T, family + "ForConditionalGeneration")(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 def make_hf(name, out):
@@ -79,14 +145,22 @@ def make_hf(name, out):
         for n, p in list(m.named_parameters()) + list(m.named_buffers()):
             if not p.is_floating_point() or "inv_freq" in n:
                 continue
-            if p.ndim == 1 and "norm" in n:
+            if n.endswith("linear_attn.norm.weight"):  # less one, many of these are not numbers of bf16
+                p.copy_(0.05 + 1.5 * torch.rand_like(p))
+            elif name in HYBRID and p.ndim == 1:
+                p.copy_(0.2 * torch.randn_like(p))
+            elif p.ndim == 1 and "norm" in n:
                 p.copy_(1 + 0.2 * torch.randn_like(p))
             elif p.ndim == 1:
                 p.copy_(0.2 * torch.randn_like(p))
             else:
                 p.copy_(torch.randn_like(p) * 0.2)
-        for p in m.parameters():
-            p.copy_(p.to(torch.bfloat16).float())
+        # Qwen3.5 holds these in fp32.
+        wide = {n: p.clone() for n, p in m.named_parameters()
+                if name.startswith("qwen3_5") and n.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))}
+        for n, p in m.named_parameters():
+            if n not in wide:
+                p.copy_(p.to(torch.bfloat16).float())
         for n, b in m.named_buffers():
             if "inv_freq" not in n and b.is_floating_point():
                 b.copy_(b.to(torch.bfloat16).float())
@@ -95,7 +169,15 @@ def make_hf(name, out):
     with torch.no_grad():
         lg = m(ids[None]).logits[0].float()
     hf = os.path.join(out, "hf")
-    m.to(torch.bfloat16).save_pretrained(hf)
+    m.to(torch.bfloat16)
+    for n, p in m.named_parameters():
+        if n in wide:
+            p.data = wide[n]
+    m.save_pretrained(hf)
+    if name in HYBRID:
+        add_prediction(hf, cfg.num_hidden_layers, cfg.hidden_size)
+    if name == "qwen3_5_moe":  # but those of the prediction layer, as on the hub
+        pack_experts(hf, "model.")
     if name in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"):  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
         from safetensors.torch import load_file, save_file
         sd = load_file(hf + "/model.safetensors")

@@ -5,6 +5,9 @@ import hashlib
 import re
 
 
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
 def arch_of(c):
     """Plain description of the model used by everything below (also stored in sha256.json)."""
     t = c["model_type"]
@@ -12,7 +15,7 @@ def arch_of(c):
     a = dict(
         arch=t, vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"],
         heads=c["num_attention_heads"], groups=c.get("num_key_value_heads") or c["num_attention_heads"],
-        head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c["intermediate_size"],
+        head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c.get("intermediate_size") or 4 * c["hidden_size"],
         eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
         tied=bool(c.get("tie_word_embeddings")),
         qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss")),
@@ -32,6 +35,13 @@ def arch_of(c):
                  shared=c["n_shared_experts"] * c["moe_intermediate_size"], shared_gate=False, score="sigmoid", expert_bias=True, n_group=c["n_group"],
                  topk_group=c["topk_group"], scaling=c["routed_scaling_factor"], dense_first=c["first_k_dense_replace"],
                  mtp=c.get("num_nextn_predict_layers") or 0)
+    if t in HYBRID:
+        a.update(qk_norm=True, gated=True, linear=[int(kind == "linear_attention") for kind in c["layer_types"]], conv=c["linear_conv_kernel_dim"],
+                 key_heads=c["linear_num_key_heads"], value_heads=c["linear_num_value_heads"], key_dim=c["linear_key_head_dim"],
+                 value_dim=c["linear_value_head_dim"], mtp=1)
+        if c.get("num_experts"):
+            a.update(experts=c["num_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"], pre_softmax=False,
+                     shared=c["shared_expert_intermediate_size"], shared_gate=True)
     if t in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
                  pre_softmax=True, shared=(c["n_shared_experts"] or 0) * c["moe_intermediate_size"], shared_gate=False,
@@ -57,11 +67,49 @@ def interleave_qkv(q, k, v, heads, groups, hd):
     return torch.cat([q, k, v], 1).reshape(groups * (r + 2) * hd, *tail).contiguous()
 
 
+def gated_qkv(q, k, v, heads, groups, hd):
+    """Does what interleave_qkv does with a q_proj that has each head's query and then its gate: q.. gate.. k v | q.. gate.. k v"""
+    import torch
+    q, gate = q.reshape(heads, 2, hd, -1).unbind(1)
+    rows = heads // groups
+    parts = []
+    for g in range(groups):
+        mine = slice(g * rows, (g + 1) * rows)
+        parts += [q[mine].flatten(0, 1), gate[mine].flatten(0, 1), k.reshape(groups, hd, -1)[g], v.reshape(groups, hd, -1)[g]]
+    return torch.cat(parts).contiguous()
+
+
+def delta_net(a, g, hp):
+    """{name: tensor} of a gated delta net, below self_attention."""
+    import torch
+    s = hp + "linear_attn."
+    keys, values, heads = a["key_heads"] * a["key_dim"], a["value_heads"] * a["value_dim"], a["value_heads"] // a["key_heads"]
+    if a["arch"] == "qwen3_next":  # for each key head its query, its key, and the values and gates of its value heads
+        of_head = g(s + "in_proj_qkvz.weight").unflatten(0, (a["key_heads"], -1)).split(
+            [a["key_dim"], a["key_dim"], heads * a["value_dim"], heads * a["value_dim"]], 1)
+        q, k, v, z = (part.flatten(0, 1) for part in of_head)
+        b, alpha = (part.flatten(0, 1) for part in g(s + "in_proj_ba.weight").unflatten(0, (a["key_heads"], -1)).chunk(2, 1))
+    else:
+        q, k, v = g(s + "in_proj_qkv.weight").split([keys, keys, values])
+        z, b, alpha = (g(s + f"in_proj_{one}.weight") for one in "zba")
+    out = {f"in_proj.weight.{n}": t for n, t in zip(("query", "key", "value", "z", "beta", "alpha"), (q, k, v, z, b, alpha))}
+    out |= {f"conv1d.weight.{n}": t for n, t in zip(("query", "key", "value"), g(s + "conv1d.weight").split([keys, keys, values]))}
+    out |= {"in_proj.layer_norm_weight": g(hp + "input_layernorm.weight"), "dt_bias": g(s + "dt_bias"), "A_log": g(s + "A_log"),
+            "out_norm.weight": g(s + "norm.weight") - 1, "out_proj.weight": g(s + "out_proj.weight")}
+    return {n: t.contiguous() for n, t in out.items()}
+
+
 def hf_to_megatron(a, sd, vpad, te=True):
     """Full Megatron tensors under *unstacked* names (decoder.layers.<i>.…, …experts.experts.<e>.…).
     te=False gives the local-spec names where they differ (MLA norms, MoE pre_mlp_layernorm)."""
     import torch
     import torch.nn.functional as F
+    sd = dict(sd)
+    for k in [k for k in sd if k.endswith(".mlp.experts.gate_up_proj")]:  # as if each expert were apart
+        experts = k.removesuffix("gate_up_proj")
+        for e, (gate_up, down) in enumerate(zip(sd.pop(k), sd.pop(experts + "down_proj"))):
+            names = [f"{experts}{e}.{what}_proj.weight" for what in ("gate", "up", "down")]
+            sd.update(zip(names, (*gate_up.chunk(2), down)))
     out, used = {}, set()
     def g(k):
         used.add(k); return sd[k]
@@ -72,8 +120,10 @@ def hf_to_megatron(a, sd, vpad, te=True):
     out["decoder.final_layernorm.weight"] = g("model.norm.weight")
 
     def layer(i, mp, moe):
-        hp = f"model.layers.{i}."
-        if a["mla"]:
+        hp = f"model.layers.{i}." if i < a["layers"] or not a.get("linear") else "mtp.layers.0."
+        if a.get("linear") and i < a["layers"] and a["linear"][i]:
+            out.update({mp + "self_attention." + n: t for n, t in delta_net(a, g, hp).items()})
+        elif a["mla"]:
             out[mp + "input_layernorm.weight"] = g(hp + "input_layernorm.weight")
             s = hp + "self_attn."
             if a["q_lora"]:
@@ -88,12 +138,13 @@ def hf_to_megatron(a, sd, vpad, te=True):
         else:
             out[mp + "self_attention.linear_qkv.layer_norm_weight"] = g(hp + "input_layernorm.weight")
             for kind in ["weight"] + (["bias"] if a["qkv_bias"] else []):
-                out[mp + f"self_attention.linear_qkv.{kind}"] = interleave_qkv(
+                out[mp + f"self_attention.linear_qkv.{kind}"] = (gated_qkv if a.get("gated") else interleave_qkv)(
                     *(g(hp + f"self_attn.{n}_proj.{kind}") for n in "qkv"), a["heads"], a["groups"], a["head_dim"])
             if a["qk_norm"]:
                 out[mp + "self_attention.q_layernorm.weight"] = g(hp + "self_attn.q_norm.weight")
                 out[mp + "self_attention.k_layernorm.weight"] = g(hp + "self_attn.k_norm.weight")
-        out[mp + "self_attention.linear_proj.weight"] = g(hp + "self_attn.o_proj.weight")
+        if mp + "self_attention.out_proj.weight" not in out:
+            out[mp + "self_attention.linear_proj.weight"] = g(hp + "self_attn.o_proj.weight")
         post = g(hp + "post_attention_layernorm.weight")
         if a.get("post_norms"):
             for norm in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
@@ -115,7 +166,7 @@ def hf_to_megatron(a, sd, vpad, te=True):
             out[mp + f"mlp.experts.experts.{e}.linear_fc1.weight"] = gu(x, "w1", "w3") if mx else gu(x)
             out[mp + f"mlp.experts.experts.{e}.linear_fc2.weight"] = g(x + ("w2" if mx else "down_proj") + ".weight")
         if a["shared"]:
-            x = m + ("shared_expert." if a["arch"] == "qwen2_moe" else "shared_experts.")
+            x = m + ("shared_expert." if a["arch"] == "qwen2_moe" or a.get("linear") else "shared_experts.")
             out[mp + "mlp.shared_experts.linear_fc1.weight"] = gu(x)
             out[mp + "mlp.shared_experts.linear_fc2.weight"] = g(x + "down_proj.weight")
             if a.get("shared_gate"):
@@ -126,6 +177,11 @@ def hf_to_megatron(a, sd, vpad, te=True):
     for j in range(a["mtp"]):
         i = a["layers"] + j
         p, hp = f"mtp.layers.{j}.", f"model.layers.{i}."
+        if a.get("linear"):
+            for mine, theirs in (("enorm", "pre_fc_norm_embedding"), ("hnorm", "pre_fc_norm_hidden"), ("eh_proj", "fc"), ("final_layernorm", "norm")):
+                out[f"{p}{mine}.weight"] = g(f"mtp.{theirs}.weight")
+            layer(i, p + "transformer_layer.", a["experts"] > 0)
+            continue
         out[p + "enorm.weight"] = g(hp + "enorm.weight")
         out[p + "hnorm.weight"] = g(hp + "hnorm.weight")
         out[p + "eh_proj.weight"] = g(hp + "eh_proj.weight")
@@ -141,7 +197,7 @@ def stack_full(full, a, te=True, homogeneous=None):
     """Unstacked -> the keys a torch_dist checkpoint holds (stacked layer axis / expert axis)."""
     import torch
     if homogeneous is None:
-        homogeneous = not (a["experts"] and a.get("dense_first"))
+        homogeneous = not (a["experts"] and a.get("dense_first")) and not a.get("linear")
     groups, out = {}, {}
     for k, t in full.items():
         layer = expert = None

@@ -1,9 +1,5 @@
 // Qwen2-MoE and Qwen3-MoE: experts in some layers; Qwen2-MoE shares some, behind a gate.
-#include <nlohmann/json.hpp>
-
 #include "converter/families/family.h"
-#include "distckpt/base/error.h"
-#include "distckpt/base/json.h"
 
 namespace ferry::converter {
 namespace {
@@ -27,32 +23,6 @@ constexpr HfNames kQwenMoeNames{
     .moe_mlp = kQwenMoe,
     .last = kHeadNames,
 };
-
-// Every decoder_sparse_step-th layer, but those that are named.
-std::vector<bool> sparse_layers(const ConfigFields& fields, std::int64_t num_layers) {
-  const auto step = fields.size("decoder_sparse_step", 1);
-  std::vector<bool> moe;
-  for (std::int64_t i = 0; i < num_layers; ++i) moe.push_back((i + 1) % step == 0);
-  if (const auto* dense = fields.find("mlp_only_layers")) {
-    require(dense->is_array(), ErrorKind::kCorrupt, "{}: mlp_only_layers is not a list",
-            fields.source());
-    for (const auto& layer : *dense) {
-      const auto index = distckpt::json_int(layer, "mlp_only_layers", fields.source());
-      if (index >= 0 && index < num_layers) moe[static_cast<std::size_t>(index)] = false;
-    }
-  }
-  return moe;
-}
-
-void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
-  read_linear_biases(fields, config);
-  // transformers 5 writes num_local_experts beside or instead of num_experts.
-  const auto experts = fields.optional_size("num_local_experts");
-  config.num_moe_experts = fields.size("num_experts", experts, kMaxExperts);
-  config.moe_layer_freq = sparse_layers(fields, config.num_layers);
-  config.moe_ffn_hidden_size = fields.size("moe_intermediate_size");
-  config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
-}
 
 bool has_qwen_experts(const TransformerConfig& config) {
   return !config.multi_latent_attention && config.num_moe_experts > 0 &&

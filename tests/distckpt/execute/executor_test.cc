@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <latch>
 #include <memory>
@@ -333,6 +334,79 @@ TEST(Executor, ComparesASecondCopyOfAnotherDType) {
   support::naive_round(123, DType::kF32, &tied.head[4 * 2'222'222]);
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"embed", "element 2222222"},
                     [&] { Executor({}).submit(tied.plan, source, nullptr).wait(); }));
+}
+
+// A weight in one place, and less one, rounded to bf16, in another.
+struct LessOne {
+  explicit LessOne(const std::vector<double>& weights)
+      : count(std::ssize(weights)), weight(2 * weights.size()), stored(2 * weights.size()) {
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      support::naive_round(weights[i], DType::kBF16, &weight[2 * i]);
+      support::naive_round(element_value(DType::kBF16, &weight[2 * i]) - 1, DType::kBF16,
+                           &stored[2 * i]);
+    }
+  }
+
+  // The sides that hold it as it is, less one, or both; the first is read.
+  PlanSide side(std::vector<std::pair<std::vector<std::byte>*, int>> copies) {
+    layouts.emplace_back();
+    maps.emplace_back();
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      auto& bytes = *copies[i].first;
+      const auto storage = layouts.back().add_storage(
+          MemoryStorage{.data = bytes.data(), .size = std::ssize(bytes)});
+      layouts.back().add_tensor(
+          {.name = fmt::format("copy {}", i),
+           .shape = {count},
+           .shards = {packed_shard(Box::whole({count}), DType::kBF16, storage, 0)}});
+      maps.back().links.push_back({.model_box = Box::whole({count}),
+                                   .stored = static_cast<std::uint32_t>(i),
+                                   .stored_box = Box::whole({count}),
+                                   .copy = static_cast<int>(i),
+                                   .less = copies[i].second});
+    }
+    return {.layout = &layouts.back(), .map = &maps.back()};
+  }
+
+  void copy(const PlanSide& from, const PlanSide& to) {
+    support::MemorySource source(*from.layout);
+    support::MemorySink sink(*to.layout);
+    Executor({}).submit(plan_copy(tensors(), from, to), source, &sink).wait();
+  }
+  std::vector<ModelTensor> tensors() const { return {{.name = "norm", .shape = {count}}}; }
+
+  std::int64_t count;
+  std::vector<std::byte> weight;
+  std::vector<std::byte> stored;
+  std::deque<Layout> layouts{};
+  std::deque<TensorMap> maps{};
+};
+
+TEST(Executor, TakesOneFromEachElementAndRounds) {
+  LessOne norm({0.3, 0.126, 1.0, 1.75, 0.0078125});
+  std::vector<std::byte> written(norm.stored.size());
+  norm.copy(norm.side({{&norm.weight, 0}}), norm.side({{&written, 1}}));
+  EXPECT_EQ(written, norm.stored);
+}
+
+TEST(Executor, CopiesWhatBothSidesHoldLessOneAsItIs) {
+  LessOne norm({1, 1, 1});
+  support::naive_round(1e-6, DType::kBF16, norm.stored.data());  // nothing of it is left beside 1
+  std::vector<std::byte> written(norm.stored.size());
+  norm.copy(norm.side({{&norm.stored, 1}}), norm.side({{&written, 1}}));
+  EXPECT_EQ(written, norm.stored);
+}
+
+TEST(Executor, BringsTheOriginalBackAndHoldsWhatWasRoundedAgainstIt) {
+  LessOne norm({0.3, 0.126, 0.1953125, 1.75});
+  std::vector<std::byte> written(norm.weight.size());
+  const auto both = norm.side({{&norm.weight, 0}, {&norm.stored, 1}});
+  norm.copy(both, norm.side({{&written, 0}}));
+  EXPECT_EQ(written, norm.weight);
+  support::naive_round(-0.5, DType::kBF16, &norm.stored[4]);
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"norm", "element 2"}, [&] {
+    norm.copy(both, norm.side({{&written, 0}}));
+  }));
 }
 
 TEST(Executor, GivesEveryStretchOfACopyToWhoeverAsks) {

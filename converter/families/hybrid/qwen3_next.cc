@@ -1,0 +1,180 @@
+// Qwen3-Next, Qwen3.5 and Qwen3.6: gated delta nets (linear attention) in most layers, gated
+// attention in the others, norms that hold their weights less one, a prediction layer of its own
+// name. They differ in how the projections of a delta net lie in tensors, and in prefixes.
+#include <nlohmann/json.hpp>
+
+#include "converter/families/family.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+namespace {
+
+using models::Extent;
+using models::TransformerConfig;
+using models::When;
+
+constexpr HfName kNextDeltaNet[] = {
+    {"self_attention.in_proj.weight.{query,key,value,z}", "linear_attn.in_proj_qkvz.weight",
+     When::kAlways, Extent::kLinearKeyHeads},
+    {"self_attention.in_proj.weight.{beta,alpha}", "linear_attn.in_proj_ba.weight", When::kAlways,
+     Extent::kLinearKeyHeads},
+    {"self_attention.conv1d.weight.{query,key,value}", "linear_attn.conv1d.weight"},
+    {"self_attention.dt_bias", "linear_attn.dt_bias"},
+    {"self_attention.A_log", "linear_attn.A_log"},
+    {"self_attention.out_norm.weight", "linear_attn.norm.weight"},
+    {"self_attention.out_proj.weight", "linear_attn.out_proj.weight"},
+    {"self_attention.in_proj.layer_norm_weight", "input_layernorm.weight"},
+};
+
+constexpr HfName kQwen35DeltaNet[] = {
+    {"self_attention.in_proj.weight.{query,key,value}", "linear_attn.in_proj_qkv.weight"},
+    {"self_attention.in_proj.weight.z", "linear_attn.in_proj_z.weight"},
+    {"self_attention.in_proj.weight.beta", "linear_attn.in_proj_b.weight"},
+    {"self_attention.in_proj.weight.alpha", "linear_attn.in_proj_a.weight"},
+    {"self_attention.conv1d.weight.{query,key,value}", "linear_attn.conv1d.weight"},
+    {"self_attention.dt_bias", "linear_attn.dt_bias"},
+    {"self_attention.A_log", "linear_attn.A_log"},
+    {"self_attention.out_norm.weight", "linear_attn.norm.weight"},
+    {"self_attention.out_proj.weight", "linear_attn.out_proj.weight"},
+    {"self_attention.in_proj.layer_norm_weight", "input_layernorm.weight"},
+};
+
+// Qwen3.5 has each expert of its prediction layer apart, Qwen3.6 has them in one tensor.
+constexpr HfName kHybridExperts[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "mlp.gate.weight"},
+    {"mlp.experts.experts.linear_fc1.weight", "mlp.experts.{e}.{gate,up}_proj.weight",
+     When::kAlways, Extent::kOne, "mlp.experts.gate_up_proj"},
+    {"mlp.experts.experts.linear_fc2.weight", "mlp.experts.{e}.down_proj.weight", When::kAlways,
+     Extent::kOne, "mlp.experts.down_proj"},
+    {"mlp.shared_experts.linear_fc1.weight", "mlp.shared_expert.{gate,up}_proj.weight"},
+    {"mlp.shared_experts.linear_fc2.weight", "mlp.shared_expert.down_proj.weight"},
+    {"mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight"},
+};
+
+constexpr HfName kHybridPrediction[] = {
+    {"enorm.weight", "pre_fc_norm_embedding.weight"},
+    {"hnorm.weight", "pre_fc_norm_hidden.weight"},
+    {"eh_proj.weight", "fc.weight"},
+    {"final_layernorm.weight", "norm.weight"},
+};
+
+// The language model of one that also sees.
+constexpr HfName kSeeingEmbedding[] = {
+    {"embedding.word_embeddings.weight", "model.language_model.embed_tokens.weight"},
+};
+constexpr HfName kSeeingHead[] = {
+    {"decoder.final_layernorm.weight", "model.language_model.norm.weight"},
+    {"output_layer.weight", "lm_head.weight", When::kUntied},
+};
+
+constexpr HfNames with_delta_net(std::span<const HfName> delta_net) {
+  return {
+      .first = kEmbeddingNames,
+      .attention = kAttentionNames,
+      .linear_attention = delta_net,
+      .dense_mlp = kMlpNames,
+      .moe_mlp = kHybridExperts,
+      .last = kHeadNames,
+      .prediction = kHybridPrediction,
+      .prediction_own = "mtp.",
+      .prediction_layer = "mtp.layers.{l}.",
+  };
+}
+constexpr HfNames kNextNames = with_delta_net(kNextDeltaNet);
+constexpr HfNames kQwen35Names = with_delta_net(kQwen35DeltaNet);
+constexpr HfNames kQwen35SeeingNames = [] {
+  auto names = with_delta_net(kQwen35DeltaNet);
+  names.layer = "model.language_model.layers.{l}.";
+  names.first = kSeeingEmbedding;
+  names.last = kSeeingHead;
+  names.carried = "model.visual.";
+  return names;
+}();
+
+std::vector<bool> linear_layers(const ConfigFields& fields, std::int64_t num_layers) {
+  std::vector<bool> linear;
+  if (const auto* types = fields.find("layer_types")) {
+    require(types->is_array() && static_cast<std::int64_t>(types->size()) == num_layers,
+            ErrorKind::kCorrupt, "{}: layer_types is not a list of {} layers", fields.source(),
+            num_layers);
+    for (const auto& type : *types) {
+      const auto name = distckpt::json_string(type, "layer_types", fields.source());
+      require(name == "linear_attention" || name == "full_attention", ErrorKind::kLayout,
+              "{}: layer_types names \"{}\", which is not handled", fields.source(), name);
+      linear.push_back(name == "linear_attention");
+    }
+    return linear;
+  }
+  const auto every = fields.size("full_attention_interval", 4);
+  for (std::int64_t i = 0; i < num_layers; ++i) linear.push_back((i + 1) % every != 0);
+  return linear;
+}
+
+void read_hybrid(const ConfigFields& fields, TransformerConfig& config) {
+  require(!fields.flag("attention_bias", false), ErrorKind::kLayout,
+          "{}: attention_bias has no counterpart in Megatron-Core here", fields.source());
+  config.linear_attention_freq = linear_layers(fields, config.num_layers);
+  config.linear_conv_kernel_dim = fields.size("linear_conv_kernel_dim", 4);
+  config.linear_key_head_dim = fields.size("linear_key_head_dim", 128);
+  config.linear_value_head_dim = fields.size("linear_value_head_dim", 128);
+  config.linear_num_key_heads = fields.size("linear_num_key_heads", 16, kMaxHeads);
+  config.linear_num_value_heads = fields.size("linear_num_value_heads", 32, kMaxHeads);
+  require(config.linear_num_value_heads % config.linear_num_key_heads == 0, ErrorKind::kCorrupt,
+          "{}: linear_num_value_heads {} is no multiple of linear_num_key_heads {}",
+          fields.source(), config.linear_num_value_heads, config.linear_num_key_heads);
+  config.attention_output_gate = true;
+  config.layernorm_zero_centered_gamma = true;
+  config.qk_layernorm = true;
+  // Qwen3-Next's file names none, and has one.
+  const auto prediction = fields.count("num_nextn_predict_layers", 1, 1);
+  config.mtp_num_layers = fields.count("mtp_num_hidden_layers", prediction, 1);
+}
+
+void read_hybrid_experts(const ConfigFields& fields, TransformerConfig& config) {
+  read_hybrid(fields, config);
+  read_qwen_experts(fields, config);
+  config.moe_router_topk = fields.size("num_experts_per_tok", 8);
+  config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", true);
+  config.moe_shared_expert_intermediate_size = fields.size("shared_expert_intermediate_size");
+  config.moe_shared_expert_gate = true;
+}
+
+constexpr Family kHybridList[] = {
+    {.model_type = "qwen3_next",
+     .names = &kNextNames,
+     .rotary_percent = 0.25,
+     .configure = read_hybrid_experts,
+     .describes =
+         [](const TransformerConfig& config) {
+           return config.has_linear_attention() && config.num_moe_experts > 0;
+         },
+     .rare = true},
+    {.model_type = "qwen3_5_text",
+     .names = &kQwen35Names,
+     .rotary_percent = 0.25,
+     .configure = read_hybrid,
+     .describes = [](const TransformerConfig& config) { return config.has_linear_attention(); },
+     .rare = true},
+    {.model_type = "qwen3_5_moe_text",
+     .names = &kQwen35Names,
+     .rotary_percent = 0.25,
+     .configure = read_hybrid_experts},  // Megatron's arguments do not tell it from Qwen3-Next
+    {.model_type = "qwen3_5",
+     .names = &kQwen35SeeingNames,
+     .config_key = "text_config",
+     .rotary_percent = 0.25,
+     .configure = read_hybrid},
+    {.model_type = "qwen3_5_moe",
+     .names = &kQwen35SeeingNames,
+     .config_key = "text_config",
+     .rotary_percent = 0.25,
+     .configure = read_hybrid_experts},
+};
+
+}  // namespace
+
+const std::span<const Family> kHybridFamilies = kHybridList;
+
+}  // namespace ferry::converter

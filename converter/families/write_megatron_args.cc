@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <set>
+#include <string>
+
+#include "converter/families/megatron_args.h"
+#include "distckpt/formats/torch_save/pickle_copy.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::DType;
+using distckpt::PickleValue;
+using distckpt::PickleWriter;
+using models::ParallelConfig;
+using models::TransformerConfig;
+
+// key = value of a Namespace, for each kind of value.
+class ArgumentWriter {
+ public:
+  explicit ArgumentWriter(PickleWriter& pickle) : pickle_(pickle) {}
+  void set(std::string_view key, bool value) { begin(key).boolean(value); }
+  void set(std::string_view key, std::int64_t value) { begin(key).integer(value); }
+  void set(std::string_view key, int value) { begin(key).integer(value); }
+  void set(std::string_view key, double value) { begin(key).real(value); }
+  void set(std::string_view key, const char* value) { begin(key).string(value); }
+  void set_none(std::string_view key) { begin(key).none(); }
+  void set(std::string_view key, std::optional<int> value) {
+    value ? begin(key).integer(*value) : begin(key).none();
+  }
+  void set(std::string_view key, PickleValue value) { write_value(begin(key), value); }
+
+  // The key; its value is to follow.
+  PickleWriter& begin(std::string_view key) {
+    written_.emplace(key);
+    return pickle_.string(key);
+  }
+  bool has(std::string_view key) const { return written_.contains(key); }
+
+ private:
+  PickleWriter& pickle_;
+  std::set<std::string, std::less<>> written_;
+};
+
+void write_latent_attention(ArgumentWriter& args, const TransformerConfig& config) {
+  args.set("multi_latent_attention", config.multi_latent_attention);
+  if (!config.multi_latent_attention) return;
+  if (config.q_lora_rank > 0) {
+    args.set("q_lora_rank", config.q_lora_rank);
+  } else {
+    args.set_none("q_lora_rank");
+  }
+  args.set("kv_lora_rank", config.kv_lora_rank);
+  args.set("qk_head_dim", config.qk_head_dim);
+  args.set("qk_pos_emb_head_dim", config.qk_pos_emb_head_dim);
+  args.set("v_head_dim", config.v_head_dim);
+  const auto& scaling = config.rope_scaling;
+  const bool yarn = scaling.type == "yarn";
+  args.set("rope_type", yarn ? "yarn" : "rope");
+  args.set("rotary_scaling_factor", yarn ? scaling.factor : 1.0);
+  args.set("mscale", scaling.mscale.value_or(1.0));
+  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(yarn ? 0.0 : 1.0));
+  if (!yarn) return;
+  args.set("beta_fast", scaling.beta_fast.value_or(32.0));
+  args.set("beta_slow", scaling.beta_slow.value_or(1.0));
+  args.set("original_max_position_embeddings",
+           scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
+}
+
+void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
+  if (config.num_moe_experts == 0) return args.set_none("num_experts");
+  args.set("num_experts", config.num_moe_experts);
+  // A number says that all layers are alike, a list that they are not, and so that each has keys of
+  // its own.
+  auto& pickle = args.begin("moe_layer_freq");
+  if (std::ranges::all_of(config.moe_layer_freq, std::identity())) {
+    pickle.integer(1);
+  } else {
+    pickle.begin_list();
+    for (const bool moe : config.moe_layer_freq) pickle.integer(moe ? 1 : 0);
+    pickle.end_list();
+  }
+  args.set("moe_ffn_hidden_size", config.moe_ffn_hidden_size);
+  args.set("moe_grouped_gemm", true);
+  args.set("moe_router_topk", config.moe_router_topk);
+  args.set("moe_router_score_function", config.moe_router_score_function.c_str());
+  args.set("moe_router_pre_softmax", config.moe_router_pre_softmax);
+  args.set("moe_router_enable_expert_bias", config.moe_router_enable_expert_bias);
+  args.set("moe_router_topk_scaling_factor", config.moe_router_topk_scaling_factor);
+  if (config.moe_router_num_groups > 0) {
+    args.set("moe_router_num_groups", config.moe_router_num_groups);
+    args.set("moe_router_group_topk", config.moe_router_group_topk);
+  } else {
+    args.set_none("moe_router_num_groups");
+    args.set_none("moe_router_group_topk");
+  }
+  if (config.moe_shared_expert_intermediate_size > 0) {
+    args.set("moe_shared_expert_intermediate_size", config.moe_shared_expert_intermediate_size);
+  } else {
+    args.set_none("moe_shared_expert_intermediate_size");
+  }
+  args.set("moe_shared_expert_gate", config.moe_shared_expert_gate);
+}
+
+void write_linear_attention(ArgumentWriter& args, const TransformerConfig& config) {
+  if (!config.has_linear_attention()) return;
+  args.set("experimental_attention_variant", kGatedDeltaNet);
+  auto& pickle = args.begin("linear_attention_freq").begin_list();
+  for (const bool linear : config.linear_attention_freq) pickle.integer(linear ? 1 : 0);
+  pickle.end_list();
+  args.set("linear_conv_kernel_dim", config.linear_conv_kernel_dim);
+  args.set("linear_key_head_dim", config.linear_key_head_dim);
+  args.set("linear_value_head_dim", config.linear_value_head_dim);
+  args.set("linear_num_key_heads", config.linear_num_key_heads);
+  args.set("linear_num_value_heads", config.linear_num_value_heads);
+  args.set("attention_output_gate", config.attention_output_gate);
+}
+
+void write_model(ArgumentWriter& args, const TransformerConfig& config) {
+  args.set("num_layers", config.num_layers);
+  args.set("hidden_size", config.hidden_size);
+  args.set("ffn_hidden_size", config.ffn_hidden_size);
+  args.set("num_attention_heads", config.num_attention_heads);
+  args.set("group_query_attention", config.num_query_groups != config.num_attention_heads);
+  args.set("num_query_groups", config.num_query_groups);
+  args.set("kv_channels", config.kv_channels);
+  args.set("seq_length", config.max_position_embeddings);
+  args.set("max_position_embeddings", config.max_position_embeddings);
+  args.set("position_embedding_type", "rope");
+  args.set("add_position_embedding", true);
+  args.set("use_rotary_position_embeddings", true);
+  // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
+  // same.
+  constexpr double kMaxWhole = 1e15;
+  if (std::abs(config.rotary_base) < kMaxWhole &&
+      std::trunc(config.rotary_base) == config.rotary_base) {
+    args.set("rotary_base", static_cast<std::int64_t>(config.rotary_base));
+  } else {
+    args.set("rotary_base", config.rotary_base);
+  }
+  args.set("rotary_percent", config.rotary_percent);
+  args.set("rotary_interleaved", config.rotary_interleaved);
+  if (config.rope_scaling.type == "linear") {
+    args.set("rotary_seq_len_interpolation_factor", config.rope_scaling.factor);
+  } else {
+    args.set_none("rotary_seq_len_interpolation_factor");
+  }
+  args.set("use_rope_scaling", config.rope_scaling.type == "llama3");
+  args.set("rope_scaling_factor",
+           config.rope_scaling.type == "llama3" ? config.rope_scaling.factor : 8.0);
+  args.set("add_bias_linear", config.add_bias_linear);
+  args.set("add_qkv_bias", config.add_qkv_bias);
+  args.set("swiglu", config.activation == "silu");
+  args.set("squared_relu", false);
+  args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
+  args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);
+  args.set("normalization", "RMSNorm");
+  args.set("norm_epsilon", config.layernorm_epsilon);
+  // qk_layernorm of latent attention means the norms of the low-rank paths, which every such model
+  // has.
+  args.set("qk_layernorm", config.qk_layernorm || config.multi_latent_attention);
+  write_latent_attention(args, config);
+  if (config.is_sparse()) {
+    args.set("experimental_attention_variant", "dsa");
+    args.set("dsa_indexer_n_heads", config.dsa_indexer_n_heads);
+    args.set("dsa_indexer_head_dim", config.dsa_indexer_head_dim);
+    args.set("dsa_indexer_topk", config.dsa_indexer_topk);
+  }
+  write_linear_attention(args, config);
+  args.set("apply_query_key_layer_scaling", false);
+  args.set("attention_dropout", 0.0);
+  args.set("hidden_dropout", 0.0);
+  write_experts(args, config);
+  if (config.mtp_num_layers > 0) {
+    args.set("mtp_num_layers", config.mtp_num_layers);
+  } else {
+    args.set_none("mtp_num_layers");
+  }
+  if (config.sliding_window) {  // tokens to the left, tokens to the right
+    args.begin("window_size")
+        .begin_tuple()
+        .integer(*config.sliding_window - 1)
+        .integer(0)
+        .end_tuple();
+  } else {
+    args.set_none("window_size");
+  }
+  args.set("tokenizer_type", "HuggingFaceTokenizer");
+  args.set_none("tokenizer_model");
+  args.set_none("vocab_file");
+  args.set("vocab_size", config.vocab_size);
+}
+
+void write_layout(ArgumentWriter& args,
+                  const TransformerConfig& config,
+                  const ParallelConfig& parallel) {
+  args.set("padded_vocab_size", parallel.padded_vocab_size(config.vocab_size));
+  args.set("make_vocab_size_divisible_by", parallel.make_vocab_size_divisible_by);
+  args.set("tensor_model_parallel_size", parallel.tensor_model_parallel_size);
+  args.set("pipeline_model_parallel_size", parallel.pipeline_model_parallel_size);
+  args.set("virtual_pipeline_model_parallel_size", parallel.virtual_pipeline_model_parallel_size);
+  args.set("decoder_first_pipeline_num_layers", parallel.num_layers_in_first_pipeline_stage);
+  args.set("decoder_last_pipeline_num_layers", parallel.num_layers_in_last_pipeline_stage);
+  args.set("account_for_embedding_in_pipeline_split",
+           parallel.account_for_embedding_in_pipeline_split);
+  args.set("account_for_loss_in_pipeline_split", parallel.account_for_loss_in_pipeline_split);
+  if (parallel.pipeline_model_parallel_layout.empty()) {
+    args.set_none("pipeline_model_parallel_layout");
+  } else {
+    args.set("pipeline_model_parallel_layout", parallel.pipeline_model_parallel_layout.c_str());
+  }
+  args.set("context_parallel_size", 1);
+  args.set("expert_model_parallel_size", parallel.expert_model_parallel_size);
+  args.set("expert_tensor_parallel_size", parallel.expert_tensor_parallel());
+}
+
+// Writes the arguments of a run that has not begun.
+void write_run(ArgumentWriter& args) {
+  args.set("data_parallel_random_init", false);
+  args.set_none("phase_transition_iterations");
+  args.set("ckpt_fully_parallel_save", true);
+  args.set("async_save", false);
+  args.set("use_distributed_optimizer", false);
+  args.set("global_batch_size", 1);
+  args.set("consumed_train_samples", 0);
+  args.set("skipped_train_samples", 0);
+  args.set("consumed_valid_samples", 0);
+}
+
+}  // namespace
+
+void write_args(PickleWriter& pickle,
+                const TransformerConfig& config,
+                const ParallelConfig& parallel,
+                const WrittenState& written,
+                std::optional<PickleValue> carried) {
+  pickle.begin_object(kArgumentsNamespace);
+  ArgumentWriter args(pickle);
+  args.set("bf16", written.dtype == DType::kBF16);
+  args.set("fp16", written.dtype == DType::kF16);
+  args.set("ckpt_format", "torch_dist");
+  args.set("use_dist_ckpt", true);
+  args.set("no_save_optim", !written.optimizer);
+  args.set("no_save_rng", !written.rng);
+  args.set("iteration", written.iteration);
+  write_layout(args, config, parallel);
+  if (!carried || !written.rng) {  // RNG state is that of a run of as many ranks
+    args.set("world_size", parallel.world_size());
+    args.set("data_parallel_size", parallel.stage_size() / parallel.tensor_model_parallel_size);
+  }
+  if (!carried) {
+    write_model(args, config);
+    write_run(args);
+  } else {
+    for (const auto& [key, value] : carried->object_state().items()) {
+      if (key.as_string() == "mtp_num_layers" && config.mtp_num_layers == 0) {
+        args.set_none("mtp_num_layers");
+      } else if (key.as_string() == "params_dtype") {
+        args.begin("params_dtype").global("torch." + std::string(torch_name(written.dtype)));
+      } else if (!args.has(key.as_string())) {
+        args.set(key.as_string(), value);
+      }
+    }
+  }
+  pickle.end_object();
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,33 @@
+#include "distckpt/elements/arithmetic.h"
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+
+namespace ferry::distckpt {
+
+void add_number(DType dtype, std::span<std::byte> elements, int number) {
+  require(is_floating_point(dtype) && can_cast(dtype, DType::kF64), ErrorKind::kLayout,
+          "a number cannot be added to elements of {}", short_name(dtype));
+  const auto size = static_cast<std::size_t>(size_of(dtype));
+  for (std::size_t at = 0; at < elements.size(); at += size) {
+    const auto element = elements.subspan(at, size);
+    if (dtype == DType::kF64) {
+      double value = 0;
+      std::memcpy(&value, element.data(), size);
+      value += number;
+      std::memcpy(element.data(), &value, size);
+      continue;
+    }
+    // torch adds in fp32, and rounds that.
+    const auto sum =
+        static_cast<float>(element_value(dtype, element.data())) + static_cast<float>(number);
+    const auto bytes = std::as_bytes(std::span(&sum, 1));
+    cast(DType::kF32, bytes, dtype, element, CastRule::kRound);
+  }
+}
+
+}  // namespace ferry::distckpt

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""A Megatron checkpoint that Megatron-Bridge makes of a tiny Hugging Face folder by its own conversion, on a host without a GPU.
+
+Megatron-Bridge needs Python 3.12:
+
+    python3.12 -m venv v312
+    v312/bin/pip install --no-deps torch==2.11.0 triton==3.6.0 nvidia-cusparselt-cu13==0.8.0 nvidia-nvshmem-cu13==3.4.5 nvidia-cufile \\
+        megatron-core==0.19.2 megatron-bridge==0.6.2 transformers==5.12.1 peft accelerate
+    v312/bin/pip install typing-extensions sympy networkx jinja2 fsspec filelock einops packaging pyyaml regex requests tqdm \\
+        'tokenizers==0.22.2' 'huggingface_hub<2' safetensors numpy httpx typer rich 'omegaconf>=2.3,<2.4' hydra-core six tensorboard \\
+        'setuptools<82' psutil
+    v312/bin/python tests/interop/convert/bridge_models.py tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
+
+The file holds dtype, shape and SHA-256 of every tensor: `megatron` as Megatron-Bridge's model saves them (TP1, vocabulary not padded), `exported` as
+Megatron-Bridge exports that model again. No checkpoint is kept.
+
+Modules that Megatron-Bridge imports and does not need here are empty, and so are those of Transformer Engine that cpu_stand_ins has none for.
+"""
+import argparse
+import contextlib
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import sys
+import tempfile
+import types
+from unittest.mock import MagicMock
+
+import torch
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import torch_dist_raw as raw
+from cpu_stand_ins import install_cpu_patches, install_te_stub
+from weight_mapping import describe
+
+ABSENT = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
+          "diffusers", "mistral_common", "nemo_run")
+
+
+class Empty(types.ModuleType):
+    """A module that has every name: classes are empty torch modules, the rest modules like it."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = Empty(name) if name[0].islower() else type(name, (torch.nn.Module,), {})
+        setattr(self, name, made)
+        return made
+
+    def __call__(self, *_, **__):
+        return None
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ABSENT + ("transformer_engine", "transformer_engine_torch"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        module = MagicMock(name=spec.name) if spec.name.split(".")[0] in ABSENT else Empty(spec.name)
+        module.__path__, module.__spec__, module.__name__, module.__version__, module.__file__ = [], spec, spec.name, "2.9.0", "x"
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+def make_model(folder):
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import random
+    parallel_state.initialize_model_parallel(1, 1)
+    random.initialize_rng_tracker()
+    random.get_cuda_rng_tracker().fork = lambda *_, **__: contextlib.nullcontext()
+    import megatron.bridge.models.conversion.param_mapping as param_mapping
+    import megatron.bridge.models.conversion.utils as utils
+    import megatron.core.transformer.transformer_block as transformer_block
+    from megatron.bridge import AutoBridge
+    transformer_block.get_cpu_offload_context = None
+    for module in (utils, param_mapping):
+        if hasattr(module, "is_modelopt_dynamic_module"):
+            module.is_modelopt_dynamic_module = lambda _: False
+    bridge = AutoBridge.from_hf_pretrained(folder)
+    provider = bridge.to_megatron_provider(load_weights=False)
+    fused = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
+    settings = {"use_cpu_initialization": True, "params_dtype": torch.bfloat16, "bf16": True, "persist_layer_norm": False, "deterministic_mode": True,
+                "mtp_num_layers": 1, "should_pad_vocab": False, **{f"{what}_fusion": False for what in fused},
+                "moe_permute_fusion": False}
+    for name, value in settings.items():
+        if hasattr(provider, name):
+            setattr(provider, name, value)
+    provider.finalize()
+    model = provider.provide(pre_process=True, post_process=True)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    bridge.load_hf_weights([model])
+    return bridge, model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hf")
+    parser.add_argument("out")
+    options = parser.parse_args()
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ.get("MASTER_PORT", "29617"),
+                      NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
+    install_cpu_patches()
+    install_te_stub("2.9.0")
+    sys.meta_path.insert(0, Finder())
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+    bridge, model = make_model(options.hf)
+    from megatron.core import dist_checkpointing
+    with tempfile.TemporaryDirectory() as folder:
+        dist_checkpointing.save(model.sharded_state_dict(), folder)
+        checkpoint = raw.Checkpoint(folder)
+        megatron = {key: checkpoint.tensor(key) for key in checkpoint.tensors}
+    with open(options.out, "w") as file:
+        json.dump({"megatron": {key: {"dtype": dtype, "shape": list(shape), "sha256": hashlib.sha256(data).hexdigest()}
+                                for key, (dtype, shape, data) in megatron.items()},
+                   "exported": describe(dict(bridge.export_hf_weights([model], cpu=True)))}, file, indent=0, sort_keys=True)
+
+
+if __name__ == "__main__":  # saving starts processes that import this file again
+    main()
