@@ -1,14 +1,7 @@
 #include "trainer/engine/out_of_memory.h"
 
 #include <fmt/ranges.h>
-#include <malloc.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <limits>
 #include <map>
 #include <optional>
 
@@ -16,30 +9,10 @@
 #include "models/device/device.h"
 #include "models/device/memory_error.h"
 #include "models/distributed/messages.h"
+#include "trainer/engine/host_room.h"
 
 namespace ferry::trainer {
 namespace {
-
-// The machine's, by the kernel's estimate.
-std::int64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    long long kib = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %lld kB", &kib) == 1) return kib << 10;
-  }
-  return std::numeric_limits<std::int64_t>::max();
-}
-
-std::int64_t below_address_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-    return std::numeric_limits<std::int64_t>::max();
-  std::int64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  // Memory that was given back to the heap is still this process's.
-  const auto on_heap = static_cast<std::int64_t>(::mallinfo2().fordblks);
-  return static_cast<std::int64_t>(limit.rlim_cur) - pages * ::sysconf(_SC_PAGESIZE) + on_heap;
-}
 
 // On its way to whoever knows what would fit.
 struct NoRoom {
@@ -62,8 +35,7 @@ struct NoRoom {
 
 std::int64_t room(c10::Device device) {
   const auto free = models::free_memory(device);
-  return std::max<std::int64_t>(0,
-                                free ? *free : std::min(available_memory(), below_address_limit()));
+  return free ? *free : host_room();
 }
 
 void allocating(c10::Device device,

@@ -13,8 +13,7 @@
 
 namespace ferry::trainer {
 
-// Bytes that could be allocated now: of a GPU the free ones, of the host what is available below
-// the process's limit (RLIMIT_AS) and the machine's memory.
+// Bytes that could be allocated now: of a GPU the free ones, of the host host_room().
 std::int64_t room(c10::Device device);
 
 // Runs `body`. Where it runs out of memory, of the device or of the host, throws OutOfMemory

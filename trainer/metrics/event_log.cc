@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "trainer/metrics/append_file.h"
 #include "trainer/metrics/metric_log.h"
+#include "trainer/metrics/performance.h"
 
 namespace ferry::trainer {
 namespace {
@@ -90,12 +90,6 @@ class EventLog : public MetricLog {
  private:
   AppendFile file_;
 };
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 }  // namespace
 

@@ -1,5 +1,7 @@
 #include "trainer/metrics/performance.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -54,6 +56,12 @@ Metrics seqlen_metrics(std::span<const std::int64_t> tokens_of_ranks, const std:
           {prefix + "/max", static_cast<double>(most)},
           {prefix + "/minmax_diff", static_cast<double>(most - least)},
           {prefix + "/mean", sum / static_cast<double>(tokens_of_ranks.size())}};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 std::int64_t host_memory_used() {

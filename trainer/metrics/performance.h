@@ -35,6 +35,9 @@ Metrics performance_metrics(const StepCost& cost);
 Metrics seqlen_metrics(std::span<const std::int64_t> tokens_of_ranks,
                        const std::string& prefix = "global_seqlen");
 
+// The name of this host, as its own commands say it.
+std::string host_name();
+
 // All of the host's memory that is not available, in bytes. Throws Error(kIo | kCorrupt).
 std::int64_t host_memory_used();
 

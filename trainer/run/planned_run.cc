@@ -9,15 +9,27 @@
 
 #include "converter/bridge/load.h"
 #include "models/device/device.h"
+#include "models/device/memory_error.h"
 #include "models/distributed/messages.h"
 #include "models/distributed/process_group.h"
-#include "trainer/engine/out_of_memory.h"
+#include "trainer/engine/host_room.h"
 #include "trainer/engine/run_options.h"
+#include "trainer/metrics/performance.h"
 #include "trainer/plan/auto_settings.h"
+#include "trainer/plan/host_misfits.h"
 #include "trainer/plan/run_plan.h"
 
 namespace ferry::trainer {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostShare, host, pinned, available)
+
 namespace {
+
+std::vector<int> all_ranks(const models::World& world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 // The ranks' device, with the least memory that one of them has. Called by all.
 DeviceSpec device_of(models::World& world) {
@@ -26,12 +38,25 @@ DeviceSpec device_of(models::World& world) {
   if (device.is_cuda()) {
     spec = find_device(models::device_name(device)).value_or(DeviceSpec{.name = "GPU"});
   }
-  std::vector<int> ranks(static_cast<std::size_t>(world.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const auto mine = models::total_memory(device).value_or(room(c10::kCPU));
+  const auto mine = models::total_memory(device).value_or(host_room());
   spec.memory =
-      std::ranges::min(models::gather(models::ProcessGroup(world, "plan", std::move(ranks)), mine));
+      std::ranges::min(models::gather(models::ProcessGroup(world, "plan", all_ranks(world)), mine));
   return spec;
+}
+
+// Called by all ranks.
+void check_host(models::World& world, const RunPlan& plan) {
+  const auto shares = models::gather(models::ProcessGroup(world, "hosts", all_ranks(world)),
+                                     HostShare{.host = host_name(),
+                                               .pinned = pinned_bytes(plan, world.rank()),
+                                               .available = host_room()});
+  const auto misfits = host_misfits(shares);
+  if (misfits.empty()) return;
+  throw models::OutOfMemory(
+      ErrorKind::kDevice, fmt::format("{}", fmt::join(misfits, "; ")),
+      "fewer ranks on a host, moments of half the size (optim.exp_avg_dtype and "
+      "exp_avg_sq_dtype, \"bfloat16\"), or less that rests there (param_offload, grad_offload, "
+      "optimizer_offload, async_save)");
 }
 
 template <typename Config, typename Models>
@@ -41,10 +66,12 @@ Config plan_and_say(const Config& config,
                     const std::function<void(const std::string&)>& say) {
   const auto device = device_of(world);
   auto chosen = choose_settings(config, models, world.size(), device);
-  if (world.rank() != 0) return chosen.config;
-  if (!chosen.settings.empty()) say(fmt::format("chosen     {}", fmt::join(chosen.settings, " ")));
+  if (world.rank() == 0 && !chosen.settings.empty())
+    say(fmt::format("chosen     {}", fmt::join(chosen.settings, " ")));
   if (device.on_host) return chosen.config;
   const auto plan = plan_run(setup_of(chosen.config, models, world.size(), device));
+  check_host(world, plan);
+  if (world.rank() != 0) return chosen.config;
   std::int64_t most = 0;
   std::string where;
   for (const auto& group : plan.ranks) {

@@ -227,7 +227,8 @@ std::map<std::string, double> LoadBalancing::finish(const std::vector<models::GP
     }
   }
   const auto loads = counts.to(at::kDouble).cpu();
-  const auto equal = static_cast<double>(tokens * config_.moe_router_topk) / experts;
+  const auto equal =
+      static_cast<double>(tokens * config_.moe_router_topk) / static_cast<double>(experts);
   std::map<std::string, double> metrics{
       {"moe/load_max", loads.max().item<double>() / equal},
       {"moe/load_min", loads.min().item<double>() / equal},

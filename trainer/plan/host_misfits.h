@@ -1,0 +1,27 @@
+// Pinned memory that the ranks of a host would take together. The kernel ends a process that pins
+// more than there is, without a word: so it is compared before anything is loaded.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "trainer/plan/run_plan.h"
+
+namespace ferry::trainer {
+
+// A rank's part of its host.
+struct HostShare {
+  std::string host{};
+  std::int64_t pinned = 0;     // bytes that the rank will pin, at most
+  std::int64_t available = 0;  // bytes that the host, or the rank's control group, has
+};
+
+// Bytes that a rank will pin in the phase that pins the most. 0 for a rank that the plan lacks.
+std::int64_t pinned_bytes(const RunPlan& plan, int rank);
+
+// A text for each host that has less than its ranks will pin, in the order of their first ranks.
+std::vector<std::string> host_misfits(std::span<const HostShare> of_ranks);
+
+}  // namespace ferry::trainer
