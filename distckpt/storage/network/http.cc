@@ -256,7 +256,7 @@ void set_up(CURL* handle, Transfer& transfer, const HeaderList& headers, char* m
 }
 
 HttpAttempt exchange(const HttpRequest& request) {
-  const std::unique_ptr<CURL, GiveBack> handle(pool().take());
+  std::unique_ptr<CURL, GiveBack> handle(pool().take());
   Transfer transfer{.request = &request};
   transfer.response.url = request.url;
   HeaderList headers;
@@ -268,6 +268,9 @@ HttpAttempt exchange(const HttpRequest& request) {
   std::array<char, CURL_ERROR_SIZE> message{};
   set_up(handle.get(), transfer, headers, message.data());
   const auto code = curl_library().easy_perform(handle.get());
+  // A handle whose transfer broke off is not used again: where a name was not found, libcurl 7.88
+  // refuses to set options of it.
+  if (code != CURLE_OK) curl_library().easy_cleanup(handle.release());
   if (transfer.failure) std::rethrow_exception(transfer.failure);
   if (code == CURLE_OK) transfer.accept();  // of an answer without a body
   HttpAttempt attempt{.response = std::move(transfer.response), .received = transfer.received};

@@ -77,6 +77,11 @@ def test_address_that_could_leak_or_mislead_is_refused(address, words):
     assert "secret" not in refuse("inspect", address, words=words)
 
 
+def test_host_that_is_not_found_is_said_so():
+    """A label of 64 letters is none that a resolver would ask a server for."""
+    refuse("inspect", f"https://{'a' * 64}.example/hf", words=["Could not resolve host", "4 times"], env=QUICK)
+
+
 def test_address_of_a_web_server_as_target_is_refused(model):
     refuse("convert", model, "http://127.0.0.1:9/out", words=["a conversion is written to a folder or to S3"])
 
