@@ -71,7 +71,6 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kQkNorm:
     case When::kQkNormFull:
     case When::kSharedGate:
-    case When::kQLoraNorm:
     case When::kDense:
     case When::kSparse:
     case When::kLayerNorms:
@@ -89,6 +88,7 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kExpertBias:
       return "config.json says that routers have no bias (topk_method)";
     case When::kQLora:
+    case When::kQLoraNorm:
       return "config.json says that queries are projected at once (q_lora_rank is null)";
     case When::kNoQLora:
       return fmt::format("config.json says that queries take a low-rank path (q_lora_rank is {})",

@@ -46,6 +46,7 @@ class HfOpener {
     for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
       if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
     }
+    for (const auto& name : checkpoint_.hf->absent) require_known(name);
     if (!missing.empty() && incomplete_) leave_out_missing();
     if (!missing.empty() && !incomplete_) {
       throw Error(
@@ -70,6 +71,14 @@ class HfOpener {
         [&](const TensorLayout& tensor) { return is_prediction_tensor(config, tensor.name); });
     if (!has_prediction) config.mtp_num_layers = 0;
     return config;
+  }
+
+  // A tensor of the index that no file holds: those of the model are listed as missing.
+  void require_known(const std::string& name) const {
+    const bool is_scale = quantization_ && name.ends_with(kScaleSuffix);
+    require(checkpoint_.map.index.contains(name) || is_scale, ErrorKind::kCorrupt,
+            "{}: names {}, which no file holds",
+            (checkpoint_.location.folder / distckpt::kSafetensorsIndex).string(), name);
   }
 
   void leave_out_missing() {

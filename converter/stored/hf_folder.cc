@@ -182,7 +182,7 @@ HfForm read_hf_folder(const fs::path& folder, Links links, bool incomplete) {
       if (!is_there) continue;
       form.headers.push_back(distckpt::read_safetensors_header(folder / file));
     }
-    check_index(*form.index_text, files_of_tensors(form.headers), source, incomplete);
+    form.absent = check_index(*form.index_text, files_of_tensors(form.headers), source, incomplete);
     require_transformers_reads(
         form, {.folder = folder,
                .files = files_of_index(*form.index_text, source),
@@ -244,18 +244,22 @@ std::map<std::string, std::string> files_of_tensors(
   return files;
 }
 
-void check_index(const std::string& index_text,
-                 const std::map<std::string, std::string>& in_file,
-                 const std::string& source,
-                 bool incomplete) {
+std::vector<std::string> check_index(const std::string& index_text,
+                                     const std::map<std::string, std::string>& in_file,
+                                     const std::string& source,
+                                     bool incomplete) {
+  std::vector<std::string> absent;
   const auto index = distckpt::parse_json(index_text, source);
   const auto& weight_map = distckpt::json_at(index, "weight_map", source);
   for (const auto& [tensor, value] : weight_map.items()) {
     const auto file = distckpt::json_string(value, tensor, source);
     const auto found = in_file.find(tensor);
-    if (found == in_file.end() && incomplete) continue;
-    require(found != in_file.end(), ErrorKind::kCorrupt,
-            "{}: says that {} is in {}, but no file has it", source, tensor, file);
+    if (found == in_file.end()) {
+      require(incomplete, ErrorKind::kCorrupt, "{}: says that {} is in {}, but no file has it",
+              source, tensor, file);
+      absent.push_back(tensor);
+      continue;
+    }
     require(found->second == file, ErrorKind::kCorrupt,
             "{}: says that {} is in {}, but it is in {}", source, tensor, file, found->second);
   }
@@ -263,6 +267,7 @@ void check_index(const std::string& index_text,
     require(weight_map.contains(tensor), ErrorKind::kCorrupt,
             "{}: does not list {}, which is in {}", source, tensor, file);
   }
+  return absent;
 }
 
 }  // namespace ferry::converter

@@ -30,6 +30,7 @@ struct HfForm {
       headers;  // the files' headers, if known: order, metadata and split
   std::map<std::string, distckpt::DType> dtypes{};  // of tensors, where headers are not to be kept
   std::optional<std::string> index_text{};          // model.safetensors.index.json, if there is one
+  std::vector<std::string> absent{};                // that the index names, and no file holds
   std::shared_ptr<const distckpt::SourceFiles> files{};  // as they were when they were found
 
   // Throws Error(kIo) if it is not the file that was found.
@@ -83,12 +84,12 @@ HfForm read_hf_config(const std::filesystem::path& folder, Links links);
 // The files that an index names, sorted. Throws Error(kCorrupt).
 std::set<std::string> files_of_index(const std::string& index_text, const std::string& source);
 
-// Index and files agree: each tensor is in the file that the index names, and no other. Throws
-// Error(kCorrupt).
-void check_index(const std::string& index_text,
-                 const std::map<std::string, std::string>& in_file,
-                 const std::string& source,
-                 bool incomplete = false);
+// Index and files agree: each tensor is in the file that the index names, and no other. With
+// `incomplete` files may lack tensors, which are returned. Throws Error(kCorrupt).
+std::vector<std::string> check_index(const std::string& index_text,
+                                     const std::map<std::string, std::string>& in_file,
+                                     const std::string& source,
+                                     bool incomplete = false);
 
 // The file of each tensor. Throws Error(kCorrupt) for one that two files have.
 std::map<std::string, std::string> files_of_tensors(
