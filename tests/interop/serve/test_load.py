@@ -145,8 +145,8 @@ def test_malformed_requests_close_their_connection_alone(server):
 
 
 def test_clients_that_vanish_leave_nothing(server):
-    """Each of 1,800 goes at another moment: in its request, before its answer, in its answer. The largest steps of the first rounds set the memory
-    that the allocator keeps; later ones add nothing."""
+    """Each of 3,000 goes at another moment: in its request, before its answer, in its answer. The largest steps of the first rounds set the memory
+    that the allocator keeps; the last 1,200 clients add less than 56 KB each."""
     chance = random.Random(7)
     request = raw({"model": NAME, "prompt": "x" * 50, "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 2})
 
@@ -168,7 +168,7 @@ def test_clients_that_vanish_leave_nothing(server):
         client.close()
 
     witnesses, resident = [], []
-    for _ in range(6):
+    for _ in range(10):
         threads = [threading.Thread(target=one, args=(chance.random(),)) for _ in range(300)]
         for i, thread in enumerate(threads):
             thread.start()
@@ -179,7 +179,7 @@ def test_clients_that_vanish_leave_nothing(server):
         until(lambda: is_idle(server))
         resident.append(server.resident_bytes())
     assert all(witness == witnesses[0] for witness in witnesses)
-    assert resident[5] < resident[2] + (64 << 20), resident
+    assert resident[9] < resident[5] + (64 << 20), resident
 
 
 def test_slow_readers_delay_nobody(server):
