@@ -49,7 +49,7 @@ class Generation {
   struct Sample {
     rollout::SampleText text;
     SamplePart part{};  // so far, unless the answer is a stream
-    std::optional<ToolCallParser> tool_calls{};
+    std::optional<rollout::text::ToolCallParser> tool_calls{};
     std::size_t num_calls = 0;
     bool has_begun = false;  // the client has a part of it
     Clock::time_point last_token{};

@@ -34,10 +34,11 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
 }
 
-std::optional<serve::ToolFormat> tool_format(const ServeFlags& flags, const RolloutModel& model) {
-  if (flags.tool_call_parser != "auto") return serve::tool_format(flags.tool_call_parser);
+std::optional<rollout::text::ToolFormat> tool_format(const ServeFlags& flags,
+                                                     const RolloutModel& model) {
+  if (flags.tool_call_parser != "auto") return rollout::text::tool_format(flags.tool_call_parser);
   const auto found = model.find_chat_template(true);
-  return found ? serve::tool_format_of_template(found->text()) : std::nullopt;
+  return found ? rollout::text::tool_format_of_template(found->text()) : std::nullopt;
 }
 
 serve::ServedModel served_model(const ServeFlags& flags,

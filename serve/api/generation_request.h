@@ -23,7 +23,7 @@ struct GenerationRequest {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;  // in logprobs: "token_id:7" for the text
   bool skip_special_tokens = true;
-  std::optional<ToolFormat> tool_format{};  // of calls to find in the answer
+  std::optional<rollout::text::ToolFormat> tool_format{};  // of calls to find in the answer
   ordered_json tools{};
   bool parallel_tool_calls = true;  // an answer may have several
 

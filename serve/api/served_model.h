@@ -9,7 +9,7 @@
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
-#include "serve/api/tool_calls.h"
+#include "rollout/text/tool_calls.h"
 
 namespace ferry::serve {
 
@@ -22,7 +22,7 @@ struct ServedModel {
   const rollout::text::Tokenizer* tokenizer = nullptr;  // or null; outlives this
   std::optional<rollout::text::ChatTemplate> chat_template{};
   std::optional<rollout::text::ChatTemplate> tool_template{};  // for requests with tools
-  std::optional<ToolFormat> tool_format{};                     // of calls in answers
+  std::optional<rollout::text::ToolFormat> tool_format{};      // of calls in answers
 
   // Throws ApiError 400 if there is none.
   const rollout::text::Tokenizer& require_tokenizer(const std::string& param) const;

@@ -1,9 +1,11 @@
-#include "serve/api/tool_calls.h"
+#include "rollout/text/tool_calls.h"
 
 #include <gtest/gtest.h>
 
-namespace ferry::serve {
+namespace ferry::rollout::text {
 namespace tool_calls_test {
+
+using nlohmann::ordered_json;
 
 const ordered_json kTools = ordered_json::parse(
     R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}}}])");
@@ -97,4 +99,4 @@ TEST(ToolCalls, ATemplateTellsItsFormat) {
 }
 
 }  // namespace tool_calls_test
-}  // namespace ferry::serve
+}  // namespace ferry::rollout::text

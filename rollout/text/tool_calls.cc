@@ -1,11 +1,13 @@
-#include "serve/api/tool_calls.h"
+#include "rollout/text/tool_calls.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
-namespace ferry::serve {
+namespace ferry::rollout::text {
 namespace {
+
+using nlohmann::ordered_json;
 
 constexpr std::string_view kPythonTag = "<|python_tag|>";
 
@@ -30,6 +32,11 @@ std::string_view without_space(std::string_view text) {
   return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
 }
 
+// With U+FFFD for bytes that are not UTF-8.
+std::string as_text(const ordered_json& value) {
+  return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
 // The length of the longest suffix of the text that begins `marker`.
 std::size_t beginning_at_end(std::string_view text, std::string_view marker) {
   for (auto size = std::min(text.size(), marker.size() - 1); size > 0; --size)
@@ -46,7 +53,7 @@ bool read_object(const ordered_json& object, std::vector<ToolCall>& calls) {
     if (arguments.is_string())
       arguments = ordered_json::parse(arguments.get<std::string>(), nullptr, false);
     if (!arguments.is_object()) return false;
-    calls.push_back({object["name"].get<std::string>(), dump(arguments)});
+    calls.push_back({object["name"].get<std::string>(), as_text(arguments)});
     return true;
   }
   calls.push_back({object["name"].get<std::string>(), "{}"});
@@ -213,7 +220,7 @@ bool ToolCallParser::read_deepseek_call(std::string_view body, std::vector<ToolC
   }
   const auto arguments = ordered_json::parse(rest, nullptr, false);
   if (name.empty() || !arguments.is_object()) return false;
-  calls.push_back({std::string(name), dump(arguments)});
+  calls.push_back({std::string(name), as_text(arguments)});
   return true;
 }
 
@@ -231,7 +238,7 @@ bool ToolCallParser::read_function_tag(std::string_view body, std::vector<ToolCa
     if (value.ends_with('\n')) value.remove_suffix(1);
     arguments[std::string(*key)] = argument(call.name, std::string(*key), std::string(value));
   }
-  call.arguments = dump(arguments);
+  call.arguments = as_text(arguments);
   calls.push_back(std::move(call));
   return true;
 }
@@ -246,7 +253,7 @@ bool ToolCallParser::read_arg_keys(std::string_view body, std::vector<ToolCall>&
     const std::string name(without_space(*key));
     arguments[name] = argument(call.name, name, std::string(*value));
   }
-  call.arguments = dump(arguments);
+  call.arguments = as_text(arguments);
   calls.push_back(std::move(call));
   return true;
 }
@@ -270,4 +277,4 @@ ordered_json ToolCallParser::argument(const std::string& tool,
   return parsed.is_discarded() ? ordered_json(std::move(value)) : parsed;
 }
 
-}  // namespace ferry::serve
+}  // namespace ferry::rollout::text

@@ -3,14 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "serve/api/api_error.h"
-
-namespace ferry::serve {
+namespace ferry::rollout::text {
 
 struct ToolCall {
   std::string name{};
@@ -43,7 +42,7 @@ class ToolCallParser {
  public:
   // `tools`: of the request, whose schemas say which arguments are strings where a format does not;
   // may be null.
-  ToolCallParser(ToolFormat format, const ordered_json& tools);
+  ToolCallParser(ToolFormat format, const nlohmann::ordered_json& tools);
 
   struct Part {
     std::string content{};  // text that belongs to no call
@@ -62,10 +61,12 @@ class ToolCallParser {
   bool read_deepseek_call(std::string_view body, std::vector<ToolCall>& calls) const;
   bool read_function_tag(std::string_view body, std::vector<ToolCall>& calls) const;
   bool read_arg_keys(std::string_view body, std::vector<ToolCall>& calls) const;
-  ordered_json argument(const std::string& tool, const std::string& key, std::string value) const;
+  nlohmann::ordered_json argument(const std::string& tool,
+                                  const std::string& key,
+                                  std::string value) const;
 
   ToolFormat format_;
-  const ordered_json& tools_;
+  const nlohmann::ordered_json& tools_;
   std::string pending_{};  // text that may become a call
   std::string space_{};    // white space, which goes if a call follows
   bool in_call_ = false;
@@ -73,4 +74,4 @@ class ToolCallParser {
   bool is_content_ = false;  // kLlama3Json: the text is no call
 };
 
-}  // namespace ferry::serve
+}  // namespace ferry::rollout::text

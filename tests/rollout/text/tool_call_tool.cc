@@ -4,14 +4,15 @@
 #include <iostream>
 #include <string>
 
-#include "serve/api/tool_calls.h"
+#include "rollout/text/tool_calls.h"
 
 int main() {
-  using ferry::serve::ordered_json;
+  using nlohmann::ordered_json;
   for (std::string line; std::getline(std::cin, line);) {
     const auto asked = ordered_json::parse(line);
-    ferry::serve::ToolCallParser parser(
-        ferry::serve::tool_format(asked["format"].get<std::string>()).value(), asked["tools"]);
+    ferry::rollout::text::ToolCallParser parser(
+        ferry::rollout::text::tool_format(asked["format"].get<std::string>()).value(),
+        asked["tools"]);
     auto part = parser.take(asked["text"].get<std::string>());
     auto rest = parser.finish();
     part.calls.insert(part.calls.end(), rest.calls.begin(), rest.calls.end());
