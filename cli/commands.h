@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,19 +31,16 @@ void add_report(CLI::App& app);
 void add_json(CLI::App& command, bool& json);
 void add_quiet(CLI::App& command, bool& quiet);
 void add_threads(CLI::App& command, int& threads);
-void add_max_memory(CLI::App& command, std::string& text);
-void add_hf_config(CLI::App& command, std::string& folder);
+void add_max_memory(CLI::App& command, std::int64_t& bytes);
+void add_hf_config(CLI::App& command, std::filesystem::path& folder);
 void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb);
 void add_iteration(CLI::App& command,
                    const std::string& flag,
-                   std::string& text,
+                   std::optional<distckpt::Iteration>& iteration,
                    const std::string& what);
 
 // "256MiB", "5GB", "1000": bytes. Throws Error(kUsage) naming the flag.
 std::int64_t parse_size(const std::string& text, const std::string& flag);
-
-// "10", "release"; nothing for an empty text. Throws Error(kUsage).
-std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text);
 
 // SIGINT and SIGTERM ask to stop from now on; the second of a kind ends the program at once.
 void catch_stop_signals();

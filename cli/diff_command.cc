@@ -13,10 +13,6 @@ namespace {
 
 struct DiffFlags {
   converter::PairOptions pair{};
-  std::string left_iteration{};
-  std::string right_iteration{};
-  std::string hf_config{};
-  std::string max_memory = "192MiB";
   std::string sort = "layer";
   std::string html{};
   bool overwrite = false;
@@ -24,12 +20,8 @@ struct DiffFlags {
   bool quiet = false;
 };
 
-void run_diff(DiffFlags& flags) {
+void run_diff(const DiffFlags& flags) {
   const OutputFile html(flags.html, kPageMark, flags.overwrite);
-  flags.pair.left_iteration = parse_iteration_flag(flags.left_iteration);
-  flags.pair.right_iteration = parse_iteration_flag(flags.right_iteration);
-  flags.pair.hf_config = flags.hf_config;
-  flags.pair.max_memory = parse_size(flags.max_memory, "--max-memory");
   const auto report = converter::diff(flags.pair, make_progress(flags.quiet));
   if (!flags.html.empty()) html.write(diff_html(report));
   if (flags.json) {
@@ -60,13 +52,13 @@ void add_diff(CLI::App& app) {
                       "Also write the report to this file: one HTML page with a heat map");
   add_overwrite_output(*command, flags->overwrite);
   add_selection(*command, flags->pair.selection, "Compare");
-  add_iteration(*command, "--left-iteration", flags->left_iteration,
+  add_iteration(*command, "--left-iteration", flags->pair.left_iteration,
                 "Which iteration of a Megatron checkpoint A");
-  add_iteration(*command, "--right-iteration", flags->right_iteration,
+  add_iteration(*command, "--right-iteration", flags->pair.right_iteration,
                 "Which iteration of a Megatron checkpoint B");
-  add_hf_config(*command, flags->hf_config);
+  add_hf_config(*command, flags->pair.hf_config);
   add_threads(*command, flags->pair.threads);
-  add_max_memory(*command, flags->max_memory);
+  add_max_memory(*command, flags->pair.max_memory);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   for (const auto* without_table : {"--json", "--quiet"})

@@ -1,7 +1,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/output_file.h"
@@ -17,15 +16,10 @@ namespace {
 constexpr std::string_view kManifestMark = R"("format": "ferry-manifest-)";
 
 struct DigestFlags {
-  std::string path{};
+  converter::DigestOptions digest{};
   std::string output{};
   std::string check{};
-  std::string iteration{};
-  std::string hf_config{};
-  std::string max_memory = "192MiB";
-  int threads = 0;
   bool tensors_only = false;
-  bool keep_fp8 = false;
   bool overwrite = false;
   bool json = false;
   bool quiet = false;
@@ -70,7 +64,6 @@ void check(const DigestFlags& flags,
 }
 
 void run_digest(const DigestFlags& flags) {
-  const auto iteration = parse_iteration_flag(flags.iteration);
   const OutputFile output(flags.output, kManifestMark, flags.overwrite);
   std::optional<converter::Manifest> expected;  // read first: a wrong name is told at once
   if (!flags.check.empty())
@@ -78,18 +71,13 @@ void run_digest(const DigestFlags& flags) {
   // Files of another format are not compared, so they are digested for a new manifest alone.
   const bool same_format =
       !expected ||
-      expected->format == converter::to_string(converter::locate(flags.path, iteration).format);
-  const auto manifest = converter::digest_checkpoint(
-      {.path = flags.path,
-       .iteration = iteration,
-       .hf_config = flags.hf_config,
-       .leave_out = {flags.output, flags.check},
-       .keep_fp8 = flags.keep_fp8,
-       .part = expected ? expected->part : converter::Part(),
-       .files = !flags.tensors_only && (same_format || !flags.output.empty()),
-       .threads = flags.threads,
-       .max_memory = parse_size(flags.max_memory, "--max-memory")},
-      make_progress(flags.quiet));
+      expected->format ==
+          converter::to_string(converter::locate(flags.digest.path, flags.digest.iteration).format);
+  auto options = flags.digest;
+  options.leave_out = {flags.output, flags.check};
+  if (expected) options.part = expected->part;
+  options.files = !flags.tensors_only && (same_format || !flags.output.empty());
+  const auto manifest = converter::digest_checkpoint(options, make_progress(flags.quiet));
   if (!flags.output.empty()) output.write(converter::write_manifest(manifest));
   if (expected) return check(flags, *expected, manifest);
   if (flags.json) {
@@ -106,21 +94,21 @@ void add_digest(CLI::App& app) {
   auto* command = app.add_subcommand("digest",
                                      "Digest every tensor, independently of format and layout, and "
                                      "every file; write or check a manifest");
-  command->add_option("PATH", flags->path, "A checkpoint of any format, or its address")
+  command->add_option("PATH", flags->digest.path, "A checkpoint of any format, or its address")
       ->required();
   command->add_option("--output", flags->output, "Write the manifest to this file");
   add_overwrite_output(*command, flags->overwrite);
   command->add_option("--check", flags->check, "Compare with this manifest");
   command->add_flag(
-      "--keep-fp8", flags->keep_fp8,
+      "--keep-fp8", flags->digest.keep_fp8,
       "Digest FP8 weights and their scales as they are. Default: dequantised to bf16, "
       "as convert does");
   command->add_flag("--tensors-only", flags->tensors_only, "Leave the digests of files away");
-  add_iteration(*command, "--iteration", flags->iteration,
+  add_iteration(*command, "--iteration", flags->digest.iteration,
                 "Which iteration of a Megatron checkpoint");
-  add_hf_config(*command, flags->hf_config);
-  add_threads(*command, flags->threads);
-  add_max_memory(*command, flags->max_memory);
+  add_hf_config(*command, flags->digest.hf_config);
+  add_threads(*command, flags->digest.threads);
+  add_max_memory(*command, flags->digest.max_memory);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer(

@@ -12,8 +12,8 @@ namespace {
 struct InspectFlags {
   std::string path{};
   std::string filter{};
-  std::string iteration{};
-  std::string hf_config{};
+  std::optional<distckpt::Iteration> iteration{};
+  std::filesystem::path hf_config{};
   bool json = false;
 };
 
@@ -33,8 +33,7 @@ void add_inspect(CLI::App& app) {
   add_json(*command, flags->json);
   command->footer("Exit status: 0 shown, 2 trouble.");
   command->callback([flags] {
-    const auto report =
-        converter::inspect(flags->path, parse_iteration_flag(flags->iteration), flags->hf_config);
+    const auto report = converter::inspect(flags->path, flags->iteration, flags->hf_config);
     if (flags->json) {
       fmt::print("{}\n", json_text(inspect_json(report, flags->filter)));
     } else {

@@ -22,14 +22,15 @@ void add_threads(CLI::App& command, int& threads) {
       ->check(CLI::Range(1, 1024));
 }
 
-void add_max_memory(CLI::App& command, std::string& text) {
-  command.add_option(
-      "--max-memory", text,
+void add_max_memory(CLI::App& command, std::int64_t& bytes) {
+  command.add_option_function<std::string>(
+      "--max-memory",
+      [&bytes](const std::string& text) { bytes = parse_size(text, "--max-memory"); },
       "Limit of the staging buffers: 64MiB, 1GiB. Default: 192MiB; reading past the page "
       "cache takes 4 MiB more per thread");
 }
 
-void add_hf_config(CLI::App& command, std::string& folder) {
+void add_hf_config(CLI::App& command, std::filesystem::path& folder) {
   command.add_option(
       "--hf-config", folder,
       "A folder with the config.json (and tokenizer) that a Megatron checkpoint lacks");
@@ -52,9 +53,14 @@ void add_selection(CLI::App& command, converter::Selection& selection, std::stri
 
 void add_iteration(CLI::App& command,
                    const std::string& flag,
-                   std::string& text,
+                   std::optional<distckpt::Iteration>& iteration,
                    const std::string& what) {
-  command.add_option(flag, text, what)->type_name("N|release");
+  const auto parse = [&iteration](const std::string& text) {
+    iteration = distckpt::parse_iteration(text);
+    require(iteration.has_value(), ErrorKind::kUsage,
+            "--iteration {}: is neither a number nor \"release\"", text);
+  };
+  command.add_option_function<std::string>(flag, parse, what)->type_name("N|release");
 }
 
 std::int64_t parse_size(const std::string& text, const std::string& flag) {
@@ -69,14 +75,6 @@ std::int64_t parse_size(const std::string& text, const std::string& flag) {
       error == std::errc() && unit != units.end() && number > 0 && number * unit->second < 0x1p62;
   require(good, ErrorKind::kUsage, "{} {}: is not a size such as 256MiB or 5GB", flag, text);
   return static_cast<std::int64_t>(std::floor(number * unit->second));
-}
-
-std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  const auto iteration = distckpt::parse_iteration(text);
-  require(iteration.has_value(), ErrorKind::kUsage,
-          "--iteration {}: is neither a number nor \"release\"", text);
-  return iteration;
 }
 
 }  // namespace ferry::cli

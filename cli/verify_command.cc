@@ -10,14 +10,7 @@ namespace ferry::cli {
 namespace {
 
 struct VerifyFlags {
-  std::string left{};
-  std::string right{};
-  std::string left_iteration{};
-  std::string right_iteration{};
-  std::string hf_config{};
-  converter::Selection selection{};
-  std::string max_memory = "192MiB";
-  int threads = 0;
+  converter::PairOptions pair{};
   bool weights_only = false;
   bool json = false;
   bool quiet = false;
@@ -29,19 +22,19 @@ void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
   auto* command = app.add_subcommand(
       "verify", "Compare two checkpoints, bit for bit, in any formats and layouts");
-  command->add_option("LEFT", flags->left, "A checkpoint of any format, or its address")
+  command->add_option("LEFT", flags->pair.left, "A checkpoint of any format, or its address")
       ->required();
-  command->add_option("RIGHT", flags->right, "The one to compare it with")->required();
-  add_iteration(*command, "--left-iteration", flags->left_iteration,
+  command->add_option("RIGHT", flags->pair.right, "The one to compare it with")->required();
+  add_iteration(*command, "--left-iteration", flags->pair.left_iteration,
                 "Which iteration of a Megatron checkpoint LEFT");
-  add_iteration(*command, "--right-iteration", flags->right_iteration,
+  add_iteration(*command, "--right-iteration", flags->pair.right_iteration,
                 "Which iteration of a Megatron checkpoint RIGHT");
-  add_hf_config(*command, flags->hf_config);
+  add_hf_config(*command, flags->pair.hf_config);
   command->add_flag("--weights-only", flags->weights_only,
                     "Leave config.json, tokenizer and other files alone");
-  add_selection(*command, flags->selection, "Compare");
-  add_threads(*command, flags->threads);
-  add_max_memory(*command, flags->max_memory);
+  add_selection(*command, flags->pair.selection, "Compare");
+  add_threads(*command, flags->pair.threads);
+  add_max_memory(*command, flags->pair.max_memory);
   add_json(*command, flags->json);
   add_quiet(*command, flags->quiet);
   command->footer(
@@ -50,15 +43,7 @@ void add_verify(CLI::App& app) {
       "Exit status: 0 identical, 1 something differs, 2 trouble.");
   command->callback([flags] {
     const auto report =
-        converter::verify({.left = flags->left,
-                           .right = flags->right,
-                           .left_iteration = parse_iteration_flag(flags->left_iteration),
-                           .right_iteration = parse_iteration_flag(flags->right_iteration),
-                           .hf_config = flags->hf_config,
-                           .selection = flags->selection,
-                           .threads = flags->threads,
-                           .max_memory = parse_size(flags->max_memory, "--max-memory")},
-                          {.weights_only = flags->weights_only}, make_progress(flags->quiet));
+        converter::verify(flags->pair, flags->weights_only, make_progress(flags->quiet));
     if (flags->json) {
       fmt::print("{}\n", json_text(verify_json(report)));
     } else if (!flags->quiet) {

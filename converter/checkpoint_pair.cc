@@ -71,7 +71,25 @@ void shift_behind_left(distckpt::CopyPlan& plan, distckpt::StorageId split, int 
   for (auto& scale : plan.scales) scale.at.storage += split;
 }
 
+struct KindNames {
+  std::string_view name{};
+  std::string_view words{};  // before the details
+};
+constexpr KindNames kKindNames[] = {{"only_left", "is on the left only"},
+                                    {"only_right", "is on the right only"},
+                                    {"shape", "shapes differ: "},
+                                    {"dtype", "dtypes differ: "}};
+
 }  // namespace
+
+std::string_view to_string(UnpairedTensor::Kind kind) {
+  return kKindNames[static_cast<std::size_t>(kind)].name;
+}
+
+std::string describe(const UnpairedTensor& tensor) {
+  return fmt::format("{}{}", kKindNames[static_cast<std::size_t>(tensor.kind)].words,
+                     tensor.detail);
+}
 
 CheckpointPair::CheckpointPair(const PairOptions& options)
     : options_(options),

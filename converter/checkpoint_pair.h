@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "converter/open/checkpoint.h"
@@ -37,6 +38,8 @@ struct UnpairedTensor {
   std::string tensor{};
   std::string detail{};  // kShape, kDType: both of them
 };
+std::string_view to_string(UnpairedTensor::Kind kind);  // "only_left"
+std::string describe(const UnpairedTensor& tensor);     // "is on the left only"
 
 class CheckpointPair {
  public:

@@ -135,12 +135,10 @@ std::unique_ptr<Target> make_target(const OpenedConversion& opened,
                                     const fs::path& folder) {
   switch (opened.format) {
     case Format::kArchive:
-      return make_archive_target(opened.source, opened.tensors,
-                                 {.dtype = options.dtype, .max_shard_size = options.max_shard_size},
-                                 folder);
+      return make_archive_target(opened.source, opened.tensors, options.dtype,
+                                 options.max_shard_size, folder);
     case Format::kHuggingFace:
-      return make_hf_target(opened.source, opened.tensors,
-                            {.dtype = options.dtype, .max_shard_size = options.max_shard_size},
+      return make_hf_target(opened.source, opened.tensors, options.dtype, options.max_shard_size,
                             folder);
     default:
       return make_megatron_target(

@@ -116,16 +116,14 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
     const auto name = path.lexically_relative(checkpoint.location.root).string();
     const auto size = distckpt::ReadFile(path).size();
     const distckpt::Shape shape{size};
-    const auto whole = distckpt::Box::whole(shape);
     const auto storage = layout.add_storage(distckpt::FileStorage{.path = path, .size = size});
     files.push_back({.name = name, .dtype = distckpt::DType::kU8, .shape = shape});
-    layout.add_tensor(
-        {.name = name,
-         .dtype = distckpt::DType::kU8,
-         .shape = shape,
-         .shards = {distckpt::packed_shard(whole, distckpt::DType::kU8, storage, 0)}});
-    links.links.push_back(
-        {.model = index, .model_box = whole, .stored = index, .stored_box = whole});
+    layout.add_tensor({.name = name,
+                       .dtype = distckpt::DType::kU8,
+                       .shape = shape,
+                       .shards = {distckpt::packed_shard(distckpt::Box::whole(shape),
+                                                         distckpt::DType::kU8, storage, 0)}});
+    links.links.push_back(distckpt::BoxLink::whole(index, index, shape));
   }
   const auto file_plan = distckpt::plan_read(files, {.layout = &layout, .map = &links});
   distckpt::FileSource file_source(layout.storages());

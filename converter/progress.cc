@@ -1,7 +1,6 @@
 #include "converter/progress.h"
 
 #include <chrono>
-#include <utility>
 
 namespace ferry::converter {
 

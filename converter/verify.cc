@@ -7,13 +7,11 @@
 #include <set>
 #include <utility>
 
-#include "converter/families/hf_config.h"
 #include "converter/families/megatron_args.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/difference.h"
-#include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {
 namespace {
@@ -49,8 +47,8 @@ struct TensorDifference {
 
 class Verification {
  public:
-  Verification(const PairOptions& pair, const VerifyOptions& options)
-      : options_(options), pair_(pair), left_(pair_.left()), right_(pair_.right()) {}
+  Verification(const PairOptions& pair, bool weights_only)
+      : weights_only_(weights_only), pair_(pair), left_(pair_.left()), right_(pair_.right()) {}
 
   VerifyReport run(const ProgressFunction& progress) {
     report_.left = left_.location.folder;
@@ -59,7 +57,7 @@ class Verification {
     report_.right_format = right_.location.format;
     compare_tensors(progress);
     report_.notes = pair_.notes();
-    if (options_.weights_only) {
+    if (weights_only_) {
       report_.notes.emplace_back("configuration and carried files were not compared, as asked");
     } else {
       compare_configuration();
@@ -157,7 +155,7 @@ class Verification {
   }
 
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  const VerifyOptions& options_;
+  bool weights_only_;
   CheckpointPair pair_;
   const Checkpoint& left_;
   const Checkpoint& right_;
@@ -166,12 +164,10 @@ class Verification {
 
 }  // namespace
 
-VerifyReport verify(const PairOptions& pair,
-                    const VerifyOptions& options,
-                    const ProgressFunction& progress) {
+VerifyReport verify(const PairOptions& pair, bool weights_only, const ProgressFunction& progress) {
   auto with_state = pair;
   with_state.training_state = pair.selection.is_all();
-  return Verification(with_state, options).run(progress);
+  return Verification(with_state, weights_only).run(progress);
 }
 
 }  // namespace ferry::converter

@@ -12,10 +12,6 @@
 
 namespace ferry::converter {
 
-struct VerifyOptions {
-  bool weights_only = false;  // leave configuration and carried files alone
-};
-
 // A tensor whose bytes are not the same.
 struct TensorDifference {
   std::string tensor{};
@@ -51,8 +47,9 @@ struct VerifyReport {
   }
 };
 
+// `weights_only`: leaves configuration and carried files alone.
 VerifyReport verify(const PairOptions& pair,
-                    const VerifyOptions& options = {},
+                    bool weights_only = false,
                     const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter

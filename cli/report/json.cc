@@ -19,25 +19,10 @@ ordered_json or_null(const std::optional<T>& value) {
   return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
-std::string_view kind_name(converter::UnpairedTensor::Kind kind) {
-  using Kind = converter::UnpairedTensor::Kind;
-  switch (kind) {
-    case Kind::kOnlyLeft:
-      return "only_left";
-    case Kind::kOnlyRight:
-      return "only_right";
-    case Kind::kShape:
-      return "shape";
-    case Kind::kDType:
-      return "dtype";
-  }
-  return "";
-}
-
 ordered_json unpaired_json(const std::vector<converter::UnpairedTensor>& tensors) {
   ordered_json list = ordered_json::array();
   for (const auto& tensor : tensors) {
-    list.push_back({{"name", tensor.tensor}, {"kind", kind_name(tensor.kind)}});
+    list.push_back({{"name", tensor.tensor}, {"kind", to_string(tensor.kind)}});
     if (!tensor.detail.empty()) list.back()["detail"] = tensor.detail;
   }
   return list;

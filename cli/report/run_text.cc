@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "cli/report/run.h"
 #include "cli/report/text.h"
 

@@ -77,44 +77,6 @@ std::string describe(const models::TransformerConfig& config) {
 
 }  // namespace
 
-std::string_view describe(converter::Format format) {
-  using converter::Format;
-  switch (format) {
-    case Format::kHuggingFace:
-      return "Hugging Face";
-    case Format::kTorchSave:
-      return "Hugging Face, torch.save";
-    case Format::kTorchDist:
-      return "Megatron-Core torch_dist";
-    case Format::kLegacy:
-      return "Megatron legacy";
-    case Format::kDcp:
-      return "torch.distributed.checkpoint";
-    case Format::kZarr:
-      return "Megatron-Core zarr";
-    case Format::kFsdp:
-      return "FSDP by rank";
-    case Format::kArchive:
-      return "Ferry archive";
-  }
-  return "";
-}
-
-std::string describe(const converter::UnpairedTensor& tensor) {
-  using Kind = converter::UnpairedTensor::Kind;
-  switch (tensor.kind) {
-    case Kind::kOnlyLeft:
-      return "is on the left only";
-    case Kind::kOnlyRight:
-      return "is on the right only";
-    case Kind::kShape:
-      return fmt::format("shapes differ: {}", tensor.detail);
-    case Kind::kDType:
-      return fmt::format("dtypes differ: {}", tensor.detail);
-  }
-  return {};
-}
-
 std::string format_bytes(std::int64_t bytes) {
   constexpr std::array kUnits{"B", "kB", "MB", "GB", "TB", "PB"};
   auto value = static_cast<double>(bytes);

@@ -16,9 +16,6 @@ std::string format_bytes(std::int64_t bytes);  // "3.09 GB"
 std::string format_seconds(double seconds);    // "0.4 s", "3 min 12 s"
 std::string format_count(std::int64_t count);  // "1,543,714,304"
 
-std::string_view describe(converter::Format format);
-std::string describe(const converter::UnpairedTensor& tensor);  // "is on the left only"
-
 std::string convert_text(const converter::ConvertReport& report);
 std::string inspect_text(const converter::InspectReport& report, std::string_view filter);
 std::string verify_text(const converter::VerifyReport& report);

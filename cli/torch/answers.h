@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "cli/torch/prompts.h"
 #include "models/spec/transformer_config.h"

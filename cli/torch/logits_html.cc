@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <vector>
 
 #include "cli/report/html.h"
 #include "cli/report/text.h"

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "converter/alignment/logits_check.h"
-#include "models/distributed/parallel_state.h"
 
 namespace ferry::cli {
 

@@ -39,13 +39,13 @@ void check_cache_size(const RolloutFlags& flags) {
 std::optional<converter::Checkpoint> open_checkpoint(const RolloutFlags& flags) {
   check_cache_size(flags);
   if (flags.load_format == "dummy") {
-    require(flags.iteration.empty() && flags.hf_config.empty(), ErrorKind::kUsage,
+    require(!flags.iteration && flags.hf_config.empty(), ErrorKind::kUsage,
             "--iteration and --hf-config: have no effect with --load-format dummy, which reads "
             "CHECKPOINT/config.json alone");
     return std::nullopt;
   }
-  return converter::open(flags.checkpoint, {.iteration = parse_iteration_flag(flags.iteration),
-                                            .hf_config = flags.hf_config});
+  return converter::open(flags.checkpoint,
+                         {.iteration = flags.iteration, .hf_config = flags.hf_config});
 }
 
 ModelFiles model_files(const RolloutFlags& flags,

@@ -21,8 +21,8 @@ namespace ferry::cli {
 
 struct RolloutFlags {
   std::string checkpoint{};
-  std::string iteration{};
-  std::string hf_config{};
+  std::optional<distckpt::Iteration> iteration{};
+  std::filesystem::path hf_config{};
   std::string tokenizer{};  // a folder; empty: the checkpoint's own
   std::string load_format = "auto";
   std::string dtype = "bf16";

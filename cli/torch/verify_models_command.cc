@@ -1,5 +1,4 @@
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 
@@ -28,8 +27,8 @@ struct VerifyModelsFlags {
   std::string numerics{};
   std::string checkpoint{};
   std::string reference{};
-  std::string iteration{};
-  std::string hf_config{};
+  std::optional<distckpt::Iteration> iteration{};
+  std::filesystem::path hf_config{};
   std::string dtype{};
   std::string html{};
   bool overwrite = false;
@@ -48,9 +47,8 @@ distckpt::DType dtype_of(const VerifyModelsFlags& flags, const converter::Refere
 }
 
 void verify_numerics(const VerifyModelsFlags& flags) {
-  const auto checkpoint = converter::open(
-      flags.numerics,
-      {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
+  const auto checkpoint =
+      converter::open(flags.numerics, {.iteration = flags.iteration, .hf_config = flags.hf_config});
   const auto device = world_options(flags.mesh).device;
   const auto certificate =
       models::certify_numerics(checkpoint.map.config,
@@ -96,8 +94,7 @@ void verify_logits(const VerifyModelsFlags& flags) {
   }
   const auto reference = converter::read_reference(flags.reference);
   const auto checkpoint = converter::open(
-      flags.checkpoint,
-      {.iteration = parse_iteration_flag(flags.iteration), .hf_config = flags.hf_config});
+      flags.checkpoint, {.iteration = flags.iteration, .hf_config = flags.hf_config});
   const auto dtype = dtype_of(flags, reference);
   bool equal = true;
   run_mesh(flags.mesh, 1, [&](models::World& world) {

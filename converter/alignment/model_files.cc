@@ -1,7 +1,5 @@
 #include "converter/alignment/model_files.h"
 
-#include <utility>
-
 #include "distckpt/plan/mesh_layout.h"
 #include "models/distributed/parallel_state.h"
 #include "models/pipeline_forward.h"

@@ -2,7 +2,6 @@
 // format, and the model's sharded_state_dict() is the other.
 #pragma once
 
-#include <filesystem>
 #include <memory>
 #include <vector>
 

@@ -1,7 +1,6 @@
 #include "converter/bridge/load.h"
 
 #include <chrono>
-#include <map>
 #include <string_view>
 #include <unordered_map>
 #include <utility>

@@ -1,7 +1,6 @@
 #include "converter/families/families.h"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "distckpt/base/error.h"

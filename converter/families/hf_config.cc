@@ -4,7 +4,6 @@
 #include <cctype>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "converter/families/config_fields.h"
 #include "converter/families/config_limits.h"

@@ -2,7 +2,6 @@
 // keys: stacked over layers or one per layer, experts stacked or apart, gate and up apart, wrapped.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -2,7 +2,6 @@
 // Hugging Face names, and Megatron's torch_dcp and fsdp_dtensor, with those of its modules.
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>

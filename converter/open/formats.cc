@@ -1,9 +1,28 @@
 #include "converter/open/formats.h"
 
+#include <utility>
+
 #include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
+#include "distckpt/formats/archive/shard_store.h"
 
 namespace ferry::converter {
+namespace {
+
+// A Hugging Face folder of safetensors files.
+Stored read_huggingface(const Location& location, const OpenOptions& options) {
+  Stored stored{.hf = read_hf_folder(location.folder, options.links, options.incomplete)};
+  for (const auto& header : stored.hf->headers)
+    distckpt::add_to_layout(header, location.folder, stored.layout);
+  return stored;
+}
+
+}  // namespace
+
+Stored read_archive(const Location& location) {
+  auto store = distckpt::read_shard_store(location.folder);
+  return {.layout = std::move(store.layout), .hf = form_of_sidecar(store.files, location.folder)};
+}
 
 Stored read_stored(const Location& location, const OpenOptions& options) {
   switch (location.format) {

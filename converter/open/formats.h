@@ -9,8 +9,7 @@ namespace ferry::converter {
 
 Stored read_stored(const Location& location, const OpenOptions& options);
 
-Stored read_huggingface(const Location& location, const OpenOptions& options);
-Stored read_archive(const Location& location);
+Stored read_archive(const Location& location);  // Ferry's own
 Stored read_torch_save(const Location& location, const OpenOptions& options);
 Stored read_legacy(const Location& location, const OpenOptions& options);
 Stored read_dcp(const Location& location, const OpenOptions& options);

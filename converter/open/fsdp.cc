@@ -1,7 +1,6 @@
 // FSDP states that every rank saved by itself, as verl does: model_world_size_W_rank_R.pt, with the
 // rank's parts of the tensors.
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>

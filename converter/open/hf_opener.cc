@@ -11,13 +11,12 @@
 #include "converter/families/hf_config.h"
 #include "converter/families/unmapped.h"
 #include "distckpt/base/error.h"
-#include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 
 namespace ferry::converter {
 namespace {
 
-using distckpt::Box;
+using distckpt::BoxLink;
 using distckpt::DType;
 using distckpt::TensorLayout;
 
@@ -144,12 +143,9 @@ class HfOpener {
            .shape = stored.shape,
            .role = carried ? distckpt::Role::kWeight : distckpt::Role::kDerived});
     }
-    checkpoint_.links.links.push_back({.model = model,
-                                       .model_box = Box::whole(stored.shape),
-                                       .stored = index,
-                                       .stored_box = Box::whole(stored.shape),
-                                       .copy = copy ? ++num_copies_[model] : 0,
-                                       .scale = scale});
+    auto& link = checkpoint_.links.links.emplace_back(BoxLink::whole(model, index, stored.shape));
+    if (copy) link.copy = ++num_copies_[model];
+    link.scale = scale;
   }
 
   // The index of the scales of a weight.
@@ -172,11 +168,8 @@ class HfOpener {
             ErrorKind::kLayout, "{}: are scales, but {} is not there in FP8 ({})", scales.name,
             weight, file_of(scales));
     if (!keep_fp8_) return;
-    checkpoint_.links.links.push_back(
-        {.model = static_cast<std::uint32_t>(checkpoint_.tensors.size()),
-         .model_box = Box::whole(scales.shape),
-         .stored = index,
-         .stored_box = Box::whole(scales.shape)});
+    const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
+    checkpoint_.links.links.push_back(BoxLink::whole(model, index, scales.shape));
     checkpoint_.tensors.push_back(
         {.name = scales.name, .dtype = scales.dtype, .shape = scales.shape});
   }

@@ -15,7 +15,6 @@
 namespace ferry::converter {
 namespace {
 
-using distckpt::Box;
 using distckpt::DType;
 
 // The dtypes that the Hugging Face side had: where a tensor was widened to be stored, the original
@@ -149,10 +148,8 @@ class MegatronOpener {
              .shape = entry.shape,
              .role = carried ? distckpt::Role::kWeight : distckpt::Role::kDerived});
       }
-      checkpoint_.links.links.push_back({.model = model,
-                                         .model_box = Box::whole(entry.shape),
-                                         .stored = *checkpoint_.layout.find(entry.name),
-                                         .stored_box = Box::whole(entry.shape)});
+      checkpoint_.links.links.push_back(
+          distckpt::BoxLink::whole(model, *checkpoint_.layout.find(entry.name), entry.shape));
     }
   }
 

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "converter/open/formats.h"
 #include "distckpt/base/error.h"

@@ -1,7 +1,6 @@
 #include "converter/optimizer/optimizer_records.h"
 
 #include <charconv>
-#include <memory>
 
 #include "distckpt/base/error.h"
 #include "distckpt/formats/torch_save/torch_tensor.h"

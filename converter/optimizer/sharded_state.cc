@@ -8,7 +8,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
 #include "models/spec/pipeline_stages.h"
 #include "models/spec/sharding.h"

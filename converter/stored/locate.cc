@@ -23,6 +23,20 @@ using distckpt::Iteration;
 
 constexpr std::string_view kShardSuffix = ".distcp";
 
+struct FormatNames {
+  std::string_view name{};
+  std::string_view words{};
+};
+constexpr FormatNames kFormatNames[] = {{"huggingface", "Hugging Face"},
+                                        {"torch_save", "Hugging Face, torch.save"},
+                                        {"torch_dist", "Megatron-Core torch_dist"},
+                                        {"megatron_legacy", "Megatron legacy"},
+                                        {"torch_dcp", "torch.distributed.checkpoint"},
+                                        {"zarr", "Megatron-Core zarr"},
+                                        {"fsdp", "FSDP by rank"},
+                                        {"archive", "Ferry archive"}};
+static_assert(std::size(kFormatNames) == static_cast<std::size_t>(Format::kArchive) + 1);
+
 template <typename Matches>
 bool holds(const fs::path& folder, Matches&& matches) {
   return std::ranges::any_of(distckpt::list_source(folder), matches);
@@ -185,25 +199,11 @@ Location locate_iteration(const fs::path& root, std::optional<Iteration> wanted)
 }  // namespace
 
 std::string_view to_string(Format format) {
-  switch (format) {
-    case Format::kHuggingFace:
-      return "huggingface";
-    case Format::kTorchSave:
-      return "torch_save";
-    case Format::kTorchDist:
-      return "torch_dist";
-    case Format::kLegacy:
-      return "megatron_legacy";
-    case Format::kDcp:
-      return "torch_dcp";
-    case Format::kZarr:
-      return "zarr";
-    case Format::kFsdp:
-      return "fsdp";
-    case Format::kArchive:
-      return "archive";
-  }
-  return "";
+  return kFormatNames[static_cast<std::size_t>(format)].name;
+}
+
+std::string_view describe(Format format) {
+  return kFormatNames[static_cast<std::size_t>(format)].words;
 }
 
 bool Location::has_own_config() const {

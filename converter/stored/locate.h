@@ -22,6 +22,7 @@ enum class Format : std::uint8_t {
   kArchive,      // Ferry's own, HDF5
 };
 std::string_view to_string(Format format);  // "huggingface", "torch_dist"
+std::string_view describe(Format format);   // "Hugging Face", "Megatron-Core torch_dist"
 
 // A checkpoint's place and format, before anything of it is read.
 struct Location {

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
 
 #include "converter/families/hf_config.h"
 #include "converter/stored/sidecar.h"
@@ -13,26 +12,23 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-using distckpt::Box;
 using distckpt::ModelTensor;
 
 class ArchiveTarget : public Target {
  public:
   ArchiveTarget(const Checkpoint& source,
                 const std::vector<ModelTensor>& tensors,
-                const ArchiveTargetOptions& options,
+                std::optional<distckpt::DType> dtype,
+                std::optional<std::int64_t> max_shard_size,
                 const fs::path& folder)
       : hf_(*source.hf),
-        dtype_(options.dtype),
-        store_(folder, stored(tensors), {.max_file_bytes = options.max_shard_size}) {
+        dtype_(dtype),
+        store_(folder, stored(tensors), {.max_file_bytes = max_shard_size}) {
     refuse_large_files();
     layout_ = store_.layout();
-    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-      links_.links.push_back({.model = i,
-                              .model_box = Box::whole(tensors[i].shape),
-                              .stored = *layout_.find(tensors[i].name),
-                              .stored_box = Box::whole(tensors[i].shape)});
-    }
+    for (std::uint32_t i = 0; i < tensors.size(); ++i)
+      links_.links.push_back(
+          distckpt::BoxLink::whole(i, *layout_.find(tensors[i].name), tensors[i].shape));
   }
 
   distckpt::BoxSink& open_sink(const distckpt::CopyPlan& plan,
@@ -87,10 +83,11 @@ class ArchiveTarget : public Target {
 
 std::unique_ptr<Target> make_archive_target(const Checkpoint& source,
                                             const std::vector<ModelTensor>& tensors,
-                                            const ArchiveTargetOptions& options,
+                                            std::optional<distckpt::DType> dtype,
+                                            std::optional<std::int64_t> max_shard_size,
                                             const fs::path& folder) {
   require_hf_form(source);
-  return std::make_unique<ArchiveTarget>(source, tensors, options, folder);
+  return std::make_unique<ArchiveTarget>(source, tensors, dtype, max_shard_size, folder);
 }
 
 }  // namespace ferry::converter

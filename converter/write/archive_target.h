@@ -13,15 +13,13 @@
 
 namespace ferry::converter {
 
-struct ArchiveTargetOptions {
-  std::optional<distckpt::DType> dtype{};  // a cast: config.json says it too, headers are not kept
-  std::optional<std::int64_t> max_shard_size{};  // bytes of tensors per file. Default: one file
-};
-
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
+// `dtype`: a cast, config.json says it too and headers are not kept. `max_shard_size`: bytes of
+// tensors per file, default one file.
 std::unique_ptr<Target> make_archive_target(const Checkpoint& source,
                                             const std::vector<distckpt::ModelTensor>& tensors,
-                                            const ArchiveTargetOptions& options,
+                                            std::optional<distckpt::DType> dtype,
+                                            std::optional<std::int64_t> max_shard_size,
                                             const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

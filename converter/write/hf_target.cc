@@ -11,14 +11,12 @@
 #include "converter/families/hf_config.h"
 #include "converter/stored/sidecar.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-using distckpt::Box;
 using distckpt::ModelTensor;
 using distckpt::SafetensorsEntry;
 using distckpt::SafetensorsHeader;
@@ -142,15 +140,16 @@ class HfTarget : public FileTarget {
  public:
   HfTarget(const Checkpoint& source,
            const std::vector<ModelTensor>& tensors,
-           const HfTargetOptions& options,
+           std::optional<distckpt::DType> dtype,
+           std::optional<std::int64_t> max_shard_size,
            fs::path folder)
-      : hf_(*source.hf), dtype_(options.dtype), folder_(std::move(folder)) {
-    const bool keep = !hf_.headers.empty() && !options.dtype && !options.max_shard_size;
+      : hf_(*source.hf), dtype_(dtype), folder_(std::move(folder)) {
+    const bool keep = !hf_.headers.empty() && !dtype && !max_shard_size;
     if (keep) {
       headers_ = hf_.headers;
       index_text_ = hf_.index_text;
     } else {
-      make_headers(source.map, tensors, options.max_shard_size.value_or(kDefaultShardSize));
+      make_headers(source.map, tensors, max_shard_size.value_or(kDefaultShardSize));
     }
     for (const auto& header : headers_) {
       distckpt::add_to_layout(header, folder_, layout_);
@@ -246,11 +245,8 @@ class HfTarget : public FileTarget {
                               short_name(entry.dtype), to_string(entry.shape)),
                   "with --max-shard-size new headers are made");
     }
-    links_.links.push_back({.model = model,
-                            .model_box = Box::whole(entry.shape),
-                            .stored = *layout_.find(entry.name),
-                            .stored_box = Box::whole(entry.shape),
-                            .copy = is_copy ? ++num_copies_[model] : 0});
+    links_.links.push_back(distckpt::BoxLink::whole(model, *layout_.find(entry.name), entry.shape));
+    if (is_copy) links_.links.back().copy = ++num_copies_[model];
   }
 
   const HfForm& hf_;
@@ -266,10 +262,11 @@ class HfTarget : public FileTarget {
 
 std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
                                        const std::vector<ModelTensor>& tensors,
-                                       const HfTargetOptions& options,
+                                       std::optional<distckpt::DType> dtype,
+                                       std::optional<std::int64_t> max_shard_size,
                                        const fs::path& folder) {
   require_hf_form(source);
-  return std::make_unique<HfTarget>(source, tensors, options, folder);
+  return std::make_unique<HfTarget>(source, tensors, dtype, max_shard_size, folder);
 }
 
 }  // namespace ferry::converter

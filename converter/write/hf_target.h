@@ -13,16 +13,13 @@
 
 namespace ferry::converter {
 
-struct HfTargetOptions {
-  std::optional<distckpt::DType> dtype{};  // a cast: config.json says it too
-  std::optional<std::int64_t>
-      max_shard_size;  // bytes of tensors per file. Default: the source's split, else 50 GB
-};
-
 // `tensors` are those of `source`, with the dtypes to be written. `source` must outlive the target.
+// `dtype`: a cast, config.json says it too. `max_shard_size`: bytes of tensors per file, default
+// the source's split, else 50 GB.
 std::unique_ptr<Target> make_hf_target(const Checkpoint& source,
                                        const std::vector<distckpt::ModelTensor>& tensors,
-                                       const HfTargetOptions& options,
+                                       std::optional<distckpt::DType> dtype,
+                                       std::optional<std::int64_t> max_shard_size,
                                        const std::filesystem::path& folder);
 
 }  // namespace ferry::converter

@@ -1,6 +1,5 @@
 #include "converter/write/megatron_target.h"
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <utility>
@@ -19,7 +18,6 @@ namespace ferry::converter {
 namespace fs = std::filesystem;
 namespace {
 
-using distckpt::Box;
 using distckpt::DType;
 using distckpt::ModelTensor;
 
@@ -188,10 +186,8 @@ class MegatronTarget : public FileTarget {
     distckpt::add_to_layout(*derived_, path.parent_path(), layout_);
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       if (!is_beside(i)) continue;
-      links_.links.push_back({.model = i,
-                              .model_box = Box::whole(tensors[i].shape),
-                              .stored = *layout_.find(tensors[i].name),
-                              .stored_box = Box::whole(tensors[i].shape)});
+      links_.links.push_back(
+          distckpt::BoxLink::whole(i, *layout_.find(tensors[i].name), tensors[i].shape));
     }
   }
 

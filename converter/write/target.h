@@ -1,7 +1,6 @@
 // A checkpoint that is about to be written: placed before anything is copied, finished afterwards.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>

@@ -17,25 +17,10 @@ std::string without_nul(std::string text) {
 }  // namespace
 
 std::string_view to_string(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUsage:
-      return "usage";
-    case ErrorKind::kNotFound:
-      return "not_found";
-    case ErrorKind::kCorrupt:
-      return "corrupt";
-    case ErrorKind::kLayout:
-      return "layout";
-    case ErrorKind::kIo:
-      return "io";
-    case ErrorKind::kDevice:
-      return "device";
-    case ErrorKind::kCancelled:
-      return "cancelled";
-    case ErrorKind::kBug:
-      return "bug";
-  }
-  return "bug";
+  static constexpr std::string_view kNames[] = {"usage", "not_found", "corrupt",   "layout",
+                                                "io",    "device",    "cancelled", "bug"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(ErrorKind::kBug) + 1);
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 Error::Error(ErrorKind kind, const std::string& message, std::string hint)

@@ -1,7 +1,5 @@
 #include "distckpt/execute/chunk_cache.h"
 
-#include <utility>
-
 namespace ferry::distckpt {
 
 DecodedChunk DecodedChunk::make(std::int64_t size) {

@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>

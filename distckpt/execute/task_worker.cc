@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <string>
-#include <utility>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"

@@ -1,6 +1,5 @@
 #include "distckpt/formats/torch_dist_writer.h"
 
-#include <map>
 #include <utility>
 
 #include "distckpt/base/error.h"

@@ -1,7 +1,6 @@
 #include "distckpt/plan/coverage.h"
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "distckpt/base/error.h"

@@ -51,6 +51,14 @@ struct BoxLink {
   // A stored element is the model tensor's less this, rounded (Megatron-Core's zero-centred norms
   // hold a weight less one).
   int less = 0;
+
+  // All of a tensor, which is stored as it is.
+  static BoxLink whole(std::uint32_t model, std::uint32_t stored, const Shape& shape) {
+    return {.model = model,
+            .model_box = Box::whole(shape),
+            .stored = stored,
+            .stored_box = Box::whole(shape)};
+  }
 };
 
 // The scales of a block-quantised tensor: one element for each block of `block` elements.

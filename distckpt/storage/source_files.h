@@ -2,10 +2,8 @@
 // opens, over hours, comes from one state of the folder or is an error.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 
 #include "distckpt/storage/file_io.h"
 

@@ -23,8 +23,8 @@ class Verify : public testing::Test {
     support::write_tiny_model(model, dir_ / "hf", 1);
     std::filesystem::copy(dir_ / "hf", dir_ / "same");
   }
-  VerifyReport verify_both(const VerifyOptions& options = {}) const {
-    return verify({.left = dir_ / "hf", .right = dir_ / "same"}, options);
+  VerifyReport verify_both(bool weights_only = false) const {
+    return verify({.left = dir_ / "hf", .right = dir_ / "same"}, weights_only);
   }
 
   support::TempDir dir_;
@@ -55,7 +55,7 @@ TEST_F(Verify, ReportsASettingThatDiffers) {
   config.replace(config.find("10000.0"), 7, "20000.0");
   distckpt::write_text(dir_ / "same" / "config.json", config);
   EXPECT_EQ(verify_both().configuration, Lines{"config.json: rope_theta: 10000.0, 20000.0"});
-  EXPECT_TRUE(verify_both({.weights_only = true}).identical());
+  EXPECT_TRUE(verify_both(/*weights_only=*/true).identical());
 }
 
 TEST_F(Verify, ReportsAFileThatDiffers) {

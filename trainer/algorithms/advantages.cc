@@ -52,7 +52,7 @@ at::Tensor rewards_to_go(const AdvantageInputs& in) {
   return (in.token_level_rewards * in.response_mask).flip({-1}).cumsum(-1).flip({-1});
 }
 
-Advantages gae(const AdvantageInputs& in, const AdvantageOptions& options) {
+Advantages gae(const AdvantageInputs& in, const AlgorithmConfig& config) {
   require(in.values.defined(), ErrorKind::kUsage, "advantages: gae needs values");
   const auto mask = in.response_mask.to(at::kLong);
   const auto length = mask.size(1);
@@ -60,8 +60,8 @@ Advantages gae(const AdvantageInputs& in, const AdvantageOptions& options) {
   std::vector<at::Tensor> reversed;
   for (auto t = length; t-- > 0;) {
     const auto value = in.values.select(1, t), here = mask.select(1, t);
-    const auto delta = in.token_level_rewards.select(1, t) + options.gamma * next_value - value;
-    const auto advantage = delta + options.gamma * options.lam * next_advantage;
+    const auto delta = in.token_level_rewards.select(1, t) + config.gamma * next_value - value;
+    const auto advantage = delta + config.gamma * config.lam * next_advantage;
     // Tokens that were not generated pass on what they are given.
     next_value = value * here + (1 - here) * next_value;
     next_advantage = advantage * here + (1 - here) * next_advantage;
@@ -71,13 +71,13 @@ Advantages gae(const AdvantageInputs& in, const AdvantageOptions& options) {
   return {.advantages = masked_whiten(advantages, mask), .returns = advantages + in.values};
 }
 
-Advantages reinforce_plus_plus(const AdvantageInputs& in, const AdvantageOptions& options) {
+Advantages reinforce_plus_plus(const AdvantageInputs& in, const AlgorithmConfig& config) {
   const auto mask = in.response_mask.to(at::kLong);
   auto running = at::zeros_like(in.token_level_rewards.select(1, 0));
   std::vector<at::Tensor> reversed;
   for (auto t = mask.size(1); t-- > 0;) {
     const auto here = mask.select(1, t);
-    const auto discounted = in.token_level_rewards.select(1, t) + options.gamma * running;
+    const auto discounted = in.token_level_rewards.select(1, t) + config.gamma * running;
     reversed.push_back(discounted * here);
     running = reversed.back() + running * (1 - here);
   }
@@ -121,16 +121,14 @@ at::Tensor passk(const at::Tensor& scores, const std::vector<at::Tensor>& groups
 }
 
 // Estimators that give all tokens of a sequence the same.
-at::Tensor of_sequences(AdvantageEstimator estimator,
-                        const AdvantageInputs& in,
-                        const AdvantageOptions& options) {
+at::Tensor of_sequences(const AdvantageInputs& in, const AlgorithmConfig& config) {
   const auto scores = in.token_level_rewards.sum(-1);
   const auto groups = groups_of(in);
   const auto group = statistics(scores, groups);
-  switch (estimator) {
+  switch (config.adv_estimator) {
     case AdvantageEstimator::kGrpo:
-      return options.norm_adv_by_std_in_grpo ? (scores - group.mean) / (group.std + kEpsilon)
-                                             : scores - group.mean;
+      return config.norm_adv_by_std_in_grpo ? (scores - group.mean) / (group.std + kEpsilon)
+                                            : scores - group.mean;
     case AdvantageEstimator::kRloo: {
       const auto others = (group.size - 1).clamp_min(1);
       return scores * group.size / others - group.mean * group.size / others;
@@ -143,7 +141,7 @@ at::Tensor of_sequences(AdvantageEstimator estimator,
       return scores.count_nonzero().clamp_min(1).reciprocal() * scores.size(0) *
              (scores - group.mean);
     case AdvantageEstimator::kGrpoPassk:
-      return passk(scores, groups, options.norm_adv_by_std_in_grpo);
+      return passk(scores, groups, config.norm_adv_by_std_in_grpo);
     default:
       fail(ErrorKind::kBug, "advantages: not one of whole sequences");
   }
@@ -151,18 +149,17 @@ at::Tensor of_sequences(AdvantageEstimator estimator,
 
 }  // namespace
 
-Advantages compute_advantage(AdvantageEstimator estimator,
-                             const AdvantageInputs& inputs,
-                             const AdvantageOptions& options) {
+Advantages compute_advantage(const AdvantageInputs& inputs, const AlgorithmConfig& config) {
   const at::NoGradGuard no_grad;
+  const auto estimator = config.adv_estimator;
   require(inputs.token_level_rewards.sizes() == inputs.response_mask.sizes(), ErrorKind::kUsage,
           "advantages: rewards and response mask differ in shape");
-  if (estimator == AdvantageEstimator::kGae) return gae(inputs, options);
+  if (estimator == AdvantageEstimator::kGae) return gae(inputs, config);
   if (estimator == AdvantageEstimator::kReinforcePlusPlus)
-    return reinforce_plus_plus(inputs, options);
+    return reinforce_plus_plus(inputs, config);
   if (estimator == AdvantageEstimator::kRemax) return remax(inputs);
   const auto mask = inputs.response_mask.to(at::kLong);
-  auto advantages = of_sequences(estimator, inputs, options).unsqueeze(-1) * mask;
+  auto advantages = of_sequences(inputs, config).unsqueeze(-1) * mask;
   if (estimator == AdvantageEstimator::kReinforcePlusPlusBaseline)
     advantages = masked_whiten(advantages, mask) * mask;
   return {.advantages = advantages, .returns = advantages};

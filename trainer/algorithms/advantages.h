@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <span>
 
-#include "trainer/config/ppo_choices.h"
+#include "trainer/config/ppo_config.h"
 
 namespace ferry::trainer {
 
@@ -22,13 +22,6 @@ struct AdvantageInputs {
   at::Tensor reward_baselines{};          // [sequences]: remax
 };
 
-struct AdvantageOptions {
-  double gamma = 1;
-  double lam = 1;
-  // false: without division by std, which is Dr. GRPO (Z. Liu et al., arXiv:2503.20783).
-  bool norm_adv_by_std_in_grpo = true;
-};
-
 struct Advantages {
   at::Tensor advantages{};  // [sequences, response], fp32
   at::Tensor returns{};     // the same; what a critic learns
@@ -36,8 +29,6 @@ struct Advantages {
 
 // No gradients. Throws Error(kUsage) for an input that is missing, and of grpo_passk for a group of
 // one.
-Advantages compute_advantage(AdvantageEstimator estimator,
-                             const AdvantageInputs& inputs,
-                             const AdvantageOptions& options = {});
+Advantages compute_advantage(const AdvantageInputs& inputs, const AlgorithmConfig& config);
 
 }  // namespace ferry::trainer

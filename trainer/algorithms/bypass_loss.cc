@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include "trainer/algorithms/masked.h"
-
 namespace ferry::trainer {
 namespace {
 
@@ -21,11 +19,11 @@ LossOutput reinforce(const PolicyLossInputs& in,
 
 LossOutput compute_policy_loss_bypass_mode(const PolicyLossInputs& inputs,
                                            const PolicyLossConfig& config,
-                                           const BypassModeConfig& bypass,
+                                           const RolloutCorrectionSection& bypass,
                                            const GlobalBatchInfo& info) {
   const auto mask = inputs.response_mask.to(at::kLong);
   const auto corrected = compute_rollout_correction_and_rejection_mask(
-      inputs.log_prob, inputs.old_log_prob, mask, bypass.correction);
+      inputs.log_prob, inputs.old_log_prob, mask, bypass);
   const bool weighs = bypass.loss_type == BypassLoss::kReinforce;
   auto in = inputs;
   in.response_mask = corrected.response_mask;

@@ -8,18 +8,13 @@
 
 namespace ferry::trainer {
 
-struct BypassModeConfig {
-  RolloutCorrectionConfig correction{};
-  BypassLoss loss_type = BypassLoss::kPpoClip;
-};
-
 // Differentiable in log_prob. Tokens that are rejected count in what the loss is divided by, as in
 // verl. Metrics: those of the loss, and rollout_corr/*, each the mean over what is left of the
 // micro-batch, as a share by its tokens; so is what rollout_is_batch_normalize divides by, alone of
 // the loss. Throws Error(kUsage), also for a mask without a token.
 LossOutput compute_policy_loss_bypass_mode(const PolicyLossInputs& inputs,
                                            const PolicyLossConfig& config,
-                                           const BypassModeConfig& bypass,
+                                           const RolloutCorrectionSection& bypass,
                                            const GlobalBatchInfo& info);
 
 }  // namespace ferry::trainer

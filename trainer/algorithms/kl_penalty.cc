@@ -38,8 +38,9 @@ at::Tensor kl_penalty(const at::Tensor& logprob, const at::Tensor& ref_logprob, 
   return backward - backward.detach() + forward.detach();
 }
 
-KlController::KlController(const KlControl& control) : control_(control), value_(control.kl_coef) {
-  if (!control.adaptive) return;
+KlController::KlController(const KlCtrlConfig& control)
+    : control_(control), value_(control.kl_coef) {
+  if (control.type == KlCtrlType::kFixed) return;
   require(control.horizon > 0, ErrorKind::kUsage, "kl_ctrl: horizon {} is not positive",
           control.horizon);
   require(control.target_kl > 0, ErrorKind::kUsage, "kl_ctrl: target_kl {} is not positive",
@@ -47,7 +48,7 @@ KlController::KlController(const KlControl& control) : control_(control), value_
 }
 
 void KlController::update(double current_kl, std::int64_t n_steps) {
-  if (!control_.adaptive) return;
+  if (control_.type == KlCtrlType::kFixed) return;
   const double error = std::clamp(current_kl / control_.target_kl - 1, -0.2, 0.2);
   value_ *= 1 + error * static_cast<double>(n_steps) / control_.horizon;
 }

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "trainer/config/ppo_choices.h"
+#include "trainer/config/ppo_config.h"
 #include "trainer/metrics/metrics.h"
 
 namespace ferry::trainer {
@@ -15,20 +15,11 @@ namespace ferry::trainer {
 // All [sequences, response], fp32. Differentiable in logprob.
 at::Tensor kl_penalty(const at::Tensor& logprob, const at::Tensor& ref_logprob, KlPenalty kind);
 
-// algorithm.kl_ctrl
-struct KlControl {
-  bool adaptive = false;
-  double kl_coef = 1e-3;
-  // Adaptive:
-  double target_kl = 0.1;
-  double horizon = 10000;  // sequences
-};
-
 // The factor of the penalty: fixed, or adaptive (D. M. Ziegler et al., arXiv:1909.08593, 2.2).
 class KlController {
  public:
   // Throws Error(kUsage) for a horizon or a target that is not positive.
-  explicit KlController(const KlControl& control);
+  explicit KlController(const KlCtrlConfig& control);
 
   double value() const { return value_; }
   // value *= 1 + clip(current_kl / target_kl - 1, -0.2, 0.2) n_steps / horizon
@@ -36,7 +27,7 @@ class KlController {
   void restore(double value) { value_ = value; }  // of a checkpoint
 
  private:
-  KlControl control_;
+  KlCtrlConfig control_;
   double value_;
 };
 

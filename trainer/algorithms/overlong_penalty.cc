@@ -6,11 +6,13 @@
 
 namespace ferry::trainer {
 
-double overlong_penalty(std::int64_t response_length, const OverlongBuffer& buffer) {
+double overlong_penalty(std::int64_t response_length,
+                        std::int64_t max_resp_len,
+                        const OverlongBufferConfig& buffer) {
   require(buffer.len > 0, ErrorKind::kUsage, "overlong_buffer: len {} is not positive", buffer.len);
-  require(buffer.max_resp_len >= buffer.len, ErrorKind::kUsage,
-          "overlong_buffer: len {} is above max_resp_len {}", buffer.len, buffer.max_resp_len);
-  const auto exceeding = static_cast<double>(response_length - (buffer.max_resp_len - buffer.len));
+  require(max_resp_len >= buffer.len, ErrorKind::kUsage,
+          "overlong_buffer: len {} is above max_resp_len {}", buffer.len, max_resp_len);
+  const auto exceeding = static_cast<double>(response_length - (max_resp_len - buffer.len));
   return std::min(-exceeding / static_cast<double>(buffer.len) * buffer.penalty_factor, 0.0);
 }
 

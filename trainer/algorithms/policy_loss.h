@@ -9,7 +9,6 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <optional>
 
 #include "trainer/algorithms/agg_loss.h"

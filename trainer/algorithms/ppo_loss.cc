@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "distckpt/base/error.h"
+#include "trainer/algorithms/kl_penalty.h"
 
 namespace ferry::trainer {
 
@@ -10,10 +11,10 @@ LossOutput ppo_loss(const ActorLossInputs& inputs,
                     const ActorLossConfig& config,
                     const GlobalBatchInfo& info) {
   const auto& policy = inputs.policy;
-  auto [loss, metrics] =
-      config.bypass_mode
-          ? compute_policy_loss_bypass_mode(policy, config.policy_loss, *config.bypass_mode, info)
-          : compute_policy_loss(policy, config.policy_loss, info);
+  auto [loss, metrics] = config.rollout_correction.bypass_mode
+                             ? compute_policy_loss_bypass_mode(policy, config.policy_loss,
+                                                               config.rollout_correction, info)
+                             : compute_policy_loss(policy, config.policy_loss, info);
   metrics["actor/pg_loss"] = loss.detach();
   const auto add = [&](const char* name, const at::Tensor& tokens, double factor) {
     const auto term =

@@ -5,17 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "trainer/algorithms/bypass_loss.h"
-#include "trainer/algorithms/kl_penalty.h"
 #include "trainer/algorithms/policy_loss.h"
 
 namespace ferry::trainer {
 
 struct ActorLossConfig {  // actor.*
   PolicyLossConfig policy_loss{};
-  std::optional<BypassModeConfig> bypass_mode{};  // old_log_prob is the rollout's
+  RolloutCorrectionSection rollout_correction{};  // in bypass_mode: old_log_prob is the rollout's
   double entropy_coeff = 0;
   bool use_kl_loss = false;
   double kl_loss_coef = 1e-3;

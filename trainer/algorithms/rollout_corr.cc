@@ -86,7 +86,7 @@ struct Rule {
   Bounds bounds{};  // of k1: logarithms
 };
 
-std::vector<Rule> rules_of(const RolloutCorrectionConfig& config) {
+std::vector<Rule> rules_of(const RolloutCorrectionSection& config) {
   std::vector<Rule> rules;
   for (const auto name : split(config.rollout_rs)) {
     if (std::ranges::find(rules, name, &Rule::name) != rules.end()) continue;
@@ -139,7 +139,7 @@ double rejected_sequences(const at::Tensor& kept, const at::Tensor& mask) {
 }
 
 void reject(const at::Tensor& log_ratio,
-            const RolloutCorrectionConfig& config,
+            const RolloutCorrectionSection& config,
             RolloutCorrection& result) {
   const auto mask = result.response_mask;
   const auto d = log_ratio.clamp(-20, 20);
@@ -171,7 +171,7 @@ at::Tensor mean_weight(const at::Tensor& weights, const at::Tensor& mask, bool o
 }
 
 void weigh(const at::Tensor& log_ratio,
-           const RolloutCorrectionConfig& config,
+           const RolloutCorrectionSection& config,
            RolloutCorrection& result) {
   const auto& mask = result.response_mask;
   const bool of_sequences = config.rollout_is == RolloutIs::kSequence;
@@ -200,7 +200,7 @@ RolloutCorrection compute_rollout_correction_and_rejection_mask(
     const at::Tensor& old_log_prob,
     const at::Tensor& rollout_log_prob,
     const at::Tensor& response_mask,
-    const RolloutCorrectionConfig& config) {
+    const RolloutCorrectionSection& config) {
   const at::NoGradGuard no_grad;
   require(old_log_prob.sizes() == rollout_log_prob.sizes() &&
               old_log_prob.sizes() == response_mask.sizes(),

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <limits>
 
 #include "trainer/algorithms/masked.h"

@@ -9,14 +9,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "distckpt/base/error.h"
 #include "trainer/config/choice.h"
 #include "trainer/config/config_value.h"
 

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "distckpt/base/error.h"

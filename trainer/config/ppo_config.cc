@@ -1,7 +1,5 @@
 #include "trainer/config/ppo_config.h"
 
-#include <algorithm>
-
 #include "distckpt/base/error.h"
 #include "trainer/config/config_table.h"
 #include "trainer/config/ppo_rules.h"

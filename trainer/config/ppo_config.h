@@ -178,8 +178,8 @@ struct RewardConfig {   // reward_model
 struct KlCtrlConfig {  // algorithm.kl_ctrl
   KlCtrlType type = KlCtrlType::kFixed;
   double kl_coef = 1e-3;
-  double horizon = 10000;
-  double target_kl = 0.1;
+  double horizon = 10000;  // adaptive; sequences
+  double target_kl = 0.1;  // adaptive
   bool operator==(const KlCtrlConfig&) const = default;
 };
 
@@ -192,9 +192,16 @@ struct FilterGroupsConfig {  // algorithm.filter_groups: DAPO's dynamic sampling
 
 struct RolloutCorrectionSection {  // algorithm.rollout_correction
   RolloutIs rollout_is = RolloutIs::kNone;
+  // "2.0": at most so much (TIS, F. Yao et al., "Your efficient RL framework secretly brings you
+  // off-policy RL training", 2025). "0.5_5.0": 0 outside (IcePop, Ling team, 2025).
   std::string rollout_is_threshold = "2.0";
-  bool rollout_is_batch_normalize = false;
+  bool rollout_is_batch_normalize = false;  // divided by their mean
+  // Rejection: "" (none), or some of token_k1 token_k2 token_k3 seq_sum_k1 seq_sum_k2 seq_sum_k3
+  // seq_mean_k1 seq_mean_k2 seq_mean_k3 seq_max_k2 seq_max_k3, comma separated; what one of them
+  // rejects is rejected. k1 = -d, k2 = d^2 / 2, k3 = exp(d) - 1 - d, d as in rollout_corr.h.
   std::string rollout_rs{};
+  // One for all, or one for each, comma separated: "0.5_2.0" or "2.0" (which is 0.5_2.0) for k1,
+  // between whose logarithms it must be; "0.01" for others, which must not exceed it.
   std::string rollout_rs_threshold{};
   bool bypass_mode = false;  // old log-probabilities are the rollout's
   BypassLoss loss_type = BypassLoss::kPpoClip;
@@ -205,6 +212,7 @@ struct AlgorithmConfig {  // algorithm
   AdvantageEstimator adv_estimator = AdvantageEstimator::kGae;
   double gamma = 1;
   double lam = 1;
+  // false: without division by std, which is Dr. GRPO (Z. Liu et al., arXiv:2503.20783).
   bool norm_adv_by_std_in_grpo = true;
   bool use_kl_in_reward = false;
   KlPenalty kl_penalty{.estimator = KlEstimator::kKl};

@@ -58,7 +58,7 @@ Messages prompt_of(const Record& record, const std::string& key) {
   return Record::array({message("user", prompt.get<std::string>())});
 }
 
-Messages pair_of(const Record& record, const ConversationKeys& keys) {
+Messages pair_of(const Record& record, const DataConfig& keys) {
   auto messages = prompt_of(record, keys.prompt_key);
   auto response = text_of(at(record, keys.response_key, keys.response_key), keys.response_key);
   messages.push_back(message("assistant", std::move(response)));
@@ -72,7 +72,7 @@ Record list_or_null(const Record& record, const std::string& key) {
 
 }  // namespace
 
-Conversation parse_conversation(const Record& record, const ConversationKeys& keys) {
+Conversation parse_conversation(const Record& record, const DataConfig& keys) {
   const auto* messages = find(record, keys.messages_key);
   require(messages != nullptr || find(record, keys.prompt_key) != nullptr, ErrorKind::kCorrupt,
           "{}: is missing, and so is {}", keys.messages_key, keys.prompt_key);

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "trainer/config/sft_config.h"
 #include "trainer/data/record_file.h"
 
 namespace ferry::trainer {
@@ -13,15 +14,6 @@ namespace ferry::trainer {
 // beside tool_calls.
 using Messages = Record;
 
-// The names of the columns of conversations (verl: data.messages_key, data.prompt_key, ...).
-struct ConversationKeys {
-  std::string messages_key = "messages";
-  std::string prompt_key = "prompt";
-  std::string response_key = "response";
-  std::string tools_key = "tools";
-  bool operator==(const ConversationKeys&) const = default;
-};
-
 struct Conversation {
   Messages messages{};
   Record tools{};  // a list, or null
@@ -29,8 +21,8 @@ struct Conversation {
 
 // Out of the column of messages if there is one; else out of a prompt (text: what the user says; or
 // messages) and the response to it (text: what the assistant says). Some message is the
-// assistant's: those are learned. Throws Error(kCorrupt) "<column>: ...".
-Conversation parse_conversation(const Record& record, const ConversationKeys& keys);
+// assistant's: those are learned. `keys` names the columns. Throws Error(kCorrupt) "<column>: ...".
+Conversation parse_conversation(const Record& record, const DataConfig& keys);
 
 struct RewardModel {
   std::string style{};    // "rule", "model"

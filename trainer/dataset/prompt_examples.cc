@@ -9,8 +9,8 @@ namespace ferry::trainer {
 
 using rollout::text::TokenId;
 
-PromptEncoder::PromptEncoder(const std::filesystem::path& folder, PromptEncoderOptions options)
-    : options_(options),
+PromptEncoder::PromptEncoder(const std::filesystem::path& folder, const PpoDataConfig& data)
+    : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder)),
       eos_token_ids_(
@@ -31,20 +31,20 @@ EncodedPrompt PromptEncoder::encode(PromptExample example) const {
   require(!ids.empty(), ErrorKind::kCorrupt, "prompt: has no tokens");
   EncodedPrompt encoded{.example = std::move(example), .tokens = {ids.begin(), ids.end()}};
   auto& tokens = encoded.tokens;
-  const auto surplus = static_cast<std::int64_t>(tokens.size()) - options_.max_prompt_length;
+  const auto surplus = static_cast<std::int64_t>(tokens.size()) - data_.max_prompt_length;
   if (surplus <= 0) return encoded;
-  require(options_.filter_overlong_prompts || options_.truncation != Truncation::kError,
+  require(data_.filter_overlong_prompts || data_.truncation != Truncation::kError,
           ErrorKind::kUsage,
           "prompt: {} tokens, more than data.max_prompt_length of {}: raise it, or set "
           "data.filter_overlong_prompts or data.truncation",
-          tokens.size(), options_.max_prompt_length);
-  require(!options_.filter_overlong_prompts, ErrorKind::kCorrupt,
+          tokens.size(), data_.max_prompt_length);
+  require(!data_.filter_overlong_prompts, ErrorKind::kCorrupt,
           "prompt: {} tokens, more than data.max_prompt_length of {}", tokens.size(),
-          options_.max_prompt_length);
-  if (options_.truncation == Truncation::kLeft)
+          data_.max_prompt_length);
+  if (data_.truncation == Truncation::kLeft)
     tokens.erase(tokens.begin(), tokens.begin() + surplus);
   else
-    tokens.resize(static_cast<std::size_t>(options_.max_prompt_length));
+    tokens.resize(static_cast<std::size_t>(data_.max_prompt_length));
   return encoded;
 }
 

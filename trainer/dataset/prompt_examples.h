@@ -12,8 +12,8 @@
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "trainer/config/ppo_config.h"
 #include "trainer/data/examples.h"
-#include "trainer/dataset/sft_examples.h"
 
 namespace ferry::trainer {
 
@@ -22,16 +22,10 @@ struct EncodedPrompt {
   std::vector<std::int64_t> tokens{};
 };
 
-struct PromptEncoderOptions {
-  std::int64_t max_prompt_length = 512;  // tokens
-  bool filter_overlong_prompts = false;
-  Truncation truncation = Truncation::kError;  // of what is longer, unless it is filtered
-};
-
 class PromptEncoder {
  public:
   // tokenizer.json and the chat template of `folder`. Throws Error if there is no tokenizer.
-  PromptEncoder(const std::filesystem::path& folder, PromptEncoderOptions options);
+  PromptEncoder(const std::filesystem::path& folder, const PpoDataConfig& data);
   ~PromptEncoder();
 
   // Without a chat template the prompt has to be one message: its text with the special tokens of
@@ -46,7 +40,7 @@ class PromptEncoder {
   std::vector<std::int64_t> eos_token_ids() const { return eos_token_ids_; }
 
  private:
-  PromptEncoderOptions options_;
+  PpoDataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
   std::optional<rollout::text::ChatTemplate> template_;
   std::vector<std::int64_t> eos_token_ids_;

@@ -4,7 +4,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "distckpt/base/error.h"
 
@@ -23,8 +22,8 @@ bool is_assistant(const Record& message) {
 
 }  // namespace
 
-SftEncoder::SftEncoder(const std::filesystem::path& folder, SftEncoderOptions options)
-    : options_(options),
+SftEncoder::SftEncoder(const std::filesystem::path& folder, const DataConfig& data)
+    : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
       template_(rollout::text::ChatTemplate::from_folder(folder)) {}
 
@@ -88,16 +87,15 @@ void SftEncoder::append(SftExample& example, const std::string& text, bool learn
 }
 
 void SftEncoder::truncate(SftExample& example) const {
-  if (example.size() <= options_.max_length) return;
-  require(options_.truncation != Truncation::kError, ErrorKind::kCorrupt,
-          "messages: {} tokens, more than data.max_length of {}", example.size(),
-          options_.max_length);
-  const auto surplus = example.size() - options_.max_length;
+  if (example.size() <= data_.max_length) return;
+  require(data_.truncation != Truncation::kError, ErrorKind::kCorrupt,
+          "messages: {} tokens, more than data.max_length of {}", example.size(), data_.max_length);
+  const auto surplus = example.size() - data_.max_length;
   const auto cut = [&](auto& values) {
-    if (options_.truncation == Truncation::kLeft)
+    if (data_.truncation == Truncation::kLeft)
       values.erase(values.begin(), values.begin() + surplus);
     else
-      values.resize(static_cast<std::size_t>(options_.max_length));
+      values.resize(static_cast<std::size_t>(data_.max_length));
   };
   cut(example.tokens);
   cut(example.learned);

@@ -14,7 +14,7 @@
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
-#include "trainer/config/run_choices.h"
+#include "trainer/config/sft_config.h"
 #include "trainer/data/examples.h"
 
 namespace ferry::trainer {
@@ -26,15 +26,10 @@ struct SftExample {
   std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
 };
 
-struct SftEncoderOptions {
-  std::int64_t max_length = 1024;  // tokens
-  Truncation truncation = Truncation::kError;
-};
-
 class SftEncoder {
  public:
   // tokenizer.json and the chat template of `folder`. Throws Error if there is no tokenizer.
-  SftEncoder(const std::filesystem::path& folder, SftEncoderOptions options);
+  SftEncoder(const std::filesystem::path& folder, const DataConfig& data);
   ~SftEncoder();
 
   // Without a chat template the conversation has to be a prompt and its response: the special
@@ -51,7 +46,7 @@ class SftEncoder {
   void append(SftExample& example, const std::string& text, bool learned) const;
   void truncate(SftExample& example) const;
 
-  SftEncoderOptions options_;
+  DataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;
   std::optional<rollout::text::ChatTemplate> template_;
 };

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <string>
 
-#include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"
 #include "trainer/metrics/append_file.h"

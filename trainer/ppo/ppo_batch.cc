@@ -11,7 +11,6 @@
 #include "trainer/algorithms/advantages.h"
 #include "trainer/algorithms/rollout_corr.h"
 #include "trainer/data/permutation.h"
-#include "trainer/update/ppo_options.h"
 
 namespace ferry::trainer {
 
@@ -127,7 +126,7 @@ void add_advantages(RolloutBatch& batch,
   if (!algorithm.rollout_correction.bypass_mode) {
     const auto correction = compute_rollout_correction_and_rejection_mask(
         matrix(batch.old_log_probs), matrix(batch.rollout_log_probs), mask,
-        rollout_correction(algorithm.rollout_correction));
+        algorithm.rollout_correction);
     for (const auto& [name, value] : correction.metrics) metrics[name] = value;
     mask = correction.response_mask;
     batch.response_mask = batch.ragged(mask);
@@ -135,16 +134,12 @@ void add_advantages(RolloutBatch& batch,
       batch.rollout_is_weights = batch.ragged(correction.rollout_is_weights);
   }
   const auto index = group_index(batch);
-  const auto result =
-      compute_advantage(algorithm.adv_estimator,
-                        {.token_level_rewards = rewards,
-                         .response_mask = mask,
-                         .index = index,
-                         .values = matrix(batch.values),
-                         .reward_baselines = batch.reward_baselines},
-                        {.gamma = algorithm.gamma,
-                         .lam = algorithm.lam,
-                         .norm_adv_by_std_in_grpo = algorithm.norm_adv_by_std_in_grpo});
+  const auto result = compute_advantage({.token_level_rewards = rewards,
+                                         .response_mask = mask,
+                                         .index = index,
+                                         .values = matrix(batch.values),
+                                         .reward_baselines = batch.reward_baselines},
+                                        algorithm);
   batch.advantages = batch.ragged(result.advantages);
   batch.returns = batch.ragged(result.returns);
 }

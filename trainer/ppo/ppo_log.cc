@@ -5,13 +5,12 @@
 #include <filesystem>
 #include <utility>
 
-#include "distckpt/storage/file_io.h"
 #include "models/device/device.h"
+#include "trainer/engine/run_options.h"
 #include "trainer/metrics/performance.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/batch_samples.h"
 #include "trainer/ppo/ppo_metrics.h"
-#include "trainer/run/training_run.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -20,7 +19,7 @@ PpoLog::PpoLog(const PpoConfig& config,
                const models::World& world,
                const PromptEncoder& encoder,
                const models::TransformerConfig& actor,
-               std::int64_t first,
+               std::int64_t step,
                std::int64_t total_steps,
                std::function<void(const std::string&)> say)
     : config_(config),
@@ -29,15 +28,12 @@ PpoLog::PpoLog(const PpoConfig& config,
       actor_(actor),
       say_(std::move(say)),
       gpu_(find_device(models::device_name(world.device()))),
-      progress_(total_steps) {
+      record_(config.trainer.run, /*rank=*/0, step, total_steps, to_toml(config), say_) {
   const auto& trainer = config.trainer;
   const std::filesystem::path folder = trainer.run.default_local_dir;
-  timeline_ = std::make_unique<Timeline>(folder / kTimelineFolder, 0, first);
-  distckpt::write_text(folder / kConfigFile, to_toml(config));
-  logs_ = open_logs(trainer.run, first);
   const auto samples = [&](const std::string& given, const char* usual) {
     return std::make_unique<SampleLog>(
-        given.empty() ? folder / usual : std::filesystem::path(given), first);
+        given.empty() ? folder / usual : std::filesystem::path(given), first_logged_step(step));
   };
   if (trainer.log_samples) {
     rollout_log_ = samples(trainer.rollout_data_dir, kRolloutDataFolder);
@@ -48,7 +44,7 @@ PpoLog::PpoLog(const PpoConfig& config,
 PpoLog::~PpoLog() = default;
 
 void PpoLog::phase(const char* name, const std::function<void()>& body) {
-  const auto span = timeline_->span(name);
+  const auto span = record_.timeline().span(name);
   body();
   models::synchronize(world_.device());
 }
@@ -58,7 +54,7 @@ void PpoLog::begin_step(std::int64_t step) {
   started_ = wall_time();
   memory_ = {};
   metrics_ = {};
-  timeline_->begin_step(step);
+  record_.timeline().begin_step(step);
 }
 
 void PpoLog::add_log_probs(const RolloutBatch& batch) {
@@ -81,7 +77,7 @@ void PpoLog::add_update(const char* method, const UpdateOutput& output) {
 void PpoLog::add_costs(const RolloutBatch& batch) {
   const auto counts = count_tokens(batch);
   const auto seconds = wall_time() - started_;
-  auto timing = timeline_->end_step();
+  auto timing = record_.timeline().end_step();
   timing["step"] = seconds;
   const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (gpu_)
@@ -105,8 +101,7 @@ void PpoLog::end_step(const RolloutBatch& batch) {
   metrics_.merge(compute_data_metrics(batch));
   metrics_["training/global_step"] = static_cast<double>(step_);
   write(step_, metrics_);
-  if (logs_to(config_.trainer.run, Logger::kConsole))
-    say_(progress_.format({.step = step_, .time = wall_time(), .values = metrics_}));
+  record_.show(step_, metrics_);
 }
 
 void PpoLog::write_validation(std::int64_t step, const RolloutBatch& batch) const {
@@ -114,14 +109,9 @@ void PpoLog::write_validation(std::int64_t step, const RolloutBatch& batch) cons
     validation_log_->write(step, logged_samples(batch, encoder_));
 }
 
-void PpoLog::write(std::int64_t step, const Metrics& metrics) const {
-  const StepMetrics line{.step = step, .time = wall_time(), .values = metrics};
-  for (const auto& log : logs_) log->write(line);
-}
-
 void PpoLog::time_save(const std::function<void()>& save) {
   phase("save_checkpoint", save);
-  write(step_, {{"timing_s/save_checkpoint", timeline_->end_step().at("save_checkpoint")}});
+  write(step_, {{"timing_s/save_checkpoint", record_.timeline().end_step().at("save_checkpoint")}});
 }
 
 }  // namespace ferry::trainer

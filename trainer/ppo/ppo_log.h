@@ -7,18 +7,15 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "models/distributed/world.h"
 #include "models/spec/transformer_config.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/engine/peak_memory.h"
-#include "trainer/metrics/metric_log.h"
-#include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/sample_log.h"
-#include "trainer/metrics/timeline.h"
 #include "trainer/plan/device_table.h"
+#include "trainer/run/run_record.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/workers/megatron_worker.h"
 
@@ -26,13 +23,13 @@ namespace ferry::trainer {
 
 class PpoLog {
  public:
-  // `first`: the step from which on logs are new; `total_steps`: of the run. `world` and `encoder`
-  // outlive this. Writes the configuration into the run's folder.
+  // `step`: behind which the run begins; `total_steps`: of the run. `world` and `encoder` outlive
+  // this. Writes the configuration into the run's folder.
   PpoLog(const PpoConfig& config,
          const models::World& world,
          const PromptEncoder& encoder,
          const models::TransformerConfig& actor,
-         std::int64_t first,
+         std::int64_t step,
          std::int64_t total_steps,
          std::function<void(const std::string&)> say);
   ~PpoLog();
@@ -54,7 +51,7 @@ class PpoLog {
   void end_step(const RolloutBatch& batch);
 
   void write_validation(std::int64_t step, const RolloutBatch& batch) const;
-  void write(std::int64_t step, const Metrics& metrics) const;
+  void write(std::int64_t step, const Metrics& metrics) const { record_.write(step, metrics); }
   // Runs `save` as a phase behind the numbers of the step, and writes how long it took.
   void time_save(const std::function<void()>& save);
 
@@ -67,9 +64,7 @@ class PpoLog {
   models::TransformerConfig actor_;
   std::function<void(const std::string&)> say_;
   std::optional<DeviceSpec> gpu_;  // nothing where it is not known
-  ProgressLine progress_;
-  std::unique_ptr<Timeline> timeline_;
-  std::vector<std::unique_ptr<MetricLog>> logs_;
+  RunRecord record_;
   std::unique_ptr<SampleLog> rollout_log_, validation_log_;
   std::int64_t step_ = 0;
   double started_ = 0;

@@ -6,13 +6,11 @@
 #include <utility>
 
 #include "converter/convert.h"
-#include "distckpt/base/error.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/ppo_batch.h"
 #include "trainer/run/planned_run.h"
 #include "trainer/run/training_run.h"
-#include "trainer/update/ppo_options.h"
 
 namespace ferry::trainer {
 
@@ -20,7 +18,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
     : world_(world),
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output.say)),
-      encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
+      encoder_(tokenizer_folder(config.model, *origin_), config.data),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
       total_steps_(total_training_steps(
           config.trainer.run,
@@ -32,16 +30,15 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
                     config.trainer.run.default_local_dir,
                     config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
       workers_(world, config_, origin_, encoder_, total_steps_),
-      kl_(kl_control(config.algorithm.kl_ctrl)),
+      kl_(config.algorithm.kl_ctrl),
       step_(start_.step) {
   const std::filesystem::path folder = config.trainer.run.default_local_dir;
-  const auto first = first_logged_step(step_);
-  workers_.begin_timeline(folder / kTimelineFolder, first);
+  workers_.begin_timeline(folder / kTimelineFolder, first_logged_step(step_));
   const auto memory = workers_.expect_memory();
   if (world.rank() != 0) return;
   output.say(fmt::format("loaded     {}", config_.model.path));
   for (const auto& note : memory) output.say("memory     " + note);
-  log_ = std::make_unique<PpoLog>(config_, world, encoder_, origin_->map.config, first,
+  log_ = std::make_unique<PpoLog>(config_, world, encoder_, origin_->map.config, step_,
                                   total_steps_, std::move(output.say));
   rollout_ = std::make_unique<RolloutLoop>(
       config_, encoder_, stream_, workers_, *log_,

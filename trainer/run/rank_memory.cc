@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "models/device/memory_error.h"
-#include "models/distributed/messages.h"
 #include "trainer/config/ppo_rules.h"
 #include "trainer/engine/out_of_memory.h"
 

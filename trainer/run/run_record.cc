@@ -1,15 +1,31 @@
 #include "trainer/run/run_record.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "distckpt/storage/file_io.h"
 #include "trainer/engine/run_options.h"
-#include "trainer/metrics/performance.h"
 #include "trainer/metrics/run_log.h"
-#include "trainer/run/training_run.h"
 
 namespace ferry::trainer {
+namespace {
+
+bool logs_to(const TrainerConfig& run, Logger logger) {
+  return std::ranges::find(run.logger, logger) != run.logger.end();
+}
+
+// The files that metrics go to, from step `first` on.
+std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
+  const std::filesystem::path folder = run.default_local_dir;
+  std::vector<std::unique_ptr<MetricLog>> logs;
+  if (logs_to(run, Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (logs_to(run, Logger::kTensorboard))
+    logs.push_back(open_event_log(folder / "tensorboard", first));
+  return logs;
+}
+
+}  // namespace
 
 RunRecord::RunRecord(const TrainerConfig& run,
                      int rank,

@@ -1,7 +1,5 @@
 #include "trainer/run/training_run.h"
 
-#include <algorithm>
-#include <filesystem>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -9,7 +7,6 @@
 #include "distckpt/base/error.h"
 #include "models/distributed/messages.h"
 #include "models/distributed/world.h"
-#include "trainer/metrics/run_log.h"
 
 namespace ferry::trainer {
 
@@ -42,19 +39,6 @@ void NotFiniteSteps::add(const std::string& not_finite, bool may_recover) {
   in_a_row_ = not_finite.empty() ? 0 : in_a_row_ + 1;
   require(in_a_row_ < kMost || may_recover, ErrorKind::kCorrupt,
           "{}: no finite gradient in {} steps in a row", not_finite, in_a_row_);
-}
-
-bool logs_to(const TrainerConfig& run, Logger logger) {
-  return std::ranges::find(run.logger, logger) != run.logger.end();
-}
-
-std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
-  const std::filesystem::path folder = run.default_local_dir;
-  std::vector<std::unique_ptr<MetricLog>> logs;
-  if (logs_to(run, Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
-  if (logs_to(run, Logger::kTensorboard))
-    logs.push_back(open_event_log(folder / "tensorboard", first));
-  return logs;
 }
 
 }  // namespace ferry::trainer

@@ -1,17 +1,13 @@
-// Parts that the loops of all runs make of their configuration: records, steps and logs.
+// Parts that the loops of all runs make of their configuration: records and steps.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "trainer/config/run_sections.h"
 #include "trainer/data/record_stream.h"
-#include "trainer/metrics/metric_log.h"
 
 namespace ferry::models {
 class World;
@@ -69,9 +65,5 @@ class NotFiniteSteps {
  private:
   int in_a_row_ = 0;
 };
-
-bool logs_to(const TrainerConfig& run, Logger logger);
-// The files that they go to, from step `first` on.
-std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first);
 
 }  // namespace ferry::trainer

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
 #include "models/spec/costs.h"
@@ -21,7 +21,6 @@
 #include "trainer/run/planned_run.h"
 #include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"
-#include "trainer/sft/sft_options.h"
 
 namespace ferry::trainer {
 namespace {
@@ -33,6 +32,22 @@ std::vector<double> sum_over(const models::ProcessGroup& group, const std::vecto
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
   }
   return sums;
+}
+
+MegatronEngineOptions engine_options(const SftConfig& config,
+                                     std::shared_ptr<const converter::Checkpoint> origin,
+                                     std::int64_t total_steps) {
+  return {.name = "actor",
+          .origin = std::move(origin),
+          .model = config.model,
+          .engine = config.engine,
+          .memory = memory_settings(config),
+          .training = MegatronEngineOptions::Training{
+              .optimizer = optimizer_config(config.engine, config.optim),
+              .scheduler = scheduler_config(config.optim, total_steps),
+              .checkpoint = {.root = config.trainer.default_local_dir,
+                             .keep_last = config.checkpoint.keep_last.value_or(0),
+                             .keep_every = config.checkpoint.keep_every.value_or(0)}}};
 }
 
 }  // namespace
@@ -54,7 +69,7 @@ SftTrainer::SftTrainer(const SftConfig& config, models::World& world, SftOutput 
       output_(std::move(output)),
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output_.say)),
-      encoder_(tokenizer_folder(config.model, *origin_), encoder_options(config.data)),
+      encoder_(tokenizer_folder(config.model, *origin_), config.data),
       stream_(open_records(config.data, config.trainer, /*training=*/true)),
       total_steps_(total_training_steps(config.trainer,
                                         "data.global_batch_size",
@@ -86,9 +101,7 @@ void SftTrainer::resume() {
 }
 
 std::function<Conversation(const Record&)> SftTrainer::parser() const {
-  return [keys = conversation_keys(config_.data)](const Record& record) {
-    return parse_conversation(record, keys);
-  };
+  return [this](const Record& record) { return parse_conversation(record, config_.data); };
 }
 
 std::vector<Conversation> SftTrainer::next_conversations(RecordStream& records) const {

@@ -20,7 +20,6 @@
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/plan/run_setup.h"
-#include "trainer/update/ppo_options.h"
 #include "trainer/workers/role.h"
 
 namespace ferry::trainer {
@@ -28,7 +27,6 @@ namespace {
 
 ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggregation) {
   const auto& config = all.actor;
-  const auto& correction = all.algorithm.rollout_correction;
   return {.policy_loss = {.loss_mode = config.policy_loss.loss_mode,
                           .loss_agg_mode = aggregation.loss_agg_mode,
                           .clip_ratio_low = config.clip_ratio_low.value_or(config.clip_ratio),
@@ -41,10 +39,7 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
                           .clip_cov_ub = config.policy_loss.clip_cov_ub,
                           .kl_cov_ratio = config.policy_loss.kl_cov_ratio,
                           .ppo_kl_coef = config.policy_loss.ppo_kl_coef},
-          .bypass_mode = correction.bypass_mode ? std::optional(BypassModeConfig{
-                                                      .correction = rollout_correction(correction),
-                                                      .loss_type = correction.loss_type})
-                                                : std::nullopt,
+          .rollout_correction = all.algorithm.rollout_correction,
           .entropy_coeff = config.entropy_coeff,
           .use_kl_loss = config.use_kl_loss,
           .kl_loss_coef = config.kl_loss_coef,

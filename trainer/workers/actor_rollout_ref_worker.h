@@ -7,8 +7,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "models/distributed/parallel_state.h"

@@ -4,7 +4,6 @@
 // needs.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -87,10 +86,8 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
     answer.scores[at] = score;
     extra["score"] = score;
     if (overlong.enable) {
-      answer.overlong_reward[at] = overlong_penalty(
-          batch.response_length(at), {.max_resp_len = config_.data.max_response_length,
-                                      .len = overlong.len,
-                                      .penalty_factor = overlong.penalty_factor});
+      answer.overlong_reward[at] =
+          overlong_penalty(batch.response_length(at), config_.data.max_response_length, overlong);
       const auto penalty = answer.overlong_reward[at].item<double>();  // rounded to fp32
       extra["overlong_reward"] = penalty;
       extra["overlong"] = penalty < 0 ? 1.0 : 0.0;

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "distckpt/elements/digest.h"
 #include "distckpt/formats/archive/shard_store_layout.h"
 #include "distckpt/formats/archive/shard_store_trailer.h"
 

@@ -7,7 +7,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <string_view>
 

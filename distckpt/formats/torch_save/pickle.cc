@@ -30,11 +30,11 @@ void PickleNodes::describe(Cell cell, std::size_t max_length, int depth, std::st
     out += "...";
     return;
   }
-  const auto list = [&](std::string_view open, Range range, std::string_view close) {
+  const auto list = [&](std::string_view open, std::span<const Cell> all, std::string_view close) {
     out += open;
-    for (std::uint64_t i = 0; i < range.count && !is_full(); ++i) {
+    for (std::size_t i = 0; i < all.size() && !is_full(); ++i) {
       if (i > 0) out += ", ";
-      describe(cells[range.first + i], max_length, depth + 1, out);
+      describe(all[i], max_length, depth + 1, out);
     }
     out += close;
   };
@@ -62,22 +62,22 @@ void PickleNodes::describe(Cell cell, std::size_t max_length, int depth, std::st
       out += fmt::format("b'{}'", printable(text_at(payload), max_length - out.size()));
       break;
     case PickleKind::kList:
-      list("[", range_of(cell), "]");
+      list("[", inside(cell), "]");
       break;
     case PickleKind::kTuple:
-      list("(", range_of(cell), range_of(cell).count == 1 ? ",)" : ")");
+      list("(", inside(cell), inside(cell).size() == 1 ? ",)" : ")");
       break;
     case PickleKind::kSet:
-      list("{", range_of(cell), "}");
+      list("{", inside(cell), "}");
       break;
     case PickleKind::kDict: {
-      const Range range = range_of(cell);
+      const auto items = inside(cell);
       out += "{";
-      for (std::uint64_t i = 0; i < range.count && !is_full(); i += 2) {
+      for (std::size_t i = 0; i < items.size() && !is_full(); i += 2) {
         if (i > 0) out += ", ";
-        describe(cells[range.first + i], max_length, depth + 1, out);
+        describe(items[i], max_length, depth + 1, out);
         out += ": ";
-        describe(cells[range.first + i + 1], max_length, depth + 1, out);
+        describe(items[i + 1], max_length, depth + 1, out);
       }
       out += "}";
       break;
@@ -88,7 +88,7 @@ void PickleNodes::describe(Cell cell, std::size_t max_length, int depth, std::st
     case PickleKind::kObject: {
       const Object& object = objects[payload];
       out += printable(globals[payload_of(object.class_name)], kMaxGlobalName);
-      list("(", range_of(object.args), ")");
+      list("(", inside(object.args), ")");
       if (object.state != kNoneCell) {
         out += " with state ";
         describe(object.state, max_length, depth + 1, out);
@@ -105,37 +105,13 @@ void PickleNodes::describe(Cell cell, std::size_t max_length, int depth, std::st
 }  // namespace detail
 
 std::string_view to_string(PickleKind kind) {
-  switch (kind) {
-    case PickleKind::kNone:
-      return "None";
-    case PickleKind::kBool:
-      return "bool";
-    case PickleKind::kInt:
-      return "int";
-    case PickleKind::kBigInt:
-      return "int beyond 64 bits";
-    case PickleKind::kFloat:
-      return "float";
-    case PickleKind::kString:
-      return "string";
-    case PickleKind::kBytes:
-      return "bytes";
-    case PickleKind::kList:
-      return "list";
-    case PickleKind::kTuple:
-      return "tuple";
-    case PickleKind::kDict:
-      return "dict";
-    case PickleKind::kSet:
-      return "set";
-    case PickleKind::kGlobal:
-      return "global";
-    case PickleKind::kObject:
-      return "object";
-    case PickleKind::kPersistentId:
-      return "persistent id";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {
+      "None",   "bool",         "int",   "int beyond 64 bits",
+      "float",  "string",       "bytes", "list",
+      "tuple",  "dict",         "set",   "global",
+      "object", "persistent id"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(PickleKind::kPersistentId) + 1);
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 PickleKind PickleValue::kind() const {
@@ -179,30 +155,28 @@ std::string_view PickleValue::as_bytes() const {
 }
 
 std::size_t PickleValue::size() const {
-  return kind() == PickleKind::kDict ? items().size() : elements().size();
+  return kind() == PickleKind::kDict ? item_cells().size() / 2 : element_cells().size();
 }
 
 PickleValue PickleValue::operator[](std::size_t index) const {
   if (kind() != PickleKind::kList) expect(PickleKind::kTuple);
-  const auto range = nodes_->range_of(cell_);
-  require(index < range.count, ErrorKind::kCorrupt,
+  const auto cells = nodes_->inside(cell_);
+  require(index < cells.size(), ErrorKind::kCorrupt,
           "{}: the pickle holds {}, of {} elements, where more than {} are expected",
-          nodes_->source, describe(80), range.count, index);
-  return {nodes_, nodes_->cells[range.first + index]};
+          nodes_->source, describe(80), cells.size(), index);
+  return {nodes_, cells[index]};
 }
 
-PickleElements PickleValue::elements() const {
+std::span<const std::uint64_t> PickleValue::element_cells() const {
   if (kind() != PickleKind::kList && kind() != PickleKind::kTuple && kind() != PickleKind::kSet) {
     fail_expected("list or tuple");
   }
-  const auto range = nodes_->range_of(cell_);
-  return {nodes_, range.first, range.count};
+  return nodes_->inside(cell_);
 }
 
-PickleItems PickleValue::items() const {
+std::span<const std::uint64_t> PickleValue::item_cells() const {
   expect(PickleKind::kDict);
-  const auto range = nodes_->range_of(cell_);
-  return {nodes_, range.first, range.count / 2};
+  return nodes_->inside(cell_);
 }
 
 std::optional<PickleValue> PickleValue::find(std::string_view key) const {
@@ -213,13 +187,12 @@ std::optional<PickleValue> PickleValue::find(std::string_view key) const {
     }
     return std::nullopt;
   }
-  expect(PickleKind::kDict);
-  const auto range = nodes_->range_of(cell_);
-  for (std::uint64_t i = range.first + range.count; i > range.first; i -= 2) {  // last first
-    const detail::Cell at = nodes_->cells[i - 2];
+  const auto cells = item_cells();
+  for (std::size_t i = cells.size(); i > 0; i -= 2) {  // last first
+    const detail::Cell at = cells[i - 2];
     if (detail::kind_of(at) == PickleKind::kString &&
         nodes_->text_at(detail::payload_of(at)) == key) {
-      return PickleValue(nodes_, nodes_->cells[i - 1]);
+      return PickleValue(nodes_, cells[i - 1]);
     }
   }
   return std::nullopt;
@@ -333,14 +306,6 @@ std::optional<Dims> as_size(PickleValue value) {
     dims.push_back(dim.as_int());
   }
   return dims;
-}
-
-PickleValue PickleElements::Iterator::operator*() const {
-  return nodes_->value(nodes_->cells[index_]);
-}
-
-std::pair<PickleValue, PickleValue> PickleItems::Iterator::operator*() const {
-  return {nodes_->value(nodes_->cells[index_]), nodes_->value(nodes_->cells[index_ + 1])};
 }
 
 }  // namespace ferry::distckpt

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,9 +40,6 @@ enum class PickleKind : std::uint8_t {
 
 std::string_view to_string(PickleKind kind);  // "dict": for messages
 
-class PickleElements;
-class PickleItems;
-
 // A handle into a Pickle, which must outlive it. Accessors throw Error(kCorrupt) naming the file,
 // what was expected and what is there. A value may be reached twice, or hold itself: see
 // require_tree.
@@ -63,10 +61,21 @@ class PickleValue {
   PickleValue operator[](std::size_t index) const;
 
   // `for (const PickleValue element : value.elements())`: lists, tuples, sets.
-  PickleElements elements() const;
+  auto elements() const {
+    return element_cells() | std::views::transform([nodes = nodes_](std::uint64_t cell) {
+             return PickleValue(nodes, cell);
+           });
+  }
 
   // `for (const auto& [key, value] : value.items())`: dicts, in order.
-  PickleItems items() const;
+  auto items() const {
+    const auto cells = item_cells();
+    return std::views::iota(std::uint32_t{0}, static_cast<std::uint32_t>(cells.size() / 2)) |
+           std::views::transform([nodes = nodes_, cells](std::uint32_t i) {
+             return std::pair(PickleValue(nodes, cells[std::size_t{2} * i]),
+                              PickleValue(nodes, cells[std::size_t{2} * i + 1]));
+           });
+  }
 
   // Dicts, and the state of objects (failing that, their items): the value under a string key.
   // Linear; a key that occurs twice gives the last value, as Python does.
@@ -98,12 +107,12 @@ class PickleValue {
 
  private:
   friend class Pickle;
-  friend class PickleElements;
-  friend class PickleItems;
   friend struct detail::PickleNodes;
   PickleValue(const detail::PickleNodes* nodes, std::uint64_t cell) : nodes_(nodes), cell_(cell) {}
 
   void expect(PickleKind kind) const;
+  std::span<const std::uint64_t> element_cells() const;
+  std::span<const std::uint64_t> item_cells() const;  // keys and values in turns
 
   const detail::PickleNodes* nodes_;
   std::uint64_t cell_;  // kind in the low four bits; above them a small value, or where to find it
@@ -145,70 +154,5 @@ class Pickle {
 // A tuple or list of ints, or a torch.Size of one. Nothing if it is anything else or has more than
 // kMaxRank dimensions.
 std::optional<Dims> as_size(PickleValue value);
-
-// Ranges for the loops above. Their iterators are indices: valid as long as the Pickle.
-class PickleElements {
- public:
-  class Iterator {
-   public:
-    PickleValue operator*() const;
-    Iterator& operator++() {
-      ++index_;
-      return *this;
-    }
-    bool operator==(const Iterator& other) const { return index_ == other.index_; }
-
-   private:
-    friend class PickleElements;
-    Iterator(const detail::PickleNodes* nodes, std::uint64_t index)
-        : nodes_(nodes), index_(index) {}
-    const detail::PickleNodes* nodes_;
-    std::uint64_t index_;
-  };
-
-  Iterator begin() const { return {nodes_, first_}; }
-  Iterator end() const { return {nodes_, first_ + count_}; }
-  std::size_t size() const { return static_cast<std::size_t>(count_); }
-
- private:
-  friend class PickleValue;
-  PickleElements(const detail::PickleNodes* nodes, std::uint64_t first, std::uint64_t count)
-      : nodes_(nodes), first_(first), count_(count) {}
-  const detail::PickleNodes* nodes_;
-  std::uint64_t first_;
-  std::uint64_t count_;
-};
-
-class PickleItems {
- public:
-  class Iterator {
-   public:
-    std::pair<PickleValue, PickleValue> operator*() const;
-    Iterator& operator++() {
-      index_ += 2;
-      return *this;
-    }
-    bool operator==(const Iterator& other) const { return index_ == other.index_; }
-
-   private:
-    friend class PickleItems;
-    Iterator(const detail::PickleNodes* nodes, std::uint64_t index)
-        : nodes_(nodes), index_(index) {}
-    const detail::PickleNodes* nodes_;
-    std::uint64_t index_;
-  };
-
-  Iterator begin() const { return {nodes_, first_}; }
-  Iterator end() const { return {nodes_, first_ + 2 * count_}; }
-  std::size_t size() const { return static_cast<std::size_t>(count_); }
-
- private:
-  friend class PickleValue;
-  PickleItems(const detail::PickleNodes* nodes, std::uint64_t first, std::uint64_t count)
-      : nodes_(nodes), first_(first), count_(count) {}
-  const detail::PickleNodes* nodes_;
-  std::uint64_t first_;
-  std::uint64_t count_;
-};
 
 }  // namespace ferry::distckpt

@@ -1,11 +1,13 @@
 // The values of a Pickle, in a few flat arrays: the parser fills them, and PickleValue reads them.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -121,17 +123,14 @@ struct PickleNodes {
     return static_cast<std::int64_t>(value);
   }
 
-  struct Range {
-    std::uint64_t first = 0;
-    std::uint64_t count = 0;
-  };
-
-  // The cells inside a list, tuple, set or dict; of a dict, keys and values.
-  Range range_of(Cell cell) const {
+  // The cells inside a list, tuple, set or dict; of a dict, keys and values. Valid until cells are
+  // added.
+  std::span<const Cell> inside(Cell cell) const {
     const std::uint64_t payload = payload_of(cell);
-    if (kind_of(cell) == PickleKind::kTuple) return {payload + 1, cells[payload]};
+    if (kind_of(cell) == PickleKind::kTuple)
+      return std::span(cells).subspan(payload + 1, cells[payload]);
     const Sequence& sequence = sequences[payload];
-    return {sequence.first, sequence.count};
+    return std::span(cells).subspan(sequence.first, sequence.count);
   }
 
   // Visits the cells that a value holds: those of containers, and the parts of objects.
@@ -142,8 +141,7 @@ struct PickleNodes {
       case PickleKind::kTuple:
       case PickleKind::kDict:
       case PickleKind::kSet: {
-        const Range range = range_of(cell);
-        for (std::uint64_t i = 0; i < range.count; ++i) visit(cells[range.first + i]);
+        std::ranges::for_each(inside(cell), visit);
         break;
       }
       case PickleKind::kObject: {

@@ -356,29 +356,26 @@ void Parser::reduce() {
     corrupt("calls what is not a global with a tuple");
   }
   const std::string_view name = nodes_.globals[payload_of(function)];
-  const PickleNodes::Range range = nodes_.range_of(args);
+  const auto inside = nodes_.inside(args);
   if (name == "__builtin__.getattr" || name == "builtins.getattr") {
     // A class inside a class: a name again, of the closed set like every other.
-    const bool names = range.count == 2 &&
-                       kind_of(nodes_.cells[range.first]) == PickleKind::kGlobal &&
-                       kind_of(nodes_.cells[range.first + 1]) == PickleKind::kString;
+    const bool names = inside.size() == 2 && kind_of(inside[0]) == PickleKind::kGlobal &&
+                       kind_of(inside[1]) == PickleKind::kString;
     if (!names) corrupt("takes an attribute of what is not a global");
-    push_global(nodes_.globals[payload_of(nodes_.cells[range.first])],
-                nodes_.text_at(payload_of(nodes_.cells[range.first + 1])));
-  } else if (range.count == 0 && (name == "collections.OrderedDict" || name == "builtins.dict" ||
-                                  name == "__builtin__.dict")) {
+    push_global(nodes_.globals[payload_of(inside[0])], nodes_.text_at(payload_of(inside[1])));
+  } else if (inside.empty() && (name == "collections.OrderedDict" || name == "builtins.dict" ||
+                                name == "__builtin__.dict")) {
     push(make_sequence(PickleKind::kDict));
-  } else if (range.count <= 1 && (name == "builtins.set" || name == "builtins.frozenset" ||
-                                  name == "__builtin__.set" || name == "__builtin__.frozenset")) {
+  } else if (inside.size() <= 1 && (name == "builtins.set" || name == "builtins.frozenset" ||
+                                    name == "__builtin__.set" || name == "__builtin__.frozenset")) {
     std::vector<Cell> elements;
-    if (range.count == 1) {
-      const Cell from = nodes_.cells[range.first];
+    if (!inside.empty()) {
+      const Cell from = inside[0];
       if (kind_of(from) != PickleKind::kList && kind_of(from) != PickleKind::kTuple) {
         corrupt("makes a set of what is not a list");
       }
-      const PickleNodes::Range inner = nodes_.range_of(from);
-      const auto begin = nodes_.cells.begin() + static_cast<std::ptrdiff_t>(inner.first);
-      elements.assign(begin, begin + static_cast<std::ptrdiff_t>(inner.count));
+      const auto inner = nodes_.inside(from);
+      elements.assign(inner.begin(), inner.end());
     }
     push(make_sequence(PickleKind::kSet, elements));
   } else {
@@ -403,13 +400,13 @@ void Parser::build() {
   if (kind_of(target) != PickleKind::kObject) corrupt("sets the state of what is not an object");
   // Objects with __slots__ have (None or {}, {slot: value}).
   if (kind_of(state) == PickleKind::kTuple) {
-    const PickleNodes::Range range = nodes_.range_of(state);
-    if (range.count == 2) {
-      const Cell attributes = nodes_.cells[range.first];
-      const Cell slots = nodes_.cells[range.first + 1];
+    const auto inside = nodes_.inside(state);
+    if (inside.size() == 2) {
+      const Cell attributes = inside[0];
+      const Cell slots = inside[1];
       const bool has_attributes =
           attributes != kNoneCell &&
-          (kind_of(attributes) != PickleKind::kDict || nodes_.range_of(attributes).count > 0);
+          (kind_of(attributes) != PickleKind::kDict || !nodes_.inside(attributes).empty());
       if (!has_attributes && kind_of(slots) == PickleKind::kDict) state = slots;
     }
   }

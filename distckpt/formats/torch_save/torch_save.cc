@@ -1,8 +1,6 @@
 #include "distckpt/formats/torch_save/torch_save.h"
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
 #include <utility>
 
 #include "distckpt/base/error.h"

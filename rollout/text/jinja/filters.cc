@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <map>
-#include <optional>
 
 #include "rollout/text/jinja/library.h"
 #include "rollout/text/unicode/unicode.h"

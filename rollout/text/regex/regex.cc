@@ -1,7 +1,5 @@
 #include "rollout/text/regex/regex.h"
 
-#include <algorithm>
-
 #include "distckpt/base/error.h"
 #include "rollout/text/regex/regex_tree.h"
 

@@ -1,7 +1,6 @@
 #include "rollout/text/tokenizer/pre_tokenizer.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "distckpt/base/error.h"

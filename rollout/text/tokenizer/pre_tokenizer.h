@@ -2,7 +2,6 @@
 // one.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -191,7 +191,7 @@ TEST_P(PartOfAnyModel, EqualsThatPartOfTheWhole) {
       {.from = source, .to = dir / "part", .format = Format::kHuggingFace, .selection = selection});
   EXPECT_EQ(names_in(dir / "part"), expected);
   const auto report = verify({.left = dir / "hf", .right = dir / "part", .selection = selection},
-                             {.weights_only = true});
+                             /*weights_only=*/true);
   EXPECT_TRUE(report.identical());
   EXPECT_EQ(report.num_compared, static_cast<std::int64_t>(expected.size()));
 }

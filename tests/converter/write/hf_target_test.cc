@@ -23,9 +23,9 @@ class HfTarget : public testing::Test {
   void SetUp() override { support::write_tiny_model({.num_files = 2}, dir_ / "hf", 1); }
 
   // The files of the target's tensors.
-  Names files(const HfTargetOptions& options) const {
+  Names files(std::optional<std::int64_t> max_shard_size = {}) const {
     const auto source = open(dir_ / "hf");
-    const auto target = make_hf_target(source, source.tensors, options, dir_ / "out");
+    const auto target = make_hf_target(source, source.tensors, {}, max_shard_size, dir_ / "out");
     Names names;
     for (const auto& storage : target->layout().storages())
       names.push_back(distckpt::file_of(storage)->filename().string());
@@ -42,13 +42,13 @@ class HfTarget : public testing::Test {
 };
 
 TEST_F(HfTarget, KeepsTheSplitOfTheSource) {
-  EXPECT_EQ(files({}),
+  EXPECT_EQ(files(),
             (Names{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}));
 }
 
 TEST_F(HfTarget, SplitsAnewByTheLargestFile) {
-  EXPECT_EQ(files({.max_shard_size = 1 << 20}), Names{"model.safetensors"});
-  EXPECT_GT(files({.max_shard_size = 4096}).size(), 2U);
+  EXPECT_EQ(files(1 << 20), Names{"model.safetensors"});
+  EXPECT_GT(files(4096).size(), 2U);
 }
 
 TEST_F(HfTarget, NoFileIsLargerThanAsked) {
@@ -74,7 +74,7 @@ TEST_F(HfTarget, TheConfigurationSaysACast) {
 
 TEST_F(HfTarget, NamesTheFilesThatTravel) {
   const auto source = open(dir_ / "hf");
-  const auto target = make_hf_target(source, source.tensors, {}, dir_ / "out");
+  const auto target = make_hf_target(source, source.tensors, {}, {}, dir_ / "out");
   Names names;
   for (const auto& file : target->files(dir_ / "out")) names.push_back(file.string());
   std::ranges::sort(names);

@@ -75,12 +75,11 @@ GlobalBatchInfo info(const json& q) {
 json advantage(const json& q) {
   const auto index = q.value("index", std::vector<std::int64_t>());
   const auto& config = q.at("config");
-  AdvantageOptions options;
+  AlgorithmConfig options{.adv_estimator = choice<AdvantageEstimator>(q.at("adv_estimator"))};
   set(config, "gamma", options.gamma);
   set(config, "lam", options.lam);
   set(config, "norm_adv_by_std_in_grpo", options.norm_adv_by_std_in_grpo);
-  const auto result = compute_advantage(choice<AdvantageEstimator>(q.at("adv_estimator")),
-                                        {.token_level_rewards = tensor(q, "token_level_rewards"),
+  const auto result = compute_advantage({.token_level_rewards = tensor(q, "token_level_rewards"),
                                          .response_mask = mask(q),
                                          .index = index,
                                          .values = tensor(q, "values"),
@@ -89,8 +88,8 @@ json advantage(const json& q) {
   return {{"advantages", to_json(result.advantages)}, {"returns", to_json(result.returns)}};
 }
 
-RolloutCorrectionConfig correction_config(const json& config) {
-  RolloutCorrectionConfig options;
+RolloutCorrectionSection correction_config(const json& config) {
+  RolloutCorrectionSection options;
   options.rollout_is = choice<RolloutIs>(config.value("rollout_is", ""));
   set(config, "rollout_is_threshold", options.rollout_is_threshold);
   set(config, "rollout_is_batch_normalize", options.rollout_is_batch_normalize);
@@ -116,9 +115,9 @@ ActorLossConfig actor_config(const json& config) {
   set(config, "ppo_kl_coef", policy.ppo_kl_coef);
   if (config.contains("rollout_correction")) {
     const auto& correction = config.at("rollout_correction");
-    actor.bypass_mode =
-        BypassModeConfig{.correction = correction_config(correction),
-                         .loss_type = choice<BypassLoss>(correction.at("loss_type"))};
+    actor.rollout_correction = correction_config(correction);
+    actor.rollout_correction.bypass_mode = true;
+    actor.rollout_correction.loss_type = choice<BypassLoss>(correction.at("loss_type"));
   }
   set(config, "entropy_coeff", actor.entropy_coeff);
   set(config, "use_kl_loss", actor.use_kl_loss);
@@ -178,10 +177,10 @@ json kl(const json& q) {
 
 json reward_kl(const json& q) {
   const auto& control = q.at("kl_ctrl");
-  KlController controller({.adaptive = control.at("type") == "adaptive",
+  KlController controller({.type = choice<KlCtrlType>(control.at("type")),
                            .kl_coef = control.at("kl_coef"),
-                           .target_kl = control.at("target_kl"),
-                           .horizon = control.at("horizon")});
+                           .horizon = control.at("horizon"),
+                           .target_kl = control.at("target_kl")});
   auto steps = json::array();
   for (int step = 0; step < q.at("steps"); ++step) {
     const auto [rewards, metrics] = apply_kl_penalty(
@@ -211,9 +210,8 @@ json masked(const json& q) {
 }
 
 json overlong(const json& q) {
-  return overlong_penalty(q.at("response_length"), {.max_resp_len = q.at("max_resp_len"),
-                                                    .len = q.at("len"),
-                                                    .penalty_factor = q.at("penalty_factor")});
+  return overlong_penalty(q.at("response_length"), q.at("max_resp_len"),
+                          {.len = q.at("len"), .penalty_factor = q.at("penalty_factor")});
 }
 
 json answer(const json& q) {

@@ -131,11 +131,11 @@ TEST(BypassMode, LosesNothingToACutIntoMicroBatches) {
   in.policy.response_mask[5][0] = 1;
   in.policy.rollout_is_weights = at::Tensor();
   for (const auto loss_type : {BypassLoss::kPpoClip, BypassLoss::kReinforce}) {
-    const ActorLossConfig config{
-        .bypass_mode = BypassModeConfig{.correction = {.rollout_is = RolloutIs::kSequence,
-                                                       .rollout_rs = "token_k1",
-                                                       .rollout_rs_threshold = "0.7_1.4"},
-                                        .loss_type = loss_type}};
+    const ActorLossConfig config{.rollout_correction = {.rollout_is = RolloutIs::kSequence,
+                                                        .rollout_rs = "token_k1",
+                                                        .rollout_rs_threshold = "0.7_1.4",
+                                                        .bypass_mode = true,
+                                                        .loss_type = loss_type}};
     const auto whole = in_parts(in, config, kSequences);
     EXPECT_GT(whole.metrics.at("rollout_corr/rollout_rs_masked_fraction").item<double>(), 0);
     for (const std::int64_t size : {1, 5}) {
@@ -227,16 +227,16 @@ TEST(Inputs, ThatAreMissingAreNamed) {
                "loss: batch_num_tokens is 0, but the loss is divided by it");
   expect_error([&] { compute_policy_loss(in, {.clip_ratio_c = 1}, {.batch_num_tokens = 1}); },
                ErrorKind::kUsage, "policy_loss: clip_ratio_c 1 is not above 1");
-  expect_error([&] { compute_advantage(AdvantageEstimator::kGae, rewards); }, ErrorKind::kUsage,
-               "advantages: gae needs values");
-  expect_error([&] { compute_advantage(AdvantageEstimator::kGrpo, rewards); }, ErrorKind::kUsage,
-               "advantages: groups of 0 sequences are known, expected 12");
+  expect_error([&] { compute_advantage(rewards, {.adv_estimator = AdvantageEstimator::kGae}); },
+               ErrorKind::kUsage, "advantages: gae needs values");
+  expect_error([&] { compute_advantage(rewards, {.adv_estimator = AdvantageEstimator::kGrpo}); },
+               ErrorKind::kUsage, "advantages: groups of 0 sequences are known, expected 12");
   const std::vector<std::int64_t> alone{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
   expect_error(
       [&] {
         auto singles = rewards;
         singles.index = alone;
-        compute_advantage(AdvantageEstimator::kGrpoPassk, singles);
+        compute_advantage(singles, {.adv_estimator = AdvantageEstimator::kGrpoPassk});
       },
       ErrorKind::kUsage, "advantages: grpo_passk needs at least 2 samples of each prompt");
 }
@@ -244,7 +244,7 @@ TEST(Inputs, ThatAreMissingAreNamed) {
 TEST(RolloutCorrection, RefusesThresholdsThatMeanNothing) {
   at::manual_seed(7);
   const auto in = some_inputs().policy;
-  const auto correct = [&](const RolloutCorrectionConfig& config) {
+  const auto correct = [&](const RolloutCorrectionSection& config) {
     compute_rollout_correction_and_rejection_mask(in.log_prob, in.old_log_prob, in.response_mask,
                                                   config);
   };
@@ -262,9 +262,9 @@ TEST(RolloutCorrection, RefusesThresholdsThatMeanNothing) {
 }
 
 TEST(OverlongPenalty, RefusesABufferThatIsNoPartOfTheResponse) {
-  expect_error([] { overlong_penalty(1, {.max_resp_len = 8, .len = 0}); }, ErrorKind::kUsage,
+  expect_error([] { overlong_penalty(1, 8, {.len = 0}); }, ErrorKind::kUsage,
                "overlong_buffer: len 0 is not positive");
-  expect_error([] { overlong_penalty(1, {.max_resp_len = 8, .len = 9}); }, ErrorKind::kUsage,
+  expect_error([] { overlong_penalty(1, 8, {.len = 9}); }, ErrorKind::kUsage,
                "overlong_buffer: len 9 is above max_resp_len 8");
 }
 

@@ -194,10 +194,10 @@ TEST(UpdateActor, LearnsWhatIsRewarded) {
       auto batch = RolloutBatch::of(prompts, responses);
       const std::vector<std::int64_t> group(kSamples, 0);
       const auto advantages =
-          compute_advantage(AdvantageEstimator::kGrpo,
-                            {.token_level_rewards = rewards,
+          compute_advantage({.token_level_rewards = rewards,
                              .response_mask = at::ones({kSamples, kAnswer}, at::kLong),
-                             .index = group})
+                             .index = group},
+                            {.adv_estimator = AdvantageEstimator::kGrpo})
               .advantages;
       const auto parts = split_micro_batches(kSamples, 8);
       set_old_log_probs(actor, batch, parts);
