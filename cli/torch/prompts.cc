@@ -135,10 +135,6 @@ void PromptReader::add_ids(const std::string& ids) {
   add([&](Prompt& prompt) { prompt.token_ids = parse_ids(ids); });
 }
 
-void PromptReader::add_record(const Record& record) {
-  add([&](Prompt& prompt) { fill_from_record(prompt, record); });
-}
-
 void PromptReader::add_file(const std::string& path) {
   const auto file = trainer::open_record_file(path);
   for (std::size_t i = 0; i < file->chunks().size(); ++i) {

@@ -37,11 +37,10 @@ class PromptReader {
 
   void add_text(const std::string& text);
   void add_ids(const std::string& ids);  // "1,2,3"
-  // {"prompt": text or messages} or {"messages": [...]} or {"prompt_token_ids": [...]}, perhaps
-  // with "id", "tools" and "sampling_params": {"temperature": 0.5, ...}. Whatever else it holds is
-  // left alone.
-  void add_record(const trainer::Record& record);
-  // Each record of a .jsonl or .parquet file. Throws Error if there is no reading it.
+  // Each record of a .jsonl or .parquet file: {"prompt": text or messages} or {"messages": [...]}
+  // or {"prompt_token_ids": [...]}, perhaps with "id", "tools" and "sampling_params":
+  // {"temperature": 0.5, ...}. Whatever else it holds is left alone. Throws Error if there is no
+  // reading it.
   void add_file(const std::string& path);
   void add_lines(const std::string& jsonl, const std::string& source);
 

@@ -21,7 +21,6 @@
 #include "converter/write/target_folder.h"
 #include "distckpt/base/cbor.h"
 #include "distckpt/base/error.h"
-#include "distckpt/execute/comparing_sink.h"
 #include "distckpt/execute/executor.h"
 #include "distckpt/formats/torch_dist.h"
 #include "distckpt/storage/work_folder.h"
@@ -33,6 +32,29 @@ namespace {
 using distckpt::Iteration;
 using distckpt::MeshLayout;
 using distckpt::ModelTensor;
+
+// A sink that writes nothing: what would be written is compared with what is there already.
+class ComparingSink : public distckpt::BoxSink {
+ public:
+  // Both outlive it; `there` is of `layout`.
+  ComparingSink(const distckpt::Layout& layout, distckpt::BoxSource& there)
+      : layout_(layout), there_(there) {}
+
+  // Throws Error(kCorrupt) naming the storage whose bytes are others.
+  void write(const distckpt::Region& region,
+             std::span<const std::byte> packed,
+             std::vector<distckpt::ChecksumPart>& /*parts*/) override {
+    std::vector<std::byte> found(packed.size());
+    std::vector<distckpt::ChecksumPart> of_found;
+    there_.read(region, found, of_found);
+    require(std::ranges::equal(found, packed), ErrorKind::kCorrupt,
+            "{}: other bytes than were written", describe(layout_.storages()[region.at.storage]));
+  }
+
+ private:
+  const distckpt::Layout& layout_;
+  distckpt::BoxSource& there_;
+};
 
 // config.json and what travels with it, of the same model in the dtypes that it has now, perhaps
 // with a new head of scores and without its prediction layers.
@@ -291,7 +313,7 @@ class Saving {
   void compare_with_memory(const Checkpoint& written) {
     const auto loaded =
         plan_load(written, mesh_, {.config = options_.config, .keep_padding = true});
-    distckpt::ComparingSink sink(mesh_.layout, memory_);
+    ComparingSink sink(mesh_.layout, memory_);
     const distckpt::Executor executor(executor_options());
     const auto source = written.source(distckpt::ReadMode::kDirect);
     wait_reporting(executor.submit_pieces(loaded.copy, *source, sink), "comparing", progress_);

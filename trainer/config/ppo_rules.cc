@@ -1,6 +1,8 @@
 #include "trainer/config/ppo_rules.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "trainer/config/section_rules.h"
 
@@ -172,6 +174,21 @@ ConfigRules<PpoConfig> reward_rules() {
   };
 }
 
+// A role that is there shares no rank with a rollout that generates beside it.
+template <typename IsThere, typename Role>
+ConfigRule<PpoConfig> apart_from_rollout(const std::string& section,
+                                         IsThere is_there,
+                                         Role PpoConfig::*role,
+                                         std::string says) {
+  return {"one_step_off_needs_ranks_of_its_own",
+          {"trainer.one_step_off", section + ".ranks", kRolloutSection + ".ranks"},
+          [=](const PpoConfig& c) {
+            return !c.trainer.one_step_off || !std::invoke(is_there, c) ||
+                   generates_apart(c, (c.*role).ranks);
+          },
+          std::move(says)};
+}
+
 ConfigRules<PpoConfig> rollout_rules() {
   return {
       {"each_sequence_gets_a_token",
@@ -203,31 +220,17 @@ ConfigRules<PpoConfig> rollout_rules() {
          return !c.rollout.val_kwargs.do_sample || c.rollout.val_kwargs.temperature > 0;
        },
        "tokens are drawn at a temperature above 0"},
-      {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", kActorSection + ".ranks", kRolloutSection + ".ranks"},
-       [](const PpoConfig& c) {
-         return !c.trainer.one_step_off || generates_apart(c, c.actor.ranks);
-       },
-       "generation beside training needs actor and rollout on ranks that they do not share"},
-      {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", kRefSection + ".ranks", kRolloutSection + ".ranks"},
-       [](const PpoConfig& c) {
-         return !c.trainer.one_step_off || !c.use_reference_policy() ||
-                generates_apart(c, c.ref.ranks);
-       },
-       "the reference is asked while the rollout generates: it needs other ranks"},
-      {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", "critic.ranks", kRolloutSection + ".ranks"},
-       [](const PpoConfig& c) {
-         return !c.trainer.one_step_off || !c.use_critic() || generates_apart(c, c.critic.ranks);
-       },
-       "the critic learns while the rollout generates: it needs other ranks"},
-      {"one_step_off_needs_ranks_of_its_own",
-       {"trainer.one_step_off", "reward_model.ranks", kRolloutSection + ".ranks"},
-       [](const PpoConfig& c) {
-         return !c.trainer.one_step_off || !c.reward.enable || generates_apart(c, c.reward.ranks);
-       },
-       "the reward model is asked while the rollout generates: it needs other ranks"},
+      apart_from_rollout(
+          kActorSection, [](const PpoConfig&) { return true; }, &PpoConfig::actor,
+          "generation beside training needs actor and rollout on ranks that they do not share"),
+      apart_from_rollout(
+          kRefSection, &PpoConfig::use_reference_policy, &PpoConfig::ref,
+          "the reference is asked while the rollout generates: it needs other ranks"),
+      apart_from_rollout("critic", &PpoConfig::use_critic, &PpoConfig::critic,
+                         "the critic learns while the rollout generates: it needs other ranks"),
+      apart_from_rollout(
+          "reward_model", [](const PpoConfig& c) { return c.reward.enable; }, &PpoConfig::reward,
+          "the reward model is asked while the rollout generates: it needs other ranks"),
       {"one_step_off_is_led_by_rank_0",
        {"trainer.one_step_off", kRolloutSection + ".ranks"},
        [](const PpoConfig& c) {

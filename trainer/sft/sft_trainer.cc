@@ -18,6 +18,7 @@
 #include "trainer/engine/peak_memory.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/performance.h"
+#include "trainer/plan/run_setup.h"
 #include "trainer/run/planned_run.h"
 #include "trainer/run/run_start.h"
 #include "trainer/run/training_run.h"

@@ -166,6 +166,13 @@ NodePtr ExpressionParser::unary(bool with_filters) {
 NodePtr ExpressionParser::primary() {
   const auto current = token();
   auto made = node(Kind::kConstant);
+  const auto number = [&](auto value, std::string_view limit) {
+    const auto& text = current.text;
+    if (std::from_chars(text.data(), text.data() + text.size(), value).ec != std::errc())
+      fail_here(fmt::format("the number {} is too {}", text, limit));
+    take();
+    return value;
+  };
   switch (current.kind) {
     case TokenKind::kName: {
       take();
@@ -186,26 +193,12 @@ NodePtr ExpressionParser::primary() {
       made->value = std::move(text);
       return made;
     }
-    case TokenKind::kInteger: {
-      std::int64_t number = 0;
-      const auto end = current.text.data() + current.text.size();
-      if (std::from_chars(current.text.data(), end, number).ec != std::errc()) {
-        fail_here(fmt::format("the number {} is too large", current.text));
-      }
-      take();
-      made->value = number;
+    case TokenKind::kInteger:
+      made->value = number(std::int64_t{0}, "large");
       return made;
-    }
-    case TokenKind::kFloat: {
-      double number = 0;
-      const auto end = current.text.data() + current.text.size();
-      if (std::from_chars(current.text.data(), end, number).ec != std::errc()) {
-        fail_here(fmt::format("the number {} is too large or too small", current.text));
-      }
-      take();
-      made->value = number;
+    case TokenKind::kFloat:
+      made->value = number(0.0, "large or too small");
       return made;
-    }
     default:
       break;
   }

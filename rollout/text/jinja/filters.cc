@@ -104,15 +104,21 @@ Value folded(const Value& value, bool case_sensitive) {
   return value.is_string() && !case_sensitive ? Value(lowercase(value.string())) : value;
 }
 
+// The part of an item that is compared: by the parameters `case_sensitive` and the next one, its
+// attribute.
+Value key_of(const Value& item, const Parameters& given, std::size_t case_sensitive) {
+  return folded(
+      given.has(case_sensitive + 1) ? nested_item(item, given.at(case_sensitive + 1)) : item,
+      given.flag(case_sensitive, false));
+}
+
 Value sort(const Value& value, const Arguments& arguments) {
   const Parameters given("sort", arguments, {"reverse", "case_sensitive", "attribute"});
-  const auto key = [&](const Value& item) {
-    return folded(given.has(2) ? nested_item(item, given.at(2)) : item, given.flag(1, false));
-  };
   List sorted{.items = value.iterate()};
   const bool reverse = given.flag(0, false);
   std::ranges::stable_sort(sorted.items, [&](const Value& a, const Value& b) {
-    return reverse ? less(key(b), key(a)) : less(key(a), key(b));
+    const auto left = key_of(reverse ? b : a, given, 1);
+    return less(left, key_of(reverse ? a : b, given, 1));
   });
   return sorted;
 }
@@ -133,8 +139,7 @@ Value unique(const Value& value, const Arguments& arguments) {
   std::vector<Value> seen;
   List found;
   for (const auto& item : value.iterate()) {
-    const auto key =
-        folded(given.has(1) ? nested_item(item, given.at(1)) : item, given.flag(0, false));
+    const auto key = key_of(item, given, 0);
     if (std::ranges::find(seen, key) != seen.end()) continue;
     seen.push_back(key);
     found.items.push_back(item);
@@ -145,9 +150,7 @@ Value unique(const Value& value, const Arguments& arguments) {
 template <bool Largest>
 Value extreme(const Value& value, const Arguments& arguments) {
   const Parameters given(Largest ? "max" : "min", arguments, {"case_sensitive", "attribute"});
-  const auto key = [&](const Value& item) {
-    return folded(given.has(1) ? nested_item(item, given.at(1)) : item, given.flag(0, false));
-  };
+  const auto key = [&](const Value& item) { return key_of(item, given, 0); };
   const auto items = value.iterate();
   if (items.empty()) return Undefined{"No aggregated item, sequence was empty."};
   auto best = items[0];
@@ -229,6 +232,12 @@ Value rounded(const Value& value, const Arguments& arguments) {
   return std::stod(fmt::format("{:.{}f}", value.real(), digits));
 }
 
+Value length(const Value& value, const Arguments&) {
+  return static_cast<std::int64_t>(value.length());
+}
+Value as_text(const Value& value, const Arguments&) {
+  return value.str();
+}
 Value first_of(const Value& value, const Arguments&) {
   const auto items = value.iterate();
   return items.empty() ? Value(Undefined{"No first item, sequence was empty."}) : items.front();
@@ -310,10 +319,7 @@ const std::map<std::string_view, Filter>& filters() {
          return less(value, std::int64_t{0}) ? negative(value) : value;
        }},
       {"capitalize", as_method<kCapitalize>},
-      {"count",
-       [](const Value& v, const Arguments&) -> Value {
-         return static_cast<std::int64_t>(v.length());
-       }},
+      {"count", length},
       {"d", with_default},
       {"default", with_default},
       {"dictsort", dictsort},
@@ -326,10 +332,7 @@ const std::map<std::string_view, Filter>& filters() {
       {"items", items_of},
       {"join", join},
       {"last", last_of},
-      {"length",
-       [](const Value& v, const Arguments&) -> Value {
-         return static_cast<std::int64_t>(v.length());
-       }},
+      {"length", length},
       {"list",
        [](const Value& v, const Arguments&) -> Value { return List{.items = v.iterate()}; }},
       {"lower", as_method<kLower>},
@@ -341,11 +344,11 @@ const std::map<std::string_view, Filter>& filters() {
       {"replace", replace_filter},
       {"reverse", reversed},
       {"round", rounded},
-      {"safe", [](const Value& v, const Arguments&) -> Value { return v.str(); }},
+      {"safe", as_text},
       {"select", [](const Value& v, const Arguments& a) { return select(v, a, false, true); }},
       {"selectattr", [](const Value& v, const Arguments& a) { return select(v, a, true, true); }},
       {"sort", sort},
-      {"string", [](const Value& v, const Arguments&) -> Value { return v.str(); }},
+      {"string", as_text},
       {"sum", sum},
       {"title", titled},
       {"tojson", tojson},
