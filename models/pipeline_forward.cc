@@ -1,7 +1,6 @@
 #include "models/pipeline_forward.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
@@ -83,30 +82,6 @@ at::Tensor pipeline_forward(const std::vector<std::unique_ptr<GPTModel>>& chunks
     if (sent != nullptr) sent->push_back(output);
   }
   return result;
-}
-
-void pipeline_backward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
-                       const std::vector<at::Tensor>& received,
-                       const std::vector<at::Tensor>& sent,
-                       const at::Tensor& gradient) {
-  const auto& mesh = chunks.front()->mesh();
-  at::Tensor handed;
-  for (std::size_t i = chunks.size(); i-- > 0;) {
-    const auto [before, behind] = neighbours(mesh, i, chunks.size());
-    auto of_output = gradient;
-    if (behind == mesh.coordinates().pp) {
-      of_output = handed;
-    } else if (behind >= 0) {
-      of_output = at::empty_like(sent[i]);
-      mesh.pp().receive(of_output, behind);
-    }
-    sent[i].backward(of_output);
-    if (before == mesh.coordinates().pp) {
-      handed = received[i].grad();
-    } else if (before >= 0) {
-      mesh.pp().send(received[i].grad(), before);
-    }
-  }
 }
 
 }  // namespace ferry::models

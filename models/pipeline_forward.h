@@ -55,17 +55,11 @@ at::Tensor empty_hidden(const GPTModel& model, const SequencePartition& batch);
 
 // Returns the output of the last chunk on the last stage, an undefined tensor on the others.
 // `received` and `sent`, if not null, get the input of each chunk (undefined for the first) and its
-// output, for pipeline_backward().
+// output, for a backward pass.
 at::Tensor pipeline_forward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
                             const SequencePartition& batch,
                             const Observer& observe = {},
                             std::vector<at::Tensor>* received = nullptr,
                             std::vector<at::Tensor>* sent = nullptr);
-
-// Propagates `gradient`, that of pipeline_forward()'s result, through all stages.
-void pipeline_backward(const std::vector<std::unique_ptr<GPTModel>>& chunks,
-                       const std::vector<at::Tensor>& received,
-                       const std::vector<at::Tensor>& sent,
-                       const at::Tensor& gradient);
 
 }  // namespace ferry::models

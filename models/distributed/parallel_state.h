@@ -37,7 +37,6 @@ class ParallelState {
   const ProcessGroup& etp() const { return etp_; }
   const ProcessGroup& edp() const { return edp_; }  // holds copies of an expert's parameters
 
-  bool is_first_stage() const { return coordinates_.pp == 0; }
   bool is_last_stage() const { return coordinates_.pp == shape_.pp() - 1; }
 
  private:

@@ -314,12 +314,6 @@ ReshardReport Resharder::move(std::vector<MessageDigest>* digests) {
   return report;
 }
 
-void Resharder::forget_sent() {
-  for (auto& round : rounds_) {
-    for (auto& message : round.messages) message.sent = at::Tensor();
-  }
-}
-
 // Senders tell receivers how long the changes of each message are, -1 for one that goes whole.
 void Resharder::find_changes(Round& round, const at::Tensor& buffer, Transfer& transfer) const {
   const auto lengths_of = at::TensorOptions().dtype(at::kLong);

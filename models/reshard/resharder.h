@@ -61,8 +61,6 @@ class Resharder {
   // Moves the bytes. Called by all ranks. On a GPU the copies are ordered on the current stream:
   // after work that was enqueued before, and before work that is enqueued later.
   ReshardReport run();
-  // Makes the next run send everything. Called when the target's shards have lost their contents.
-  void forget_sent();
   // Calls run(), then compares the digests of every message on both sides. Throws Error(kCorrupt)
   // that names the ranks and a tensor if one differs.
   ReshardReport run_and_verify();

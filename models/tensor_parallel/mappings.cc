@@ -93,13 +93,6 @@ at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x,
       });
 }
 
-at::Tensor scatter_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group) {
-  if (group.size() == 1) return x;
-  return Mapped::apply(
-      x, [&group](const at::Tensor& t) { return mine(t, group, 1); },
-      [&group](const at::Tensor& t) { return all_channels(t, group); });
-}
-
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x,
                                                 const ProcessGroup& group,
                                                 bool replicated) {

@@ -20,9 +20,6 @@ at::Tensor reduce_from_tensor_model_parallel_region(const at::Tensor& x, const P
 at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x,
                                                     const ProcessGroup& group,
                                                     bool replicated = true);
-// Forward: this rank's channels. Backward: all channels.
-at::Tensor scatter_to_tensor_model_parallel_region(const at::Tensor& x, const ProcessGroup& group);
-
 // Forward: [n/size, ...] of each rank -> [n, ...]. Backward: this rank's rows, of the sum or, where
 // all ranks go on with the same computation (`replicated`), of its own gradient.
 at::Tensor gather_from_sequence_parallel_region(const at::Tensor& x,

@@ -17,6 +17,7 @@
 
 #include "distckpt/storage/file_io.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "tests/support/encode_batch.h"
 
 namespace ferry {
 namespace {
@@ -59,8 +60,8 @@ void run(char** arguments) {
   for (const auto& text : texts) bytes += text.size();
   for (int round = 0; round < rounds; ++round) {
     std::vector<std::vector<rollout::text::TokenId>> ids;
-    encode =
-        std::min(encode, seconds_of([&] { ids = tokenizer->encode_batch(texts, {}, threads); }));
+    encode = std::min(encode,
+                      seconds_of([&] { ids = support::encode_batch(*tokenizer, texts, threads); }));
     decode = std::min(decode, seconds_of([&] {
                         for (const auto& one : ids) tokenizer->decode(one);
                       }));

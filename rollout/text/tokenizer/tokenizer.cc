@@ -1,9 +1,6 @@
 #include "rollout/text/tokenizer/tokenizer.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <thread>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -167,32 +164,6 @@ void Tokenizer::encode_stretch(std::string_view text,
   auto& pieces = scratch.pieces;
   pre_tokenizer_.split(text, starts_input, pieces);
   for (const auto& piece : pieces.pieces) model_.encode(pieces[piece], scratch.model, ids);
-}
-
-std::vector<std::vector<TokenId>> Tokenizer::encode_batch(std::span<const std::string> texts,
-                                                          EncodeOptions options,
-                                                          int num_threads) const {
-  std::vector<std::vector<TokenId>> found(texts.size());
-  std::atomic<std::size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    try {
-      for (auto i = next++; i < texts.size(); i = next++) found[i] = encode(texts[i], options);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-      next = texts.size();
-    }
-  };
-  {
-    const auto most = static_cast<int>(std::min<std::size_t>(texts.size(), 1024));
-    std::vector<std::jthread> threads;
-    for (int i = 1; i < std::min(num_threads, most); ++i) threads.emplace_back(work);
-    work();
-  }
-  if (failure) std::rethrow_exception(failure);
-  return found;
 }
 
 TokenId Tokenizer::token_to_id(std::string_view token) const {

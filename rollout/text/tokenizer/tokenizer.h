@@ -42,12 +42,9 @@ class Tokenizer {
   static std::unique_ptr<Tokenizer> from_files(const ModelFiles& files);
   static std::unique_ptr<Tokenizer> from_folder(const std::filesystem::path& folder);
 
-  // Parts of `text` that are not UTF-8 count as U+FFFD, like Python's errors="replace".
+  // Parts of `text` that are not UTF-8 count as U+FFFD, like Python's
+  // errors="replace".
   std::vector<TokenId> encode(std::string_view text, EncodeOptions options = {}) const;
-  // encode() for each text, by up to `num_threads` threads.
-  std::vector<std::vector<TokenId>> encode_batch(std::span<const std::string> texts,
-                                                 EncodeOptions options = {},
-                                                 int num_threads = 1) const;
   // Skips unknown ids.
   std::string decode(std::span<const TokenId> ids, DecodeOptions options = {}) const;
 

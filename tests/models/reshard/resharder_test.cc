@@ -186,10 +186,6 @@ double share_sent(Delta delta, int steps) {
       for (std::size_t i = 0; i < source.values.size(); ++i)
         source.values[i].copy_(value_of(sources[me][i]));
       const bool look = step + 1 == steps || step == steps / 2 || random.chance(3);
-      if (step == steps * 7 / 10) {  // the rollout slept, and lost its weights
-        for (const auto& value : target.values) value.fill_(-1);
-        resharder.forget_sent();
-      }
       const auto report = look ? resharder.run_and_verify() : resharder.run();
       sent += report.bytes_sent;
       if (step == 0) whole += report.bytes_sent * steps;

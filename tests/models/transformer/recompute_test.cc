@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "models/distributed/world.h"
-#include "models/finalize_model_grads.h"
 #include "models/pipeline_forward.h"
+#include "tests/support/models/backward.h"
 #include "tests/support/models/naive_load.h"
 
 namespace ferry::models {

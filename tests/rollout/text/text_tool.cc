@@ -36,6 +36,7 @@
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/incremental_detokenizer.h"
 #include "rollout/text/tokenizer/tokenizer.h"
+#include "tests/support/encode_batch.h"
 
 namespace ferry {
 namespace {
@@ -57,8 +58,8 @@ const Tokenizer& tokenizer_of(const ordered_json& request) {
 ordered_json encode(const ordered_json& request) {
   const auto& tokenizer = tokenizer_of(request);
   const auto texts = request.at("texts").get<std::vector<std::string>>();
-  return {{"ids", tokenizer.encode_batch(texts, {}, 2)},
-          {"plain", tokenizer.encode_batch(texts, {.add_special_tokens = false})}};
+  return {{"ids", support::encode_batch(tokenizer, texts, 2)},
+          {"plain", support::encode_batch(tokenizer, texts, 1, {.add_special_tokens = false})}};
 }
 
 ordered_json encode_bytes(const ordered_json& request) {

@@ -11,6 +11,7 @@
 #include "distckpt/plan/mesh_layout.h"
 #include "models/distributed/world.h"
 #include "models/pipeline_forward.h"
+#include "tests/support/models/backward.h"
 #include "tests/support/models/tiny_training.h"
 #include "trainer/engine/micro_batches.h"
 #include "trainer/optimizer/kernels/adam.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/rollout/text/tokenizer/tiny_tokenizers.h"
+#include "tests/support/encode_batch.h"
 #include "tests/support/expect.h"
 
 namespace ferry::rollout::text {
@@ -61,10 +62,10 @@ TEST(Tokenizer, DecodesWithoutSpecialTokensUnlessAsked) {
   EXPECT_EQ(tokenizer.decode(ids, {.skip_special_tokens = false}), "<s>abc");
 }
 
-TEST(Tokenizer, ABatchHasTheIdsOfItsTexts) {
+TEST(Tokenizer, ThreadsThatShareItGetTheSameIds) {
   const Tokenizer tokenizer(byte_level_tokenizer().dump(), "tokenizer.json");
   const std::vector<std::string> texts{"ab", "", "<s>", "c"};
-  const auto ids = tokenizer.encode_batch(texts, {}, 3);
+  const auto ids = support::encode_batch(tokenizer, texts, 3);
   ASSERT_EQ(ids.size(), texts.size());
   for (std::size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(ids[i], tokenizer.encode(texts[i]));
 }
