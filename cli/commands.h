@@ -42,6 +42,9 @@ void add_iteration(CLI::App& command,
 // "256MiB", "5GB", "1000": bytes. Throws Error(kUsage) naming the flag.
 std::int64_t parse_size(const std::string& text, const std::string& flag);
 
+// "10", "release"; nothing for an empty text. Throws Error(kUsage).
+std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text);
+
 // SIGINT and SIGTERM ask to stop from now on; the second of a kind ends the program at once.
 void catch_stop_signals();
 bool stop_requested();

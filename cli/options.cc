@@ -51,14 +51,20 @@ void add_selection(CLI::App& command, converter::Selection& selection, std::stri
   add("--exclude", selection.exclude, "no");
 }
 
+std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  const auto iteration = distckpt::parse_iteration(text);
+  require(iteration.has_value(), ErrorKind::kUsage,
+          "--iteration {}: is neither a number nor \"release\"", text);
+  return iteration;
+}
+
 void add_iteration(CLI::App& command,
                    const std::string& flag,
                    std::optional<distckpt::Iteration>& iteration,
                    const std::string& what) {
   const auto parse = [&iteration](const std::string& text) {
-    iteration = distckpt::parse_iteration(text);
-    require(iteration.has_value(), ErrorKind::kUsage,
-            "--iteration {}: is neither a number nor \"release\"", text);
+    iteration = parse_iteration_flag(text);
   };
   command.add_option_function<std::string>(flag, parse, what)->type_name("N|release");
 }

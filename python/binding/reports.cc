@@ -19,10 +19,9 @@ std::string report_json(const std::string& act,
                           -1);
   }
   if (act == "verify") {
-    return cli::json_text(
-        cli::verify_json(converter::verify(
-            pair_options(options), {.weights_only = options.get<bool>("weights_only")}, progress)),
-        -1);
+    return cli::json_text(cli::verify_json(converter::verify(
+                              pair_options(options), options.get<bool>("weights_only"), progress)),
+                          -1);
   }
   if (act == "diff")
     return cli::json_text(cli::diff_json(converter::diff(pair_options(options), progress)), -1);
