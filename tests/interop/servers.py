@@ -4,6 +4,7 @@ import html
 import http.client
 import json
 import re
+import ssl
 import threading
 import time
 import urllib.parse
@@ -149,11 +150,15 @@ class Answer:
 
 
 @contextmanager
-def serve(handler, **state):
-    """-> the server, whose `url` it answers at"""
+def serve(handler, certificate=None, **state):
+    """-> the server, whose `url` it answers at: HTTPS with a certificate, a file of it and its key"""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.url = f"http://127.0.0.1:{server.server_port}"
+    server.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_port}"
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     for name, value in state.items():
         setattr(server, name, value)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -165,8 +170,29 @@ def serve(handler, **state):
         server.server_close()
 
 
-def serve_files(root, lists=True):
-    return serve(FileHandler, root=root, lists=lists)
+def serve_files(root, lists=True, certificate=None):
+    return serve(FileHandler, certificate, root=root, lists=lists)
+
+
+def make_certificate(path, address="127.0.0.1", days=1):
+    """A certificate that signs itself, for `days` from yesterday; with its key, in one file."""
+    import datetime
+    import ipaddress
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    begin = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=1)
+    certificate = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+                   .serial_number(x509.random_serial_number()).not_valid_before(begin).not_valid_after(begin + datetime.timedelta(days=1 + days))
+                   .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+                   .sign(key, hashes.SHA256()))
+    encoding = serialization.Encoding.PEM
+    path.write_bytes(certificate.public_bytes(encoding) +
+                     key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return path
 
 
 def serve_hub(root, token=None, cdn=None):

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "distckpt/base/error.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr std::int64_t kMaxHeaderText = std::int64_t{256} << 10;
 constexpr std::int64_t kMaxErrorBody = std::int64_t{64} << 10;
 constexpr int kMaxRedirects = 5;
+constexpr long kUnknownRetries = 3;
 constexpr long kSlowBytesPerSecond = 256;
 
 long setting(const char* name, long otherwise) {
@@ -255,6 +257,32 @@ void set_up(CURL* handle, Transfer& transfer, const HeaderList& headers, char* m
     option(CURLOPT_CUSTOMREQUEST, request.method.c_str());
 }
 
+bool is_unreached(CURLcode code) {
+  return code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST;
+}
+
+// The servers that this process has reached.
+class ReachedServers {
+ public:
+  void add(std::string_view origin) {
+    const std::lock_guard lock(mutex_);
+    if (!origins_.contains(origin)) origins_.emplace(origin);
+  }
+  bool contains(std::string_view origin) {
+    const std::lock_guard lock(mutex_);
+    return origins_.contains(origin);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string, std::less<>> origins_;
+};
+
+ReachedServers& reached_servers() {
+  static ReachedServers servers;
+  return servers;
+}
+
 HttpAttempt exchange(const HttpRequest& request) {
   std::unique_ptr<CURL, GiveBack> handle(pool().take());
   Transfer transfer{.request = &request};
@@ -278,7 +306,9 @@ HttpAttempt exchange(const HttpRequest& request) {
     attempt.failure =
         printable(message[0] != '\0' ? message.data() : curl_library().easy_strerror(code));
     attempt.again = !is_final(code);
+    attempt.unknown = is_unreached(code) && !reached_servers().contains(origin_of(request.url));
   } else {
+    reached_servers().add(origin_of(request.url));
     attempt.again = is_busy(attempt.response.status);
   }
   return attempt;
@@ -349,12 +379,12 @@ HttpAttempt http_try(const HttpRequest& request) {
 }
 
 void Backoff::after(const HttpAttempt& attempt, std::string_view subject) {
-  const bool spent = ++tries_ > setting("FERRY_HTTP_RETRIES", 8);
+  const auto patience = setting("FERRY_HTTP_RETRIES", 8);
+  const bool spent = ++tries_ > (attempt.unknown ? std::min(patience, kUnknownRetries) : patience);
   if (!attempt.again || spent) {
     throw Error(ErrorKind::kIo,
                 fmt::format("{}: {}{}", subject, attempt.describe(),
-                            attempt.again ? fmt::format(", {} times", tries_) : ""),
-                attempt.again ? "the same command with --resume continues a conversion" : "");
+                            attempt.again ? fmt::format(", {} times", tries_) : ""));
   }
   thread_local std::minstd_rand random(std::random_device{}());
   const auto longest = std::min(10.0, 0.1 * static_cast<double>(1 << std::min(tries_, 10)));

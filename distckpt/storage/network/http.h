@@ -3,6 +3,7 @@
 // the transfer.
 //
 // FERRY_HTTP_TIMEOUT (seconds without a byte, 30) and FERRY_HTTP_RETRIES (8) set how patient it is.
+// A server that was never reached is tried four times at most.
 #pragma once
 
 #include <chrono>
@@ -58,6 +59,7 @@ struct HttpAttempt {
   std::int64_t received = 0;  // bytes in HttpRequest::into
   std::string failure{};      // the connection failed: libcurl says how. Empty: there is an answer
   bool again = false;         // another try may succeed
+  bool unknown = false;       // the server was not reached, and never was by this process
 
   // "answered 503", "Connection refused", with the first words of the answer.
   std::string describe() const;

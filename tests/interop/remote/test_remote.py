@@ -3,11 +3,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from servers import COMMIT, serve_faults, serve_files, serve_hub, serve_s3
+from servers import COMMIT, make_certificate, serve_faults, serve_files, serve_hub, serve_s3
 from support import (digest_of, ferry, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf)
 
 CONFIG = llama_config(hidden_size=256, intermediate_size=768, vocab_size=2000)
@@ -80,6 +81,34 @@ def test_address_that_could_leak_or_mislead_is_refused(address, words):
 def test_host_that_is_not_found_is_said_so():
     """A label of 64 letters is none that a resolver would ask a server for."""
     refuse("inspect", f"https://{'a' * 64}.example/hf", words=["Could not resolve host", "4 times"], env=QUICK)
+
+
+def test_server_that_nobody_runs_is_given_up_soon():
+    """Patience is for servers that were reached before."""
+    begin = time.monotonic()
+    refuse("inspect", "http://127.0.0.1:9/hf", words=["Couldn't connect", "4 times"])
+    assert time.monotonic() - begin < 8
+
+
+def trusting(certificate):
+    others = {name: value for name, value in os.environ.items() if name != "CURL_CA_BUNDLE"}
+    return {**others, "SSL_CERT_FILE": str(certificate)}
+
+
+def test_https_source_with_a_certificate_that_is_trusted(model, work):
+    certificate = make_certificate(work / "server.pem")
+    with serve_files(model.parent, certificate=certificate) as server:
+        run_ok("convert", f"{server.url}/hf", work / "out", "--to", "hf", env=trusting(certificate))
+    assert tree(work / "out") == tree(model)
+
+
+@pytest.mark.parametrize("trusted, certificate", [(False, {}), (True, {"address": "127.0.0.2"}), (True, {"days": -0.5})],
+                         ids=["signed by nobody", "of another host", "expired"])
+def test_https_source_with_a_bad_certificate_is_refused(trusted, certificate, model, work):
+    certificate = make_certificate(work / "server.pem", **certificate)
+    with serve_files(model.parent, certificate=certificate) as server:
+        message = refuse("convert", f"{server.url}/hf", work / "out", words=["certificate"], env=trusting(certificate) if trusted else None)
+    assert "times" not in message and not (work / "out").exists()
 
 
 def test_address_of_a_web_server_as_target_is_refused(model):
