@@ -26,6 +26,7 @@ void add_diff(CLI::App& app);
 void add_digest(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
+void add_watch(CLI::App& app);
 
 // Options that several subcommands have, with one wording.
 void add_json(CLI::App& command, bool& json);

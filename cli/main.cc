@@ -42,6 +42,7 @@ void add_commands(CLI::App& app) {
   add_digest(app);
   add_plan(app);
   add_report(app);
+  add_watch(app);
   // Listed here; what is called is ferry-torch.
   app.add_subcommand("bench", "Measure");
   app.add_subcommand("generate", "Generate text with a checkpoint's model");

@@ -13,8 +13,8 @@
 #include "cli/report/chart.h"
 #include "cli/report/html.h"
 #include "cli/report/json.h"
-#include "cli/report/run.h"
-#include "cli/report/run_curves.h"
+#include "cli/report/run/run.h"
+#include "cli/report/run/run_curves.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/printable.h"
 

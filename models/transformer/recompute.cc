@@ -88,11 +88,12 @@ void discard_output(const at::Tensor& output,
   user.register_hook([kept = std::make_shared<Discarded>(Discarded{output, std::move(again)})](
                          const at::Tensor& /*gradient*/) {
     const at::NoGradGuard no_grad;
-    const auto [output, again] = std::exchange(*kept, {});
-    const auto made = again();
-    require(made.is_same_size(output) && made.storage_offset() == output.storage_offset(),
+    const auto discarded = std::exchange(*kept, {});
+    const auto made = discarded.again();
+    require(made.is_same_size(discarded.output) &&
+                made.storage_offset() == discarded.output.storage_offset(),
             ErrorKind::kBug, "an output comes back in another shape");
-    move_memory(made.storage(), output.storage());
+    move_memory(made.storage(), discarded.output.storage());
   });
   move_memory(
       c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, output.device())),

@@ -151,12 +151,23 @@ RunLog read_run(const fs::path& run) {
   log.metrics = read_metrics(log.metrics_path);
   const auto folder = is_folder ? run : fs::absolute(run).parent_path();
   if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
+  if (fs::exists(folder / kProgressFile)) {
+    const auto progress = json::parse(distckpt::read_text(folder / kProgressFile), nullptr, false);
+    if (progress.is_object()) {
+      const auto total = integer_at(progress, "total_steps", 0);
+      if (total > 0) log.total_steps = total;
+    }
+  }
   std::error_code error;  // a run of verl has no such folder
   for (const auto& entry : fs::directory_iterator(folder / kTimelineFolder, error)) {
     if (entry.path().extension() == ".jsonl") log.timeline_paths.push_back(entry.path());
   }
   std::ranges::sort(log.timeline_paths);
   return log;
+}
+
+void write_total_steps(const fs::path& run, std::int64_t total_steps) {
+  distckpt::replace_text(run / kProgressFile, json{{"total_steps", total_steps}}.dump() + "\n");
 }
 
 std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step) {

@@ -16,6 +16,7 @@ inline constexpr const char* kMetricsFile = "metrics.jsonl";
 inline constexpr const char* kTimelineFolder = "timeline";
 inline constexpr const char* kConfigFile =
     "config.toml";  // what the run was told, if it wrote that down
+inline constexpr const char* kProgressFile = "progress.json";  // {"total_steps": 100}
 
 struct MetricHistory {
   std::vector<StepMetrics>
@@ -50,13 +51,17 @@ std::vector<Span> read_spans(const std::filesystem::path& path,
 struct RunLog {
   std::filesystem::path metrics_path{};
   MetricHistory metrics{};
-  std::string config{};  // the text of kConfigFile; "" if there is none
+  std::string config{};                       // the text of kConfigFile; "" if there is none
+  std::optional<std::int64_t> total_steps{};  // of kProgressFile, if it is there
   std::vector<std::filesystem::path> timeline_paths{};
 };
 
 // `run` is the folder of a run, or its file of metrics. Throws Error(kNotFound) where there are
 // none.
 RunLog read_run(const std::filesystem::path& run);
+
+// Writes down how many steps the run is to have, those before it was resumed included.
+void write_total_steps(const std::filesystem::path& run, std::int64_t total_steps);
 
 // Reads the spans of all ranks in that step, or in the last one that all of them wrote.
 std::vector<Span> read_step_spans(const RunLog& run, std::optional<std::int64_t> step);

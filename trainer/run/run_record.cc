@@ -41,6 +41,7 @@ RunRecord::RunRecord(const TrainerConfig& run,
                 first_logged_step(step)) {
   if (rank != 0) return;
   distckpt::write_text(std::filesystem::path(run.default_local_dir) / kConfigFile, config);
+  write_total_steps(run.default_local_dir, total_steps);
   logs_ = open_logs(run, first_logged_step(step));
 }
 

@@ -83,6 +83,19 @@ TEST(RunLog, IsAFolderOrItsFile) {
 // The first record of every event file: its length 24, and the CRCs that TensorFlow computes
 // (masked CRC-32C; the time, of eight bytes, is put to zero by
 // tests/interop/train/test_metric_logs.py's reader).
+TEST(RunLog, HasTheStepsThatTheRunIsToHave) {
+  const support::TempDir dir;
+  open_jsonl_log(dir / "metrics.jsonl", 1)->write({.step = 1, .time = 1, .values = {{"a", 1}}});
+  EXPECT_EQ(read_run(dir.path()).total_steps, std::nullopt);
+  write_total_steps(dir.path(), 50);
+  write_total_steps(dir.path(), 100);
+  EXPECT_EQ(read_run(dir.path()).total_steps, 100);
+  for (const auto* text : {"", "[1]", "{\"total_steps\": \"x\"}", "{\"total_steps\": -1}"}) {
+    distckpt::replace_text(dir / kProgressFile, text);
+    EXPECT_EQ(read_run(dir.path()).total_steps, std::nullopt) << text;
+  }
+}
+
 TEST(EventLog, BeginsWithItsVersion) {
   const support::TempDir dir;
   open_event_log(dir / "tb", 1);

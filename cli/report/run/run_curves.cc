@@ -1,4 +1,4 @@
-#include "cli/report/run_curves.h"
+#include "cli/report/run/run_curves.h"
 
 #include <fmt/format.h>
 
@@ -15,64 +15,6 @@ namespace {
 
 using trainer::MetricSummary;
 using Names = std::set<std::string, std::less<>>;
-
-// A chart of what belongs together: of these metrics, those that the run has.
-struct Panel {
-  ChartOptions options{};
-  std::vector<std::pair<const char*, const char*>> metrics{};  // and what the legend calls them
-};
-
-const std::vector<Panel>& panels() {
-  static const std::vector<Panel> all{
-      {{.title = "Loss", .smooth = true}, {{"train/loss", "training"}, {"val/loss", "validation"}}},
-      {{.title = "Score", .smooth = true},
-       {{"critic/score/mean", "mean"},
-        {"critic/score/max", "greatest"},
-        {"critic/score/min", "least"}}},
-      {{.title = "Policy loss", .smooth = true}, {{"actor/pg_loss", "actor"}}},
-      {{.title = "Value loss", .smooth = true}, {{"critic/vf_loss", "critic"}}},
-      {{.title = "KL divergence", .smooth = true},
-       {{"actor/kl_loss", "to the reference"},
-        {"actor/reward_kl_penalty", "to the reference, in the reward"},
-        {"actor/ppo_kl", "to the old policy"}}},
-      {{.title = "Share of tokens clipped", .smooth = true, .from_zero = true},
-       {{"actor/pg_clipfrac", "policy"},
-        {"actor/pg_clipfrac_lower", "policy, lower bound"},
-        {"critic/vf_clipfrac", "values"}}},
-      {{.title = "Entropy", .smooth = true}, {{"actor/entropy", "actor"}}},
-      {{.title = "Response length", .unit = "tokens", .smooth = true, .from_zero = true},
-       {{"response_length/mean", "mean"},
-        {"response_length/max", "greatest"},
-        {"response_length/min", "least"}}},
-      {{.title = "Share of answers cut off at the limit", .smooth = true, .from_zero = true},
-       {{"response_length/clip_ratio", ""}}},
-      {{.title = "Rollout and trainer: difference of probabilities",
-        .smooth = true,
-        .from_zero = true},
-       {{"training/rollout_probs_diff_mean", "mean"},
-        {"training/rollout_probs_diff_max", "greatest"}}},
-      {{.title = "Variance that the critic explains", .smooth = true},
-       {{"critic/vf_explained_var", ""}}},
-      {{.title = "Learning rate", .from_zero = true},
-       {{"train/lr", "model"}, {"actor/lr", "actor"}, {"critic/lr", "critic"}}},
-      {{.title = "Norm of the gradient", .logarithmic = true, .smooth = true},
-       {{"train/grad_norm", "model"},
-        {"actor/grad_norm", "actor"},
-        {"critic/grad_norm", "critic"}}},
-      {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
-       {{"perf/throughput", ""}}},
-      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
-       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
-      {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
-       {{"perf/time_per_step", ""}}},
-      {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
-       {{"perf/max_memory_allocated_gb", "allocated"},
-        {"perf/max_memory_reserved_gb", "reserved"}}},
-      {{.title = "Memory of the host", .unit = "GiB", .from_zero = true},
-       {{"perf/cpu_memory_used_gb", ""}}},
-  };
-  return all;
-}
 
 // "best@4/mean" is of 4.
 int number_of(std::string_view statistic) {
@@ -151,6 +93,58 @@ std::string remaining_charts(const RunReport& report, const Names& drawn) {
 }
 
 }  // namespace
+
+const std::vector<Panel>& panels() {
+  static const std::vector<Panel> all{
+      {{.title = "Loss", .smooth = true}, {{"train/loss", "training"}, {"val/loss", "validation"}}},
+      {{.title = "Score", .smooth = true},
+       {{"critic/score/mean", "mean"},
+        {"critic/score/max", "greatest"},
+        {"critic/score/min", "least"}}},
+      {{.title = "Policy loss", .smooth = true}, {{"actor/pg_loss", "actor"}}},
+      {{.title = "Value loss", .smooth = true}, {{"critic/vf_loss", "critic"}}},
+      {{.title = "KL divergence", .smooth = true},
+       {{"actor/kl_loss", "to the reference"},
+        {"actor/reward_kl_penalty", "to the reference, in the reward"},
+        {"actor/ppo_kl", "to the old policy"}}},
+      {{.title = "Share of tokens clipped", .smooth = true, .from_zero = true},
+       {{"actor/pg_clipfrac", "policy"},
+        {"actor/pg_clipfrac_lower", "policy, lower bound"},
+        {"critic/vf_clipfrac", "values"}}},
+      {{.title = "Entropy", .smooth = true}, {{"actor/entropy", "actor"}}},
+      {{.title = "Response length", .unit = "tokens", .smooth = true, .from_zero = true},
+       {{"response_length/mean", "mean"},
+        {"response_length/max", "greatest"},
+        {"response_length/min", "least"}}},
+      {{.title = "Share of answers cut off at the limit", .smooth = true, .from_zero = true},
+       {{"response_length/clip_ratio", ""}}},
+      {{.title = "Rollout and trainer: difference of probabilities",
+        .smooth = true,
+        .from_zero = true},
+       {{"training/rollout_probs_diff_mean", "mean"},
+        {"training/rollout_probs_diff_max", "greatest"}}},
+      {{.title = "Variance that the critic explains", .smooth = true},
+       {{"critic/vf_explained_var", ""}}},
+      {{.title = "Learning rate", .from_zero = true},
+       {{"train/lr", "model"}, {"actor/lr", "actor"}, {"critic/lr", "critic"}}},
+      {{.title = "Norm of the gradient", .logarithmic = true, .smooth = true},
+       {{"train/grad_norm", "model"},
+        {"actor/grad_norm", "actor"},
+        {"critic/grad_norm", "critic"}}},
+      {{.title = "Throughput", .unit = "tokens/s per GPU", .smooth = true, .from_zero = true},
+       {{"perf/throughput", ""}}},
+      {{.title = "Share of the peak (MFU)", .smooth = true, .from_zero = true},
+       {{"train/mfu", "model"}, {"perf/mfu/actor", "actor"}, {"perf/mfu/critic", "critic"}}},
+      {{.title = "Time of a step", .unit = "s", .smooth = true, .from_zero = true},
+       {{"perf/time_per_step", ""}}},
+      {{.title = "Memory of the GPU", .unit = "GiB", .from_zero = true},
+       {{"perf/max_memory_allocated_gb", "allocated"},
+        {"perf/max_memory_reserved_gb", "reserved"}}},
+      {{.title = "Memory of the host", .unit = "GiB", .from_zero = true},
+       {{"perf/cpu_memory_used_gb", ""}}},
+  };
+  return all;
+}
 
 RunCurves run_curves(const RunReport& report) {
   RunCurves curves;

@@ -1,4 +1,4 @@
-#include "cli/report/sample_browser.h"
+#include "cli/report/run/sample_browser.h"
 
 #include <fmt/format.h>
 

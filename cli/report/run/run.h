@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/report/sample_browser.h"
+#include "cli/report/run/sample_browser.h"
 #include "trainer/metrics/run_log.h"
 
 namespace ferry::cli {

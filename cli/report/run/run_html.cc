@@ -4,10 +4,10 @@
 
 #include "cli/report/chart.h"
 #include "cli/report/html.h"
-#include "cli/report/run.h"
-#include "cli/report/run_curves.h"
+#include "cli/report/run/run.h"
+#include "cli/report/run/run_curves.h"
+#include "cli/report/run/timeline_svg.h"
 #include "cli/report/text.h"
-#include "cli/report/timeline_svg.h"
 
 namespace ferry::cli {
 namespace {

@@ -4,11 +4,20 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cli/report/chart.h"
-#include "cli/report/run.h"
+#include "cli/report/run/run.h"
 
 namespace ferry::cli {
+
+// A chart of what belongs together: of these metrics, those that the run has.
+struct Panel {
+  ChartOptions options{};
+  std::vector<std::pair<const char*, const char*>> metrics{};  // and what the legend calls them
+};
+const std::vector<Panel>& panels();  // what one looks at first, in this order
 
 struct RunCurves {
   std::string main{};   // what one looks at first

@@ -1,6 +1,6 @@
 #include <fmt/format.h>
 
-#include "cli/report/run.h"
+#include "cli/report/run/run.h"
 #include "cli/report/text.h"
 
 namespace ferry::cli {

@@ -1,4 +1,4 @@
-#include "cli/report/timeline_svg.h"
+#include "cli/report/run/timeline_svg.h"
 
 #include <fmt/format.h>
 
