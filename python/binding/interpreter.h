@@ -103,6 +103,7 @@ inline PyObject* text(const std::string& string) {
 PyObject* report(PyObject* self, PyObject* arguments);           // reports.cc
 PyObject* open_checkpoint(PyObject* self, PyObject* arguments);  // streams.cc
 PyObject* describe(PyObject* self, PyObject* arguments);
+PyObject* carried_file(PyObject* self, PyObject* arguments);
 PyObject* stream(PyObject* self, PyObject* arguments);
 PyObject* stream_tensors(PyObject* self, PyObject* arguments);
 PyObject* stream_next(PyObject* self, PyObject* arguments);

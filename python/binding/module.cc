@@ -8,6 +8,7 @@ PyMethodDef methods[] = {
     {"report", ferry::python::report, METH_VARARGS, nullptr},
     {"open_checkpoint", ferry::python::open_checkpoint, METH_VARARGS, nullptr},
     {"describe", ferry::python::describe, METH_VARARGS, nullptr},
+    {"carried_file", ferry::python::carried_file, METH_VARARGS, nullptr},
     {"stream", ferry::python::stream, METH_VARARGS, nullptr},
     {"stream_tensors", ferry::python::stream_tensors, METH_VARARGS, nullptr},
     {"stream_next", ferry::python::stream_next, METH_VARARGS, nullptr},

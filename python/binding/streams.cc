@@ -1,4 +1,5 @@
 // A checkpoint that was opened, and the streams that read its tensors.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -42,8 +43,12 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
                         : ordered_json(nullptr)},
       {"family", checkpoint.map.config.family},
       {"config", nullptr},
+      {"files", ordered_json::array()},
       {"tensors", ordered_json::array()}};
-  if (checkpoint.hf) described["config"] = checkpoint.hf->config_text();
+  if (checkpoint.hf) {
+    described["config"] = checkpoint.hf->config_text();
+    described["files"] = checkpoint.hf->carried;
+  }
   for (const auto& tensor : checkpoint.tensors) {
     if (tensor.role == distckpt::Role::kWeight || tensor.role == distckpt::Role::kDerived)
       described["tensors"].push_back({tensor.name, short_name(tensor.dtype), list(tensor.shape)});
@@ -108,6 +113,24 @@ PyObject* describe(PyObject* /*self*/, PyObject* arguments) {
     PyObject* capsule = nullptr;
     if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
     return text(cli::json_text(describe_json(*unwrap<const Checkpoint>(capsule, kCheckpoint)), -1));
+  });
+}
+
+// carried_file(checkpoint, name) -> bytes
+PyObject* carried_file(PyObject* /*self*/, PyObject* arguments) {
+  return guarded([&] {
+    PyObject* capsule = nullptr;
+    const char* name = nullptr;
+    if (PyArg_ParseTuple(arguments, "Os", &capsule, &name) == 0) throw PythonError();
+    const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    std::string content;
+    {
+      const WithoutGil gil;
+      require(checkpoint->hf && std::ranges::count(checkpoint->hf->carried, name) > 0,
+              ErrorKind::kNotFound, "{}: the checkpoint carries no such file", name);
+      content = checkpoint->hf->text(name);
+    }
+    return PyBytes_FromStringAndSize(content.data(), static_cast<Py_ssize_t>(content.size()));
   });
 }
 

@@ -39,6 +39,7 @@ class Checkpoint:
         iteration: of a Megatron checkpoint: "4000" or "release"
         family: Hugging Face's model_type: "llama"
         config: the content of config.json; None for a Megatron checkpoint that has none
+        files: that go along with the weights: config.json, generation_config.json, the tokenizer's
     """
 
     path: str
@@ -46,12 +47,14 @@ class Checkpoint:
     iteration: Optional[str]
     family: str
     config: Optional[Dict[str, Any]]
+    files: List[str]
 
     def __init__(self, handle: Any, options: Dict[str, Any]):
         self._handle, self._options = handle, options
         found = json.loads(_ferry.describe(handle))
         self.path, self.format, self.iteration, self.family = found["path"], found["format"], found["iteration"], found["family"]
         self.config = None if found["config"] is None else json.loads(found["config"])
+        self.files = found["files"]
         self._infos = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]]
 
     def __repr__(self) -> str:
@@ -60,6 +63,14 @@ class Checkpoint:
     def infos(self) -> List[TensorInfo]:
         """The tensors of the model, in Hugging Face terms and order."""
         return list(self._infos)
+
+    def read_file(self, name: str) -> bytes:
+        """The content of one of `files`, wherever it lies: in the folder, in the sidecar of a Megatron checkpoint, in an archive.
+
+        Raises:
+            Error: "not_found" if it is none of them
+        """
+        return _ferry.carried_file(self._handle, name)
 
     def tensors(self, names: str = "hf", *, include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1,
                 etp: Optional[int] = None, vpp: Optional[int] = None, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,

@@ -1,0 +1,80 @@
+"""transformers' from_pretrained, from a checkpoint of any format.
+
+    from ferry.compat.transformers import from_pretrained, load_tokenizer
+    model, tokenizer = from_pretrained("megatron"), load_tokenizer("megatron")
+"""
+import contextlib
+import tempfile
+from pathlib import Path as Folder
+from typing import Any, Iterator, Optional, Union
+
+from .. import _checkpoint
+from .._checkpoint import Checkpoint
+from .._errors import Error
+from .._reports import Iteration, Path
+from .._safe_open import safe_open
+
+
+@contextlib.contextmanager
+def carried_files(checkpoint: Checkpoint) -> Iterator[str]:
+    """A folder with what goes along with a checkpoint's weights (config.json, the tokenizer's files), while the context lasts.
+
+    Raises:
+        Error: "usage" if the checkpoint has no config.json
+    """
+    if checkpoint.config is None:
+        raise Error("usage", f"{checkpoint.path}: has no config.json", [], "hf_config= names a folder that has it")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in checkpoint.files:
+            (Folder(folder) / name).write_bytes(checkpoint.read_file(name))
+        yield folder
+
+
+def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class: Any = None, config: Any = None, iteration: Iteration = None,
+                    hf_config: Optional[Path] = None, keep_fp8: bool = False, **kwargs: Any) -> Any:
+    """Loads a checkpoint of any format into a model of transformers, as AutoModelForCausalLM.from_pretrained loads a Hugging Face folder.
+
+    Tensors are read one by one as transformers asks for them, and become the parameters without a copy where dtype and device are theirs.
+
+    Args:
+        path: a folder or address, as in ferry.open(), or an opened Checkpoint
+        model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, ...
+        auto_class: an Auto class or model class of transformers. Default: AutoModelForCausalLM
+        config: a PreTrainedConfig. Default: of the checkpoint's config.json
+        iteration, hf_config, keep_fp8: as in ferry.open()
+
+    Returns:
+        PreTrainedModel in evaluation mode, with the checkpoint's generation_config.json
+
+    Raises:
+        Error: as ferry.open() does; "usage" if the checkpoint has no config.json
+    """
+    import torch
+    import transformers
+    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config, keep_fp8=keep_fp8)
+    with carried_files(checkpoint) as folder:
+        if config is None:
+            config = transformers.AutoConfig.from_pretrained(folder)
+        if "generation_config" not in kwargs and "generation_config.json" in checkpoint.files:
+            kwargs["generation_config"] = transformers.GenerationConfig.from_pretrained(folder)
+    if kwargs.get("dtype", "auto") == "auto" and kwargs.get("torch_dtype", "auto") == "auto" and getattr(config, "dtype", None) is None:
+        floating = [info for info in checkpoint.infos() if info.dtype in ("bf16", "fp16", "fp32")]
+        kwargs["dtype"] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[floating[0].dtype]
+    opened = safe_open(checkpoint, "pt")
+    state_dict = {info.name: opened.get_slice(info.name) for info in checkpoint.infos()}
+    model_class = auto_class or transformers.AutoModelForCausalLM
+    if hasattr(model_class, "from_config"):  # an Auto class wants a folder, the class that it chooses does not
+        with torch.device("meta"):
+            model = model_class.from_config(config)
+        model_class, config = type(model), model.config
+    model = model_class.from_pretrained(None, *model_args, config=config, state_dict=state_dict, **kwargs)
+    (model[0] if isinstance(model, tuple) else model).config.name_or_path = checkpoint.path
+    return model
+
+
+def load_tokenizer(path: Union[Path, Checkpoint], *, iteration: Iteration = None, hf_config: Optional[Path] = None, **kwargs: Any) -> Any:
+    """-> the tokenizer of a checkpoint of any format, as AutoTokenizer.from_pretrained(**kwargs) makes it"""
+    import transformers
+    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config)
+    with carried_files(checkpoint) as folder:
+        return transformers.AutoTokenizer.from_pretrained(folder, **kwargs)

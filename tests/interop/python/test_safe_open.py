@@ -1,0 +1,96 @@
+"""ferry.safe_open beside safetensors' own, over every format."""
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from support import DATA, llama_config, random_tensors, llama_shapes, write_hf
+
+ferry = pytest.importorskip("ferry", reason="the Python module is not built")
+HF = DATA / "hf_llama/hf"
+FILE = HF / "model.safetensors"
+PLACES = {"huggingface": (HF, None), "torch_dist": (DATA / "llama_tp2pp2", HF), "legacy": (DATA / "legacy/llama_legacy_tp2pp2", HF),
+          "zarr": (DATA / "zarr/llama_zarr_tp2pp2", HF)}
+
+
+@pytest.fixture(params=PLACES)
+def pair(request):
+    """safetensors' file and Ferry's checkpoint, opened"""
+    path, hf_config = PLACES[request.param]
+    with safe_open(FILE, "pt") as theirs, ferry.safe_open(path, framework="pt", hf_config=hf_config) as ours:
+        yield theirs, ours
+
+
+def same(left, right):
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+
+
+def test_keys_tensors_and_metadata_are_those_of_safetensors(pair):
+    theirs, ours = pair
+    assert ours.keys() == theirs.keys() and ours.metadata() == theirs.metadata()
+    assert sorted(ours.offset_keys()) == ours.keys()
+    assert [name for name in theirs.keys() if not same(ours.get_tensor(name), theirs.get_tensor(name))] == []
+    of_both = ours.get_tensors(), theirs.get_tensors()
+    assert set(of_both[0]) == set(of_both[1]) and all(same(tensor, of_both[1][name]) for name, tensor in of_both[0].items())
+
+
+INDICES = [0, -1, ..., slice(0, 2), slice(-3, None), slice(5, 1000), slice(4, 2), slice(0, 9, 4), (slice(0, 2), 3), (..., 2), (slice(None), slice(1, 7, 2)),
+           (1, 2), (), None, (None, 3), (slice(2, 5), None, slice(1, 2)), [1, 2], (slice(None), [1, 2]), (slice(0, 0), 1), (3, ..., 4)]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_an_index_gives_the_part_that_safetensors_gives(pair, index):
+    theirs, ours = (opened.get_slice("model.embed_tokens.weight") for opened in pair)
+    assert (ours.get_shape(), ours.get_dtype()) == (theirs.get_shape(), theirs.get_dtype())
+    assert same(ours[index], theirs[index])
+
+
+@pytest.mark.parametrize("index", [250, -251, (0, 0, 0), (slice(None), 32)], ids=str)
+def test_an_index_beyond_the_tensor_raises_as_in_safetensors(pair, index):
+    messages = []
+    for opened in pair:
+        with pytest.raises(IndexError) as error:
+            opened.get_slice("model.embed_tokens.weight")[index]
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+def test_offset_keys_of_a_file_are_its_order():
+    with safe_open(FILE, "pt") as theirs, ferry.safe_open(HF, "pt") as ours:
+        assert ours.offset_keys() == theirs.offset_keys()
+
+
+@pytest.mark.parametrize("dtype, word", [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32")])
+def test_dtypes_and_arrays_of_numpy(dtype, word, work):
+    config = llama_config(num_hidden_layers=1, dtype={"BF16": "bfloat16", "F16": "float16", "F32": "float32"}[dtype])
+    write_hf(work / "hf", config, random_tensors(llama_shapes(config), dtype=dtype), companions={})
+    ours = ferry.safe_open(work / "hf", framework="np")
+    assert ours.get_slice("model.norm.weight").get_dtype() == word
+    if dtype != "BF16":  # which NumPy lacks
+        with safe_open(work / "hf/model.safetensors", framework="np") as theirs:
+            np.testing.assert_array_equal(ours.get_slice("lm_head.weight")[3:9, ::2], theirs.get_slice("lm_head.weight")[3:9, ::2])
+            assert ours.get_tensor("model.norm.weight").dtype == theirs.get_tensor("model.norm.weight").dtype
+
+
+def test_load_file_is_that_of_safetensors():
+    ours, theirs = ferry.load_file(DATA / "llama_tp2pp2", hf_config=HF), load_file(FILE)
+    assert set(ours) == set(theirs) and all(same(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_device_of_torch_is_where_tensors_go():
+    assert ferry.safe_open(HF, "pt", device="meta").get_tensor("model.norm.weight").device.type == "meta"
+
+
+def test_a_name_that_is_not_there_a_closed_one_and_another_framework_are_errors():
+    with ferry.safe_open(HF, "pt") as opened:
+        for act in (opened.get_tensor, opened.get_slice):
+            with pytest.raises(ferry.Error, match="has no tensor model.nothing") as error:
+                act("model.nothing")
+            assert error.value.kind == "not_found"
+        part = opened.get_slice("model.norm.weight")
+    for act in (opened.keys, lambda: part[:]):
+        with pytest.raises(ferry.Error, match="is closed"):
+            act()
+    with pytest.raises(ferry.Error, match="framework=tf: is neither pt nor np"):
+        ferry.safe_open(HF, "tf")
