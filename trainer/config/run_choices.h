@@ -86,12 +86,14 @@ template <>
 inline constexpr auto kChoices<DeviceKind> =
     std::to_array<Named<DeviceKind>>({{"cuda", DeviceKind::kCuda}, {"cpu", DeviceKind::kCpu}});
 
-enum class Logger : std::uint8_t { kConsole, kFile, kTensorboard };
+enum class Logger : std::uint8_t { kConsole, kFile, kTensorboard, kWandb, kMlflow };
 template <>
 inline constexpr auto kChoices<Logger> =
     std::to_array<Named<Logger>>({{"console", Logger::kConsole},
                                   {"file", Logger::kFile},
-                                  {"tensorboard", Logger::kTensorboard}});
+                                  {"tensorboard", Logger::kTensorboard},
+                                  {"wandb", Logger::kWandb},
+                                  {"mlflow", Logger::kMlflow}});
 
 enum class ProfilerTool : std::uint8_t { kNsys, kTorch };
 template <>

@@ -1,5 +1,6 @@
 #include "trainer/config/run_sections.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -187,8 +188,13 @@ void list(ConfigTable& table, std::string section, TrainerConfig& c) {
   table.add("total_epochs", c.total_epochs,
             "passes over the records that are neither malformed nor filtered out", at_least(1));
   table.add("seed", c.seed, "seed of the order of records and of all random numbers", at_least(0));
-  table.add("logger", c.logger,
-            "destinations of metrics: lines, metrics.jsonl, event files of TensorBoard");
+  table.add(
+      "logger", c.logger,
+      "destinations of metrics: lines, metrics.jsonl, event files of TensorBoard, and wandb or "
+      "mlflow by a Python that has them");
+  table.add("project_name", c.project_name, "the project of wandb, the experiment of mlflow");
+  table.add("experiment_name", c.experiment_name,
+            "the name of the run there; empty: that of its folder");
   table.add("val_before_train", c.val_before_train, "validate before the first step");
   table.add("test_freq", c.test_freq, "steps between validations; -1: no validation", at_least(-1));
 }
@@ -208,6 +214,10 @@ void list(ConfigTable& table, std::string section, ProfilerConfig& c) {
   table.add("enable", c.enable, "profile ranks");
   table.add("all_ranks", c.all_ranks, "profile all ranks");
   table.add("ranks", c.ranks, "profile these ranks", at_least(0));
+}
+
+bool TrainerConfig::logs_to(Logger destination) const {
+  return std::ranges::find(logger, destination) != logger.end();
 }
 
 }  // namespace ferry::trainer

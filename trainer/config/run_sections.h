@@ -110,6 +110,9 @@ struct TrainerConfig {
   int total_epochs = 1;
   std::int64_t seed = 42;
   std::vector<Logger> logger{Logger::kConsole, Logger::kFile};
+  std::string project_name = "ferry";
+  std::string experiment_name{};  // default: the name of the run's folder
+  bool logs_to(Logger destination) const;
   bool val_before_train = false;
   int test_freq = -1;
   bool operator==(const TrainerConfig&) const = default;

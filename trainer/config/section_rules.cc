@@ -158,6 +158,14 @@ ConfigRules<RunView> run_rules() {
          return !c.val_files.empty() || (c.trainer.test_freq <= 0 && !c.trainer.val_before_train);
        },
        "there is nothing to validate on"},
+      {"trackers_read_the_file",
+       {"trainer.logger"},
+       [](const C& c) {
+         const bool tracked =
+             c.trainer.logs_to(Logger::kWandb) || c.trainer.logs_to(Logger::kMlflow);
+         return !tracked || c.trainer.logs_to(Logger::kFile);
+       },
+       "wandb and mlflow are told what metrics.jsonl holds, which \"file\" writes"},
       {"discrete_profiles_do_not_continue",
        {"global_profiler.discrete", "global_profiler.profile_continuous_steps"},
        [](const C& c) {

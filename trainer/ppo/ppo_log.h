@@ -54,6 +54,7 @@ class PpoLog {
   void write(std::int64_t step, const Metrics& metrics) const { record_.write(step, metrics); }
   // Runs `save` as a phase behind the numbers of the step, and writes how long it took.
   void time_save(const std::function<void()>& save);
+  void finish() { record_.finish(); }
 
  private:
   void add_costs(const RolloutBatch& batch);

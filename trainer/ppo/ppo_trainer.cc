@@ -70,6 +70,7 @@ void PpoTrainer::fit() {
       finish_save(/*wait=*/false);  // tells of a save that failed without waiting for the next
   }
   finish_save();
+  log_->finish();
 }
 
 void PpoTrainer::train_step() {

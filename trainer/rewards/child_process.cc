@@ -78,7 +78,10 @@ std::optional<int> wait_for(pid_t pid, std::chrono::milliseconds limit) {
 
 }  // namespace
 
-ChildProcess::ChildProcess(const std::string& command) {
+ChildProcess::ChildProcess(const std::string& command)
+    : ChildProcess(std::vector<std::string>{"/bin/sh", "-c", command}) {}
+
+ChildProcess::ChildProcess(const std::vector<std::string>& words) {
   auto input = make_pipe(), output = make_pipe();
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -95,12 +98,16 @@ ChildProcess::ChildProcess(const std::string& command) {
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  std::string shell = "sh", flag = "-c", text = command;
-  std::array<char*, 4> arguments{shell.data(), flag.data(), text.data(), nullptr};
-  const int error = posix_spawn(&pid_, "/bin/sh", &actions, &attributes, arguments.data(), environ);
+  auto texts = words;
+  std::vector<char*> arguments;
+  for (auto& text : texts) arguments.push_back(text.data());
+  arguments.push_back(nullptr);
+  const int error =
+      posix_spawnp(&pid_, arguments.front(), &actions, &attributes, arguments.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  require(error == 0, ErrorKind::kIo, "{}: cannot be started: {}", command, std::strerror(error));
+  require(error == 0, ErrorKind::kIo, "{}: cannot be started: {}", words.front(),
+          std::strerror(error));
   input_ = std::move(input.write);
   output_ = std::move(output.read);
   set_nonblocking(input_.get());

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/storage/file_io.h"
 
@@ -17,10 +18,15 @@ class ChildProcess {
  public:
   // `command` is for /bin/sh. Throws Error(kIo).
   explicit ChildProcess(const std::string& command);
+  // A program, found as the shell finds it, and its arguments. Throws Error(kIo).
+  explicit ChildProcess(const std::vector<std::string>& words);
   // Closes the input and gives the program a second to end by itself.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // Tells the program that nothing more comes.
+  void close_input() { input_ = {}; }
 
   // Sends what it takes of `unsent`, which loses that, and receives what there is, for at most so
   // long. Returns a whole line without its end, an empty one too; nothing if none came.

@@ -1,6 +1,5 @@
 #include "trainer/run/run_record.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -11,16 +10,12 @@
 namespace ferry::trainer {
 namespace {
 
-bool logs_to(const TrainerConfig& run, Logger logger) {
-  return std::ranges::find(run.logger, logger) != run.logger.end();
-}
-
 // The files that metrics go to, from step `first` on.
 std::vector<std::unique_ptr<MetricLog>> open_logs(const TrainerConfig& run, std::int64_t first) {
   const std::filesystem::path folder = run.default_local_dir;
   std::vector<std::unique_ptr<MetricLog>> logs;
-  if (logs_to(run, Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
-  if (logs_to(run, Logger::kTensorboard))
+  if (run.logs_to(Logger::kFile)) logs.push_back(open_jsonl_log(folder / kMetricsFile, first));
+  if (run.logs_to(Logger::kTensorboard))
     logs.push_back(open_event_log(folder / "tensorboard", first));
   return logs;
 }
@@ -33,7 +28,7 @@ RunRecord::RunRecord(const TrainerConfig& run,
                      std::int64_t total_steps,
                      const std::string& config,
                      std::function<void(const std::string&)> say)
-    : shows_(rank == 0 && logs_to(run, Logger::kConsole)),
+    : shows_(rank == 0 && run.logs_to(Logger::kConsole)),
       say_(std::move(say)),
       progress_(total_steps),
       timeline_(std::filesystem::path(run.default_local_dir) / kTimelineFolder,
@@ -43,6 +38,17 @@ RunRecord::RunRecord(const TrainerConfig& run,
   distckpt::write_text(std::filesystem::path(run.default_local_dir) / kConfigFile, config);
   write_total_steps(run.default_local_dir, total_steps);
   logs_ = open_logs(run, first_logged_step(step));
+  for (const auto& [logger, name] :
+       {std::pair(Logger::kWandb, "wandb"), {Logger::kMlflow, "mlflow"}}) {
+    if (run.logs_to(logger)) trackers_.push_back(std::make_unique<TrackingSink>(name, run, step));
+  }
+}
+
+void RunRecord::finish() {
+  for (const auto& tracker : trackers_) {
+    if (const auto trouble = tracker->finish(); !trouble.empty()) say_("warning: " + trouble);
+  }
+  trackers_.clear();
 }
 
 void RunRecord::write(std::int64_t step, const Metrics& metrics) const {

@@ -12,6 +12,7 @@
 #include "trainer/metrics/metric_log.h"
 #include "trainer/metrics/progress_line.h"
 #include "trainer/metrics/timeline.h"
+#include "trainer/run/tracking_sink.h"
 
 namespace ferry::trainer {
 
@@ -27,6 +28,8 @@ class RunRecord {
             std::function<void(const std::string&)> say);
 
   Timeline& timeline() { return timeline_; }
+  // Waits for what reads the record while the run goes on. Says what they lack.
+  void finish();
   void write(std::int64_t step, const Metrics& metrics) const;
   // Says the line of a step, where trainer.logger has the console.
   void show(std::int64_t step, const Metrics& metrics);
@@ -36,7 +39,8 @@ class RunRecord {
   std::function<void(const std::string&)> say_;
   ProgressLine progress_;
   Timeline timeline_;
-  std::vector<std::unique_ptr<MetricLog>> logs_;  // of rank 0
+  std::vector<std::unique_ptr<MetricLog>> logs_;         // of rank 0
+  std::vector<std::unique_ptr<TrackingSink>> trackers_;  // likewise
 };
 
 }  // namespace ferry::trainer

@@ -298,6 +298,7 @@ void SftTrainer::run() {
     if (is_due(step_, config_.checkpoint.save_freq, total_steps_)) save();
   }
   finish_save();
+  record_->finish();
 }
 
 }  // namespace ferry::trainer

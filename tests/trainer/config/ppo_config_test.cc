@@ -331,6 +331,7 @@ std::vector<Broken> broken_of_the_run() {
       {"save_freq_is_a_number_of_steps", "checkpoint.save_freq", {"checkpoint.save_freq=0"}},
       {"resume_path_has_a_path", "checkpoint.resume_mode", {"checkpoint.resume_mode=resume_path"}},
       {"validation_needs_records", "data.val_files", {"trainer.val_before_train=true"}},
+      {"trackers_read_the_file", "trainer.logger", {"trainer.logger=[\"console\", \"wandb\"]"}},
       {"discrete_profiles_do_not_continue",
        "global_profiler.discrete",
        {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},

@@ -135,6 +135,7 @@ const std::vector<std::pair<std::string_view, Overrides>> kBroken{
     {"validation_needs_records", {"trainer.test_freq=5"}},
     {"profiling_needs_a_tool", {"profiler.enable=true"}},
     {"one_way_to_name_ranks", {"profiler.all_ranks=true", "profiler.ranks=[0]"}},
+    {"trackers_read_the_file", {"trainer.logger=[\"console\", \"wandb\"]"}},
     {"discrete_profiles_do_not_continue",
      {"global_profiler.discrete=true", "global_profiler.profile_continuous_steps=true"}},
 };
