@@ -198,6 +198,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
   table.add("temperature", val.temperature, "temperature of the draw", at_least(0));
   table.add("top_k", val.top_k, "tokens to draw from; -1: all", at_least(-1));
   table.add("top_p", val.top_p, "probability of the tokens to draw from", above_to(0, 1));
+  list(table, kRolloutSection, c.agents);
 }
 
 void list(ConfigTable& table, CriticConfig& c) {

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "trainer/config/agent_sections.h"
 #include "trainer/config/ppo_choices.h"
 #include "trainer/config/run_sections.h"
 
@@ -125,6 +126,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool verify_weights = false;  // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
+  AgentSections agents{};  // of several turns
   bool operator==(const RolloutConfig&) const = default;
 
   // Whether tokens are left out of the draw.

@@ -231,6 +231,12 @@ ConfigRules<PpoConfig> rollout_rules() {
       apart_from_rollout(
           "reward_model", [](const PpoConfig& c) { return c.reward.enable; }, &PpoConfig::reward,
           "the reward model is asked while the rollout generates: it needs other ranks"),
+      {"agents_share_no_experts",
+       {kRolloutSection + ".agent.default_agent_loop", kRolloutSection + ".expert_parallel_size"},
+       [](const PpoConfig& c) {
+         return !c.rollout.agents.enabled() || c.rollout.expert_parallel_size == 1;
+       },
+       "ranks that share experts take each step together, for which none can wait for a tool"},
       {"one_step_off_is_led_by_rank_0",
        {"trainer.one_step_off", kRolloutSection + ".ranks"},
        [](const PpoConfig& c) {
@@ -346,6 +352,8 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   add_forward_only_rules(rules, "reward_model", reward);
   add_micro_batch_rules(rules);
   add_rules(rules, rollout_rules(), "", itself);
+  add_rules(rules, agent_rules(), kRolloutSection,
+            [](const PpoConfig& c) -> const AgentSections& { return c.rollout.agents; });
   add_rules(rules, algorithm_rules(), "", itself);
   add_rules(rules, reward_rules(), "", itself);
   add_rules(rules, run_rules(), "", [](const PpoConfig& c) {

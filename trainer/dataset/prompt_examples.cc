@@ -9,20 +9,71 @@ namespace ferry::trainer {
 
 using rollout::text::TokenId;
 
-PromptEncoder::PromptEncoder(const std::filesystem::path& folder, const PpoDataConfig& data)
+PromptEncoder::PromptEncoder(const std::filesystem::path& folder,
+                             const PpoDataConfig& data,
+                             nlohmann::ordered_json tools)
     : data_(data),
       tokenizer_(rollout::text::Tokenizer::from_folder(folder)),
-      template_(rollout::text::ChatTemplate::from_folder(folder)),
+      template_(rollout::text::ChatTemplate::from_folder(folder, !tools.is_null())),
+      tools_(std::move(tools)),
       eos_token_ids_(
           rollout::text::eos_token_ids(rollout::text::ModelFiles(folder), tokenizer_.get())) {}
 
 PromptEncoder::~PromptEncoder() = default;
 
+std::string PromptEncoder::render(const Messages& messages) const {
+  require(template_.has_value(), ErrorKind::kUsage,
+          "a conversation of several turns needs the model's chat template, which has none");
+  return template_->apply(messages, {.add_generation_prompt = true, .tools = tools_});
+}
+
+std::vector<std::int64_t> PromptEncoder::encode_messages(const Messages& messages) const {
+  const auto ids = tokenizer_->encode(render(messages), {.add_special_tokens = false});
+  return {ids.begin(), ids.end()};
+}
+
+// The turn begins behind the last token before its text that ends an answer. Marks in place of the
+// texts tell where they are, whatever else these contain.
+std::vector<std::int64_t> PromptEncoder::encode_turn(const Messages& messages,
+                                                     std::size_t count) const {
+  constexpr std::string_view kAnswer = "FERRYANSWERMARK", kTurn = "FERRYTURNMARK";
+  require(count > 0 && count < messages.size(), ErrorKind::kBug, "a turn of {} messages of {}",
+          count, messages.size());
+  auto marked = messages;
+  marked[messages.size() - count]["content"] = kTurn;
+  auto& answer = marked[messages.size() - count - 1];
+  answer["content"] = kAnswer;
+  answer.erase("reasoning_content");
+  const auto text = render(marked);
+  const auto begin = text.find(kAnswer), end = text.find(kTurn);
+  std::string ending;
+  std::size_t at = std::string::npos;
+  for (const auto id : eos_token_ids_) {
+    const auto token = tokenizer_->id_to_token(static_cast<TokenId>(id));
+    const auto found = token && end != text.npos ? text.rfind(*token, end) : text.npos;
+    if (found == text.npos || (at != text.npos && found < at)) continue;
+    at = found;
+    ending = *token;
+  }
+  require(at != text.npos && (begin == text.npos || begin < at), ErrorKind::kUsage,
+          "the chat template puts no token that ends an answer between it and the next message");
+  // The text before the mark is the same in both, so the turn begins at the same place.
+  marked[messages.size() - count]["content"] = messages[messages.size() - count]["content"];
+  const auto whole = render(marked);
+  require(whole.starts_with(std::string_view(text).substr(0, end)), ErrorKind::kUsage,
+          "the chat template changes what is before a message by the message");
+  // The token comes before it, since some tokenizers treat the beginning of a text in another way.
+  const auto ids = tokenizer_->encode(whole.substr(at), {.add_special_tokens = false});
+  const auto first = tokenizer_->token_to_id(ending);
+  require(!ids.empty() && ids.front() == first, ErrorKind::kUsage,
+          "the tokenizer does not take {}, which ends an answer, as one token", ending);
+  return {ids.begin() + 1, ids.end()};
+}
+
 EncodedPrompt PromptEncoder::encode(PromptExample example) const {
   std::vector<TokenId> ids;
   if (template_) {
-    ids = tokenizer_->encode(template_->apply(example.prompt, {.add_generation_prompt = true}),
-                             {.add_special_tokens = false});
+    ids = tokenizer_->encode(render(example.prompt), {.add_special_tokens = false});
   } else {
     require(example.prompt.size() == 1 && example.prompt[0].at("content").is_string(),
             ErrorKind::kCorrupt, "prompt: without a chat template it is one message of text");

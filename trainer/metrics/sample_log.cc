@@ -60,15 +60,19 @@ std::optional<LoggedSample> sample_of(json line) {
 
 }  // namespace
 
-SampleLog::SampleLog(fs::path folder, std::int64_t first_step) : folder_(std::move(folder)) {
+void forget_steps(const fs::path& folder, std::int64_t first_step) {
   std::error_code error;
-  fs::create_directories(folder_, error);
-  require(!error, ErrorKind::kIo, "{}: cannot be created: {}", folder_.string(), error.message());
-  for (const auto& [step, path] : sample_files(folder_)) {
+  fs::create_directories(folder, error);
+  require(!error, ErrorKind::kIo, "{}: cannot be created: {}", folder.string(), error.message());
+  for (const auto& [step, path] : sample_files(folder)) {
     if (step < first_step) continue;
     fs::remove(path, error);
     require(!error, ErrorKind::kIo, "{}: cannot be removed: {}", path.string(), error.message());
   }
+}
+
+SampleLog::SampleLog(fs::path folder, std::int64_t first_step) : folder_(std::move(folder)) {
+  forget_steps(folder_, first_step);
 }
 
 void SampleLog::write(std::int64_t step, std::span<const LoggedSample> samples) const {

@@ -40,6 +40,10 @@ class SampleLog {
   std::filesystem::path folder_;
 };
 
+// Creates the folder unless it is there, and removes its files of that step and after. Throws
+// Error(kIo).
+void forget_steps(const std::filesystem::path& folder, std::int64_t first_step);
+
 // The files of a folder by their steps; none if there is no such folder.
 std::map<std::int64_t, std::filesystem::path> sample_files(const std::filesystem::path& folder);
 

@@ -28,6 +28,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
       tokens.push_back(prompt);
       seeds.push_back(static_cast<std::int64_t>(derive(options.key, seeds.size()) >> 1));
       known.uid.push_back(options.uid_prefix + std::to_string(i));
+      if (options.keeps_messages) known.raw_prompt.push_back(example.prompt.dump());
       known.data_source.push_back(example.data_source);
       known.ground_truth.emplace_back(example.reward_model.ground_truth);
       known.extra_info.emplace_back(example.extra_info.is_null()
@@ -40,6 +41,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
   batch.max_response_length = data.max_response_length;
   batch.seeds = at::tensor(seeds, at::kLong);
   batch.uid = std::move(known.uid);
+  batch.raw_prompt = std::move(known.raw_prompt);
   batch.data_source = std::move(known.data_source);
   batch.ground_truth = std::move(known.ground_truth);
   batch.extra_info = std::move(known.extra_info);
@@ -51,6 +53,19 @@ at::Tensor at_last_token(const at::Tensor& scores, const RolloutBatch& batch) {
   for (std::int64_t row = 0; row < batch.size(); ++row)
     if (batch.response_length(row) > 0) batch.response_of(column, row)[-1] = scores[row];
   return column;
+}
+
+void add_turn_scores(RolloutBatch& batch) {
+  batch.token_level_scores = batch.token_level_scores + batch.turn_scores;
+  for (std::int64_t row = 0; row < batch.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    auto& extra = batch.reward_extra_info[index];
+    const auto& session = batch.agent_info[index];
+    extra["score"] = extra.at("score").get<double>() +
+                     batch.response_of(batch.turn_scores, row).sum().item<double>();
+    extra["num_turns"] = session.at("num_turns");
+    extra.update(session.at("extra_info"));
+  }
 }
 
 std::vector<std::int64_t> group_index(const RolloutBatch& batch) {

@@ -18,9 +18,10 @@
 namespace ferry::trainer {
 
 struct PromptBatchOptions {
-  std::int64_t n = 1;        // rows of each prompt, one behind the other
-  std::string uid_prefix{};  // of the groups: "<prefix><number>"
-  std::uint64_t key = 0;     // of the draws: each row's seed is a function of it and the row
+  std::int64_t n = 1;           // rows of each prompt, one behind the other
+  std::string uid_prefix{};     // of the groups: "<prefix><number>"
+  bool keeps_messages = false;  // also in raw_prompt, for agents
+  std::uint64_t key = 0;        // of the draws: each row's seed is a function of it and the row
 };
 
 // Prompts without responses, with seeds, uid, data_source, ground_truth, extra_info and the limits
@@ -32,6 +33,10 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
 // [rows] -> [response tokens]: at the last token of each response, whatever the mask says of it
 // (verl's reward managers). A response without a token has none.
 at::Tensor at_last_token(const at::Tensor& scores, const RolloutBatch& batch);
+
+// token_level_scores and reward_extra_info of sessions with what their turns have earned: on top of
+// each "score", and with num_turns and what an environment has said besides.
+void add_turn_scores(RolloutBatch& batch);
 
 // The groups in which the metric differs between the responses (DAPO's dynamic sampling,
 // arXiv:2503.14476, 3.2): "reward", "seq_reward" and "seq_final_reward" are the sum of

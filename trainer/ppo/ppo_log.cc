@@ -39,6 +39,8 @@ PpoLog::PpoLog(const PpoConfig& config,
     rollout_log_ = samples(trainer.rollout_data_dir, kRolloutDataFolder);
     validation_log_ = samples(trainer.validation_data_dir, kValidationDataFolder);
   }
+  if (config.rollout.agents.enabled())
+    journal_ = std::make_unique<SessionJournal>(folder / kSessionFolder, first_logged_step(step));
 }
 
 PpoLog::~PpoLog() = default;
@@ -102,6 +104,10 @@ void PpoLog::end_step(const RolloutBatch& batch) {
   metrics_["training/global_step"] = static_cast<double>(step_);
   write(step_, metrics_);
   record_.show(step_, metrics_);
+}
+
+void PpoLog::write_sessions(std::int64_t step, bool validates, const RolloutBatch& batch) const {
+  if (journal_) journal_->write(step, validates, batch);
 }
 
 void PpoLog::write_validation(std::int64_t step, const RolloutBatch& batch) const {

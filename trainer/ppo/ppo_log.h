@@ -10,6 +10,7 @@
 
 #include "models/distributed/world.h"
 #include "models/spec/transformer_config.h"
+#include "trainer/agents/session_journal.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/engine/peak_memory.h"
@@ -50,6 +51,9 @@ class PpoLog {
   // Writes the samples and all metrics of the step, and its line.
   void end_step(const RolloutBatch& batch);
 
+  // Journals the sessions of a batch, of several turns, as those of a step or of the validation
+  // behind it.
+  void write_sessions(std::int64_t step, bool validates, const RolloutBatch& batch) const;
   void write_validation(std::int64_t step, const RolloutBatch& batch) const;
   void write(std::int64_t step, const Metrics& metrics) const { record_.write(step, metrics); }
   // Runs `save` as a phase behind the numbers of the step, and writes how long it took.
@@ -67,6 +71,7 @@ class PpoLog {
   std::optional<DeviceSpec> gpu_;  // nothing where it is not known
   RunRecord record_;
   std::unique_ptr<SampleLog> rollout_log_, validation_log_;
+  std::unique_ptr<SessionJournal> journal_;
   std::int64_t step_ = 0;
   double started_ = 0;
   Metrics metrics_;

@@ -96,6 +96,11 @@ Metrics compute_data_metrics(const RolloutBatch& batch) {
   add_lengths(metrics, "response_length_non_aborted", response_length.masked_select(whole),
               batch.max_response_length);
   metrics["response/aborted_ratio"] = whole.logical_not().to(at::kFloat).mean().item<double>();
+  if (!batch.agent_info.empty()) {
+    std::vector<std::int64_t> turns;
+    for (const auto& session : batch.agent_info) turns.push_back(session.at("num_turns"));
+    add_statistics(metrics, "num_turns", numbers(turns));
+  }
   add_lengths(metrics, "prompt_length", numbers(prompts), batch.max_prompt_length);
   return metrics;
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "converter/convert.h"
+#include "trainer/agents/tools.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/run_log.h"
 #include "trainer/ppo/ppo_batch.h"
@@ -18,7 +19,9 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
     : world_(world),
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output.say)),
-      encoder_(tokenizer_folder(config.model, *origin_), config.data),
+      encoder_(tokenizer_folder(config.model, *origin_),
+               config.data,
+               tool_schemas(config.rollout.agents)),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
       total_steps_(total_training_steps(
           config.trainer.run,

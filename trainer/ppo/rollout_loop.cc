@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "trainer/agents/session_journal.h"
 #include "trainer/data/permutation.h"
 #include "trainer/metrics/val_metrics.h"
 #include "trainer/ppo/batch_samples.h"
@@ -69,12 +70,20 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
   const auto seed = mix64(static_cast<std::uint64_t>(config_.trainer.run.seed));
   const auto key = derive(derive(derive(seed, draw), static_cast<std::uint64_t>(step)),
                           static_cast<std::uint64_t>(first));
-  return prompt_batch(prompts, config_.data,
-                      {.n = n, .uid_prefix = fmt::format("{}-{}-", step, first), .key = key});
+  auto batch = prompt_batch(prompts, config_.data,
+                            {.n = n,
+                             .uid_prefix = fmt::format("{}-{}-", step, first),
+                             .keeps_messages = config_.rollout.agents.enabled(),
+                             .key = key});
+  const auto& replay_dir = config_.rollout.agents.agent.replay_dir;
+  const bool validates = draw == kValidation;  // behind the step before
+  if (!replay_dir.empty()) add_replay(batch, replay_dir, validates ? step - 1 : step, validates);
+  return batch;
 }
 
 RolloutLoop::Answering RolloutLoop::start(std::int64_t step, std::int64_t first) {
-  Answering answering{.prompts = next_prompts(stream_, config_.data.train_batch_size)};
+  Answering answering{.step = step,
+                      .prompts = next_prompts(stream_, config_.data.train_batch_size)};
   answering.epoch = stream_.cursor().epoch;
   answering.batch = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
   answering.call = workers_.start_generating(
@@ -89,12 +98,17 @@ RolloutLoop::Answering RolloutLoop::start(std::int64_t step, std::int64_t first)
 }
 
 void RolloutLoop::finish(Answering& answering) {
-  if (answering.call)
-    answering.batch.take(workers_.finish_generating(*std::exchange(answering.call, {})));
+  if (!answering.call) return;
+  answering.batch.take(workers_.finish_generating(*std::exchange(answering.call, {})));
+  log_.write_sessions(answering.step, false, answering.batch);
 }
 
-void RolloutLoop::generate(RolloutBatch& batch, const Sampling& sampling) {
+void RolloutLoop::generate(RolloutBatch& batch,
+                           const Sampling& sampling,
+                           std::int64_t step,
+                           bool validates) {
   batch.take(workers_.finish_generating(workers_.start_generating(batch, sampling)));
+  log_.write_sessions(step, validates, batch);
 }
 
 // Until the rollout has answered its ranks are in no other call: they have no other role.
@@ -116,6 +130,7 @@ void RolloutLoop::add_rewards(RolloutBatch& batch) {
       batch.reward_extra_info[row]["score"] = scores[static_cast<std::int64_t>(row)].item<double>();
   }
   batch.token_level_scores = at_last_token(scores + rewards.overlong_reward, batch);
+  if (config_.rollout.agents.enabled()) add_turn_scores(batch);
 }
 
 // Adds what the greedy response to each prompt earns (ReMax).
@@ -123,7 +138,7 @@ void RolloutLoop::add_reward_baselines(RolloutBatch& batch,
                                        std::span<const EncodedPrompt> prompts,
                                        std::int64_t step) {
   auto greedy = rows_of(prompts, 1, kBaseline, 0, step + 1);
-  generate(greedy, {.temperature = 0});
+  generate(greedy, {.temperature = 0}, step + 1, false);
   add_rewards(greedy);
   batch.reward_baselines =
       at::repeat_interleave(greedy.padded(greedy.token_level_scores).sum(1), config_.rollout.n);
@@ -179,7 +194,7 @@ Metrics RolloutLoop::validate(std::int64_t step) {
     const auto prompts = next_prompts(records, batch_size);
     if (prompts.empty()) continue;
     auto batch = rows_of(prompts, kwargs.n, kValidation, batches, step + 1);
-    generate(batch, sampling);
+    generate(batch, sampling, step, true);
     add_rewards(batch);
     std::ranges::move(validation_samples(batch), std::back_inserter(samples));
     all = RolloutBatch::concat(std::vector{std::move(all), std::move(batch)});

@@ -52,6 +52,7 @@ class RolloutLoop {
  private:
   // The responses to the prompts of a step, asked for.
   struct Answering {
+    std::int64_t step = 0;
     std::vector<EncodedPrompt> prompts{};
     RolloutBatch batch{};                     // of the prompts; once they are there, with responses
     std::optional<WorkerGroup::Call> call{};  // under way
@@ -67,7 +68,8 @@ class RolloutLoop {
                        std::int64_t step) const;
   Answering start(std::int64_t step, std::int64_t first);
   void finish(Answering& answering);
-  void generate(RolloutBatch& batch, const Sampling& sampling);
+  // `step`: of the journal of sessions.
+  void generate(RolloutBatch& batch, const Sampling& sampling, std::int64_t step, bool validates);
   void answer_ahead(std::int64_t step);
   void add_rewards(RolloutBatch& batch);
   void add_reward_baselines(RolloutBatch& batch,

@@ -44,6 +44,7 @@ struct RolloutBatch {
   at::Tensor rollout_is_weights{};
   at::Tensor values{};  // of a token before it is given
   at::Tensor token_level_scores{}, token_level_rewards{};
+  at::Tensor turn_scores{};  // what turns have earned, at their last tokens
   at::Tensor advantages{}, returns{};
   models::SamplingMask sampling_mask{};  // the tokens that each response token was drawn from
 
@@ -57,6 +58,10 @@ struct RolloutBatch {
   std::vector<std::string> uid{};  // of the prompt: rows that share it are a group
   std::vector<std::string> data_source{};
   std::vector<nlohmann::json> ground_truth{}, extra_info{}, reward_extra_info{};
+  std::vector<std::string> raw_prompt{};  // the messages of the prompt, JSON
+  std::vector<nlohmann::json> replay{};   // exchanges that a session repeats
+  std::vector<nlohmann::json>
+      agent_info{};  // of a session: {"num_turns", "exchanges", "extra_info"}
 
   // Rows of these prompts and responses, as many of each; without responses: prompts alone. The
   // mask of the responses is all ones.

@@ -1,6 +1,7 @@
 // The bytes of a rollout batch: the size of a description, the description in CBOR, and the tensors
 // that it lists, one behind another.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>

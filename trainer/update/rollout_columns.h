@@ -25,6 +25,7 @@ void each_column(Visit&& visit) {
   visit("values", Per::kResponseToken, &Batch::values);
   visit("token_level_scores", Per::kResponseToken, &Batch::token_level_scores);
   visit("token_level_rewards", Per::kResponseToken, &Batch::token_level_rewards);
+  visit("turn_scores", Per::kResponseToken, &Batch::turn_scores);
   visit("advantages", Per::kResponseToken, &Batch::advantages);
   visit("returns", Per::kResponseToken, &Batch::returns);
   visit("sampling_mask", Per::kResponseToken, &Batch::sampling_mask);
@@ -39,6 +40,9 @@ void each_column(Visit&& visit) {
   visit("ground_truth", Per::kRow, &Batch::ground_truth);
   visit("extra_info", Per::kRow, &Batch::extra_info);
   visit("reward_extra_info", Per::kRow, &Batch::reward_extra_info);
+  visit("raw_prompt", Per::kRow, &Batch::raw_prompt);
+  visit("replay", Per::kRow, &Batch::replay);
+  visit("agent_info", Per::kRow, &Batch::agent_info);
 }
 
 inline bool is_known(const at::Tensor& column) {

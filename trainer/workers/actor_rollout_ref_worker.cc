@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -46,6 +47,20 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
           .kl_loss_type = config.kl_loss_type};
 }
 
+// Adds turn_scores and agent_info.
+void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions) {
+  batch.turn_scores = at::zeros({batch.response_offsets.back()}, at::kFloat);
+  for (std::size_t row = 0; row < sessions.size(); ++row) {
+    const auto& session = sessions[row];
+    const auto scores = batch.response_of(batch.turn_scores, static_cast<std::int64_t>(row));
+    for (const auto& [place, score] : session.turn_scores)
+      scores[static_cast<std::int64_t>(place)].add_(score);
+    batch.agent_info.push_back({{"num_turns", session.num_turns()},
+                                {"exchanges", session.exchanges},
+                                {"extra_info", session.extra_info}});
+  }
+}
+
 }  // namespace
 
 ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
@@ -86,7 +101,7 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
 
 ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
 
-void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids) {
+void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder) {
   const auto& rollout = config_.rollout;
   const auto resting = config_.actor.megatron;
   const bool shares_memory = config_.rollout_shares_memory();
@@ -118,8 +133,13 @@ void ActorRolloutRefWorker::init_rollout(std::vector<std::int64_t> eos_token_ids
             .enforce_eager = rollout.enforce_eager,
             .enable_return_routed_experts =
                 config_.actor.router_replay.mode == RouterReplayMode::kR3,
-            .eos_token_ids = std::move(eos_token_ids)});
+            .eos_token_ids = encoder.eos_token_ids()});
     worker.engine = engine_.get();
+    agents_ = std::make_unique<AgentRunner>(
+        rollout.agents,
+        AgentLimits{.max_prompt_length = config_.data.max_prompt_length,
+                    .max_response_length = config_.data.max_response_length},
+        *engine_, encoder, rollout_mesh_->tp());
   }
   hybrid_ = std::make_unique<HybridEngine>(
       world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
@@ -153,49 +173,45 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
                                  .top_k = sampling.top_k,
                                  .top_p = sampling.top_p,
                                  .ignore_eos = config_.rollout.ignore_eos,
-                                 .max_tokens = config_.data.max_response_length,
                                  .return_entropy = sampling.entropy,
                                  .return_sampling_mask = sampling.sampling_mask};
-  std::vector<RolloutBatch::Tokens> asked;
-  std::map<std::string, std::size_t> row_of;
+  std::vector<Session> sessions(static_cast<std::size_t>(prompts.size()));
   for (std::int64_t row = 0; row < prompts.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    auto& session = sessions[index];
     const auto tokens = prompts.prompt(row);
-    asked.emplace_back(tokens.begin(), tokens.end());
-    params.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
-    const auto id = std::to_string(row);
-    row_of[id] = asked.size() - 1;
-    engine_->add_request(id, asked.back(), params);
+    session.prompt.assign(tokens.begin(), tokens.end());
+    session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
+    if (prompts.raw_prompt.empty()) continue;
+    session.messages = Messages::parse(prompts.raw_prompt[index]);
+    if (!prompts.replay.empty()) session.replay = prompts.replay[index];
+    session.task = {{"data_source", prompts.data_source[index]},
+                    {"ground_truth", prompts.ground_truth[index]},
+                    {"extra_info", prompts.extra_info[index]}};
   }
-  std::vector<std::vector<rollout::TokenOutput>> drawn(asked.size());
-  std::vector<std::vector<std::byte>> routes(asked.size());
-  while (engine_->has_unfinished()) {
-    for (const auto& output : engine_->step()) {
-      if (output.error) throw Error(*output.error);
-      const auto row = row_of.at(output.request_id);
-      for (const auto& sample : output.outputs) {
-        std::ranges::copy(sample.tokens, std::back_inserter(drawn[row]));
-        std::ranges::copy(sample.routed_experts, std::back_inserter(routes[row]));
-      }
-    }
-  }
+  agents_->run(sessions, params);
 
-  std::vector<RolloutBatch::Tokens> responses;
+  std::vector<RolloutBatch::Tokens> asked, responses;
   std::vector<float> log_probs, entropys;
+  std::vector<std::uint8_t> response_mask;
   std::vector<std::int64_t> kept;
   models::SamplingMask mask{.offsets = {0}};
-  for (const auto& row : drawn) {
+  for (const auto& session : sessions) {
+    asked.push_back(session.prompt);
     auto& response = responses.emplace_back();
-    for (const auto& token : row) {
+    for (const auto& token : session.response) {
       response.push_back(token.token_id);
       log_probs.push_back(token.processed_logprob);
       entropys.push_back(token.entropy);
       kept.insert(kept.end(), token.sampling_mask.begin(), token.sampling_mask.end());
       mask.offsets.push_back(static_cast<std::int64_t>(kept.size()));
     }
+    std::ranges::copy(session.response_mask, std::back_inserter(response_mask));
   }
   auto batch = RolloutBatch::of(asked, responses);
   batch.max_prompt_length = prompts.max_prompt_length;
   batch.max_response_length = prompts.max_response_length;
+  batch.response_mask = at::tensor(response_mask, at::kByte).to(at::kBool);
   batch.rollout_log_probs = at::tensor(log_probs);
   batch.weights_step = at::full({batch.size()}, weights_step_, at::kLong);
   if (sampling.entropy) batch.entropys = at::tensor(entropys);
@@ -205,13 +221,15 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
   }
   if (sampling.routed_experts) {
     std::vector<at::Tensor> of_rows;
-    for (const auto& bytes : routes) {
-      of_rows.push_back(rollout::routed_experts_tensor(bytes, origin_->map.config));
+    for (const auto& session : sessions) {
+      of_rows.push_back(
+          rollout::routed_experts_tensor(session.routed_experts, origin_->map.config));
       // The last token was drawn, but not computed: replayed() lets routers choose.
       of_rows.push_back(at::zeros_like(of_rows.back().narrow(0, 0, 1)));
     }
     batch.routed_experts = at::cat(of_rows);
   }
+  if (config_.rollout.agents.enabled()) add_sessions(batch, sessions);
   return batch;
 }
 

@@ -12,7 +12,9 @@
 #include "models/distributed/parallel_state.h"
 #include "models/distributed/world.h"
 #include "rollout/llm_engine.h"
+#include "trainer/agents/agent_runner.h"
 #include "trainer/config/ppo_config.h"
+#include "trainer/dataset/prompt_examples.h"
 #include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
 #include "trainer/workers/hybrid_engine.h"
@@ -41,17 +43,19 @@ class ActorRolloutRefWorker {
   ~ActorRolloutRefWorker();
 
   // The rollout takes what memory of a GPU is left then: after all other roles have theirs. Called
-  // by all ranks of the world. `eos_token_ids` end an answer.
-  void init_rollout(std::vector<std::int64_t> eos_token_ids);
+  // by all ranks of the world. The encoder's eos_token_ids() end an answer; it outlives this.
+  void init_rollout(const PromptEncoder& encoder);
 
   // Parts of calls on this rank.
   Dispatch actor_dispatch() const;
   Dispatch ref_dispatch() const;
   Dispatch rollout_dispatch() const;
 
-  // Draws a response to each prompt, by its seed. Returns whole rows with response_mask (all ones),
-  // rollout_log_probs of the distributions that tokens were drawn from, weights_step, and what
-  // `sampling` asks for. Needs the rollout's weights: update_weights().
+  // Draws a response to each prompt, by its seed. Returns whole rows with response_mask (all ones,
+  // but for what others say in sessions of several turns, which also have turn_scores and
+  // agent_info, and for which raw_prompt and what judges the answer are read), rollout_log_probs of
+  // the distributions that tokens were drawn from, weights_step, and what `sampling` asks for.
+  // Needs the rollout's weights: update_weights().
   RolloutBatch generate_sequences(const RolloutBatch& prompts, const Sampling& sampling);
   // Returns old_log_probs and entropys; with router_replay.mode R2 routed_experts, too. Routes that
   // the batch has are replayed, here and by update_actor(); sampling masks, by all passes.
@@ -89,6 +93,7 @@ class ActorRolloutRefWorker {
   std::unique_ptr<models::ParallelState> rollout_mesh_;
   std::vector<std::unique_ptr<models::GPTModel>> rollout_model_;  // none where memory is shared
   std::unique_ptr<rollout::LLMEngine> engine_;
+  std::unique_ptr<AgentRunner> agents_;
   std::unique_ptr<HybridEngine> hybrid_;
   std::int64_t weights_step_ = 0;  // of the rollout's weights
 };

@@ -85,7 +85,7 @@ PpoWorkers::PpoWorkers(models::World& world,
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
-  memory_.run("the rollout", [&] { policy_->init_rollout(encoder.eos_token_ids()); });
+  memory_.run("the rollout", [&] { policy_->init_rollout(encoder); });
   add_roles();
 }
 
@@ -245,8 +245,16 @@ UpdateOutput PpoWorkers::ask_update(const std::string& method,
 
 WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts,
                                                const Sampling& sampling) {
+  auto asked = prompts.only({&RolloutBatch::seeds});
+  if (config_.rollout.agents.enabled()) {
+    asked.raw_prompt = prompts.raw_prompt;
+    asked.replay = prompts.replay;
+    asked.data_source = prompts.data_source;
+    asked.ground_truth = prompts.ground_truth;
+    asked.extra_info = prompts.extra_info;
+  }
   return group_.start("generate_sequences",
-                      {.batch = prompts.only({&RolloutBatch::seeds}),
+                      {.batch = std::move(asked),
                        .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}});
 }
 

@@ -56,7 +56,9 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
          .solution_str = encoder_.decode(batch.response(static_cast<std::int64_t>(row)), true),
          .ground_truth = batch.ground_truth[row].dump(),
          .extra_info = batch.extra_info[row].dump()});
-  const bool judges = command_ || !config_.reward.enable;
+  const bool judges =
+      command_ || (!config_.reward.enable &&
+                   config_.rollout.agents.agent.default_agent_loop != AgentLoopKind::kEnv);
   std::vector<RewardScore> scores;
   if (command_) {
     scores = command_->compute_score(requests);

@@ -73,10 +73,10 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def write_tokenizer(folder):
-    """Byte pair encoding without a merge: what is left are characters, and the added tokens."""
-    characters = {character: index for index, character in enumerate(":" + DIGITS)}
-    added = {token: len(characters) + index for index, token in enumerate([MARK, END])}
+def write_tokenizer(folder, characters, added):
+    """Byte pair encoding without a merge: what is left are characters, and the added tokens, END behind them."""
+    characters = {character: index for index, character in enumerate(characters)}
+    added = {token: len(characters) + index for index, token in enumerate([*added, END])}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     write_json(folder / "tokenizer.json", {
         "version": "1.0",
@@ -161,7 +161,7 @@ def main():
     model = options.folder / "model"
     model.mkdir(parents=True, exist_ok=True)
     write_task(options.folder, rng)
-    write_model(model, write_tokenizer(model), rng)
+    write_model(model, write_tokenizer(model, ":" + DIGITS, [MARK]), rng)
 
 
 if __name__ == "__main__":

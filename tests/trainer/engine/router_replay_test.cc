@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "distckpt/storage/file_io.h"
 #include "tests/support/expect.h"
 #include "tests/support/models/rollout_rows.h"
 #include "tests/support/models/tiny_model.h"
@@ -192,7 +193,10 @@ TEST(RouterReplay, TheRolloutsRoutesAreReplayedByAllPassesOfTheActor) {
   const auto experts = origin->map.config.num_moe_experts;
   models::World world({});
   ActorRolloutRefWorker worker(world, config, origin, 1);
-  worker.init_rollout({});
+  distckpt::write_text(dir / "tokenizer.json",
+                       R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}})");
+  const PromptEncoder encoder(dir.path(), config.data);
+  worker.init_rollout(encoder);
   worker.update_weights(0);
   auto batch = RolloutBatch::of(std::vector<RolloutBatch::Tokens>{{1, 2, 3}, {4, 5, 6, 7, 8}});
   batch.max_prompt_length = 8;

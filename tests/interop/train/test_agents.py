@@ -1,0 +1,186 @@
+"""`ferry train grpo` with answers of several turns: tools that are programs, an environment, what is learned of them, and the same bytes again."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ppo_run import ACTOR, ROLLOUT, metrics, samples, settings, train, write_prompts
+from ranks import TORCH_PROGRAM, finish, start_training
+from sft_run import write_model
+from support import ROOT, run_ok, tree
+
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+
+TEMPLATE = ("{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}"
+            "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>"
+            "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+SCHEMA = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}}}}
+CALCULATOR = ROOT / "docs/examples/calculator.py"
+
+
+def call(name, expression):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'expression': expression}})}</tool_call>"
+
+
+CALLS = [call("calculator", "17*3"), call("calculator", "1/0"), call("calculator", "2**5-1"), call("nothing", "1")]
+
+
+def write_world(folder, calls):
+    """A model that often says one of these texts, each a token of its own, and often ends its turn."""
+    import torch
+    import transformers
+    folder.mkdir(exist_ok=True)
+    write_model(folder / "model", num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2, num_key_value_heads=2,
+                vocab_size=312, max_position_embeddings=160)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer.add_tokens(calls)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    with torch.no_grad():  # the first channel of every token is the same, so that a weight of it is a bias
+        model.model.embed_tokens.weight[:, 0] = 10
+        model.lm_head.weight[tokenizer.convert_tokens_to_ids([*calls, "<|end|>"]), 0] += 1.2
+    model.save_pretrained(folder / "model")
+    write_prompts(folder / "train.jsonl", 12)
+    (folder / "reward.py").write_text("""import json, sys
+for line in sys.stdin:
+    q = json.loads(line)
+    print(json.dumps({"id": q["id"], "score": sum(map(ord, q["solution_str"])) % 7 / 6}), flush=True)
+""")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    world = write_world(tmp_path_factory.mktemp("agents"), CALLS)
+    (world / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {CALCULATOR}"}]}))
+    return world
+
+
+def with_tools(world, **more):
+    return {f"{ROLLOUT}.agent.default_agent_loop": "tool_agent", f"{ROLLOUT}.multi_turn.tool_config_path": str(world / "tools.json"),
+            "data.max_prompt_length": 64, "data.max_response_length": 96, f"{ROLLOUT}.multi_turn.max_assistant_turns": 3,
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 256} | more
+
+
+@pytest.fixture(scope="module")
+def once(world):
+    """The metrics of steps 1 and 2 on one rank."""
+    return train(world, world / "once", **with_tools(world))
+
+
+def test_the_trainer_computes_what_turns_were_drawn_by(once):
+    for step in once.values():
+        assert step["num_turns/max"] >= 4, "no tool was called"
+        for name in ("actor/ppo_kl", "actor/pg_clipfrac", "training/rollout_probs_diff_max", "rollout_corr/kl"):
+            assert step[name] == 0, name
+
+
+def test_truncated_draws_leave_what_tools_said_out(world, work):
+    """Such a token is the only one that could be drawn, so its log-probability is 0 wherever it is computed."""
+    steps = train(world, work, **with_tools(world), **{f"{ROLLOUT}.top_k": 12, f"{ACTOR}.use_kl_loss": True})
+    for step in steps.values():
+        assert step["num_turns/max"] >= 4
+        for name in ("actor/ppo_kl", "training/rollout_probs_diff_max", "rollout_corr/kl"):
+            assert step[name] == 0, name
+        assert step["actor/grad_norm"] > 0
+
+
+def test_tools_answer_and_errors_do(world, once):
+    said = "".join(sample["output"] for step in once for sample in samples(world / "once", step))
+    for text in ("<|tool|>51", "<|tool|>31", "Error executing tool 'calculator'", "Error executing tool 'nothing'"):
+        assert text.replace("<|tool|>", "|tool|>") in said, text
+
+
+@pytest.mark.parametrize("more", [{}, {f"{ACTOR}.recompute_old_log_prob": "auto"}])
+def test_a_run_reproduces_to_the_byte(more, world, once, work):
+    again = train(world, work, **with_tools(world), **more)
+    for step in once:
+        assert samples(work, step) == samples(world / "once", step)
+        for name, value in again[step].items():
+            assert once[step][name] == value, name
+
+
+# Two ranks have programs of their own; of two that compute the same sessions, the first asks.
+@pytest.mark.parametrize("more", [{}, {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2}],
+                         ids=["dp2", "tp2"])
+def test_the_first_step_is_the_same_on_any_mesh(more, world, once, work):
+    two = train(world, work, 2, **with_tools(world), **more)
+    assert samples(work, 1) == samples(world / "once", 1)
+    for name in ("num_turns/mean", "critic/score/mean", "response_length/mean", "actor/entropy", "rollout_corr/kl"):
+        assert two[1][name] == once[1][name], name
+
+
+def test_a_run_is_played_again_without_its_tools(world, once, work):
+    (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": "exit 1"}]}))
+    again = {f"{ROLLOUT}.agent.replay_dir": str(world / "once/sessions")}
+    assert train(world, work / "again", **with_tools(work), **again) == once
+    assert tree(work / "again/sessions") == tree(world / "once/sessions")
+    assert tree(work / "again/rollouts") == tree(world / "once/rollouts")
+    other = settings(world, work / "other", **with_tools(work), **again, **{"trainer.seed": 7})
+    (status, said), = finish(start_training(1, "grpo", other), timeout=120)
+    assert status == 2 and "the run is another one than that which is played again" in said
+
+
+# ------------------------------------------------------------------------------------------------------------- environments
+
+ENVIRONMENT = """import json, sys
+games = {}
+for line in sys.stdin:
+    q = json.loads(line)
+    if q["method"] == "reset":
+        games[q["session"]] = 0
+        said = {"observation": f"find {q['ground_truth']}"}
+    elif q["method"] == "close":
+        games.pop(q["session"])
+        continue
+    else:
+        games[q["session"]] += 1
+        good = len(q["action"]) % 2
+        said = {"observation": "go on", "reward": good / 4, "done": games[q["session"]] == 3, "info": {"acc": good}}
+        if said["done"]: del games[q["session"]]
+    print(json.dumps({"id": q["id"], **said}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_an_environment_rewards_each_turn(estimator, world, work):
+    (work / "environment.py").write_text(ENVIRONMENT)
+    more = {f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": f"{sys.executable} {work / 'environment.py'}",
+            "algorithm.adv_estimator": estimator, "reward_model.command": None, "data.max_prompt_length": 64, "data.max_response_length": 48,
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 256, "data.val_files": [str(world / "train.jsonl")], "trainer.test_freq": 1}
+    steps = train(world, work / "run", algorithm="ppo" if estimator == "gae" else "grpo", **more)
+    for step in (1, 2):
+        assert steps[step]["rollout_corr/kl"] == steps[step]["training/rollout_probs_diff_max"] == 0
+        assert 0 <= steps[step]["val-core/counting/reward/mean@1"] <= .75
+        for sample in samples(work / "run", step):
+            assert "find" in sample["input"]
+            assert sample["score"] in (0, .25, .5, .75) and sample["num_turns"] <= 6
+        sessions = [json.loads(line) for line in (work / f"run/sessions/{step}.jsonl").read_text().splitlines()]
+        earned = [sum(exchange["answer"].get("reward", 0) for exchange in session["exchanges"]) for session in sessions]
+        assert sorted(earned) == sorted(sample["score"] for sample in samples(work / "run", step)) and max(earned) > 0
+
+
+def test_an_environment_that_errs_ends_the_run(world, work):
+    more = {f"{ROLLOUT}.agent.default_agent_loop": "env_agent", f"{ROLLOUT}.agent.env_command": "read line; exit 3", "reward_model.command": None}
+    (status, said), = finish(start_training(1, "grpo", settings(world, work / "run", **more)), timeout=120)
+    assert status == 2 and "the program ended (exit status 3)" in said
+
+
+# ------------------------------------------------------------------------------------------------------------------ example
+
+def test_the_example_runs_as_it_is(work):
+    """Its files, but for one smaller step from the untrained model."""
+    example = ROOT / "docs/examples/guessing"
+    subprocess.run([sys.executable, example / "make_games.py", work / "games"], check=True)
+    games = {split: set((work / f"games/{split}.jsonl").read_text().splitlines()) for split in ("train", "val")}
+    asked = {split: {json.loads(game)["prompt"][0]["content"] for game in some} for split, some in games.items()}
+    assert len(games["val"]) == 3 * 52 and not asked["val"] & asked["train"]
+    (work / "games/val.jsonl").write_text("".join(f"{game}\n" for game in sorted(games["val"])[:8]))
+    run_ok("train", "grpo", "--config", example / "grpo.toml", "data.train_batch_size=4", f"{ACTOR}.ppo_mini_batch_size=4",
+           "actor_rollout_ref.model.path=games/model", "trainer.total_training_steps=1", f"{ACTOR}.recompute_old_log_prob=true",
+           f"{ROLLOUT}.agent.env_command={sys.executable} {example / 'environment.py'}", "--quiet", cwd=work)
+    step = metrics(work / "grpo")[1]
+    assert step["num_turns/max"] <= 14 and step["rollout_corr/kl"] == step["training/rollout_probs_diff_max"] == 0

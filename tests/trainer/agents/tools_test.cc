@@ -1,0 +1,47 @@
+#include "trainer/agents/tools.h"
+
+#include <gtest/gtest.h>
+
+#include "distckpt/storage/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/temp_dir.h"
+
+namespace ferry::trainer {
+namespace tools_test {
+
+std::string tool(const std::string& name, const std::string& command) {
+  return R"({"tool_schema": {"type": "function", "function": {"name": ")" + name +
+         R"("}}, "command": ")" + command + R"("})";
+}
+
+Tools read(const std::string& tools) {
+  const support::TempDir dir;
+  distckpt::write_text(dir / "tools.json", R"({"tools": [)" + tools + "]}");
+  return read_tools(dir / "tools.json");
+}
+
+TEST(Tools, OneProgramMayBeSeveral) {
+  const auto tools = read(tool("add", "a") + ", " + tool("find", "b") + ", " + tool("sub", "a"));
+  EXPECT_EQ(tools.names, (std::vector<std::string>{"add", "find", "sub"}));
+  EXPECT_EQ(tools.program_of, (std::vector<std::size_t>{0, 1, 0}));
+  EXPECT_EQ(tools.programs.size(), 2U);
+  EXPECT_EQ(tools.schemas.size(), 3U);
+}
+
+TEST(Tools, HaveNamesOfTheirOwn) {
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"tools.json", "two tools", "add"},
+                             [&] { read(tool("add", "a") + ", " + tool("add", "b")); }));
+}
+
+// The texts that verl 0.9.1's ToolAgentLoop makes.
+TEST(Tools, AnswersAreCutAtASide) {
+  const std::string text = "aé1234567z";
+  EXPECT_EQ(truncated_tool_response(text, 10, TruncateSide::kMiddle), text);
+  EXPECT_EQ(truncated_tool_response(text, 3, TruncateSide::kLeft), "(truncated)...67z");
+  EXPECT_EQ(truncated_tool_response(text, 3, TruncateSide::kRight), "aé1...(truncated)");
+  EXPECT_EQ(truncated_tool_response(text, 5, TruncateSide::kMiddle), "aé...(truncated)...7z");
+  EXPECT_EQ(truncated_tool_response(text, 1, TruncateSide::kMiddle), "...(truncated)..." + text);
+}
+
+}  // namespace tools_test
+}  // namespace ferry::trainer

@@ -1,0 +1,23 @@
+// For tests/interop/train/test_turns.py: a line of JSON in, {"folder", "tools", "messages",
+// "count"}, a line out, {"turn": [ids]} or {"error"}.
+#include <iostream>
+#include <string>
+
+#include "distckpt/base/error.h"
+#include "trainer/dataset/prompt_examples.h"
+
+int main() {
+  using nlohmann::ordered_json;
+  for (std::string line; std::getline(std::cin, line);) {
+    const auto asked = ordered_json::parse(line);
+    ordered_json answer;
+    try {
+      const ferry::trainer::PromptEncoder encoder(asked["folder"].get<std::string>(), {},
+                                                  asked["tools"]);
+      answer["turn"] = encoder.encode_turn(asked["messages"], asked["count"].get<std::size_t>());
+    } catch (const ferry::Error& error) {
+      answer["error"] = error.what();
+    }
+    std::cout << answer << "\n";
+  }
+}

@@ -1,0 +1,55 @@
+// A program of the user's that tools or an environment are: it reads a question and writes an
+// answer on each line, in JSON, with the question's id. Answers may come in any order.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace ferry::trainer {
+
+class ChildProcess;
+
+struct AgentProgramOptions {
+  std::string command{};                                         // for /bin/sh
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each answer
+};
+
+struct AgentAnswer {
+  std::int64_t id = 0;
+  nlohmann::json answer{};  // an object; {"error": "..."} if the program has none
+};
+
+class AgentProgram {
+ public:
+  // Starts the program when it is first asked.
+  explicit AgentProgram(AgentProgramOptions options);
+  ~AgentProgram();
+
+  // `question` is an object, which gets the id.
+  void ask(std::int64_t id, nlohmann::json question);
+  // Something that is not answered. Not said to a program that does not run.
+  void tell(const nlohmann::json& notice);
+
+  // The answers that are there; waits for a first one, but no longer than that. Every question is
+  // answered: if one takes too long, or the program ends or says something else, all that are
+  // open get an error, and the next question starts the program anew.
+  std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void send(const nlohmann::json& line);
+  std::vector<AgentAnswer> give_up(const std::string& why);
+
+  AgentProgramOptions options_;
+  std::unique_ptr<ChildProcess> process_;
+  std::string unsent_;
+  std::map<std::int64_t, Clock::time_point> open_;  // questions, and when their time is over
+};
+
+}  // namespace ferry::trainer

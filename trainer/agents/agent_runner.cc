@@ -1,0 +1,227 @@
+#include "trainer/agents/agent_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <span>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "models/distributed/messages.h"
+#include "trainer/agents/env_agent_loop.h"
+#include "trainer/agents/tool_agent_loop.h"
+
+namespace ferry::trainer {
+
+using nlohmann::json;
+
+namespace {
+
+std::unique_ptr<AgentLoop> make_loop(const AgentSections& config) {
+  switch (config.agent.default_agent_loop) {
+    case AgentLoopKind::kSingleTurn:
+      return nullptr;
+    case AgentLoopKind::kTool:
+      return std::make_unique<ToolAgentLoop>(read_tools(config.multi_turn.tool_config_path),
+                                             config.multi_turn);
+    case AgentLoopKind::kEnv:
+      return std::make_unique<EnvAgentLoop>(config.agent);
+  }
+  fail(ErrorKind::kBug, "an agent loop of no kind");
+}
+
+std::string shown_question(const json& question) {
+  return question.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// The answer that the journal has to a question of a session.
+json replayed(const Session& session, std::size_t number, const json& question) {
+  const auto& known = session.replay;
+  const auto expected =
+      number < known.size() ? shown_question(known[number].at("question")) : "nothing";
+  require(expected == shown_question(question), ErrorKind::kUsage,
+          "replay: session {} asks {}, where the journal has {}", session.seed,
+          shown_question(question), expected);
+  return known[number].at("answer");
+}
+
+}  // namespace
+
+AgentRunner::AgentRunner(const AgentSections& config,
+                         const AgentLimits& limits,
+                         rollout::LLMEngine& engine,
+                         const PromptEncoder& encoder,
+                         const models::ProcessGroup& tp)
+    : config_(config),
+      limits_(limits),
+      engine_(engine),
+      encoder_(encoder),
+      tp_(tp),
+      loop_(make_loop(config)) {
+  if (!loop_ || tp_.rank() != 0) return;
+  for (const auto& program : loop_->programs())
+    programs_.push_back(std::make_unique<AgentProgram>(program));
+}
+
+AgentRunner::~AgentRunner() = default;
+
+void AgentRunner::run(std::vector<Session>& sessions, const rollout::SamplingParams& params) {
+  sessions_ = &sessions;
+  keeps_mask_ = params.return_sampling_mask;
+  for (std::size_t number = 0; number < sessions.size(); ++number) {
+    auto questions = loop_ ? loop_->begin(sessions[number]) : std::vector<AgentQuestion>();
+    if (questions.empty())
+      generate(number, params);
+    else
+      ask(number, std::move(questions));
+  }
+  while (true) {
+    const bool generates = engine_.has_unfinished();
+    if (!generates && asked_.empty()) break;
+    if (generates) {
+      for (const auto& output : engine_.step()) {
+        if (output.error) throw Error(*output.error);
+        take(std::stoul(output.request_id), output);
+      }
+    }
+    if (asked_.empty()) continue;
+    for (auto& [id, answer] : receive(/*wait=*/!generates)) {
+      const auto place = places_.at(id);
+      places_.erase(id);
+      auto& asked = asked_.at(place.session);
+      asked.answers[place.question] = std::move(answer);
+      if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
+    }
+    for (const auto number : std::exchange(ready_, {}))
+      if (resume(number)) generate(number, params);
+  }
+  for (auto& program : programs_) (void)program->answers(std::chrono::milliseconds(0));  // notices
+}
+
+void AgentRunner::generate(std::size_t number, const rollout::SamplingParams& params) {
+  auto& session = (*sessions_)[number];
+  session.turn_begin = session.response.size();
+  auto tokens = session.prompt;
+  for (const auto& token : session.response) tokens.push_back(token.token_id);
+  auto mine = params;
+  mine.seed = session.seed;
+  mine.max_tokens = limits_.max_response_length - static_cast<std::int64_t>(session.turn_begin);
+  session.routed_experts.clear();  // the request returns those of its prompt, too
+  engine_.add_request(std::to_string(number), std::move(tokens), mine);
+}
+
+void AgentRunner::take(std::size_t number, const rollout::RequestOutput& output) {
+  auto& session = (*sessions_)[number];
+  for (const auto& sample : output.outputs) {
+    std::ranges::copy(sample.tokens, std::back_inserter(session.response));
+    session.response_mask.resize(session.response.size(), 1);
+    std::ranges::copy(sample.routed_experts, std::back_inserter(session.routed_experts));
+    if (output.finished) turn_is_over(number, sample.finish_reason == rollout::FinishReason::kStop);
+  }
+}
+
+// Whether another turn may follow that of the model (verl's tool_agent_loop.py).
+bool AgentRunner::may_go_on(const Session& session) const {
+  const auto& turns = config_.multi_turn;
+  const auto reached = [](int count, const std::optional<int>& most) {
+    return most && count >= *most;
+  };
+  return static_cast<std::int64_t>(session.response.size()) < limits_.max_response_length &&
+         !reached(session.assistant_turns, turns.max_assistant_turns) &&
+         !reached(session.user_turns, turns.max_user_turns);
+}
+
+void AgentRunner::turn_is_over(std::size_t number, bool stopped) {
+  auto& session = (*sessions_)[number];
+  ++session.assistant_turns;
+  if (!loop_) return;
+  if (!stopped || (!may_go_on(session) && !loop_->scores_every_turn())) return cut_off(session);
+  std::vector<std::int64_t> said;
+  for (auto at = session.turn_begin; at + 1 < session.response.size(); ++at)
+    said.push_back(session.response[at].token_id);
+  auto questions = loop_->turn_is_over(session, encoder_.decode(said, loop_->skips_special()));
+  if (!questions.empty()) ask(number, std::move(questions));
+}
+
+void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) {
+  const auto& session = (*sessions_)[number];
+  auto& asked = asked_[number];
+  asked.answers.resize(questions.size());
+  for (std::size_t i = 0; i < questions.size(); ++i) {
+    if (!session.replay.is_null())
+      questions[i].known = replayed(session, session.exchanges.size() + i, questions[i].body);
+    if (questions[i].known) {
+      asked.answers[i] = *questions[i].known;
+      ++asked.num_answers;
+      continue;
+    }
+    places_[next_id_] = {number, i};
+    if (!programs_.empty()) programs_[questions[i].program]->ask(next_id_, questions[i].body);
+    ++next_id_;
+  }
+  asked.questions = std::move(questions);
+  if (asked.num_answers == asked.questions.size()) ready_.insert(number);
+}
+
+// Ranks of a group take the same answers in the same order.
+std::vector<AgentAnswer> AgentRunner::receive(bool wait) {
+  constexpr std::chrono::milliseconds kWait(20);
+  std::vector<AgentAnswer> answers;
+  const auto count = static_cast<int>(std::max<std::size_t>(programs_.size(), 1));
+  for (auto& program : programs_)
+    std::ranges::move(program->answers(wait ? kWait / count : std::chrono::milliseconds(0)),
+                      std::back_inserter(answers));
+  if (tp_.size() == 1) return answers;
+  std::vector<std::pair<std::int64_t, json>> pairs;
+  for (auto& [id, answer] : answers) pairs.emplace_back(id, std::move(answer));
+  answers.clear();
+  for (auto& [id, answer] : models::broadcast(tp_, pairs, 0))
+    answers.push_back({id, std::move(answer)});
+  return answers;
+}
+
+bool AgentRunner::resume(std::size_t number) {
+  auto& session = (*sessions_)[number];
+  const auto asked = std::move(asked_.extract(number).mapped());
+  for (std::size_t i = 0; i < asked.questions.size(); ++i)
+    session.exchanges.push_back(
+        {{"question", asked.questions[i].body}, {"answer", asked.answers[i]}});
+  if (session.assistant_turns == 0) {
+    if (loop_->begun(session, asked.answers))
+      session.prompt = encoder_.encode_messages(session.messages);
+    require(static_cast<std::int64_t>(session.prompt.size()) <= limits_.max_prompt_length,
+            ErrorKind::kUsage,
+            "prompt: {} tokens with what the environment says, more than data.max_prompt_length "
+            "of {}",
+            session.prompt.size(), limits_.max_prompt_length);
+    return true;
+  }
+  const auto count = loop_->answered(session, asked.answers);
+  if (count == 0) return false;
+  const auto turn = may_go_on(session) ? encoder_.encode_turn(session.messages, count)
+                                       : std::vector<std::int64_t>();
+  const auto size = static_cast<std::int64_t>(session.response.size() + turn.size());
+  if (turn.empty() || size >= limits_.max_response_length) {
+    cut_off(session);
+    return false;
+  }
+  append(session, turn);
+  ++session.user_turns;
+  return true;
+}
+
+// A token that was not drawn is the only one that could be: its probability is 1.
+void AgentRunner::append(Session& session, const std::vector<std::int64_t>& tokens) const {
+  for (const auto token : tokens) {
+    auto& output = session.response.emplace_back(rollout::TokenOutput{.token_id = token});
+    if (keeps_mask_) output.sampling_mask = {static_cast<std::int32_t>(token)};
+  }
+  session.response_mask.resize(session.response.size(), 0);
+}
+
+void AgentRunner::cut_off(const Session& session) {
+  const auto notice = loop_->cut_off(session);
+  if (notice && !programs_.empty()) programs_.front()->tell(*notice);
+}
+
+}  // namespace ferry::trainer

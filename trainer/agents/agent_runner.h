@@ -1,0 +1,85 @@
+// Runs sessions by an engine: the model's turns are requests to it, whose prompts are the session
+// so far, and between turns programs are asked. Sessions do not wait for each other.
+//
+// A token is drawn by (the session's seed, its place in the session), and in `bitwise` has the same
+// bytes whatever else the engine computes: sessions whose programs give the same answers are the
+// same, however long these took. Programs are started once, by the first rank of a tensor parallel
+// group, and used for all sessions.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "models/distributed/process_group.h"
+#include "rollout/llm_engine.h"
+#include "trainer/agents/agent_loop.h"
+#include "trainer/agents/agent_program.h"
+#include "trainer/agents/session.h"
+#include "trainer/config/agent_sections.h"
+#include "trainer/dataset/prompt_examples.h"
+
+namespace ferry::trainer {
+
+struct AgentLimits {
+  std::int64_t max_prompt_length = 0;    // tokens; of a prompt that the environment adds to
+  std::int64_t max_response_length = 0;  // tokens of all turns
+};
+
+class AgentRunner {
+ public:
+  // All outlive this. `tp`: the ranks that compute the same sessions.
+  AgentRunner(const AgentSections& config,
+              const AgentLimits& limits,
+              rollout::LLMEngine& engine,
+              const PromptEncoder& encoder,
+              const models::ProcessGroup& tp);
+  ~AgentRunner();
+
+  // From prompts to sessions that are over. `params` are of all turns but for seed and max_tokens.
+  // Called by all ranks of `tp`. Throws Error of the engine, or of an environment.
+  void run(std::vector<Session>& sessions, const rollout::SamplingParams& params);
+
+ private:
+  // Questions of a session that have been asked.
+  struct Asked {
+    std::vector<AgentQuestion> questions{};
+    std::vector<nlohmann::json> answers{};
+    std::size_t num_answers = 0;
+  };
+  struct Place {
+    std::size_t session = 0;
+    std::size_t question = 0;
+  };
+
+  void generate(std::size_t number, const rollout::SamplingParams& params);
+  bool may_go_on(const Session& session) const;
+  void take(std::size_t number, const rollout::RequestOutput& output);
+  void turn_is_over(std::size_t number, bool stopped);
+  void ask(std::size_t number, std::vector<AgentQuestion> questions);
+  std::vector<AgentAnswer> receive(bool wait);
+  // Whether the model goes on.
+  bool resume(std::size_t number);
+  void append(Session& session, const std::vector<std::int64_t>& tokens) const;
+  void cut_off(const Session& session);
+
+  AgentSections config_;
+  AgentLimits limits_;
+  rollout::LLMEngine& engine_;
+  const PromptEncoder& encoder_;
+  const models::ProcessGroup& tp_;
+  std::unique_ptr<AgentLoop> loop_;  // null: single turn
+  std::vector<std::unique_ptr<AgentProgram>> programs_;
+  std::int64_t next_id_ = 0;  // of a question
+  // While run() does:
+  std::vector<Session>* sessions_ = nullptr;
+  bool keeps_mask_ = false;
+  std::map<std::size_t, Asked> asked_;    // by session
+  std::map<std::int64_t, Place> places_;  // of the questions that are open
+  std::set<std::size_t> ready_;           // sessions whose questions are answered
+};
+
+}  // namespace ferry::trainer

@@ -1,0 +1,40 @@
+// An answer of several turns while it comes about. It is token ids: what the model has written is
+// never encoded again, what others say is appended.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "rollout/request_output.h"
+#include "trainer/data/examples.h"
+
+namespace ferry::trainer {
+
+struct Session {
+  std::uint64_t seed = 0;              // of its draws; programs know the session by it
+  Messages messages{};                 // the conversation so far
+  nlohmann::json task{};               // of the record: data_source, ground_truth, extra_info
+  std::vector<std::int64_t> prompt{};  // token ids
+  // Tokens of the model and of others; these have a log-probability of 0, among themselves alone.
+  std::vector<rollout::TokenOutput> response{};
+  std::vector<std::uint8_t> response_mask{};  // 1: by the model
+  // Routes of all tokens but the last, if the engine returns them.
+  std::vector<std::byte> routed_experts{};
+  // The earnings of turns: the place in `response` of a turn's last token, and how much.
+  std::vector<std::pair<std::size_t, double>> turn_scores{};
+  nlohmann::json extra_info = nlohmann::json::object();  // results of programs, for the reward
+  nlohmann::json replay{};  // exchanges of a run that is played again, or null
+  nlohmann::json exchanges = nlohmann::json::array();  // questions to programs, their answers
+  std::size_t turn_begin = 0;                          // in `response`: of the model's last turn
+  int assistant_turns = 0;
+  int user_turns = 0;
+
+  // verl's count: the prompt is a turn, too.
+  int num_turns() const { return assistant_turns + user_turns + 1; }
+};
+
+}  // namespace ferry::trainer

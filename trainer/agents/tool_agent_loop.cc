@@ -1,0 +1,92 @@
+#include "trainer/agents/tool_agent_loop.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "rollout/text/tool_calls.h"
+
+namespace ferry::trainer {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using rollout::text::ToolCall;
+
+namespace {
+
+// Tells it to the model; texts as they are, all else as JSON.
+std::string content_of(const json& answer, const std::string& name) {
+  const auto text = [](const json& value) {
+    return value.is_string() ? value.get<std::string>()
+                             : value.dump(-1, ' ', false, json::error_handler_t::replace);
+  };
+  if (answer.contains("error"))
+    return fmt::format("Error executing tool '{}': {}", name, text(answer["error"]));
+  return answer.contains("content") ? text(answer["content"]) : "";
+}
+
+// Its place among all calls of the session, in nine characters, as some templates ask for.
+std::string call_id(const Session& session, std::size_t call) {
+  return fmt::format("call{:03}{:02}", session.assistant_turns, call);
+}
+
+}  // namespace
+
+ToolAgentLoop::ToolAgentLoop(Tools tools, const MultiTurnSection& config)
+    : tools_(std::move(tools)), config_(config) {}
+
+bool ToolAgentLoop::skips_special() const {
+  return !rollout::text::has_special_markers(config_.format);
+}
+
+std::vector<AgentQuestion> ToolAgentLoop::turn_is_over(Session& session,
+                                                       const std::string& text) const {
+  rollout::text::ToolCallParser parser(config_.format, tools_.schemas);
+  auto part = parser.take(text);
+  auto rest = parser.finish();
+  auto calls = std::move(part.calls);
+  calls.insert(calls.end(), rest.calls.begin(), rest.calls.end());
+  calls.resize(std::min(calls.size(), static_cast<std::size_t>(config_.max_parallel_calls)));
+  ordered_json message{{"role", "assistant"}, {"content", part.content + rest.content}};
+  std::vector<AgentQuestion> questions;
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const auto& [name, arguments] = calls[i];
+    message["tool_calls"].push_back(
+        {{"id", call_id(session, i)},
+         {"type", "function"},
+         {"function", {{"name", name}, {"arguments", ordered_json::parse(arguments)}}}});
+    auto& question = questions.emplace_back(AgentQuestion{
+        .body = {
+            {"session", session.seed}, {"name", name}, {"arguments", json::parse(arguments)}}});
+    const auto found = std::ranges::find(tools_.names, name);
+    if (found == tools_.names.end())
+      question.known = json{
+          {"error", fmt::format("there is no such tool, but: {}", fmt::join(tools_.names, ", "))}};
+    else
+      question.program = tools_.program_of[static_cast<std::size_t>(found - tools_.names.begin())];
+  }
+  session.messages.push_back(std::move(message));
+  return questions;
+}
+
+std::size_t ToolAgentLoop::answered(Session& session, std::span<const json> answers) const {
+  const auto calls = session.messages.back().at("tool_calls");
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const auto name = calls[i].at("function").at("name").get<std::string>();
+    session.messages.push_back(
+        {{"role", "tool"},
+         {"tool_call_id", calls[i].at("id")},
+         {"name", name},
+         {"content",
+          truncated_tool_response(content_of(answers[i], name), config_.max_tool_response_length,
+                                  config_.tool_response_truncate_side)}});
+    const auto reward = answers[i].find("reward");
+    if (reward != answers[i].end() && reward->is_number())
+      session.turn_scores.emplace_back(session.response.size() - 1, reward->get<double>());
+  }
+  return answers.size();
+}
+
+}  // namespace ferry::trainer

@@ -1,0 +1,56 @@
+#include "trainer/config/agent_sections.h"
+
+namespace ferry::trainer {
+
+void list(ConfigTable& table, const std::string& section, AgentSections& c) {
+  auto& agent = c.agent;
+  table.section(section + ".agent", "Answers of several turns (docs/training/agents.md)");
+  table.add("default_agent_loop", agent.default_agent_loop,
+            "single_turn_agent: the model answers once; tool_agent: it may call tools; env_agent: "
+            "an environment says something to each answer");
+  table.add("env_command", agent.env_command,
+            "for env_agent: the environment, a program with its arguments");
+  table.add("env_timeout", agent.env_timeout, "seconds that it may take for an answer",
+            at_least(1));
+  table.add("replay_dir", agent.replay_dir,
+            "folder of a run's sessions: no program is started, its answers are taken from there");
+  auto& turns = c.multi_turn;
+  table.section(section + ".multi_turn", "The turns of such an answer");
+  table.add("max_assistant_turns", turns.max_assistant_turns,
+            "turns of the model; not set: no limit", at_least(1));
+  table.add("max_user_turns", turns.max_user_turns,
+            "turns of tools or the environment; not set: no limit", at_least(1));
+  table.add("max_parallel_calls", turns.max_parallel_calls,
+            "calls of tools in one turn; further ones are left out", at_least(1));
+  table.add("tool_config_path", turns.tool_config_path,
+            "for tool_agent: a JSON file of the tools, their schemas and programs");
+  table.add("max_tool_response_length", turns.max_tool_response_length,
+            "characters of a tool's answer that are kept", at_least(1));
+  table.add("tool_response_truncate_side", turns.tool_response_truncate_side,
+            "the side of a longer answer that is cut");
+  table.add("format", turns.format, "for tool_agent: the form of calls, as vLLM names it");
+}
+
+ConfigRules<AgentSections> agent_rules() {
+  return {
+      {"tools_to_call",
+       {".agent.default_agent_loop", ".multi_turn.tool_config_path"},
+       [](const AgentSections& c) {
+         return c.multi_turn.tool_config_path.empty() ==
+                (c.agent.default_agent_loop != AgentLoopKind::kTool);
+       },
+       "tool_agent calls the tools of tool_config_path, which no other loop does"},
+      {"an_environment_to_act_in",
+       {".agent.default_agent_loop", ".agent.env_command"},
+       [](const AgentSections& c) {
+         return c.agent.env_command.empty() == (c.agent.default_agent_loop != AgentLoopKind::kEnv);
+       },
+       "env_agent acts in the environment of env_command, which no other loop does"},
+      {"sessions_to_play_again",
+       {".agent.replay_dir", ".agent.default_agent_loop"},
+       [](const AgentSections& c) { return c.agent.replay_dir.empty() || c.enabled(); },
+       "single_turn_agent asks no program whose answers could be taken from somewhere else"},
+  };
+}
+
+}  // namespace ferry::trainer
