@@ -34,6 +34,8 @@ constexpr std::array<std::string_view, 17> kCompanions{
     "spiece.model",    "preprocessor_config.json", "processor_config.json",
     "ferry-part.json", "sentencepiece.bpe.model"};
 
+constexpr std::string_view kRunConfig = "run_config.yaml";  // of Megatron-Bridge
+
 bool is_weights(std::string_view name, Format format) {
   switch (format) {
     case Format::kHuggingFace:
@@ -55,7 +57,7 @@ bool is_companion(std::string_view name, Format format) {
       return false;
     default:
       return name == distckpt::kTorchDistMetadata || name == distckpt::kTorchDistConfig ||
-             name == distckpt::kCommon;
+             name == distckpt::kCommon || name == kRunConfig;
   }
 }
 

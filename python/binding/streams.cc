@@ -7,7 +7,9 @@
 
 #include "cli/report/json.h"
 #include "converter/bridge/tensor_stream.h"
+#include "converter/families/megatron_args.h"
 #include "converter/open/checkpoint.h"
+#include "distckpt/formats/torch_dist.h"
 #include "python/binding/checkpoint.h"
 #include "python/binding/interpreter.h"
 #include "python/binding/options.h"
@@ -34,6 +36,50 @@ std::vector<std::int64_t> list(const distckpt::Dims& dims) {
   return {dims.begin(), dims.end()};
 }
 
+// Nothing for a value that JSON lacks.
+std::optional<ordered_json> plain_json(const distckpt::PickleValue& value) {
+  using distckpt::PickleKind;
+  switch (value.kind()) {
+    case PickleKind::kNone:
+      return nullptr;
+    case PickleKind::kBool:
+      return value.as_bool();
+    case PickleKind::kInt:
+      return value.as_int();
+    case PickleKind::kFloat:
+      return value.as_float();
+    case PickleKind::kString:
+      return value.as_string();
+    case PickleKind::kList:
+    case PickleKind::kTuple: {
+      auto listed = ordered_json::array();
+      for (const auto element : value.elements()) {
+        const auto one = plain_json(element);
+        if (!one) return std::nullopt;
+        listed.push_back(*one);
+      }
+      return listed;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+ordered_json args_json(const Checkpoint& checkpoint) {
+  const auto args = checkpoint.common
+                        ? converter::find_args(distckpt::common_dict(*checkpoint.common))
+                        : std::nullopt;
+  if (!args) return nullptr;
+  constexpr std::size_t kMaxValues = 1'000'000;
+  constexpr int kMaxDepth = 20;
+  args->require_tree(kMaxValues, kMaxDepth);
+  auto plain = ordered_json::object();
+  for (const auto& [name, value] : args->object_state().items()) {
+    if (const auto one = plain_json(value)) plain[std::string(name.as_string())] = *one;
+  }
+  return plain;
+}
+
 ordered_json describe_json(const Checkpoint& checkpoint) {
   ordered_json described{
       {"path", checkpoint.location.folder.string()},
@@ -44,6 +90,7 @@ ordered_json describe_json(const Checkpoint& checkpoint) {
       {"family", checkpoint.map.config.family},
       {"config", nullptr},
       {"files", ordered_json::array()},
+      {"args", args_json(checkpoint)},
       {"tensors", ordered_json::array()}};
   if (checkpoint.hf) {
     described["config"] = checkpoint.hf->config_text();

@@ -39,6 +39,7 @@ class Checkpoint:
         iteration: of a Megatron checkpoint: "4000" or "release"
         family: Hugging Face's model_type: "llama"
         config: the content of config.json; None for a Megatron checkpoint that has none
+        args: the arguments of training in a Megatron checkpoint, those of numbers, words and lists of them; None where there are none
         files: that go along with the weights: config.json, generation_config.json, the tokenizer's
     """
 
@@ -47,6 +48,7 @@ class Checkpoint:
     iteration: Optional[str]
     family: str
     config: Optional[Dict[str, Any]]
+    args: Optional[Dict[str, Any]]
     files: List[str]
 
     def __init__(self, handle: Any, options: Dict[str, Any]):
@@ -54,7 +56,7 @@ class Checkpoint:
         found = json.loads(_ferry.describe(handle))
         self.path, self.format, self.iteration, self.family = found["path"], found["format"], found["iteration"], found["family"]
         self.config = None if found["config"] is None else json.loads(found["config"])
-        self.files = found["files"]
+        self.args, self.files = found["args"], found["files"]
         self._infos = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in found["tensors"]]
 
     def __repr__(self) -> str:
