@@ -12,6 +12,7 @@
 #include "converter/progress.h"
 #include "converter/stored/part.h"
 #include "distckpt/storage/filenames.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::cli {
 
@@ -24,6 +25,7 @@ void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_digest(CLI::App& app);
+void add_delta(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_watch(CLI::App& app);
@@ -34,6 +36,8 @@ void add_quiet(CLI::App& command, bool& quiet);
 void add_threads(CLI::App& command, int& threads);
 void add_max_memory(CLI::App& command, std::int64_t& bytes);
 void add_hf_config(CLI::App& command, std::filesystem::path& folder);
+// The layout of a Megatron target.
+void add_layout(CLI::App& command, models::ParallelConfig& parallel);
 void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb);
 void add_iteration(CLI::App& command,
                    const std::string& flag,

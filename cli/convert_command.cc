@@ -72,39 +72,7 @@ void add_convert(CLI::App& app) {
                 "Hugging Face one (default: release)");
   add_hf_config(*command, options.hf_config);
   add_selection(*command, options.selection, "Convert");
-  auto& parallel = options.parallel;
-  const auto add_size = [&](const std::string& flag, auto& size, const std::string& help) {
-    return command->add_option(flag, size, help)->check(CLI::Range(1, 65536));
-  };
-  add_size("--tp,--tensor-model-parallel-size", parallel.tensor_model_parallel_size,
-           "Tensor parallel size of a Megatron target");
-  add_size("--pp,--pipeline-model-parallel-size", parallel.pipeline_model_parallel_size,
-           "Pipeline parallel size of a Megatron target");
-  command->add_option("--num-layers-in-first-pipeline-stage",
-                      parallel.num_layers_in_first_pipeline_stage,
-                      "Layers of the first stage. Default: an even share");
-  command->add_option("--num-layers-in-last-pipeline-stage",
-                      parallel.num_layers_in_last_pipeline_stage,
-                      "Layers of the last stage. Default: an even share");
-  add_size("--vpp,--virtual-pipeline-model-parallel-size",
-           parallel.virtual_pipeline_model_parallel_size,
-           "Chunks of layers of each pipeline stage, handed out in turn (interleaved)");
-  command->add_flag("--account-for-embedding-in-pipeline-split",
-                    parallel.account_for_embedding_in_pipeline_split,
-                    "Count the embedding as a layer of the first stage");
-  command->add_flag("--account-for-loss-in-pipeline-split",
-                    parallel.account_for_loss_in_pipeline_split,
-                    "Count the output layer and loss as a layer of the last stage");
-  command->add_option("--pipeline-model-parallel-layout", parallel.pipeline_model_parallel_layout,
-                      "What each stage has, as Megatron-LM spells it: Et*3|(tt|)*2t,L has stages "
-                      "apart by |, E embedding, t layer, m prediction layer, L loss");
-  add_size("--ep,--expert-model-parallel-size", parallel.expert_model_parallel_size,
-           "Expert parallel size of a Megatron target");
-  add_size("--etp,--expert-tensor-parallel-size", parallel.expert_tensor_parallel_size,
-           "Tensor parallel size of its experts. Default: as --tp");
-  add_size("--make-vocab-size-divisible-by", parallel.make_vocab_size_divisible_by,
-           "The vocabulary is padded to a multiple of this times TP")
-      ->capture_default_str();
+  add_layout(*command, options.parallel);
   command
       ->add_option_function<std::string>(
           "--dtype",

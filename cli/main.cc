@@ -40,6 +40,7 @@ void add_commands(CLI::App& app) {
   add_verify(app);
   add_diff(app);
   add_digest(app);
+  add_delta(app);
   add_plan(app);
   add_report(app);
   add_watch(app);

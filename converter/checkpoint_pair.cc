@@ -261,6 +261,14 @@ bool CheckpointPair::same_kind(const ModelTensor& left, const ModelTensor& right
   return true;
 }
 
+bool CheckpointPair::compared_less_one(std::size_t index) const {
+  const auto is_less = [](const distckpt::Cover& cover) {
+    return std::ranges::any_of(cover, [](const distckpt::Piece& piece) { return piece.less != 0; });
+  };
+  const auto& planned = plan_.tensors[index];
+  return is_less(planned.source) || std::ranges::any_of(planned.replicas, is_less);
+}
+
 std::int64_t CheckpointPair::num_bytes() const {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < num_tensors_; ++i) bytes += tensor(i).num_bytes();

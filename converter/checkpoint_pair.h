@@ -57,6 +57,10 @@ class CheckpointPair {
   }
   std::int64_t num_bytes() const;
   const std::vector<UnpairedTensor>& unpaired() const { return unpaired_; }
+  // True if a side holds the tensor less one, rounded: it is compared so.
+  bool compared_less_one(std::size_t index) const;
+  // True if both sides are quantised, and compared as they are.
+  bool keeps_fp8() const { return keep_fp8_; }
 
   // The things that were not compared, and why; after `compare` also padding that is not zero.
   const std::vector<std::string>& notes() const { return notes_; }

@@ -76,7 +76,8 @@ OpenOptions source_options(const ConvertOptions& options) {
           .hf_config = options.hf_config,
           .keep_fp8 = options.keep_fp8,
           .training_state = options.format == Format::kTorchDist && !options.no_save_optim &&
-                            options.selection.is_all() && options.mtp != PredictionLayers::kDrop,
+                            options.amendment == nullptr && options.selection.is_all() &&
+                            options.mtp != PredictionLayers::kDrop,
           .links = options.follow_symlinks ? Links::kAll : Links::kInside,
           .mtp = options.mtp};
 }
@@ -180,6 +181,10 @@ OpenedConversion open_conversion(const ConvertOptions& options) {
   choose_target(options, opened);
   require_effective(options, source, opened.format);
   select_part(options.selection, source);
+  if (options.amendment != nullptr) {
+    options.amendment->begin(source);
+    opened.amendment = options.amendment->identity();
+  }
   opened.published = is_published(options, opened.target);
   if (!opened.published)
     refuse_unsafe_target(opened.target, opened.format, source.location.folder, options.overwrite);
@@ -221,6 +226,7 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
       tensor.dtype = *options.dtype;
   }
   planned.copy = plan_copies(opened, planned, links, options.dtype.has_value());
+  if (options.amendment != nullptr) require_amendable(planned.copy);
   planned.staging = distckpt::staging_budget(planned.copy, executor_options(options));
   for (const auto& [path, bytes] : files_of(planned.target->layout()))
     planned.tensor_files.push_back(
@@ -231,6 +237,20 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
   if (replaces && !fs::is_empty(opened.target))
     replaceable_files(opened.target, opened.format, planned.files);
   return planned;
+}
+
+void require_amendable(const CopyPlan& plan) {
+  const auto is_less = [](const distckpt::Cover& cover) {
+    return std::ranges::any_of(cover, [](const distckpt::Piece& piece) { return piece.less != 0; });
+  };
+  for (const auto& one : plan.tensors) {
+    if (!is_less(one.source) && std::ranges::none_of(one.replicas, is_less) &&
+        std::ranges::none_of(one.targets, is_less))
+      continue;
+    throw Error(ErrorKind::kLayout,
+                fmt::format("{}: Megatron-Core holds it less one, rounded", one.tensor.name),
+                "go through Hugging Face's form: ferry convert --to hf");
+  }
 }
 
 Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& planned) {
@@ -252,6 +272,7 @@ Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& plan
   }
   for (const auto& file : planned.tensor_files)
     text += fmt::format("{} {}\n", file.name, file.bytes);
+  if (opened.amendment) text += to_string(*opened.amendment) + "\n";
   return distckpt::digest_block(distckpt::as_bytes(text));
 }
 

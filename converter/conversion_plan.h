@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ namespace ferry::converter {
 struct OpenedConversion {
   Checkpoint source{};                           // without what is not selected
   distckpt::Digest source_summary{};             // of the source as it was opened
+  std::optional<distckpt::Digest> amendment{};   // the identity of what changes it
   Format format = Format::kTorchDist;            // of the target
   distckpt::Iteration iteration{};               // of a Megatron target
   std::filesystem::path target{};                // the folder that is published
@@ -51,6 +53,10 @@ struct PlannedConversion {
 PlannedConversion plan_conversion(const OpenedConversion& opened,
                                   const ConvertOptions& options,
                                   const std::filesystem::path& folder);
+
+// Throws Error(kLayout) naming a tensor that one side holds less one, rounded: it is not amended
+// bit for bit.
+void require_amendable(const distckpt::CopyPlan& plan);
 
 // A digest of the source's files as they are, the plan, and the target's files.
 distckpt::Digest fingerprint(const OpenedConversion& opened, const PlannedConversion& planned);

@@ -68,7 +68,9 @@ class Conversion {
   ConvertReport dry_run() const {
     const auto planned = plan_conversion(opened_, options_, opened_.target);
     if (options_.dry_run == DryRun::kPlan) return report(planned, {.files = planned.tensor_files});
-    return report(planned, read(planned, nullptr));
+    auto copied = read(planned, nullptr);
+    finish_amendment(copied);
+    return report(planned, std::move(copied));
   }
 
   // Rank 0 owns the working folder, alone or with helpers.
@@ -95,6 +97,7 @@ class Conversion {
     const auto planned = plan_conversion(opened_, options_, work.output());
     work.expect(planned.files);
     auto copied = copy(planned);
+    finish_amendment(copied);
     const auto proved = prove(planned, copied, work.output());
     require_same_source(opened_, options_);
     std::function<std::vector<fs::path>(const fs::path&)> replaceable;
@@ -115,6 +118,7 @@ class Conversion {
     work.expect(planned.files);
     StoreTarget store(opened_.target, work.output(), planned.files, options_.overwrite);
     auto copied = send(planned, store);
+    finish_amendment(copied);
     const auto proved = prove(planned, copied, opened_.target);
     require_same_source(opened_, options_);
     store.publish();
@@ -160,6 +164,7 @@ class Conversion {
     const auto planned = plan_conversion(opened_, options_, work.output());
     require_planned_files(planned);
     auto copied = read(planned, &work);
+    finish_amendment(copied);
     const auto proved = prove(planned, copied, opened_.target);
     require_same_source(opened_, options_);
     set_tracker(work);
@@ -252,10 +257,21 @@ class Conversion {
                                   distckpt::BoxSink* sink,
                                   std::string_view stage) const {
     const auto source = opened_.source.source();
+    if (auto* const amendment = options_.amendment) {
+      options.on_read = [amendment, this](auto tensor, auto element, auto elements) {
+        if (tensor < opened_.source.tensors.size())  // else padding
+          amendment->amend(tensor, element, elements);
+      };
+    }
     const distckpt::Executor executor(std::move(options));
     auto report = wait_reporting(executor.submit(planned.copy, *source, sink), stage, progress_);
     source->verify_checksums();
     return report;
+  }
+
+  // The amended tensors became those that the amendment names.
+  void finish_amendment(const Copied& copied) const {
+    if (options_.amendment != nullptr) options_.amendment->finish(copied.digests);
   }
 
   // Every rank reads its share of `folder`; rank 0 compares all digests with those of the source.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "converter/open/amendment.h"
 #include "converter/open/checkpoint.h"
 #include "converter/progress.h"
 #include "converter/stored/part.h"
@@ -27,6 +28,7 @@ enum class DryRun {
 struct ConvertOptions {
   std::filesystem::path from{};
   const Checkpoint* memory = nullptr;  // the source, if it is in memory and not opened from `from`
+  Amendment* amendment = nullptr;      // changes the source on its way
   std::filesystem::path to{};
   std::optional<Format> format{};                  // default: the other one
   std::optional<distckpt::Iteration> iteration{};  // of a Megatron source (default: the tracker's);

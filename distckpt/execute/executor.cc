@@ -73,7 +73,7 @@ struct Execution::State {
     try {
       auto* const resource =
           options.staging != nullptr ? options.staging : std::pmr::new_delete_resource();
-      TaskWorker worker(*plan, sizes, resource, *source, sink);
+      TaskWorker worker(*plan, sizes, resource, *source, sink, options.on_read);
       const std::function<void(const Comparison&)> report = [this](const Comparison& one) {
         compared(one);
       };
@@ -210,6 +210,7 @@ Execution Executor::submit(const CopyPlan& plan, BoxSource& source, BoxSink* sin
 }
 
 Execution Executor::submit_pieces(const CopyPlan& plan, BoxSource& source, BoxSink& sink) const {
+  require(!options_.on_read, ErrorKind::kBug, "pieces are not amended when they are read");
   return start(make_target_schedule(plan), plan, source, &sink, false);
 }
 

@@ -50,6 +50,11 @@ struct ExecutorOptions {
   // submit() calls it with each stretch of each replica, from several threads at a time. A stretch
   // begins at a block of the tensor's digest. Empty: a stretch that differs is an Error(kLayout).
   std::function<void(const Comparison&)> on_compared{};
+
+  // submit() calls it with each stretch of each tensor (its index in the plan, the row-major index
+  // of the first element, the elements), from several threads at a time, after the replicas were
+  // compared: what it changes is digested and written. Stretches are those of on_compared.
+  std::function<void(std::uint32_t, std::int64_t, std::span<std::byte>)> on_read{};
 };
 
 // Padding in the source that was not zero: dropped, and therefore reported.

@@ -50,11 +50,13 @@ class TaskWorker::Impl {
        const BufferSizes& sizes,
        std::pmr::memory_resource* resource,
        BoxSource& source,
-       BoxSink* sink)
+       BoxSink* sink,
+       const Amend& amend)
       : owner_(owner),
         plan_(plan),
         source_(source),
         sink_(sink),
+        amend_(amend),
         staging_(resource, sizes.staging),
         scratch_(resource, sizes.scratch),
         cast_scratch_(resource, sizes.scratch),
@@ -259,11 +261,6 @@ class TaskWorker::Impl {
     const auto stretch = make_stretch(planned, segment.begin, segment.end);
     const auto staging = staging_.first(bytes);
     gather(planned.source, stretch, planned.on_read, staging);
-    for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
-      owner_.record.blocks.push_back(digest_block(
-          staging.subspan(static_cast<std::size_t>(at),
-                          static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
-    }
     for (std::uint32_t r = 0; r < planned.replicas.size(); ++r) {
       const auto& cover = planned.replicas[r];
       const auto replica = replica_.first(bytes);
@@ -283,6 +280,12 @@ class TaskWorker::Impl {
                 .expected = expected,
                 .found = replica,
                 .equal = std::memcmp(expected.data(), replica.data(), expected.size()) == 0});
+    }
+    if (amend_) amend_(segment.index, stretch.begin, staging);
+    for (std::int64_t at = 0; at < bytes; at += kDigestBlock) {
+      owner_.record.blocks.push_back(digest_block(
+          staging.subspan(static_cast<std::size_t>(at),
+                          static_cast<std::size_t>(std::min(kDigestBlock, bytes - at)))));
     }
     if (sink_ == nullptr) return;
     for (const auto& cover : planned.targets) scatter(cover, stretch, staging);
@@ -393,6 +396,7 @@ class TaskWorker::Impl {
   const CopyPlan& plan_;
   BoxSource& source_;
   BoxSink* sink_;
+  const Amend& amend_;
   Buffer staging_;
   Buffer scratch_;
   Buffer cast_scratch_;
@@ -403,8 +407,9 @@ TaskWorker::TaskWorker(const CopyPlan& plan,
                        const BufferSizes& sizes,
                        std::pmr::memory_resource* resource,
                        BoxSource& source,
-                       BoxSink* sink)
-    : impl_(std::make_unique<Impl>(*this, plan, sizes, resource, source, sink)) {}
+                       BoxSink* sink,
+                       const Amend& amend)
+    : impl_(std::make_unique<Impl>(*this, plan, sizes, resource, source, sink, amend)) {}
 
 TaskWorker::~TaskWorker() = default;
 

@@ -16,12 +16,16 @@ namespace ferry::distckpt {
 
 class TaskWorker {
  public:
-  // All must outlive it. Without a sink what is read is digested only.
+  using Amend = std::function<void(std::uint32_t, std::int64_t, std::span<std::byte>)>;
+
+  // All must outlive it. Without a sink what is read is digested only. `amend`, if it is not empty,
+  // changes each stretch of a tensor after its replicas were compared.
   TaskWorker(const CopyPlan& plan,
              const BufferSizes& sizes,
              std::pmr::memory_resource* resource,
              BoxSource& source,
-             BoxSink* sink);
+             BoxSink* sink,
+             const Amend& amend);
   ~TaskWorker();
   TaskWorker(const TaskWorker&) = delete;
   TaskWorker& operator=(const TaskWorker&) = delete;

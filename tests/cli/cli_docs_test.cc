@@ -71,8 +71,8 @@ std::set<std::string> long_flags(const std::string& text, bool with_help = false
   return flags;
 }
 
-std::set<std::string> subcommands() {
-  const auto help = output_of_ferry("--help");
+std::set<std::string> subcommands(const std::string& of = "") {
+  const auto help = output_of_ferry(of + " --help");
   const auto list = help.find("Subcommands:");
   if (list == std::string::npos) return {};
   static const std::regex pattern("\n  ([a-z]+) ");
@@ -110,7 +110,9 @@ TEST_F(CliDocs, ListEveryOptionOfEachSubcommandAndNoOther) {
   for (const auto& name : subcommands()) {
     if (kOfModels.contains(name)) continue;
     SCOPED_TRACE("ferry " + name);
-    const auto printed = long_flags(output_of_ferry(name + " --help"));
+    auto printed = long_flags(output_of_ferry(name + " --help"));
+    for (const auto& own : subcommands(name))
+      printed.merge(long_flags(output_of_ferry(name + " " + own + " --help")));
     EXPECT_FALSE(printed.empty());
     EXPECT_EQ(long_flags(sections["ferry " + name]), printed);
   }

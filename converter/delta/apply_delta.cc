@@ -1,0 +1,98 @@
+#include "converter/delta/apply_delta.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "converter/conversion_plan.h"
+#include "converter/digest_checkpoint.h"
+#include "distckpt/base/error.h"
+#include "distckpt/storage/source_tree.h"
+
+namespace ferry::converter {
+namespace {
+
+// The tensors of a quantised base are changed as they are.
+bool keeps_fp8(const DeltaChain& chain, const std::filesystem::path& base) {
+  return std::ranges::any_of(chain.deltas(), [&](const auto& delta) {
+    const auto& summary = delta->summary();
+    return summary.form == DeltaForm::kSlime ? is_quantized(base) : summary.keep_fp8;
+  });
+}
+
+}  // namespace
+
+DeltaChain::DeltaChain(std::vector<std::unique_ptr<Delta>> deltas) : deltas_(std::move(deltas)) {
+  require_chain(deltas_);
+}
+
+distckpt::Digest DeltaChain::identity() const {
+  distckpt::RunningDigest all;
+  for (const auto& delta : deltas_) all.add(std::as_bytes(std::span(delta->identity().bytes)));
+  return all.digest();
+}
+
+void DeltaChain::begin(Checkpoint& source) {
+  element_sizes_.clear();
+  for (const auto& tensor : source.tensors) element_sizes_.push_back(size_of(tensor.dtype));
+  for (const auto& delta : deltas_) {
+    delta->begin(source.tensors);
+    if (!source.hf) continue;  // a Megatron checkpoint alone: nothing travels along
+    for (auto& [name, content] : delta->files()) {
+      auto& carried = source.hf->carried;
+      const auto at = std::ranges::lower_bound(carried, name);
+      if (at == carried.end() || *at != name) carried.insert(at, name);
+      source.hf->contents[name] = content;
+    }
+  }
+}
+
+void DeltaChain::amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) {
+  for (const auto& delta : deltas_)
+    delta->apply(tensor, element * element_sizes_[tensor], elements);
+}
+
+void DeltaChain::finish(const std::vector<distckpt::Digest>& digests) {
+  if (!deltas_.empty()) deltas_.back()->require_result(digests);
+}
+
+ConvertReport apply_delta(ConvertOptions options,
+                          DeltaChain& chain,
+                          const ProgressFunction& progress) {
+  const auto& deltas = chain.deltas();
+  const auto resumes = [](const auto& delta) { return delta->resumes(); };
+  require(!options.resume || std::ranges::all_of(deltas, resumes), ErrorKind::kUsage,
+          "--resume: a delta of slime's form is read from front to back");
+  options.keep_fp8 = keeps_fp8(chain, options.from);
+  options.amendment = &chain;
+  return convert(options, progress);
+}
+
+VerifyDeltaReport verify_delta(const VerifyDeltaOptions& options,
+                               DeltaChain& chain,
+                               const ProgressFunction& progress) {
+  auto base = open(options.base, {.iteration = options.iteration,
+                                  .hf_config = options.hf_config,
+                                  .keep_fp8 = keeps_fp8(chain, options.base)});
+  check_derived(base);
+  chain.begin(base);
+  const auto plan = distckpt::plan_read(base.tensors, base.side());
+  require_amendable(plan);
+  const distckpt::Executor executor(
+      {.threads = distckpt::reading_threads(options.threads, options.base),
+       .max_memory = options.max_memory,
+       .on_compared = {},
+       .on_read = [&](auto tensor, auto element, auto elements) {
+         chain.amend(tensor, element, elements);
+       }});
+  const auto source = base.source();
+  const auto done = wait_reporting(executor.submit(plan, *source, nullptr), "verifying", progress);
+  source->verify_checksums();
+  chain.finish(done.digests);
+  VerifyDeltaReport report{.bytes = plan.num_bytes(),
+                           .result_digest = model_digest(base.tensors, done.digests)};
+  for (const auto& tensor : base.tensors)
+    if (tensor.role == distckpt::Role::kWeight) ++report.num_tensors;
+  return report;
+}
+
+}  // namespace ferry::converter
