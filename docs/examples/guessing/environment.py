@@ -17,6 +17,6 @@ for line in sys.stdin:
     else:
         guess, secret = asked["action"], secrets[game]
         right, over = guess == secret, guess == secret or not guess.isdigit()
-        said = {"observation": "+" if guess < secret else "-", "reward": int(right), "done": over, "info": {"acc": int(right)}}
+        said = {"observation": "+" if guess < secret else "-", "reward": int(right), "done": over}
         if over: del secrets[game]
     print(json.dumps({"id": asked["id"], **said}), flush=True)

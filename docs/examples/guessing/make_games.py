@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the start of the example: games, a tokenizer and an untrained model.
 
-A game is to guess a number of a range in at most seven turns; the environment says "+" (it is larger) or "-" (smaller).
+A game is to guess a number below 52 in at most seven turns; the environment says "+" (it is larger) or "-" (smaller).
 
-  train.jsonl, val.jsonl  ranges and their secret numbers, in verl's columns; the two have no range in common
+  train.jsonl, val.jsonl  games and their secret numbers, in verl's columns; the two have no game in common
   sft.jsonl               games that a timid player plays: see play()
   model/                  a Llama of random weights as Hugging Face files; each number is a token
 """
@@ -16,8 +16,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "sorting"))
 from make_task import write_lines, write_model, write_tokenizer  # noqa: E402
 
-NUMBERS, SIZE, TURNS = 64, 52, 7  # of all games; of a range; of the player
-HELD_OUT = 3  # of 13 ranges, each with 52 games
+NUMBERS, TURNS = 52, 7
+HELD_OUT = 256  # of 52^2 = 2,704 games
 SFT_EXAMPLES = 65_536
 COURAGE = 0.4  # the player's: how often it guesses the middle of what is left
 
@@ -26,23 +26,24 @@ def name(number):
     return f"{number:02}"
 
 
-def user(first):
-    return {"role": "user", "content": f"{name(first)}-{name(first + SIZE - 1)}"}
+def user(game):
+    """A game has a number, which says nothing of its secret."""
+    return {"role": "user", "content": name(game // NUMBERS) + name(game % NUMBERS)}
 
 
-def game(first, secret, split, index):
+def record(game, secret, split, index):
     return {
         "data_source": "guessing",
-        "prompt": [user(first)],
+        "prompt": [user(game)],
         "ability": "search",
         "reward_model": {"style": "rule", "ground_truth": name(secret)},
         "extra_info": {"split": split, "index": index},
     }
 
 
-def play(first, secret, rng):
+def play(game, secret, rng):
     """Begins in the middle, then goes one step into the right direction, three times in five."""
-    messages, low, high, guess = [user(first)], first, first + SIZE - 1, None
+    messages, low, high, guess = [user(game)], 0, NUMBERS - 1, None
     for _ in range(TURNS):
         if guess is None or rng.random() < COURAGE: guess = (low + high) // 2
         else: guess += 1 if guess < secret else -1
@@ -55,13 +56,11 @@ def play(first, secret, rng):
 
 
 def write_games(folder, rng):
-    ranges = range(NUMBERS - SIZE + 1)
-    held_out = rng.sample(ranges[1:-1], HELD_OUT)
-    splits = {"train": [], "val": []}
-    for first in ranges:
-        splits["val" if first in held_out else "train"] += [(first, first + place) for place in range(SIZE)]
+    games = [(game, rng.randrange(NUMBERS)) for game in range(NUMBERS ** 2)]
+    rng.shuffle(games)
+    splits = {"val": games[:HELD_OUT], "train": games[HELD_OUT:]}
     for split, some in splits.items():
-        write_lines(folder / f"{split}.jsonl", (game(*one, split, index) for index, one in enumerate(some)))
+        write_lines(folder / f"{split}.jsonl", (record(*one, split, index) for index, one in enumerate(some)))
     write_lines(folder / "sft.jsonl", (play(*rng.choice(splits["train"]), rng) for _ in range(SFT_EXAMPLES)))
 
 
