@@ -28,6 +28,7 @@ void add_digest(CLI::App& app);
 void add_delta(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
+void add_sandbox(CLI::App& app);
 void add_watch(CLI::App& app);
 
 // Options that several subcommands have, with one wording.

@@ -43,6 +43,7 @@ void add_commands(CLI::App& app) {
   add_delta(app);
   add_plan(app);
   add_report(app);
+  add_sandbox(app);
   add_watch(app);
   // Listed here; what is called is ferry-torch.
   app.add_subcommand("bench", "Measure");

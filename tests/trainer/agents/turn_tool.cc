@@ -1,4 +1,4 @@
-// For tests/interop/train/test_turns.py: a line of JSON in, {"folder", "tools", "messages",
+// For tests/interop/agents/test_turns.py: a line of JSON in, {"folder", "tools", "messages",
 // "count"}, a line out, {"turn": [ids]} or {"error"}.
 #include <iostream>
 #include <string>

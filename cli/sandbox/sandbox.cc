@@ -1,0 +1,247 @@
+#include "cli/sandbox/sandbox.h"
+
+#include <fcntl.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/mount.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::cli {
+namespace {
+
+constexpr unsigned kNobody = 65534;
+constexpr int kNewNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET |
+                               CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
+
+void check(bool ok, const std::string& what) {
+  require(ok, ErrorKind::kIo, "sandbox: {}: {}", what, std::strerror(errno));
+}
+
+void write_map(const char* file, const std::string& text) {
+  const distckpt::Descriptor fd(open(file, O_WRONLY | O_CLOEXEC));
+  check(fd.get() >= 0 &&
+            write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()),
+        file);
+}
+
+// In namespaces of its own this process may do what follows, and loses that when it becomes the
+// program: nobody's user has no capabilities.
+void enter_namespaces(const SandboxOptions& options) {
+  const auto uid = getuid();
+  const auto gid = getgid();
+  const int flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
+                    (options.network ? 0 : CLONE_NEWNET);
+  if (unshare(flags) != 0)
+    throw Error(ErrorKind::kUsage, fmt::format("sandbox: no namespaces: {}", std::strerror(errno)),
+                "the system must allow user namespaces: sysctl user.max_user_namespaces, "
+                "kernel.unprivileged_userns_clone, or the container's seccomp profile");
+  write_map("/proc/self/setgroups", "deny");
+  write_map("/proc/self/uid_map", fmt::format("{} {} 1", kNobody, uid));
+  write_map("/proc/self/gid_map", fmt::format("{} {} 1", kNobody, gid));
+}
+
+void set_read_only(const char* path, bool read_only) {
+  mount_attr attributes{};
+  (read_only ? attributes.attr_set : attributes.attr_clr) = MOUNT_ATTR_RDONLY;
+  const unsigned flags = read_only ? AT_RECURSIVE : 0;
+  check(syscall(SYS_mount_setattr, AT_FDCWD, path, flags, &attributes, sizeof(attributes)) == 0,
+        fmt::format("{} read-only", path));
+}
+
+// Devices that programs need, in place of all that there are.
+void make_devices() {
+  constexpr std::array kDevices{"null", "zero", "full", "random", "urandom"};
+  std::vector<std::pair<distckpt::Descriptor, std::string>> devices;
+  for (const char* name : kDevices) {
+    distckpt::Descriptor fd(open(fmt::format("/dev/{}", name).c_str(), O_PATH | O_CLOEXEC));
+    if (fd.get() >= 0) devices.emplace_back(std::move(fd), fmt::format("/dev/{}", name));
+  }
+  check(mount("tmpfs", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=755,size=64k") == 0, "/dev");
+  for (const auto& [fd, path] : devices) {
+    const distckpt::Descriptor place(open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0666));
+    check(place.get() >= 0 && mount(fmt::format("/proc/self/fd/{}", fd.get()).c_str(), path.c_str(),
+                                    nullptr, MS_BIND, nullptr) == 0,
+          path);
+  }
+  check(mkdir("/dev/shm", 01777) == 0, "/dev/shm");
+}
+
+void make_files(const SandboxOptions& options) {
+  check(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0, "mounts of its own");
+  for (const auto& folder : options.writable)
+    check(mount(folder.c_str(), folder.c_str(), nullptr, MS_BIND, nullptr) == 0, folder.string());
+  make_devices();
+  // A container that covers parts of /proc allows no new one: then there is none at all.
+  if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
+    check(mount("tmpfs", "/proc", "tmpfs", 0, "mode=555,size=4k") == 0, "/proc");
+  set_read_only("/", true);
+  for (const auto& folder : options.writable) set_read_only(folder.c_str(), false);
+  check(mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m") == 0,
+        "/dev/shm");
+  check(setenv("TMPDIR", "/dev/shm", 1) == 0, "TMPDIR");
+}
+
+void set_limit(int resource, std::int64_t most, const char* name) {
+  rlimit now{};
+  check(getrlimit(static_cast<__rlimit_resource_t>(resource), &now) == 0, name);
+  const auto value = std::min(static_cast<rlim_t>(most), now.rlim_max);
+  const rlimit limit{value, value};
+  check(setrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0, name);
+}
+
+// Calls that reach beyond the program: namespaces, mounts, other processes, the kernel.
+constexpr std::array kRefused{
+    SYS_unshare,
+    SYS_setns,
+    SYS_mount,
+    SYS_umount2,
+    SYS_pivot_root,
+    SYS_chroot,
+    SYS_mount_setattr,
+    SYS_move_mount,
+    SYS_open_tree,
+    SYS_fsopen,
+    SYS_fsmount,
+    SYS_fsconfig,
+    SYS_fspick,
+    SYS_ptrace,
+    SYS_process_vm_readv,
+    SYS_process_vm_writev,
+    SYS_bpf,
+    SYS_perf_event_open,
+    SYS_keyctl,
+    SYS_add_key,
+    SYS_request_key,
+    SYS_kexec_load,
+    SYS_kexec_file_load,
+    SYS_init_module,
+    SYS_finit_module,
+    SYS_delete_module,
+    SYS_userfaultfd,
+    SYS_io_uring_setup,
+    SYS_io_uring_enter,
+    SYS_io_uring_register,
+    SYS_open_by_handle_at,
+    SYS_reboot,
+    SYS_swapon,
+    SYS_swapoff,
+    SYS_acct,
+    SYS_quotactl,
+    SYS_syslog,
+    SYS_sethostname,
+    SYS_setdomainname,
+    SYS_pidfd_getfd,
+};
+
+#if defined(__x86_64__)
+constexpr unsigned kArchitecture = AUDIT_ARCH_X86_64;
+#elif defined(__aarch64__)
+constexpr unsigned kArchitecture = AUDIT_ARCH_AARCH64;
+#endif
+
+// Loads are from seccomp_data: the number of the call, the architecture, the first argument.
+void filter_calls() {
+  constexpr unsigned kNumber = 0, kOfArchitecture = 4, kFirstArgument = 16;
+  constexpr unsigned kX32 = 0x40000000;  // calls of another ABI, by other numbers
+  constexpr auto kEqual = BPF_JMP | BPF_JEQ | BPF_K, kReturn = BPF_RET | BPF_K;
+  constexpr auto kLoad = BPF_LD | BPF_W | BPF_ABS;
+  constexpr unsigned kRefusal = SECCOMP_RET_ERRNO | EPERM;
+  const auto statement = [](unsigned code, unsigned k) {
+    return sock_filter BPF_STMT(static_cast<std::uint16_t>(code), k);
+  };
+  const auto jump = [](unsigned code, unsigned k, std::uint8_t yes, std::uint8_t no) {
+    return sock_filter BPF_JUMP(static_cast<std::uint16_t>(code), k, yes, no);
+  };
+  std::vector<sock_filter> program{
+      statement(kLoad, kOfArchitecture),
+      jump(kEqual, kArchitecture, 1, 0),
+      statement(kReturn, SECCOMP_RET_KILL_PROCESS),
+      statement(kLoad, kNumber),
+      jump(BPF_JMP | BPF_JGE | BPF_K, kX32, 0, 1),
+      statement(kReturn, kRefusal),
+      // The flags of clone3 lie in memory that a filter cannot read: libraries then call clone.
+      jump(kEqual, SYS_clone3, 0, 1),
+      statement(kReturn, SECCOMP_RET_ERRNO | ENOSYS),
+  };
+  for (const auto call : kRefused) {
+    program.push_back(jump(kEqual, static_cast<unsigned>(call), 0, 1));
+    program.push_back(statement(kReturn, kRefusal));
+  }
+  program.push_back(jump(kEqual, SYS_clone, 0, 3));
+  program.push_back(statement(kLoad, kFirstArgument));
+  program.push_back(jump(BPF_JMP | BPF_JSET | BPF_K, static_cast<unsigned>(kNewNamespaces), 0, 1));
+  program.push_back(statement(kReturn, kRefusal));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
+  sock_fprog code{.len = static_cast<std::uint16_t>(program.size()), .filter = program.data()};
+  check(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no new privileges");
+  check(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &code) == 0, "seccomp");
+}
+
+int exit_status(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+void become_program(const SandboxOptions& options) {
+  std::vector<char*> arguments;
+  for (const auto& text : options.command) arguments.push_back(const_cast<char*>(text.c_str()));
+  arguments.push_back(nullptr);
+  filter_calls();
+  execvp(arguments.front(), arguments.data());
+  check(false, options.command.front());
+}
+
+// The first process of the sandbox, with which all others end. It is not the program itself, since
+// the kernel keeps signals from a first process that does not handle them.
+int watch_over_program(const SandboxOptions& options) {
+  check(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0, "the end of its parent");
+  make_files(options);
+  set_limit(RLIMIT_CORE, 0, "core files");
+  set_limit(RLIMIT_AS, options.memory, "memory");
+  set_limit(RLIMIT_NPROC, options.processes, "processes");
+  if (options.cpu_seconds > 0) set_limit(RLIMIT_CPU, options.cpu_seconds, "CPU time");
+  const auto program = fork();
+  check(program >= 0, "fork");
+  if (program == 0) become_program(options);
+  for (int status = 0;;)
+    if (waitpid(-1, &status, 0) == program) return exit_status(status);
+}
+
+}  // namespace
+
+int run_in_sandbox(const SandboxOptions& options) {
+  enter_namespaces(options);
+  const auto child = fork();
+  check(child >= 0, "fork");
+  if (child == 0) {
+    try {
+      _exit(watch_over_program(options));
+    } catch (const Error& error) {
+      fmt::print(stderr, "error: {}\n", error.what());
+      _exit(2);
+    }
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) check(errno == EINTR, "waiting");
+  return exit_status(status);
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,83 @@
+"""`ferry sandbox`: what a program in it can do, and all that it cannot."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+from support import FERRY, ROOT
+
+PROBE = subprocess.run([FERRY, "sandbox", "--", "true"], stderr=subprocess.PIPE, text=True)
+pytestmark = pytest.mark.skipif("no namespaces" in PROBE.stderr, reason=f"this system allows no sandbox: {PROBE.stderr.strip()}")
+
+
+def run(program, *options, **more):
+    return subprocess.run([FERRY, "sandbox", *options, "--", sys.executable, "-c", program], capture_output=True, text=True, timeout=60, **more)
+
+
+def refused(program):
+    """Whether the program's last line raises an error of the system."""
+    done = run(program)
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    return done.stderr.splitlines()[-1].split(":")[0]
+
+
+def test_a_tool_answers_as_outside():
+    asked = "".join(json.dumps({"id": i, "session": 1, "name": "calculator", "arguments": {"expression": f"{i}*7"}}) + "\n" for i in range(3))
+    said = subprocess.run([FERRY, "sandbox", "--", sys.executable, ROOT / "docs/examples/calculator.py"], input=asked, capture_output=True, text=True,
+                          timeout=60)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert [json.loads(line) for line in said.stdout.splitlines()] == [{"id": i, "content": str(7 * i)} for i in range(3)]
+
+
+def test_it_has_threads_processes_and_a_folder_for_what_passes():
+    done = run("import subprocess, tempfile, threading, time\n"
+               "with tempfile.TemporaryFile() as file: file.write(b'x' * 1000)\n"
+               "thread = threading.Thread(target=print, args=('thread',)); thread.start(); thread.join()\n"
+               "print(subprocess.run(['echo', 'process'], capture_output=True, text=True).stdout, end='')")
+    assert (done.stdout, done.returncode) == ("thread\nprocess\n", 0), done.stderr
+
+
+def test_it_changes_no_file(tmp_path):
+    assert refused(f"open({str(tmp_path / 'new')!r}, 'w')") == "OSError"
+    assert not any(tmp_path.iterdir())
+
+
+def test_it_changes_the_folders_that_are_named(tmp_path):
+    (tmp_path / "mine").mkdir()
+    done = run(f"open({str(tmp_path / 'mine/new')!r}, 'w').write('x')\nopen({str(tmp_path / 'other')!r}, 'w')", "--writable", tmp_path / "mine")
+    assert done.returncode == 1 and (tmp_path / "mine/new").read_text() == "x" and not (tmp_path / "other").exists()
+
+
+def test_it_has_no_network():
+    assert refused("import socket; socket.create_connection(('192.0.2.1', 80), 5)") == "OSError"
+
+
+def test_it_sees_no_other_process():
+    mine = subprocess.Popen(["sleep", "60"])
+    try:
+        assert refused(f"import os; os.kill({mine.pid}, 9)") == "ProcessLookupError"
+        assert mine.poll() is None
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+@pytest.mark.parametrize("call", ["libc.unshare(0x10000000)", "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)", "libc.ptrace(0, 0, 0, 0)",
+                                  "libc.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, 0, 0)"])
+def test_the_kernel_refuses(call):
+    done = run(f"import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint({call}, ctypes.get_errno())")
+    assert done.stdout == "-1 1\n", done.stderr
+
+
+def test_it_has_bounds():
+    done = run("bytearray(1 << 30)", "--memory", "512MiB")
+    assert done.returncode == 1 and "MemoryError" in done.stderr
+    assert run("while True: pass", "--cpu-seconds", "1").returncode == 128 + 9
+
+
+def test_the_status_is_the_program_s():
+    assert run("raise SystemExit(7)").returncode == 7
+    assert run("import os; os.abort()").returncode == 128 + 6
+    missing = subprocess.run([FERRY, "sandbox", "--", "/no/such/program"], capture_output=True, text=True)
+    assert missing.returncode == 2 and "/no/such/program: No such file" in missing.stderr
