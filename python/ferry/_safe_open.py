@@ -1,5 +1,8 @@
 """The interface of safetensors, over checkpoints of every format."""
-from typing import Any, Dict, List, Optional, Tuple, Union
+import threading
+from itertools import accumulate
+from math import prod
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 from ._checkpoint import Checkpoint, TensorInfo, open
 from ._errors import Error
@@ -8,6 +11,7 @@ from ._tensor import Tensor
 
 _FRAMEWORKS = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 _DTYPES = {"fp16": "F16", "fp32": "F32", "fp64": "F64", "f8e4m3": "F8_E4M3", "f8e5m2": "F8_E5M2"}  # others: in capitals
+_WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "f8e4m3": 1, "f8e5m2": 1, "u8": 1, "i8": 1, "bool": 1}  # others: 8 at most
 
 
 def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[int, int]], Tuple[Any, ...]]:
@@ -46,6 +50,45 @@ def _box_of(index: Tuple[Any, ...], shape: Tuple[int, ...]) -> Tuple[List[Tuple[
     return box, tuple(rest)
 
 
+class _Window:
+    """Whole tensors of a checkpoint that are asked for in about the order of the model: they come out of one stream. A read alone costs a plan of the model."""
+
+    AHEAD = 1 << 29  # bytes that the stream may be ahead of what is asked for, and that may wait to be asked for
+
+    def __init__(self, checkpoint: Checkpoint, infos: Dict[str, TensorInfo]):
+        self._checkpoint, self._lock, self._used = checkpoint, threading.Lock(), False
+        self._order = {name: index for index, name in enumerate(infos)}
+        self._bytes = [prod(info.shape) * _WIDTHS.get(info.dtype, 8) for info in infos.values()]
+        self._begins = [0, *accumulate(self._bytes)]
+        self._stream: Optional[Iterator[Tuple[str, Tensor]]] = None
+        self._position = 0
+        self._waiting: Dict[str, Tensor] = {}
+        self._waiting_bytes = 0
+
+    def take(self, name: str) -> Optional[Tensor]:
+        """-> the tensor; None if it is better read alone"""
+        with self._lock:
+            index, first, self._used = self._order[name], not self._used, True
+            if name in self._waiting:
+                self._waiting_bytes -= self._bytes[index]
+                return self._waiting.pop(name)
+            if first or index < self._position or self._begins[index] - self._begins[self._position] > self.AHEAD:
+                return None
+            if self._stream is None:
+                self._stream = self._checkpoint.tensors()
+            for passed, tensor in self._stream:
+                self._position += 1
+                if passed == name:
+                    return tensor
+                self._waiting[passed] = tensor
+                self._waiting_bytes += self._bytes[self._order[passed]]
+                while self._waiting_bytes > self.AHEAD:
+                    dropped = next(iter(self._waiting))
+                    del self._waiting[dropped]
+                    self._waiting_bytes -= self._bytes[self._order[dropped]]
+            return None
+
+
 class SafeSlice:
     """A tensor of a checkpoint that is not read yet. Made by safe_open.get_slice()."""
 
@@ -77,7 +120,8 @@ class safe_open:
         with ferry.safe_open("megatron", framework="pt") as f:
             rows = f.get_slice("model.embed_tokens.weight")[:128]
 
-    A tensor that a checkpoint stores twice (the head of a prediction layer) is there once. Threads may share it.
+    A tensor that a checkpoint stores twice (the head of a prediction layer) is there once. Threads may share it. Tensors that are asked for in the order of
+    keys(), or nearly so, are read ahead, up to 768 MiB of them; a part, or a tensor out of that order, costs a look at the whole model.
 
     Args:
         filename: a folder or address, as in open(), or an opened Checkpoint
@@ -100,20 +144,21 @@ class safe_open:
         opened = filename if isinstance(filename, Checkpoint) else open(filename, iteration=iteration, hf_config=hf_config, keep_fp8=keep_fp8)
         self._checkpoint: Optional[Checkpoint] = opened
         self._infos = {info.name: info for info in opened.infos()}
+        self._window: Optional[_Window] = _Window(opened, self._infos)
 
     def __enter__(self) -> "safe_open":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._checkpoint = None
+        self._checkpoint = self._window = None
 
     def keys(self) -> List[str]:
-        """The names of the tensors, sorted."""
+        """The names of the tensors, in the order of the model, in which reading is the quickest."""
         self._open()
-        return sorted(self._infos)
+        return list(self._infos)
 
     def offset_keys(self) -> List[str]:
-        """The names in the order of the files where they are Hugging Face's, else in the order of the model: reading is the quickest so."""
+        """The names in the order of the files where they are Hugging Face's, else in that of keys()."""
         checkpoint = self._open()
         if checkpoint.format != "huggingface":
             return list(self._infos)
@@ -158,7 +203,10 @@ class safe_open:
         return self._infos[name]
 
     def _read(self, name: str, box: Optional[List[Tuple[int, int]]]) -> Any:
-        return self._given(self._open().read(name, box))
+        checkpoint, window = self._open(), self._window
+        whole = box is None or all(one == (0, size) for one, size in zip(box, self._infos[name].shape))
+        tensor = window.take(name) if window is not None and whole else None
+        return self._given(checkpoint.read(name, box) if tensor is None else tensor)
 
     def _given(self, tensor: Tensor) -> Any:
         if self._framework == "np":

@@ -1,4 +1,6 @@
 """ferry.safe_open beside safetensors' own, over every format."""
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -28,8 +30,7 @@ def same(left, right):
 
 def test_keys_tensors_and_metadata_are_those_of_safetensors(pair):
     theirs, ours = pair
-    assert ours.keys() == theirs.keys() and ours.metadata() == theirs.metadata()
-    assert sorted(ours.offset_keys()) == ours.keys()
+    assert sorted(ours.keys()) == sorted(theirs.keys()) == sorted(ours.offset_keys()) and ours.metadata() == theirs.metadata()
     assert [name for name in theirs.keys() if not same(ours.get_tensor(name), theirs.get_tensor(name))] == []
     of_both = ours.get_tensors(), theirs.get_tensors()
     assert set(of_both[0]) == set(of_both[1]) and all(same(tensor, of_both[1][name]) for name, tensor in of_both[0].items())
@@ -71,6 +72,34 @@ def test_dtypes_and_arrays_of_numpy(dtype, word, work):
         with safe_open(work / "hf/model.safetensors", framework="np") as theirs:
             np.testing.assert_array_equal(ours.get_slice("lm_head.weight")[3:9, ::2], theirs.get_slice("lm_head.weight")[3:9, ::2])
             assert ours.get_tensor("model.norm.weight").dtype == theirs.get_tensor("model.norm.weight").dtype
+
+
+ORDERS = {"of_the_model": lambda names: names, "sorted": sorted, "backwards": lambda names: names[::-1],
+          "every_third": lambda names: names[::3] + names[1::3] + names[2::3],
+          "twice": lambda names: [name for name in names for _ in range(2)]}
+
+
+@pytest.mark.parametrize("ahead", [0, 5000, 1 << 29])
+@pytest.mark.parametrize("order", ORDERS)
+def test_tensors_are_the_same_in_any_order_and_by_any_number_of_threads(order, ahead, monkeypatch):
+    monkeypatch.setattr("ferry._safe_open._Window.AHEAD", ahead)
+    expected = load_file(FILE)
+    with ferry.safe_open(HF, "pt") as opened:
+        names = ORDERS[order](opened.keys())
+        assert [name for name in names if not same(opened.get_tensor(name), expected[name])] == []
+        with ThreadPoolExecutor(4) as pool:
+            assert all(same(tensor, expected[name]) for name, tensor in zip(names, pool.map(opened.get_tensor, names)))
+
+
+def test_thousands_of_tensors_are_read_by_few_plans(monkeypatch):
+    """A read alone plans the whole model."""
+    alone = []
+    read = ferry.Checkpoint.read
+    monkeypatch.setattr(ferry.Checkpoint, "read", lambda self, name, *rest: alone.append(name) or read(self, name, *rest))
+    opened = ferry.safe_open(DATA / "mixtral_ep2", "pt", hf_config=DATA / "hf_mixtral/hf")
+    for name in opened.keys():
+        opened.get_tensor(name)
+    assert len(alone) == 1
 
 
 def test_load_file_is_that_of_safetensors():
