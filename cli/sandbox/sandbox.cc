@@ -9,6 +9,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -186,6 +187,15 @@ void filter_calls() {
     program.push_back(jump(kEqual, static_cast<unsigned>(call), 0, 1));
     program.push_back(statement(kReturn, kRefusal));
   }
+  // Sockets of files reach services outside, and those of virtual machines their host: neither
+  // belongs to a network namespace.
+  program.push_back(jump(kEqual, SYS_socket, 0, 6));
+  program.push_back(statement(kLoad, kFirstArgument));
+  program.push_back(jump(kEqual, AF_INET, 3, 0));
+  program.push_back(jump(kEqual, AF_INET6, 2, 0));
+  program.push_back(jump(kEqual, AF_NETLINK, 1, 0));
+  program.push_back(statement(kReturn, kRefusal));
+  program.push_back(statement(kReturn, SECCOMP_RET_ALLOW));
   program.push_back(jump(kEqual, SYS_clone, 0, 3));
   program.push_back(statement(kLoad, kFirstArgument));
   program.push_back(jump(BPF_JMP | BPF_JSET | BPF_K, static_cast<unsigned>(kNewNamespaces), 0, 1));
@@ -213,6 +223,7 @@ void become_program(const SandboxOptions& options) {
 // the kernel keeps signals from a first process that does not handle them.
 int watch_over_program(const SandboxOptions& options) {
   check(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0, "the end of its parent");
+  check(setsid() >= 0, "a session without the terminal, into which it could type");
   make_files(options);
   set_limit(RLIMIT_CORE, 0, "core files");
   set_limit(RLIMIT_AS, options.memory, "memory");

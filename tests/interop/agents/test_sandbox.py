@@ -53,6 +53,14 @@ def test_it_has_no_network():
     assert refused("import socket; socket.create_connection(('192.0.2.1', 80), 5)") == "OSError"
 
 
+def test_it_reaches_no_service_by_a_socket_of_a_file(tmp_path):
+    import socket
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(tmp_path / "service"))
+        service.listen()
+        assert refused(f"import socket; socket.socket(socket.AF_UNIX).connect({str(tmp_path / 'service')!r})") == "PermissionError"
+
+
 def test_it_sees_no_other_process():
     mine = subprocess.Popen(["sleep", "60"])
     try:
