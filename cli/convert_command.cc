@@ -96,9 +96,9 @@ void add_convert(CLI::App& app) {
   command->add_flag("--no-save-optim", options.no_save_optim,
                     "From Megatron to Megatron: the model alone, without optimizer and RNG");
   command->add_flag(
-      "--keep-fp8", options.keep_fp8,
-      "To Hugging Face or an archive: leave FP8 weights and their scales as they are. Default: "
-      "dequantise to bf16, or as --dtype says");
+      "--keep-quantized,--keep-fp8", options.keep_quantized,
+      "To Hugging Face or an archive: leave FP8 and MXFP4 blocks and their scales as they are. "
+      "Default: dequantise to bf16, or as --dtype says");
   command->add_option_function<std::string>(
       "--max-shard-size",
       [&options](const std::string& text) {

@@ -100,9 +100,9 @@ void add_digest(CLI::App& app) {
   add_overwrite_output(*command, flags->overwrite);
   command->add_option("--check", flags->check, "Compare with this manifest");
   command->add_flag(
-      "--keep-fp8", flags->digest.keep_fp8,
-      "Digest FP8 weights and their scales as they are. Default: dequantised to bf16, "
-      "as convert does");
+      "--keep-quantized,--keep-fp8", flags->digest.keep_quantized,
+      "Digest FP8 and MXFP4 blocks and their scales as they are. Default: dequantised to bf16, as "
+      "convert does");
   command->add_flag("--tensors-only", flags->tensors_only, "Leave the digests of files away");
   add_iteration(*command, "--iteration", flags->digest.iteration,
                 "Which iteration of a Megatron checkpoint");

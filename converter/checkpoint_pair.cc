@@ -94,7 +94,7 @@ std::string describe(const UnpairedTensor& tensor) {
 CheckpointPair::CheckpointPair(const PairOptions& options)
     : options_(options),
       // Two quantised sides are compared as they are; one, dequantised as convert does it.
-      keep_fp8_(is_quantized(options.left) && is_quantized(options.right)) {
+      keep_quantized_(is_quantized(options.left) && is_quantized(options.right)) {
   left_ = open_side(options_.left, options_.left_iteration);
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,
@@ -108,8 +108,10 @@ CheckpointPair::CheckpointPair(const PairOptions& options)
 
 Checkpoint CheckpointPair::open_side(const fs::path& path,
                                      std::optional<distckpt::Iteration> iteration) {
-  OpenOptions how{
-      .iteration = iteration, .hf_config = {}, .keep_fp8 = keep_fp8_, .incomplete = true};
+  OpenOptions how{.iteration = iteration,
+                  .hf_config = {},
+                  .keep_quantized = keep_quantized_,
+                  .incomplete = true};
   if (!locate(path, iteration).has_own_config()) {
     how.hf_config = options_.hf_config;
     hf_config_used_ = true;

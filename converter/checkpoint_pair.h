@@ -60,7 +60,7 @@ class CheckpointPair {
   // True if a side holds the tensor less one, rounded: it is compared so.
   bool compared_less_one(std::size_t index) const;
   // True if both sides are quantised, and compared as they are.
-  bool keeps_fp8() const { return keep_fp8_; }
+  bool keeps_quantized() const { return keep_quantized_; }
 
   // The things that were not compared, and why; after `compare` also padding that is not zero.
   const std::vector<std::string>& notes() const { return notes_; }
@@ -85,7 +85,7 @@ class CheckpointPair {
   bool same_kind(const distckpt::ModelTensor& left, const distckpt::ModelTensor& right);
 
   PairOptions options_;
-  bool keep_fp8_ = false;
+  bool keep_quantized_ = false;
   Checkpoint left_;
   Checkpoint right_;
   bool hf_config_used_ = false;

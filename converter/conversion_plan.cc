@@ -74,7 +74,7 @@ Digest summary(const Checkpoint& checkpoint) {
 OpenOptions source_options(const ConvertOptions& options) {
   return {.iteration = lacks_iterations(options.from) ? std::nullopt : options.iteration,
           .hf_config = options.hf_config,
-          .keep_fp8 = options.keep_fp8,
+          .keep_quantized = options.keep_quantized,
           .training_state = options.format == Format::kTorchDist && !options.no_save_optim &&
                             options.amendment == nullptr && options.selection.is_all() &&
                             options.mtp != PredictionLayers::kDrop,

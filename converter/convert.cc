@@ -278,7 +278,8 @@ class Conversion {
   Proved prove(const PlannedConversion& planned, const Copied& copied, const fs::path& folder) {
     const auto start = std::chrono::steady_clock::now();
     const bool training_state = opened_.source.training.has_value();
-    Proof proof(folder, {.keep_fp8 = options_.keep_fp8, .training_state = training_state},
+    Proof proof(folder,
+                {.keep_quantized = options_.keep_quantized, .training_state = training_state},
                 planned.shared_padding, shared_, executor_options(options_));
     proof.read(progress_);
     shared_.leave("proved");

@@ -37,7 +37,7 @@ struct ConvertOptions {
   Selection selection{};                              // convert this part of the model
   models::ParallelConfig parallel{};                  // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
-  bool keep_fp8 = false;                              // no dequantisation
+  bool keep_quantized = false;                        // no dequantisation
   PredictionLayers mtp = PredictionLayers::kKeep;     // kDrop: also without training state
   bool no_save_optim = false;                         // from Megatron to Megatron: the model alone
   std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target or an archive

@@ -83,7 +83,8 @@ Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::D
 }
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress) {
-  OpenOptions how{.iteration = options.iteration, .hf_config = {}, .keep_fp8 = options.keep_fp8};
+  OpenOptions how{
+      .iteration = options.iteration, .hf_config = {}, .keep_quantized = options.keep_quantized};
   if (!locate(options.path, options.iteration).has_own_config()) how.hf_config = options.hf_config;
   auto checkpoint = open(options.path, how);
   check_derived(checkpoint);

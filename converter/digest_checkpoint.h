@@ -18,8 +18,8 @@ struct DigestOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};
   std::vector<std::filesystem::path> leave_out{};  // manifests that lie in the checkpoint itself
-  bool keep_fp8 = false;  // digest FP8 weights and their scales as they are
-  Part part{};            // digest this part of what is there, and no files
+  bool keep_quantized = false;                     // digest blocks and their scales as they are
+  Part part{};  // digest this part of what is there, and no files
   bool files = true;
   int threads = 0;
   std::int64_t max_memory = std::int64_t{192} << 20;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/dequantize.h"
 
@@ -74,15 +75,18 @@ void require_effective(const ConvertOptions& options, const Checkpoint& source, 
   require_used(!options.resume || options.dry_run == DryRun::kNo, "--resume",
                "a dry run writes nothing that could be gone on with",
                "leave it away, or --dry-run");
-  require(!options.keep_fp8 || !to_megatron, ErrorKind::kUsage,
-          "--keep-fp8: a Megatron-Core checkpoint has no place for the scales of FP8 blocks");
-  require(!options.keep_fp8 || !options.dtype, ErrorKind::kUsage,
-          "--keep-fp8 and --dtype exclude each other");
-  const auto is_fp8 = [](const distckpt::TensorLayout& tensor) {
-    return distckpt::can_dequantize(tensor.dtype);
+  require(
+      !options.keep_quantized || !to_megatron, ErrorKind::kUsage,
+      "--keep-quantized (--keep-fp8): a Megatron-Core checkpoint has no place for the scales of "
+      "blocks");
+  require(!options.keep_quantized || !options.dtype, ErrorKind::kUsage,
+          "--keep-quantized (--keep-fp8) and --dtype exclude each other");
+  const auto is_quantized = [](const distckpt::TensorLayout& tensor) {
+    return distckpt::can_dequantize(tensor.dtype) || tensor.name.ends_with(kBlocksSuffix);
   };
-  require_used(!options.keep_fp8 || std::ranges::any_of(source.layout.tensors(), is_fp8),
-               "--keep-fp8", "the source holds no FP8 blocks", "leave it away");
+  require_used(
+      !options.keep_quantized || std::ranges::any_of(source.layout.tensors(), is_quantized),
+      "--keep-quantized (--keep-fp8)", "the source holds no FP8 or MXFP4 blocks", "leave it away");
 }
 
 }  // namespace ferry::converter

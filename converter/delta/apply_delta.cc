@@ -12,10 +12,10 @@ namespace ferry::converter {
 namespace {
 
 // The tensors of a quantised base are changed as they are.
-bool keeps_fp8(const DeltaChain& chain, const std::filesystem::path& base) {
+bool keeps_quantized(const DeltaChain& chain, const std::filesystem::path& base) {
   return std::ranges::any_of(chain.deltas(), [&](const auto& delta) {
     const auto& summary = delta->summary();
-    return summary.form == DeltaForm::kSlime ? is_quantized(base) : summary.keep_fp8;
+    return summary.form == DeltaForm::kSlime ? is_quantized(base) : summary.keep_quantized;
   });
 }
 
@@ -62,7 +62,7 @@ ConvertReport apply_delta(ConvertOptions options,
   const auto resumes = [](const auto& delta) { return delta->resumes(); };
   require(!options.resume || std::ranges::all_of(deltas, resumes), ErrorKind::kUsage,
           "--resume: a delta of slime's form is read from front to back");
-  options.keep_fp8 = keeps_fp8(chain, options.from);
+  options.keep_quantized = keeps_quantized(chain, options.from);
   options.amendment = &chain;
   return convert(options, progress);
 }
@@ -72,7 +72,7 @@ VerifyDeltaReport verify_delta(const VerifyDeltaOptions& options,
                                const ProgressFunction& progress) {
   auto base = open(options.base, {.iteration = options.iteration,
                                   .hf_config = options.hf_config,
-                                  .keep_fp8 = keeps_fp8(chain, options.base)});
+                                  .keep_quantized = keeps_quantized(chain, options.base)});
   check_derived(base);
   chain.begin(base);
   const auto plan = distckpt::plan_read(base.tensors, base.side());

@@ -40,7 +40,7 @@ struct DeltaSummary {
   std::int64_t num_tensors = 0;  // also those that did not change
   std::int64_t model_bytes = 0;
   std::vector<std::string> files{};  // that travel along and changed
-  bool keep_fp8 = false;
+  bool keep_quantized = false;
 
   // slime's form only.
   std::int64_t version = 0;

@@ -62,7 +62,7 @@ std::string write_delta_manifest(const DeltaManifest& manifest) {
   root["format"] = kDeltaFormat;
   root["base"] = manifest.base_digest();
   root["result"] = manifest.result_digest();
-  root["keep_fp8"] = manifest.keep_fp8;
+  root["keep_fp8"] = manifest.keep_quantized;
   json tensors = json::object();
   for (const auto& tensor : manifest.tensors) {
     auto& entry = tensors[tensor.name];
@@ -87,9 +87,10 @@ DeltaManifest parse_delta_manifest(std::string_view text, std::string_view sourc
   require(format == kDeltaFormat, ErrorKind::kLayout, "{}: the format is \"{}\", expected \"{}\"",
           source, format, kDeltaFormat);
   DeltaManifest manifest;
-  const auto& keep_fp8 = json_at(root, "keep_fp8", source);
-  require(keep_fp8.is_boolean(), ErrorKind::kCorrupt, "{}: keep_fp8: is no truth value", source);
-  manifest.keep_fp8 = keep_fp8.get<bool>();
+  const auto& keep_quantized = json_at(root, "keep_fp8", source);
+  require(keep_quantized.is_boolean(), ErrorKind::kCorrupt, "{}: keep_fp8: is no truth value",
+          source);
+  manifest.keep_quantized = keep_quantized.get<bool>();
   const auto& tensors = json_at(root, "tensors", source);
   require(tensors.is_object(), ErrorKind::kCorrupt, "{}: tensors: is no object", source);
   for (const auto& [name, entry] : tensors.items())

@@ -33,7 +33,7 @@ struct DeltaFile {
 };
 
 struct DeltaManifest {
-  bool keep_fp8 = false;               // both ends are quantised; their tensors are as they are
+  bool keep_quantized = false;         // both ends are quantised; their tensors are as they are
   std::vector<DeltaTensor> tensors{};  // all weights, also those that did not change
   std::vector<DeltaFile> files{};
 

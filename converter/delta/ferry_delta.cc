@@ -42,7 +42,7 @@ class FerryDelta : public Delta {
                 .base_digest = manifest_.base_digest(),
                 .result_digest = manifest_.result_digest(),
                 .num_tensors = static_cast<std::int64_t>(manifest_.tensors.size()),
-                .keep_fp8 = manifest_.keep_fp8};
+                .keep_quantized = manifest_.keep_quantized};
     for (const auto& tensor : manifest_.tensors) {
       const auto bytes = tensor.shape.product() * size_of(tensor.dtype);
       summary_.model_bytes += bytes;

@@ -86,7 +86,7 @@ class DeltaMaker {
   }
 
   void take_tensors() {
-    manifest_.keep_fp8 = pair_.keeps_fp8();
+    manifest_.keep_quantized = pair_.keeps_quantized();
     for (std::size_t i = 0; i < pair_.num_tensors(); ++i) {
       const auto& tensor = pair_.tensor(i);
       indices_.push_back(kNone);

@@ -107,19 +107,29 @@ void read_linear_biases(const ConfigFields& fields, TransformerConfig& config) {
   config.add_bias_linear = attention_bias;
 }
 
+std::optional<std::vector<bool>> layers_of_kind(const ConfigFields& fields,
+                                                std::string_view key,
+                                                std::string_view kind,
+                                                std::string_view other,
+                                                std::int64_t num_layers) {
+  const auto* types = fields.find(key);
+  if (types == nullptr) return std::nullopt;
+  require(types->is_array() && static_cast<std::int64_t>(types->size()) == num_layers,
+          ErrorKind::kCorrupt, "{}: {} is no list of {} layers", fields.source(), key, num_layers);
+  std::vector<bool> layers;
+  for (const auto& type : *types) {
+    const auto name = distckpt::json_string(type, key, fields.source());
+    require(name == kind || name == other, ErrorKind::kLayout,
+            "{}: {} names \"{}\", which is not handled", fields.source(), key, name);
+    layers.push_back(name == kind);
+  }
+  return layers;
+}
+
 void read_dense_layers(const ConfigFields& fields, TransformerConfig& config) {
-  if (const auto* types = fields.find("mlp_layer_types")) {
-    require(types->is_array() && static_cast<std::int64_t>(types->size()) == config.num_layers,
-            ErrorKind::kCorrupt, "{}: mlp_layer_types is no list of {} kinds", fields.source(),
-            config.num_layers);
-    config.moe_layer_freq.clear();
-    for (const auto& type : *types) {
-      const auto kind = distckpt::json_string(type, "mlp_layer_types", fields.source());
-      require(kind == "dense" || kind == "sparse", ErrorKind::kLayout,
-              "{}: mlp_layer_types has \"{}\", only \"dense\" and \"sparse\" are handled",
-              fields.source(), kind);
-      config.moe_layer_freq.push_back(kind == "sparse");
-    }
+  if (auto sparse =
+          layers_of_kind(fields, "mlp_layer_types", "sparse", "dense", config.num_layers)) {
+    config.moe_layer_freq = std::move(*sparse);
     return;
   }
   const auto* first = fields.find("first_k_dense_replace");

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "converter/families/config_limits.h"
 #include "models/spec/transformer_config.h"
@@ -44,6 +45,14 @@ void read_linear_biases(const ConfigFields& fields, models::TransformerConfig& c
 // DeepSeek's experts, which others have taken over: n_routed_experts, first_k_dense_replace, groups
 // of experts, shared ones.
 void read_deepseek_experts(const ConfigFields& fields, models::TransformerConfig& config);
+
+// The layers that the list `key` says are of `kind`; it names one of two kinds for each layer.
+// Nothing if there is no such list. Throws Error(kCorrupt | kLayout).
+std::optional<std::vector<bool>> layers_of_kind(const ConfigFields& fields,
+                                                std::string_view key,
+                                                std::string_view kind,
+                                                std::string_view other,
+                                                std::int64_t num_layers);
 
 // The layers without experts: mlp_layer_types, or else first_k_dense_replace of them.
 void read_dense_layers(const ConfigFields& fields, models::TransformerConfig& config);

@@ -24,6 +24,7 @@ const Family* find_if(const Visit& visit) {
            kBailingFamilies,
            kDeepSeekFamilies,
            kGlmFamilies,
+           kGptOssFamilies,
        }) {
     for (const auto& family : families) {
       if (visit(family)) return &family;
@@ -36,7 +37,7 @@ const Family* find_if(const Visit& visit) {
 bool has_rare_parts(const models::TransformerConfig& config) {
   return config.rotary_interleaved || config.layernorm_zero_centered_gamma ||
          config.qk_layernorm_full || config.post_norm != models::PostNorm::kNone ||
-         config.is_sparse();
+         config.is_sparse() || config.softmax_offset;
 }
 
 }  // namespace

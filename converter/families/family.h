@@ -13,9 +13,9 @@
 namespace ferry::converter {
 
 // The tensors of a checkpoint that make up a parameter of the table, both below the prefix of their
-// layer: {a,b,c} stands for one tensor each, {e} for each expert. One name for a parameter of
-// several parts (query, key and value; gate and up) is one tensor in which they lie one above the
-// other.
+// layer: {a,b,c} stands for one tensor each, {e} for each expert. One tensor for the parameters of
+// all experts counts them in its first dimension; one name for a parameter of several parts (query,
+// key and value; gate and up) is one tensor in which they lie one above the other.
 // Several parameters may lie in one tensor, {a,b} of `parameter`: for each of `groups`, its rows of
 // the first, then its rows of the second.
 struct HfName {
@@ -23,10 +23,10 @@ struct HfName {
   std::string_view hf;
   models::When when = models::When::kAlways;  // of the row, where two rows have one name
   models::Extent groups = models::Extent::kOne;
-  // Another spelling, of checkpoints that have such a tensor. The experts' parameters lie in it one
-  // after the other, along a dimension of its own.
-  std::string_view packed{};
-  bool as_row = false;  // [1, n] where the parameter is [n]
+  std::string_view alternative{};  // another `hf`, of checkpoints that have such a tensor
+  bool as_row = false;             // [1, n] where the parameter is [n]
+  bool transposed = false;         // its last dimension counts the parameter's rows
+  bool interleaved = false;        // rows of gate and up take turns, in the last dimension
 };
 
 // A second tensor that holds the same bytes as another one does: not a tensor of the model, but
@@ -150,5 +150,6 @@ extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
 extern const std::span<const Family> kDeepSeekFamilies;
 extern const std::span<const Family> kGlmFamilies;     // glm4_moe
 extern const std::span<const Family> kHybridFamilies;  // qwen3_next, qwen3_5 (Qwen3.6)
+extern const std::span<const Family> kGptOssFamilies;  // gpt_oss
 
 }  // namespace ferry::converter

@@ -35,7 +35,10 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
       .beta_slow = fields.optional_number("beta_slow"),
       .mscale = fields.optional_number("mscale"),
       .mscale_all_dim = fields.optional_number("mscale_all_dim"),
-      .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings")};
+      .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings"),
+      .truncate = fields.find("truncate") == nullptr
+                      ? std::nullopt
+                      : std::optional(fields.flag("truncate", true))};
 }
 
 constexpr std::string_view kFullAttention = "full_attention";
@@ -76,21 +79,21 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
       config.rotary_percent, config.kv_channels);
 }
 
-std::optional<BlockQuantization> quantization_of(const ConfigFields& fields) {
+std::optional<Quantization> quantization_of(const ConfigFields& fields) {
   const auto* value = fields.find("quantization_config");
   if (value == nullptr) return std::nullopt;
   const ConfigFields how(*value, fmt::format("{}: quantization_config", fields.source()));
   const auto method = how.text("quant_method", "");
+  if (method == "mxfp4") return Quantization{Quantization::Method::kMxfp4, {1, 1, 32}};
   const auto format = how.text("fmt", "e4m3");
   const auto* block = how.find("weight_block_size");
-  require(
-      method == "fp8" && format == "e4m3" && block != nullptr, ErrorKind::kLayout,
-      "{}: the weights are quantised by \"{}\" ({}{}); only fp8 (e4m3) with a weight_block_size "
-      "is read",
-      how.source(), method, format, block == nullptr ? ", no blocks" : "");
+  require(method == "fp8" && format == "e4m3" && block != nullptr, ErrorKind::kLayout,
+          "{}: the weights are quantised by \"{}\" ({}{}); only mxfp4, and fp8 (e4m3) with a "
+          "weight_block_size are read",
+          how.source(), method, format, block == nullptr ? ", no blocks" : "");
   require(block->is_array() && block->size() == 2, ErrorKind::kCorrupt,
           "{}: weight_block_size is {}, expected two sizes", how.source(), block->dump());
-  BlockQuantization quantization;
+  Quantization quantization;
   for (const auto& size : *block) {
     quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
     const auto last = quantization.block[quantization.block.rank() - 1];
@@ -192,10 +195,16 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   return config;
 }
 
-std::optional<BlockQuantization> parse_quantization(std::string_view text,
-                                                    std::string_view source) {
+std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
   const auto object = distckpt::parse_json(text, source);
   return quantization_of(ConfigFields(object, std::string(source)));
+}
+
+std::string_view quantized_weight(std::string_view name) {
+  for (const auto suffix : {kScaleSuffix, kBlocksSuffix, kBlockScalesSuffix}) {
+    if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
+  }
+  return name;
 }
 
 std::string without_quantization(std::string_view text,

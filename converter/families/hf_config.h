@@ -2,6 +2,7 @@
 // and is not understood is an error: a converted model never differs silently.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,16 +16,25 @@ namespace ferry::converter {
 // `source` names the file in messages. Throws Error(kCorrupt | kLayout).
 models::TransformerConfig parse_hf_config(std::string_view text, std::string_view source);
 
-// The blocks of a checkpoint whose weights are quantised, and the name that the scales of a weight
-// have.
-struct BlockQuantization {
-  distckpt::Dims block{};  // [128, 128]
+// How the weights of a checkpoint are quantised.
+struct Quantization {
+  enum class Method : std::uint8_t {
+    kFp8,    // E4M3 in blocks, under the weight's name, beside ....weight_scale_inv
+    kMxfp4,  // of experts: ...._blocks and ...._scales in place of the weight
+  };
+  Method method = Method::kFp8;
+  distckpt::Dims block{};  // [128, 128]; of the tensor as it is stored
 };
-inline constexpr std::string_view kScaleSuffix = "_scale_inv";  // "....weight_scale_inv"
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+inline constexpr std::string_view kBlocksSuffix = "_blocks";
+inline constexpr std::string_view kBlockScalesSuffix = "_scales";
 
-// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every way of quantising but
-// FP8 (E4M3) by blocks.
-std::optional<BlockQuantization> parse_quantization(std::string_view text, std::string_view source);
+// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every other way of
+// quantising.
+std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source);
+
+// The name of the weight whose elements or scales a tensor of that name holds.
+std::string_view quantized_weight(std::string_view name);
 
 // The same text without its quantisation, and of the dtype to which the weights were dequantised.
 std::string without_quantization(std::string_view text,

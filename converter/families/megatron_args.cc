@@ -95,19 +95,27 @@ std::vector<bool> read_layer_freq(const ArgumentReader& args, std::int64_t num_l
   return moe;
 }
 
-// linear_attention_freq: every n-th layer is not linear, or a list with one entry for each.
+// All layers but every n-th, or a list with one entry for each.
+std::vector<bool> read_skip_freq(const ArgumentReader& args,
+                                 std::string_view key,
+                                 std::int64_t num_layers) {
+  const auto freq = args.find(key);
+  const bool list = freq && freq->kind() == distckpt::PickleKind::kList;
+  const auto every = list ? 0 : args.size(key);
+  require(!list || static_cast<std::int64_t>(freq->size()) == num_layers, ErrorKind::kCorrupt,
+          "{} hold a {} of {} entries for {} layers", kArguments, key, list ? freq->size() : 0,
+          num_layers);
+  std::vector<bool> layers;
+  for (std::int64_t i = 0; i < num_layers; ++i) {
+    layers.push_back(list ? (*freq)[static_cast<std::size_t>(i)].as_int() != 0
+                          : (i + 1) % every != 0);
+  }
+  return layers;
+}
+
 void read_linear_attention(const ArgumentReader& args, TransformerConfig& config) {
   if (args.text("experimental_attention_variant", "") != kGatedDeltaNet) return;
-  const auto freq = args.find("linear_attention_freq");
-  const bool list = freq && freq->kind() == distckpt::PickleKind::kList;
-  const auto every = list ? 0 : args.size("linear_attention_freq");
-  require(!list || static_cast<std::int64_t>(freq->size()) == config.num_layers,
-          ErrorKind::kCorrupt, "{} hold a linear_attention_freq of {} entries for {} layers",
-          kArguments, list ? freq->size() : 0, config.num_layers);
-  for (std::int64_t i = 0; i < config.num_layers; ++i) {
-    config.linear_attention_freq.push_back(list ? (*freq)[static_cast<std::size_t>(i)].as_int() != 0
-                                                : (i + 1) % every != 0);
-  }
+  config.linear_attention_freq = read_skip_freq(args, "linear_attention_freq", config.num_layers);
   config.linear_conv_kernel_dim = args.size("linear_conv_kernel_dim");
   config.linear_key_head_dim = args.size("linear_key_head_dim");
   config.linear_value_head_dim = args.size("linear_value_head_dim");
@@ -131,6 +139,30 @@ void read_experts(const ArgumentReader& args, TransformerConfig& config) {
   config.moe_router_num_groups = args.integer("moe_router_num_groups", 0);
   config.moe_router_group_topk = args.integer("moe_router_group_topk", 0);
   config.moe_shared_expert_gate = args.flag("moe_shared_expert_gate", false);
+}
+
+// The settings that Megatron-LM knows since it has GPT-OSS, into a configuration that has its
+// layers and its window.
+void read_sinks_and_yarn(const ArgumentReader& args, TransformerConfig& config) {
+  const auto softmax = args.text("softmax_type", "vanilla");
+  require(softmax == "vanilla" || softmax == "learnable", ErrorKind::kLayout,
+          "the checkpoint was trained with a softmax_type of {}, which no known family has",
+          softmax);
+  config.softmax_offset = softmax == "learnable";
+  if (args.flag("quick_geglu", false)) config.activation = "quick_geglu";
+  config.glu_linear_offset = args.number("glu_linear_offset", 0.0);
+  if (args.find("activation_func_clamp_value"))
+    config.activation_func_clamp_value = args.number("activation_func_clamp_value", 0.0);
+  if (args.find("window_attn_skip_freq") && config.sliding_window)
+    config.window_attn_skip_freq = read_skip_freq(args, "window_attn_skip_freq", config.num_layers);
+  if (args.text("position_embedding_type", "rope") != "yarn") return;
+  config.rope_scaling = {.type = "yarn",
+                         .factor = args.number("rotary_scaling_factor", 1.0),
+                         .beta_fast = args.number("yarn_beta_fast", 32.0),
+                         .beta_slow = args.number("yarn_beta_slow", 1.0),
+                         .original_max_position_embeddings =
+                             args.integer("yarn_original_max_position_embeddings", 4096),
+                         .truncate = args.flag("yarn_correction_range_round_to_int", true)};
 }
 
 }  // namespace
@@ -227,6 +259,7 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
             kArguments, window->describe());
     if (left >= 0) config.sliding_window = left + 1;
   }
+  read_sinks_and_yarn(args, config);
   config.family = infer_family(config);
   return config;
 }
@@ -252,6 +285,7 @@ void require_same_model(const TransformerConfig& args,
   same(args.add_qkv_bias, config.add_qkv_bias, "add_qkv_bias");
   same(args.add_bias_linear, config.add_bias_linear, "add_bias_linear");
   same(args.qk_layernorm, config.qk_layernorm, "qk_layernorm");
+  same(args.softmax_offset, config.softmax_offset, "softmax_type is learnable");
   same(args.untie_embeddings_and_output_weights, config.untie_embeddings_and_output_weights,
        "untie_embeddings_and_output_weights");
   same(args.num_moe_experts, config.num_moe_experts, "num_experts");

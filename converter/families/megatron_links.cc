@@ -139,6 +139,7 @@ class Linker {
                                .stored = stored_index,
                                .stored_box = box,
                                .copy = copy,
+                               .axes = part.axes,
                                .less = tensor.less_one ? 1 : 0});
     }
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -33,6 +34,49 @@ Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
   box.size[0] = count;
   return box;
 }
+
+// How a tensor holds a parameter, or the parts of one, of one expert or of all.
+struct HfShape {
+  bool stacked = false;  // of all experts
+  bool merged = false;   // of all parts
+  bool as_row = false;
+  bool transposed = false;
+  bool interleaved = false;
+
+  Shape of(Shape parameter, std::int64_t num_experts) const {
+    if (transposed) std::swap(parameter[0], parameter[1]);
+    if (as_row) parameter.push_front(1);
+    if (stacked) parameter.push_front(num_experts);
+    return parameter;
+  }
+
+  // Rows `box` of a parameter, of part `index`, as a box of the tensor's grid.
+  MappedPart part(const Box& box, std::int64_t index, std::int64_t expert) const {
+    MappedPart mapped{.model_box = box};
+    auto& [offset, size] = mapped.model_box;
+    if (transposed) {
+      std::swap(offset[0], offset[1]);
+      std::swap(size[0], size[1]);
+    }
+    if (as_row) {
+      offset.push_front(0);
+      size.push_front(1);
+    }
+    if (stacked) {
+      offset.push_front(expert);
+      size.push_front(1);
+    }
+    if (interleaved) {
+      offset.push_back(index);
+      size.push_back(1);
+    }
+    if (!transposed && !interleaved) return mapped;
+    const int first = stacked ? 1 : 0;
+    for (int d = 0; d < box.rank(); ++d)
+      mapped.axes.push_back(first + (transposed ? box.rank() - 1 - d : d));
+    return mapped;
+  }
+};
 
 class Builder {
  public:
@@ -119,14 +163,12 @@ class Builder {
           add_together(section, parameters, name, hf);
           continue;
         }
-        const auto packed = fmt::format("{}{}", hf, name.packed);
-        if (!name.packed.empty() && has_ && has_(packed)) {
-          add_packed(section, *row, packed);
-          continue;
-        }
+        auto used = name;
+        if (!name.alternative.empty() && has_ && has_(fmt::format("{}{}", hf, name.alternative)))
+          used.hf = name.alternative;
         const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
         for (std::int64_t e = 0; e < experts; ++e)
-          add_parameter(section, *row, name, hf, row->per_expert ? std::optional(e) : std::nullopt);
+          add_parameter(section, *row, used, hf, row->per_expert ? std::optional(e) : std::nullopt);
       }
     }
     for (const auto& section : sections) {
@@ -168,30 +210,6 @@ class Builder {
     std::ranges::move(tensors, std::back_inserter(map_.megatron));
   }
 
-  // A parameter of all experts in one tensor. Gate and up may be stored apart in Megatron.
-  void add_packed(const Section& section, const ParameterRow& row, const std::string& hf) {
-    const auto rows = models::merged_rows(row, map_.config);
-    std::uint32_t model = 0;
-    for (std::int64_t e = 0; e < map_.config.num_moe_experts; ++e) {
-      MegatronTensor tensor{models::make_parameter(section, row, map_.config, e)};
-      if (e == 0) {
-        auto shape = tensor.shape;
-        shape.push_front(map_.config.num_moe_experts);
-        model = add_model(hf, shape);
-      }
-      std::int64_t at = 0;
-      for (const auto count : rows) {
-        const auto box = rows_of(tensor.shape, at, count);
-        auto model_box = box;
-        model_box.offset.push_front(e);
-        model_box.size.push_front(1);
-        tensor.parts.push_back({.model = model, .model_box = model_box, .box = box});
-        at += count;
-      }
-      map_.megatron.push_back(std::move(tensor));
-    }
-  }
-
   void add_parameter(const Section& section,
                      const ParameterRow& row,
                      const HfName& name,
@@ -199,41 +217,41 @@ class Builder {
                      std::optional<std::int64_t> expert) {
     MegatronTensor tensor{models::make_parameter(section, row, map_.config, expert)};
     const auto rows = models::merged_rows(row, map_.config);
-    const auto parts = expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)));
-    const bool one = parts.size() == 1;  // one tensor, in which the parts lie above each other
-    require(one || parts.size() == rows.size(), ErrorKind::kBug, "{}: {} names for {} parts",
-            name.hf, parts.size(), rows.size());
-    struct Source {
-      std::uint32_t model = 0;
-      std::int64_t first = 0;  // row
-    };
-    std::vector<Source> sources;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (one && i > 0) {
-        sources.push_back({sources[i - 1].model, sources[i - 1].first + rows[i - 1]});
-        continue;
-      }
+    const auto texts = expand_braces(fill_in(name.hf, kExpertMark, expert.value_or(0)));
+    const HfShape lies{.stacked = expert && name.hf.find(kExpertMark) == std::string_view::npos,
+                       .merged = texts.size() == 1 && rows.size() > 1,
+                       .as_row = name.as_row,
+                       .transposed = name.transposed,
+                       .interleaved = name.interleaved};
+    require(lies.merged || texts.size() == rows.size(), ErrorKind::kBug,
+            "{}: {} names for {} parts", name.hf, texts.size(), rows.size());
+    std::vector<std::uint32_t> sources;
+    for (const auto& part : texts) {
       auto shape = tensor.shape;
-      if (!one) shape[0] = rows[i];
-      if (name.as_row) shape = {1, shape[0]};
-      sources.push_back({add_model(hf + parts[i], shape), 0});
+      if (!lies.merged) shape[0] = rows[sources.size()];
+      sources.push_back(add_model(hf + part, shape, lies, std::ssize(rows)));
     }
     std::int64_t at = 0;
-    const auto add_part = [&](std::uint32_t model, std::int64_t from, std::int64_t count) {
-      const auto& shape = map_.tensors[model].shape;
-      tensor.parts.push_back(
-          {.model = model,
-           .model_box = name.as_row ? Box::whole(shape) : rows_of(shape, from, count),
-           .box = rows_of(tensor.shape, at, count)});
+    // Rows [from, from + count) of part i.
+    const auto add_part = [&](std::size_t i, std::int64_t from, std::int64_t count) {
+      if (lies.merged && !lies.interleaved)
+        from = std::accumulate(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(i), from);
+      auto part = lies.part(rows_of(tensor.shape, from, count), static_cast<std::int64_t>(i),
+                            expert.value_or(0));
+      part.model = sources[lies.merged ? 0 : i];
+      part.box = rows_of(tensor.shape, at, count);
+      tensor.parts.push_back(std::move(part));
       at += count;
     };
     const bool qkv = row.merge == Merge::kQkvGroups;
     const auto groups = qkv ? map_.config.num_query_groups : 1;
     for (std::int64_t group = 0; group < groups; ++group) {
-      for (std::size_t i = 0; i < sources.size(); ++i) {
+      std::int64_t before = 0;  // rows of the parts that lie before it in one tensor
+      for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto count = rows[i] / groups;
+        const auto from = group * count;
         if (!qkv || i > 0 || !map_.config.attention_output_gate) {
-          add_part(sources[i].model, sources[i].first + group * count, count);
+          add_part(i, from, count);
           continue;
         }
         // Hugging Face has each query and then its gate, Megatron a group's queries and then their
@@ -241,15 +259,25 @@ class Builder {
         const auto head = map_.config.kv_channels;
         for (const auto first : {std::int64_t{0}, head}) {
           for (auto row_of_head = first; row_of_head < count; row_of_head += 2 * head)
-            add_part(sources[i].model, sources[i].first + group * count + row_of_head, head);
+            add_part(i, from + row_of_head, head);
         }
       }
     }
     map_.megatron.push_back(std::move(tensor));
   }
 
-  std::uint32_t add_model(std::string name, const Shape& shape) {
-    ModelTensor tensor{.name = std::move(name), .shape = shape};
+  // The tensor that holds `shape` of a parameter, one of `parts`. One of all experts is added once.
+  std::uint32_t add_model(std::string name,
+                          const Shape& shape,
+                          const HfShape& lies = {},
+                          std::int64_t parts = 1) {
+    ModelTensor tensor{.name = std::move(name),
+                       .shape = lies.of(shape, map_.config.num_moe_experts),
+                       .interleaved = lies.interleaved ? parts : 1};
+    if (lies.stacked) {
+      if (const auto found = map_.index.find(tensor.name); found != map_.index.end())
+        return found->second;
+    }
     const auto volume = checked_volume(tensor.shape);
     constexpr std::int64_t kMaxElementBytes = 8;
     std::int64_t bytes = 0;

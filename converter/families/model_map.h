@@ -23,11 +23,13 @@ using models::Merge;
 using models::Split;
 using models::Stage;
 
-// Part of a Megatron tensor: `box` of it is `model_box` of a model tensor.
+// Part of a Megatron tensor: `box` of it is `model_box` of a model tensor, whose dimensions are
+// `axes` (BoxLink).
 struct MappedPart {
   std::uint32_t model = 0;  // index into ModelMap::tensors
   distckpt::Box model_box{};
   distckpt::Box box{};
+  distckpt::Dims axes{};
 };
 
 // A parameter, and the model tensors that make it up.

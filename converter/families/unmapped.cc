@@ -75,6 +75,7 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kSparse:
     case When::kLayerNorms:
     case When::kLinearNorms:
+    case When::kSinks:
       return {};
     case When::kQkvBias:
     case When::kLinearBias:

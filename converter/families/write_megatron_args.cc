@@ -68,6 +68,49 @@ void write_latent_attention(ArgumentWriter& args, const TransformerConfig& confi
            scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
 }
 
+// The layers that look at the sliding window alone: a number N says that every N-th does not.
+void write_window_layers(ArgumentWriter& args, const std::vector<bool>& sliding) {
+  const auto size = static_cast<std::int64_t>(sliding.size());
+  for (std::int64_t every = 2; every <= size; ++every) {
+    std::vector<bool> others;
+    for (std::int64_t i = 0; i < size; ++i) others.push_back((i + 1) % every != 0);
+    if (others == sliding) return args.set("window_attn_skip_freq", every);
+  }
+  auto& pickle = args.begin("window_attn_skip_freq");
+  pickle.begin_list();
+  for (const bool one : sliding) pickle.integer(one ? 1 : 0);
+  pickle.end_list();
+}
+
+// YaRN of attention that is not latent, whose arguments Megatron-LM has since it has GPT-OSS.
+bool is_plain_yarn(const TransformerConfig& config) {
+  return config.rope_scaling.type == "yarn" && config.rope_scaling.truncate.has_value() &&
+         !config.multi_latent_attention;
+}
+
+// The settings that Megatron-LM knows since it has GPT-OSS.
+void write_sinks_and_yarn(ArgumentWriter& args, const TransformerConfig& config) {
+  if (config.activation == "quick_geglu") {
+    args.set("quick_geglu", true);
+    args.set("glu_linear_offset", config.glu_linear_offset);
+  }
+  if (config.activation_func_clamp_value)
+    args.set("activation_func_clamp_value", *config.activation_func_clamp_value);
+  if (config.softmax_offset) args.set("softmax_type", "learnable");
+  if (!config.window_attn_skip_freq.empty())
+    write_window_layers(args, config.window_attn_skip_freq);
+  if (!is_plain_yarn(config)) return;
+  const auto& scaling = config.rope_scaling;
+  args.set("rotary_scaling_factor", scaling.factor);
+  args.set("yarn_original_max_position_embeddings",
+           scaling.original_max_position_embeddings.value_or(config.max_position_embeddings));
+  args.set("yarn_beta_fast", scaling.beta_fast.value_or(32.0));
+  args.set("yarn_beta_slow", scaling.beta_slow.value_or(1.0));
+  args.set("yarn_correction_range_round_to_int", *scaling.truncate);
+  args.set("mscale", scaling.mscale.value_or(1.0));
+  args.set("mscale_all_dim", scaling.mscale_all_dim.value_or(0.0));
+}
+
 void write_experts(ArgumentWriter& args, const TransformerConfig& config) {
   if (config.num_moe_experts == 0) return args.set_none("num_experts");
   args.set("num_experts", config.num_moe_experts);
@@ -127,7 +170,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("kv_channels", config.kv_channels);
   args.set("seq_length", config.max_position_embeddings);
   args.set("max_position_embeddings", config.max_position_embeddings);
-  args.set("position_embedding_type", "rope");
+  args.set("position_embedding_type", is_plain_yarn(config) ? "yarn" : "rope");
   args.set("add_position_embedding", true);
   args.set("use_rotary_position_embeddings", true);
   // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
@@ -153,6 +196,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("add_qkv_bias", config.add_qkv_bias);
   args.set("swiglu", config.activation == "silu");
   args.set("squared_relu", false);
+  write_sinks_and_yarn(args, config);
   args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
   args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);
   args.set("normalization", "RMSNorm");

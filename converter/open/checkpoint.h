@@ -30,7 +30,7 @@ struct OpenOptions {
   std::optional<distckpt::Iteration> iteration{};
   std::filesystem::path hf_config{};  // a folder with the config.json that a Megatron checkpoint
                                       // lacks; replaces its sidecar
-  bool keep_fp8 = false;        // leave block-quantised weights as they are, with their scales
+  bool keep_quantized = false;  // leave block-quantised weights as they are, with their scales
   bool training_state = false;  // of Megatron-Core: also the optimizer and the RNG
   Links links = Links::kAll;    // among files that travel
   PredictionLayers mtp = PredictionLayers::kKeep;
@@ -69,7 +69,7 @@ Checkpoint open(const Location& location, const OpenOptions& options);
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 
-// True for a checkpoint without iterations whose configuration says that it holds blocks of FP8.
+// True for a checkpoint without iterations whose configuration says that it is quantised.
 bool is_quantized(const std::filesystem::path& path);
 
 // Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source

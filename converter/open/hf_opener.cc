@@ -23,7 +23,7 @@ using distckpt::TensorLayout;
 class HfOpener {
  public:
   HfOpener(const Location& location, Stored stored, const OpenOptions& options)
-      : keep_fp8_(options.keep_fp8), incomplete_(options.incomplete) {
+      : keep_quantized_(options.keep_quantized), incomplete_(options.incomplete) {
     checkpoint_.location = location;
     checkpoint_.hf = std::move(stored.hf);
     checkpoint_.layout = std::move(stored.layout);
@@ -37,16 +37,16 @@ class HfOpener {
     checkpoint_.map = make_part_map(read_config(), hf.part, [this](const std::string& name) {
       return checkpoint_.layout.find(name).has_value();
     });
-    checkpoint_.tensors = checkpoint_.map.tensors;
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
+    checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);
-    if (quantization_ && !keep_fp8_) checkpoint_.hf->leave_quantization();
+    if (quantization_ && !keep_quantized_) checkpoint_.hf->leave_quantization();
     std::vector<std::string_view> missing;
     for (std::uint32_t i = 0; i < checkpoint_.map.tensors.size(); ++i) {
-      if (!found_.contains(i)) missing.push_back(checkpoint_.tensors[i].name);
+      if (!found_.contains(i) && !replaced_.contains(i))
+        missing.push_back(checkpoint_.tensors[i].name);
     }
     for (const auto& name : checkpoint_.hf->absent) require_known(name);
-    if (!missing.empty() && incomplete_) leave_out_missing();
     if (!missing.empty() && !incomplete_) {
       throw Error(
           ErrorKind::kLayout,
@@ -57,6 +57,7 @@ class HfOpener {
                                         missing.size() == 2 ? "" : "s")),
           "the download may be incomplete, or config.json of another model");
     }
+    if (found_.size() < checkpoint_.map.tensors.size()) leave_out_missing();
     link_replicas(std::move(replicas_), checkpoint_.layout, checkpoint_.links);
     return std::move(checkpoint_);
   }
@@ -102,17 +103,26 @@ class HfOpener {
     return path != nullptr ? path->filename().string() : "memory";
   }
 
+  bool uses(Quantization::Method method) const {
+    return quantization_ && quantization_->method == method;
+  }
+
   void link(std::uint32_t index) {
     const auto& stored = checkpoint_.layout.tensor(index);
+    if (uses(Quantization::Method::kMxfp4) && stored.name.ends_with(kBlocksSuffix))
+      return link_blocks(index);
+    if (uses(Quantization::Method::kMxfp4) && stored.name.ends_with(kBlockScalesSuffix))
+      return link_block_scales(index);
     const auto& map = checkpoint_.map;
     const auto second = map.copies.find(stored.name);
     const bool copy = second != map.copies.end();
     const auto known = copy ? second : map.index.find(stored.name);
     std::uint32_t model = 0;
     int scale = -1;
-    if (quantization_ && stored.name.ends_with(kScaleSuffix)) return link_scales(index);
-    if (quantization_ && distckpt::can_dequantize(stored.dtype)) {
-      if (!keep_fp8_) scale = scales_of(stored);
+    const bool fp8 = uses(Quantization::Method::kFp8);
+    if (fp8 && stored.name.ends_with(kScaleSuffix)) return link_scales(index);
+    if (fp8 && distckpt::can_dequantize(stored.dtype)) {
+      if (!keep_quantized_) scale = scales_of(stored);
     } else {
       require_weight_dtype(stored.name, stored.dtype);
     }
@@ -167,11 +177,63 @@ class HfOpener {
     require(stored && distckpt::can_dequantize(checkpoint_.layout.tensor(*stored).dtype),
             ErrorKind::kLayout, "{}: are scales, but {} is not there in FP8 ({})", scales.name,
             weight, file_of(scales));
-    if (!keep_fp8_) return;
+    if (keep_quantized_) link_as_it_is(index);
+  }
+
+  // A tensor that is one of the model's under its own name.
+  void link_as_it_is(std::uint32_t index) {
+    const auto& stored = checkpoint_.layout.tensor(index);
     const auto model = static_cast<std::uint32_t>(checkpoint_.tensors.size());
-    checkpoint_.links.links.push_back(BoxLink::whole(model, index, scales.shape));
+    checkpoint_.links.links.push_back(BoxLink::whole(model, index, stored.shape));
     checkpoint_.tensors.push_back(
-        {.name = scales.name, .dtype = scales.dtype, .shape = scales.shape});
+        {.name = stored.name, .dtype = stored.dtype, .shape = stored.shape});
+  }
+
+  // MXFP4 blocks [experts, rows, blocks, 16] of a weight [experts, columns, rows].
+  void link_blocks(std::uint32_t index) {
+    const std::string weight(quantized_weight(checkpoint_.layout.tensor(index).name));
+    const auto scales_name = fmt::format("{}{}", weight, kBlockScalesSuffix);
+    const auto scales = checkpoint_.layout.find(scales_name);
+    auto& stored = checkpoint_.layout.tensor(index);
+    require(scales.has_value(), ErrorKind::kLayout, "{}: are blocks, but {} is missing ({})",
+            stored.name, scales_name, file_of(stored));
+    const auto known = checkpoint_.map.index.find(weight);
+    require(known != checkpoint_.map.index.end(), ErrorKind::kLayout,
+            "{}: no rule of the family {} maps {} ({})", stored.name,
+            checkpoint_.map.family->model_type, weight, file_of(stored));
+    if (keep_quantized_) {
+      replaced_.insert(known->second);
+      return link_as_it_is(index);
+    }
+    auto& tensor = checkpoint_.tensors[known->second];
+    const auto& shape = tensor.shape;
+    constexpr std::int64_t kBlock = 32;
+    const bool fits =
+        shape.rank() == 3 && shape[1] % kBlock == 0 &&
+        stored.shape == distckpt::Shape{shape[0], shape[2], shape[1] / kBlock, kBlock / 2};
+    require(fits, ErrorKind::kLayout, "{}: has shape {}, which are not the blocks of {} {} ({})",
+            stored.name, to_string(stored.shape), weight, to_string(shape), file_of(stored));
+    distckpt::fold_last_dimensions(stored);
+    tensor.dtype = DType::kBF16;
+    require(found_.insert(known->second).second, ErrorKind::kLayout,
+            "{}: is there, and so is {} ({})", stored.name, weight, file_of(stored));
+    auto& links = checkpoint_.links;
+    links.links.push_back({.model = known->second,
+                           .model_box = distckpt::Box::whole(shape),
+                           .stored = index,
+                           .stored_box = distckpt::Box::whole(stored.shape),
+                           .axes = {0, 2, 1},
+                           .scale = static_cast<int>(links.scales.size())});
+    links.scales.push_back(
+        {.stored = *scales, .block = quantization_->block, .encoding = distckpt::Encoding::kE2M1});
+  }
+
+  void link_block_scales(std::uint32_t index) {
+    const auto& scales = checkpoint_.layout.tensor(index);
+    const auto blocks = fmt::format("{}{}", quantized_weight(scales.name), kBlocksSuffix);
+    require(checkpoint_.layout.find(blocks).has_value(), ErrorKind::kLayout,
+            "{}: are scales, but {} is missing ({})", scales.name, blocks, file_of(scales));
+    if (keep_quantized_) link_as_it_is(index);
   }
 
   bool is_derived(const TensorLayout& stored) const {
@@ -180,12 +242,13 @@ class HfOpener {
            stored.shape == distckpt::Shape{checkpoint_.map.config.kv_channels / 2};
   }
 
-  bool keep_fp8_;
+  bool keep_quantized_;
   bool incomplete_;
   Checkpoint checkpoint_;
   std::vector<Replica> replicas_;
-  std::optional<BlockQuantization> quantization_;
+  std::optional<Quantization> quantization_;
   std::set<std::uint32_t> found_;
+  std::set<std::uint32_t> replaced_;  // by blocks that are kept
   std::map<std::uint32_t, int> num_copies_;
 };
 

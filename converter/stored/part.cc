@@ -22,8 +22,7 @@ constexpr std::string_view kPartFormat = "ferry-part-1";
 std::string_view selectable_name(const ModelTensor& tensor) {
   std::string_view name = tensor.name;
   if (tensor.role == distckpt::Role::kPadding) return name.substr(0, name.find(' '));
-  if (name.ends_with(kScaleSuffix)) name.remove_suffix(kScaleSuffix.size());
-  return name;
+  return quantized_weight(name);
 }
 
 std::vector<std::string> parse_globs(const json& selection,

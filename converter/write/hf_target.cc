@@ -60,7 +60,9 @@ std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTenso
   for (const auto& tensor : map.megatron) {
     if (!tensor.expert) continue;
     for (std::size_t i = 0; i < tensor.parts.size(); ++i) {
-      const auto& name = map.tensors[tensor.parts[i].model].name;
+      const auto& model = map.tensors[tensor.parts[i].model];
+      if (model.shape.rank() > tensor.shape.rank()) continue;  // of all experts
+      const auto& name = model.name;
       const auto layer =
           name.substr(0, std::min(name.find(".mlp."), name.find(".block_sparse_moe.")));
       const bool gate_up = tensor.merge == Merge::kGateUp;

@@ -25,6 +25,7 @@ constexpr std::array kRows{
     Row{DType::kI64, 8, "I64", "int64", "LongStorage", "i64"},
     Row{DType::kF8E4M3, 1, "F8_E4M3", "float8_e4m3fn", "", "fp8_e4m3"},
     Row{DType::kF8E5M2, 1, "F8_E5M2", "float8_e5m2", "", "fp8_e5m2"},
+    Row{DType::kF8E8M0, 1, "F8_E8M0", "float8_e8m0fnu", "", "fp8_e8m0"},
     Row{DType::kF16, 2, "F16", "float16", "HalfStorage", "fp16"},
     Row{DType::kBF16, 2, "BF16", "bfloat16", "BFloat16Storage", "bf16"},
     Row{DType::kF32, 4, "F32", "float32", "FloatStorage", "fp32"},

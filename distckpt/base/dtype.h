@@ -17,6 +17,7 @@ enum class DType : std::uint8_t {
   kI64,
   kF8E4M3,  // torch.float8_e4m3fn
   kF8E5M2,
+  kF8E8M0,  // torch.float8_e8m0fnu: powers of two, the scales of blocks
   kF16,
   kBF16,
   kF32,

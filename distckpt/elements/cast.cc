@@ -130,6 +130,11 @@ double element_value(DType dtype, const std::byte* element) {
       return float8_value(load<std::uint8_t>(element), 4, false);
     case DType::kF8E5M2:
       return float8_value(load<std::uint8_t>(element), 5, true);
+    case DType::kF8E8M0: {
+      const int exponent = load<std::uint8_t>(element);
+      return exponent == 0xFF ? std::numeric_limits<double>::quiet_NaN()
+                              : std::ldexp(1.0, exponent - 127);
+    }
     default:
       return dispatch_float(dtype, [&](auto kind) -> double {
         using Kind = decltype(kind);

@@ -1,8 +1,11 @@
 #include "distckpt/elements/dequantize.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "distckpt/base/error.h"
@@ -11,6 +14,10 @@
 
 namespace ferry::distckpt {
 namespace {
+
+constexpr int kExponentBias = 127;
+constexpr std::array<double, 16> kE2M1Values{0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
+                                             -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
 
 // torch.float8_e4m3fn: sign, four bits of exponent with bias 7, three of mantissa; no infinities,
 // one NaN of each sign, to which c10's conversion gives these bits. Written without branches,
@@ -26,15 +33,63 @@ float to_float(std::uint32_t element) {
   return std::bit_cast<float>((magnitude == 0x7FU ? 0x7FF00000U : finite) | sign);
 }
 
-void scale_run(const std::byte* __restrict in,
-               float factor,
+// Elements [first, first + count) of a row of packs, times their factor.
+void scale_run(Encoding encoding,
+               const std::byte* __restrict row,
+               std::int64_t first,
                std::int64_t count,
+               double scale,
                float* __restrict out) {
-  for (std::int64_t i = 0; i < count; ++i)
-    out[i] = to_float(std::to_integer<std::uint32_t>(in[i])) * factor;
+  if (encoding == Encoding::kE4M3) {
+    const auto factor = static_cast<float>(scale);
+    const auto* in = row + first;
+    for (std::int64_t i = 0; i < count; ++i)
+      out[i] = to_float(std::to_integer<std::uint32_t>(in[i])) * factor;
+    return;
+  }
+  std::array<float, 16> products{};
+  for (std::size_t i = 0; i < products.size(); ++i)
+    products[i] = static_cast<float>(kE2M1Values[i] * scale);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = first + i;
+    const auto pack = std::to_integer<std::uint32_t>(row[at / 2]);
+    out[i] = products[pack >> (at % 2 * 4) & 0xFU];
+  }
+}
+
+// 2^128, which an exponent may mean, is no float.
+std::vector<double> scale_values(const BlockScales& scales) {
+  std::vector<double> values(static_cast<std::size_t>(scales.box.volume()));
+  if (scales.dtype == DType::kU8 || scales.dtype == DType::kF8E8M0) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto exponent = std::to_integer<int>(scales.packed[i]);
+      // torch's float8_e8m0fnu has a NaN; MXFP4's exponents are integers, as transformers reads
+      // them.
+      const bool nan = exponent == 0xFF && scales.dtype == DType::kF8E8M0;
+      values[i] = nan ? std::numeric_limits<double>::quiet_NaN()
+                      : std::ldexp(1.0, exponent - kExponentBias);
+    }
+    return values;
+  }
+  const auto refused = cast(scales.dtype, scales.packed, DType::kF64,
+                            std::as_writable_bytes(std::span(values)), CastRule::kExact);
+  require(!refused, ErrorKind::kBug, "a scale cannot be read");
+  return values;
 }
 
 }  // namespace
+
+std::int64_t pack_size(Encoding encoding) {
+  return encoding == Encoding::kE2M1 ? 2 : 1;
+}
+
+bool holds(DType stored, Encoding encoding) {
+  return stored == (encoding == Encoding::kE4M3 ? DType::kF8E4M3 : DType::kU8);
+}
+
+bool is_scale(DType dtype) {
+  return dtype == DType::kU8 || dtype == DType::kF8E8M0 || can_cast(dtype, DType::kF32);
+}
 
 bool can_dequantize(DType from) {
   return from == DType::kF8E4M3;
@@ -50,37 +105,40 @@ Box scales_of(const Box& box, const Dims& block) {
 }
 
 std::optional<std::int64_t> dequantize(const Box& box,
-                                       DType from_dtype,
+                                       Encoding encoding,
                                        std::span<const std::byte> from,
                                        const BlockScales& scales,
                                        DType into_dtype,
                                        std::span<std::byte> into) {
-  require(can_dequantize(from_dtype) && box.rank() == 2, ErrorKind::kBug,
-          "elements of {} in a box {} cannot be dequantised", short_name(from_dtype),
-          to_string(box));
-  const auto rows = box.size[0];
-  const auto columns = box.size[1];
-  std::vector<float> scale(static_cast<std::size_t>(scales.box.volume()));
-  const auto refused = cast(scales.dtype, scales.packed, DType::kF32,
-                            std::as_writable_bytes(std::span(scale)), CastRule::kExact);
-  require(!refused, ErrorKind::kBug, "a scale cannot be read");
+  const int last = box.rank() - 1;
+  const auto pack = pack_size(encoding);
+  require(last >= 0 && box.offset[last] % pack == 0 && box.size[last] % pack == 0, ErrorKind::kBug,
+          "elements in a box {} cannot be dequantised", to_string(box));
+  const auto columns = box.size[last];
+  const auto values = scale_values(scales);
+  const auto strides = row_major_strides(scales.box.size);
+  const auto block = scales.block[last];
   std::vector<float> row(static_cast<std::size_t>(columns));
   const auto row_bytes = static_cast<std::size_t>(columns * size_of(into_dtype));
+  const auto rows = columns == 0 ? 0 : box.volume() / columns;
+  Dims at = box.offset;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const auto block_row = (box.offset[0] + r) / scales.block[0] - scales.box.offset[0];
-    const auto* const of_row = scale.data() + block_row * scales.box.size[1];
-    const auto* const in = from.data() + r * columns;
+    const auto* of_row = values.data();
+    for (int d = 0; d < last; ++d)
+      of_row += (at[d] / scales.block[d] - scales.box.offset[d]) * strides[d];
+    const auto* const in = from.data() + r * (columns / pack);
     for (std::int64_t c = 0; c < columns;) {
-      const auto block_column = (box.offset[1] + c) / scales.block[1];
-      const auto end = std::min(columns, (block_column + 1) * scales.block[1] - box.offset[1]);
-      const float factor = of_row[block_column - scales.box.offset[1]];
-      scale_run(in + c, factor, end - c, row.data() + c);
+      const auto block_column = (box.offset[last] + c) / block;
+      const auto end = std::min(columns, (block_column + 1) * block - box.offset[last]);
+      const auto factor = of_row[block_column - scales.box.offset[last]];
+      scale_run(encoding, in, c, end - c, factor, row.data() + c);
       c = end;
     }
     const auto overflow =
         cast(DType::kF32, std::as_bytes(std::span(row)), into_dtype,
              into.subspan(static_cast<std::size_t>(r) * row_bytes, row_bytes), CastRule::kRound);
     if (overflow) return r * columns + *overflow;
+    for (int d = last - 1; d >= 0 && ++at[d] == box.end(d); --d) at[d] = box.offset[d];
   }
   return std::nullopt;
 }

@@ -1,5 +1,5 @@
-// Block-quantised weights: each block of elements (128 x 128) has a scale, and an element's value
-// is its own times its block's scale.
+// Block-quantised weights: each block of elements (128 x 128, or 32 in a row) has a scale, and an
+// element's value is its own times its block's scale.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,41 @@
 
 namespace ferry::distckpt {
 
+// A quantised element before its scale.
+enum class Encoding : std::uint8_t {
+  kE4M3,  // an F8_E4M3
+  kE2M1,  // four bits: sign, two of exponent, one of mantissa; two in a byte, the lower bits first
+};
+
+// The elements that one element of the stored tensor packs: 1, or 2.
+std::int64_t pack_size(Encoding encoding);
+
+// Whether a stored tensor of that dtype holds such elements: F8_E4M3; U8 for two in a byte.
+bool holds(DType stored, Encoding encoding);
+
+// F32, F16, BF16; U8 and F8_E8M0 hold exponents, whose bias is 127.
+bool is_scale(DType dtype);
+
 bool can_dequantize(DType from);  // F8_E4M3
 
 // The scales of the blocks that a box touches.
 struct BlockScales {
-  DType dtype = DType::kF32;  // F32, F16 or BF16
-  Dims block{};               // [128, 128]
-  Box box{};                  // of blocks, in the scale tensor
+  DType dtype = DType::kF32;
+  Dims block{};  // [128, 128]
+  Box box{};     // of blocks
   std::span<const std::byte> packed{};
 };
 
-// The part of the scale tensor that `box` (elements of the weight, rank 2) needs.
+// The blocks that `box`, of elements, touches.
 Box scales_of(const Box& box, const Dims& block);
 
 // into = value * scale, multiplied in fp32 and rounded to `into_dtype` to nearest even, as
-// DeepSeek-V3's weight_dequant does (inference/kernel.py). NaN stays NaN. Nothing, or the index of
-// the first element that overflows `into_dtype` though its product is finite.
+// DeepSeek-V3's weight_dequant does (inference/kernel.py), and transformers with MXFP4
+// (integrations/mxfp4.py). NaN stays NaN. `box` begins and ends in its last dimension where packs
+// do. Nothing, or the index of the first element that overflows `into_dtype` though its product is
+// finite.
 std::optional<std::int64_t> dequantize(const Box& box,
-                                       DType from_dtype,
+                                       Encoding encoding,
                                        std::span<const std::byte> from,
                                        const BlockScales& scales,
                                        DType into_dtype,

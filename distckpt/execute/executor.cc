@@ -179,7 +179,7 @@ std::string describe_difference(const CopyPlan& plan,
   const auto mismatch = std::ranges::mismatch(comparison.expected, comparison.found);
   const auto element =
       comparison.element + (mismatch.in1 - comparison.expected.begin()) / size_of(tensor.dtype);
-  const auto at = split_flat_range(tensor.shape, element, element + 1).front().box;
+  const auto at = split_flat_range(tensor.grid(), element, element + 1).front().box;
   const auto file = [&](const Cover& cover) {
     const auto piece = std::ranges::find_if(
         cover, [&](const Piece& one) { return intersect(one.box, at).has_value(); });

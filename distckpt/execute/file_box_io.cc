@@ -17,7 +17,11 @@ namespace {
 struct SpanLimits {
   std::int64_t over_read = 2;  // bytes read per byte wanted
   std::int64_t bytes = std::int64_t{1} << 20;
+  // Short runs are read with their gaps up to here: a page is read anyway.
+  std::int64_t short_stride = 4096;
 };
+// A read past the page cache costs as much as a few pages.
+constexpr SpanLimits kDirectSpans{.short_stride = 16384};
 // A request takes as long as many bytes.
 constexpr SpanLimits kRemoteSpans{.over_read = 32, .bytes = std::int64_t{4} << 20};
 
@@ -135,10 +139,18 @@ void FileSource::read(const Region& region,
                  region.element_size);
     return ledger_.checksum(storage, runs.offset, all, parts);
   }
-  const auto limits = file.remote() ? kRemoteSpans : SpanLimits{};
-  const bool close_together = runs.counts.rank() == 1 && runs.strides[0] > 0 &&
-                              runs.strides[0] <= limits.over_read * runs.run_bytes &&
-                              runs.strides[0] <= limits.bytes;
+  if (const auto order = order_of_storage(region.at.strides); !std::ranges::is_sorted(order)) {
+    const auto lying = reorder(region, order);
+    std::vector<std::byte> all(packed.size());
+    read(lying, all, parts);
+    return copy_strided(packed.data(), reorder(packed_strides(region), order), all.data(),
+                        packed_strides(lying), lying.size, region.element_size);
+  }
+  const auto limits = file.remote() ? kRemoteSpans : file.direct() ? kDirectSpans : SpanLimits{};
+  const bool close_together =
+      runs.counts.rank() == 1 && runs.strides[0] > 0 &&
+      runs.strides[0] <= std::max(limits.over_read * runs.run_bytes, limits.short_stride) &&
+      runs.strides[0] <= limits.bytes;
   if (!close_together) {
     for_each_run(runs, [&](std::int64_t offset, std::int64_t index) {
       const auto into = packed.subspan(static_cast<std::size_t>(index) * run_bytes, run_bytes);
@@ -218,6 +230,13 @@ const WriteFile& FileSink::file(StorageId storage) const {
 void FileSink::write(const Region& region,
                      std::span<const std::byte> packed,
                      std::vector<ChecksumPart>& parts) {
+  if (const auto order = order_of_storage(region.at.strides); !std::ranges::is_sorted(order)) {
+    const auto lying = reorder(region, order);
+    std::vector<std::byte> all(packed.size());
+    copy_strided(all.data(), packed_strides(lying), packed.data(),
+                 reorder(packed_strides(region), order), lying.size, region.element_size);
+    return write(lying, all, parts);
+  }
   const auto& file = this->file(region.at.storage);
   const auto runs = fold_runs(region);
   const auto run_bytes = static_cast<std::size_t>(runs.run_bytes);

@@ -106,8 +106,8 @@ class TaskWorker::Impl {
     return {.tensor = tensor,
             .less = planned.less,
             .begin = begin / size,
-            .boxes = split_flat_range(tensor.shape, begin / size, end / size),
-            .strides = byte_strides(tensor.shape, size)};
+            .boxes = split_flat_range(tensor.grid(), begin / size, end / size),
+            .strides = byte_strides(tensor.grid(), size)};
   }
 
   // Calls visit(piece, box) for each part of the cover that lies in the stretch.
@@ -149,8 +149,8 @@ class TaskWorker::Impl {
                  const Box& box,
                  Transform transform,
                  std::span<std::byte> into) {
+    if (piece.scale >= 0) return dequantize_piece(tensor, piece, box, into);
     const auto region = region_of(piece, box);
-    if (piece.scale >= 0) return dequantize_piece(tensor, piece, region, box, into);
     const int added = piece.less - less;
     if (piece.dtype == tensor.dtype) {
       source_.read(region, into, owner_.record.read);
@@ -166,29 +166,59 @@ class TaskWorker::Impl {
     convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
   }
 
+  // Elements are read, unpacked and scaled in the order in which they lie, then brought into that
+  // of the tensor.
   void dequantize_piece(const ModelTensor& tensor,
                         const Piece& piece,
-                        const Region& region,
                         const Box& box,
                         std::span<std::byte> into) {
     const auto& scale = plan_.scales[static_cast<std::size_t>(piece.scale)];
-    BlockScales scales{.dtype = scale.dtype,
-                       .block = scale.block,
-                       .box = scales_of(box, scale.block),
-                       .packed = {}};
-    const Region scale_region{
-        .at = place({.box = scale.box, .at = scale.at, .dtype = scale.dtype}, scales.box),
-        .size = scales.box.size,
-        .element_size = size_of(scale.dtype)};
-    std::vector<std::byte> scale_bytes(static_cast<std::size_t>(scale_region.num_bytes()));
+    const auto pack = pack_size(scale.encoding);
+    auto order = order_of_storage(piece.at.strides);
+    std::ranges::stable_partition(order, [&](int d) { return d != scale.packed; });
+    Box lying;  // what is read, of which `box` is a part: whole packs
+    Region data{.at = {.storage = piece.at.storage, .offset = piece.at.offset},
+                .element_size = size_of(piece.dtype)};
+    Region of_scales{.at = {.storage = scale.at.storage, .offset = scale.at.offset},
+                     .element_size = size_of(scale.dtype)};
+    BlockScales scales{.dtype = scale.dtype};
+    for (const int d : order) {
+      const auto count = d == scale.packed ? pack : 1;
+      const auto begin = box.offset[d] / count;
+      const auto end = ceil_div(box.end(d), count);
+      lying.offset.push_back(begin * count);
+      lying.size.push_back((end - begin) * count);
+      data.at.offset += (begin - piece.box.offset[d] / count) * piece.at.strides[d];
+      data.at.strides.push_back(piece.at.strides[d]);
+      data.size.push_back(end - begin);
+      scales.block.push_back(scale.block[d]);
+      of_scales.at.strides.push_back(scale.at.strides[d]);
+    }
+    scales.box = scales_of(lying, scales.block);
+    for (int i = 0; i < scales.box.rank(); ++i)
+      of_scales.at.offset += scales.box.offset[i] * of_scales.at.strides[i];
+    of_scales.size = scales.box.size;
+    std::vector<std::byte> scale_bytes(static_cast<std::size_t>(of_scales.num_bytes()));
     std::vector<ChecksumPart> unused;  // a scale is read as often as its blocks are cut
-    source_.read(scale_region, scale_bytes, unused);
+    source_.read(of_scales, scale_bytes, unused);
     scales.packed = scale_bytes;
-    const auto raw = cast_scratch_.first(region.num_bytes());
-    source_.read(region, raw, owner_.record.read);
-    const auto overflow = dequantize(box, piece.dtype, raw, scales, tensor.dtype, into);
+    const auto raw = cast_scratch_.first(data.num_bytes());
+    source_.read(data, raw, owner_.record.read);
+
+    const auto size = size_of(tensor.dtype);
+    const bool as_it_lies = lying.volume() == box.volume() && std::ranges::is_sorted(order);
+    std::vector<std::byte> values(static_cast<std::size_t>(as_it_lies ? 0 : lying.volume() * size));
+    const auto overflow = dequantize(lying, scale.encoding, raw, scales, tensor.dtype,
+                                     as_it_lies ? into : std::span(values));
     require(!overflow, ErrorKind::kLayout, "{}: element {} of {} overflows {} when dequantised",
             tensor.name, overflow.value_or(0), to_string(box), short_name(tensor.dtype));
+    if (as_it_lies) return;
+    const auto from_strides = byte_strides(lying.size, size);
+    std::int64_t first = 0;
+    const auto offset = reorder(box.offset, order);
+    for (int i = 0; i < lying.rank(); ++i) first += (offset[i] - lying.offset[i]) * from_strides[i];
+    copy_strided(into.data(), reorder(byte_strides(box.size, size), order), values.data() + first,
+                 from_strides, reorder(box.size, order), size);
   }
 
   void scatter(const Cover& cover, const Stretch& stretch, std::span<const std::byte> staging) {

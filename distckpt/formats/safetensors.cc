@@ -81,9 +81,10 @@ std::int64_t header_length(std::string_view first_bytes,
 }
 
 // The dtypes in the order in which the safetensors library sorts them (its enum Dtype).
-constexpr std::array kDTypeOrder{DType::kBool,   DType::kU8,  DType::kI8,  DType::kF8E5M2,
-                                 DType::kF8E4M3, DType::kI16, DType::kF16, DType::kBF16,
-                                 DType::kI32,    DType::kF32, DType::kF64, DType::kI64};
+constexpr std::array kDTypeOrder{DType::kBool,   DType::kU8,     DType::kI8,  DType::kF8E5M2,
+                                 DType::kF8E4M3, DType::kF8E8M0, DType::kI16, DType::kF16,
+                                 DType::kBF16,   DType::kI32,    DType::kF32, DType::kF64,
+                                 DType::kI64};
 
 std::ptrdiff_t dtype_rank(DType dtype) {
   return std::ranges::find(kDTypeOrder, dtype) - kDTypeOrder.begin();

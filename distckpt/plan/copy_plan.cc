@@ -10,6 +10,7 @@
 #include "distckpt/elements/cast.h"
 #include "distckpt/elements/dequantize.h"
 #include "distckpt/plan/coverage.h"
+#include "distckpt/plan/shard_index.h"
 
 namespace ferry::distckpt {
 namespace {
@@ -26,45 +27,6 @@ Dims minus(const Dims& a, const Dims& b) {
   return result;
 }
 
-// Finds the shards of one tensor that meet a box. Checkpoints have thousands of shards that are one
-// layer or one expert thick: they are sorted, and a box of one layer and expert looks only at that
-// layer's and expert's.
-class ShardIndex {
- public:
-  explicit ShardIndex(const TensorLayout& tensor) : tensor_(&tensor) {
-    order_.resize(tensor.shards.size());
-    std::iota(order_.begin(), order_.end(), 0U);
-    std::ranges::sort(order_, {}, [&](std::uint32_t i) { return tensor.shards[i].box.offset; });
-    thin_dims_ = tensor.shape.rank();
-    for (const auto& shard : tensor.shards) {
-      int thin = 0;
-      while (thin < thin_dims_ && shard.box.size[thin] == 1) ++thin;
-      thin_dims_ = thin;
-    }
-  }
-
-  template <typename Visit>
-  void visit(const Box& box, Visit&& visit) const {
-    int fixed = 0;
-    while (fixed < thin_dims_ && box.size[fixed] == 1) ++fixed;
-    const auto prefix = [&](const Dims& offset) {
-      return Dims(std::span(offset.begin(), static_cast<std::size_t>(fixed)));
-    };
-    const auto range = std::ranges::equal_range(
-        order_, prefix(box.offset), {},
-        [&](std::uint32_t i) { return prefix(tensor_->shards[i].box.offset); });
-    for (const auto i : range) {
-      const auto& shard = tensor_->shards[i];
-      if (const auto both = intersect(shard.box, box)) visit(shard, *both);
-    }
-  }
-
- private:
-  const TensorLayout* tensor_;
-  std::vector<std::uint32_t> order_;
-  int thin_dims_ = 0;  // leading dimensions in which every shard has size one
-};
-
 // Strides of the stored dimensions, for the dimensions of the model tensor: aligned at the last
 // one.
 Dims align_strides(const Dims& strides, int rank) {
@@ -75,7 +37,63 @@ Dims align_strides(const Dims& strides, int rank) {
   return aligned;
 }
 
+// The dimension of the stored box that `axis` of the model's box is; nothing for one of size one
+// that it is not.
+std::optional<int> stored_dim(const BoxLink& link, int axis) {
+  const auto& axes = link.axes;
+  for (int i = 0; i < axes.rank(); ++i) {
+    if (axes[i] == axis) return link.stored_box.rank() - axes.rank() + i;
+  }
+  return std::nullopt;
+}
+
+// The elements that one of the stored tensor packs.
+std::int64_t pack_of(const BoxLink& link, const TensorMap& map) {
+  return link.scale < 0 ? 1 : pack_size(map.scales[static_cast<std::size_t>(link.scale)].encoding);
+}
+
+// The part `part` of the stored box as a part of the model's box, whose dimensions lie in another
+// order.
+Piece permuted_piece(const BoxLink& link, std::int64_t pack, const Shard& shard, const Box& part) {
+  Piece piece{.box = link.model_box, .at = {.strides = Dims::filled(link.model_box.rank(), 0)}};
+  for (int axis = 0; axis < link.model_box.rank(); ++axis) {
+    const auto dim = stored_dim(link, axis);
+    if (!dim) continue;
+    const auto count = *dim == part.rank() - 1 ? pack : 1;
+    piece.box.offset[axis] += (part.offset[*dim] - link.stored_box.offset[*dim]) * count;
+    piece.box.size[axis] = part.size[*dim] * count;
+    piece.at.strides[axis] = shard.at.strides[*dim];
+  }
+  return piece;
+}
+
+// Adds a piece whose box is in the tensor's shape, as pieces of its grid.
+void append_in_grid(const ModelTensor& model, const Piece& piece, Cover& cover) {
+  const int last = piece.box.rank() - 1;
+  if (piece.box.rank() == model.grid().rank()) {
+    cover.push_back(piece);
+    return;
+  }
+  const auto count = model.interleaved;
+  const auto begin = piece.box.offset[last];
+  const auto stride = piece.at.strides[last];
+  for (const auto& flat :
+       split_flat_range({model.shape[last] / count, count}, begin, piece.box.end(last))) {
+    auto part = piece;
+    part.box.offset[last] = flat.box.offset[0];
+    part.box.offset.push_back(flat.box.offset[1]);
+    part.box.size[last] = flat.box.size[0];
+    part.box.size.push_back(flat.box.size[1]);
+    part.at.offset += (flat.begin - begin) * stride;
+    part.at.strides[last] = stride * count;
+    part.at.strides.push_back(stride);
+    cover.push_back(part);
+  }
+}
+
 void append_pieces(const BoxLink& link,
+                   std::int64_t pack,
+                   const ModelTensor& model,
                    const TensorLayout& stored,
                    const ShardIndex& index,
                    Cover& cover) {
@@ -83,14 +101,18 @@ void append_pieces(const BoxLink& link,
   index.visit(link.stored_box, [&](const Shard& shard, const Box& part) {
     const auto first = address(shard.at, minus(part.offset, shard.box.offset));
     if (!link.flat) {
-      const auto box = translate(part, link.stored_box, link.model_box);
-      cover.push_back({.box = box,
-                       .at = {.storage = shard.at.storage,
-                              .offset = first,
-                              .strides = align_strides(shard.at.strides, rank)},
-                       .dtype = stored.dtype,
-                       .scale = link.scale,
-                       .less = link.less});
+      Piece piece{.box = {}, .at = {.strides = align_strides(shard.at.strides, rank)}};
+      if (link.axes.empty()) {
+        piece.box = translate(part, link.stored_box, link.model_box);
+      } else {
+        piece = permuted_piece(link, pack, shard, part);
+      }
+      piece.at.storage = shard.at.storage;
+      piece.at.offset = first;
+      piece.dtype = stored.dtype;
+      piece.scale = link.scale;
+      piece.less = link.less;
+      append_in_grid(model, piece, cover);
       return;
     }
     const int last = part.rank() - 1;
@@ -100,33 +122,69 @@ void append_pieces(const BoxLink& link,
          split_flat_range(link.model_box.size, begin, begin + part.size[last])) {
       Box box = piece.box;
       for (int d = 0; d < rank; ++d) box.offset[d] += link.model_box.offset[d];
-      cover.push_back({.box = box,
-                       .at = {.storage = shard.at.storage,
-                              .offset = first + (piece.begin - begin) * stride,
-                              .strides = byte_strides(link.model_box.size, stride)},
-                       .dtype = stored.dtype,
-                       .scale = link.scale,
-                       .less = link.less});
+      append_in_grid(model,
+                     {.box = box,
+                      .at = {.storage = shard.at.storage,
+                             .offset = first + (piece.begin - begin) * stride,
+                             .strides = byte_strides(link.model_box.size, stride)},
+                      .dtype = stored.dtype,
+                      .scale = link.scale,
+                      .less = link.less},
+                     cover);
     }
   });
 }
 
-void check_link(const BoxLink& link, const ModelTensor& model, const TensorLayout& stored) {
-  require(link.model_box.inside(model.shape), ErrorKind::kLayout, "{}: {} leaves its shape {}",
-          model.name, to_string(link.model_box), to_string(model.shape));
+// Whether the axes name each dimension of the model's box that is longer than one exactly once, in
+// the length that the stored box has.
+bool axes_fit(const BoxLink& link, std::int64_t pack) {
+  const auto& axes = link.axes;
+  const auto& size = link.stored_box.size;
+  const int leading = size.rank() - axes.rank();
+  if (leading < 0) return false;
+  for (int d = 0; d < leading; ++d) {
+    if (size[d] != 1) return false;
+  }
+  auto left = link.model_box.size;  // of each dimension what no axis has named
+  for (int i = 0; i < axes.rank(); ++i) {
+    if (axes[i] < 0 || axes[i] >= left.rank()) return false;
+    auto& extent = left[static_cast<int>(axes[i])];
+    const auto stored = size[leading + i] * (i + 1 == axes.rank() ? pack : 1);
+    if (extent != stored) return false;
+    extent = stored == 1 ? 1 : -1;
+  }
+  return std::ranges::all_of(left, [](auto extent) { return extent == 1 || extent == -1; });
+}
+
+void check_link(const BoxLink& link,
+                std::int64_t pack,
+                const TensorMap& map,
+                const ModelTensor& model,
+                const TensorLayout& stored) {
+  require(model.interleaved == 1 || (model.interleaved > 1 && !model.shape.empty() &&
+                                     model.shape[model.shape.rank() - 1] % model.interleaved == 0),
+          ErrorKind::kLayout, "{}: shape {} has no {} parts that take turns", model.name,
+          to_string(model.shape), model.interleaved);
+  const auto grid = model.grid();
+  const auto& space = link.model_box.rank() == grid.rank() ? grid : model.shape;
+  require(link.model_box.inside(space), ErrorKind::kLayout, "{}: {} leaves its shape {}",
+          model.name, to_string(link.model_box), to_string(space));
   require(link.stored_box.inside(stored.shape), ErrorKind::kLayout,
           "{}: {} of it (for {}) leaves its shape {}", stored.name, to_string(link.stored_box),
           model.name, to_string(stored.shape));
-  const bool readable = link.scale >= 0
-                            ? can_dequantize(stored.dtype) && can_cast(DType::kF32, model.dtype)
-                            : stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype);
+  const bool readable =
+      link.scale >= 0
+          ? holds(stored.dtype, map.scales[static_cast<std::size_t>(link.scale)].encoding) &&
+                can_cast(DType::kF32, model.dtype)
+          : stored.dtype == model.dtype || can_cast(stored.dtype, model.dtype);
   require(readable, ErrorKind::kLayout, "{}: {} cannot be converted to {} ({})", stored.name,
           short_name(stored.dtype), short_name(model.dtype), model.name);
   const auto& size = link.stored_box.size;
   const bool fits = link.flat
                         ? link.stored_box.volume() == link.model_box.volume() && size.rank() > 0 &&
                               size[size.rank() - 1] == link.stored_box.volume()
-                        : same_extents(link.model_box.size, size);
+                    : link.axes.empty() ? pack == 1 && same_extents(link.model_box.size, size)
+                                        : axes_fit(link, pack);
   require(fits, ErrorKind::kLayout, "{} {} cannot be {} {}", stored.name,
           to_string(link.stored_box), model.name, to_string(link.model_box));
 }
@@ -146,12 +204,13 @@ void check_scales(const PlanSide& side) {
             ? ""
             : fmt::format(" ({})", describe(layout.storages()[scales.shards.front().at.storage]));
     Shape blocks = stored.shape;
+    blocks[blocks.rank() - 1] *= pack_of(link, map);
     require(scale.block.rank() == blocks.rank(), ErrorKind::kLayout,
             "{}: blocks of {} do not fit its shape {}", stored.name, to_string(scale.block),
             to_string(stored.shape));
     for (int d = 0; d < blocks.rank(); ++d) blocks[d] = ceil_div(blocks[d], scale.block[d]);
-    require(can_cast(scales.dtype, DType::kF32), ErrorKind::kLayout,
-            "{}: scales of {} are not read{}", scales.name, short_name(scales.dtype), file);
+    require(is_scale(scales.dtype), ErrorKind::kLayout, "{}: scales of {} are not read{}",
+            scales.name, short_name(scales.dtype), file);
     require(scales.shape == blocks, ErrorKind::kLayout,
             "{}: has shape {}, expected {} for the {} blocks of {}, whose shape is {}{}",
             scales.name, to_string(scales.shape), to_string(blocks), to_string(scale.block),
@@ -200,12 +259,13 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
     for (; at != end; ++at) {
       const auto& link = map.links[*at];
       const auto& model = tensors.at(link.model);
-      check_link(link, model, stored);
+      const auto pack = pack_of(link, map);
+      check_link(link, pack, map, model, stored);
       auto& covers = plan.covers[link.model];
       if (covers.size() <= static_cast<std::size_t>(link.copy)) {
         covers.resize(static_cast<std::size_t>(link.copy) + 1);
       }
-      append_pieces(link, stored, index, covers[static_cast<std::size_t>(link.copy)]);
+      append_pieces(link, pack, model, stored, index, covers[static_cast<std::size_t>(link.copy)]);
       used[stored_index].push_back(link.stored_box);
     }
   }
@@ -241,7 +301,7 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
     for (auto& cover : plan.covers[m]) {
       boxes.clear();
       for (const auto& piece : cover) boxes.push_back(piece.box);
-      require_exactly_once(tensors[m].name, tensors[m].shape, boxes, verb);
+      require_exactly_once(tensors[m].name, tensors[m].grid(), boxes, verb);
       std::ranges::sort(cover, {}, [](const Piece& piece) { return piece.box.offset; });
     }
   }
@@ -285,17 +345,36 @@ void settle_less(PlannedTensor& planned) {
   planned.less = same ? common.value_or(0) : 0;
 }
 
-// Resolves each scaled link to the scales of its blocks. Scales are whole tensors in one packed
-// shard.
-void plan_scales(const PlanSide& source, CopyPlan& plan) {
-  for (const auto& scale : source.map->scales) {
+// Resolves each scaled link, which is of a whole tensor, to the scales of its blocks. Scales are
+// whole tensors in one packed shard.
+void plan_scales(const std::vector<ModelTensor>& tensors, const PlanSide& source, CopyPlan& plan) {
+  plan.scales.resize(source.map->scales.size());
+  for (const auto& link : source.map->links) {
+    if (link.scale < 0) continue;
+    const auto& scale = source.map->scales[static_cast<std::size_t>(link.scale)];
     const auto& stored = source.layout->tensor(scale.stored);
     require(stored.shards.size() == 1, ErrorKind::kLayout,
             "{}: scales that lie in {} parts are not handled", stored.name, stored.shards.size());
-    plan.scales.push_back({.box = Box::whole(stored.shape),
-                           .at = stored.shards.front().at,
-                           .dtype = stored.dtype,
-                           .block = scale.block});
+    const auto& model = tensors.at(link.model);
+    const auto& at = stored.shards.front().at;
+    const int last = link.model_box.rank() - 1;
+    ScalePiece piece{.at = at, .dtype = stored.dtype, .block = {}, .encoding = scale.encoding};
+    piece.at.strides = {};
+    for (int axis = 0; axis <= last; ++axis) {
+      const auto dim = link.axes.empty() ? axis : stored_dim(link, axis).value_or(-1);
+      piece.block.push_back(dim < 0 ? 1 : scale.block[dim]);
+      piece.at.strides.push_back(dim < 0 ? 0 : at.strides[dim]);
+      if (dim == stored.shape.rank() - 1) piece.packed = axis;
+    }
+    if (model.interleaved > 1) {  // its last dimension is two of the grid
+      require(piece.block[last] == 1 && piece.packed != last, ErrorKind::kLayout,
+              "{}: blocks of several interleaved parts are not handled", model.name);
+      const auto stride = piece.at.strides[last];
+      piece.at.strides[last] = stride * model.interleaved;
+      piece.at.strides.push_back(stride);
+      piece.block.push_back(1);
+    }
+    plan.scales[static_cast<std::size_t>(link.scale)] = piece;
   }
 }
 
@@ -334,7 +413,7 @@ CopyPlan plan_read(const std::vector<ModelTensor>& tensors,
     settle_less(planned);
     plan.tensors.push_back(std::move(planned));
   }
-  plan_scales(source, plan);
+  plan_scales(tensors, source, plan);
   return plan;
 }
 

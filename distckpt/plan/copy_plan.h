@@ -15,6 +15,7 @@
 
 #include "distckpt/base/box.h"
 #include "distckpt/base/dtype.h"
+#include "distckpt/elements/dequantize.h"
 #include "distckpt/plan/layout.h"
 #include "distckpt/plan/tensor_map.h"
 
@@ -27,19 +28,20 @@ enum class Transform : std::uint8_t {
   kDequantize,  // value * scale of its block
 };
 
-// Scales that belong to a piece.
+// Scales that belong to a piece: scale (i, j) is that of elements [i * block[0], ...) x
+// [j * block[1], ...) of the model tensor's grid.
 struct ScalePiece {
-  Box box{};  // in the scale tensor
-  Placement at{};
+  Placement at{};  // of scale (0, 0); strides has the rank of block
   DType dtype = DType::kF32;
-  Dims block{};  // scale (i, j) belongs to elements [i * block[0], ...) x [j * block[1], ...) of
-                 // the model tensor
+  Dims block{};
+  Encoding encoding = Encoding::kE4M3;
+  int packed = -1;  // the dimension whose elements are packed: it lies from byte to byte
 };
 
-// A box of a model tensor, and where its elements lie.
+// A box of a model tensor's grid, and where its elements lie.
 struct Piece {
-  Box box{};                   // in the model tensor
-  Placement at{};              // strides has the rank of box
+  Box box{};       // in the grid
+  Placement at{};  // strides has the rank of box; in a packed dimension, from pack to pack
   DType dtype = DType::kBF16;  // of the stored elements
   int scale = -1;              // index into CopyPlan::scales
   int less = 0;                // BoxLink::less
@@ -119,7 +121,7 @@ CopyPlan keep_targets(CopyPlan plan, const std::function<bool(StorageId)>& keep)
 // The rectangular copies of one tensor, in the order of its targets.
 std::vector<CopyOp> copy_ops(const PlannedTensor& planned);
 
-// The part `box` (a box inside piece.box) of a piece.
+// The part `box` (a box inside piece.box) of a piece whose elements are not packed.
 Placement place(const Piece& piece, const Box& box);
 
 }  // namespace ferry::distckpt

@@ -58,6 +58,28 @@ std::int64_t Layout::num_bytes() const {
   return total;
 }
 
+void fold_last_dimensions(TensorLayout& tensor) {
+  const int last = tensor.shape.rank() - 1;
+  require(last >= 1, ErrorKind::kBug, "{}: has no two dimensions", tensor.name);
+  const auto size = tensor.shape[last];
+  const auto fold = [&](const Dims& dims, std::int64_t count) {
+    auto folded = Dims(std::span(dims.begin(), static_cast<std::size_t>(last)));
+    folded[last - 1] *= count;
+    return folded;
+  };
+  for (auto& shard : tensor.shards) {
+    auto& strides = shard.at.strides;
+    require(shard.box.size[last] == size && strides[last - 1] == strides[last] * size,
+            ErrorKind::kLayout, "{}: {} of it lies apart, which is not handled", tensor.name,
+            to_string(shard.box));
+    const auto stride = strides[last];
+    strides = fold(strides, 1);
+    strides[last - 1] = stride;
+    shard.box = {fold(shard.box.offset, size), fold(shard.box.size, size)};
+  }
+  tensor.shape = fold(tensor.shape, size);
+}
+
 Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset) {
   const auto strides = byte_strides(box.size, size_of(dtype));
   return {.box = box, .at = {.storage = storage, .offset = offset, .strides = strides}};

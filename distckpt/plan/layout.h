@@ -107,6 +107,10 @@ class Layout {
   std::unordered_map<std::string, std::uint32_t> index_;
 };
 
+// Makes the last two dimensions one. Throws Error(kLayout) where a shard does not hold whole ones
+// of the last, packed.
+void fold_last_dimensions(TensorLayout& tensor);
+
 // A shard that lies row-major and packed from `offset` on.
 Shard packed_shard(const Box& box, DType dtype, StorageId storage, std::int64_t offset);
 

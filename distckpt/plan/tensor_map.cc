@@ -22,6 +22,14 @@ std::string padding_name(const std::vector<ModelTensor>& tensors,
 
 }  // namespace
 
+Shape ModelTensor::grid() const {
+  if (interleaved == 1) return shape;
+  auto grid = shape;
+  grid[grid.rank() - 1] /= interleaved;
+  grid.push_back(interleaved);
+  return grid;
+}
+
 std::set<std::string> padding_names(const std::vector<ModelTensor>& tensors, const TensorMap& map) {
   std::set<std::string> names;
   for (const auto& padding : map.padding) names.insert(padding_name(tensors, map, padding));

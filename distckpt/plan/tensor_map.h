@@ -1,6 +1,7 @@
 // A TensorMap links boxes of stored tensors to boxes of a model's tensors. A model's tensors are
 // named and shaped in Hugging Face terms, whatever stores them: QKV interleaving by query group,
-// gate over up, stacked layers and padded rows are all boxes here.
+// gate over up, stacked layers and padded rows are all boxes here; a transpose is the order of a
+// link's axes, and parts that alternate are one more dimension of the tensor's grid.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "distckpt/base/box.h"
 #include "distckpt/base/dtype.h"
+#include "distckpt/elements/dequantize.h"
 #include "distckpt/plan/layout.h"
 
 namespace ferry::distckpt {
@@ -29,15 +31,22 @@ struct ModelTensor {
   DType dtype = DType::kBF16;
   Shape shape{};
   Role role = Role::kWeight;
+  // Parts whose elements take turns in the last dimension: element i of it is one of part i modulo
+  // this. GPT-OSS has columns of gate and up so.
+  std::int64_t interleaved = 1;
 
   std::int64_t num_bytes() const { return shape.product() * size_of(dtype); }
+  // The shape in which plans and executors look at it: `shape`, or, where parts are interleaved,
+  // one more dimension that counts them: [32, 128] of two parts is [32, 64, 2]. The elements lie
+  // alike.
+  Shape grid() const;
 };
 
 // Element for element, in row-major order, `stored_box` of stored tensor `stored` is `model_box` of
 // model tensor `model`.
 struct BoxLink {
-  std::uint32_t model = 0;  // index among the model's tensors
-  Box model_box{};
+  std::uint32_t model = 0;   // index among the model's tensors
+  Box model_box{};           // in its shape, or in its grid where that has one dimension more
   std::uint32_t stored = 0;  // index in the Layout
   Box stored_box{};
   // A model tensor may be stored more than once (tied embeddings, replicas): copy 0 is what is
@@ -46,7 +55,12 @@ struct BoxLink {
   // Else the two sizes are the same but for leading ones. Flat: stored_box is a row (all sizes but
   // the last are one) that holds the elements of model_box in row-major order.
   bool flat = false;
-  // 128 x 128 blocks and their scales: index into TensorMap::scales, or -1.
+  // Else, if it is not empty: axes[i] is the dimension of model_box that the i-th of the last
+  // axes.rank() dimensions of stored_box is, in any order. All other sizes are one. {1, 0} is a
+  // transpose.
+  Dims axes{};
+  // Blocks of quantised elements and their scales: index into TensorMap::scales, or -1. Where an
+  // element of the stored tensor packs several, stored_box counts the packs, and `axes` is given.
   int scale = -1;
   // A stored element is the model tensor's less this, rounded (Megatron-Core's zero-centred norms
   // hold a weight less one).
@@ -61,10 +75,12 @@ struct BoxLink {
   }
 };
 
-// The scales of a block-quantised tensor: one element for each block of `block` elements.
+// The scales of a block-quantised tensor: one element for each block of `block` elements of the
+// stored tensor, unpacked.
 struct ScaleLink {
   std::uint32_t stored = 0;
   Dims block{};  // [128, 128]
+  Encoding encoding = Encoding::kE4M3;
 };
 
 // Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when

@@ -27,6 +27,7 @@ constexpr ParameterRow kGroupedQueryAttention[] = {
     {"self_attention.linear_proj.bias",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLinearBias, 50},
     {"self_attention.linear_proj.post_layernorm.weight", kCopy, kNone,   E::kHidden,   E::kNone,   kLinearNorms, 55},
     {"post_self_attn_layernorm.weight",             kCopy,      kNone,   E::kHidden,   E::kNone,   kLayerNorms, 175},
+    {"self_attention.core_attention.softmax_offset", kCopy,     kColumn, E::kSinks,    E::kNone,   kSinks,      35},
 };
 // clang-format on
 constexpr OtherName kGroupedQueryAttentionOther[] = {
@@ -117,9 +118,12 @@ constexpr ExtraStateRow kGatedMlpStates[] = {{"mlp.linear_fc1"}, {"mlp.linear_fc
 constexpr ParameterRow kMoe[] = {
     {"pre_mlp_layernorm.weight",              kCopy,   kNone,   E::kHidden,    E::kNone,      kAlways,     180},
     {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     240},
+    {"mlp.router.bias",                       kCopy,   kNone,   E::kExperts,   E::kNone,      kLinearBias, 245},
     {"mlp.router.expert_bias",                kCopy,   kNone,   E::kExperts,   E::kNone,      kExpertBias, 0,  false, true},
     {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kHidden,    kAlways,     250, true},
+    {"mlp.experts.experts.linear_fc1.bias",   kGateUp, kColumn, E::kMoeFfn,    E::kNone,      kLinearBias, 255, true},
     {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kHidden,    E::kMoeFfn,    kAlways,     260, true},
+    {"mlp.experts.experts.linear_fc2.bias",   kCopy,   kNone,   E::kHidden,    E::kNone,      kLinearBias, 265, true},
     {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, E::kSharedFfn, E::kHidden,    kShared,     280},
     {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    E::kHidden,    E::kSharedFfn, kShared,     290},
     {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 270},
@@ -200,6 +204,8 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return 1;
     case Extent::kHeads:
       return heads * config.kv_channels;
+    case Extent::kSinks:
+      return heads;
     case Extent::kGroups:
       return config.num_query_groups * config.kv_channels;
     case Extent::kChannels:
@@ -269,6 +275,8 @@ bool applies(When when, const TransformerConfig& config) {
       return config.moe_shared_expert_gate;
     case When::kExpertBias:
       return config.moe_router_enable_expert_bias;
+    case When::kSinks:
+      return config.softmax_offset;
     case When::kQLora:
       return config.q_lora_rank > 0;
     case When::kQLoraNorm:

@@ -39,6 +39,7 @@ enum class Extent : std::uint8_t {
   kExperts,         // num_moe_experts
   kOne,             // 1
   kHeads,           // num_attention_heads * kv_channels
+  kSinks,           // num_attention_heads
   kGroups,          // with kQkvGroups: kHeads for q, twice that with gates, and num_query_groups *
                     // kv_channels for k and v
   kChannels,        // kv_channels
@@ -77,6 +78,7 @@ enum class When : std::uint8_t {
   kShared,      // shared experts
   kSharedGate,  // shared experts that have a gate
   kExpertBias,  // routers that have a bias
+  kSinks,       // a sink of each head in the softmax of attention
   kQLora,       // queries through a low-rank path
   kQLoraNorm,   // whose norm the projection up holds
   kNoQLora,     // queries at once

@@ -210,6 +210,7 @@ namespace {
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.has_linear_attention()) return "gated delta nets";
   if (config.is_sparse()) return "sparse attention";
+  if (config.softmax_offset) return "sinks in the softmax of attention";
   if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
   if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
       config.moe_router_score_function == "softmax")

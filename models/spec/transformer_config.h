@@ -25,6 +25,7 @@ struct RopeScaling {
   std::optional<double> mscale{};
   std::optional<double> mscale_all_dim{};
   std::optional<std::int64_t> original_max_position_embeddings{};
+  std::optional<bool> truncate{};  // of "yarn": the range of corrected channels is rounded
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -60,6 +61,13 @@ struct TransformerConfig {
       false;  // a channel turns with its neighbour, not with one half a head on
   RopeScaling rope_scaling{};
   std::optional<std::int64_t> sliding_window{};
+  // Per layer, where they differ: does it look at the sliding window alone.
+  std::vector<bool> window_attn_skip_freq{};
+  bool softmax_offset = false;  // softmax_type "learnable": each head has a sink
+  // Activation "quick_geglu": quick_gelu(min(gate, c)) * (clamp(up, c) + offset), where c is the
+  // clamp value.
+  double glu_linear_offset = 0.0;
+  std::optional<double> activation_func_clamp_value{};
   bool add_qkv_bias = false;
   bool add_bias_linear =
       false;  // biases of linear_proj, linear_fc1 and linear_fc2; and of linear_qkv
@@ -67,7 +75,7 @@ struct TransformerConfig {
   bool qk_layernorm_full = false;  // over the channels of all heads together, not head by head
   PostNorm post_norm = PostNorm::kNone;
   bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
-  std::string activation = "silu";             // hidden_act of config.json
+  std::string activation = "silu";  // hidden_act of config.json; "quick_geglu" of GPT-OSS
   bool untie_embeddings_and_output_weights = true;
 
   // Mixture of experts; num_moe_experts is 0 for a model without.

@@ -85,7 +85,7 @@ converter::ConvertOptions convert_options(const Options& options) {
       .selection = options.selection(),
       .parallel = options.parallel(),
       .dtype = options.dtype(),
-      .keep_fp8 = options.get<bool>("keep_fp8"),
+      .keep_quantized = options.get<bool>("keep_quantized"),
       .no_save_optim = options.get<bool>("no_save_optim"),
       .max_shard_size = options.find<std::int64_t>("max_shard_size"),
       .threads = options.get<int>("threads"),
@@ -113,7 +113,7 @@ converter::DigestOptions digest_options(const Options& options) {
   return {.path = options.path("path"),
           .iteration = options.iteration(),
           .hf_config = options.path("hf_config"),
-          .keep_fp8 = options.get<bool>("keep_fp8"),
+          .keep_quantized = options.get<bool>("keep_quantized"),
           .files = options.get<bool>("files"),
           .threads = options.get<int>("threads"),
           .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};

@@ -144,10 +144,10 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
     {
       const WithoutGil gil;
       const Options options(options_json);
-      checkpoint = std::make_shared<Checkpoint>(
-          converter::open(options.path("path"), {.iteration = options.iteration(),
-                                                 .hf_config = options.path("hf_config"),
-                                                 .keep_fp8 = options.get<bool>("keep_fp8")}));
+      checkpoint = std::make_shared<Checkpoint>(converter::open(
+          options.path("path"), {.iteration = options.iteration(),
+                                 .hf_config = options.path("hf_config"),
+                                 .keep_quantized = options.get<bool>("keep_quantized")}));
       check_derived(*checkpoint);
     }
     return wrap<const Checkpoint>(std::move(checkpoint), kCheckpoint);

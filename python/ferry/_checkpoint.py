@@ -149,7 +149,7 @@ class Checkpoint:
             progress: see Progress
         """
         return digest(self._options["path"], iteration=self._options["iteration"], hf_config=self._options["hf_config"],
-                      keep_fp8=self._options["keep_fp8"], files=files, progress=progress)
+                      keep_quantized=self._options["keep_quantized"], files=files, progress=progress)
 
     def _stream(self, stream: Any, into: Optional[Into], progress: Progress) -> Iterator[Tuple[str, Any]]:
         tensors = [(name, dtype, tuple(shape), bytes_) for name, dtype, shape, bytes_ in json.loads(_ferry.stream_tensors(stream))]
@@ -190,18 +190,18 @@ class Checkpoint:
             _ferry.stream_close(stream)
 
 
-def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Optional[Path] = None, keep_fp8: bool = False) -> Checkpoint:
+def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Optional[Path] = None, keep_quantized: bool = False) -> Checkpoint:
     """Opens a checkpoint: a Hugging Face folder, a Megatron root or iteration, an archive, verl's and FSDP's folders. Reads headers only.
 
     Args:
         path: its folder, or an address ("hf://org/repo", "s3://bucket/key", "https://...")
         iteration: of a Megatron root: a number or "release". Default: the tracker's
         hf_config: a folder with the config.json that a Megatron checkpoint lacks
-        keep_fp8: leaves FP8 weights and their scales as they are. Default: they are dequantised to bf16
+        keep_quantized: leaves FP8 and MXFP4 blocks and their scales as they are. Default: they are dequantised to bf16
 
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named
     """
-    options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_fp8=keep_fp8,
+    options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
                    hf_config=None if hf_config is None else os.fspath(hf_config))
     return Checkpoint(_ferry.open_checkpoint(json.dumps(options)), options)

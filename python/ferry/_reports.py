@@ -315,7 +315,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
             num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
             account_for_loss_in_pipeline_split: bool = False, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-            dtype: Optional[str] = None, keep_fp8: bool = False, no_save_optim: bool = False, max_shard_size: Size = None, threads: int = 0,
+            dtype: Optional[str] = None, keep_quantized: bool = False, no_save_optim: bool = False, max_shard_size: Size = None, threads: int = 0,
             max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
             follow_symlinks: bool = False, ranks: bool = False, progress: Progress = None) -> ConvertReport:
     """Converts a checkpoint, and proves it: `ferry convert` (docs/cli.md has every option).
@@ -378,7 +378,7 @@ def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_ite
                       unpaired=_differences(found["unpaired"]), notes=found["notes"], seconds=found["seconds"])
 
 
-def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_fp8: bool = False, files: bool = True, threads: int = 0,
+def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True, threads: int = 0,
            max_memory: Size = "192MiB", progress: Progress = None) -> Manifest:
     """Digests every tensor in Hugging Face terms, whatever format and layout, and every file: `ferry digest`.
 

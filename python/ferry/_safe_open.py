@@ -128,20 +128,20 @@ class safe_open:
         framework: "pt" for tensors of torch, "np" for arrays of NumPy (bf16 by the package ml_dtypes)
         device: of torch, where tensors go
         backend: has no effect; safetensors has it
-        iteration, hf_config, keep_fp8: as in open()
+        iteration, hf_config, keep_quantized: as in open()
 
     Raises:
         Error: as open() does; "usage" for another framework, or when it is used after it was left
     """
 
     def __init__(self, filename: Union[Path, Checkpoint], framework: str, device: Union[str, int] = "cpu", *, backend: str = "mmap",
-                 iteration: Iteration = None, hf_config: Optional[Path] = None, keep_fp8: bool = False):
+                 iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False):
         if framework not in _FRAMEWORKS:
             raise Error("usage", f"framework={framework}: is neither pt nor np")
         if _FRAMEWORKS[framework] == "np" and device != "cpu":
             raise Error("usage", f"device={device}: an array of NumPy is on the host")
         self._framework, self._device = _FRAMEWORKS[framework], device
-        opened = filename if isinstance(filename, Checkpoint) else open(filename, iteration=iteration, hf_config=hf_config, keep_fp8=keep_fp8)
+        opened = filename if isinstance(filename, Checkpoint) else open(filename, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
         self._checkpoint: Optional[Checkpoint] = opened
         self._infos = {info.name: info for info in opened.infos()}
         self._window: Optional[_Window] = _Window(opened, self._infos)
@@ -215,7 +215,7 @@ class safe_open:
 
 
 def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = "cpu", *, framework: str = "pt", iteration: Iteration = None,
-              hf_config: Optional[Path] = None, keep_fp8: bool = False) -> Dict[str, Any]:
+              hf_config: Optional[Path] = None, keep_quantized: bool = False) -> Dict[str, Any]:
     """safetensors.torch.load_file over a checkpoint of any format.
 
     Args: as those of safe_open
@@ -223,5 +223,5 @@ def load_file(filename: Union[Path, Checkpoint], device: Union[str, int] = "cpu"
     Returns:
         {Hugging Face name: tensor [*shape]} of the whole model
     """
-    with safe_open(filename, framework, device, iteration=iteration, hf_config=hf_config, keep_fp8=keep_fp8) as opened:
+    with safe_open(filename, framework, device, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized) as opened:
         return opened.get_tensors()

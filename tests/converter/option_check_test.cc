@@ -56,21 +56,22 @@ TEST(RequireEffective, ADryRunResumesNothing) {
 }
 
 TEST(RequireEffective, Fp8IsKeptWhereThereIsSome) {
-  const ConvertOptions options{.keep_fp8 = true};
+  const ConvertOptions options{.keep_quantized = true};
   EXPECT_NO_THROW(require_effective(
       options, source_of(Format::kHuggingFace, distckpt::DType::kF8E4M3), Format::kHuggingFace));
   EXPECT_TRUE(refuses(options, Format::kHuggingFace,
-                      {"--keep-fp8: has no effect", "the source holds no FP8 blocks"}));
+                      {"--keep-quantized (--keep-fp8): has no effect", "the source holds no FP8"}));
 }
 
 TEST(RequireEffective, Fp8HasNoPlaceInMegatron) {
-  EXPECT_TRUE(refuses({.keep_fp8 = true}, Format::kTorchDist, {"--keep-fp8", "no place"},
+  EXPECT_TRUE(refuses({.keep_quantized = true}, Format::kTorchDist, {"--keep-fp8", "no place"},
                       source_of(Format::kHuggingFace, distckpt::DType::kF8E4M3)));
 }
 
 TEST(RequireEffective, Fp8IsNotKeptAndCast) {
-  EXPECT_TRUE(refuses({.dtype = distckpt::DType::kF32, .keep_fp8 = true}, Format::kHuggingFace,
-                      {"--keep-fp8 and --dtype exclude each other"}));
+  EXPECT_TRUE(refuses({.dtype = distckpt::DType::kF32, .keep_quantized = true},
+                      Format::kHuggingFace,
+                      {"--keep-quantized (--keep-fp8) and --dtype exclude each other"}));
 }
 
 }  // namespace option_check_test

@@ -203,20 +203,38 @@ def install_te_stub(version="2.6.0"):
                     self.register_parameter(f"bias{g}", nn.Parameter(torch.zeros(o, dtype=params_dtype)))
         def forward(self, x, m_splits, is_first_microbatch=None):
             m = m_splits.tolist() if torch.is_tensor(m_splits) else list(m_splits)
-            ys = [F.linear(t, getattr(self, f"weight{g}")) for g, t in enumerate(torch.split(x, m))]
+            biases = [getattr(self, f"bias{g}") for g in range(self.num_gemms)] if self.use_bias else [None] * self.num_gemms
+            ys = [F.linear(t, getattr(self, f"weight{g}"), None if self.return_bias else biases[g])
+                  for g, t in enumerate(torch.split(x, m))]
             y = torch.cat(ys)
-            return (y, None) if self.return_bias else y
+            return (y, biases if self.use_bias else None) if self.return_bias else y
 
     class DotProductAttention(Base):
-        def __init__(self, num_attention_heads=None, kv_channels=None, softmax_scale=None, num_gqa_groups=None, **kw):
+        def __init__(self, num_attention_heads=None, kv_channels=None, softmax_scale=None, num_gqa_groups=None, softmax_type="vanilla",
+                     window_size=None, tp_size=1, **kw):
             super().__init__()
-            self.softmax_scale = softmax_scale
+            self.softmax_scale, self.window = softmax_scale, window_size
+            self.softmax_offset = None
+            if softmax_type == "learnable":
+                self.softmax_offset = nn.Parameter(torch.zeros(num_attention_heads // tp_size))
         def forward(self, q, k, v, attention_mask=None, **kw):  # [s, b, h, d]
             q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
             r = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(r, 1), v.repeat_interleave(r, 1)
+            if self.softmax_offset is not None:
+                return self.with_sinks(q, k, v)
             o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
             return o.permute(2, 0, 1, 3).reshape(o.shape[2], o.shape[0], -1)
+        def with_sinks(self, q, k, v):  # one more score for each row, whose value is nothing
+            n = q.shape[2]
+            scores = q @ k.transpose(-1, -2) * (self.softmax_scale or q.shape[-1] ** -0.5)
+            near = torch.ones(n, n, dtype=torch.bool).tril()
+            if self.window is not None:
+                near &= ~torch.ones(n, n, dtype=torch.bool).tril(-self.window[0] - 1)
+            sink = self.softmax_offset.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores.masked_fill(~near, float("-inf")), sink], -1)
+            o = scores.softmax(-1)[..., :-1] @ v
+            return o.permute(2, 0, 1, 3).reshape(n, o.shape[0], -1)
 
     def l2norm(x, eps=1e-6):  # of flash-linear-attention, without which megatron-core has no delta net; its kernels are not called
         return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)

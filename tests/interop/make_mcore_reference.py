@@ -52,6 +52,8 @@ CASES = {  # name: (hf model, tp, pp, ep, etp, dp, spec, save options)
     "glm4_moe_tp2ep2":    ("glm4_moe", 2, 1, 2, 1, 1, "te", {}),
     "qwen3_next_tp2ep2":  ("qwen3_next", 2, 1, 2, 1, 1, "te", {}),
     "qwen3_5_tp2":        ("qwen3_5", 2, 1, 1, 1, 1, "te", {}),
+    "gpt_oss_tp2ep2":     ("gpt_oss", 2, 1, 2, 1, 1, "te", {}),
+    "gpt_oss_local_pp2":  ("gpt_oss", 1, 2, 1, 1, 1, "local", {"pp_first": 1}),
     "llama_singleton":    ("llama", 2, 1, 1, 1, 1, "te", {"singleton": True}),
     "mixtral_singleton":  ("mixtral", 1, 1, 2, 1, 1, "te", {"singleton": True}),
     "llama_optim_full":   ("llama", 2, 1, 1, 1, 2, "te", {"optim": "fully_reshardable"}),

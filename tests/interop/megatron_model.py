@@ -48,6 +48,11 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
                   linear_num_value_heads=a["value_heads"], attention_output_gate=True, layernorm_zero_centered_gamma=True, deterministic_mode=True)
     if a["mtp"]:
         kw["mtp_num_layers"] = a["mtp"]
+    if a.get("sinks"):
+        from megatron.core.fusions.fused_bias_geglu import quick_gelu
+        kw.update(add_bias_linear=True, add_qkv_bias=False, softmax_type="learnable", window_size=(a["window"] - 1, 0),
+                  window_attn_skip_freq=[int(x) for x in a["sliding"]], activation_func=quick_gelu, activation_func_clamp_value=7.0,
+                  glu_linear_offset=1.0)
     cls = TransformerConfig
     if a["mla"]:
         cls = MLATransformerConfig
@@ -58,7 +63,14 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
     import dataclasses
     names = {f.name for f in dataclasses.fields(cls)}
     kw.update(extra or {})
-    return cls(**{k: v for k, v in kw.items() if k in names})
+    config = cls(**{k: v for k, v in kw.items() if k in names})
+    if a.get("yarn"):  # not fields of the class, but what Megatron-LM sets from its arguments
+        yarn = a["yarn"]
+        for name, value in dict(rotary_scaling_factor=yarn["factor"], original_max_position_embeddings=yarn["original_max_position_embeddings"],
+                                beta_fast=yarn["beta_fast"], beta_slow=yarn["beta_slow"], mscale=1.0, mscale_all_dim=0.0,
+                                correction_range_round_to_int=yarn["truncate"]).items():
+            setattr(config, "yarn_" + name, value)
+    return config
 
 
 def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
@@ -78,8 +90,11 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
         spec = S.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=cfg.qk_layernorm)
     else:
         spec = S.get_gpt_layer_local_spec(qk_layernorm=cfg.qk_layernorm, normalization="RMSNorm")
+    if te and a.get("sinks"):  # the stand-in has them, whatever release it says it is
+        import megatron.core.extensions.transformer_engine as extension
+        extension.is_te_min_version = lambda *_, **__: True
     mtp = S.get_gpt_mtp_block_spec(cfg, spec, use_transformer_engine=bool(te)) if a["mtp"] else None
-    m = GPTModel(cfg, spec, vocab_size=vpad, max_sequence_length=a["max_pos"], position_embedding_type="rope",
+    m = GPTModel(cfg, spec, vocab_size=vpad, max_sequence_length=a["max_pos"], position_embedding_type="yarn" if a.get("yarn") else "rope",
                  rotary_base=a["rope_theta"], rotary_percent=a.get("rotary", 1.0), share_embeddings_and_output_weights=a["tied"],
                  pre_process=ps.is_pipeline_first_stage(), post_process=ps.is_pipeline_last_stage(),
                  **({"mtp_block_spec": mtp} if mtp else {}))
@@ -206,4 +221,12 @@ def training_args(a, tp, pp, ep, vpad, iteration, **kw):
         use_distributed_optimizer=kw.get("optim", False), no_save_optim=not kw.get("optim", False), no_save_rng=not kw.get("rng", False), bf16=True, fp16=False, vocab_file=None,
         consumed_train_samples=0, skipped_train_samples=0, consumed_valid_samples=0, global_batch_size=1, iteration=iteration,
         async_save=False, ckpt_fully_parallel_save=True)
+    if a.get("sinks"):
+        yarn = a["yarn"]
+        vars(ns).update(
+            add_bias_linear=True, add_qkv_bias=False, swiglu=False, quick_geglu=True, glu_linear_offset=1.0, activation_func_clamp_value=7.0,
+            softmax_type="learnable", window_size=(a["window"] - 1, 0), window_attn_skip_freq=2, position_embedding_type="yarn",
+            rotary_scaling_factor=yarn["factor"], yarn_original_max_position_embeddings=yarn["original_max_position_embeddings"],
+            yarn_beta_fast=yarn["beta_fast"], yarn_beta_slow=yarn["beta_slow"], yarn_correction_range_round_to_int=yarn["truncate"],
+            mscale=1.0, mscale_all_dim=0.0)
     return ns

@@ -70,6 +70,11 @@ def hf_configs():
         "qwen3_5": lambda: T.Qwen3_5TextConfig(**hybrid(tie_word_embeddings=True)),
         "qwen3_5_moe": lambda: T.Qwen3_5MoeTextConfig(**hybrid(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32,
                                                                shared_expert_intermediate_size=20)),
+        "gpt_oss": lambda: T.GptOssConfig(
+            **c(vocab_size=250, num_hidden_layers=3, head_dim=10, intermediate_size=64, num_local_experts=6, num_experts_per_tok=3,
+                sliding_window=7, max_position_embeddings=131072,
+                rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                 "truncate": False, "original_max_position_embeddings": 4096})),
         "deepseek_v2": lambda: T.DeepseekV2Config(
             **c(num_hidden_layers=3, num_key_value_heads=4, moe_intermediate_size=24, n_shared_experts=2,
                 n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, topk_method="group_limited_greedy",

@@ -18,7 +18,7 @@ def arch_of(c):
         head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c.get("intermediate_size") or 4 * c["hidden_size"],
         eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
         tied=bool(c.get("tie_word_embeddings")),
-        qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss")),
+        qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss", "gpt_oss")),
         interleaved=t in ("ernie4_5", "glm4"), post_norms=t == "glm4",
         qk_norm=t in ("qwen3", "qwen3_moe") or bool(c.get("use_qk_norm")), rotary=rp.get("partial_rotary_factor", 1.0),
         experts=0, mla=False, mtp=0, max_pos=c["max_position_embeddings"],
@@ -30,6 +30,9 @@ def arch_of(c):
         a.update(experts=c.get("num_experts") or c["num_local_experts"], topk=c["num_experts_per_tok"],
                  moe_ffn=c["moe_intermediate_size"], pre_softmax=not c.get("norm_topk_prob", False),
                  shared=c.get("shared_expert_intermediate_size", 0) if t == "qwen2_moe" else 0, shared_gate=t == "qwen2_moe")
+    if t == "gpt_oss":
+        a.update(experts=c["num_local_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["intermediate_size"], pre_softmax=False, shared=0,
+                 sinks=True, window=c["sliding_window"], sliding=[x == "sliding_attention" for x in c["layer_types"]], yarn=rp)
     if t == "glm4_moe":
         a.update(experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"], pre_softmax=False,
                  shared=c["n_shared_experts"] * c["moe_intermediate_size"], shared_gate=False, score="sigmoid", expert_bias=True, n_group=c["n_group"],
@@ -109,7 +112,10 @@ def hf_to_megatron(a, sd, vpad, te=True):
         experts = k.removesuffix("gate_up_proj")
         for e, (gate_up, down) in enumerate(zip(sd.pop(k), sd.pop(experts + "down_proj"))):
             names = [f"{experts}{e}.{what}_proj.weight" for what in ("gate", "up", "down")]
-            sd.update(zip(names, (*gate_up.chunk(2), down)))
+            if a.get("sinks"):  # transposed, and gate and up take turns
+                sd.update(zip(names, (gate_up.T[0::2], gate_up.T[1::2], down.T.contiguous())))
+            else:
+                sd.update(zip(names, (*gate_up.chunk(2), down)))
     out, used = {}, set()
     def g(k):
         used.add(k); return sd[k]
@@ -145,6 +151,9 @@ def hf_to_megatron(a, sd, vpad, te=True):
                 out[mp + "self_attention.k_layernorm.weight"] = g(hp + "self_attn.k_norm.weight")
         if mp + "self_attention.out_proj.weight" not in out:
             out[mp + "self_attention.linear_proj.weight"] = g(hp + "self_attn.o_proj.weight")
+        if a.get("sinks"):
+            out[mp + "self_attention.linear_proj.bias"] = g(hp + "self_attn.o_proj.bias")
+            out[mp + "self_attention.core_attention.softmax_offset"] = g(hp + "self_attn.sinks")
         post = g(hp + "post_attention_layernorm.weight")
         if a.get("post_norms"):
             for norm in ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"):
@@ -158,7 +167,12 @@ def hf_to_megatron(a, sd, vpad, te=True):
         out[mp + ("pre_mlp_layernorm.weight" if te or a["mla"] else "mlp.linear_fc1.layer_norm_weight")] = post
         mx = a["arch"] == "mixtral"
         m = hp + ("block_sparse_moe." if mx else "mlp.")
-        out[mp + "mlp.router.weight"] = g(m + "gate.weight")
+        out[mp + "mlp.router.weight"] = g(m + ("router" if a.get("sinks") else "gate") + ".weight")
+        if a.get("sinks"):
+            out[mp + "mlp.router.bias"] = g(m + "router.bias")
+            for e, (bias, down_bias) in enumerate(zip(g(m + "experts.gate_up_proj_bias"), g(m + "experts.down_proj_bias"))):
+                out[mp + f"mlp.experts.experts.{e}.linear_fc1.bias"] = torch.cat([bias[0::2], bias[1::2]])
+                out[mp + f"mlp.experts.experts.{e}.linear_fc2.bias"] = down_bias
         if a.get("expert_bias"):
             out[mp + "mlp.router.expert_bias"] = g(m + "gate.e_score_correction_bias").float()
         for e in range(a["experts"]):

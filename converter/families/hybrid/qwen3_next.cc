@@ -1,11 +1,8 @@
 // Qwen3-Next, Qwen3.5 and Qwen3.6: gated delta nets (linear attention) in most layers, gated
 // attention in the others, norms that hold their weights less one, a prediction layer of its own
 // name. They differ in how the projections of a delta net lie in tensors, and in prefixes.
-#include <nlohmann/json.hpp>
-
 #include "converter/families/family.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/json.h"
 
 namespace ferry::converter {
 namespace {
@@ -94,19 +91,10 @@ constexpr HfNames kQwen35SeeingNames = [] {
 }();
 
 std::vector<bool> linear_layers(const ConfigFields& fields, std::int64_t num_layers) {
+  if (auto named =
+          layers_of_kind(fields, "layer_types", "linear_attention", "full_attention", num_layers))
+    return std::move(*named);
   std::vector<bool> linear;
-  if (const auto* types = fields.find("layer_types")) {
-    require(types->is_array() && static_cast<std::int64_t>(types->size()) == num_layers,
-            ErrorKind::kCorrupt, "{}: layer_types is not a list of {} layers", fields.source(),
-            num_layers);
-    for (const auto& type : *types) {
-      const auto name = distckpt::json_string(type, "layer_types", fields.source());
-      require(name == "linear_attention" || name == "full_attention", ErrorKind::kLayout,
-              "{}: layer_types names \"{}\", which is not handled", fields.source(), name);
-      linear.push_back(name == "linear_attention");
-    }
-    return linear;
-  }
   const auto every = fields.size("full_attention_interval", 4);
   for (std::int64_t i = 0; i < num_layers; ++i) linear.push_back((i + 1) % every != 0);
   return linear;

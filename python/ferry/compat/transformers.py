@@ -31,7 +31,7 @@ def carried_files(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class: Any = None, config: Any = None, iteration: Iteration = None,
-                    hf_config: Optional[Path] = None, keep_fp8: bool = False, **kwargs: Any) -> Any:
+                    hf_config: Optional[Path] = None, keep_quantized: bool = False, **kwargs: Any) -> Any:
     """Loads a checkpoint of any format into a model of transformers, as AutoModelForCausalLM.from_pretrained loads a Hugging Face folder.
 
     Tensors are read one by one as transformers asks for them, and become the parameters without a copy where dtype and device are theirs.
@@ -41,7 +41,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
         model_args, kwargs: of transformers' from_pretrained: dtype, device_map, attn_implementation, ...
         auto_class: an Auto class or model class of transformers. Default: AutoModelForCausalLM
         config: a PreTrainedConfig. Default: of the checkpoint's config.json
-        iteration, hf_config, keep_fp8: as in ferry.open()
+        iteration, hf_config, keep_quantized: as in ferry.open()
 
     Returns:
         PreTrainedModel in evaluation mode, with the checkpoint's generation_config.json
@@ -51,7 +51,7 @@ def from_pretrained(path: Union[Path, Checkpoint], *model_args: Any, auto_class:
     """
     import torch
     import transformers
-    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config, keep_fp8=keep_fp8)
+    checkpoint = path if isinstance(path, Checkpoint) else _checkpoint.open(path, iteration=iteration, hf_config=hf_config, keep_quantized=keep_quantized)
     with carried_files(checkpoint) as folder:
         if config is None:
             config = transformers.AutoConfig.from_pretrained(folder)

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Mapping, Tuple
 from .._checkpoint import open
 from .._errors import Error
 
-_OPTIONS = {"checkpoint", "iteration", "hf_config", "keep_fp8", "read_ahead", "threads", "max_memory"}
+_OPTIONS = {"checkpoint", "iteration", "hf_config", "keep_quantized", "read_ahead", "threads", "max_memory"}
 
 
 def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tuple[str, Any]]:
@@ -19,7 +19,7 @@ def weights_iterator(model: Any, extra_config: Mapping[str, Any]) -> Iterator[Tu
 
     Args:
         model: a checkpoint, where extra_config names none
-        extra_config: "checkpoint" and what ferry.open() and Checkpoint.tensors() take: "iteration", "hf_config", "keep_fp8"; "read_ahead", "threads",
+        extra_config: "checkpoint" and what ferry.open() and Checkpoint.tensors() take: "iteration", "hf_config", "keep_quantized"; "read_ahead", "threads",
             "max_memory"
 
     Yields:

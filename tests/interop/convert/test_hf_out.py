@@ -9,13 +9,13 @@ from support import (COMPANIONS, DATA, ferry, hf_tensors, iteration_folder, llam
                      random_tensors, read_safetensors, run_ok, safetensors_bytes, tree, write_hf)
 
 MODELS = ["hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe", "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3",
-          "hf_moonlight", "hf_glm4_moe"]
+          "hf_moonlight", "hf_glm4_moe", "hf_gpt_oss"]
 LAYOUT = ["--tp", 2, "--pp", 2]
 
 
 def layout_of(model):
     """For models of three layers, two stages that are not alike."""
-    return [*LAYOUT, "--num-layers-in-first-pipeline-stage", 1] if model.startswith(("hf_deepseek", "hf_glm4")) else LAYOUT
+    return [*LAYOUT, "--num-layers-in-first-pipeline-stage", 1] if model.startswith(("hf_deepseek", "hf_glm4", "hf_gpt_oss")) else LAYOUT
 
 
 def there_and_back(hf, work, *options):

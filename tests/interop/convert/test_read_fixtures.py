@@ -1,4 +1,4 @@
-"""Ferry reads what real releases of megatron-core wrote (tests/data)."""
+"""Ferry reads what real releases of megatron-core and of Megatron-Bridge wrote (tests/data)."""
 import hashlib
 import json
 import re
@@ -102,14 +102,14 @@ def test_digests_are_those_of_the_weights_whatever_the_format_and_layout():
                       ("hf_qwen2", ("qwen2",)), ("hf_qwen2_tied", ("qwen2_tied_pp2",)), ("hf_qwen3", ("qwen3",)),
                       ("hf_mixtral", ("mixtral_ep2", "mixtral_ep2_mc0161", "mixtral_ep2_seqmlp", "mixtral_singleton")),
                       ("hf_qwen2_moe", ("qwen2moe_tp2",)), ("hf_qwen3_moe", ("qwen3moe_ep2",)), ("hf_moonlight", ("moonlight_tp1",)),
-                      ("hf_glm4_moe", ("glm4_moe_tp2ep2",)),
+                      ("hf_glm4_moe", ("glm4_moe_tp2ep2",)), ("hf_gpt_oss", ("gpt_oss_tp2ep2", "gpt_oss_bridge")),
                       ("hf_deepseek_v3", ("deepseek_v3_ep2", "deepseek_v3_ep2_mc0161", "deepseek_v3_tp2pp2"))):
         want = ferry_json("digest", DATA / hf / "hf")
         copies = {n for n in hf_tensors(DATA / hf / "hf") if n.startswith("model.layers.3.") and ("embed_tokens" in n or "head.head" in n)}
         assert set(want["tensors"]) == set(hf_tensors(DATA / hf / "hf")) - copies
         for case in cases:
             # One holds no arguments; those of latent attention lack its sizes; a biased router is wider in Megatron than here.
-            nameless = ("--hf-config", DATA / hf / "hf") if case.endswith("_local") or hf in ("hf_moonlight", "hf_deepseek_v3", "hf_glm4_moe") else ()
+            nameless = ("--hf-config", DATA / hf / "hf") if case.endswith(("_local", "_bridge")) or hf in ("hf_moonlight", "hf_deepseek_v3", "hf_glm4_moe") else ()
             got = ferry_json("digest", DATA / case, *nameless)
             assert (got["model"], got["tensors"]) == (want["model"], want["tensors"]), case
 

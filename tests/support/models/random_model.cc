@@ -50,7 +50,9 @@ class SideBuilder {
 
   // Cuts a copy of the tensor into boxes and stores each in a way of its own.
   void add_copy(std::uint32_t model, int copy) {
-    for (const auto& box : random_tiling(random_, tensors_[model].shape, cuts())) {
+    const auto& tensor = tensors_[model];
+    const auto space = random_.chance(50) ? tensor.grid() : tensor.shape;
+    for (const auto& box : random_tiling(random_, space, cuts())) {
       const BoxLink link{.model = model, .model_box = box, .stored_box = {}, .copy = copy};
       const auto dtype = stored_dtype(model);
       const auto way = random_.between(0, 9);
@@ -99,10 +101,14 @@ class SideBuilder {
   }
 
   // A tensor of its own, with leading ones and sometimes with padding around the box.
-  void add_single(const BoxLink& link, DType dtype) {
+  void add_single(BoxLink link, DType dtype) {
     Box box{.offset = {}, .size = link.model_box.size};
-    while (box.rank() > 0 && box.size[0] == 1 && random_.chance(30)) {
-      box.size = box.size.drop_front(1);
+    if (box.rank() > 1 && random_.chance(40)) {
+      permute(link, box);
+    } else {
+      while (box.rank() > 0 && box.size[0] == 1 && random_.chance(30)) {
+        box.size = box.size.drop_front(1);
+      }
     }
     while (box.rank() < kMaxRank && random_.chance(25)) box.size.push_front(1);
     Shape shape = box.size;
@@ -116,6 +122,24 @@ class SideBuilder {
     for (const auto& part : subtract(Box::whole(shape), box)) {
       side_.map.padding.push_back({.stored = stored, .box = part});
     }
+  }
+
+  // The dimensions in another order, maybe without some of size one.
+  void permute(BoxLink& link, Box& box) {
+    std::vector<int> order(static_cast<std::size_t>(box.rank()));
+    std::iota(order.begin(), order.end(), 0);
+    random_.shuffle(order);
+    std::size_t left = order.size();  // at least one is named
+    Dims size;
+    for (const int d : order) {
+      if (left > 1 && box.size[d] == 1 && random_.chance(50)) {
+        --left;
+        continue;
+      }
+      link.axes.push_back(d);
+      size.push_back(box.size[d]);
+    }
+    box.size = size;
   }
 
   // One row that holds box after box, aligned to four elements.
@@ -223,6 +247,18 @@ std::byte* find_element(const ModelSide& side,
   throw std::logic_error("an element in no shard");
 }
 
+// The element of the stored tensor that the one at `at` of the model's box is.
+Dims stored_element(const BoxLink& link, const Dims& at, std::int64_t index) {
+  if (link.axes.empty()) return element_of(link.stored_box, index);
+  auto stored = link.stored_box.offset;
+  const int first = stored.rank() - link.axes.rank();
+  for (int i = 0; i < link.axes.rank(); ++i) {
+    const auto axis = static_cast<int>(link.axes[i]);
+    stored[first + i] += at[axis] - link.model_box.offset[axis];
+  }
+  return stored;
+}
+
 void fill_memory(const RandomModel& model,
                  const ModelSide& side,
                  const std::vector<Conversions>* unrounded,
@@ -232,9 +268,11 @@ void fill_memory(const RandomModel& model,
     const auto element_size = size_of(tensor.dtype);
     const auto dtype = side.layout.tensor(link.stored).dtype;
     for (std::int64_t i = 0; i < link.model_box.volume(); ++i) {
-      const auto index = index_of(tensor.shape, element_of(link.model_box, i));
+      const auto at = element_of(link.model_box, i);
+      const bool in_grid = at.rank() == tensor.grid().rank();
+      const auto index = index_of(in_grid ? tensor.grid() : tensor.shape, at);
       const auto* from = model.bytes[link.model].data() + index * element_size;
-      auto* const into = find_element(side, memory, link.stored, element_of(link.stored_box, i));
+      auto* const into = find_element(side, memory, link.stored, stored_element(link, at, i));
       if (unrounded != nullptr && !(*unrounded)[link.model].unrounded.empty()) {
         const auto& values = (*unrounded)[link.model].unrounded;
         naive_round(values[static_cast<std::size_t>(index)], dtype, into);
@@ -296,6 +334,10 @@ ModelTensor make_tensor(Random& random, std::size_t index, bool large) {
   const auto rank = static_cast<int>(random.between(0, 4));
   tensor.shape = large ? Shape{random.between(2, 3), random.between(600, 900), 311}
                        : random_shape(random, rank, random.chance(5) ? 0 : 1, 9);
+  if (rank > 0 && random.chance(30)) {
+    tensor.interleaved = random.between(2, 3);
+    tensor.shape[tensor.shape.rank() - 1] *= tensor.interleaved;
+  }
   return tensor;
 }
 

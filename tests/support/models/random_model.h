@@ -38,8 +38,9 @@ struct RandomModel {
 inline constexpr std::byte kUntouched{0xA5};
 
 // Tensors of rank 0 to 4, empty ones too, of every size of element. On either side they are cut,
-// stacked, padded, flattened into buckets with gaps, widened, held twice; and the shards lie with
-// strides in any order, with gaps, in several storages.
+// stacked, transposed, padded, flattened into buckets with gaps, widened, held twice, and parts
+// that take turns are held apart; the shards lie with strides in any order, with gaps, in several
+// storages.
 RandomModel random_model(std::uint64_t seed, const RandomModelOptions& options = {});
 
 }  // namespace ferry::support
