@@ -87,7 +87,8 @@ std::optional<Quantization> quantization_of(const ConfigFields& fields) {
   if (method == "mxfp4") return Quantization{Quantization::Method::kMxfp4, {1, 1, 32}};
   const auto format = how.text("fmt", "e4m3");
   const auto* block = how.find("weight_block_size");
-  require(method == "fp8" && format == "e4m3" && block != nullptr, ErrorKind::kLayout,
+  const bool e4m3 = format == "e4m3" || format == "float8_e4m3fn";  // the second of MiniMax-M2
+  require(method == "fp8" && e4m3 && block != nullptr, ErrorKind::kLayout,
           "{}: the weights are quantised by \"{}\" ({}{}); only mxfp4, and fp8 (e4m3) with a "
           "weight_block_size are read",
           how.source(), method, format, block == nullptr ? ", no blocks" : "");

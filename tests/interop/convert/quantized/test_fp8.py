@@ -102,6 +102,16 @@ def test_dequantises_on_the_way_to_megatron(fp8, work, layout):
     assert ferry_json("digest", fp8)["tensors"] == ferry_json("digest", work / "megatron")["tensors"]
 
 
+def test_the_format_has_two_names(fp8, work):
+    """MiniMax-M2 is published with the second one."""
+    shutil.copytree(fp8, work / "other")
+    config = json.loads((fp8 / "config.json").read_text())
+    config["quantization_config"]["fmt"] = "float8_e4m3fn"
+    (work / "other/config.json").write_text(json.dumps(config, indent=2))
+    run_ok("convert", work / "other", work / "bf16", "--to", "hf")
+    assert_same(work / "bf16", expected(fp8, torch.bfloat16))
+
+
 def test_keeps_fp8(fp8, work):
     run_ok("convert", fp8, work / "same", "--to", "hf", "--keep-fp8")
     assert tree(work / "same") == tree(fp8)
