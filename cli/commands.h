@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "converter/convert.h"
 #include "converter/progress.h"
 #include "converter/stored/part.h"
 #include "distckpt/storage/filenames.h"
@@ -26,6 +27,7 @@ void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_digest(CLI::App& app);
 void add_delta(CLI::App& app);
+void add_merge(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_sandbox(CLI::App& app);
@@ -39,6 +41,11 @@ void add_max_memory(CLI::App& command, std::int64_t& bytes);
 void add_hf_config(CLI::App& command, std::filesystem::path& folder);
 // The layout of a Megatron target.
 void add_layout(CLI::App& command, models::ParallelConfig& parallel);
+// --to, layout, --max-shard-size, --overwrite, --resume: the target of a changed base. `format` is
+// what --to says, target_format() what it means.
+void add_target(CLI::App& command, std::string& format, converter::ConvertOptions& options);
+converter::Format target_format(const std::string& format,
+                                const converter::ConvertOptions& options);
 void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb);
 void add_iteration(CLI::App& command,
                    const std::string& flag,

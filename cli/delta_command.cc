@@ -74,14 +74,7 @@ void run_apply(const ApplyDeltaFlags& flags) {
   auto options = flags.options;
   options.from = flags.paths.front();
   options.to = flags.paths.back();
-  // A delta changes elements, not the format: the target has the base's, where that is written.
-  const auto format = converter::locate(options.from, options.iteration).format;
-  const bool written =
-      format == converter::Format::kArchive || format == converter::Format::kTorchDist;
-  options.format = written ? format : converter::Format::kHuggingFace;
-  if (flags.format == "hf") options.format = converter::Format::kHuggingFace;
-  if (flags.format == "h5") options.format = converter::Format::kArchive;
-  if (flags.format == "megatron") options.format = converter::Format::kTorchDist;
+  options.format = target_format(flags.format, options);
   const auto report = converter::apply_delta(std::move(options), chain, make_progress(flags.quiet));
   if (flags.json) {
     fmt::print("{}\n", json_text(convert_json(report)));
@@ -175,21 +168,7 @@ void add_apply(CLI::App& parent) {
                    "BASE DELTA... DST: the checkpoint, deltas in their order (of slime's also a "
                    "folder of versions), and where to write")
       ->required();
-  command
-      ->add_option("--to", flags->format, "Format of the target. Default: that of the base, or hf")
-      ->check(CLI::IsMember({"hf", "megatron", "h5"}));
-  add_layout(*command, flags->options.parallel);
-  command->add_option_function<std::string>(
-      "--max-shard-size",
-      [flags = flags.get()](const std::string& text) {
-        flags->options.max_shard_size = parse_size(text, "--max-shard-size");
-      },
-      "Split a Hugging Face target or an archive anew, into files of at most this "
-      "size: 5GB, 500MB");
-  command->add_flag("--overwrite", flags->options.overwrite,
-                    "Replace a checkpoint of the same format that is there, atomically");
-  command->add_flag("--resume", flags->options.resume,
-                    "Go on with an interrupted run of the same command (not with slime's form)");
+  add_target(*command, flags->format, flags->options);
   add_reading(*command, *flags);
   command->footer(
       "Exit status: 0 applied and proved, 2 trouble (nothing was published, nothing was lost).");

@@ -41,6 +41,7 @@ void add_commands(CLI::App& app) {
   add_diff(app);
   add_digest(app);
   add_delta(app);
+  add_merge(app);
   add_plan(app);
   add_report(app);
   add_sandbox(app);

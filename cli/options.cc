@@ -71,6 +71,34 @@ void add_layout(CLI::App& command, models::ParallelConfig& parallel) {
       ->capture_default_str();
 }
 
+void add_target(CLI::App& command, std::string& format, converter::ConvertOptions& options) {
+  command.add_option("--to", format, "Format of the target. Default: that of the base, or hf")
+      ->check(CLI::IsMember({"hf", "megatron", "h5"}));
+  add_layout(command, options.parallel);
+  command.add_option_function<std::string>(
+      "--max-shard-size",
+      [&options](const std::string& text) {
+        options.max_shard_size = parse_size(text, "--max-shard-size");
+      },
+      "Split a Hugging Face target or an archive anew, into files of at most this size: 5GB, "
+      "500MB");
+  command.add_flag("--overwrite", options.overwrite,
+                   "Replace a checkpoint of the same format that is there, atomically");
+  command.add_flag("--resume", options.resume,
+                   "Go on with an interrupted run of the same command (not with slime's deltas)");
+}
+
+converter::Format target_format(const std::string& format,
+                                const converter::ConvertOptions& options) {
+  if (format == "hf") return converter::Format::kHuggingFace;
+  if (format == "h5") return converter::Format::kArchive;
+  if (format == "megatron") return converter::Format::kTorchDist;
+  const auto of_base = converter::locate(options.from, options.iteration).format;
+  const bool written =
+      of_base == converter::Format::kArchive || of_base == converter::Format::kTorchDist;
+  return written ? of_base : converter::Format::kHuggingFace;
+}
+
 void add_selection(CLI::App& command, converter::Selection& selection, std::string_view verb) {
   const auto add = [&](const std::string& flag, std::vector<std::string>& globs,
                        std::string_view what) {

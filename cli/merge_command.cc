@@ -1,0 +1,71 @@
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/report/json.h"
+#include "cli/report/text.h"
+#include "converter/adapter/merge_adapter.h"
+
+namespace ferry::cli {
+namespace {
+
+struct MergeFlags {
+  converter::ConvertOptions options{};
+  std::string adapter{};
+  std::string format{};
+  bool json = false;
+  bool quiet = false;
+};
+
+void print_merged(const MergeFlags& flags, const converter::MergeReport& report) {
+  if (flags.json) {
+    auto json = convert_json(report.converted);
+    json["adapter"] = {{"tensors", report.num_tensors},
+                       {"elements", report.num_elements},
+                       {"changed", report.num_changed},
+                       {"vanished", report.num_vanished}};
+    fmt::print("{}\n", json_text(json));
+  } else if (!flags.quiet) {
+    fmt::print(
+        "{}adapter  {} tensors, {} elements: {} changed, {} stayed since the change was less "
+        "than half a step of their dtype\n",
+        convert_text(report.converted), report.num_tensors, format_count(report.num_elements),
+        format_count(report.num_changed), format_count(report.num_vanished));
+  }
+}
+
+void run_merge(const MergeFlags& flags) {
+  auto options = flags.options;
+  options.format = target_format(flags.format, options);
+  const converter::PeftAdapter adapter(flags.adapter);
+  print_merged(flags, converter::merge_adapter(options, adapter, make_progress(flags.quiet)));
+}
+
+}  // namespace
+
+void add_merge(CLI::App& app) {
+  auto flags = std::make_shared<MergeFlags>();
+  auto& options = flags->options;
+  auto* command = app.add_subcommand(
+      "merge", "Convert a checkpoint with a LoRA adapter of PEFT merged into its weights");
+  command->add_option("BASE", options.from, "The checkpoint that the adapter was trained on")
+      ->required();
+  command
+      ->add_option("ADAPTER", flags->adapter,
+                   "A folder with adapter_config.json and adapter_model.safetensors")
+      ->required();
+  command->add_option("DST", options.to, "Where to write")->required();
+  add_target(*command, flags->format, options);
+  add_iteration(*command, "--iteration", options.iteration,
+                "Which iteration of a Megatron base. Default: the tracker's");
+  add_hf_config(*command, options.hf_config);
+  add_threads(*command, options.threads);
+  add_max_memory(*command, options.max_memory);
+  add_json(*command, flags->json);
+  add_quiet(*command, flags->quiet);
+  command->footer(
+      "Exit status: 0 merged and proved, 2 trouble (nothing was published, nothing was lost).");
+  command->callback([flags] { run_merge(*flags); });
+}
+
+}  // namespace ferry::cli

@@ -1,0 +1,250 @@
+#include "converter/adapter/merge_adapter.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "converter/adapter/low_rank.h"
+#include "distckpt/base/error.h"
+#include "distckpt/elements/cast.h"
+#include "distckpt/storage/source_tree.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::DType;
+
+// The elements of a stretch that lie in one row.
+struct RowPart {
+  std::int64_t row = 0;
+  std::int64_t first = 0;  // column
+  std::size_t begin = 0;   // in the stretch
+  std::size_t size = 0;
+};
+
+template <typename Visit>
+void for_each_row(std::int64_t element, std::size_t count, std::int64_t columns, Visit&& visit) {
+  for (std::size_t done = 0; done < count;) {
+    const auto at = element + static_cast<std::int64_t>(done);
+    const auto first = at % columns;
+    const auto size = std::min(count - done, static_cast<std::size_t>(columns - first));
+    visit(RowPart{.row = at / columns, .first = first, .begin = done, .size = size});
+    done += size;
+  }
+}
+
+std::vector<float> as_floats(DType dtype, std::span<const std::byte> elements) {
+  std::vector<float> values(elements.size() / static_cast<std::size_t>(size_of(dtype)));
+  const auto into = std::as_writable_bytes(std::span(values));
+  if (dtype == DType::kF32) {
+    std::ranges::copy(elements, into.begin());
+  } else {
+    distckpt::cast(dtype, elements, DType::kF32, into, distckpt::CastRule::kRound);
+  }
+  return values;
+}
+
+class MergeAmendment : public Amendment {
+ public:
+  MergeAmendment(const PeftAdapter& adapter, const ConvertOptions& options)
+      : adapter_(adapter), options_(options) {}
+
+  distckpt::Digest identity() const override { return adapter_.identity(); }
+
+  void begin(Checkpoint& source) override {
+    changing_.clear();
+    changing_.resize(source.tensors.size());
+    std::map<std::string_view, std::size_t> index;
+    for (std::size_t i = 0; i < source.tensors.size(); ++i)
+      index.emplace(source.tensors[i].name, i);
+    for (const auto& adapted : adapter_.tensors()) {
+      const auto found = index.find(adapted.tensor);
+      require(found != index.end(), ErrorKind::kLayout,
+              "{}: the adapter {} changes it, the base lacks it", adapted.tensor,
+              adapter_.folder().string());
+      const auto& tensor = source.tensors[found->second];
+      const distckpt::Shape shape{adapted.rows, adapted.columns};
+      require(tensor.shape == shape, ErrorKind::kLayout, "{}: is {}, the adapter {} changes {}",
+              tensor.name, to_string(tensor.shape), adapter_.folder().string(), to_string(shape));
+      const bool known = tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 ||
+                         tensor.dtype == DType::kF16;
+      require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
+              tensor.name, short_name(tensor.dtype));
+      changing_[found->second] = std::make_unique<ChangingWeight>(adapted, tensor.dtype);
+    }
+    measure_rows(source);
+  }
+
+  void amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) override {
+    auto* const weight = changing_[tensor].get();
+    if (weight == nullptr) return;
+    auto values = as_floats(weight->dtype, elements);
+    const auto before = values;
+    require_base(*weight, element, before);
+    if (weight->adapted.rank == 0) return;
+    const auto change = hold(*weight);
+    add_change(*weight, *change, element, values);
+    if (!change->magnitude.empty()) {
+      for_each_row(element, values.size(), weight->adapted.columns, [&](const RowPart& part) {
+        const auto row = static_cast<std::size_t>(part.row);
+        // peft/tuners/lora/variants.py, DoraLinearVariant: in fp32, the root, then the quotient.
+        const auto length = static_cast<float>(std::sqrt(weight->squares[row]));
+        const float factor = change->magnitude[row] / length;
+        for (std::size_t i = part.begin; i < part.begin + part.size; ++i) values[i] *= factor;
+      });
+    }
+    store(*weight, before, values, elements);
+    release(*weight, static_cast<std::int64_t>(values.size()));
+  }
+
+  void finish(const std::vector<distckpt::Digest>&) override { adapter_.require_unchanged(); }
+
+  std::atomic<std::int64_t> num_elements = 0;
+  std::atomic<std::int64_t> num_changed = 0;
+  std::atomic<std::int64_t> num_vanished = 0;
+
+ private:
+  struct ChangingWeight {
+    ChangingWeight(const AdaptedTensor& of, DType dtype_of) : adapted(of), dtype(dtype_of) {}
+    const AdaptedTensor& adapted;
+    DType dtype;
+    std::mutex mutex{};
+    std::shared_ptr<const LowRankChange> change{};  // while some of its elements pass by
+    std::int64_t done = 0;
+    std::vector<double> squares{};  // of DoRA: of each row's length after the change
+  };
+
+  void require_base(const ChangingWeight& weight,
+                    std::int64_t element,
+                    const std::vector<float>& found) const {
+    if (!weight.adapted.base) return;
+    const auto saved =
+        adapter_.base_elements(weight.adapted, element, static_cast<std::int64_t>(found.size()));
+    require(saved == found, ErrorKind::kLayout,
+            "{}: the adapter {} was saved with another weight of the base", weight.adapted.tensor,
+            adapter_.folder().string());
+  }
+
+  std::shared_ptr<const LowRankChange> hold(ChangingWeight& weight) const {
+    const std::lock_guard lock(weight.mutex);
+    if (!weight.change)
+      weight.change = std::make_shared<const LowRankChange>(adapter_.load(weight.adapted));
+    return weight.change;
+  }
+
+  static void release(ChangingWeight& weight, std::int64_t count) {
+    const std::lock_guard lock(weight.mutex);
+    weight.done += count;
+    if (weight.done < weight.adapted.rows * weight.adapted.columns) return;
+    weight.change.reset();
+    weight.done = 0;
+  }
+
+  static void add_change(const ChangingWeight& weight,
+                         const LowRankChange& change,
+                         std::int64_t element,
+                         std::vector<float>& values) {
+    const auto rank = static_cast<std::size_t>(weight.adapted.rank);
+    std::vector<float> product(static_cast<std::size_t>(weight.adapted.columns));
+    for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
+      add_low_rank(std::span(change.left).subspan(static_cast<std::size_t>(part.row) * rank, rank),
+                   change.right, weight.adapted.columns, part.first, weight.adapted.scaling,
+                   std::span(product).first(part.size),
+                   std::span(values).subspan(part.begin, part.size));
+    });
+  }
+
+  // The one rounding; counts what it left of the change.
+  void store(const ChangingWeight& weight,
+             const std::vector<float>& before,
+             const std::vector<float>& after,
+             std::span<std::byte> elements) {
+    const auto from = std::as_bytes(std::span(after));
+    if (weight.dtype == DType::kF32) {
+      std::ranges::copy(from, elements.begin());
+    } else {
+      const auto refused =
+          distckpt::cast(DType::kF32, from, weight.dtype, elements, distckpt::CastRule::kRound);
+      require(!refused, ErrorKind::kLayout, "{}: {} overflows {}", weight.adapted.tensor,
+              after[static_cast<std::size_t>(refused.value_or(0))], short_name(weight.dtype));
+    }
+    const auto rounded = as_floats(weight.dtype, elements);
+    std::int64_t changed = 0;
+    std::int64_t vanished = 0;
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      if (rounded[i] != before[i]) {
+        ++changed;
+      } else if (after[i] != before[i]) {
+        ++vanished;
+      }
+    }
+    num_elements += static_cast<std::int64_t>(after.size());
+    num_changed += changed;
+    num_vanished += vanished;
+  }
+
+  // DoRA needs the length of each row after the change: those weights are read once before.
+  void measure_rows(const Checkpoint& source) {
+    std::vector<std::uint32_t> measured;
+    auto plan = distckpt::plan_read(source.tensors, source.side());
+    distckpt::CopyPlan part;
+    part.scales = plan.scales;
+    for (std::uint32_t i = 0; i < changing_.size(); ++i) {
+      if (!changing_[i] || !changing_[i]->adapted.magnitude) continue;
+      changing_[i]->squares.assign(static_cast<std::size_t>(changing_[i]->adapted.rows), 0);
+      measured.push_back(i);
+      part.tensors.push_back(std::move(plan.tensors[i]));
+    }
+    if (measured.empty()) return;
+    const distckpt::Executor executor(
+        {.threads = distckpt::reading_threads(options_.threads, options_.from),
+         .max_memory = options_.max_memory,
+         .on_compared = {},
+         .on_read = [&](auto index, auto element, auto elements) {
+           measure(*changing_[measured[index]], element, elements);
+         }});
+    const auto reader = source.source();
+    wait_reporting(executor.submit(part, *reader, nullptr), "measuring", {});
+  }
+
+  void measure(ChangingWeight& weight, std::int64_t element, std::span<std::byte> elements) const {
+    const auto change = hold(weight);
+    auto values = as_floats(weight.dtype, elements);
+    add_change(weight, *change, element, values);
+    for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
+      double sum = 0;
+      for (std::size_t i = part.begin; i < part.begin + part.size; ++i)
+        sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+      const std::lock_guard lock(weight.mutex);
+      weight.squares[static_cast<std::size_t>(part.row)] += sum;
+    });
+    release(weight, static_cast<std::int64_t>(values.size()));
+  }
+
+  const PeftAdapter& adapter_;
+  const ConvertOptions& options_;
+  std::vector<std::unique_ptr<ChangingWeight>> changing_;  // by tensor of the source
+};
+
+}  // namespace
+
+MergeReport merge_adapter(ConvertOptions options,
+                          const PeftAdapter& adapter,
+                          const ProgressFunction& progress) {
+  MergeAmendment amendment(adapter, options);
+  options.amendment = &amendment;
+  MergeReport report{.num_tensors = std::ranges::count_if(
+                         adapter.tensors(), [](const auto& one) { return one.rank > 0; })};
+  report.converted = convert(options, progress);
+  report.num_elements = amendment.num_elements;
+  report.num_changed = amendment.num_changed;
+  report.num_vanished = amendment.num_vanished;
+  return report;
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,122 @@
+"""Adapters merged by `ferry merge` and by PEFT's merge_and_unload, and the logits of both."""
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+
+peft = pytest.importorskip("peft", reason="PEFT merges the adapters that are compared")
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+CONFIG = llama_config(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                      vocab_size=300)
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+KINDS = {
+    "classic": dict(r=8, lora_alpha=16, target_modules=ALL),
+    "rslora": dict(r=8, lora_alpha=16, target_modules=ATTENTION, use_rslora=True),
+    "dora": dict(r=4, lora_alpha=8, target_modules=ALL, use_dora=True),
+    "patterns": dict(r=8, lora_alpha=16, target_modules=ALL, rank_pattern={"layers.1.self_attn.q_proj": 4, "mlp.*_proj": 2},
+                     alpha_pattern={"o_proj": 5}),
+    "embedding": dict(r=4, lora_alpha=8, target_modules=["embed_tokens", "lm_head", "q_proj"]),
+}
+
+
+def make_adapter(base, folder, dtype=torch.bfloat16, seed=3, **settings):
+    """A random adapter of the base, saved by PEFT. -> the model with the adapter"""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_magnitude" in name:
+                parameter.mul_(1 + 0.05 * torch.randn_like(parameter))
+            elif "lora_" in name:
+                parameter.copy_(0.05 * torch.randn_like(parameter))
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(24).reshape(1, 24) * 7 % CONFIG["vocab_size"]).logits.double()
+
+
+def ordinals(tensor):
+    """bf16 as numbers of which neighbours differ by one."""
+    bits = tensor.view(torch.int16).long() & 0xFFFF
+    return torch.where(bits >= 0x8000, 0x8000 - bits, bits)
+
+
+@pytest.fixture(scope="module", params=["BF16", "F32"])
+def base(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base") / "hf"
+    config = {**CONFIG, "dtype": "bfloat16" if request.param == "BF16" else "float32"}
+    write_hf(folder, config, random_tensors(llama_shapes(CONFIG), dtype=request.param))
+    return folder, torch.bfloat16 if request.param == "BF16" else torch.float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_logits_are_those_of_peft(base, work, kind):
+    folder, dtype = base
+    if kind == "embedding" and dtype == torch.bfloat16:
+        pytest.skip("PEFT rounds the change of an embedding to bf16 before it adds it, and so rounds twice")
+    adapted = make_adapter(folder, work / "adapter", dtype, **KINDS[kind])
+    report = ferry_json("merge", folder, work / "adapter", work / "merged")
+    assert report["adapter"]["changed"] > 0.9 * report["adapter"]["elements"] > 0
+    merged = adapted.merge_and_unload()
+    want, found = merged.state_dict(), AutoModelForCausalLM.from_pretrained(work / "merged", dtype=dtype).state_dict()
+    assert want.keys() == found.keys()
+    for name, tensor in want.items():
+        if dtype == torch.float32:
+            torch.testing.assert_close(found[name], tensor, rtol=2e-6, atol=2e-7, msg=name)
+        else:  # one rounding each; the fp32 sums before it run in another order, and may cancel
+            steps = (ordinals(found[name]) - ordinals(tensor)).abs()
+            cancelled = (found[name].float() - tensor.float()).abs() < 2e-7
+            assert (steps[~cancelled] <= 1).all() and (steps > 0).double().mean() < 0.01, name
+    mine = logits(AutoModelForCausalLM.from_pretrained(work / "merged", dtype=dtype))
+    scale = logits(merged).abs().max()
+    assert (mine - logits(merged)).abs().max() <= (1e-5 if dtype == torch.float32 else 0.03) * scale
+
+
+def test_a_merge_into_megatron_core_is_that_into_hugging_face(base, work):
+    folder, dtype = base
+    make_adapter(folder, work / "adapter", dtype, **KINDS["classic"])
+    run_ok("merge", folder, work / "adapter", work / "merged")
+    run_ok("merge", folder, work / "adapter", work / "tp2", "--to", "megatron", "--tp", "2")
+    run_ok("convert", folder, work / "base_tp2", "--tp", "2")
+    run_ok("merge", work / "base_tp2", work / "adapter", work / "from_tp2", "--to", "hf")
+    run_ok("verify", work / "merged", work / "tp2")
+    assert tree(work / "from_tp2") == tree(work / "merged")
+
+
+def test_changes_too_small_for_bf16_are_counted(work):
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    make_adapter(work / "base", work / "adapter", r=1, lora_alpha=1e-4, target_modules=["q_proj"])
+    report = ferry_json("merge", work / "base", work / "adapter", work / "merged")["adapter"]
+    assert report["vanished"] > 0.9 * report["elements"] and report["changed"] < 0.1 * report["elements"]
+
+
+@pytest.mark.parametrize("setting, value", [("modules_to_save", ["lm_head"]), ("bias", "all"), ("fan_in_fan_out", True),
+                                            ("peft_type", "IA3"), ("lora_bias", True), ("lora_alpha", 0), ("r", 3)])
+def test_settings_that_are_not_merged_are_named(work, setting, value):
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
+    config = json.loads((work / "adapter/adapter_config.json").read_text())
+    (work / "adapter/adapter_config.json").write_text(json.dumps({**config, setting: value}))
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["rank" if setting == "r" else setting])
+    assert not (work / "out").exists()
+
+
+def test_an_adapter_of_another_model(work):
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    other = {**CONFIG, "num_hidden_layers": 3}
+    write_hf(work / "deeper", other, random_tensors(llama_shapes(other)))
+    make_adapter(work / "deeper", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["model.layers.2.self_attn.q_proj.weight", "lacks it"])
+    wide = llama_config(**{**CONFIG, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2})
+    write_hf(work / "narrow", wide, random_tensors(llama_shapes(wide)))
+    make_adapter(work / "narrow", work / "small", r=2, lora_alpha=4, target_modules=["q_proj"])
+    refuse("merge", work / "base", work / "small", work / "out", words=["[64, 64]", "[32, 32]"])
