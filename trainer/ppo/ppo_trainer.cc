@@ -59,6 +59,7 @@ void PpoTrainer::run() {
 void PpoTrainer::fit() {
   for (const auto& line : describe(workers_.meshes())) log_->say(line);
   resume();
+  (void)workers_.message_metrics();  // of the start
   workers_.begin_step(step_ + 1);
   if (step_ == 0 && config_.trainer.run.val_before_train && !config_.data.val_files.empty()) {
     rollout_->wake(step_);
@@ -92,6 +93,7 @@ void PpoTrainer::train_step() {
   metrics["training/malformed_rows"] = static_cast<double>(stream_.malformed().count);
   if (!config_.reward.command.empty())
     metrics["reward/num_restarts"] = static_cast<double>(workers_.num_reward_restarts());
+  metrics.merge(workers_.message_metrics());
   log_->end_step(batch);
 }
 

@@ -350,6 +350,16 @@ std::map<std::string, std::string> PpoWorkers::load_checkpoints(std::int64_t ste
   return caller;
 }
 
+Metrics PpoWorkers::message_metrics() {
+  Metrics metrics;
+  for (const auto& [method, cost] : group_.take_costs()) {
+    if (world_.size() == 1) continue;
+    metrics["perf/messages_s/" + method] = cost.seconds;
+    metrics["perf/messages_mb/" + method] = static_cast<double>(cost.bytes) / 1e6;
+  }
+  return metrics;
+}
+
 std::vector<RoleMesh> PpoWorkers::meshes() {
   std::vector<RoleMesh> meshes;
   for (const auto& role : roles_) {

@@ -23,6 +23,7 @@
 #include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
+#include "trainer/metrics/metrics.h"
 #include "trainer/metrics/timeline.h"
 #include "trainer/run/profiler.h"
 #include "trainer/run/rank_memory.h"
@@ -69,6 +70,8 @@ class PpoWorkers {
                                                       const std::filesystem::path& run);
   std::vector<RoleMesh> meshes();
   void stop() { group_.stop(); }
+  // perf/messages_{s,mb}/<method>: WorkerGroup::take_costs(), of runs of several ranks.
+  Metrics message_metrics();
   std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
 
   // On all ranks, before the first call: of memory that will be missing, for people.

@@ -40,22 +40,42 @@ auto in_call(const std::string& name, Body&& body) {
   return with_context([&] { return "in " + name; }, std::forward<Body>(body));
 }
 
-// Size of the numbers, the numbers in CBOR, the rows.
-std::string answer_bytes(const WorkerData& answer) {
-  const auto head = to_cbor(answer.meta_info);
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// An answer without its rows; `seconds`: that its method took.
+struct AnswerHead {
+  nlohmann::json meta_info{};
+  double seconds = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AnswerHead, meta_info, seconds)
+
+struct Answer {
+  WorkerData data{};
+  double seconds = 0;
+};
+
+// Size of the head, the head in CBOR, the rows.
+std::string answer_bytes(const WorkerData& answer, double seconds) {
+  const auto head = to_cbor(AnswerHead{answer.meta_info, seconds});
   const std::uint64_t size = head.size();
   std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
   return bytes.append(head).append(as_view(answer.batch.to_bytes()));
 }
 
-WorkerData answer_of(std::string_view bytes) {
+Answer answer_of(std::string_view bytes) {
   std::uint64_t size = 0;
   require(bytes.size() >= sizeof(size), ErrorKind::kBug, "an answer of {} bytes", bytes.size());
   std::memcpy(&size, bytes.data(), sizeof(size));
   const auto rest = bytes.substr(sizeof(size));
-  WorkerData answer;
-  answer.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size)));
-  answer.meta_info = from_cbor<nlohmann::json>(rest.substr(0, size));
+  auto head = from_cbor<AnswerHead>(rest.substr(0, size));
+  Answer answer;
+  answer.data.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size)));
+  answer.data.meta_info = std::move(head.meta_info);
+  answer.seconds = head.seconds;
   return answer;
 }
 
@@ -152,36 +172,52 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
                : data.batch.select(call.rows_.at(static_cast<std::size_t>(route.part)));
   };
   const bool has_rows = data.batch.size() > 0;
+  const auto begin = Clock::now();
   in_call(name, [&] {
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
       if (!route.takes_part) continue;
-      models::send(mail_, CallHead{name, data.meta_info, route, has_rows}, rank,
-                   "the call of " + name);
+      const auto head = to_cbor(CallHead{name, data.meta_info, route, has_rows});
+      call.cost_.bytes += static_cast<std::int64_t>(head.size());
+      mail_.send(head, rank, "the call of " + name);
     }
     for (int rank = 1; rank < world_.size() && has_rows; ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
-      if (route.takes_part && route.rows_from == 0)
-        send_rows(as_view(part_of(route).to_bytes()), rank, name);
+      if (!route.takes_part || route.rows_from != 0) continue;
+      const auto part = part_of(route).to_bytes();
+      call.cost_.bytes += static_cast<std::int64_t>(part.size());
+      send_rows(as_view(part), rank, name);
     }
     const auto& mine = routes.front();
-    if (mine.takes_part) call.mine_ = method({.batch = part_of(mine), .meta_info = data.meta_info});
+    if (!mine.takes_part) return;
+    const auto method_begin = Clock::now();
+    call.mine_ = method({.batch = part_of(mine), .meta_info = data.meta_info});
+    call.slowest_ = seconds_since(method_begin);
   });
+  call.cost_.seconds = seconds_since(begin);
   return call;
 }
 
 WorkerData WorkerGroup::finish(Call call) {
   const auto& routes = at(call.method_).routes;
+  const auto begin = Clock::now();
   std::map<int, WorkerData> answers;  // of the parts
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto& route = routes[static_cast<std::size_t>(rank)];
     if (!route.takes_part) continue;
     auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
       const auto bytes = mail_.receive(rank, "the answer to " + call.method_);
-      return route.answers ? answer_of(bytes) : WorkerData();
+      call.cost_.bytes += static_cast<std::int64_t>(bytes.size());
+      auto [data, seconds] = answer_of(bytes);
+      call.slowest_ = std::max(call.slowest_, seconds);
+      return std::move(data);
     });
     if (route.answers) answers.emplace(route.part, std::move(answer));
   }
+  call.cost_.seconds += seconds_since(begin) - call.slowest_;
+  auto& cost = costs_[call.method_];
+  cost.seconds += std::max(call.cost_.seconds, 0.0);
+  cost.bytes += call.cost_.bytes;
   require(!answers.empty(), ErrorKind::kBug, "{}: nobody answers", call.method_);
   WorkerData result{.meta_info = std::move(answers.begin()->second.meta_info)};
   std::vector<RolloutBatch> parts;
@@ -214,8 +250,9 @@ void WorkerGroup::serve() {
         for (const auto to : route.rows_to) send_rows(bytes, to, name);
         given.batch = RolloutBatch::from_bytes(as_bytes(bytes));
       }
+      const auto begin = Clock::now();
       const auto answer = at(name).method(given);
-      const auto bytes = route.answers ? answer_bytes(answer) : std::string();
+      const auto bytes = answer_bytes(route.answers ? answer : WorkerData(), seconds_since(begin));
       bytes_sent_ += static_cast<std::int64_t>(bytes.size());
       mail_.send(bytes, 0, "the answer to " + name);
     });

@@ -18,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/distributed/mailbox.h"
@@ -67,6 +68,12 @@ struct WorkerData {
   nlohmann::json meta_info = nlohmann::json::object();
 };
 
+// The messages of calls, as rank 0 sees them.
+struct MessageCost {
+  double seconds = 0;      // of calls, but for those that the slowest rank's method took
+  std::int64_t bytes = 0;  // that rank 0 sent and received
+};
+
 class WorkerGroup {
  public:
   using Method = std::function<WorkerData(const WorkerData&)>;
@@ -84,6 +91,8 @@ class WorkerGroup {
     std::string method_{};
     RowsOfRanks rows_{};                // none: every rank has the whole
     std::optional<WorkerData> mine_{};  // rank 0's answer
+    double slowest_ = 0;                // seconds that a rank's method took
+    MessageCost cost_{};
   };
 
   // On rank 0. `rows`: of each part; without: even_rows(). The rows of the answer, if there are
@@ -104,6 +113,9 @@ class WorkerGroup {
   // Bytes of rows that this rank has sent: to those that compute them, and as answers.
   std::int64_t bytes_sent() const { return bytes_sent_; }
 
+  // On rank 0: of each method, since this was called last.
+  std::map<std::string, MessageCost> take_costs() { return std::exchange(costs_, {}); }
+
  private:
   struct Registered {
     std::vector<CallRoute> routes{};  // on rank 0, as the next
@@ -118,6 +130,7 @@ class WorkerGroup {
   models::Mailbox mail_;
   std::map<std::string, Registered> methods_;
   std::int64_t bytes_sent_ = 0;
+  std::map<std::string, MessageCost> costs_;
 };
 
 }  // namespace ferry::trainer

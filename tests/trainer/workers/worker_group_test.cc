@@ -313,6 +313,26 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
   EXPECT_EQ(ended, 2);
 }
 
+// What ranks compute is no message, however long it takes.
+TEST(WorkerGroup, CountsTheMessagesOfEachMethod) {
+  const auto slow = std::chrono::milliseconds(700);
+  run_group(
+      2, dp_compute_proto,
+      [&](const WorkerData& data) {
+        std::this_thread::sleep_for(slow);
+        return ten_times(data);
+      },
+      [&](WorkerGroup& group) {
+        (void)group.call("act", rows(2));
+        const auto costs = group.take_costs();
+        ASSERT_EQ(costs.size(), 1);
+        EXPECT_GT(costs.at("act").bytes, static_cast<std::int64_t>(rows(1).batch.to_bytes().size()));
+        EXPECT_GT(costs.at("act").seconds, 0);
+        EXPECT_LT(costs.at("act").seconds, 0.5);
+        EXPECT_TRUE(group.take_costs().empty());
+      });
+}
+
 TEST(WorkerGroup, NamesAreKnownAndUnique) {
   models::run_ranks(1, {}, [](models::World& world) {
     WorkerGroup group(world, std::chrono::minutes(5));
