@@ -7,15 +7,15 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
-#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/base/error.h"
 
 namespace c10d {
 class Backend;
-class Work;
 }  // namespace c10d
 
 namespace ferry::models {
@@ -38,22 +38,32 @@ class Mailbox {
   Mailbox& operator=(const Mailbox&) = delete;
 
   // Messages from one rank to another arrive in the order in which they were sent. `what` names the
-  // message in errors: "the answer to update_actor". Both throw Error(kIo) that says which ranks
+  // message in errors: "the answer to update_actor". All throw Error(kIo) that says which ranks
   // have failed, or that the peer hangs.
   void send(std::string_view bytes, int to, std::string_view what) const;
   std::string receive(int from, std::string_view what) const;
 
+  struct Letter {
+    int to = 0;
+    std::string bytes{};
+  };
+  // Sends all letters, and receives one of each rank of `from`, all at once; at most one goes to a
+  // rank. Returns those of `from`, in its order.
+  std::vector<std::string> exchange(std::span<const Letter> letters,
+                                    std::span<const int> from,
+                                    std::string_view what) const;
+
  private:
-  void wait(const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-            const std::string& what,
-            int peer) const;
+  class Watch;
+
   // `suspect` is named where all others came.
   Error failure(const std::string& what, const std::string& why, const std::string& suspect) const;
 
   World& world_;
   std::string name_;
   Patience patience_;
-  c10::intrusive_ptr<c10d::Backend> gloo_;  // none for one rank
+  c10::intrusive_ptr<c10d::Backend> gloo_;                   // none for one rank
+  mutable std::chrono::steady_clock::time_point counted_{};  // when progress was told of last
 };
 
 }  // namespace ferry::models

@@ -3,10 +3,12 @@
 #include <string>
 #include <utility>
 
+#include "trainer/ppo/ppo_batch.h"
+
 namespace ferry::trainer {
 
 std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder) {
-  const auto scores = batch.padded(batch.token_level_scores).sum(1);
+  const auto scores = sequence_scores(batch);
   std::vector<LoggedSample> samples;
   for (std::int64_t row = 0; row < batch.size(); ++row) {
     const auto index = static_cast<std::size_t>(row);
@@ -22,7 +24,7 @@ std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const Prompt
 }
 
 std::vector<ValidationSample> validation_samples(const RolloutBatch& batch) {
-  const auto rewards = batch.padded(batch.token_level_scores).sum(1);
+  const auto rewards = sequence_scores(batch);
   std::vector<ValidationSample> samples;
   for (std::int64_t row = 0; row < batch.size(); ++row) {
     const auto index = static_cast<std::size_t>(row);

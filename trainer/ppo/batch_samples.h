@@ -10,7 +10,7 @@
 
 namespace ferry::trainer {
 
-// Both read token_level_scores and reward_extra_info of a batch that is answered and rewarded.
+// Both read scores and reward_extra_info of a batch that is answered and rewarded.
 std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder);
 std::vector<ValidationSample> validation_samples(const RolloutBatch& batch);
 

@@ -55,8 +55,16 @@ at::Tensor at_last_token(const at::Tensor& scores, const RolloutBatch& batch) {
   return column;
 }
 
-void add_turn_scores(RolloutBatch& batch) {
-  batch.token_level_scores = batch.token_level_scores + batch.turn_scores;
+at::Tensor token_level_scores(const RolloutBatch& batch) {
+  const auto scores = at_last_token(batch.scores, batch);
+  return batch.turn_scores.defined() ? scores + batch.turn_scores : scores;
+}
+
+at::Tensor sequence_scores(const RolloutBatch& batch) {
+  return batch.padded(token_level_scores(batch)).sum(1);
+}
+
+void add_session_info(RolloutBatch& batch) {
   for (std::int64_t row = 0; row < batch.size(); ++row) {
     const auto index = static_cast<std::size_t>(row);
     auto& extra = batch.reward_extra_info[index];
@@ -83,9 +91,9 @@ namespace {
 std::vector<double> worth(const RolloutBatch& batch, const std::string& metric) {
   std::vector<double> values;
   if (metric == "reward" || metric == "seq_reward" || metric == "seq_final_reward") {
-    const auto sums = batch.padded(batch.token_level_scores).sum(1);
+    const auto scores = sequence_scores(batch);
     for (std::int64_t row = 0; row < batch.size(); ++row)
-      values.push_back(sums[row].item<double>());
+      values.push_back(scores[row].item<double>());
     return values;
   }
   for (std::size_t row = 0; row < batch.reward_extra_info.size(); ++row) {
@@ -124,6 +132,7 @@ void add_advantages(RolloutBatch& batch,
                     KlController& kl,
                     Metrics& metrics) {
   const auto& algorithm = config.algorithm;
+  batch.token_level_scores = token_level_scores(batch);
   // The matrix of a column, if it is known.
   const auto matrix = [&](const at::Tensor& column) {
     return column.defined() ? batch.padded(column) : at::Tensor();

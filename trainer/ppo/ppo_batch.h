@@ -1,4 +1,4 @@
-// The batch of a PPO step between the calls of workers, on rank 0: functions of its columns alone.
+// The batch of a PPO step between the calls of workers: functions of its columns alone.
 // A group is the responses to one prompt, and has one uid.
 #pragma once
 
@@ -34,22 +34,27 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
 // (verl's reward managers). A response without a token has none.
 at::Tensor at_last_token(const at::Tensor& scores, const RolloutBatch& batch);
 
-// token_level_scores and reward_extra_info of sessions with what their turns have earned: on top of
-// each "score", and with num_turns and what an environment has said besides.
-void add_turn_scores(RolloutBatch& batch);
+// [response tokens]: scores at the last tokens, and what the turns of sessions have earned.
+at::Tensor token_level_scores(const RolloutBatch& batch);
+// [rows]: their sums.
+at::Tensor sequence_scores(const RolloutBatch& batch);
+
+// reward_extra_info of sessions with what their turns have earned: on top of each "score", and with
+// num_turns and what an environment has said besides.
+void add_session_info(RolloutBatch& batch);
 
 // The groups in which the metric differs between the responses (DAPO's dynamic sampling,
-// arXiv:2503.14476, 3.2): "reward", "seq_reward" and "seq_final_reward" are the sum of
-// token_level_scores, others a number of reward_extra_info. Throws Error(kUsage) if rewards have no
+// arXiv:2503.14476, 3.2): "reward", "seq_reward" and "seq_final_reward" are
+// sequence_scores(), others a number of reward_extra_info. Throws Error(kUsage) if rewards have no
 // such number.
 RolloutBatch varied_groups(const RolloutBatch& batch, const std::string& metric);
 
 // [rows], the number of each row's group, in the order of their first rows.
 std::vector<std::int64_t> group_index(const RolloutBatch& batch);
 
-// token_level_scores -> token_level_rewards, with the divergence from the reference if the
-// configuration asks for it; advantages, returns; before, but for bypass_mode, rollout correction:
-// a smaller response_mask, rollout_is_weights.
+// scores, turn_scores -> token_level_scores -> token_level_rewards, with the divergence from the
+// reference if the configuration asks for it; advantages, returns; before, but for bypass_mode,
+// rollout correction: a smaller response_mask, rollout_is_weights.
 void add_advantages(RolloutBatch& batch,
                     const PpoConfig& config,
                     KlController& kl,

@@ -8,8 +8,6 @@
 #include "models/device/device.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/performance.h"
-#include "trainer/metrics/run_log.h"
-#include "trainer/ppo/batch_samples.h"
 #include "trainer/ppo/ppo_metrics.h"
 #include "trainer/workers/role.h"
 
@@ -17,30 +15,20 @@ namespace ferry::trainer {
 
 PpoLog::PpoLog(const PpoConfig& config,
                const models::World& world,
-               const PromptEncoder& encoder,
                const models::TransformerConfig& actor,
                std::int64_t step,
                std::int64_t total_steps,
                std::function<void(const std::string&)> say)
     : config_(config),
       world_(world),
-      encoder_(encoder),
       actor_(actor),
       say_(std::move(say)),
       gpu_(find_device(models::device_name(world.device()))),
       record_(config.trainer.run, /*rank=*/0, step, total_steps, to_toml(config), say_) {
-  const auto& trainer = config.trainer;
-  const std::filesystem::path folder = trainer.run.default_local_dir;
-  const auto samples = [&](const std::string& given, const char* usual) {
-    return std::make_unique<SampleLog>(
-        given.empty() ? folder / usual : std::filesystem::path(given), first_logged_step(step));
-  };
-  if (trainer.log_samples) {
-    rollout_log_ = samples(trainer.rollout_data_dir, kRolloutDataFolder);
-    validation_log_ = samples(trainer.validation_data_dir, kValidationDataFolder);
-  }
   if (config.rollout.agents.enabled())
-    journal_ = std::make_unique<SessionJournal>(folder / kSessionFolder, first_logged_step(step));
+    journal_ = std::make_unique<SessionJournal>(
+        std::filesystem::path(config.trainer.run.default_local_dir) / kSessionFolder,
+        first_logged_step(step));
 }
 
 PpoLog::~PpoLog() = default;
@@ -57,15 +45,6 @@ void PpoLog::begin_step(std::int64_t step) {
   memory_ = {};
   metrics_ = {};
   record_.timeline().begin_step(step);
-}
-
-void PpoLog::add_log_probs(const RolloutBatch& batch) {
-  const bool bypasses = config_.algorithm.rollout_correction.bypass_mode;
-  if (!bypasses && !config_.takes_old_log_prob()) metrics_.merge(calculate_debug_metrics(batch));
-  const auto aggregation = config_.actor_loss_aggregation();
-  if (!bypasses)
-    metrics_["actor/entropy"] =
-        compute_entropy(batch, aggregation.loss_agg_mode, aggregation.loss_scale_factor);
 }
 
 void PpoLog::add_update(const char* method, const UpdateOutput& output) {
@@ -98,9 +77,7 @@ void PpoLog::add_costs(const RolloutBatch& batch) {
 }
 
 void PpoLog::end_step(const RolloutBatch& batch) {
-  if (rollout_log_) rollout_log_->write(step_, logged_samples(batch, encoder_));
   add_costs(batch);
-  metrics_.merge(compute_data_metrics(batch));
   metrics_["training/global_step"] = static_cast<double>(step_);
   write(step_, metrics_);
   record_.show(step_, metrics_);
@@ -108,11 +85,6 @@ void PpoLog::end_step(const RolloutBatch& batch) {
 
 void PpoLog::write_sessions(std::int64_t step, bool validates, const RolloutBatch& batch) const {
   if (journal_) journal_->write(step, validates, batch);
-}
-
-void PpoLog::write_validation(std::int64_t step, const RolloutBatch& batch) const {
-  if (validation_log_ && batch.size() > 0)
-    validation_log_->write(step, logged_samples(batch, encoder_));
 }
 
 void PpoLog::time_save(const std::function<void()>& save) {

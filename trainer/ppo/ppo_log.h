@@ -1,5 +1,5 @@
 // A run of PPO as it writes itself down, on rank 0: phases on the timeline, metrics of each step
-// under verl's names, samples, and lines for people.
+// under verl's names, and lines for people.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,7 @@
 #include "models/spec/transformer_config.h"
 #include "trainer/agents/session_journal.h"
 #include "trainer/config/ppo_config.h"
-#include "trainer/dataset/prompt_examples.h"
 #include "trainer/engine/peak_memory.h"
-#include "trainer/metrics/sample_log.h"
 #include "trainer/plan/device_table.h"
 #include "trainer/run/run_record.h"
 #include "trainer/update/rollout_batch.h"
@@ -24,11 +22,10 @@ namespace ferry::trainer {
 
 class PpoLog {
  public:
-  // `step`: behind which the run begins; `total_steps`: of the run. `world` and `encoder` outlive
-  // this. Writes the configuration into the run's folder.
+  // `step`: behind which the run begins; `total_steps`: of the run. `world` outlives this.
+  // Writes the configuration into the run's folder.
   PpoLog(const PpoConfig& config,
          const models::World& world,
-         const PromptEncoder& encoder,
          const models::TransformerConfig& actor,
          std::int64_t step,
          std::int64_t total_steps,
@@ -43,18 +40,14 @@ class PpoLog {
   void begin_step(std::int64_t step);
   // Metrics of the step in hand.
   Metrics& metrics() { return metrics_; }
-  // Entropy of the policy that answered, and its distance from the rollout where the actor computed
-  // the old log-probabilities.
-  void add_log_probs(const RolloutBatch& batch);
   // Says which update was skipped for a gradient that is not finite.
   void add_update(const char* method, const UpdateOutput& output);
-  // Writes the samples and all metrics of the step, and its line.
+  // Writes all metrics of the step, and its line.
   void end_step(const RolloutBatch& batch);
 
   // Journals the sessions of a batch, of several turns, as those of a step or of the validation
   // behind it.
   void write_sessions(std::int64_t step, bool validates, const RolloutBatch& batch) const;
-  void write_validation(std::int64_t step, const RolloutBatch& batch) const;
   void write(std::int64_t step, const Metrics& metrics) const { record_.write(step, metrics); }
   // Runs `save` as a phase behind the numbers of the step, and writes how long it took.
   void time_save(const std::function<void()>& save);
@@ -65,12 +58,10 @@ class PpoLog {
 
   const PpoConfig& config_;
   const models::World& world_;
-  const PromptEncoder& encoder_;
   models::TransformerConfig actor_;
   std::function<void(const std::string&)> say_;
   std::optional<DeviceSpec> gpu_;  // nothing where it is not known
   RunRecord record_;
-  std::unique_ptr<SampleLog> rollout_log_, validation_log_;
   std::unique_ptr<SessionJournal> journal_;
   std::int64_t step_ = 0;
   double started_ = 0;

@@ -9,7 +9,6 @@
 #include "trainer/agents/tools.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/metrics/run_log.h"
-#include "trainer/ppo/ppo_batch.h"
 #include "trainer/run/planned_run.h"
 #include "trainer/run/training_run.h"
 
@@ -33,6 +32,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
                     config.trainer.run.default_local_dir,
                     config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
       workers_(world, config_, origin_, encoder_, total_steps_),
+      batch_worker_(config_, encoder_, world, workers_, start_.step),
       kl_(config.algorithm.kl_ctrl),
       step_(start_.step) {
   const std::filesystem::path folder = config.trainer.run.default_local_dir;
@@ -41,10 +41,10 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
   if (world.rank() != 0) return;
   output.say(fmt::format("loaded     {}", config_.model.path));
   for (const auto& note : memory) output.say("memory     " + note);
-  log_ = std::make_unique<PpoLog>(config_, world, encoder_, origin_->map.config, step_,
-                                  total_steps_, std::move(output.say));
+  log_ = std::make_unique<PpoLog>(config_, world, origin_->map.config, step_, total_steps_,
+                                  std::move(output.say));
   rollout_ = std::make_unique<RolloutLoop>(
-      config_, encoder_, stream_, workers_, *log_,
+      config_, encoder_, stream_, workers_, batch_worker_, *log_,
       [this](std::int64_t step) { return step == total_steps_ || saves_behind(step); });
 }
 
@@ -85,8 +85,11 @@ void PpoTrainer::train_step() {
     log_->phase("ref", [&] { batch.take(workers_.compute_ref_log_prob(batch)); });
   if (config_.use_critic())
     log_->phase("values", [&] { batch.take(workers_.compute_values(batch)); });
-  log_->phase("adv", [&] { add_advantages(batch, config_, kl_, log_->metrics()); });
+  log_->phase("adv",
+              [&] { batch.take(batch_worker_.compute_advantages(batch, kl_, log_->metrics())); });
   learn(batch);
+  log_->metrics().merge(batch_worker_.compute_metrics(batch));
+  batch_worker_.write_rollouts(step_ + 1, batch);
   workers_.begin_step(++step_ + 1);
   validate();
   auto& metrics = log_->metrics();
@@ -99,10 +102,10 @@ void PpoTrainer::train_step() {
 
 void PpoTrainer::add_old_log_probs(RolloutBatch& batch) {
   if (config_.algorithm.rollout_correction.bypass_mode || config_.takes_old_log_prob())
-    batch.old_log_probs = batch.rollout_log_probs;
+    batch.alias(&RolloutBatch::old_log_probs, &RolloutBatch::rollout_log_probs);
   else
     log_->phase("old_log_prob", [&] { batch.take(workers_.compute_log_prob(batch)); });
-  log_->add_log_probs(batch);
+  log_->metrics().merge(batch_worker_.compare_log_probs(batch));
 }
 
 void PpoTrainer::learn(const RolloutBatch& batch) {

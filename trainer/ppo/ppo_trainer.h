@@ -1,5 +1,5 @@
 // PPO, GRPO and their relatives (verl's ray_trainer): the loop of ferry train ppo|grpo. Rank 0 runs
-// it and has the batch, whose rows the workers of all ranks compute:
+// it and decides by lengths and scores; the workers of all ranks have the rows and compute them:
 //
 //   prompts -> n responses each, by the rollout -> rewards -> log-probabilities of the policy as it
 //   was, of the reference, values -> advantages -> critic and actor learn -> the actor's weights to
@@ -20,6 +20,7 @@
 #include "trainer/config/ppo_config.h"
 #include "trainer/data/record_stream.h"
 #include "trainer/dataset/prompt_examples.h"
+#include "trainer/ppo/batch_worker.h"
 #include "trainer/ppo/ppo_log.h"
 #include "trainer/ppo/rollout_loop.h"
 #include "trainer/run/run_start.h"
@@ -68,6 +69,7 @@ class PpoTrainer {
   std::int64_t total_steps_;
   RunStart start_;
   PpoWorkers workers_;
+  BatchWorker batch_worker_;
   KlController kl_;
   std::int64_t step_;
   NotFiniteSteps not_finite_;

@@ -34,12 +34,14 @@ RolloutLoop::RolloutLoop(const PpoConfig& config,
                          const PromptEncoder& encoder,
                          RecordStream& stream,
                          PpoWorkers& workers,
+                         BatchWorker& batch_worker,
                          PpoLog& log,
                          std::function<bool(std::int64_t)> ends_ahead)
     : config_(config),
       encoder_(encoder),
       stream_(stream),
       workers_(workers),
+      batch_worker_(batch_worker),
       log_(log),
       ends_ahead_(std::move(ends_ahead)) {}
 
@@ -112,8 +114,9 @@ void RolloutLoop::generate(RolloutBatch& batch,
 }
 
 // Until the rollout has answered its ranks are in no other call: they have no other role.
-void RolloutLoop::answer_ahead(std::int64_t step) {
+void RolloutLoop::answer_ahead(std::int64_t step, RolloutBatch& batch) {
   if (!config_.trainer.one_step_off || ahead_ || ends_ahead_(step + 1)) return;
+  batch.take(workers_.keep_rows(batch));
   log_.phase("update_weights", [&] { wake(step); });
   sleep();
   ahead_ = start(step + 2, 0);
@@ -129,8 +132,8 @@ void RolloutLoop::add_rewards(RolloutBatch& batch) {
     for (std::size_t row = 0; row < batch.reward_extra_info.size(); ++row)
       batch.reward_extra_info[row]["score"] = scores[static_cast<std::int64_t>(row)].item<double>();
   }
-  batch.token_level_scores = at_last_token(scores + rewards.overlong_reward, batch);
-  if (config_.rollout.agents.enabled()) add_turn_scores(batch);
+  batch.scores = scores + rewards.overlong_reward;
+  if (config_.rollout.agents.enabled()) add_session_info(batch);
 }
 
 // Adds what the greedy response to each prompt earns (ReMax).
@@ -140,8 +143,7 @@ void RolloutLoop::add_reward_baselines(RolloutBatch& batch,
   auto greedy = rows_of(prompts, 1, kBaseline, 0, step + 1);
   generate(greedy, {.temperature = 0}, step + 1, false);
   add_rewards(greedy);
-  batch.reward_baselines =
-      at::repeat_interleave(greedy.padded(greedy.token_level_scores).sum(1), config_.rollout.n);
+  batch.reward_baselines = at::repeat_interleave(sequence_scores(greedy), config_.rollout.n);
 }
 
 RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
@@ -165,14 +167,14 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
     });
     log_.metrics()["training/epoch"] = static_cast<double>(answering.epoch);
     auto& batch = answering.batch;
-    if (!filter.enable && !baselines) answer_ahead(step);  // the rollout is not asked again
+    if (!filter.enable && !baselines) answer_ahead(step, batch);  // the rollout is not asked again
     log_.phase("reward", [&] { add_rewards(batch); });
     if (baselines)
       log_.phase("gen_max", [&] { add_reward_baselines(batch, answering.prompts, step); });
     if (filter.enable) batch = varied_groups(batch, filter.metric);
     all = RolloutBatch::concat(std::vector{std::move(all), std::move(batch)});
   }
-  answer_ahead(step);
+  answer_ahead(step, all);
   sleep();
   if (filter.enable) log_.metrics()["train/num_gen_batches"] = static_cast<double>(batches);
   if (all.size() > wanted) all = all.slice(0, wanted);
@@ -199,7 +201,7 @@ Metrics RolloutLoop::validate(std::int64_t step) {
     std::ranges::move(validation_samples(batch), std::back_inserter(samples));
     all = RolloutBatch::concat(std::vector{std::move(all), std::move(batch)});
   }
-  log_.write_validation(step, all);
+  batch_worker_.write_validations(step, all);
   auto metrics = validation_metrics(samples);
   metrics["val/malformed_rows"] = static_cast<double>(records.malformed().count);
   return metrics;

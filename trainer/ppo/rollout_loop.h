@@ -16,6 +16,7 @@
 #include "trainer/data/record_stream.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/metrics/metrics.h"
+#include "trainer/ppo/batch_worker.h"
 #include "trainer/ppo/ppo_log.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/workers/ppo_workers.h"
@@ -33,10 +34,11 @@ class RolloutLoop {
               const PromptEncoder& encoder,
               RecordStream& stream,
               PpoWorkers& workers,
+              BatchWorker& batch_worker,
               PpoLog& log,
               std::function<bool(std::int64_t)> ends_ahead);
 
-  // The rows that step + 1 learns from, with token_level_scores; the rollout sleeps behind it.
+  // The rows that step + 1 learns from, with scores; the rollout sleeps behind it.
   // `step`: those that are done. Throws Error(kUsage) where the groups of
   // algorithm.filter_groups.max_num_gen_batches batches do not suffice.
   RolloutBatch next_batch(std::int64_t step);
@@ -70,7 +72,8 @@ class RolloutLoop {
   void finish(Answering& answering);
   // `step`: of the journal of sessions.
   void generate(RolloutBatch& batch, const Sampling& sampling, std::int64_t step, bool validates);
-  void answer_ahead(std::int64_t step);
+  // `batch`: in hand, whose columns leave the rollout's ranks, which have no time for it then.
+  void answer_ahead(std::int64_t step, RolloutBatch& batch);
   void add_rewards(RolloutBatch& batch);
   void add_reward_baselines(RolloutBatch& batch,
                             std::span<const EncodedPrompt> prompts,
@@ -80,6 +83,7 @@ class RolloutLoop {
   const PromptEncoder& encoder_;
   RecordStream& stream_;
   PpoWorkers& workers_;
+  BatchWorker& batch_worker_;
   PpoLog& log_;
   std::function<bool(std::int64_t)> ends_ahead_;
   bool awake_ = false;              // the rollout, with the newest weights

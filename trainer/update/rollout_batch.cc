@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <type_traits>
 
@@ -57,6 +58,38 @@ std::vector<T> joined(const std::vector<std::vector<T>>& parts) {
   std::vector<T> all;
   for (const auto& one : parts) all.insert(all.end(), one.begin(), one.end());
   return all;
+}
+
+// The name of a column.
+template <typename Column>
+std::string name_of(Column RolloutBatch::*column) {
+  std::string found;
+  each_column([&](const char* name, Per, auto member) {
+    if constexpr (std::is_same_v<decltype(member), Column RolloutBatch::*>)
+      if (member == column) found = name;
+  });
+  return found;
+}
+
+// Gives `to` the column `name`, if `from` says where it is kept, as `as`.
+void give_kept(const RolloutBatch& from,
+               RolloutBatch& to,
+               const std::string& name,
+               const std::string& as) {
+  for (const auto& [columns, places, leases] : from.kept) {
+    const auto found = columns.find(name);
+    if (found == columns.end()) continue;
+    const auto same = std::ranges::find(to.kept, places, &RolloutBatch::Kept::places);
+    if (same == to.kept.end())
+      to.kept.push_back({.columns = {{as, found->second}}, .places = places, .leases = leases});
+    else
+      same->columns.emplace(as, found->second);
+  }
+}
+
+void drop_kept(RolloutBatch& batch, const std::string& name) {
+  for (auto& one : batch.kept) one.columns.erase(name);
+  std::erase_if(batch.kept, [](const auto& one) { return one.columns.empty(); });
 }
 
 std::span<const std::int64_t> numbers(const at::Tensor& tokens,
@@ -155,9 +188,26 @@ RolloutBatch RolloutBatch::without_columns() const {
 
 RolloutBatch RolloutBatch::only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const {
   auto batch = without_columns();
-  batch.tokens = tokens;
-  for (const auto column : columns) batch.*column = this->*column;
+  give(batch, &RolloutBatch::tokens);
+  for (const auto column : columns) give(batch, column);
   return batch;
+}
+
+void RolloutBatch::give(RolloutBatch& to, at::Tensor RolloutBatch::*column) const {
+  to.*column = this->*column;
+  give_kept(*this, to, name_of(column), name_of(column));
+}
+
+void RolloutBatch::give(RolloutBatch& to, models::SamplingMask RolloutBatch::*column) const {
+  to.*column = this->*column;
+  give_kept(*this, to, name_of(column), name_of(column));
+}
+
+void RolloutBatch::alias(at::Tensor RolloutBatch::*column, at::Tensor RolloutBatch::*of) {
+  drop_kept(*this, name_of(column));
+  this->*column = this->*of;
+  const auto whole = *this;
+  give_kept(whole, *this, name_of(of), name_of(column));
 }
 
 RolloutBatch RolloutBatch::select(std::span<const std::int64_t> rows) const {
@@ -175,6 +225,10 @@ RolloutBatch RolloutBatch::select(std::span<const std::int64_t> rows) const {
     for (const auto row : rows) parts.push_back(part(this->*member, range_of(*this, per, row)));
     batch.*member = joined(parts);
   });
+  for (const auto& [columns, places, leases] : kept) {
+    auto& one = batch.kept.emplace_back(Kept{.columns = columns, .leases = leases});
+    for (const auto row : rows) one.places.push_back(places[static_cast<std::size_t>(row)]);
+  }
   return batch;
 }
 
@@ -206,21 +260,47 @@ RolloutBatch RolloutBatch::concat(std::span<const RolloutBatch> parts) {
             "batch: {} is known of {} parts of {}", name, columns.size(), some.size());
     if (!columns.empty()) batch.*member = joined(columns);
   });
+  batch.kept = some.front()->kept;
+  for (std::size_t i = 1; i < some.size(); ++i) {
+    const auto& more = some[i]->kept;
+    require(std::ranges::equal(more, batch.kept, {}, &Kept::columns, &Kept::columns),
+            ErrorKind::kUsage, "batch: other columns of part {} are kept", i);
+    for (std::size_t group = 0; group < more.size(); ++group) {
+      std::ranges::copy(more[group].places, std::back_inserter(batch.kept[group].places));
+      auto& leases = batch.kept[group].leases;
+      std::ranges::copy_if(more[group].leases, std::back_inserter(leases), [&](const auto& lease) {
+        return std::ranges::find(leases, lease) == leases.end();
+      });
+    }
+  }
   return batch;
 }
 
 void RolloutBatch::take(const RolloutBatch& answer) {
   require(answer.size() == size(), ErrorKind::kUsage, "batch: an answer of {} rows to {}",
           answer.size(), size());
-  if (answer.tokens.defined()) {
+  const bool has_tokens =
+      answer.tokens.defined() || std::ranges::any_of(answer.kept, [](const auto& one) {
+        return one.columns.contains("tokens");
+      });
+  if (has_tokens) {
     offsets = answer.offsets;
     response_offsets = answer.response_offsets;
   }
   require(answer.response_offsets == response_offsets, ErrorKind::kUsage,
           "batch: an answer of responses of other lengths");
-  each_column([&](const char*, Per, auto member) {
-    if (is_known(answer.*member)) this->*member = answer.*member;
+  each_column([&](const char* name, Per, auto member) {
+    if (is_known(answer.*member)) {
+      drop_kept(*this, name);
+      this->*member = answer.*member;
+    }
+    for (const auto& one : answer.kept) {
+      if (!one.columns.contains(name)) continue;
+      drop_kept(*this, name);
+      this->*member = std::remove_cvref_t<decltype(this->*member)>{};
+    }
   });
+  std::ranges::copy(answer.kept, std::back_inserter(kept));
 }
 
 }  // namespace ferry::trainer

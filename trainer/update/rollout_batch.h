@@ -3,6 +3,9 @@
 // they lie one behind another, without padding; padded() makes the matrix that a formula is
 // written for. Columns are members; one that is not known yet is undefined or empty.
 //
+// Columns of tokens may be kept by the ranks that made them: then the batch knows where each row
+// lies, and the member is undefined (workers/row_parcels.h).
+//
 // Copies share their tensors: assigning a column costs nothing, and no operation writes to one.
 #pragma once
 
@@ -11,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -53,7 +58,7 @@ struct RolloutBatch {
   at::Tensor weights_step{};       // int64: the step behind which the rollout's weights are
   at::Tensor index{};              // int64: a row's place in the batch of the step
   at::Tensor scores{};             // fp32, of whole responses
-  at::Tensor overlong_reward{};    // fp32, on top of scores
+  at::Tensor overlong_reward{};    // fp32, to be added to scores
   at::Tensor reward_baselines{};   // fp32, what the greedy answer earns
   std::vector<std::string> uid{};  // of the prompt: rows that share it are a group
   std::vector<std::string> data_source{};
@@ -62,6 +67,20 @@ struct RolloutBatch {
   std::vector<nlohmann::json> replay{};   // exchanges that a session repeats
   std::vector<nlohmann::json>
       agent_info{};  // of a session: {"num_turns", "exchanges", "extra_info"}
+
+  // A row of an answer, on the rank that made it.
+  struct Place {
+    std::int64_t answer = 0;
+    int rank = 0;
+    std::int64_t row = 0;
+    bool operator==(const Place&) const = default;
+  };
+  struct Kept {
+    std::map<std::string, std::string> columns{};       // by their names here, those in the answer
+    std::vector<Place> places{};                        // [rows]
+    std::vector<std::shared_ptr<const void>> leases{};  // the answers are kept as long as one lives
+  };
+  std::vector<Kept> kept{};  // a column is in one at most, and then unknown here
 
   // Rows of these prompts and responses, as many of each; without responses: prompts alone. The
   // mask of the responses is all ones.
@@ -88,8 +107,13 @@ struct RolloutBatch {
 
   // The lengths alone: for the columns of an answer.
   RolloutBatch without_columns() const;
-  // The lengths, the tokens and these columns, as far as they are known: what a call reads.
+  // The lengths, the tokens and these columns, as far as they are known or kept: what a call reads.
   RolloutBatch only(std::initializer_list<at::Tensor RolloutBatch::*> columns) const;
+  // Gives a batch of the same rows this column, if it is known or kept.
+  void give(RolloutBatch& to, at::Tensor RolloutBatch::*column) const;
+  void give(RolloutBatch& to, models::SamplingMask RolloutBatch::*column) const;
+  // Makes `column` another name of one that is known or kept.
+  void alias(at::Tensor RolloutBatch::*column, at::Tensor RolloutBatch::*of);
   // Each row as often as it is named, in that order.
   RolloutBatch select(std::span<const std::int64_t> rows) const;
   RolloutBatch slice(std::int64_t begin, std::int64_t end) const;
@@ -99,7 +123,7 @@ struct RolloutBatch {
   // Error(kUsage) for other rows.
   void take(const RolloutBatch& answer);
 
-  // For another rank. int64 columns whose values fit travel as int32.
+  // For another rank, without what is kept. int64 columns whose values fit travel as int32.
   std::vector<std::byte> to_bytes() const;
   // Throws Error(kCorrupt).
   static RolloutBatch from_bytes(std::span<const std::byte> bytes);

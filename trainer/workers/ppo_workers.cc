@@ -152,6 +152,8 @@ void PpoWorkers::add_roles() {
   });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
+  if (config_.trainer.one_step_off)
+    add("keep_rows", "gen", policy.actor_dispatch(), [](const WorkerData& call) { return call; });
   add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
     return numbers_alone(policy.update_actor(call.batch, step_of(call)));
   });
@@ -219,10 +221,15 @@ RowsOfRanks PpoWorkers::rows_of_ranks(const std::string& method,
   return even_rows(batch.size(), dp);
 }
 
-WorkerData PpoWorkers::ask(const std::string& method, RolloutBatch batch, RowsOfRanks rows) {
-  return group_.call(method,
-                     {.batch = std::move(batch), .meta_info = {{"global_step", called_step_}}},
-                     std::move(rows));
+WorkerData PpoWorkers::ask(const std::string& method,
+                           RolloutBatch batch,
+                           RowsOfRanks rows,
+                           nlohmann::json meta_info) {
+  meta_info["global_step"] = called_step_;
+  WorkerData data;
+  data.batch = std::move(batch);
+  data.meta_info = std::move(meta_info);
+  return group_.call(method, data, std::move(rows));
 }
 
 RolloutBatch PpoWorkers::ask_balanced(const std::string& method, RolloutBatch batch) {
@@ -262,6 +269,12 @@ RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
   return group_.finish(std::move(call)).batch;
 }
 
+RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
+  auto asked = batch.without_columns();
+  asked.kept = batch.kept;
+  return ask_balanced("keep_rows", std::move(asked));
+}
+
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
   auto asked = batch.only({});
   asked.data_source = batch.data_source;
@@ -276,13 +289,13 @@ RolloutBatch PpoWorkers::compute_rm_score(const RolloutBatch& batch) {
 
 RolloutBatch PpoWorkers::compute_log_prob(const RolloutBatch& batch) {
   auto asked = batch.only({&RolloutBatch::routed_experts});
-  asked.sampling_mask = batch.sampling_mask;
+  batch.give(asked, &RolloutBatch::sampling_mask);
   return ask_balanced("compute_log_prob", std::move(asked));
 }
 
 RolloutBatch PpoWorkers::compute_ref_log_prob(const RolloutBatch& batch) {
   auto asked = batch.only({});
-  asked.sampling_mask = batch.sampling_mask;
+  batch.give(asked, &RolloutBatch::sampling_mask);
   return ask_balanced("compute_ref_log_prob", std::move(asked));
 }
 
@@ -301,8 +314,8 @@ UpdateOutput PpoWorkers::update_actor(const RolloutBatch& batch) {
   auto asked = batch.only({&RolloutBatch::response_mask, &RolloutBatch::old_log_probs,
                            &RolloutBatch::advantages, &RolloutBatch::rollout_is_weights,
                            &RolloutBatch::routed_experts});
-  asked.sampling_mask = batch.sampling_mask;
-  if (config_.actor.use_kl_loss) asked.ref_log_prob = batch.ref_log_prob;
+  batch.give(asked, &RolloutBatch::sampling_mask);
+  if (config_.actor.use_kl_loss) batch.give(asked, &RolloutBatch::ref_log_prob);
   if (needs_cov_tokens(config_.actor.policy_loss.loss_mode))
     asked.index = at::arange(batch.size(), at::kLong);
   return ask_update("update_actor", std::move(asked), config_.actor_mini_batches());

@@ -2,7 +2,7 @@
 // methods, under verl's names, and how they are dispatched:
 //
 //   generate_sequences                                        MEGATRON_COMPUTE_PROTO of the rollout
-//   compute_log_prob, update_actor                            ... of the actor
+//   compute_log_prob, update_actor, keep_rows                 ... of the actor
 //   compute_ref_log_prob                                      ... of the reference
 //   compute_values, update_critic                             ... of the critic
 //   compute_rm_score                                          ... of the reward model
@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -46,14 +47,27 @@ class PpoWorkers {
              std::int64_t total_steps);
   ~PpoWorkers();
 
+  // Called by all ranks, in the same order: one method more. Its work is `phase` on the timeline.
+  void add(const std::string& name,
+           const std::string& phase,
+           const Dispatch& dispatch,
+           WorkerGroup::Method method);
+
   // Calls, on rank 0. Each sends the columns that its method reads, to each rank the rows that it
-  // computes, and returns the columns that it made, in the order of the batch.
+  // computes, and returns the columns that it made, in the order of the batch; columns of tokens
+  // stay with the ranks that made them.
   //
   // The step that the following calls are of.
   void begin_step(std::int64_t step) { called_step_ = step; }
+  WorkerData ask(const std::string& method,
+                 RolloutBatch batch,
+                 RowsOfRanks rows = {},
+                 nlohmann::json meta_info = nlohmann::json::object());
   // Whole rows with responses; start() returns when the other ranks have been told.
   WorkerGroup::Call start_generating(const RolloutBatch& prompts, const Sampling& sampling);
   RolloutBatch finish_generating(WorkerGroup::Call call);
+  // Nothing but that the actor's ranks keep the columns from now on.
+  RolloutBatch keep_rows(const RolloutBatch& batch);
   RolloutBatch compute_reward(const RolloutBatch& batch);
   RolloutBatch compute_rm_score(const RolloutBatch& batch);  // scores
   RolloutBatch compute_log_prob(const RolloutBatch& batch);
@@ -85,10 +99,6 @@ class PpoWorkers {
   void serve();
 
  private:
-  void add(const std::string& name,
-           const std::string& phase,
-           const Dispatch& dispatch,
-           WorkerGroup::Method method);
   void add_roles();
   void add_mesh(const std::string& role, const models::ParallelState* mesh);
   void add_checkpoints(const std::string& role, MegatronWorker* worker);
@@ -99,7 +109,6 @@ class PpoWorkers {
                             const RolloutBatch& batch,
                             const RolloutBatch::Rows& order,
                             std::int64_t mini_batch) const;
-  WorkerData ask(const std::string& method, RolloutBatch batch, RowsOfRanks rows = {});
   // The same, of a role with data parallel ranks of about the same work.
   RolloutBatch ask_balanced(const std::string& method, RolloutBatch batch);
   UpdateOutput ask_update(const std::string& method,

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <span>
+#include <cstring>
+#include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -12,6 +14,8 @@ namespace ferry::trainer {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Dispatch, takes_part, whole, dp_rank, is_collect)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallRoute, takes_part, part, rows_from, rows_to, answers)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RowPiece, answer, columns, rows, group, places)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RowParcel, from, to, pieces)
 
 namespace {
 
@@ -23,8 +27,12 @@ struct CallHead {
   nlohmann::json meta_info{};
   CallRoute route{};
   bool has_rows = false;
+  std::int64_t answer = 0;           // its number
+  std::vector<std::int64_t> kept{};  // answers that somebody still asks for
+  std::vector<RowParcel> parcels{};  // from this rank, and for it
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CallHead, name, meta_info, route, has_rows)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
+    CallHead, name, meta_info, route, has_rows, answer, kept, parcels)
 
 std::string_view as_view(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -46,37 +54,32 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// An answer without its rows; `seconds`: that its method took.
+// An answer without its rows.
 struct AnswerHead {
   nlohmann::json meta_info{};
-  double seconds = 0;
+  std::vector<std::string> kept{};  // its columns that stay where they are
+  double seconds = 0;               // that its method took
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AnswerHead, meta_info, seconds)
-
-struct Answer {
-  WorkerData data{};
-  double seconds = 0;
-};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AnswerHead, meta_info, kept, seconds)
 
 // Size of the head, the head in CBOR, the rows.
-std::string answer_bytes(const WorkerData& answer, double seconds) {
-  const auto head = to_cbor(AnswerHead{answer.meta_info, seconds});
-  const std::uint64_t size = head.size();
-  std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
-  return bytes.append(head).append(as_view(answer.batch.to_bytes()));
+template <typename Head>
+std::string message(const Head& head, std::string_view rows) {
+  const auto bytes = to_cbor(head);
+  const std::uint64_t size = bytes.size();
+  std::string all(reinterpret_cast<const char*>(&size), sizeof(size));
+  return all.append(bytes).append(rows);
 }
 
-Answer answer_of(std::string_view bytes) {
+template <typename Head>
+std::pair<Head, RolloutBatch> read_message(std::string_view bytes) {
   std::uint64_t size = 0;
-  require(bytes.size() >= sizeof(size), ErrorKind::kBug, "an answer of {} bytes", bytes.size());
+  require(bytes.size() >= sizeof(size), ErrorKind::kBug, "a message of {} bytes", bytes.size());
   std::memcpy(&size, bytes.data(), sizeof(size));
   const auto rest = bytes.substr(sizeof(size));
-  auto head = from_cbor<AnswerHead>(rest.substr(0, size));
-  Answer answer;
-  answer.data.batch = RolloutBatch::from_bytes(as_bytes(rest.substr(size)));
-  answer.data.meta_info = std::move(head.meta_info);
-  answer.seconds = head.seconds;
-  return answer;
+  const auto rows = rest.substr(size);
+  return {from_cbor<Head>(rest.substr(0, size)),
+          rows.empty() ? RolloutBatch() : RolloutBatch::from_bytes(as_bytes(rows))};
 }
 
 }  // namespace
@@ -137,9 +140,8 @@ void WorkerGroup::add(std::string name, const Dispatch& dispatch, Method method)
   Registered registered{.method = std::move(method)};
   if (world_.rank() == 0) {
     std::vector<Dispatch> of_ranks{dispatch};
-    for (int rank = 1; rank < world_.size(); ++rank) {
-      of_ranks.push_back(models::receive<Dispatch>(mail_, rank, "the part in " + name));
-    }
+    for (const auto& bytes : mail_.exchange({}, others(), "the part in " + name))
+      of_ranks.push_back(from_cbor<Dispatch>(bytes));
     registered.routes = route_call(of_ranks);
     for (const auto& one : of_ranks)
       if (one.takes_part && !one.whole)
@@ -154,44 +156,102 @@ int WorkerGroup::num_parts(const std::string& name) const {
   return at(name).num_parts;
 }
 
-void WorkerGroup::send_rows(std::string_view bytes, int to, const std::string& name) {
-  bytes_sent_ += static_cast<std::int64_t>(bytes.size());
-  mail_.send(bytes, to, "the rows of " + name);
+std::vector<int> WorkerGroup::others() const {
+  std::vector<int> ranks(static_cast<std::size_t>(world_.size() - 1));
+  std::iota(ranks.begin(), ranks.end(), 1);
+  return ranks;
+}
+
+void WorkerGroup::exchange_rows(std::span<const RowParcel> parcels,
+                                RolloutBatch& rows,
+                                const std::string& name) {
+  std::vector<models::Mailbox::Letter> letters;
+  std::vector<int> from;
+  std::vector<RowParcel> mine, arriving;
+  std::vector<std::vector<RolloutBatch>> found;
+  for (const auto& parcel : parcels) {
+    if (parcel.from != world_.rank()) {
+      from.push_back(parcel.from);
+      arriving.push_back(parcel);
+    } else if (parcel.to == world_.rank()) {
+      mine.push_back(parcel);
+      found.push_back(kept_.find(parcel));
+    } else {
+      letters.push_back({.to = parcel.to, .bytes = to_bytes(kept_.find(parcel))});
+      bytes_sent_ += static_cast<std::int64_t>(letters.back().bytes.size());
+    }
+  }
+  for (const auto& bytes : mail_.exchange(letters, from, "the rows of " + name)) {
+    bytes_received_ += static_cast<std::int64_t>(bytes.size());
+    found.push_back(from_bytes(bytes));
+  }
+  std::ranges::move(arriving, std::back_inserter(mine));
+  add_columns(rows, mine, found);
+}
+
+std::vector<std::int64_t> WorkerGroup::leased() {
+  std::erase_if(leases_, [](const auto& one) { return one.second.expired(); });
+  std::vector<std::int64_t> answers;
+  for (const auto& [answer, lease] : leases_) answers.push_back(answer);
+  return answers;
 }
 
 WorkerGroup::Call WorkerGroup::start(const std::string& name,
                                      const WorkerData& data,
                                      RowsOfRanks rows) {
   const auto& [routes, parts, method] = at(name);
+  const auto begin = Clock::now();
+  const auto moved = bytes_sent_ + bytes_received_;
   Call call;
   call.method_ = name;
+  call.answer_ = ++last_answer_;
+  call.lease_ = std::make_shared<char>();
+  leases_.emplace(call.answer_, call.lease_);
   call.rows_ = rows.empty() && parts > 0 ? even_rows(data.batch.size(), parts) : std::move(rows);
-  const auto part_of = [&](const CallRoute& route) {
-    return call.rows_.empty()
-               ? data.batch
-               : data.batch.select(call.rows_.at(static_cast<std::size_t>(route.part)));
+  const auto rows_of = [&](const CallRoute& route) {
+    return call.rows_.empty() ? rows_in_order(data.batch.size())
+                              : call.rows_.at(static_cast<std::size_t>(route.part));
   };
   const bool has_rows = data.batch.size() > 0;
-  const auto begin = Clock::now();
+  std::map<int, RolloutBatch::Rows> receivers;
+  for (int rank = 0; rank < world_.size() && has_rows; ++rank) {
+    const auto& route = routes[static_cast<std::size_t>(rank)];
+    if (route.takes_part && route.rows_from == 0) receivers.emplace(rank, rows_of(route));
+  }
+  std::vector<std::vector<RowParcel>> of_ranks(routes.size());
+  for (const auto& parcel : plan_parcels(data.batch, receivers)) {
+    of_ranks[static_cast<std::size_t>(parcel.from)].push_back(parcel);
+    if (parcel.to != parcel.from) of_ranks[static_cast<std::size_t>(parcel.to)].push_back(parcel);
+  }
+  const auto kept = leased();
   in_call(name, [&] {
+    std::vector<models::Mailbox::Letter> letters;
+    std::int64_t heads = 0;
     for (int rank = 1; rank < world_.size(); ++rank) {
       const auto& route = routes[static_cast<std::size_t>(rank)];
-      if (!route.takes_part) continue;
-      const auto head = to_cbor(CallHead{name, data.meta_info, route, has_rows});
-      call.cost_.bytes += static_cast<std::int64_t>(head.size());
-      mail_.send(head, rank, "the call of " + name);
+      auto& parcels = of_ranks[static_cast<std::size_t>(rank)];
+      if (!route.takes_part && parcels.empty()) continue;
+      std::vector<std::byte> known;
+      if (receivers.contains(rank)) known = data.batch.select(receivers.at(rank)).to_bytes();
+      letters.push_back({.to = rank,
+                         .bytes = message(CallHead{name, data.meta_info, route, has_rows,
+                                                   call.answer_, kept, std::move(parcels)},
+                                          as_view(known))});
+      bytes_sent_ += static_cast<std::int64_t>(known.size());
+      heads += static_cast<std::int64_t>(letters.back().bytes.size() - known.size());
     }
-    for (int rank = 1; rank < world_.size() && has_rows; ++rank) {
-      const auto& route = routes[static_cast<std::size_t>(rank)];
-      if (!route.takes_part || route.rows_from != 0) continue;
-      const auto part = part_of(route).to_bytes();
-      call.cost_.bytes += static_cast<std::int64_t>(part.size());
-      send_rows(as_view(part), rank, name);
+    (void)mail_.exchange(letters, {}, "the call of " + name);
+    kept_.keep_only(kept);
+    WorkerData mine{.meta_info = data.meta_info};
+    if (receivers.contains(0)) {
+      mine.batch = data.batch.select(receivers.at(0));
+      mine.batch.kept.clear();
     }
-    const auto& mine = routes.front();
-    if (!mine.takes_part) return;
+    exchange_rows(of_ranks.front(), mine.batch, name);
+    call.cost_.bytes = bytes_sent_ + bytes_received_ - moved + heads;
+    if (!routes.front().takes_part) return;
     const auto method_begin = Clock::now();
-    call.mine_ = method({.batch = part_of(mine), .meta_info = data.meta_info});
+    call.mine_ = method(mine);
     call.slowest_ = seconds_since(method_begin);
   });
   call.cost_.seconds = seconds_since(begin);
@@ -199,26 +259,42 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
 }
 
 WorkerData WorkerGroup::finish(Call call) {
-  const auto& routes = at(call.method_).routes;
+  const auto& name = call.method_;
+  const auto& routes = at(name).routes;
   const auto begin = Clock::now();
   std::map<int, WorkerData> answers;  // of the parts
-  for (int rank = 0; rank < world_.size(); ++rank) {
-    const auto& route = routes[static_cast<std::size_t>(rank)];
-    if (!route.takes_part) continue;
-    auto answer = rank == 0 ? std::move(*call.mine_) : in_call(call.method_, [&] {
-      const auto bytes = mail_.receive(rank, "the answer to " + call.method_);
-      call.cost_.bytes += static_cast<std::int64_t>(bytes.size());
-      auto [data, seconds] = answer_of(bytes);
-      call.slowest_ = std::max(call.slowest_, seconds);
-      return std::move(data);
-    });
-    if (route.answers) answers.emplace(route.part, std::move(answer));
+  const auto add = [&](int rank, WorkerData answer, const std::vector<std::string>& kept) {
+    RolloutBatch::Kept stays{.leases = {call.lease_}};
+    for (const auto& column : kept) stays.columns.emplace(column, column);
+    for (std::int64_t row = 0; row < answer.batch.size(); ++row)
+      stays.places.push_back({.answer = call.answer_, .rank = rank, .row = row});
+    if (!kept.empty()) answer.batch.kept.push_back(std::move(stays));
+    answers.emplace(routes[static_cast<std::size_t>(rank)].part, std::move(answer));
+  };
+  if (routes.front().answers) {
+    const auto kept = kept_.keep(call.answer_, call.mine_->batch);
+    add(0, std::move(*call.mine_), kept);
+  }
+  std::vector<int> asked;
+  for (const auto rank : others())
+    if (routes[static_cast<std::size_t>(rank)].takes_part) asked.push_back(rank);
+  const auto messages =
+      in_call(name, [&] { return mail_.exchange({}, asked, "the answer to " + name); });
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    call.cost_.bytes += static_cast<std::int64_t>(messages[i].size());
+    auto [head, batch] = read_message<AnswerHead>(messages[i]);
+    call.slowest_ = std::max(call.slowest_, head.seconds);
+    if (!routes[static_cast<std::size_t>(asked[i])].answers) continue;
+    WorkerData answer;
+    answer.batch = std::move(batch);
+    answer.meta_info = std::move(head.meta_info);
+    add(asked[i], std::move(answer), head.kept);
   }
   call.cost_.seconds += seconds_since(begin) - call.slowest_;
-  auto& cost = costs_[call.method_];
+  auto& cost = costs_[name];
   cost.seconds += std::max(call.cost_.seconds, 0.0);
   cost.bytes += call.cost_.bytes;
-  require(!answers.empty(), ErrorKind::kBug, "{}: nobody answers", call.method_);
+  require(!answers.empty(), ErrorKind::kBug, "{}: nobody answers", name);
   WorkerData result{.meta_info = std::move(answers.begin()->second.meta_info)};
   std::vector<RolloutBatch> parts;
   for (auto& [part, answer] : answers) parts.push_back(std::move(answer.batch));
@@ -233,28 +309,44 @@ WorkerData WorkerGroup::call(const std::string& name, const WorkerData& data, Ro
 }
 
 void WorkerGroup::stop() {
-  for (int rank = 1; rank < world_.size(); ++rank) mail_.send(kStop, rank, "the end");
+  std::vector<models::Mailbox::Letter> letters;
+  for (const auto rank : others()) letters.push_back({.to = rank, .bytes = std::string(kStop)});
+  (void)mail_.exchange(letters, {}, "the end");
 }
 
 void WorkerGroup::serve() {
   while (true) {
     const auto text = mail_.receive(0, "the next call");
     if (text == kStop) return;
-    const auto told = from_cbor<CallHead>(text);
-    const auto& name = told.name;
-    const auto& route = told.route;
-    in_call(name, [&] {
-      WorkerData given{.meta_info = told.meta_info};
-      if (told.has_rows) {
-        const auto bytes = mail_.receive(route.rows_from, "the rows of " + name);
-        for (const auto to : route.rows_to) send_rows(bytes, to, name);
-        given.batch = RolloutBatch::from_bytes(as_bytes(bytes));
+    auto [head, rows] = read_message<CallHead>(text);
+    const auto& name = head.name;
+    const auto& route = head.route;
+    in_call(name, [&, &rows = rows] {
+      kept_.keep_only(head.kept);
+      exchange_rows(head.parcels, rows, name);
+      if (!route.takes_part) return;
+      if (head.has_rows && route.rows_from != 0)
+        rows = RolloutBatch::from_bytes(
+            as_bytes(mail_.receive(route.rows_from, "the rows of " + name)));
+      if (head.has_rows && !route.rows_to.empty()) {
+        const auto bytes = rows.to_bytes();
+        for (const auto to : route.rows_to) {
+          mail_.send(as_view(bytes), to, "the rows of " + name);
+          bytes_sent_ += static_cast<std::int64_t>(bytes.size());
+        }
       }
       const auto begin = Clock::now();
-      const auto answer = at(name).method(given);
-      const auto bytes = answer_bytes(route.answers ? answer : WorkerData(), seconds_since(begin));
+      WorkerData given{.meta_info = head.meta_info};
+      given.batch = std::move(rows);
+      auto answer = at(name).method(given);
+      AnswerHead told{.seconds = seconds_since(begin)};
+      if (route.answers) {
+        told.kept = kept_.keep(head.answer, answer.batch);
+        told.meta_info = std::move(answer.meta_info);
+      }
+      const auto bytes = route.answers ? answer.batch.to_bytes() : std::vector<std::byte>();
       bytes_sent_ += static_cast<std::int64_t>(bytes.size());
-      mail_.send(bytes, 0, "the answer to " + name);
+      mail_.send(message(told, as_view(bytes)), 0, "the answer to " + name);
     });
   }
 }

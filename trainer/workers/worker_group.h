@@ -3,6 +3,9 @@
 // dispatch, which says for each rank which rows of the batch it computes, and whose answer counts.
 // Calls and rows go over Gloo, as bytes on the host; tensors of models never do.
 //
+// Columns of rows go to rank 0, which decides by them; columns of tokens stay with the rank that
+// answered, and go from there to those that compute with them (row_parcels.h).
+//
 //   workers.add("compute_log_prob", megatron_compute_proto(mesh), compute_log_prob);  // every rank
 //   if (world.rank() > 0) return workers.serve();
 //   batch.take(workers.call("compute_log_prob", {.batch = batch}).batch);
@@ -14,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -26,6 +30,7 @@
 #include "models/distributed/world.h"
 #include "trainer/update/rollout_batch.h"
 #include "trainer/update/rows_of_ranks.h"
+#include "trainer/workers/row_parcels.h"
 
 namespace ferry::trainer {
 
@@ -91,12 +96,15 @@ class WorkerGroup {
     std::string method_{};
     RowsOfRanks rows_{};                // none: every rank has the whole
     std::optional<WorkerData> mine_{};  // rank 0's answer
-    double slowest_ = 0;                // seconds that a rank's method took
+    std::int64_t answer_ = 0;           // its number
+    std::shared_ptr<const void> lease_{};
+    double slowest_ = 0;  // seconds that a rank's method took
     MessageCost cost_{};
   };
 
   // On rank 0. `rows`: of each part; without: even_rows(). The rows of the answer, if there are
-  // any, are in the order of the batch; its numbers are those of the first part. start() returns
+  // any, are in the order of the batch, and its columns of tokens are kept; its numbers are those
+  // of the first part. Ranks that keep columns of the batch are in no other call. start() returns
   // when the others have been told, and rank 0's own part is done; ranks that are in a call cannot
   // be in another.
   WorkerData call(const std::string& name, const WorkerData& data = {}, RowsOfRanks rows = {});
@@ -124,12 +132,20 @@ class WorkerGroup {
   };
 
   const Registered& at(const std::string& name) const;
-  void send_rows(std::string_view bytes, int to, const std::string& name);
+  std::vector<int> others() const;  // 1, 2, ...
+  // Sends the rows that this rank keeps, and adds those that come to `rows`.
+  void exchange_rows(std::span<const RowParcel> parcels,
+                     RolloutBatch& rows,
+                     const std::string& name);
+  std::vector<std::int64_t> leased();
 
   models::World& world_;
   models::Mailbox mail_;
   std::map<std::string, Registered> methods_;
-  std::int64_t bytes_sent_ = 0;
+  KeptRows kept_;
+  std::int64_t bytes_sent_ = 0, bytes_received_ = 0;
+  std::int64_t last_answer_ = 0;  // on rank 0, as the next
+  std::map<std::int64_t, std::weak_ptr<const void>> leases_;
   std::map<std::string, MessageCost> costs_;
 };
 

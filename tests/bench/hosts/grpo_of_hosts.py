@@ -55,7 +55,8 @@ def settings(options, run):
               f"{ACTOR}.megatron.alignment": "bitwise", f"{ACTOR}.recompute_old_log_prob": True, f"{ACTOR}.use_kl_loss": True,
               f"{ACTOR}.megatron.make_vocab_size_divisible_by": 8, f"{ROLLOUT}.n": options.answers, f"{ROLLOUT}.kv_cache_bytes": 1 << 23,
               f"{ROLLOUT}.max_num_seqs": options.answers, f"{ROLLOUT}.max_num_batched_tokens": 512, f"{ROLLOUT}.ignore_eos": True,
-              f"{ROLLOUT}.top_k": options.top_k, "trainer.total_training_steps": options.steps, "trainer.device": "cpu",
+              f"{ROLLOUT}.top_k": options.top_k, f"{ACTOR}.optim.lr": 5e-3,
+              "reward_model.format_pattern": r"[\s\S]*e[\s\S]*", "trainer.total_training_steps": options.steps, "trainer.device": "cpu",
               "trainer.nccl_timeout": 30, "trainer.default_local_dir": str(run),
               "checkpoint.save_freq": 2 if options.lose else options.steps}
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -92,7 +93,7 @@ def complete(hosts, options, run):
 
 
 def learned(run):
-    """What does not depend on the clock."""
+    """Metrics that do not depend on the clock."""
     return {step: {name: value for name, value in of_step.items() if not name.startswith(("timing_", "perf/"))}
             for step, of_step in metrics(run).items()}
 

@@ -105,10 +105,9 @@ TEST(VariedGroups, KeepsThoseWhoseAnswersDiffer) {
 
 // All of a reward makes advantages: what a form earns and the penalty for length as well.
 TEST(VariedGroups, KeepsThoseThatHaveAnAdvantage) {
-  auto batch = batch_of({2, 2, 2, 2, 2, 2});
+  auto batch = batch_of({2, 2, 2, 2, 0, 2});
   batch.reward_extra_info.assign(6, nlohmann::json::object({{"score", 1.0}}));
-  batch.token_level_scores =
-      at::tensor({1.F, 0.F, 1.F, 0.F, 0.5F, 0.F, 0.F, 1.F, 0.F, 1.F, 1.F, 0.F});
+  batch.scores = at::tensor({1.F, 1.F, 0.5F, 1.F, 7.F, 0.F});  // no token earns the 7
   const std::vector<std::string> kept{"group 1", "group 1"};
   for (const char* metric : {"reward", "seq_reward", "seq_final_reward"})
     EXPECT_EQ(varied_groups(batch, metric).uid, kept) << metric;

@@ -196,6 +196,21 @@ TEST(WorkerGroup, OneToAllGivesEveryRankEverythingAndOneAnswers) {
   EXPECT_EQ(calls, 3);
 }
 
+TEST(WorkerGroup, ACallWithoutRowsReachesEveryRank) {
+  std::atomic<int> calls = 0;
+  run_group(
+      4, one_to_all,
+      [&](const WorkerData&) {
+        ++calls;
+        return WorkerData{.meta_info = calls.load()};
+      },
+      [](WorkerGroup& group) {
+        EXPECT_GT(group.call("act").meta_info, 0);
+        EXPECT_GT(group.call("act").meta_info, 1);
+      });
+  EXPECT_EQ(calls, 8);
+}
+
 TEST(WorkerGroup, RankZeroAlone) {
   std::atomic<int> calls = 0;
   run_group(
@@ -313,7 +328,43 @@ TEST(WorkerGroup, AWorkerThatHangsIsWaitedForNoLongerThanItsTimeout) {
   EXPECT_EQ(ended, 2);
 }
 
-// What ranks compute is no message, however long it takes.
+// Columns of tokens go from the rank that made them to that which reads them: rank 0 has neither.
+TEST(WorkerGroup, ColumnsOfTokensGoFromWorkerToWorker) {
+  constexpr std::int64_t kLength = 20000;
+  const auto make = [](const WorkerData& call) {
+    WorkerData answer{.batch = call.batch.without_columns()};
+    for (std::int64_t row = 0; row < call.batch.size(); ++row)
+      answer.batch.response_offsets[static_cast<std::size_t>(row) + 1] = kLength * (row + 1);
+    answer.batch.offsets = answer.batch.response_offsets;
+    answer.batch.tokens = call.batch.tokens.repeat_interleave(kLength);
+    return answer;
+  };
+  const auto read = [](const WorkerData& call) {
+    WorkerData answer{.batch = call.batch.without_columns()};
+    answer.batch.scores = call.batch.tokens.reshape({call.batch.size(), kLength}).sum(1);
+    return answer;
+  };
+  models::run_ranks(4, {.timeout = std::chrono::minutes(1)}, [&](models::World& world) {
+    WorkerGroup group(world, std::chrono::minutes(5));
+    group.add("make", dp_compute_proto(world), make);
+    group.add("read", dp_compute_proto(world), read);
+    if (world.rank() > 0) return group.serve();
+    auto batch = rows(8).batch;
+    batch.take(group.call("make", {.batch = batch}).batch);
+    EXPECT_FALSE(batch.tokens.defined());
+    EXPECT_EQ(batch.length(7), kLength);
+    for (const auto& order :
+         {RowsOfRanks{{0, 1}, {2, 3}, {4, 5}, {6, 7}}, {{7, 5}, {3, 1}, {0, 2}, {4, 6}}}) {
+      batch.take(group.call("read", {.batch = batch.only({})}, order).batch);
+      EXPECT_TRUE(at::equal(batch.scores, at::arange(8) * kLength));
+    }
+    // The second order takes some of rank 0's own rows elsewhere, and some of others to it.
+    EXPECT_LT(group.take_costs().at("read").bytes, 5 * kLength * 4);
+    group.stop();
+  });
+}
+
+// Time in which ranks compute is none of messages.
 TEST(WorkerGroup, CountsTheMessagesOfEachMethod) {
   const auto slow = std::chrono::milliseconds(700);
   run_group(
@@ -326,7 +377,8 @@ TEST(WorkerGroup, CountsTheMessagesOfEachMethod) {
         (void)group.call("act", rows(2));
         const auto costs = group.take_costs();
         ASSERT_EQ(costs.size(), 1);
-        EXPECT_GT(costs.at("act").bytes, static_cast<std::int64_t>(rows(1).batch.to_bytes().size()));
+        EXPECT_GT(costs.at("act").bytes,
+                  static_cast<std::int64_t>(rows(1).batch.to_bytes().size()));
         EXPECT_GT(costs.at("act").seconds, 0);
         EXPECT_LT(costs.at("act").seconds, 0.5);
         EXPECT_TRUE(group.take_costs().empty());
