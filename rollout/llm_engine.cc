@@ -109,8 +109,10 @@ void LLMEngine::add_request(const std::string& request_id,
                             SamplingParams params) {
   require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
           request_id);
+  std::shared_ptr<grammar::CompiledGrammar> compiled;
   try {
     check(prompt_token_ids, params);
+    compiled = compile(params.structured_outputs);
   } catch (const Error& error) {
     ready_.push_back({.request_id = request_id, .finished = true, .error = error});
     return;
@@ -128,12 +130,24 @@ void LLMEngine::add_request(const std::string& request_id,
     sequence->random_stream = random_stream(shared->seed ? "" : request_id, i);
     sequence->params = shared;
     sequence->ending_tokens = ending_tokens;
+    if (compiled)
+      sequence->constraint = std::make_shared<grammar::TokenConstraint>(compiled, ending_tokens);
     sequence->token_ids = prompt_token_ids;
     sequence->num_prompt_tokens = sequence->size();
     scheduler_.add(*sequence);
     request.samples.push_back(std::move(sequence));
   }
   requests_.emplace(request_id, std::move(request));
+}
+
+// Null without a format.
+std::shared_ptr<grammar::CompiledGrammar> LLMEngine::compile(const std::string& format) {
+  if (format.empty()) return nullptr;
+  require(options_.tokenizer != nullptr, ErrorKind::kUsage,
+          "structured_outputs: the engine has no tokenizer");
+  if (!structured_outputs_)
+    structured_outputs_.emplace(*options_.tokenizer, model_.config().vocab_size);
+  return structured_outputs_->compile(format);
 }
 
 void LLMEngine::check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const {
@@ -222,7 +236,8 @@ std::vector<RequestOutput> LLMEngine::step() {
 bool LLMEngine::launches_ahead() const {
   return model_.mesh().world().device().is_cuda() && !shares_experts(model_) &&
          std::ranges::none_of(requests_, [](const auto& request) {
-           return request.second.samples.front()->params->penalizes();
+           const auto& params = *request.second.samples.front()->params;
+           return params.penalizes() || !params.structured_outputs.empty();
          });
 }
 
@@ -311,6 +326,11 @@ FinishReason LLMEngine::take(const DrawnToken& drawn, StepInFlight* next) {
     sequence.finish_reason = FinishReason::kStop;
   else if (is_last(sequence, num_tokens))
     sequence.finish_reason = FinishReason::kLength;
+  if (sequence.constraint && sequence.finish_reason != FinishReason::kStop) {
+    sequence.constraint->accept(drawn.token.token_id);
+    if (ending.empty() && sequence.constraint->is_complete())
+      sequence.finish_reason = FinishReason::kStop;
+  }
   if (sequence.finish_reason == FinishReason::kNone) return FinishReason::kNone;
   if (sequence.size() > num_tokens) {
     next->drawn[static_cast<std::size_t>(sequence.drawn_at)].sequence = nullptr;

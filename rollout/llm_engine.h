@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "models/gpt_model.h"
+#include "rollout/grammar/token_constraint.h"
 #include "rollout/kv_cache.h"
 #include "rollout/model_runner.h"
 #include "rollout/request_output.h"
@@ -39,6 +40,8 @@ struct EngineOptions {
   bool enable_return_routed_experts = false;
   std::vector<std::int64_t> eos_token_ids{};
   std::uint64_t seed = 0;  // for requests without one
+  // For requests with structured_outputs, which are refused without it. Outlives the engine.
+  const text::Tokenizer* tokenizer = nullptr;
 };
 
 class LLMEngine {
@@ -62,7 +65,7 @@ class LLMEngine {
 
   // Runs a step, and returns its outputs in the order in which requests were added. On a GPU the
   // next step is launched before this returns, unless its draws depend on this one's tokens
-  // (penalties); a request that is added then takes part in the step after it.
+  // (penalties, structured_outputs); a request that is added then takes part in the step after it.
   std::vector<RequestOutput> step();
 
   // Called after weights have been replaced in place: results of the old ones are not used again.
@@ -87,6 +90,7 @@ class LLMEngine {
   };
 
   void check(const std::vector<std::int64_t>& prompt, const SamplingParams& params) const;
+  std::shared_ptr<grammar::CompiledGrammar> compile(const std::string& format);
   bool is_last(const Sequence& sequence, std::int64_t num_tokens) const;
   void drop(Sequence& sequence);
   bool launches_ahead() const;
@@ -102,6 +106,7 @@ class LLMEngine {
   Scheduler scheduler_;
   ModelRunner runner_;
   std::optional<RoutedExperts> routed_experts_;
+  std::optional<grammar::StructuredOutputManager> structured_outputs_;  // once a request has them
   std::map<std::string, Request> requests_;
   std::optional<StepInFlight> in_flight_;
   std::vector<RequestOutput> ready_;  // for the next step() to return

@@ -201,7 +201,8 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
                         .position = sequence->size(),
                         .prompt = sequence->prompt(),
                         .output = sequence->output(),
-                        .forbidden = sequence->forbidden()});
+                        .forbidden = sequence->forbidden(),
+                        .constraint = sequence->constraint.get()});
   }
   return sampling;
 }

@@ -15,7 +15,8 @@ namespace ferry::rollout {
 namespace {
 
 bool is_shaped(const SamplingRow& row) {
-  return row.params->truncates() || row.params->penalizes() || !row.forbidden.empty();
+  return row.params->truncates() || row.params->penalizes() || !row.forbidden.empty() ||
+         row.constraint != nullptr;
 }
 
 // Appends the tokens whose logits change, each once, by id.
@@ -56,6 +57,44 @@ DrawRow draw_row(const SamplingRow& row, std::int64_t index, std::int64_t vocab_
 at::Tensor upload(const std::vector<std::int64_t>& values, at::Device device) {
   const auto host = at::tensor(values);
   return device.is_cuda() ? host.pin_memory().to(device, /*non_blocking=*/true) : host;
+}
+
+// The logits with -inf for the tokens that the rows' constraints do not allow; the same tensor if
+// no row has one. On a GPU the bits are found while it computes the logits.
+at::Tensor constrained(const at::Tensor& logits,
+                       std::int64_t vocab_size,
+                       std::span<const SamplingRow> rows) {
+  std::vector<std::int64_t> indices;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    if (rows[i].constraint != nullptr) indices.push_back(static_cast<std::int64_t>(i));
+  if (indices.empty()) return logits;
+  const auto device = logits.device();
+  const auto count = static_cast<std::int64_t>(indices.size());
+  const auto size = (vocab_size + 7) / 8;
+  auto bits =
+      at::empty({count, size}, at::TensorOptions(at::kByte).pinned_memory(device.is_cuda()));
+  auto* row_bits = bits.mutable_data_ptr<std::uint8_t>();
+  for (const auto i : indices) {
+    rows[static_cast<std::size_t>(i)].constraint->write_allowed(
+        {row_bits, static_cast<std::size_t>(size)});
+    row_bits += size;
+  }
+  const auto of_byte = at::tensor({1, 2, 4, 8, 16, 32, 64, 128}, at::kByte).to(device);
+  const auto forbidden = bits.to(device, /*non_blocking=*/true)
+                             .unsqueeze(2)
+                             .bitwise_and(of_byte)
+                             .eq(0)
+                             .view({count, size * 8})
+                             .narrow(1, 0, vocab_size);
+  auto all = logits.clone();
+  if (count == logits.size(0)) {
+    all.narrow(1, 0, vocab_size).masked_fill_(forbidden, kMinusInfinity);
+    return all;
+  }
+  const auto index = upload(indices, device);
+  auto some = logits.index_select(0, index);
+  some.narrow(1, 0, vocab_size).masked_fill_(forbidden, kMinusInfinity);
+  return all.index_copy_(0, index, some);
 }
 
 // Rows whose distribution is the model's at a temperature, by temperature.
@@ -213,7 +252,8 @@ SampledTokens sample(const at::Tensor& logits,
   if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_sampling_mask; }))
     drawn.kept = at::empty({static_cast<std::int64_t>(draws.shaped.size()), vocab_size},
                            fp32.dtype(at::kBool));
-  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(logits, vocab_size, draws, drawn);
+  (logits.is_cuda() ? draw_on_gpu : draw_on_host)(constrained(logits, vocab_size, rows), vocab_size,
+                                                  draws, drawn);
   if (std::ranges::any_of(rows, [](const auto& row) { return row.params->return_entropy; }))
     sampled.entropies = at::empty({logits.size(0)}, fp32);
   const models::VocabularyRange range{.first = 0, .count = vocab_size};

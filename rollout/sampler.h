@@ -26,6 +26,7 @@
 #include <span>
 
 #include "models/kernels/log_probs.h"
+#include "rollout/grammar/token_constraint.h"
 #include "rollout/kernels/draw.h"
 #include "rollout/schedule/sampling_params.h"
 
@@ -39,6 +40,8 @@ struct SamplingRow {
   std::span<const std::int64_t> prompt{};  // read for penalties only, like output
   std::span<const std::int64_t> output{};
   std::span<const std::int64_t> forbidden{};  // before min_tokens: EOS and stop_token_ids
+  // All tokens but those that it allows now are forbidden as well. Null: none.
+  grammar::TokenConstraint* constraint = nullptr;
 };
 
 struct SampledTokens {

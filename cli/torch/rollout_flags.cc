@@ -206,6 +206,7 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
   engine_options_.enable_prefix_caching = !flags.no_enable_prefix_caching;
   engine_options_.enable_chunked_prefill = !flags.no_enable_chunked_prefill;
   engine_options_.eos_token_ids = rollout::text::eos_token_ids(files_, tokenizer_.get());
+  engine_options_.tokenizer = tokenizer_.get();
   if (flags.gpu_memory_utilization)
     engine_options_.gpu_memory_utilization = *flags.gpu_memory_utilization;
   if (!flags.kv_cache_memory.empty())

@@ -136,7 +136,11 @@ void add_serve(CLI::App& app) {
       ->envname("FERRY_API_KEY");
   add("--tool-call-parser", flags->tool_call_parser,
       "How the model writes calls of tools. auto: as its chat template does")
-      ->check(CLI::IsMember({"auto", "hermes", "llama3_json", "deepseek_v3"}))
+      ->check(CLI::IsMember([] {
+        auto names = rollout::text::tool_format_names();
+        names.insert(names.begin(), "auto");
+        return names;
+      }()))
       ->capture_default_str();
   add("--max-connections", flags->server.max_connections, "Connections at a time, at most")
       ->capture_default_str();

@@ -50,6 +50,10 @@ void SamplingParams::verify() const {
           ErrorKind::kUsage,
           "return_entropy: of tokens that are cut off it needs return_sampling_mask, and with "
           "penalties there is none");
+  require(structured_outputs.empty() || !(return_entropy || return_sampling_mask || min_tokens > 0),
+          ErrorKind::kUsage,
+          "structured_outputs: are not supported with min_tokens, return_entropy and "
+          "return_sampling_mask");
   require(n == 1 || !greedy(), ErrorKind::kUsage,
           "n: {} answers at temperature 0 are {} times the same", n, n);
 }

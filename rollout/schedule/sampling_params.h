@@ -27,6 +27,9 @@ struct SamplingParams {
   std::optional<std::int64_t> logprobs{};  // also return this many likeliest tokens
   bool return_entropy = false;             // of the distribution of each token
   bool return_sampling_mask = false;       // the tokens that could be drawn
+  // The answer's format, as JSON (grammar/format.h); empty: any text. EOS and
+  // stop_token_ids are drawn where the format lets the answer end, and only there.
+  std::string structured_outputs{};
 
   bool greedy() const { return temperature == 0; }
   bool penalizes() const {

@@ -12,6 +12,10 @@
 
 namespace ferry::rollout {
 
+namespace grammar {
+class TokenConstraint;
+}
+
 enum class SequenceStatus : std::uint8_t { kWaiting, kRunning, kFinished };
 
 // Why a sequence ended, in vLLM's terms; kNone while it continues.
@@ -30,6 +34,7 @@ struct Sequence {
   std::uint64_t seed = 0;
   std::shared_ptr<const SamplingParams> params{};
   std::shared_ptr<const std::vector<std::int64_t>> ending_tokens{};  // EOS and stop_token_ids
+  std::shared_ptr<grammar::TokenConstraint> constraint{};            // of structured_outputs
 
   // A token that a step in flight draws: the host does not know it yet.
   static constexpr std::int64_t kUnknown = -1;

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "rollout/text/shallow_json.h"
+
 namespace ferry::rollout::text {
 namespace {
 
@@ -16,8 +18,20 @@ struct Markers {
   std::string_view end{};
 };
 
+constexpr std::array<std::pair<std::string_view, ToolFormat>, 6> kFormats{
+    {{"hermes", ToolFormat::kHermes},
+     {"qwen3_coder", ToolFormat::kQwen3Coder},
+     {"glm45", ToolFormat::kGlm45},
+     {"llama3_json", ToolFormat::kLlama3Json},
+     {"deepseek_v3", ToolFormat::kDeepSeekV3},
+     {"deepseek_v31", ToolFormat::kDeepSeekV31}}};
+
+bool is_deepseek(ToolFormat format) {
+  return format == ToolFormat::kDeepSeekV3 || format == ToolFormat::kDeepSeekV31;
+}
+
 Markers markers_of(ToolFormat format) {
-  if (format == ToolFormat::kDeepSeekV3) return {"<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"};
+  if (is_deepseek(format)) return {"<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"};
   return {"<tool_call>", "</tool_call>"};
 }
 
@@ -50,8 +64,7 @@ bool read_object(const ordered_json& object, std::vector<ToolCall>& calls) {
   for (const char* key : {"arguments", "parameters"}) {
     if (!object.contains(key)) continue;
     auto arguments = object[key];
-    if (arguments.is_string())
-      arguments = ordered_json::parse(arguments.get<std::string>(), nullptr, false);
+    if (arguments.is_string()) arguments = parse_shallow_json(arguments.get<std::string>());
     if (!arguments.is_object()) return false;
     calls.push_back({object["name"].get<std::string>(), as_text(arguments)});
     return true;
@@ -76,24 +89,33 @@ std::optional<std::string_view> take_between(std::string_view& text,
 }  // namespace
 
 std::optional<ToolFormat> tool_format(std::string_view name) {
-  if (name == "hermes") return ToolFormat::kHermes;
-  if (name == "llama3_json") return ToolFormat::kLlama3Json;
-  if (name == "deepseek_v3") return ToolFormat::kDeepSeekV3;
+  for (const auto& [known, format] : kFormats)
+    if (name == known) return format;
   return std::nullopt;
+}
+
+std::vector<std::string> tool_format_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : kFormats) names.emplace_back(name);
+  return names;
 }
 
 std::optional<ToolFormat> tool_format_of_template(std::string_view chat_template) {
   const auto has = [&](std::string_view text) {
     return chat_template.find(text) != std::string_view::npos;
   };
-  if (has("<tool_call>")) return ToolFormat::kHermes;
-  if (has(kDeepSeekFrames[0])) return ToolFormat::kDeepSeekV3;
+  if (has("<tool_call>"))
+    return has("<function=")  ? ToolFormat::kQwen3Coder
+           : has("<arg_key>") ? ToolFormat::kGlm45
+                              : ToolFormat::kHermes;
+  if (has(kDeepSeekFrames[0]))
+    return has("```json") ? ToolFormat::kDeepSeekV3 : ToolFormat::kDeepSeekV31;
   if (has("tools") && has("\"parameters\"")) return ToolFormat::kLlama3Json;
   return std::nullopt;
 }
 
 bool has_special_markers(ToolFormat format) {
-  return format != ToolFormat::kHermes;
+  return format == ToolFormat::kLlama3Json || is_deepseek(format);
 }
 
 ToolCallParser::ToolCallParser(ToolFormat format, const ordered_json& tools)
@@ -150,7 +172,7 @@ void ToolCallParser::scan(bool is_last, Part& part) {
     return give_content(std::string(begin) + std::exchange(pending_, ""), true, part);
   }
   auto held = is_last ? 0 : beginning_at_end(pending_, begin);
-  if (!is_last && format_ == ToolFormat::kDeepSeekV3) {
+  if (!is_last && is_deepseek(format_)) {
     for (const auto frame : kDeepSeekFrames)
       held = std::max(held, beginning_at_end(pending_, frame));
   }
@@ -163,7 +185,7 @@ void ToolCallParser::scan(bool is_last, Part& part) {
 void ToolCallParser::give_content(std::string_view text, bool is_last, Part& part) {
   auto all = space_ + std::string(text);
   space_.clear();
-  if (format_ == ToolFormat::kDeepSeekV3) {
+  if (is_deepseek(format_)) {
     for (const auto frame : kDeepSeekFrames)
       for (auto at = all.find(frame); at != std::string::npos; at = all.find(frame))
         all.erase(at, frame.size());
@@ -180,10 +202,10 @@ void ToolCallParser::give_content(std::string_view text, bool is_last, Part& par
 
 bool ToolCallParser::read_call(std::string_view body, std::vector<ToolCall>& calls) const {
   body = without_space(body);
-  if (format_ == ToolFormat::kDeepSeekV3) return read_deepseek_call(body, calls);
+  if (is_deepseek(format_)) return read_deepseek_call(body, calls);
   if (body.starts_with("<function=")) return read_function_tag(body, calls);
   if (!body.starts_with('{')) return read_arg_keys(body, calls);
-  return read_object(ordered_json::parse(body, nullptr, false), calls);
+  return read_object(parse_shallow_json(body), calls);
 }
 
 // One object, or several with semicolons between them.
@@ -192,11 +214,11 @@ bool ToolCallParser::read_json_calls(std::string_view text, std::vector<ToolCall
   std::vector<ToolCall> found;
   while (!(text = without_space(text)).empty()) {
     auto end = text.size();
-    auto object = ordered_json::parse(text, nullptr, false);
+    auto object = parse_shallow_json(text);
     // A semicolon may stand in a string: the first one before which there is an object counts.
     for (auto at = text.find(';'); object.is_discarded() && at != std::string_view::npos;
          at = text.find(';', at + 1)) {
-      object = ordered_json::parse(text.substr(0, at), nullptr, false);
+      object = parse_shallow_json(text.substr(0, at));
       end = at + 1;
     }
     if (!read_object(object, found)) return false;
@@ -214,11 +236,12 @@ bool ToolCallParser::read_deepseek_call(std::string_view body, std::vector<ToolC
   auto rest = without_space(body.substr(at + kSeparator.size()));
   if (!rest.starts_with('{')) {  // V3: the type stands in front, the name and a block follow
     name = without_space(rest.substr(0, rest.find('\n')));
-    const auto block = take_between(rest, "```json", "```");
-    if (!block) return false;
-    rest = without_space(*block);
+    const auto begin = rest.find("```json");
+    const auto end = rest.rfind("```");  // there may be others in strings
+    if (begin == std::string_view::npos || end <= begin) return false;
+    rest = without_space(rest.substr(begin + 7, end - begin - 7));
   }
-  const auto arguments = ordered_json::parse(rest, nullptr, false);
+  const auto arguments = parse_shallow_json(rest);
   if (name.empty() || !arguments.is_object()) return false;
   calls.push_back({std::string(name), as_text(arguments)});
   return true;
@@ -273,7 +296,7 @@ ordered_json ToolCallParser::argument(const std::string& tool,
       if (schema.is_object() && schema.value("type", ordered_json()) == "string") return value;
     }
   }
-  auto parsed = ordered_json::parse(value, nullptr, false);
+  auto parsed = parse_shallow_json(value);
   return parsed.is_discarded() ? ordered_json(std::move(value)) : parsed;
 }
 

@@ -5,29 +5,10 @@
 #include <limits>
 #include <utility>
 
+#include "rollout/text/shallow_json.h"
+
 namespace ferry::serve {
 namespace {
-
-constexpr int kDeepest = 100;  // objects and lists within each other
-
-int depth_of(std::string_view json) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (std::size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '{' || c == '[') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return deepest;
-}
 
 bool is_int64(const ordered_json& value) {
   return value.is_number_integer() &&
@@ -39,8 +20,9 @@ bool is_int64(const ordered_json& value) {
 }  // namespace
 
 ordered_json parse_object(std::string_view text) {
-  if (depth_of(text) > kDeepest)
-    throw ApiError(400, fmt::format("the body is nested more than {} deep", kDeepest));
+  if (rollout::text::nests_deeply(text))
+    throw ApiError(
+        400, fmt::format("the body is nested more than {} deep", rollout::text::kDeepestJson));
   try {
     auto value = ordered_json::parse(text);
     if (value.is_object()) return value;

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "rollout/text/shallow_json.h"
 #include "serve/api/fields.h"
+#include "serve/api/structured_outputs.h"
 
 namespace ferry::serve {
 namespace {
@@ -19,8 +21,8 @@ void refuse_unsupported(const Fields& fields) {
     if (is_set) fields.refuse(name, "is not supported");
   };
   for (const char* name :
-       {"suffix", "logit_bias", "prompt_logprobs", "allowed_token_ids", "bad_words", "guided_json",
-        "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "functions",
+       {"suffix", "logit_bias", "prompt_logprobs", "allowed_token_ids", "bad_words",
+        "guided_grammar", "guided_whitespace_pattern", "structural_tag", "functions",
         "function_call", "truncate_prompt_tokens", "logits_processors", "audio"}) {
     const auto* const value = fields.find(name);
     refuse_if(name, value != nullptr && !(value->is_structured() && value->empty()));
@@ -35,11 +37,6 @@ void refuse_unsupported(const Fields& fields) {
   std::int64_t best_of = n;
   fields.read("best_of", best_of);
   refuse_if("best_of", best_of != n);
-  if (const auto* const format = fields.find("response_format")) {
-    std::string type = "text";
-    Fields(*format, "response_format.").read("type", type);
-    refuse_if("response_format", type != "text");
-  }
 }
 
 void read_sampling(const Fields& fields, rollout::SamplingParams& params) {
@@ -81,6 +78,8 @@ GenerationRequest read_common(const ordered_json& body, const ServedModel& model
   fields.read("return_tokens_as_token_ids", request.return_tokens_as_token_ids);
   fields.read("skip_special_tokens", request.skip_special_tokens);
   if (!request.params.stop.empty()) model.require_tokenizer("stop");
+  if (const auto format = requested_format(fields))
+    request.params.structured_outputs = checked_format(*format, model);
   return request;
 }
 
@@ -181,7 +180,7 @@ void parse_arguments(ordered_json& message) {
     auto& function = call["function"];
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
     const auto text = function["arguments"].get<std::string>();
-    auto arguments = ordered_json::parse(text.empty() ? "{}" : text, nullptr, false);
+    auto arguments = rollout::text::parse_shallow_json(text.empty() ? "{}" : text);
     if (arguments.is_object()) function["arguments"] = std::move(arguments);
   }
 }
@@ -242,20 +241,48 @@ std::vector<std::int64_t> chat_prompt(const ordered_json& body, const ServedMode
 
 namespace {
 
-// Calls are found unless the request says "none". A call that has to be made needs masks of tokens.
+// The name of the function that has to be called, empty for any; nothing if none has to be.
+std::optional<std::string> forced_call(const Fields& fields) {
+  const auto* const choice = fields.find("tool_choice");
+  if (choice == nullptr || *choice == "auto" || *choice == "none") return std::nullopt;
+  if (*choice == "required") return "";
+  if (!choice->is_object())
+    fields.refuse("tool_choice", "is not \"auto\", \"none\", \"required\" or a function");
+  const Fields of_choice(*choice, "tool_choice.");
+  std::string type = "function", name;
+  of_choice.read("type", type);
+  if (type != "function") of_choice.refuse("type", "is not \"function\": others are not supported");
+  if (!of_choice.has("function")) of_choice.refuse("function", "is missing");
+  Fields(*of_choice.find("function"), "tool_choice.function.").read("name", name);
+  if (name.empty()) of_choice.refuse("function", "has no name");
+  return name;
+}
+
+// Calls are found unless the request says "none".
 void read_tools(const Fields& fields, const ServedModel& model, GenerationRequest& request) {
   const auto* const tools = fields.find("tools");
   const auto* const choice = fields.find("tool_choice");
-  const auto is_choice = [&](const char* word) { return choice != nullptr && *choice == word; };
   if (tools != nullptr && !tools->is_array()) fields.refuse("tools", "is not a list");
-  if (choice != nullptr && !is_choice("auto") && !is_choice("none"))
-    fields.refuse("tool_choice", "is not \"auto\" or \"none\": others are not supported");
-  if (tools == nullptr || tools->empty() || is_choice("none")) return;
+  const auto forced = forced_call(fields);
+  if (tools == nullptr || tools->empty()) {
+    if (forced) fields.refuse("tool_choice", "needs tools");
+    return;
+  }
+  if (choice != nullptr && *choice == "none") return;
   fields.read("parallel_tool_calls", request.parallel_tool_calls);
   request.tools = *tools;
   request.tool_format = model.tool_format;
   if (request.tool_format && has_special_markers(*request.tool_format))
     request.skip_special_tokens = false;
+  if (!forced) return;
+  if (!request.tool_format)
+    fields.refuse("tool_choice",
+                  "needs a format of calls, which the chat template has not: "
+                  "--tool-call-parser says which one");
+  if (!request.params.structured_outputs.empty())
+    fields.refuse("tool_choice", "asks for a call where another field asks for another format");
+  request.params.structured_outputs = checked_format(
+      format_of_calls(*request.tool_format, *tools, *forced, request.parallel_tool_calls), model);
 }
 
 }  // namespace

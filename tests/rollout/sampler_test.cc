@@ -244,6 +244,50 @@ struct Mixture {
   std::vector<SamplingRow> rows;
 };
 
+// Token i is the byte 'a' + i.
+constexpr auto kLetters = R"({"added_tokens": [], "normalizer": null, "post_processor": null,
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "model": {"type": "BPE", "merges": [], "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4, "f": 5, "g": 6, "h": 7, "i": 8, "j": 9}}})";
+
+TEST(Sampler, AConstrainedRowIsCutAndOthersAreAsEver) {
+  const text::Tokenizer tokenizer(kLetters, "test");
+  grammar::StructuredOutputManager manager(tokenizer, 10);
+  const auto none = std::make_shared<const std::vector<std::int64_t>>();
+  grammar::TokenConstraint constraint(manager.compile(R"({"type": "regex", "pattern": "[bij]"})"),
+                                      none);
+  at::manual_seed(3);
+  const SamplingParams params;
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto logits = (at::randn({64, 12}) * 3).to(dtype);
+    const auto free_rows = rows_of(params, 64);
+    auto rows = free_rows;
+    for (std::size_t i = 0; i < 64; i += 2) rows[i].constraint = &constraint;
+    const auto free = sample(logits, 10, free_rows), cut = sample(logits, 10, rows);
+    auto allowed = at::full({64, 10}, -kInfinity);
+    for (const std::int64_t token : {1, 8, 9})
+      allowed.select(1, token).copy_(logits.select(1, token));
+    const auto of_allowed = at::log_softmax(allowed, 1);
+    const auto of_model = at::log_softmax(logits.narrow(1, 0, 10).to(at::kFloat), 1);
+    for (std::int64_t i = 0; i < 64; ++i) {
+      const auto row = [&](const at::Tensor& x) { return x.narrow(0, i, 1); };
+      if (i % 2 == 1) {
+        EXPECT_TRUE(same_bytes(row(free.tokens), row(cut.tokens)));
+        EXPECT_TRUE(same_bytes(row(free.logprobs), row(cut.logprobs)));
+        EXPECT_TRUE(same_bytes(row(free.processed_logprobs), row(cut.processed_logprobs)));
+        continue;
+      }
+      const auto token = cut.tokens[i].item<std::int64_t>();
+      EXPECT_TRUE(token == 1 || token == 8 || token == 9) << token;
+      EXPECT_NEAR(cut.processed_logprobs[i].item<float>(), of_allowed[i][token].item<float>(),
+                  1e-4);
+      EXPECT_NEAR(cut.logprobs[i].item<float>(), of_model[i][token].item<float>(), 1e-4);
+      const auto free_token = free.tokens[i].item<std::int64_t>();
+      if (free_token == 1 || free_token == 8 || free_token == 9) EXPECT_EQ(token, free_token);
+    }
+  }
+}
+
 TEST(Sampler, ARowsDrawDependsOnNoOtherRow) {
   at::manual_seed(2);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {

@@ -24,7 +24,7 @@ bool is_ascii_letter(char32_t c) {
 
 class Parser {
  public:
-  explicit Parser(std::string_view pattern) : pattern_(pattern) {}
+  Parser(std::string_view pattern, RegexSyntax syntax) : pattern_(pattern), syntax_(syntax) {}
 
   RegexNode parse() {
     require(is_valid_utf8(pattern_), ErrorKind::kUsage, "regular expression: is not UTF-8");
@@ -229,6 +229,11 @@ class Parser {
 
   CodePointSet escape() {
     take("\\");
+    if (syntax_ == RegexSyntax::kEcmaScript) {
+      if (take("s")) return CodePointSet({{'\t', '\r'}, {' ', ' '}});
+      if (take("w")) return CodePointSet({{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}});
+      if (take("d")) return CodePointSet({{'0', '9'}});
+    }
     if (take("s")) return *CodePointSet::named("WhiteSpace");
     if (take("S")) return CodePointSet::named("WhiteSpace")->inverted();
     if (take("w")) return *CodePointSet::named("Word");
@@ -299,6 +304,7 @@ class Parser {
   }
 
   std::string_view pattern_;
+  RegexSyntax syntax_;
   std::size_t at_ = 0;
   int depth_ = 0;
   bool ignore_case_ = false;
@@ -325,8 +331,8 @@ bool RegexNode::can_be_empty() const {
   }
 }
 
-RegexNode parse_regex(std::string_view pattern) {
-  return Parser(pattern).parse();
+RegexNode parse_regex(std::string_view pattern, RegexSyntax syntax) {
+  return Parser(pattern, syntax).parse();
 }
 
 }  // namespace ferry::rollout::text

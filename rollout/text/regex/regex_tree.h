@@ -36,6 +36,10 @@ struct RegexNode {
   bool can_be_empty() const;
 };
 
-RegexNode parse_regex(std::string_view pattern);
+// Ruby's: \d, \w and \s are Unicode's. ECMAScript's: they are ASCII, but what \D, \W and \S leave
+// out is Unicode's, so that both agree on all that is matched.
+enum class RegexSyntax { kRuby, kEcmaScript };
+
+RegexNode parse_regex(std::string_view pattern, RegexSyntax syntax = RegexSyntax::kRuby);
 
 }  // namespace ferry::rollout::text

@@ -51,12 +51,23 @@ class ByteLevelStep : public DecoderStep {
   std::string pending_;
 };
 
+std::optional<char> byte_of_fallback(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return {};
+  auto digits = token.substr(3, 2);
+  if (digits[0] == '+') digits.remove_prefix(1);  // Rust's numbers may have a sign
+  unsigned byte = 0;
+  const auto end = digits.data() + digits.size();
+  const auto [stopped, error] = std::from_chars(digits.data(), end, byte, 16);
+  if (error != std::errc() || stopped != end) return {};
+  return static_cast<char>(byte);
+}
+
 // Turns "<0xE2>" into a byte. A run of bytes is text if the whole run is valid UTF-8; otherwise
 // each byte becomes U+FFFD.
 class ByteFallbackStep : public DecoderStep {
  public:
   void push(std::string_view token, Tokens& out) override {
-    if (const auto byte = byte_of(token)) {
+    if (const auto byte = byte_of_fallback(token)) {
       bytes_.push_back(*byte);
       return;
     }
@@ -74,17 +85,6 @@ class ByteFallbackStep : public DecoderStep {
   }
 
  private:
-  static std::optional<char> byte_of(std::string_view token) {
-    if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return {};
-    auto digits = token.substr(3, 2);
-    if (digits[0] == '+') digits.remove_prefix(1);  // Rust's numbers may have a sign
-    unsigned byte = 0;
-    const auto end = digits.data() + digits.size();
-    const auto [stopped, error] = std::from_chars(digits.data(), end, byte, 16);
-    if (error != std::errc() || stopped != end) return {};
-    return static_cast<char>(byte);
-  }
-
   std::string bytes_;
 };
 
@@ -196,6 +196,23 @@ Decoder::Decoder(const nlohmann::json& settings, const std::string& where) {
   } else {
     add(Component(settings, where), makers_, fused);
   }
+  const auto has = [&](const char* type) {
+    if (!settings.is_object()) return false;
+    if (settings.value("type", nlohmann::json()) == type) return true;
+    const auto parts = settings.value("decoders", nlohmann::json::array());
+    return std::ranges::any_of(
+        parts, [&](const auto& part) { return part.value("type", nlohmann::json()) == type; });
+  };
+  is_byte_level_ = has("ByteLevel");
+  has_byte_fallback_ = has("ByteFallback");
+}
+
+std::optional<std::string> Decoder::bytes_of(std::string_view token) const {
+  std::string bytes;
+  if (is_byte_level_) return bytes_of_token(token, bytes) ? bytes : std::string(token);
+  if (!has_byte_fallback_) return std::nullopt;
+  const auto byte = byte_of_fallback(token);
+  return byte ? std::optional(std::string(1, *byte)) : std::nullopt;
 }
 
 std::vector<std::unique_ptr<DecoderStep>> Decoder::fresh_steps() const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,9 +27,13 @@ class Decoder {
   Decoder(const nlohmann::json& settings, const std::string& where);
 
   std::vector<std::unique_ptr<DecoderStep>> fresh_steps() const;  // for one sequence
+  // The bytes that a token stands for, which need not be whole characters; nothing if it is text.
+  std::optional<std::string> bytes_of(std::string_view token) const;
 
  private:
   std::vector<std::function<std::unique_ptr<DecoderStep>()>> makers_;
+  bool is_byte_level_ = false;
+  bool has_byte_fallback_ = false;
 };
 
 }  // namespace ferry::rollout::text

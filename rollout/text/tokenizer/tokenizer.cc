@@ -177,6 +177,29 @@ std::optional<std::string> Tokenizer::id_to_token(TokenId id) const {
   return token == nullptr ? std::nullopt : std::optional(*token);
 }
 
+std::vector<std::string> Tokenizer::token_bytes(std::size_t count, char added_token) const {
+  std::vector<std::string> all(count);
+  DecodeStream stream(*this);
+  stream.run({"a"}, false);  // the first token of a text may lose a space
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto id = static_cast<TokenId>(i);
+    if (const auto* added = added_.find(id)) {
+      all[i] = added_token + added->content;
+    } else if (const auto* token = model_.token_of(id)) {
+      auto bytes = decoder_.bytes_of(*token);
+      all[i] = bytes ? std::move(*bytes) : stream.run({*token}, false);
+      if (all[i].find(added_token) != std::string::npos) all[i].clear();
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> Tokenizer::added_tokens() const {
+  std::vector<std::string> contents;
+  for (const auto& token : added_.tokens()) contents.push_back(token.content);
+  return contents;
+}
+
 const std::string* Tokenizer::token_for_decoder(TokenId id, DecodeOptions options) const {
   const auto* added = added_.find(id);
   const auto* token = added == nullptr ? model_.token_of(id) : &added->written;

@@ -52,6 +52,12 @@ class Tokenizer {
   TokenId token_to_id(std::string_view token) const;      // or kNoToken
   std::optional<std::string> id_to_token(TokenId id) const;
 
+  // The bytes that tokens 0 to count - 1 write behind other tokens. Those of an added token are its
+  // content with `added_token` in front, a byte that no UTF-8 has. An id without a token, and a
+  // token that has this byte, have none.
+  std::vector<std::string> token_bytes(std::size_t count, char added_token) const;
+  std::vector<std::string> added_tokens() const;  // their contents
+
   std::optional<TokenId> bos_token_id() const { return bos_token_id_; }
   std::optional<TokenId> eos_token_id() const { return eos_token_id_; }
   std::optional<TokenId> pad_token_id() const { return pad_token_id_; }
@@ -98,6 +104,8 @@ class DecodeStream {
   std::string finish();
 
  private:
+  friend class Tokenizer;
+
   std::string run(std::vector<std::string> tokens, bool finishing);
 
   const Tokenizer& tokenizer_;

@@ -2,6 +2,7 @@
 import json
 import subprocess
 
+import jsonschema
 import openai
 import pytest
 import torch
@@ -100,5 +101,37 @@ def test_openais_client_hears_a_call_and_says_its_result(caller):
         assert client.chat.completions.create(**ask | {"messages": turn}, max_tokens=3).choices
 
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(**ask, tool_choice="required")
+            client.chat.completions.create(**ask, tool_choice={"type": "function", "function": {"name": "time"}})
         assert caught.value.param == "tool_choice"
+
+
+BOOK = {"type": "object", "required": ["city", "nights", "room"], "additionalProperties": False, "properties": {
+    "city": {"type": "string"}, "nights": {"type": "integer", "minimum": 1, "maximum": 30}, "room": {"type": "string", "enum": ["single", "double"]},
+    "guests": {"type": "array", "items": {"enum": ["Ann", "Bob"]}, "maxItems": 2}, "late": {"type": ["boolean", "null"]}}}
+FORCED = [{"type": "function", "function": {"name": "book", "parameters": BOOK}}, {"type": "function", "function": {"name": "time"}}]
+MARKERS = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "glm45", "llama3_json", "deepseek_v3", "deepseek_v31"])
+def test_a_call_that_has_to_be_made_is_made_and_valid(tmp_path, parser):
+    folder = make_talker(tmp_path, MARKERS if parser.startswith("deepseek") else ["<tool_call>", "</tool_call>"])
+    with serve(folder, "--tool-call-parser", parser) as server:
+        tools = json.loads(json.dumps(FORCED))
+        if parser in ("qwen3_coder", "glm45"):  # text without quotes: this model would never write its end
+            tools[0]["function"]["parameters"]["properties"]["city"]["enum"] = ["Zürich", "New York"]
+        ask = {"model": NAME, "messages": [USER], "tools": tools, "n": 8, "max_tokens": 1500, "skip_special_tokens": False}
+        names = set()
+        for tool_choice in ("required", {"type": "function", "function": {"name": "book"}}):
+            for seed in range(2):
+                choices = server.post("/v1/chat/completions", **ask, seed=seed, tool_choice=tool_choice)["choices"]
+                for choice in choices:
+                    if choice["finish_reason"] == "length":
+                        continue
+                    assert choice["finish_reason"] == "tool_calls" and not choice["message"]["content"], choice
+                    for call in choice["message"]["tool_calls"]:
+                        names.add((str(tool_choice)[:8], call["function"]["name"]))
+                        arguments = json.loads(call["function"]["arguments"])
+                        jsonschema.validate(arguments, BOOK if call["function"]["name"] == "book" else {"maxProperties": 0})
+        assert names == {("required", "book"), ("required", "time"), ("{'type':", "book")}
+        one = server.post("/v1/chat/completions", **ask, seed=1, tool_choice="required", parallel_tool_calls=False)["choices"]
+        assert {len(choice["message"]["tool_calls"]) for choice in one if choice["finish_reason"] != "length"} == {1}

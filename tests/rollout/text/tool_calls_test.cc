@@ -78,6 +78,13 @@ TEST(ToolCalls, DeepSeekWritesItsOwnTokens) {
          "Yes.", {{"f", R"({"n":1})"}, {"g", R"({"n":2})"}});
 }
 
+TEST(ToolCalls, DeepSeeksStringsMayHaveBackticks) {
+  expect(ToolFormat::kDeepSeekV3,
+         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"s\": \"```\"}\n```"
+         "<｜tool▁call▁end｜>",
+         "", {{"f", R"({"s":"```"})"}});
+}
+
 TEST(ToolCalls, ACallThatDoesNotParseIsText) {
   for (const std::string text : {"<tool_call>\n{\"name\": \"f\", \"arguments\": \n</tool_call>",
                                  "a <tool_call>\n{\"name\": \"f\"", "<tool_cal", "<tool_call>",
@@ -92,7 +99,11 @@ TEST(ToolCalls, TextKeepsItsWhiteSpace) {
 
 TEST(ToolCalls, ATemplateTellsItsFormat) {
   EXPECT_EQ(tool_format_of_template("{{ '<tool_call>' }}"), ToolFormat::kHermes);
-  EXPECT_EQ(tool_format_of_template("{{ '<｜tool▁calls▁begin｜>' }}"), ToolFormat::kDeepSeekV3);
+  EXPECT_EQ(tool_format_of_template("{{ '<tool_call><function=' }}"), ToolFormat::kQwen3Coder);
+  EXPECT_EQ(tool_format_of_template("{{ '<tool_call><arg_key>' }}"), ToolFormat::kGlm45);
+  EXPECT_EQ(tool_format_of_template("{{ '<｜tool▁calls▁begin｜>```json' }}"),
+            ToolFormat::kDeepSeekV3);
+  EXPECT_EQ(tool_format_of_template("{{ '<｜tool▁calls▁begin｜>' }}"), ToolFormat::kDeepSeekV31);
   EXPECT_EQ(tool_format_of_template(R"({% if tools %}'"parameters": '{% endif %})"),
             ToolFormat::kLlama3Json);
   EXPECT_EQ(tool_format_of_template("{{ messages }}"), std::nullopt);

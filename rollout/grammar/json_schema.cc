@@ -1,0 +1,421 @@
+#include "rollout/grammar/json_schema.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "rollout/grammar/json_text.h"
+#include "rollout/grammar/number_range.h"
+#include "rollout/grammar/regex_expression.h"
+#include "rollout/grammar/schema_parts.h"
+
+namespace ferry::rollout::grammar {
+namespace {
+
+constexpr std::uint32_t kMostCount = 100'000;  // of minLength and its like
+constexpr int kMostSchemas = 20'000;           // compiled, for one that is given
+constexpr int kDeepestSchema = 200;
+constexpr std::size_t kLongestName = 1000;
+
+class SchemaReader {
+ public:
+  SchemaReader(const ordered_json& root, Rules& rules) : root_(root), json_(rules) {}
+
+  ExpressionPtr read(const std::string& at) {
+    auto first = refer("#" + at, "");
+    while (!pending_.empty()) {
+      const auto [rule, pointer] = pending_.front();
+      pending_.pop_front();
+      json_.rules().define(rule, of(resolve(root_, "#" + pointer, ""), pointer));
+    }
+    return first;
+  }
+
+ private:
+  // The rule of a part of the document, which is read later, so that it can contain itself.
+  ExpressionPtr refer(const std::string& ref, const std::string& at) {
+    resolve(root_, ref, at);
+    const auto pointer = ref.substr(1);
+    auto found = rules_.find(pointer);
+    if (found == rules_.end()) {
+      found = rules_.emplace(pointer, json_.rules().declare()).first;
+      pending_.push_back({found->second, pointer});
+    }
+    return Rules::use(found->second);
+  }
+
+  ExpressionPtr of(const ordered_json& schema, const std::string& at) {
+    if (++num_schemas_ > kMostSchemas || depth_ > kDeepestSchema)
+      refuse_schema("$ref", at, "makes the schema too large");
+    ++depth_;
+    auto expression = of_checked(schema, at);
+    --depth_;
+    return expression;
+  }
+
+  ExpressionPtr of_checked(const ordered_json& schema, const std::string& at) {
+    if (schema.is_boolean()) return schema.get<bool>() ? json_.value() : never();
+    if (!schema.is_object()) refuse_schema("schema", at, "is neither an object nor true or false");
+    check_keywords(schema, at);
+    auto rest = schema;
+    for (const auto& [key, value] : schema.items())
+      if (is_annotation(key)) rest.erase(key);
+    if (rest.contains("$ref")) {
+      if (!rest["$ref"].is_string()) refuse_schema("$ref", at, "is no text");
+      if (rest.size() == 1) return refer(rest["$ref"].get<std::string>(), at);
+      return of(merged(rest, at), at);
+    }
+    if (rest.contains("allOf")) return all_of(rest, at);
+    for (const char* key : {"anyOf", "oneOf"})
+      if (rest.contains(key)) return any_of(rest, key, at);
+    if (rest.contains("const") || rest.contains("enum")) return constants(rest, at);
+    return typed(rest, at);
+  }
+
+  ordered_json merged(ordered_json schema, const std::string& at) const {
+    const auto target = resolve(root_, schema["$ref"].get<std::string>(), at);
+    schema.erase("$ref");
+    return merge(root_, target, schema, at);
+  }
+
+  ExpressionPtr all_of(ordered_json rest, const std::string& at) {
+    const auto all = list(rest, "allOf", at);
+    if (rest.size() == 1 && all.size() == 1) return of(all[0], at + "/allOf/0");
+    rest.erase("allOf");
+    for (const auto& one : all) rest = merge(root_, rest, one, at);
+    return of(rest, at);
+  }
+
+  ExpressionPtr any_of(ordered_json rest, const char* key, const std::string& at) {
+    const auto all = list(rest, key, at);
+    rest.erase(key);
+    std::vector<ExpressionPtr> ways;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto place = fmt::format("{}/{}/{}", at, key, i);
+      ways.push_back(of(rest.empty() ? all[i] : merge(root_, rest, all[i], place), place));
+      for (std::size_t j = 0; key == std::string_view("oneOf") && j < i; ++j)
+        if (!are_disjoint(root_, all[j], all[i]))
+          refuse_schema(
+              key, at,
+              fmt::format(
+                  "is not supported where a value may be valid by two of its schemas, as {} and {}",
+                  j, i));
+    }
+    return choice(std::move(ways));
+  }
+
+  // Each value that the type allows, in one spelling.
+  ExpressionPtr constants(const ordered_json& rest, const std::string& at) {
+    for (const auto& [key, value] : rest.items())
+      if (key != "const" && key != "enum" && key != "type")
+        refuse_schema(key, at, "beside enum or const is not supported");
+    auto values =
+        rest.contains("const") ? ordered_json::array({rest["const"]}) : list(rest, "enum", at);
+    if (rest.contains("const") && rest.contains("enum"))
+      std::erase_if(values.get_ref<ordered_json::array_t&>(), [&](const auto& one) {
+        return std::ranges::find(rest["enum"], one) == rest["enum"].end();
+      });
+    std::vector<ExpressionPtr> ways;
+    for (const auto& value : values)
+      if (!rest.contains("type") || is_of_type(value, rest["type"]))
+        ways.push_back(literal(value.dump()));
+    return choice(std::move(ways));
+  }
+
+  static bool is_of_type(const ordered_json& value, const ordered_json& type) {
+    if (type.is_array())
+      return std::ranges::any_of(type, [&](const auto& one) { return is_of_type(value, one); });
+    const bool is_whole =
+        value.is_number_integer() ||
+        (value.is_number() && value.get<double>() == std::floor(value.get<double>()));
+    return (type == "null" && value.is_null()) || (type == "boolean" && value.is_boolean()) ||
+           (type == "integer" && is_whole) || (type == "number" && value.is_number()) ||
+           (type == "string" && value.is_string()) || (type == "array" && value.is_array()) ||
+           (type == "object" && value.is_object());
+  }
+
+  ExpressionPtr typed(const ordered_json& rest, const std::string& at) {
+    const auto given = rest.find("type");
+    const auto has_one = [&](std::initializer_list<const char*> keys) {
+      return std::ranges::any_of(keys, [&](const char* key) { return rest.contains(key); });
+    };
+    auto types = ordered_json::array();
+    if (given != rest.end()) {
+      types = given->is_array() ? *given : ordered_json::array({*given});
+    } else {
+      if (has_one(
+              {"properties", "required", "additionalProperties", "minProperties", "maxProperties"}))
+        types.push_back("object");
+      if (has_one({"items", "prefixItems", "minItems", "maxItems", "uniqueItems"}))
+        types.push_back("array");
+      if (has_one({"minLength", "maxLength", "pattern", "format"})) types.push_back("string");
+      if (has_one({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}))
+        types.push_back("number");
+      if (types.empty()) return json_.value();
+    }
+    std::vector<ExpressionPtr> ways;
+    for (const auto& type : types) ways.push_back(of_type(type, rest, at));
+    return choice(std::move(ways));
+  }
+
+  ExpressionPtr of_type(const ordered_json& type, const ordered_json& rest, const std::string& at) {
+    if (type == "null") return literal("null");
+    if (type == "boolean") return choice({literal("true"), literal("false")});
+    if (type == "string") return string(rest, at);
+    if (type == "integer") return integer(rest, at);
+    if (type == "number") return number(rest, at);
+    if (type == "array") return array(rest, at);
+    if (type == "object") return object(rest, at);
+    refuse_schema("type", at, fmt::format("is {}: that is none", type.dump()));
+  }
+
+  static const ordered_json& list(const ordered_json& schema,
+                                  const char* key,
+                                  const std::string& at) {
+    if (!schema[key].is_array() || schema[key].empty())
+      refuse_schema(key, at, "is no list of something");
+    return schema[key];
+  }
+
+  static std::optional<std::uint32_t> count(const ordered_json& schema,
+                                            const char* key,
+                                            const std::string& at) {
+    if (!schema.contains(key)) return std::nullopt;
+    const auto& value = schema[key];
+    const auto number = value.is_number() ? value.get<double>() : -1.0;
+    if (number < 0 || number != std::floor(number)) refuse_schema(key, at, "is no count");
+    if (number > kMostCount) refuse_schema(key, at, fmt::format("is more than {}", kMostCount));
+    return static_cast<std::uint32_t>(number);
+  }
+
+  ExpressionPtr string(const ordered_json& rest, const std::string& at) {
+    const auto min = count(rest, "minLength", at), max = count(rest, "maxLength", at);
+    const bool has_pattern = rest.contains("pattern"), has_format = rest.contains("format");
+    if (has_pattern || has_format) {
+      if (min || max)
+        refuse_schema(min ? "minLength" : "maxLength", at,
+                      "beside a pattern or format is not supported");
+      if (has_pattern && has_format)
+        refuse_schema("format", at, "beside a pattern is not supported");
+      const auto& value = rest[has_pattern ? "pattern" : "format"];
+      if (!value.is_string()) refuse_schema(has_pattern ? "pattern" : "format", at, "is no text");
+      auto pattern = value.get<std::string>();
+      if (has_format) {
+        const char* const known = pattern_of_format(pattern);
+        if (known == nullptr)
+          refuse_schema("format", at, fmt::format("{} is not supported", pattern));
+        pattern = known;
+      }
+      try {
+        return sequence({literal("\""), regex_in_json_string(pattern), literal("\"")});
+      } catch (const Error& error) {
+        refuse_schema("pattern", at, fmt::format("is not supported: {}", error.what()));
+      }
+    }
+    if (!min && !max) return json_.string();
+    if (max && min.value_or(0) > *max) return never();
+    return json_.string_of_length(min.value_or(0), max.value_or(Expression::kUnbounded));
+  }
+
+  // The tighter one of minimum and exclusiveMinimum, or of the maxima.
+  static std::optional<Bound> bound(const ordered_json& rest,
+                                    bool is_least,
+                                    const std::string& at) {
+    std::optional<Bound> found;
+    double tightest = 0;
+    for (const char* key : is_least ? std::array{"exclusiveMinimum", "minimum"}
+                                    : std::array{"exclusiveMaximum", "maximum"}) {
+      if (!rest.contains(key)) continue;
+      if (!rest[key].is_number()) refuse_schema(key, at, "is no number");
+      const auto value = rest[key].template get<double>();
+      if (found && (is_least ? value <= tightest : value >= tightest)) continue;
+      tightest = value;
+      const auto decimal = read_decimal(rest[key].dump());
+      if (!decimal) refuse_schema(key, at, "has more than 18 digits");
+      found = Bound{.value = *decimal, .is_exclusive = key[0] == 'e'};
+    }
+    return found;
+  }
+
+  static void check_multiple(const ordered_json& rest, bool is_integer, const std::string& at) {
+    if (rest.contains("multipleOf") && !(is_integer && rest["multipleOf"] == 1))
+      refuse_schema("multipleOf", at);
+  }
+
+  ExpressionPtr integer(const ordered_json& rest, const std::string& at) {
+    check_multiple(rest, true, at);
+    const auto least = bound(rest, true, at), most = bound(rest, false, at);
+    return least || most ? numbers_between(least, most, 18, 0) : json_.integer();
+  }
+
+  // Few enough digits for a double to tell each number from its bound.
+  ExpressionPtr number(const ordered_json& rest, const std::string& at) {
+    check_multiple(rest, false, at);
+    const auto least = bound(rest, true, at), most = bound(rest, false, at);
+    if (!least && !most) return json_.number();
+    std::size_t fraction = 4;
+    for (const auto& one : {least, most})
+      if (one) fraction = std::max(fraction, one->value.fraction.size());
+    return numbers_between(least, most, fraction < 9 ? 15 - fraction : 6, fraction);
+  }
+
+  ExpressionPtr array(const ordered_json& rest, const std::string& at) {
+    if (rest.value("uniqueItems", ordered_json(false)) != false) refuse_schema("uniqueItems", at);
+    const auto min = count(rest, "minItems", at).value_or(0);
+    auto max = count(rest, "maxItems", at).value_or(Expression::kUnbounded);
+    auto item = json_.value();
+    if (rest.contains("items")) {
+      if (rest["items"].is_array())
+        refuse_schema("items", at, "as a list is not supported: that is prefixItems");
+      item = json_.rules().add(of(rest["items"], at + "/items"));
+    }
+    std::vector<ExpressionPtr> first;
+    if (rest.contains("prefixItems")) {
+      const auto& all = list(rest, "prefixItems", at);
+      for (std::size_t i = 0; i < all.size() && i < max; ++i)
+        first.push_back(json_.rules().add(of(all[i], fmt::format("{}/prefixItems/{}", at, i))));
+    }
+    if (rest.value("items", ordered_json()) == false)
+      max = std::min(max, static_cast<std::uint32_t>(first.size()));
+    if (min > max) return never();
+    auto items = tail_of(item, first, min, max);
+    return sequence({literal("["), json_.space(), std::move(items), literal("]")});
+  }
+
+  // The items after `[`, from the last one to the first.
+  ExpressionPtr tail_of(const ExpressionPtr& item,
+                        const std::vector<ExpressionPtr>& first,
+                        std::uint32_t min,
+                        std::uint32_t max) const {
+    if (max == 0) return nothing();
+    const auto fixed = std::max(static_cast<std::uint32_t>(first.size()), std::uint32_t{1});
+    const auto more = sequence({json_.comma(), item});
+    ExpressionPtr tail = repeat(more, min > fixed ? min - fixed : 0,
+                                max == Expression::kUnbounded ? max : max - fixed);
+    tail = sequence({std::move(tail), json_.space()});
+    for (auto i = fixed; i-- > 0;) {
+      const auto& one = i < first.size() ? first[i] : item;
+      tail = i > 0 ? sequence({json_.comma(), one, std::move(tail)})
+                   : sequence({one, std::move(tail)});
+      if (i >= min) tail = choice({std::move(tail), i > 0 ? json_.space() : nothing()});
+    }
+    return tail;
+  }
+
+  ExpressionPtr object(const ordered_json& rest, const std::string& at) {
+    const auto required = rest.value("required", ordered_json::array());
+    const auto properties = rest.value("properties", ordered_json::object());
+    if (!properties.is_object()) refuse_schema("properties", at, "is no object");
+    if (!required.is_array() ||
+        !std::ranges::all_of(required, [](const auto& one) { return one.is_string(); }))
+      refuse_schema("required", at, "is no list of names");
+    const auto others = rest.value("additionalProperties", ordered_json(properties.empty()));
+    const auto other =
+        others == false ? nullptr : json_.rules().add(of(others, at + "/additionalProperties"));
+    std::vector<Member> members;
+    std::vector<std::string> names;
+    const auto add = [&](const std::string& name, const ExpressionPtr& value) {
+      if (name.size() > kLongestName)
+        refuse_schema("properties", at, "has a name that is too long");
+      const bool is_required = std::ranges::find(required, ordered_json(name)) != required.end();
+      members.push_back({json_.rules().add(json_.member(literal(ordered_json(name).dump()), value)),
+                         is_required});
+      names.push_back(name);
+    };
+    for (const auto& [name, schema] : properties.items())
+      add(name, of(schema, at + "/properties/" + name));
+    for (const auto& name : required)
+      if (!properties.contains(name.get<std::string>()))
+        add(name.get<std::string>(), other ? other : never());
+    Others range{.member = other ? json_.rules().add(json_.member(json_.key_except(names), other))
+                                 : nullptr};
+    bound_others(rest, members, range, at);
+    return sequence({literal("{"), json_.space(), rest_of_object(members, range), literal("}")});
+  }
+
+  struct Member {
+    ExpressionPtr expression{};
+    bool is_required = false;
+  };
+  struct Others {  // members that are not listed
+    ExpressionPtr member{};
+    std::uint32_t min = 0;
+    std::uint32_t max = Expression::kUnbounded;
+  };
+
+  static void bound_others(const ordered_json& rest,
+                           const std::vector<Member>& members,
+                           Others& others,
+                           const std::string& at) {
+    const auto size = static_cast<std::uint32_t>(members.size());
+    const auto required =
+        static_cast<std::uint32_t>(std::ranges::count_if(members, &Member::is_required));
+    if (const auto max = count(rest, "maxProperties", at); max && (others.member || *max < size)) {
+      if (required < size || *max < size)
+        refuse_schema("maxProperties", at,
+                      "is not supported with properties that may be absent or are more");
+      others.max = *max - size;
+    }
+    const auto min = count(rest, "minProperties", at).value_or(0);
+    if (min <= required) return;
+    // A second member might have the name of the first.
+    if (!others.member || required < size || min > required + 1)
+      refuse_schema("minProperties", at,
+                    "is not supported beyond the required properties and one more");
+    others.min = 1;
+  }
+
+  // The members after `{`: listed ones in their order, then others. There is a rule for each place
+  // in the list, with or without a member before it.
+  ExpressionPtr rest_of_object(const std::vector<Member>& members, const Others& others) {
+    auto& rules = json_.rules();
+    std::array<ExpressionPtr, 2> tails;  // without and with a member before
+    if (others.member) {
+      const auto more = sequence({json_.comma(), others.member});
+      const auto less = [&](std::uint32_t count) {
+        return count == Expression::kUnbounded ? count : count - 1;
+      };
+      tails[1] = rules.add(sequence({repeat(more, others.min, others.max), json_.space()}));
+      if (others.max > 0)
+        tails[0] = sequence({others.member,
+                             repeat(more, others.min > 0 ? others.min - 1 : 0, less(others.max)),
+                             json_.space()});
+      if (others.min == 0) tails[0] = tails[0] ? choice({tails[0], nothing()}) : nothing();
+      tails[0] = rules.add(tails[0] ? tails[0] : never());
+    } else {
+      tails = {nothing(), json_.space()};
+    }
+    for (auto i = members.size(); i-- > 0;) {
+      std::array<ExpressionPtr, 2> next;
+      for (const bool is_behind : {false, true}) {
+        auto way = is_behind ? sequence({json_.comma(), members[i].expression, tails[1]})
+                             : sequence({members[i].expression, tails[1]});
+        if (!members[i].is_required) way = choice({std::move(way), tails[is_behind ? 1 : 0]});
+        next[is_behind ? 1 : 0] = rules.add(std::move(way));
+      }
+      tails = std::move(next);
+    }
+    return tails[0];
+  }
+
+  const ordered_json& root_;
+  JsonText json_;
+  std::map<std::string, std::uint32_t> rules_;  // by pointer
+  std::deque<std::pair<std::uint32_t, std::string>> pending_;
+  int num_schemas_ = 0;
+  int depth_ = 0;
+};
+
+}  // namespace
+
+ExpressionPtr json_schema(const ordered_json& schema, const std::string& at, Rules& rules) {
+  return SchemaReader(schema, rules).read(at);
+}
+
+}  // namespace ferry::rollout::grammar

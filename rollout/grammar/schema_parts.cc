@@ -1,0 +1,243 @@
+#include "rollout/grammar/schema_parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::rollout::grammar {
+namespace {
+
+constexpr int kDeepestReferences = 50;
+
+constexpr std::array kKeywords{"type",          "enum",
+                               "const",         "anyOf",
+                               "oneOf",         "allOf",
+                               "$ref",          "properties",
+                               "required",      "additionalProperties",
+                               "minProperties", "maxProperties",
+                               "items",         "prefixItems",
+                               "minItems",      "maxItems",
+                               "uniqueItems",   "minLength",
+                               "maxLength",     "pattern",
+                               "format",        "minimum",
+                               "maximum",       "exclusiveMinimum",
+                               "multipleOf",    "exclusiveMaximum"};
+constexpr std::array kAnnotations{"$schema",        "$id",
+                                  "$comment",       "$defs",
+                                  "definitions",    "title",
+                                  "description",    "default",
+                                  "examples",       "example",
+                                  "deprecated",     "readOnly",
+                                  "writeOnly",      "contentMediaType",
+                                  "contentEncoding"};
+
+bool is_minimum(std::string_view keyword) {
+  return keyword.starts_with("min") || keyword == "exclusiveMinimum";
+}
+bool is_maximum(std::string_view keyword) {
+  return keyword.starts_with("max") || keyword == "exclusiveMaximum";
+}
+
+ordered_json list_of(const ordered_json& value) {
+  return value.is_array() ? value : ordered_json::array({value});
+}
+
+bool has(const ordered_json& list, const ordered_json& value) {
+  return std::ranges::find(list, value) != list.end();
+}
+
+ordered_json common(const ordered_json& one, const ordered_json& other) {
+  auto both = ordered_json::array();
+  for (const auto& value : list_of(one))
+    if (has(list_of(other), value)) both.push_back(value);
+  return both;
+}
+
+ordered_json both_of(const ordered_json& one, const ordered_json& other) {
+  return {{"allOf", ordered_json::array({one, other})}};
+}
+
+// Objects that list their members alone are as if they refused others (json_schema.h).
+bool allows_others(const ordered_json& schema) {
+  return !schema.contains("additionalProperties") || schema["additionalProperties"] == true;
+}
+
+void merge_keyword(ordered_json& into,
+                   const std::string& key,
+                   const ordered_json& value,
+                   const std::string& at) {
+  auto& mine = into[key];
+  if (mine == value || is_annotation(key)) return;
+  if (key == "required") {
+    for (const auto& name : value)
+      if (!has(mine, name)) mine.push_back(name);
+  } else if (key == "type" || key == "enum") {
+    mine = common(mine, value);
+  } else if (key == "properties" && mine.is_object() && value.is_object()) {
+    for (const auto& [name, schema] : value.items())
+      mine[name] =
+          mine.contains(name) && mine[name] != schema ? both_of(mine[name], schema) : schema;
+  } else if ((is_minimum(key) || is_maximum(key)) && mine.is_number() && value.is_number()) {
+    if (is_minimum(key) ? mine < value : value < mine) mine = value;
+  } else if (key == "items" && !mine.is_array() && !value.is_array()) {
+    mine = both_of(mine, value);
+  } else if (key == "additionalProperties" && (mine == true || value == true)) {
+    if (mine == true) mine = value;
+  } else {
+    refuse_schema(key, at, "is in two schemas that hold together: that is not supported");
+  }
+}
+
+ordered_json with_references(const ordered_json& root,
+                             ordered_json schema,
+                             const std::string& at,
+                             int depth) {
+  if (depth > kDeepestReferences) refuse_schema("$ref", at, "leads to itself");
+  if (!schema.is_object()) return schema;
+  if (schema.contains("$ref")) {
+    const auto target = resolve(root, schema["$ref"].get<std::string>(), at);
+    schema.erase("$ref");
+    return merge(root, target, schema, at, depth + 1);
+  }
+  if (!schema.contains("allOf")) return schema;
+  const auto all = schema["allOf"];
+  schema.erase("allOf");
+  for (const auto& one : all) schema = merge(root, schema, one, at, depth + 1);
+  return schema;
+}
+
+ordered_json types_of(const ordered_json& schema) {
+  if (schema.contains("type")) return list_of(schema["type"]);
+  if (schema.contains("properties") || schema.contains("required"))
+    return ordered_json::array({"object"});
+  return nullptr;
+}
+
+ordered_json values_of(const ordered_json& schema) {
+  if (schema.contains("const")) return ordered_json::array({schema["const"]});
+  return schema.value("enum", ordered_json());
+}
+
+}  // namespace
+
+void refuse_schema(std::string_view keyword, const std::string& at, std::string_view why) {
+  throw Error(ErrorKind::kUsage, fmt::format("{} at #{} {}", keyword, at, why));
+}
+
+bool is_annotation(std::string_view keyword) {
+  return keyword.starts_with("x-") ||
+         std::ranges::find(kAnnotations, keyword) != kAnnotations.end();
+}
+
+void check_keywords(const ordered_json& schema, const std::string& at) {
+  for (const auto& [key, value] : schema.items()) {
+    const auto is_it = [&](std::string_view known) { return known == key; };
+    if (!is_annotation(key) && std::ranges::none_of(kKeywords, is_it)) refuse_schema(key, at);
+  }
+}
+
+const ordered_json& resolve(const ordered_json& root,
+                            const std::string& ref,
+                            const std::string& at) {
+  if (!ref.starts_with('#')) refuse_schema("$ref", at, fmt::format("to {} is not supported", ref));
+  try {
+    return root.at(ordered_json::json_pointer(ref.substr(1)));
+  } catch (const ordered_json::exception&) {
+    refuse_schema("$ref", at, fmt::format("names {}, which is not there", ref));
+  }
+}
+
+ordered_json merge(const ordered_json& root,
+                   const ordered_json& one,
+                   const ordered_json& other,
+                   const std::string& at,
+                   int depth) {
+  if (one == false || other == false) return false;
+  if (one == true || (one.is_object() && one.empty())) return other;
+  if (other == true || (other.is_object() && other.empty())) return one;
+  if (!one.is_object() || !other.is_object())
+    refuse_schema("allOf", at, "has a part that is no schema");
+  auto merged = with_references(root, one, at, depth);
+  const auto more = with_references(root, other, at, depth);
+  if (!merged.is_object() || !more.is_object()) return merge(root, merged, more, at, depth + 1);
+  const auto names_within = [](const ordered_json& names, const ordered_json& all) {
+    const auto mine = names.value("properties", ordered_json::object());
+    const auto others = all.value("properties", ordered_json::object());
+    for (const auto& [name, schema] : mine.items())
+      if (!others.contains(name)) return false;
+    return true;
+  };
+  if ((!allows_others(merged) && !names_within(more, merged)) ||
+      (!allows_others(more) && !names_within(merged, more)))
+    refuse_schema("additionalProperties", at,
+                  "is in one of two schemas that hold together, and the other has more properties: "
+                  "that is not supported");
+  for (const auto& [key, value] : more.items()) {
+    if (merged.contains(key))
+      merge_keyword(merged, key, value, at);
+    else
+      merged[key] = value;
+  }
+  return merged;
+}
+
+bool are_disjoint(const ordered_json& root, const ordered_json& one, const ordered_json& other) {
+  const auto a = with_references(root, one, "", 0), b = with_references(root, other, "", 0);
+  if (a == false || b == false) return true;
+  if (!a.is_object() || !b.is_object()) return false;
+  const auto values = values_of(a), others = values_of(b);
+  if (values.is_array() && others.is_array()) return common(values, others).empty();
+  const auto types = types_of(a), other_types = types_of(b);
+  if (types.is_array() && other_types.is_array()) {
+    const bool both_numbers = (has(types, "number") && has(other_types, "integer")) ||
+                              (has(types, "integer") && has(other_types, "number"));
+    if (!both_numbers && common(types, other_types).empty()) return true;
+    if (common(types, other_types) != ordered_json::array({"object"})) return false;
+  }
+  for (const auto& name : common(a.value("required", ordered_json::array()),
+                                 b.value("required", ordered_json::array()))) {
+    const auto key = name.is_string() ? name.get<std::string>() : "";
+    const auto of = [&](const ordered_json& schema) {
+      const auto all = schema.value("properties", ordered_json::object());
+      return all.is_object() ? all.value(key, ordered_json(true)) : ordered_json(true);
+    };
+    if (are_disjoint(root, of(a), of(b))) return true;
+  }
+  return false;
+}
+
+const char* pattern_of_format(std::string_view format) {
+#define FERRY_DATE                                                                                \
+  "[1-9]\\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\\d|3[01])|(0[469]|11)-(0[1-9]|[12]\\d|30)|02-(0[1-" \
+  "9]|1\\d|2[0-8]))"
+#define FERRY_TIME \
+  "([01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(\\.\\d{1,6})?(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)"
+  static constexpr std::pair<std::string_view, const char*> kPatterns[] = {
+      {"date", "^" FERRY_DATE "$"},
+      {"time", "^" FERRY_TIME "$"},
+      {"date-time", "^" FERRY_DATE "T" FERRY_TIME "$"},
+      {"duration", "^P(\\d{1,4}D(T\\d{1,4}S)?|\\d{1,4}W|T\\d{1,4}[HMS])$"},
+      {"uuid", "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"},
+      {"ipv4",
+       "^((25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)\\.){3}(25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)$"},
+      {"ipv6", "^([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}$"},
+      {"hostname",
+       "^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}$"},
+      {"email",
+       "^[a-zA-Z0-9_+-]{1,32}(\\.[a-zA-Z0-9_+-]{1,32}){0,3}@[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
+       "(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){1,4}$"},
+      {"uri",
+       "^https?://[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?){0,5}"
+       "(:[1-9]\\d{0,3})?(/[A-Za-z0-9._~-]{0,64}){0,8}$"}};
+#undef FERRY_DATE
+#undef FERRY_TIME
+  for (const auto& [name, pattern] : kPatterns)
+    if (name == format) return pattern;
+  return nullptr;
+}
+
+}  // namespace ferry::rollout::grammar

@@ -1,0 +1,79 @@
+// Holds the tokens of a text to a grammar: which may come next, as bits that are kept by state of
+// the automaton. Not thread-safe: of one engine.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rollout/grammar/automaton.h"
+#include "rollout/grammar/vocabulary.h"
+
+namespace ferry::rollout::grammar {
+
+// A grammar over a vocabulary, which texts share.
+class CompiledGrammar {
+ public:
+  CompiledGrammar(Program program, std::shared_ptr<const Vocabulary> vocabulary)
+      : automaton_(std::move(program)), vocabulary_(std::move(vocabulary)) {}
+
+  Automaton& automaton() { return automaton_; }
+  const Vocabulary& vocabulary() const { return *vocabulary_; }
+  // Tokens whose bytes lead on: token i is bit i % 8 of byte i / 8. Valid until the next call.
+  std::span<const std::uint8_t> tokens_after(Automaton::State state);
+  std::size_t num_bytes() const;  // of memory, about
+
+ private:
+  using Bits = std::vector<std::uint8_t>;
+  Bits walk(Automaton::State state);
+
+  Automaton automaton_;
+  std::shared_ptr<const Vocabulary> vocabulary_;
+  std::unordered_map<Automaton::State, Bits> bits_;
+};
+
+// The place of one text in its grammar. It ends by one of `ending_tokens`, which are drawn where
+// the grammar lets the text end, and nowhere else.
+class TokenConstraint {
+ public:
+  TokenConstraint(std::shared_ptr<CompiledGrammar> grammar,
+                  std::shared_ptr<const std::vector<std::int64_t>> ending_tokens);
+
+  // The bits of tokens that may be drawn next, (vocabulary + 7) / 8 bytes. If the vocabulary cannot
+  // write any text that fits, these are the ending tokens.
+  void write_allowed(std::span<std::uint8_t> bits);
+  void accept(std::int64_t token);
+  // Nothing but an ending token can follow.
+  bool is_complete();
+
+ private:
+  std::shared_ptr<CompiledGrammar> grammar_;
+  std::shared_ptr<const std::vector<std::int64_t>> ending_tokens_;
+  Automaton::State state_;
+};
+
+// Compiles the formats of requests (format.h), and keeps them: requests of equal formats share what
+// they have found out.
+class StructuredOutputManager {
+ public:
+  // `vocab_size`: of the model.
+  StructuredOutputManager(const text::Tokenizer& tokenizer, std::int64_t vocab_size)
+      : tokenizer_(tokenizer),
+        vocabulary_(std::make_shared<const Vocabulary>(tokenizer, vocab_size)) {}
+
+  // `format`: its JSON text. Throws Error(kUsage) that says what of it is not supported.
+  std::shared_ptr<CompiledGrammar> compile(const std::string& format);
+
+ private:
+  using Entry = std::pair<std::string, std::shared_ptr<CompiledGrammar>>;
+
+  const text::Tokenizer& tokenizer_;
+  std::shared_ptr<const Vocabulary> vocabulary_;
+  std::list<Entry> recent_;  // the last one used first
+};
+
+}  // namespace ferry::rollout::grammar

@@ -1,0 +1,264 @@
+#include "serve/api/structured_outputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "rollout/grammar/format.h"
+#include "rollout/grammar/program.h"
+#include "rollout/text/shallow_json.h"
+
+namespace ferry::serve {
+
+using rollout::text::ToolFormat;
+namespace {
+
+ordered_json text_format(const std::string& text) {
+  return {{"type", "const_string"}, {"value", text}};
+}
+ordered_json schema_format(const ordered_json& schema, const std::string& at = "") {
+  return {{"type", "json_schema"}, {"json_schema", schema}, {"at", at}};
+}
+ordered_json list_format(const char* type, ordered_json elements) {
+  return {{"type", type}, {"elements", std::move(elements)}};
+}
+
+// A schema, or its JSON text.
+ordered_json schema_of(const Fields& fields, const char* name) {
+  const auto& given = *fields.find(name);
+  if (!given.is_string()) return schema_format(given);
+  auto schema = rollout::text::parse_shallow_json(given.get<std::string>());
+  if (schema.is_discarded()) fields.refuse(name, "is no JSON, or nested too deep");
+  return schema_format(schema);
+}
+
+ordered_json choice_of(const Fields& fields, const char* name) {
+  std::vector<std::string> texts;
+  fields.read_strings(name, texts);
+  if (texts.empty()) fields.refuse(name, "is empty");
+  auto ways = ordered_json::array();
+  for (const auto& text : texts) ways.push_back(text_format(text));
+  return list_format("or", std::move(ways));
+}
+
+ordered_json regex_of(const Fields& fields, const char* name) {
+  std::string pattern;
+  fields.read(name, pattern);
+  return {{"type", "regex"}, {"pattern", pattern}};
+}
+
+ordered_json any_object() {
+  return schema_format({{"type", "object"}});
+}
+
+ordered_json of_response_format(const Fields& of_format) {
+  std::string type = "text";
+  of_format.read("type", type);
+  if (type == "text") return nullptr;
+  if (type == "json_object") return any_object();
+  if (type != "json_schema")
+    of_format.refuse("type", "is not \"text\", \"json_object\" or \"json_schema\"");
+  if (!of_format.has("json_schema")) of_format.refuse("json_schema", "is missing");
+  const Fields of_schema(*of_format.find("json_schema"), "response_format.json_schema.");
+  if (!of_schema.has("schema")) of_schema.refuse("schema", "is missing");
+  return schema_of(of_schema, "schema");
+}
+
+// vLLM's StructuredOutputsParams.
+ordered_json of_structured_outputs(const Fields& fields, const ordered_json& object) {
+  ordered_json found;
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_null() || value == false) continue;
+    if (!found.is_null()) fields.refuse(key, "is not the only constraint");
+    if (key == "json") found = schema_of(fields, "json");
+    if (key == "regex") found = regex_of(fields, "regex");
+    if (key == "choice") found = choice_of(fields, "choice");
+    if (key == "json_object") found = any_object();
+    if (found.is_null()) fields.refuse(key, "is not supported");
+  }
+  return found;
+}
+
+// ---- calls -------------------------------------------------------------------------------------
+
+ordered_json sequence_of(std::vector<ordered_json> parts) {
+  return list_format("sequence", ordered_json(std::move(parts)));
+}
+
+// The schema of a tool's arguments, which are an object.
+ordered_json parameters_of(const ordered_json& function) {
+  auto schema = function.value("parameters", ordered_json());
+  if (schema.is_null()) return {{"type", "object"}, {"additionalProperties", false}};
+  if (schema.is_object() && !schema.contains("type")) schema["type"] = "object";
+  return schema;
+}
+
+std::string escaped_pointer(std::string name) {
+  for (const auto& [from, to] : {std::pair{'~', "~0"}, std::pair{'/', "~1"}})
+    for (auto at = name.find(from); at != std::string::npos; at = name.find(from, at + 2))
+      name.replace(at, 1, to);
+  return name;
+}
+
+// A value that is written without quotes if it is a string.
+ordered_json bare_value(const ordered_json& schema,
+                        const std::string& name,
+                        const std::string& end) {
+  const auto& value = schema["properties"][name];
+  if (!value.is_object() || value.value("type", ordered_json()) != "string")
+    return schema_format(schema, "/properties/" + escaped_pointer(name));
+  auto constants = value.value("enum", ordered_json::array());
+  if (value.contains("const")) constants = ordered_json::array({value["const"]});
+  for (const char* key : {"pattern", "format", "minLength", "maxLength"})
+    if (value.contains(key))
+      throw ApiError(400,
+                     fmt::format("tools: {} at #/properties/{} is not supported in this model's "
+                                 "format of calls",
+                                 key, name),
+                     "tools");
+  if (constants.empty()) return {{"type", "any_text"}, {"exclude", end}};
+  auto ways = ordered_json::array();
+  for (const auto& one : constants)
+    if (one.is_string()) ways.push_back(text_format(one.get<std::string>()));
+  return list_format("or", std::move(ways));
+}
+
+// Arguments between tags, in the schema's order.
+ordered_json tagged_arguments(const ordered_json& schema,
+                              const std::string& begin,
+                              const std::string& between,
+                              const std::string& end) {
+  auto parts = ordered_json::array();
+  const auto properties =
+      schema.is_object() ? schema.value("properties", ordered_json::object()) : ordered_json();
+  if (!properties.is_object())
+    throw ApiError(400, "tools: parameters: is no schema of an object", "tools");
+  const auto required = schema.value("required", ordered_json::array());
+  for (const auto& [name, value] : properties.items()) {
+    const auto marker = end.substr(end.find('<'), end.find('>') + 1 - end.find('<'));
+    auto one = sequence_of(
+        {text_format(begin + name + between), bare_value(schema, name, marker), text_format(end)});
+    const bool is_required = std::ranges::find(required, ordered_json(name)) != required.end();
+    parts.push_back(is_required ? std::move(one)
+                                : ordered_json{{"type", "optional"}, {"content", std::move(one)}});
+  }
+  return list_format("sequence", std::move(parts));
+}
+
+struct CallFormat {
+  std::string begin{};      // of all calls
+  std::string separator{};  // between two
+  std::string end{};
+};
+
+CallFormat frame_of(ToolFormat format) {
+  switch (format) {
+    case ToolFormat::kLlama3Json:
+      return {.separator = "; "};
+    case ToolFormat::kDeepSeekV3:
+      return {.begin = "<｜tool▁calls▁begin｜>", .separator = "\n", .end = "<｜tool▁calls▁end｜>"};
+    case ToolFormat::kDeepSeekV31:
+      return {.begin = "<｜tool▁calls▁begin｜>", .end = "<｜tool▁calls▁end｜>"};
+    case ToolFormat::kHermes:
+    case ToolFormat::kQwen3Coder:
+    case ToolFormat::kGlm45:
+      break;
+  }
+  return {.separator = "\n"};
+}
+
+ordered_json format_of_call(ToolFormat format, const ordered_json& function) {
+  const auto name = function.at("name").get<std::string>();
+  const auto quoted = dump(name);
+  const auto schema = parameters_of(function);
+  const auto around = [&](const std::string& begin, ordered_json arguments,
+                          const std::string& end) {
+    return sequence_of({text_format(begin), std::move(arguments), text_format(end)});
+  };
+  switch (format) {
+    case ToolFormat::kLlama3Json:
+      return around(fmt::format("{{\"name\": {}, \"parameters\": ", quoted), schema_format(schema),
+                    "}");
+    case ToolFormat::kDeepSeekV3:
+      return around("<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + name + "\n```json\n",
+                    schema_format(schema), "\n```<｜tool▁call▁end｜>");
+    case ToolFormat::kDeepSeekV31:
+      return around("<｜tool▁call▁begin｜>" + name + "<｜tool▁sep｜>", schema_format(schema),
+                    "<｜tool▁call▁end｜>");
+    case ToolFormat::kQwen3Coder:
+      return around("<tool_call>\n<function=" + name + ">\n",
+                    tagged_arguments(schema, "<parameter=", ">\n", "\n</parameter>\n"),
+                    "</function>\n</tool_call>");
+    case ToolFormat::kGlm45:
+      return around(
+          "<tool_call>" + name + "\n",
+          tagged_arguments(schema, "<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+          "</tool_call>");
+    case ToolFormat::kHermes:
+      break;
+  }
+  return around(fmt::format("<tool_call>\n{{\"name\": {}, \"arguments\": ", quoted),
+                schema_format(schema), "}\n</tool_call>");
+}
+
+}  // namespace
+
+std::optional<RequestedFormat> requested_format(const Fields& fields) {
+  std::optional<RequestedFormat> found;
+  const auto add = [&](const char* name, ordered_json format) {
+    if (format.is_null()) return;
+    if (found)
+      fields.refuse(name, fmt::format("is not the only constraint: {} is another", found->param));
+    found = RequestedFormat{.param = name, .format = std::move(format)};
+  };
+  if (const auto* const format = fields.find("response_format"))
+    add("response_format", of_response_format(Fields(*format, "response_format.")));
+  if (const auto* const object = fields.find("structured_outputs"))
+    add("structured_outputs",
+        of_structured_outputs(Fields(*object, "structured_outputs."), *object));
+  if (fields.has("guided_json")) add("guided_json", schema_of(fields, "guided_json"));
+  if (fields.has("guided_regex")) add("guided_regex", regex_of(fields, "guided_regex"));
+  if (fields.has("guided_choice")) add("guided_choice", choice_of(fields, "guided_choice"));
+  return found;
+}
+
+RequestedFormat format_of_calls(ToolFormat format,
+                                const ordered_json& tools,
+                                const std::string& name,
+                                bool is_parallel) {
+  auto ways = ordered_json::array();
+  for (const auto& tool : tools) {
+    const auto function =
+        tool.is_object() ? tool.value("function", ordered_json()) : ordered_json();
+    const auto given =
+        function.is_object() ? function.value("name", ordered_json()) : ordered_json();
+    if (!given.is_string()) throw ApiError(400, "tools: a function has no name", "tools");
+    if (name.empty() || given == name) ways.push_back(format_of_call(format, function));
+  }
+  if (ways.empty())
+    throw ApiError(400, fmt::format("tool_choice: {} is not one of the tools", name),
+                   "tool_choice");
+  const auto frame = frame_of(format);
+  const auto call = list_format("or", std::move(ways));
+  std::vector<ordered_json> parts{text_format(frame.begin), call};
+  if (is_parallel)
+    parts.push_back(
+        {{"type", "star"}, {"content", sequence_of({text_format(frame.separator), call})}});
+  parts.push_back(text_format(frame.end));
+  return {.param = "tools", .format = sequence_of(std::move(parts))};
+}
+
+std::string checked_format(const RequestedFormat& requested, const ServedModel& model) {
+  const auto& tokenizer = model.require_tokenizer(requested.param);
+  auto text = dump(requested.format);
+  try {
+    rollout::grammar::make_program(rollout::grammar::read_format(text, tokenizer));
+  } catch (const Error& error) {
+    throw ApiError(400, fmt::format("{}: {}", requested.param, error.what()), requested.param);
+  }
+  return text;
+}
+
+}  // namespace ferry::serve

@@ -1,0 +1,134 @@
+"""Answers of a model that knows nothing are valid by the schemas that they are held to: jsonschema is the judge."""
+import json
+import random
+
+import jsonschema
+import openai
+import pytest
+
+from served import NAME
+
+CHAT = [{"role": "user", "content": "Go on."}]
+
+
+def random_schema(draw, depth=0):
+    """A schema of all that is supported, whose answers have an end."""
+    kinds = ["string", "integer", "number", "enum", "const", "pattern", "format", "null"] + ["object", "array", "anyOf", "map", "tuple"] * (depth < 3)
+    kind = draw.choice(kinds)
+
+    def inner():
+        return random_schema(draw, depth + 1)
+
+    if kind == "string":
+        low = draw.randint(0, 3)
+        return {"type": "string", "minLength": low, "maxLength": low + draw.randint(0, 12)}
+    if kind == "integer":
+        low = draw.randint(-2000, 2000)
+        return {"type": draw.choice(["integer", ["integer", "null"]]), draw.choice(["minimum", "exclusiveMinimum"]): low,
+                draw.choice(["maximum", "exclusiveMaximum"]): low + draw.randint(3, 5000)}
+    if kind == "number":
+        low = round(draw.uniform(-30, 30), draw.randint(0, 3))
+        return {"type": "number", "minimum": low, "exclusiveMaximum": round(low + draw.uniform(0.1, 100), 3)}
+    if kind == "enum":
+        return {"enum": draw.sample(["a", "b\"", "é", 1, 2.5, None, True, {"x": [1]}, ["y"]], 4)}
+    if kind == "const":
+        return {"const": draw.choice(["fixed", 17, {"k": None}])}
+    if kind == "pattern":
+        return {"type": "string", "pattern": draw.choice([r"^[A-Z]{2}\d{3}$", r"^(ab|c)+\s?\w{1,4}$", r"^[^a-z\"]{1,5}$", "^x?y{2,}z$", r"^\"\\n\\[ab]$"])}
+    if kind == "format":
+        return {"type": "string", "format": draw.choice(["date", "date-time", "time", "uuid", "ipv4", "ipv6", "email"])}
+    if kind == "null":
+        return {"type": draw.choice(["null", "boolean"])}
+    if kind == "array":
+        low = draw.randint(0, 2)
+        return {"type": "array", "items": inner(), "minItems": low, "maxItems": low + draw.randint(0, 2)}
+    if kind == "tuple":
+        return {"type": "array", "prefixItems": [inner(), inner()], "items": False, "minItems": draw.randint(0, 2)}
+    if kind == "anyOf":
+        return {"anyOf": [inner(), inner()]}
+    if kind == "map":
+        return {"type": "object", "additionalProperties": inner(), "maxProperties": 2, "minProperties": draw.randint(0, 1)}
+    names = draw.sample(["name", "na", "id", "größe", "a\"b", "list", "x y"], draw.randint(1, 4))
+    schema = {"type": "object", "properties": {name: inner() for name in names}, "required": draw.sample(names, draw.randint(0, len(names)))}
+    schema["additionalProperties"] = draw.choice([False, False, {"type": "integer", "minimum": 0, "maximum": 9}])
+    return schema
+
+
+def schemas():
+    draw = random.Random(5)
+    made = [random_schema(draw) for _ in range(97)]
+    tree = {"type": "object", "properties": {"value": {"type": "integer", "minimum": 0, "maximum": 9}, "left": {"$ref": "#/$defs/leaf"}},
+            "required": ["value", "left"], "additionalProperties": False}
+    made.append({"$defs": {"leaf": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/tree"}]}, "tree": tree}, "$ref": "#/$defs/tree"})
+    made.append({"allOf": [{"properties": {"a": {"type": "integer", "minimum": 1}}, "required": ["a"]}, {"properties": {"a": {"maximum": 40}}}]})
+    made.append({"oneOf": [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"], "additionalProperties": False} for kind in "xy"]})
+    return made
+
+
+def test_every_answer_is_valid(server):
+    complete = 0
+    for number, schema in enumerate(schemas()):
+        jsonschema.Draft202012Validator.check_schema(schema)
+        answer = server.post("/v1/chat/completions", model=NAME, messages=CHAT, temperature=1, seed=number, n=2, max_tokens=700, response_format={
+            "type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}})
+        for choice in answer["choices"]:
+            if choice["finish_reason"] == "stop":
+                complete += 1
+                jsonschema.validate(json.loads(choice["message"]["content"]), schema, cls=jsonschema.Draft202012Validator)
+    assert complete > 180
+
+
+def test_an_answer_is_a_function_of_its_seed_whoever_else_asks(server):
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20}, "b": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}},
+              "required": ["a", "b"]}
+    ask = {"model": NAME, "messages": CHAT, "seed": 3, "logprobs": True, "max_tokens": 200,
+           "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    alone = server.post("/v1/chat/completions", **ask)["choices"]
+    both = server.post("/v1/chat/completions", **ask | {"n": 2})["choices"]
+    assert both[0] == alone[0]
+    assert both[1]["message"] != both[0]["message"]
+    free = server.post("/v1/chat/completions", **ask | {"response_format": {"type": "text"}})["choices"][0]
+    # Log-probabilities are the model's, with or without a format: those of the same first token agree.
+    first = alone[0]["logprobs"]["content"][0]
+    top = server.post("/v1/chat/completions", **ask | {"response_format": None, "max_tokens": 1, "top_logprobs": 20})["choices"][0]
+    known = {one["token"]: one["logprob"] for one in top["logprobs"]["content"][0]["top_logprobs"]}
+    assert first["token"] == "{" and known.get("{", first["logprob"]) == first["logprob"]
+    assert free["message"]["content"] != alone[0]["message"]["content"]
+
+
+def test_json_object_is_any_object(server):
+    for seed in range(5):
+        (choice,) = server.post("/v1/chat/completions", model=NAME, messages=CHAT, seed=seed, max_tokens=1500, temperature=0.7,
+                                response_format={"type": "json_object"})["choices"]
+        assert choice["message"]["content"].startswith("{")
+        if choice["finish_reason"] == "stop":
+            assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize("fields, check", [
+    ({"structured_outputs": {"choice": ["positive", "negative", "größer"]}}, lambda text: text in ("positive", "negative", "größer")),
+    ({"guided_choice": ["a", "ab"]}, lambda text: text in ("a", "ab")),
+    ({"guided_regex": r"\d{3}-[a-f]{2}"}, lambda text: len(text) == 6 and text[3] == "-"),
+    ({"structured_outputs": {"regex": "(x|y){4}"}}, lambda text: len(text) == 4 and set(text) <= set("xy")),
+    ({"guided_json": json.dumps({"type": "integer", "minimum": 7, "maximum": 9})}, lambda text: int(text) in (7, 8, 9)),
+    ({"structured_outputs": {"json": {"type": "boolean"}}}, lambda text: text in ("true", "false"))])
+def test_vllms_fields_constrain_completions(server, fields, check):
+    for choice in server.complete("Say", seed=1, n=4, max_tokens=50, **fields)["choices"]:
+        assert choice["finish_reason"] == "stop" and check(choice["text"]), choice
+
+
+@pytest.mark.parametrize("schema, keyword", [
+    ({"type": "integer", "multipleOf": 3}, "multipleOf"), ({"not": {"type": "null"}}, "not"), ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"type": "object", "patternProperties": {"^a": {}}}, "patternProperties"), ({"if": {}, "then": {}}, "if"),
+    ({"type": "string", "pattern": "(?=a)b"}, "pattern"), ({"type": "string", "format": "iri"}, "format"),
+    ({"oneOf": [{"minimum": 1}, {"maximum": 5}]}, "oneOf"), ({"$ref": "https://example.org/x"}, "$ref")])
+def test_what_is_not_supported_is_refused_by_name(server, schema, keyword):
+    with pytest.raises(openai.BadRequestError) as caught:
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0).chat.completions.create(
+            model=NAME, messages=CHAT, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert f"{keyword} at #" in str(caught.value) and caught.value.param == "response_format"
+
+
+def test_two_constraints_are_refused(server):
+    error = server.complete("x", 400, guided_choice=["a"], guided_regex="b")["error"]
+    assert error["param"] == "guided_choice" and "guided_regex" in error["message"]
