@@ -24,6 +24,10 @@ void journal(std::string_view input);        // a journal
 void shard_store(std::string_view input);    // an archive's index
 void tokenizer(std::string_view input);      // a tokenizer.json
 void chat_template(std::string_view input);  // a chat template
+void json_schema(std::string_view input);    // a schema of structured outputs
+void tool_calls(std::string_view input);     // a byte for the format, and an answer
+void chat_request(std::string_view input);   // the body of a completion or a chat
+void http_request(std::string_view input);   // what comes over a connection
 
 inline constexpr Target kTargets[] = {
     {"safetensors", safetensors},
@@ -37,6 +41,10 @@ inline constexpr Target kTargets[] = {
     {"shard_store", shard_store},
     {"tokenizer", tokenizer},
     {"chat_template", chat_template},
+    {"json_schema", json_schema},
+    {"tool_calls", tool_calls},
+    {"chat_request", chat_request},
+    {"http_request", http_request},
 };
 inline constexpr std::span<const Target> targets() {
   return kTargets;
