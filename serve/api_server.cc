@@ -28,7 +28,7 @@ void answer_json(const std::shared_ptr<Exchange>& exchange, const ordered_json& 
 }  // namespace
 
 ApiServer::ApiServer(ServedModel model,
-                     EngineLoop& engine,
+                     EngineFleet& engine,
                      ServerOptions server,
                      ApiOptions options)
     : model_(std::move(model)),

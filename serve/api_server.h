@@ -1,5 +1,5 @@
 // The HTTP API: OpenAI's endpoints, vLLM's additions, and control of the engine. One thread parses,
-// tokenizes and writes; the engine runs on another (EngineLoop).
+// tokenizes and writes; the engine runs on others (EngineFleet).
 #pragma once
 
 #include <chrono>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "serve/api/served_model.h"
-#include "serve/engine_loop.h"
+#include "serve/engine_fleet.h"
 #include "serve/generation.h"
 #include "serve/http/http_server.h"
 #include "serve/metrics.h"
@@ -33,7 +33,7 @@ struct ApiOptions {
 class ApiServer {
  public:
   // Listens at once; throws as HttpServer does. The engine outlives this.
-  ApiServer(ServedModel model, EngineLoop& engine, ServerOptions server, ApiOptions options);
+  ApiServer(ServedModel model, EngineFleet& engine, ServerOptions server, ApiOptions options);
 
   int port() const { return http_.port(); }
   // Serves until a stop is requested, on the caller's thread.
@@ -75,7 +75,7 @@ class ApiServer {
   void sleep(const ExchangePtr& exchange);
   void wake_up(const ExchangePtr& exchange);
   void is_sleeping(const ExchangePtr& exchange);
-  EngineLoop::Done when_done(const ExchangePtr& exchange);
+  EngineFleet::Done when_done(const ExchangePtr& exchange);
 
   void generate(GenerationRequest request, const ExchangePtr& exchange);
   void take(std::vector<rollout::RequestOutput> outputs, const EngineStatus& status);
@@ -84,7 +84,7 @@ class ApiServer {
 
   ServedModel model_;
   TokenTexts texts_;
-  EngineLoop& engine_;
+  EngineFleet& engine_;
   ApiOptions options_;
   EngineStatus status_{};
   Metrics metrics_;

@@ -18,7 +18,7 @@ PauseMode mode_of(const std::string& name, PauseMode otherwise) {
 }  // namespace
 
 // Answers the request when the engine has done a command.
-EngineLoop::Done ApiServer::when_done(const ExchangePtr& exchange) {
+EngineFleet::Done ApiServer::when_done(const ExchangePtr& exchange) {
   return [this, exchange](const std::optional<Error>& error) {
     http_.post([exchange, error] {
       if (!error) return exchange->respond({.body = R"({"status":"ok"})"});

@@ -74,7 +74,7 @@ void EngineLoop::step() {
     if (output.finished) under_way_.erase(output.request_id);
   }
   std::ranges::move(outputs, std::back_inserter(to_report_));
-  if (error) abort_all(error);
+  if (error) fail(*error);
 }
 
 void EngineLoop::report(std::vector<RequestOutput> outputs) {
@@ -99,6 +99,12 @@ void EngineLoop::abort_all(const std::optional<Error>& error) {
     engine_.abort(id);
     to_report_.push_back({.request_id = id, .finished = true, .error = error});
   }
+}
+
+void EngineLoop::fail(const Error& error) {
+  if (!on_failure_ || !on_failure_(error)) return abort_all(error);
+  for (const auto& id : std::exchange(under_way_, {})) engine_.abort(id);
+  held_.clear();
 }
 
 // New requests wait while those under way are answered, and while generation is paused.

@@ -71,6 +71,9 @@ class EngineLoop {
   // The engine outlives this.
   explicit EngineLoop(EngineSteps& engine) : engine_(engine) {}
   void on_outputs(OnOutputs callback) { on_outputs_ = std::move(callback); }
+  // Called on the engine's thread when a step failed. If it returns true, somebody else answers all
+  // requests under way; else, and by default, they end with the error.
+  void on_failure(std::function<bool(const Error&)> callback) { on_failure_ = std::move(callback); }
 
   // Runs steps until stop(), on the thread that the engine was made on.
   void run();
@@ -103,6 +106,7 @@ class EngineLoop {
   void post_quiet(PauseMode mode, std::function<void()> body, Done done);
   void admit(NewRequest request);
   void abort_all(const std::optional<Error>& error);
+  void fail(const Error& error);
   void finish_draining();
   bool may_step() const;
   bool has_work() const;
@@ -113,6 +117,7 @@ class EngineLoop {
 
   EngineSteps& engine_;
   OnOutputs on_outputs_{};
+  std::function<bool(const Error&)> on_failure_{};
 
   std::mutex mutex_;
   std::condition_variable arrived_;

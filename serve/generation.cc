@@ -22,7 +22,7 @@ double seconds_between(Generation::Clock::time_point begin, Generation::Clock::t
 Generation::Generation(GenerationRequest request,
                        const ServedModel& model,
                        TokenTexts& texts,
-                       EngineLoop& engine,
+                       EngineFleet& engine,
                        Metrics& metrics,
                        std::shared_ptr<Exchange> exchange,
                        std::string id)

@@ -13,7 +13,7 @@
 #include "rollout/sample_text.h"
 #include "serve/api/choices.h"
 #include "serve/api/generation_request.h"
-#include "serve/engine_loop.h"
+#include "serve/engine_fleet.h"
 #include "serve/http/http_server.h"
 #include "serve/metrics.h"
 
@@ -27,7 +27,7 @@ class Generation {
   Generation(GenerationRequest request,
              const ServedModel& model,
              TokenTexts& texts,
-             EngineLoop& engine,
+             EngineFleet& engine,
              Metrics& metrics,
              std::shared_ptr<Exchange> exchange,
              std::string id);
@@ -64,7 +64,7 @@ class Generation {
   void finish(std::int64_t version);
 
   GenerationRequest request_;
-  EngineLoop& engine_;
+  EngineFleet& engine_;
   Metrics& metrics_;
   std::shared_ptr<Exchange> exchange_;
   std::string id_;

@@ -14,6 +14,7 @@
 #include "distckpt/base/error.h"
 #include "serve/api_server.h"
 #include "serve/bridge/ranked_engine.h"
+#include "serve/bridge/remote_engine.h"
 #include "serve/bridge/rollout_engine.h"
 
 namespace ferry::cli {
@@ -55,12 +56,12 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .tool_format = tool_format(flags, model)};
 }
 
-// On rank 0: HTTP on a thread of its own, the engine on this one.
+// On rank 0: HTTP on a thread of its own, the first engine on this one.
 void serve_http(const ServeFlags& flags,
                 const RolloutModel& model,
                 const rollout::EngineOptions& options,
-                serve::EngineSteps& engine) {
-  serve::EngineLoop loop(engine);
+                const std::vector<serve::EngineSteps*>& engines) {
+  serve::EngineFleet loop(engines);
   serve::ApiServer server(served_model(flags, model, options), loop, flags.server, flags.api);
   fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,
              format_seconds(model.seconds_to_load()));
@@ -86,21 +87,46 @@ void serve_http(const ServeFlags& flags,
 
 void serve_rank(const ServeFlags& flags, models::World& world) {
   RolloutModel model(world, flags.rollout);
-  const auto& mesh = model.mesh();
-  require(mesh.shape().tp() == world.size(), ErrorKind::kUsage,
-          "serve: {} ranks and --tp {}: the server has one engine, whose ranks are tensor parallel",
-          world.size(), mesh.shape().tp());
+  const auto& shape = model.mesh().shape();
+  const int tp = shape.tp(), dp = shape.dp();
+  require(tp * dp == world.size(), ErrorKind::kUsage,
+          "serve: {} ranks, --tp {} and --dp {}: an engine's ranks are tensor parallel",
+          world.size(), tp, dp);
+  require(dp == 1 || !rollout::shares_experts(model.model()), ErrorKind::kUsage,
+          "serve: --dp {}: engines that share experts take their steps together, which is not "
+          "supported",
+          dp);
   serve::RolloutEngine engine(model.model(), model.engine_options(),
                               [&](const serve::WeightSource& source) {
                                 return model.open_weights(source.checkpoint, source.iteration);
                               });
-  if (world.size() == 1) return serve_http(flags, model, engine.options(), engine);
-  const models::Mailbox mail(
-      world, "serve",
-      {.limit = world.timeout(), .hint = "--timeout is the time that ranks wait for each other"});
-  if (world.rank() > 0) return serve::follow(engine, mail);
-  serve::RankedEngine all(engine, mail, world.size());
-  serve_http(flags, model, engine.options(), all);
+  const auto mailbox = [&](const std::string& name) {
+    return std::make_unique<models::Mailbox>(
+        world, name,
+        models::Mailbox::Patience{.limit = world.timeout(),
+                                  .hint = "--timeout is the time that ranks wait for each other"});
+  };
+  // Ranks of an engine follow each other.
+  const auto mail = mailbox("serve");
+  std::vector<std::unique_ptr<models::Mailbox>> of_engines(1);
+  for (int i = 1; i < dp; ++i) of_engines.push_back(mailbox(fmt::format("engine {}", i)));
+  const int first = world.rank() / tp * tp;
+  if (world.rank() > first) return serve::follow(engine, *mail, first);
+  serve::RankedEngine all(engine, *mail, first, tp);
+  serve::EngineSteps& mine = tp == 1 ? static_cast<serve::EngineSteps&>(engine) : all;
+  if (first > 0) {
+    serve::answer_calls(mine, *of_engines[static_cast<std::size_t>(first / tp)]);
+  } else {
+    std::vector<std::unique_ptr<serve::RemoteEngine>> others;
+    std::vector<serve::EngineSteps*> engines{&mine};
+    for (int i = 1; i < dp; ++i)
+      engines.push_back(others
+                            .emplace_back(std::make_unique<serve::RemoteEngine>(
+                                *of_engines[static_cast<std::size_t>(i)], i * tp))
+                            .get());
+    serve_http(flags, model, engine.options(), engines);
+    for (const auto& other : others) other->end();
+  }
   all.end();
 }
 

@@ -304,6 +304,7 @@ class SchemaReader {
       tail = i > 0 ? sequence({json_.comma(), one, std::move(tail)})
                    : sequence({one, std::move(tail)});
       if (i >= min) tail = choice({std::move(tail), i > 0 ? json_.space() : nothing()});
+      tail = json_.rules().add(std::move(tail));  // a long list would nest deeply
     }
     return tail;
   }

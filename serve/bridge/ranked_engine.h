@@ -1,6 +1,6 @@
-// The engines of a tensor parallel group as one: rank 0 tells the others each of its calls, so that
-// all get the same requests in the same order and take the same steps. Messages are between hosts,
-// beside the collectives of the steps, one to each rank for a step and all calls before it.
+// The engines of a tensor parallel group as one: its first rank tells the others each of its calls,
+// so that all get the same requests in the same order and take the same steps. Messages are between
+// hosts, beside the collectives of the steps, one to each rank for a step and all calls before it.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace ferry::serve {
 
-// On rank 0.
+// On the first rank.
 class RankedEngine : public EngineSteps {
  public:
-  // Both outlive this.
-  RankedEngine(EngineSteps& mine, const models::Mailbox& mail, int num_ranks)
-      : mine_(mine), mail_(mail), num_ranks_(num_ranks) {}
+  // The ranks follow the first one. Engine and mailbox outlive this.
+  RankedEngine(EngineSteps& mine, const models::Mailbox& mail, int first_rank, int num_ranks)
+      : mine_(mine), mail_(mail), first_rank_(first_rank), num_ranks_(num_ranks) {}
 
   void add_request(const std::string& request_id,
                    const std::vector<std::int64_t>& prompt_token_ids,
@@ -43,12 +43,13 @@ class RankedEngine : public EngineSteps {
 
   EngineSteps& mine_;
   const models::Mailbox& mail_;
+  int first_rank_;
   int num_ranks_;
   nlohmann::json calls_ = nlohmann::json::array();  // since the last message
 };
 
-// On the other ranks: makes the calls of rank 0 until its end(). An Error of a call is left to rank
-// 0, which meets it as well.
-void follow(EngineSteps& mine, const models::Mailbox& mail);
+// On the other ranks: makes the calls of the first one until its end(). An Error of a call is left
+// to that one, which meets it as well.
+void follow(EngineSteps& mine, const models::Mailbox& mail, int first_rank);
 
 }  // namespace ferry::serve

@@ -13,7 +13,6 @@ namespace ferry::serve {
 namespace api_server_test {
 
 using fake_engine::FakeEngine;
-using fake_engine::RunningLoop;
 using fake_engine::token_of;
 
 class ApiServerTest : public testing::Test {
@@ -25,7 +24,7 @@ class ApiServerTest : public testing::Test {
 
  protected:
   ApiServerTest()
-      : loop_(engine_),
+      : loop_(std::vector<EngineSteps*>{&engine_}),
         server_(
             {.name = "m", .root = "m", .max_model_len = 1000, .vocab_size = 100, .max_num_seqs = 4},
             loop_.loop,
@@ -64,7 +63,7 @@ class ApiServerTest : public testing::Test {
   }
 
   FakeEngine engine_;
-  RunningLoop loop_;
+  fake_engine::Running<EngineFleet> loop_;
   ApiServer server_;
   std::thread thread_;
 };

@@ -12,7 +12,7 @@ namespace engine_loop_test {
 using fake_engine::FakeEngine;
 using fake_engine::FinishReason;
 using fake_engine::RequestOutput;
-using fake_engine::RunningLoop;
+using RunningLoop = fake_engine::Running<EngineLoop>;
 
 class EngineLoopTest : public testing::Test {
  protected:

@@ -87,11 +87,12 @@ class FakeEngine : public EngineSteps {
   std::map<std::string, Request> requests_;
 };
 
-// A loop on a thread of its own.
-class RunningLoop {
+// An EngineLoop or an EngineFleet on a thread of its own.
+template <typename Loop>
+class Running {
  public:
-  explicit RunningLoop(EngineSteps& engine) : loop(engine) {}
-  ~RunningLoop() {
+  explicit Running(auto&& engines) : loop(engines) {}
+  ~Running() {
     loop.stop();
     if (thread_.joinable()) thread_.join();
   }
@@ -99,7 +100,7 @@ class RunningLoop {
     thread_ = std::thread([this] { loop.run(); });
   }
 
-  EngineLoop loop;
+  Loop loop;
 
  private:
   std::thread thread_;

@@ -1,0 +1,111 @@
+#include "serve/bridge/engine_calls.h"
+
+#include <utility>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::serve {
+namespace {
+
+using nlohmann::json;
+using rollout::SamplingParams;
+
+template <typename T>
+json or_null(const std::optional<T>& value) {
+  return value ? json(*value) : json();
+}
+
+template <typename T>
+void read_optional(const json& value, std::optional<T>& into) {
+  if (!value.is_null()) into = value.get<T>();
+}
+
+// Stop strings are the server's business: engines know tokens alone.
+json params_json(const SamplingParams& params) {
+  return {params.n,
+          params.temperature,
+          params.top_k,
+          params.top_p,
+          params.min_p,
+          params.repetition_penalty,
+          params.presence_penalty,
+          params.frequency_penalty,
+          or_null(params.seed),
+          params.stop_token_ids,
+          params.ignore_eos,
+          params.max_tokens,
+          params.min_tokens,
+          or_null(params.logprobs),
+          params.structured_outputs};
+}
+
+SamplingParams read_params(const json& list) {
+  SamplingParams params;
+  std::size_t i = 0;
+  const auto read = [&](auto& into) { list.at(i++).get_to(into); };
+  read(params.n);
+  read(params.temperature);
+  read(params.top_k);
+  read(params.top_p);
+  read(params.min_p);
+  read(params.repetition_penalty);
+  read(params.presence_penalty);
+  read(params.frequency_penalty);
+  read_optional(list.at(i++), params.seed);
+  read(params.stop_token_ids);
+  read(params.ignore_eos);
+  read(params.max_tokens);
+  read(params.min_tokens);
+  read_optional(list.at(i++), params.logprobs);
+  read(params.structured_outputs);
+  return params;
+}
+
+}  // namespace
+
+json add_request_call(const std::string& request_id,
+                      const std::vector<std::int64_t>& prompt_token_ids,
+                      const SamplingParams& params) {
+  return {"add_request", request_id, prompt_token_ids, params_json(params)};
+}
+
+json abort_call(const std::string& request_id) {
+  return {"abort", request_id};
+}
+
+json abort_call(const std::string& request_id, std::int64_t index) {
+  return {"abort_sample", request_id, index};
+}
+
+json open_weights_call(const WeightSource& source) {
+  return {"open_weights", source.checkpoint, source.iteration};
+}
+
+std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& call) {
+  auto& [engine, load] = called;
+  const auto name = call.at(0).get<std::string>();
+  if (name == "step") return engine.step();
+  if (name == "add_request") {
+    engine.add_request(call.at(1).get<std::string>(), call.at(2).get<std::vector<std::int64_t>>(),
+                       read_params(call.at(3)));
+  } else if (name == "abort") {
+    engine.abort(call.at(1).get<std::string>());
+  } else if (name == "abort_sample") {
+    engine.abort(call.at(1).get<std::string>(), call.at(2).get<std::int64_t>());
+  } else if (name == "reset_prefix_cache") {
+    engine.reset_prefix_cache();
+  } else if (name == "open_weights") {
+    load = nullptr;
+    load = engine.open_weights({call.at(1).get<std::string>(), call.at(2).get<std::string>()});
+  } else if (name == "load_weights") {
+    require(load != nullptr, ErrorKind::kIo, "the weights that rank 0 loads could not be opened");
+    std::exchange(load, nullptr)();
+  } else if (name == "sleep") {
+    engine.sleep(call.at(1).get<int>());
+  } else {
+    engine.wake_up();
+  }
+  return {};
+}
+
+}  // namespace ferry::serve

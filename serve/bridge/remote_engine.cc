@@ -1,0 +1,169 @@
+#include "serve/bridge/remote_engine.h"
+
+#include <utility>
+
+#include "distckpt/base/cbor.h"
+#include "distckpt/base/foreign_error.h"
+#include "serve/bridge/engine_calls.h"
+
+namespace ferry::serve {
+
+using nlohmann::json;
+using rollout::EngineStats;
+using rollout::RequestOutput;
+
+namespace {
+
+json error_json(const Error& error) {
+  return {static_cast<int>(error.kind()), error.what()};
+}
+
+Error read_error(const json& value) {
+  return {static_cast<ErrorKind>(value.at(0).get<int>()), value.at(1).get<std::string>()};
+}
+
+json token_json(const rollout::TokenOutput& token) {
+  auto top = json::array();
+  for (const auto& one : token.top) top.push_back({one.token_id, one.logprob});
+  return {token.token_id, token.logprob, token.processed_logprob, std::move(top)};
+}
+
+rollout::TokenOutput read_token(const json& value) {
+  rollout::TokenOutput token{.token_id = value.at(0).get<std::int64_t>(),
+                             .logprob = value.at(1).get<float>(),
+                             .processed_logprob = value.at(2).get<float>()};
+  for (const auto& one : value.at(3))
+    token.top.push_back(
+        {.token_id = one.at(0).get<std::int64_t>(), .logprob = one.at(1).get<float>()});
+  return token;
+}
+
+json output_json(const RequestOutput& output) {
+  auto samples = json::array();
+  for (const auto& sample : output.outputs) {
+    auto tokens = json::array();
+    for (const auto& token : sample.tokens) tokens.push_back(token_json(token));
+    samples.push_back({sample.index, std::move(tokens), static_cast<int>(sample.finish_reason),
+                       sample.stop_reason ? json(*sample.stop_reason) : json()});
+  }
+  return {output.request_id, std::move(samples), output.finished,
+          output.error ? error_json(*output.error) : json()};
+}
+
+RequestOutput read_output(const json& value) {
+  RequestOutput output{.request_id = value.at(0).get<std::string>(),
+                       .finished = value.at(2).get<bool>()};
+  for (const auto& one : value.at(1)) {
+    auto& sample = output.outputs.emplace_back();
+    sample.index = one.at(0).get<std::int64_t>();
+    for (const auto& token : one.at(1)) sample.tokens.push_back(read_token(token));
+    sample.finish_reason = static_cast<rollout::FinishReason>(one.at(2).get<int>());
+    if (!one.at(3).is_null()) sample.stop_reason = one.at(3).get<std::int64_t>();
+  }
+  if (!value.at(3).is_null()) output.error = read_error(value.at(3));
+  return output;
+}
+
+json stats_json(const EngineStats& stats) {
+  return {stats.num_blocks,    stats.num_free_blocks, stats.num_waiting,
+          stats.num_running,   stats.num_preemptions, stats.prompt_tokens,
+          stats.cached_tokens, stats.output_tokens,   stats.steps};
+}
+
+EngineStats read_stats(const json& list) {
+  EngineStats stats;
+  std::size_t i = 0;
+  for (auto* const into : {&stats.num_blocks, &stats.num_free_blocks, &stats.num_waiting,
+                           &stats.num_running, &stats.num_preemptions, &stats.prompt_tokens,
+                           &stats.cached_tokens, &stats.output_tokens, &stats.steps})
+    list.at(i++).get_to(*into);
+  return stats;
+}
+
+}  // namespace
+
+// Sends a call and those before it, and takes the answer. Returns a step's outputs.
+json RemoteEngine::ask(json call) {
+  calls_.push_back(std::move(call));
+  mail_.send(to_cbor(std::exchange(calls_, json::array())), rank_, "the engine's next calls");
+  auto answer = from_cbor<json>(mail_.receive(rank_, "the engine's answer"));
+  has_unfinished_ = answer.at("has_unfinished").get<bool>();
+  stats_ = read_stats(answer.at("stats"));
+  if (!answer.at("error").is_null()) throw read_error(answer.at("error"));
+  return std::move(answer.at("outputs"));
+}
+
+void RemoteEngine::add_request(const std::string& request_id,
+                               const std::vector<std::int64_t>& prompt_token_ids,
+                               const rollout::SamplingParams& params) {
+  calls_.push_back(add_request_call(request_id, prompt_token_ids, params));
+  has_unfinished_ = true;
+}
+
+void RemoteEngine::abort(const std::string& request_id) {
+  calls_.push_back(abort_call(request_id));
+}
+
+void RemoteEngine::abort(const std::string& request_id, std::int64_t index) {
+  calls_.push_back(abort_call(request_id, index));
+}
+
+std::vector<RequestOutput> RemoteEngine::step() {
+  std::vector<RequestOutput> outputs;
+  for (const auto& one : ask({"step"})) outputs.push_back(read_output(one));
+  return outputs;
+}
+
+void RemoteEngine::reset_prefix_cache() {
+  ask({"reset_prefix_cache"});
+}
+
+std::function<void()> RemoteEngine::open_weights(const WeightSource& source) {
+  ask(open_weights_call(source));
+  return [this] { ask({"load_weights"}); };
+}
+
+void RemoteEngine::sleep(int level) {
+  ask({"sleep", level});
+}
+
+void RemoteEngine::wake_up() {
+  ask({"wake_up"});
+}
+
+// Tells the other rank that this one lives.
+void RemoteEngine::idle() {
+  ask({"idle"});
+}
+
+void RemoteEngine::end() {
+  calls_.push_back({"end"});
+  mail_.send(to_cbor(calls_), rank_, "the engine's next calls");
+}
+
+void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {
+  CalledEngine called{.engine = mine};
+  while (true) {
+    json outputs = json::array(), error;
+    for (const auto& one : from_cbor<json>(mail.receive(0, "the engine's next calls"))) {
+      if (one.at(0) == "end") return;
+      try {
+        if (one.at(0) == "idle") {
+          mine.idle();
+        } else {
+          for (const auto& output : make_call(called, one)) outputs.push_back(output_json(output));
+        }
+      } catch (const std::exception& caught) {
+        error = error_json(as_error(caught));
+      }
+    }
+    // A step without requests answers nothing, and would keep a request that is gone under way.
+    mail.send(to_cbor(json{{"outputs", std::move(outputs)},
+                           {"error", std::move(error)},
+                           {"has_unfinished", mine.has_unfinished()},
+                           {"stats", stats_json(mine.stats())}}),
+              0, "the engine's answer");
+  }
+}
+
+}  // namespace ferry::serve

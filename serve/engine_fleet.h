@@ -1,0 +1,81 @@
+// Engines with the same weights as one: a request goes to the engine that has most of its prompt in
+// the cache, or least to do. If an engine fails, its requests go on at another one: a token is a
+// function of weights, prompt, seed and parameters, so that the same tokens come again, and those
+// that have been delivered are dropped.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "serve/engine_loop.h"
+
+namespace ferry::serve {
+
+class EngineFleet {
+ public:
+  using Done = EngineLoop::Done;
+
+  // The engines outlive this.
+  explicit EngineFleet(const std::vector<EngineSteps*>& engines);
+  ~EngineFleet();
+  // Called on the engines' threads, by one at a time. The status is of all together.
+  void on_outputs(EngineLoop::OnOutputs callback) { on_outputs_ = std::move(callback); }
+
+  // Runs the first engine on the caller's thread, where it was made, and the others on threads of
+  // their own, until stop().
+  void run();
+
+  // The rest is thread-safe, and what EngineLoop has under these names: for all engines, but those
+  // that have failed. `done` has the first error that one of them met.
+  void add_request(std::string request_id,
+                   std::vector<std::int64_t> prompt_token_ids,
+                   rollout::SamplingParams params);
+  void abort(std::string request_id);
+  void abort(std::string request_id, std::int64_t index);
+  void pause(PauseMode mode, Done done);
+  void resume(Done done);
+  void reset_prefix_cache(Done done);
+  void update_weights(WeightSource source, PauseMode mode, Done done);
+  void sleep(int level, PauseMode mode, Done done);
+  void wake_up(Done done);
+  void stop();
+
+ private:
+  struct Request {
+    std::vector<std::int64_t> prompt{};
+    rollout::SamplingParams params{};
+    std::size_t engine = 0;
+    std::vector<std::size_t> delivered{};  // tokens, by sample
+    std::vector<std::size_t> to_drop{};    // of them, that come again
+    std::vector<bool> is_over{};           // samples
+  };
+  struct Engine {
+    std::unique_ptr<EngineLoop> loop{};
+    EngineStatus status{};
+    bool has_failed = false;
+    std::int64_t num_samples = 0;                       // under way
+    std::unordered_set<std::uint64_t> prompt_blocks{};  // beginnings of prompts, by hash
+  };
+
+  std::size_t choose(const std::vector<std::int64_t>& prompt);
+  void take(std::size_t engine,
+            std::vector<rollout::RequestOutput> outputs,
+            const EngineStatus& status);
+  bool drop_delivered(Request& request, rollout::RequestOutput& output) const;
+  bool move_requests(std::size_t engine, const Error& error);
+  EngineStatus whole_status() const;
+  void for_all(const Done& done, const std::function<void(EngineLoop&, Done)>& command);
+
+  EngineLoop::OnOutputs on_outputs_{};
+  std::mutex delivery_;  // of outputs; taken before mutex_
+  std::mutex mutex_;
+  std::vector<Engine> engines_;
+  std::unordered_map<std::string, Request> requests_;
+};
+
+}  // namespace ferry::serve

@@ -1,0 +1,151 @@
+#include "serve/engine_fleet.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <future>
+
+#include "tests/serve/fake_engine.h"
+
+namespace ferry::serve {
+namespace engine_fleet_test {
+
+using fake_engine::FakeEngine;
+using fake_engine::RequestOutput;
+using fake_engine::token_of;
+
+class EngineFleetTest : public testing::Test {
+ protected:
+  EngineFleetTest() : fleet_({&engines_[0], &engines_[1], &engines_[2]}) {
+    fleet_.on_outputs([this](std::vector<RequestOutput> outputs, const EngineStatus& now) {
+      const std::lock_guard lock(mutex_);
+      for (auto& output : outputs) {
+        auto& answer = answers_[output.request_id];
+        for (const auto& sample : output.outputs)
+          for (const auto& token : sample.tokens)
+            answer.tokens[sample.index].push_back(token.token_id);
+        answer.finished = answer.finished || output.finished;
+        if (output.error) answer.error = output.error->what();
+      }
+      status_ = now;
+      changed_.notify_all();
+    });
+    thread_ = std::thread([this] { fleet_.run(); });
+  }
+  ~EngineFleetTest() override {
+    fleet_.stop();
+    thread_.join();
+  }
+
+  struct Answer {
+    std::map<std::int64_t, std::vector<std::int64_t>> tokens{};
+    bool finished = false;
+    std::string error{};
+  };
+
+  void wait(const std::function<bool()>& condition) {
+    std::unique_lock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), condition));
+  }
+  Answer answer_of(const std::string& id) {
+    wait([&] { return answers_[id].finished; });
+    const std::lock_guard lock(mutex_);
+    return answers_[id];
+  }
+  static std::vector<std::int64_t> expected(const std::vector<std::int64_t>& prompt,
+                                            std::int64_t index,
+                                            std::int64_t count) {
+    std::vector<std::int64_t> tokens;
+    for (std::int64_t i = 1; i <= count; ++i) tokens.push_back(token_of(prompt, 0, index, i));
+    return tokens;
+  }
+  std::string result_of(const std::function<void(EngineFleet::Done)>& command) {
+    std::promise<std::string> result;
+    command(
+        [&](const std::optional<Error>& error) { result.set_value(error ? error->what() : ""); });
+    return result.get_future().get();
+  }
+
+  std::array<FakeEngine, 3> engines_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Answer> answers_;
+  EngineStatus status_{};
+  EngineFleet fleet_;
+  std::thread thread_;
+};
+
+TEST_F(EngineFleetTest, SpreadsRequestsOverItsEngines) {
+  for (int i = 0; i < 6; ++i) fleet_.add_request(std::to_string(i), {i, 1, 2}, {.max_tokens = 400});
+  for (int i = 0; i < 6; ++i)
+    EXPECT_EQ(answer_of(std::to_string(i)).tokens[0], expected({i, 1, 2}, 0, 400));
+  for (const auto& engine : engines_) EXPECT_GE(engine.num_steps, 400);
+}
+
+TEST_F(EngineFleetTest, SendsAPromptWhereItsBeginningIs) {
+  std::vector<std::int64_t> prompt(320, 7);
+  fleet_.add_request("0", prompt, {.max_tokens = 1});
+  fleet_.add_request("other", std::vector<std::int64_t>(320, 3), {.max_tokens = 1});
+  answer_of("0");
+  answer_of("other");
+  const int before[] = {engines_[0].num_steps, engines_[1].num_steps, engines_[2].num_steps};
+  prompt.push_back(8);
+  fleet_.add_request("1", prompt, {.max_tokens = 1});
+  answer_of("1");
+  EXPECT_EQ(engines_[0].num_steps, before[0] + 1);
+  EXPECT_EQ(engines_[1].num_steps, before[1]);
+  EXPECT_EQ(engines_[2].num_steps, before[2]);
+}
+
+TEST_F(EngineFleetTest, GoesOnElsewhereIfAnEngineFails) {
+  for (int i = 0; i < 3; ++i)
+    fleet_.add_request(std::to_string(i), {i}, {.n = 2, .max_tokens = 20'000});
+  wait([&] {
+    return std::ranges::all_of(std::array{"0", "1", "2"},
+                               [&](const char* id) { return answers_[id].tokens[0].size() > 10; });
+  });
+  engines_[0].fails = true;
+  engines_[2].fails = true;
+  for (int i = 0; i < 3; ++i) {
+    const auto answer = answer_of(std::to_string(i));
+    EXPECT_EQ(answer.error, "");
+    for (std::int64_t sample = 0; sample < 2; ++sample)
+      EXPECT_EQ(answer.tokens.at(sample), expected({i}, sample, 20'000));
+  }
+  fleet_.add_request("later", {5}, {.max_tokens = 3});
+  EXPECT_EQ(answer_of("later").tokens[0], expected({5}, 0, 3));
+}
+
+TEST_F(EngineFleetTest, ReportsTheErrorOfItsLastEngine) {
+  for (auto& engine : engines_) engine.fails = true;
+  fleet_.add_request("0", {1}, {.max_tokens = 3});
+  EXPECT_EQ(answer_of("0").error, "the device is lost");
+}
+
+TEST_F(EngineFleetTest, UpdatesAllEngines) {
+  EXPECT_EQ(result_of([&](auto done) {
+              fleet_.update_weights({"new", ""}, PauseMode::kWait, done);
+            }),
+            "");
+  for (const auto& engine : engines_) EXPECT_EQ(engine.weights, 1000);
+  wait([&] { return status_.weight_version == 1; });
+  EXPECT_EQ(result_of([&](auto done) {
+              fleet_.update_weights({"absent", ""}, PauseMode::kKeep, done);
+            }),
+            "absent: does not exist");
+  fleet_.add_request("0", {1}, {.max_tokens = 1});
+  EXPECT_EQ(answer_of("0").tokens[0][0], expected({1}, 0, 1)[0] + 1000);
+}
+
+TEST_F(EngineFleetTest, EndsWhatIsAborted) {
+  fleet_.add_request("0", {1}, {.max_tokens = 1'000'000'000});
+  wait([&] { return answers_["0"].tokens[0].size() > 3; });
+  fleet_.abort("0");
+  fleet_.add_request("1", {2}, {.max_tokens = 2});
+  EXPECT_EQ(answer_of("1").tokens[0], expected({2}, 0, 2));
+  EXPECT_EQ(engines_[0].num_aborted, 1);
+}
+
+}  // namespace engine_fleet_test
+}  // namespace ferry::serve
