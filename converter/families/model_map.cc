@@ -246,7 +246,6 @@ class Builder {
     const bool qkv = row.merge == Merge::kQkvGroups;
     const auto groups = qkv ? map_.config.num_query_groups : 1;
     for (std::int64_t group = 0; group < groups; ++group) {
-      std::int64_t before = 0;  // rows of the parts that lie before it in one tensor
       for (std::size_t i = 0; i < rows.size(); ++i) {
         const auto count = rows[i] / groups;
         const auto from = group * count;

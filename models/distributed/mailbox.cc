@@ -163,7 +163,7 @@ std::vector<std::string> Mailbox::exchange(std::span<const Letter> letters,
     c10::intrusive_ptr<c10d::Work> work;
   };
   const auto starting = [&](const char* way, int peer, at::Tensor part, auto start) {
-    Part started{.name = fmt::format("{} {} rank {}", what, way, peer), .peer = peer};
+    Part started{.name = fmt::format("{} {} rank {}", what, way, peer), .peer = peer, .work = {}};
     std::vector<at::Tensor> tensors{std::move(part)};
     try {
       started.work = (*gloo_.*start)(tensors, peer, kTag);

@@ -283,7 +283,9 @@ TEST(Sampler, AConstrainedRowIsCutAndOthersAreAsEver) {
                   1e-4);
       EXPECT_NEAR(cut.logprobs[i].item<float>(), of_model[i][token].item<float>(), 1e-4);
       const auto free_token = free.tokens[i].item<std::int64_t>();
-      if (free_token == 1 || free_token == 8 || free_token == 9) EXPECT_EQ(token, free_token);
+      if (free_token == 1 || free_token == 8 || free_token == 9) {
+        EXPECT_EQ(token, free_token);
+      }
     }
   }
 }

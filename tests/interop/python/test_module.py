@@ -272,6 +272,7 @@ def test_an_interrupt_stops_a_conversion(work):
     large_checkpoint(work / "hf", 40)
     program = f"""
 import os, signal, sys, threading, ferry
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 def progress(stage, done, total, finished):
     os.kill(os.getpid(), signal.SIGINT)
 try:
