@@ -240,7 +240,7 @@ class Builder {
                             expert.value_or(0));
       part.model = sources[lies.merged ? 0 : i];
       part.box = rows_of(tensor.shape, at, count);
-      tensor.parts.push_back(std::move(part));
+      tensor.parts.push_back(part);
       at += count;
     };
     const bool qkv = row.merge == Merge::kQkvGroups;

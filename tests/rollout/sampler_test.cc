@@ -319,7 +319,7 @@ at::Tensor processed(const at::Tensor& logits, const SamplingRow& row, std::int6
     value = value > 0 ? value / p.repetition_penalty : value * p.repetition_penalty;
     value -= p.frequency_penalty * count + (count > 0 ? p.presence_penalty : 0);
   }
-  for (const auto token : row.forbidden) values[token] = -kInfinity;
+  for (const auto token : row.forbidden) values[token] = static_cast<double>(-kInfinity);
   if (p.greedy()) return at::log_softmax(l, 0);
   l = l / p.temperature;
   l.masked_fill_(at::softmax(l, 0) < p.min_p * at::softmax(l, 0).max(), -kInfinity);
@@ -341,7 +341,7 @@ TEST(Sampler, ProcessedLogProbsAreThoseOfTheFormulas) {
   for (std::int64_t i = 0; i < mixture.size(); ++i) {
     const auto expected = processed(logits[i], mixture.rows[static_cast<std::size_t>(i)], 997);
     const auto token = sampled.tokens[i].item<std::int64_t>();
-    const double of_token = expected[token].item<double>();
+    const auto of_token = expected[token].item<double>();
     EXPECT_TRUE(std::isfinite(of_token)) << i << ": token " << token << " is not kept";
     EXPECT_NEAR(sampled.processed_logprobs[i].item<float>(), of_token, 4e-6) << i;
     if (mixture.params[static_cast<std::size_t>(i)].greedy()) {
