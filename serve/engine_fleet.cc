@@ -236,28 +236,28 @@ void EngineFleet::for_all(const Done& done, const std::function<void(EngineLoop&
   for (auto* const loop : loops) command(*loop, one_done);
 }
 
-void EngineFleet::pause(PauseMode mode, Done done) {
+void EngineFleet::pause(PauseMode mode, const Done& done) {
   for_all(done, [&](EngineLoop& loop, Done one) { loop.pause(mode, std::move(one)); });
 }
 
-void EngineFleet::resume(Done done) {
+void EngineFleet::resume(const Done& done) {
   for_all(done, [](EngineLoop& loop, Done one) { loop.resume(std::move(one)); });
 }
 
-void EngineFleet::reset_prefix_cache(Done done) {
+void EngineFleet::reset_prefix_cache(const Done& done) {
   for_all(done, [](EngineLoop& loop, Done one) { loop.reset_prefix_cache(std::move(one)); });
 }
 
-void EngineFleet::update_weights(WeightSource source, PauseMode mode, Done done) {
+void EngineFleet::update_weights(WeightSource source, PauseMode mode, const Done& done) {
   for_all(done,
           [&](EngineLoop& loop, Done one) { loop.update_weights(source, mode, std::move(one)); });
 }
 
-void EngineFleet::sleep(int level, PauseMode mode, Done done) {
+void EngineFleet::sleep(int level, PauseMode mode, const Done& done) {
   for_all(done, [&](EngineLoop& loop, Done one) { loop.sleep(level, mode, std::move(one)); });
 }
 
-void EngineFleet::wake_up(Done done) {
+void EngineFleet::wake_up(const Done& done) {
   for_all(done, [](EngineLoop& loop, Done one) { loop.wake_up(std::move(one)); });
 }
 

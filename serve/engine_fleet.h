@@ -37,12 +37,12 @@ class EngineFleet {
                    rollout::SamplingParams params);
   void abort(std::string request_id);
   void abort(std::string request_id, std::int64_t index);
-  void pause(PauseMode mode, Done done);
-  void resume(Done done);
-  void reset_prefix_cache(Done done);
-  void update_weights(WeightSource source, PauseMode mode, Done done);
-  void sleep(int level, PauseMode mode, Done done);
-  void wake_up(Done done);
+  void pause(PauseMode mode, const Done& done);
+  void resume(const Done& done);
+  void reset_prefix_cache(const Done& done);
+  void update_weights(WeightSource source, PauseMode mode, const Done& done);
+  void sleep(int level, PauseMode mode, const Done& done);
+  void wake_up(const Done& done);
   void stop();
 
  private:

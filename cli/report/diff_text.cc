@@ -75,14 +75,16 @@ std::string tensor_table(const converter::DiffTable& table, DiffOrder order) {
       {"tensor", "changed", "|A|", "|B|", "|A-B|", "relative", "largest", "ulps", ""}};
   for (const auto* cell : cells) {
     const auto& difference = cell->difference;
-    const auto experts = format_experts(*cell);
+    auto remarks = format_experts(*cell);
     const auto nonfinite = format_nonfinite(difference.counts);
+    if (!remarks.empty() && !nonfinite.empty()) remarks += "; ";
+    remarks += nonfinite;
     lines.push_back({printable(cell->name), format_share(difference.counts.changed_share()),
                      format_number(difference.left_norm()), format_number(difference.right_norm()),
                      format_number(difference.difference_norm()),
                      format_number(difference.relative_difference()),
                      format_largest(difference.counts), format_ulps(difference.counts),
-                     experts + (experts.empty() || nonfinite.empty() ? "" : "; ") + nonfinite});
+                     std::move(remarks)});
   }
   return draw_table(lines, true);
 }

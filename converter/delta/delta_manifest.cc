@@ -73,11 +73,11 @@ std::string write_delta_manifest(const DeltaManifest& manifest) {
     entry["result"] = to_string(tensor.result);
     entry["changed"] = tensor.num_changed;
   }
-  root["tensors"] = std::move(tensors);
+  root.emplace("tensors", std::move(tensors));
   json files = json::object();
   for (const auto& file : manifest.files)
     files[file.name] = {{"size", file.size}, {"digest", to_string(file.digest)}};
-  root["files"] = std::move(files);
+  root.emplace("files", std::move(files));
   return root.dump(1) + "\n";
 }
 

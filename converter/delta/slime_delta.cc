@@ -19,6 +19,7 @@
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/plan/schedule.h"
 #include "distckpt/storage/file_io.h"
+#include "distckpt/storage/filenames.h"
 
 namespace ferry::converter {
 namespace fs = std::filesystem;

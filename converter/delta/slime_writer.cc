@@ -143,7 +143,7 @@ class SlimeWriter : public DeltaWriter {
                          {"delta_encoding", "xor"},
                          {"compression_format", "zstd"},
                          {"checksum_format", "xxh3-128"}};
-    index["weight_map"] = std::move(files);
+    index.emplace("weight_map", std::move(files));
     distckpt::write_text(folder / distckpt::kSafetensorsIndex, index.dump() + "\n");
   }
 

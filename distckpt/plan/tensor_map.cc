@@ -93,11 +93,11 @@ void restrict_links(TensorMap& map,
       link.scale = static_cast<int>(kept.scales.size());
       kept.scales.push_back(*scale);
     }
-    kept.links.push_back(std::move(link));
+    kept.links.push_back(link);
   }
-  for (auto& padding : map.padding) {
+  for (const auto& padding : map.padding) {
     auto& list = stored.contains(padding.stored) ? kept.padding : kept.left_out;
-    list.push_back(std::move(padding));
+    list.push_back(padding);
   }
   map = std::move(kept);
 }

@@ -169,7 +169,8 @@ WorkFolder::~WorkFolder() {
     // A destructor has nobody to tell. What is left is told by the next run.
   }
   std::error_code ignored;
-  for (const auto& parent : std::ranges::reverse_view(made_parents_)) fs::remove(parent, ignored);
+  for (auto parent = made_parents_.rbegin(); parent != made_parents_.rend(); ++parent)
+    fs::remove(*parent, ignored);
 }
 
 // Missing parents are closed to others until there is something for them.

@@ -76,7 +76,7 @@ std::optional<ParameterSpec> shard(const WholeParameter& parameter,
     return spec;
   }
   const auto size = spec.shape[cut->dim];
-  require(size % (cut->parts * ranks) == 0, ErrorKind::kUsage,
+  require(size % (std::int64_t{cut->parts} * ranks) == 0, ErrorKind::kUsage,
           "{}: {} {} cannot be split over {} ranks", spec.key, size / cut->parts,
           cut->dim == 0 ? "rows" : "columns", ranks);
   spec.boxes = cut->boxes(spec.shape, rank, ranks);

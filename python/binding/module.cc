@@ -39,6 +39,8 @@ PyModuleDef definition = {
 
 }  // namespace
 
+// Python asks for this name.
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming)
 PyMODINIT_FUNC PyInit__ferry() {
   auto* const module = PyModule_Create(&definition);
   if (module != nullptr) PyModule_AddStringConstant(module, "version", FERRY_VERSION);

@@ -45,7 +45,7 @@ class SchemaReader {
     auto found = rules_.find(pointer);
     if (found == rules_.end()) {
       found = rules_.emplace(pointer, json_.rules().declare()).first;
-      pending_.push_back({found->second, pointer});
+      pending_.emplace_back(found->second, pointer);
     }
     return Rules::use(found->second);
   }
@@ -329,8 +329,9 @@ class SchemaReader {
                          is_required});
       names.push_back(name);
     };
+    const auto of_properties = at + "/properties/";
     for (const auto& [name, schema] : properties.items())
-      add(name, of(schema, at + "/properties/" + name));
+      add(name, of(schema, of_properties + name));
     for (const auto& name : required)
       if (!properties.contains(name.get<std::string>()))
         add(name.get<std::string>(), other ? other : never());

@@ -138,8 +138,8 @@ ordered_json tagged_arguments(const ordered_json& schema,
   const auto required = schema.value("required", ordered_json::array());
   for (const auto& [name, value] : properties.items()) {
     const auto marker = end.substr(end.find('<'), end.find('>') + 1 - end.find('<'));
-    auto one = sequence_of(
-        {text_format(begin + name + between), bare_value(schema, name, marker), text_format(end)});
+    auto one = sequence_of({text_format(std::string(begin).append(name).append(between)),
+                            bare_value(schema, name, marker), text_format(end)});
     const bool is_required = std::ranges::find(required, ordered_json(name)) != required.end();
     parts.push_back(is_required ? std::move(one)
                                 : ordered_json{{"type", "optional"}, {"content", std::move(one)}});

@@ -112,7 +112,8 @@ TEST_F(CliDocs, ListEveryOptionOfEachSubcommandAndNoOther) {
     SCOPED_TRACE("ferry " + name);
     auto printed = long_flags(output_of_ferry(name + " --help"));
     for (const auto& own : subcommands(name))
-      printed.merge(long_flags(output_of_ferry(name + " " + own + " --help")));
+      printed.merge(
+          long_flags(output_of_ferry(std::string(name).append(" ").append(own).append(" --help"))));
     EXPECT_FALSE(printed.empty());
     EXPECT_EQ(long_flags(sections["ferry " + name]), printed);
   }

@@ -12,7 +12,8 @@ namespace option_check_test {
 using support::fails;
 
 Checkpoint source_of(Format format, distckpt::DType dtype = distckpt::DType::kBF16) {
-  Checkpoint source{.location = {.format = format}};
+  Checkpoint source;
+  source.location.format = format;
   source.layout.add_tensor({.name = "w", .dtype = dtype, .shape = {2, 2}});
   return source;
 }

@@ -123,11 +123,7 @@ void run(const Flags& flags, models::World& world) {
   }
 }
 
-}  // namespace
-}  // namespace ferry
-
-int main(int argc, char** argv) {
-  using namespace ferry;
+int run_tool(int argc, char** argv) {
   if (argc != 13 && argc != 14) return 2;
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   try {
@@ -159,4 +155,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   return 0;
+}
+
+}  // namespace
+}  // namespace ferry
+
+int main(int argc, char** argv) {
+  return ferry::run_tool(argc, argv);
 }

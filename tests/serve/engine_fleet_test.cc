@@ -16,7 +16,7 @@ using fake_engine::RequestOutput;
 using fake_engine::token_of;
 
 class EngineFleetTest : public testing::Test {
- protected:
+ public:
   EngineFleetTest() : fleet_({&engines_[0], &engines_[1], &engines_[2]}) {
     fleet_.on_outputs([this](std::vector<RequestOutput> outputs, const EngineStatus& now) {
       const std::lock_guard lock(mutex_);

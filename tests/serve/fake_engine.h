@@ -91,6 +91,7 @@ class FakeEngine : public EngineSteps {
 template <typename Loop>
 class Running {
  public:
+  // NOLINTNEXTLINE(bugprone-forwarding-reference-overload): nothing copies it
   explicit Running(auto&& engines) : loop(engines) {}
   ~Running() {
     loop.stop();

@@ -32,7 +32,7 @@ at::Tensor estimate(const at::Tensor& logprob, const at::Tensor& ref_logprob, Kl
 }  // namespace
 
 at::Tensor kl_penalty(const at::Tensor& logprob, const at::Tensor& ref_logprob, KlPenalty kind) {
-  const auto forward = estimate(logprob, ref_logprob, kind.estimator);
+  auto forward = estimate(logprob, ref_logprob, kind.estimator);
   if (!kind.straight_through) return forward;
   const auto backward = estimate(logprob, ref_logprob, KlEstimator::kK2);
   return backward - backward.detach() + forward.detach();

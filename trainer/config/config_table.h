@@ -127,10 +127,10 @@ class ConfigTable {
   template <typename T>
   void add(std::string_view name,
            T& value,
-           std::string help,
-           ConfigLimit limit = UsualLimit<T>::limit()) {
+           const std::string& help,
+           const ConfigLimit& limit = UsualLimit<T>::limit()) {
     add_field(
-        name, ConfigType<T>::name(), std::move(help), std::move(limit),
+        name, ConfigType<T>::name(), help, limit,
         [&value](const ConfigValue* given) {
           auto parsed = given == nullptr ? std::nullopt : ConfigType<T>::read(*given);
           if (parsed) value = std::move(*parsed);
@@ -141,10 +141,10 @@ class ConfigTable {
   template <typename T>
   void add(std::string_view name,
            std::optional<T>& value,
-           std::string help,
-           ConfigLimit limit = UsualLimit<T>::limit()) {
+           const std::string& help,
+           const ConfigLimit& limit = UsualLimit<T>::limit()) {
     add_field(
-        name, ConfigType<T>::name(), std::move(help), std::move(limit),
+        name, ConfigType<T>::name(), help, limit,
         [&value](const ConfigValue* given) {
           auto parsed = given == nullptr ? std::nullopt : ConfigType<T>::read(*given);
           if (given == nullptr || parsed) value = std::move(parsed);
@@ -158,10 +158,10 @@ class ConfigTable {
   template <typename T>
   void add_auto(std::string_view name,
                 std::optional<T>& value,
-                std::string help,
-                ConfigLimit limit = UsualLimit<T>::limit()) {
+                const std::string& help,
+                const ConfigLimit& limit = UsualLimit<T>::limit()) {
     add_field(
-        name, "auto or " + ConfigType<T>::name(), std::move(help), or_auto(std::move(limit)),
+        name, "auto or " + ConfigType<T>::name(), help, or_auto(limit),
         [&value](const ConfigValue* given) {
           if (given == nullptr || *given == kAutoValue)
             value.reset();

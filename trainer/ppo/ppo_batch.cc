@@ -1,5 +1,6 @@
 #include "trainer/ppo/ppo_batch.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 

@@ -60,7 +60,7 @@ std::int64_t step_of(const WorkerData& call) {
 
 PpoWorkers::PpoWorkers(models::World& world,
                        const PpoConfig& config,
-                       std::shared_ptr<const converter::Checkpoint> origin,
+                       const std::shared_ptr<const converter::Checkpoint>& origin,
                        const PromptEncoder& encoder,
                        std::int64_t total_steps)
     : world_(world),

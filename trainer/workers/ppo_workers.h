@@ -42,7 +42,7 @@ class PpoWorkers {
   // Called by all ranks: loads the models. The encoder outlives this.
   PpoWorkers(models::World& world,
              const PpoConfig& config,
-             std::shared_ptr<const converter::Checkpoint> origin,
+             const std::shared_ptr<const converter::Checkpoint>& origin,
              const PromptEncoder& encoder,
              std::int64_t total_steps);
   ~PpoWorkers();

@@ -37,7 +37,7 @@ std::vector<std::size_t> spread(std::size_t count, std::size_t most) {
 std::vector<std::size_t> choose(const std::vector<LoggedSample>& samples) {
   std::map<double, std::vector<std::size_t>, std::greater<>> by_score;
   for (std::size_t i = 0; i < samples.size(); ++i)  // those without a score last
-    by_score[std::isfinite(samples[i].score) ? samples[i].score : -INFINITY].push_back(i);
+    by_score[std::isfinite(samples[i].score) ? samples[i].score : -HUGE_VAL].push_back(i);
   std::vector<std::vector<std::size_t>> groups;
   for (auto& [score, group] : by_score) groups.push_back(std::move(group));
 
@@ -106,8 +106,8 @@ std::string value_text(const nlohmann::json& value) {
 
 // The range of a whole set's scores: low ones are red, high ones green.
 struct Range {
-  double least = INFINITY;
-  double most = -INFINITY;
+  double least = HUGE_VAL;
+  double most = -HUGE_VAL;
 };
 
 std::string score_html(double score, const Range& range) {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <span>
 #include <string>
 #include <string_view>
@@ -19,6 +18,35 @@ namespace ferry::distckpt {
 
 namespace detail {
 struct PickleNodes;
+
+// What `at` gives for 0, 1, ... below `size`, for a range-for. A view of <ranges> would do, but
+// clang 14, which lints and fuzzes, cannot compile those of libstdc++ 12.
+template <typename At>
+class Indexed {
+ public:
+  class Iterator {
+   public:
+    Iterator(const At* at, std::size_t index) : at_(at), index_(index) {}
+    auto operator*() const { return (*at_)(index_); }
+    Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    bool operator==(const Iterator& other) const { return index_ == other.index_; }
+
+   private:
+    const At* at_;
+    std::size_t index_;
+  };
+
+  Indexed(std::size_t size, At at) : size_(size), at_(std::move(at)) {}
+  Iterator begin() const { return {&at_, 0}; }
+  Iterator end() const { return {&at_, size_}; }
+
+ private:
+  std::size_t size_;
+  At at_;
+};
 }  // namespace detail
 
 enum class PickleKind : std::uint8_t {
@@ -62,19 +90,18 @@ class PickleValue {
 
   // `for (const PickleValue element : value.elements())`: lists, tuples, sets.
   auto elements() const {
-    return element_cells() | std::views::transform([nodes = nodes_](std::uint64_t cell) {
-             return PickleValue(nodes, cell);
-           });
+    const auto cells = element_cells();
+    return detail::Indexed(cells.size(), [nodes = nodes_, cells](std::size_t i) {
+      return PickleValue(nodes, cells[i]);
+    });
   }
 
   // `for (const auto& [key, value] : value.items())`: dicts, in order.
   auto items() const {
     const auto cells = item_cells();
-    return std::views::iota(std::uint32_t{0}, static_cast<std::uint32_t>(cells.size() / 2)) |
-           std::views::transform([nodes = nodes_, cells](std::uint32_t i) {
-             return std::pair(PickleValue(nodes, cells[std::size_t{2} * i]),
-                              PickleValue(nodes, cells[std::size_t{2} * i + 1]));
-           });
+    return detail::Indexed(cells.size() / 2, [nodes = nodes_, cells](std::size_t i) {
+      return std::pair(PickleValue(nodes, cells[2 * i]), PickleValue(nodes, cells[2 * i + 1]));
+    });
   }
 
   // Dicts, and the state of objects (failing that, their items): the value under a string key.

@@ -183,7 +183,8 @@ Value indent(const Value& value, const Arguments& arguments) {
     const auto& line = lines[i].string();
     if (i > 0) indented += "\n";
     if (i == 0 ? given.flag(1, false) : !line.empty() || given.flag(2, false)) indented += margin;
-    indented = bounded(std::move(indented) + line);
+    indented += line;
+    indented = bounded(std::move(indented));
   }
   return indented;
 }
@@ -191,7 +192,7 @@ Value indent(const Value& value, const Arguments& arguments) {
 Value to_int(const Value& value, const Arguments& arguments) {
   const Parameters given("int", arguments, {"default", "base"});
   if (given.has(1)) fail_template("the base of int is not supported");
-  const auto otherwise = given.given(0) == nullptr ? Value(std::int64_t{0}) : given.at(0);
+  auto otherwise = given.given(0) == nullptr ? Value(std::int64_t{0}) : given.at(0);
   if (value.is_int() || value.is_bool()) return value.integer();
   double real = value.is_float() ? value.real() : NAN;
   if (value.is_string()) {

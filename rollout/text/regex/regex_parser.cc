@@ -213,7 +213,7 @@ class Parser {
 
   CodePointSet bracket_range() {
     const bool escaped = sees("\\");
-    const auto first = escaped ? escape() : single(next());
+    auto first = escaped ? escape() : single(next());
     if (!sees("-") || sees("-]")) return first;
     refuse(sees("-[") || sees("-&&"), "a range to a bracket");
     take("-");

@@ -190,27 +190,26 @@ void add(const Component& part, std::vector<PreTokenizerStep>& steps, bool& has_
     steps.push_back(byte_level(part));
     has_byte_level = true;
   } else if (type == "Split") {
-    steps.push_back([pattern = Pattern(part.pattern("pattern")), behavior = behavior_of(part, ""),
-                     invert = part.flag("invert", false)](Pieces& pieces) {
-      cut_at_pattern(pieces, pattern, behavior, invert);
-    });
+    steps.emplace_back([pattern = Pattern(part.pattern("pattern")),
+                        behavior = behavior_of(part, ""), invert = part.flag("invert", false)](
+                           Pieces& pieces) { cut_at_pattern(pieces, pattern, behavior, invert); });
   } else if (type == "Digits") {
     const auto behavior =
         part.flag("individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous;
-    steps.push_back([behavior](Pieces& pieces) {
+    steps.emplace_back([behavior](Pieces& pieces) {
       cut_at_set(pieces, *CodePointSet::named("RustNumeric"), behavior);
     });
   } else if (type == "Punctuation") {
-    steps.push_back([behavior = behavior_of(part, "Isolated")](Pieces& pieces) {
+    steps.emplace_back([behavior = behavior_of(part, "Isolated")](Pieces& pieces) {
       cut_at_set(pieces, *CodePointSet::named("Punctuation"), behavior);
     });
   } else if (type == "WhitespaceSplit") {
-    steps.push_back([](Pieces& pieces) {
+    steps.emplace_back([](Pieces& pieces) {
       cut_at_set(pieces, *CodePointSet::named("WhiteSpace"), Behavior::kRemoved);
     });
   } else if (type == "Whitespace") {
     const Pattern words({true, R"(\p{RustWord}+|[^\p{RustWord}\s]+)"});
-    steps.push_back(
+    steps.emplace_back(
         [words](Pieces& pieces) { cut_at_pattern(pieces, words, Behavior::kRemoved, true); });
   } else if (type == "Metaspace") {
     steps.push_back(metaspace(part));

@@ -83,7 +83,7 @@ TEST_P(RandomDelta, OfAnyFormatsAndLayoutsMakesTheResultBitForBit) {
   const auto moved = [&](const std::string& name) {
     const auto choice = random() % 3;
     if (choice == 0) return dir / name;
-    const auto to = dir / (name + "_moved");
+    auto to = dir / (name + "_moved");
     convert({.from = dir / name,
              .to = to,
              .format = choice == 1 ? Format::kTorchDist : Format::kArchive,
@@ -168,7 +168,7 @@ TEST_P(OfOneModel, ADamagedFileIsNoticed) {
   std::mt19937_64 random(5);
   for (int i = 0; i < 12; ++i) {
     for (const auto& file : fs::directory_iterator(delta)) {
-      const auto path = file.path();
+      const auto& path = file.path();
       const auto size = static_cast<std::int64_t>(fs::file_size(path));
       const auto at = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(size));
       support::corrupt(path, at);

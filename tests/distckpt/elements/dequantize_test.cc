@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -70,7 +71,8 @@ TEST(Dequantize, MultipliesEachElementByTheScaleOfItsBlock) {
         if (std::isnan(expected)) {
           ASSERT_TRUE(std::isnan(found[at]));
         } else {
-          ASSERT_EQ(std::memcmp(&found[at], &expected, sizeof(float)), 0) << r << "," << c;
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(found[at]), std::bit_cast<std::uint32_t>(expected))
+              << r << "," << c;
         }
       }
     }
@@ -129,7 +131,8 @@ TEST(Dequantize, UnpacksPairsOfFourBitsTheLowerFirstInBlocksOfAnyRank) {
           const auto exponent =
               std::to_integer<int>(exponents[static_cast<std::size_t>(place)]) - 127;
           const float expected = std::ldexp(e2m1(at % 2 == 0 ? pack & 15U : pack >> 4U), exponent);
-          ASSERT_EQ(std::memcmp(&found[at], &expected, sizeof(float)), 0) << exponent;
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(found[at]), std::bit_cast<std::uint32_t>(expected))
+              << exponent;
         }
       }
     }

@@ -12,7 +12,7 @@
 
 namespace {
 
-using namespace ferry::rollout;
+namespace grammar = ferry::rollout::grammar;
 using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
@@ -48,7 +48,7 @@ ordered_json answer(grammar::StructuredOutputManager& manager,
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto tokenizer = text::Tokenizer::from_folder(argv[1]);
+  const auto tokenizer = ferry::rollout::text::Tokenizer::from_folder(argv[1]);
   const auto vocab_size = std::stoll(argv[2]);
   grammar::StructuredOutputManager manager(*tokenizer, vocab_size);
   for (std::string line; std::getline(std::cin, line);) {

@@ -157,14 +157,14 @@ ordered_json render(const ordered_json& request) {
 }
 
 ordered_json answer(const ordered_json& request) {
-  static const std::map<std::string, ordered_json (*)(const ordered_json&)> kOperations{
+  static const std::map<std::string, ordered_json (*)(const ordered_json&)> operations{
       {"encode", encode},       {"encode_bytes", encode_bytes},
       {"decode", decode},       {"detokenize", detokenize},
       {"tokenizer", describe},  {"pieces", pieces},
       {"normalize", normalize}, {"render", render},
   };
   try {
-    return kOperations.at(request.at("op").get<std::string>())(request);
+    return operations.at(request.at("op").get<std::string>())(request);
   } catch (const Error& error) {
     return {{"error", error.what()}};
   }

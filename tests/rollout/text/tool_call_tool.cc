@@ -1,12 +1,15 @@
 // For tests/interop/serve/test_tools.py: a line of JSON in, {"format", "text", "tools"}, a line
 // out,
 // {"content", "calls"}.
+#include <exception>
 #include <iostream>
 #include <string>
 
 #include "rollout/text/tool_calls.h"
 
-int main() {
+namespace {
+
+void answer_lines() {
   using nlohmann::ordered_json;
   for (std::string line; std::getline(std::cin, line);) {
     const auto asked = ordered_json::parse(line);
@@ -20,5 +23,16 @@ int main() {
     for (const auto& call : part.calls)
       calls.push_back({{"name", call.name}, {"arguments", ordered_json::parse(call.arguments)}});
     std::cout << ordered_json{{"content", part.content + rest.content}, {"calls", calls}} << "\n";
+  }
+}
+
+}  // namespace
+
+int main() {
+  try {
+    answer_lines();
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
   }
 }

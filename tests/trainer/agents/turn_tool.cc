@@ -1,12 +1,15 @@
 // For tests/interop/agents/test_turns.py: a line of JSON in, {"folder", "tools", "messages",
 // "count"}, a line out, {"turn": [ids]} or {"error"}.
+#include <exception>
 #include <iostream>
 #include <string>
 
 #include "distckpt/base/error.h"
 #include "trainer/dataset/prompt_examples.h"
 
-int main() {
+namespace {
+
+void answer_lines() {
   using nlohmann::ordered_json;
   for (std::string line; std::getline(std::cin, line);) {
     const auto asked = ordered_json::parse(line);
@@ -19,5 +22,16 @@ int main() {
       answer["error"] = error.what();
     }
     std::cout << answer << "\n";
+  }
+}
+
+}  // namespace
+
+int main() {
+  try {
+    answer_lines();
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
   }
 }

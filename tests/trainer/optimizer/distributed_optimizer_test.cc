@@ -151,7 +151,7 @@ TEST(Adam, SumsSquaresInFp64) {
 }
 
 // The kernels of a GPU beside the loops of the host: every byte of some steps.
-void expect_bytes_of_the_host(AdamTensors host) {
+void expect_bytes_of_the_host(const AdamTensors& host) {
   AdamTensors device{host.grad.cuda(),
                      host.master.cuda(),
                      host.exp_avg.cuda(),
@@ -179,12 +179,12 @@ TEST(AdamCuda, HasTheBytesOfTheHost) {
        {std::pair(at::kFloat, at::kFloat), std::pair(at::kBFloat16, at::kFloat),
         std::pair(at::kHalf, at::kFloat), std::pair(at::kHalf, at::kHalf),
         std::pair(at::kBFloat16, at::kBFloat16)})
-    expect_bytes_of_the_host(random_adam(64 * 5000, param, grad));
+    expect_bytes_of_the_host(random_adam(320'000, param, grad));
 }
 
 TEST(AdamCuda, HasTheBytesOfTheHostWithMomentsInBf16) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  auto host = random_adam(64 * 5000, at::kBFloat16, at::kFloat);
+  auto host = random_adam(320'000, at::kBFloat16, at::kFloat);
   host.exp_avg = host.exp_avg.to(at::kBFloat16);
   expect_bytes_of_the_host(host);
   host.exp_avg_sq = host.exp_avg_sq.to(at::kBFloat16);
@@ -193,7 +193,7 @@ TEST(AdamCuda, HasTheBytesOfTheHostWithMomentsInBf16) {
 
 TEST(AdamCuda, SumsSquaresInTheSameOrderEachTime) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
-  const auto x = at::randn({64 * 5000});
+  const auto x = at::randn({320'000});
   const auto sum = squared_sum(x).item<double>();
   EXPECT_NEAR(squared_sum(x.cuda()).item<double>(), sum, 1e-12 * sum);
   EXPECT_EQ(squared_sum(x.cuda()).item<double>(), squared_sum(x.cuda()).item<double>());
@@ -278,8 +278,7 @@ void train_rank(const Training& training, const Mesh& on, models::World& world, 
   for (int step = 0; step < training.steps; ++step) {
     optimizer.zero_grad();
     const auto dp = static_cast<std::size_t>(mesh.shape().dp());
-    for (std::size_t i = static_cast<std::size_t>(mesh.coordinates().dp); i < sequences.size();
-         i += dp) {
+    for (auto i = static_cast<std::size_t>(mesh.coordinates().dp); i < sequences.size(); i += dp) {
       const models::SequencePartition batch(models::pack({sequences[i]}), mesh);
       std::vector<at::Tensor> received;
       std::vector<at::Tensor> sent;
