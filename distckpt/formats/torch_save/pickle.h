@@ -19,8 +19,8 @@ namespace ferry::distckpt {
 namespace detail {
 struct PickleNodes;
 
-// What `at` gives for 0, 1, ... below `size`, for a range-for. A view of <ranges> would do, but
-// clang 14, which lints and fuzzes, cannot compile those of libstdc++ 12.
+// The values that `at` gives for 0, 1, ... below `size`, for a range-for. A view of <ranges> would
+// do, but clang 14, which lints, cannot compile those of libstdc++ 12.
 template <typename At>
 class Indexed {
  public:
