@@ -99,6 +99,16 @@ void add_convert(CLI::App& app) {
       "--keep-quantized,--keep-fp8", options.keep_quantized,
       "To Hugging Face or an archive: leave FP8 and MXFP4 blocks and their scales as they are. "
       "Default: dequantise to bf16, or as --dtype says");
+  command
+      ->add_option_function<std::string>(
+          "--quantize",
+          [&options](const std::string& name) {
+            using Method = converter::Quantization::Method;
+            options.quantize = name == "mxfp4" ? Method::kMxfp4 : Method::kFp8;
+          },
+          "To Hugging Face or an archive: FP8 in blocks of 128 x 128 for the weights of linear "
+          "layers, or MXFP4 for the experts of GPT-OSS, after a cast by --dtype")
+      ->check(CLI::IsMember({"fp8-block", "mxfp4"}));
   command->add_option_function<std::string>(
       "--max-shard-size",
       [&options](const std::string& text) {

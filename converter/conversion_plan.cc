@@ -8,6 +8,7 @@
 #include "converter/write/archive_target.h"
 #include "converter/write/hf_target.h"
 #include "converter/write/megatron_target.h"
+#include "converter/write/quantize_checkpoint.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
@@ -29,8 +30,9 @@ using distckpt::Role;
 std::vector<std::pair<fs::path, std::int64_t>> files_of(const distckpt::Layout& layout) {
   std::vector<std::pair<fs::path, std::int64_t>> files;
   for (const auto& storage : layout.storages()) {
-    if (std::holds_alternative<distckpt::MemoryStorage>(storage)) continue;
-    const auto& path = *distckpt::file_of(storage);
+    const auto* named = distckpt::file_of(storage);
+    if (named == nullptr) continue;
+    const auto& path = *named;
     const auto* file = std::get_if<distckpt::FileStorage>(&storage);
     const auto bytes =
         file != nullptr ? file->size : std::get<distckpt::ChunkStorage>(storage).decoded_size;
@@ -149,14 +151,18 @@ std::unique_ptr<Target> make_target(const OpenedConversion& opened,
   }
 }
 
+// How elements of another dtype than the one that they shall have are read.
+distckpt::Transform cast_rule(const ConvertOptions& options) {
+  return options.dtype ? distckpt::Transform::kCast : distckpt::Transform::kCastExact;
+}
+
 CopyPlan plan_copies(const OpenedConversion& opened,
                      const PlannedConversion& planned,
                      distckpt::TensorMap& links,
-                     bool casts) {
+                     distckpt::Transform cast) {
   try {
-    return distckpt::plan_copy(
-        planned.tensors, {.layout = &opened.source.layout, .map = &links}, planned.target->side(),
-        casts ? distckpt::Transform::kCast : distckpt::Transform::kCastExact);
+    return distckpt::plan_copy(planned.tensors, {.layout = &opened.source.layout, .map = &links},
+                               planned.target->side(), cast);
   } catch (Error& error) {
     const auto& hf = opened.source.hf;
     if (hf && !hf->part.empty() && opened.format == Format::kTorchDist) {
@@ -189,6 +195,8 @@ OpenedConversion open_conversion(const ConvertOptions& options) {
   if (!opened.published)
     refuse_unsafe_target(opened.target, opened.format, source.location.folder, options.overwrite);
   opened.tensors = with_dtypes(source, options.dtype);
+  if (options.quantize)
+    quantize_checkpoint(source, opened.tensors, *options.quantize, cast_rule(options));
   require(options.job.size == 1 || opened.format != Format::kArchive, ErrorKind::kUsage,
           "--to h5: an archive is written by one process; --no-ranks works alone");
   if (!distckpt::is_remote(opened.target)) return opened;
@@ -225,7 +233,7 @@ PlannedConversion plan_conversion(const OpenedConversion& opened,
     if (options.dtype && tensor.role == Role::kPadding && !tensor.name.starts_with(kStatePrefix))
       tensor.dtype = *options.dtype;
   }
-  planned.copy = plan_copies(opened, planned, links, options.dtype.has_value());
+  planned.copy = plan_copies(opened, planned, links, cast_rule(options));
   if (options.amendment != nullptr) require_amendable(planned.copy);
   planned.staging = distckpt::staging_budget(planned.copy, executor_options(options));
   for (const auto& [path, bytes] : files_of(planned.target->layout()))

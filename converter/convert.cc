@@ -279,7 +279,8 @@ class Conversion {
     const auto start = std::chrono::steady_clock::now();
     const bool training_state = opened_.source.training.has_value();
     Proof proof(folder,
-                {.keep_quantized = options_.keep_quantized, .training_state = training_state},
+                {.keep_quantized = options_.keep_quantized || options_.quantize,
+                 .training_state = training_state},
                 planned.shared_padding, shared_, executor_options(options_));
     proof.read(progress_);
     shared_.leave("proved");

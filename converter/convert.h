@@ -38,6 +38,7 @@ struct ConvertOptions {
   models::ParallelConfig parallel{};                  // of a Megatron target
   std::optional<distckpt::DType> dtype{};             // default: each tensor keeps its own
   bool keep_quantized = false;                        // no dequantisation
+  std::optional<Quantization::Method> quantize{};     // weights, on the way
   PredictionLayers mtp = PredictionLayers::kKeep;     // kDrop: also without training state
   bool no_save_optim = false;                         // from Megatron to Megatron: the model alone
   std::optional<std::int64_t> max_shard_size{};       // of a Hugging Face target or an archive

@@ -81,6 +81,10 @@ void require_effective(const ConvertOptions& options, const Checkpoint& source, 
       "blocks");
   require(!options.keep_quantized || !options.dtype, ErrorKind::kUsage,
           "--keep-quantized (--keep-fp8) and --dtype exclude each other");
+  require(!options.quantize || !to_megatron, ErrorKind::kUsage,
+          "--quantize: a Megatron-Core checkpoint has no place for the scales of blocks");
+  require(!options.quantize || !options.keep_quantized, ErrorKind::kUsage,
+          "--quantize and --keep-quantized exclude each other");
   const auto is_quantized = [](const distckpt::TensorLayout& tensor) {
     return distckpt::can_dequantize(tensor.dtype) || tensor.name.ends_with(kBlocksSuffix);
   };

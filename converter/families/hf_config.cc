@@ -216,6 +216,23 @@ std::string without_quantization(std::string_view text,
   return with_dtype(object.dump(), dtype, source);
 }
 
+std::string with_quantization(std::string_view text,
+                              Quantization::Method method,
+                              const std::vector<std::string>& not_converted,
+                              std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  nlohmann::ordered_json how;
+  if (method == Quantization::Method::kFp8) {
+    how["activation_scheme"] = "dynamic";
+    how["fmt"] = "e4m3";
+  }
+  how["modules_to_not_convert"] = not_converted;
+  how["quant_method"] = method == Quantization::Method::kFp8 ? "fp8" : "mxfp4";
+  if (method == Quantization::Method::kFp8) how["weight_block_size"] = {128, 128};
+  object["quantization_config"] = std::move(how);
+  return object.dump(2) + "\n";
+}
+
 std::string without_prediction_layers(std::string_view text, std::string_view source) {
   auto object = distckpt::parse_ordered_json(text, source);
   object["num_nextn_predict_layers"] = 0;

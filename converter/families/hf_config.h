@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/base/box.h"
 #include "distckpt/base/dtype.h"
@@ -40,6 +41,13 @@ std::string_view quantized_weight(std::string_view name);
 std::string without_quantization(std::string_view text,
                                  distckpt::DType dtype,
                                  std::string_view source);
+
+// The same text of weights that are quantised so, FP8 in blocks of 128 x 128, but for those
+// modules: as DeepSeek-V3 and GPT-OSS are published.
+std::string with_quantization(std::string_view text,
+                              Quantization::Method method,
+                              const std::vector<std::string>& not_converted,
+                              std::string_view source);
 
 // The same text of a model without prediction layers.
 std::string without_prediction_layers(std::string_view text, std::string_view source);

@@ -119,6 +119,13 @@ void HfForm::leave_quantization() {
   index_text.reset();
 }
 
+void HfForm::quantize(Quantization::Method method, const std::vector<std::string>& not_converted) {
+  contents[std::string(distckpt::kHfConfig)] =
+      with_quantization(config_text(), method, not_converted, config_source());
+  headers.clear();
+  index_text.reset();
+}
+
 void HfForm::leave_prediction_layers() {
   contents[std::string(distckpt::kHfConfig)] =
       without_prediction_layers(config_text(), config_source());

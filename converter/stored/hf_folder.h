@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "converter/families/hf_config.h"
 #include "converter/stored/carried_file.h"
 #include "converter/stored/part.h"
 #include "distckpt/formats/safetensors.h"
@@ -43,6 +44,8 @@ struct HfForm {
   // Makes it the form of dequantised weights: a configuration that says so, and no headers. Leaves
   // the form of a model that is not quantised as it is.
   void leave_quantization();
+  // Makes it the form of weights that are quantised so, but for those modules.
+  void quantize(Quantization::Method method, const std::vector<std::string>& not_converted);
   // Makes it the form of a model without prediction layers, likewise.
   void leave_prediction_layers();
 };

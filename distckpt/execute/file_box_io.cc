@@ -98,15 +98,15 @@ DecodedChunk FileSource::decode(const ChunkStorage& chunk, StorageId storage) {
   });
 }
 
-void FileSource::read_chunk(const ChunkStorage& chunk,
-                            const Region& region,
-                            std::span<std::byte> packed) {
+void FileSource::read_chunk(const Region& region,
+                            std::span<std::byte> packed,
+                            std::int64_t size,
+                            const std::function<DecodedChunk()>& load) {
   const auto storage = region.at.storage;
   if (region.num_bytes() == 0) return;
-  require(region.at.offset >= 0 && fold_runs(region).end() <= chunk.decoded_size,
-          ErrorKind::kLayout, "{}: a box ends behind its {} bytes", describe(storages_[storage]),
-          chunk.decoded_size);
-  const auto decoded = chunks_.get(storage, [&] { return decode(chunk, storage); });
+  require(region.at.offset >= 0 && fold_runs(region).end() <= size, ErrorKind::kLayout,
+          "{}: a box ends behind its {} bytes", describe(storages_[storage]), size);
+  const auto decoded = chunks_.get(storage, load);
   copy_strided(packed.data(), packed_strides(region), decoded.data.get() + region.at.offset,
                region.at.strides, region.size, region.element_size);
 }
@@ -122,7 +122,14 @@ void FileSource::read(const Region& region,
                         region.at.strides, region.size, region.element_size);
   }
   if (const auto* chunk = std::get_if<ChunkStorage>(&storages_.at(storage))) {
-    return read_chunk(*chunk, region, packed);
+    return read_chunk(region, packed, chunk->decoded_size, [&] { return decode(*chunk, storage); });
+  }
+  if (const auto* computed = std::get_if<ComputedStorage>(&storages_.at(storage))) {
+    return read_chunk(region, packed, computed->size, [&] {
+      auto chunk = DecodedChunk::make(computed->size);
+      computed->bytes->compute(computed->index, *this, chunk.bytes(), parts);
+      return chunk;
+    });
   }
   const auto& file = this->file(storage);
   const auto runs = fold_runs(region);

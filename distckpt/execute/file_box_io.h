@@ -1,5 +1,6 @@
 // Boxes in files. One source for every format, whose tensors are plain bytes somewhere in a file or
-// in encoded chunks of one, or lie in the host's memory; one sink for plain bytes.
+// in encoded chunks of one, lie in the host's memory, or are computed from others; one sink for
+// plain bytes.
 #pragma once
 
 #include <filesystem>
@@ -59,7 +60,11 @@ class FileSource : public BoxSource {
  private:
   const ReadFile& file(StorageId storage);
   void require_unchanged();
-  void read_chunk(const ChunkStorage& chunk, const Region& region, std::span<std::byte> packed);
+  // A part of bytes that are kept for a while, or loaded.
+  void read_chunk(const Region& region,
+                  std::span<std::byte> packed,
+                  std::int64_t size,
+                  const std::function<DecodedChunk()>& load);
   DecodedChunk decode(const ChunkStorage& chunk, StorageId storage);
 
   std::vector<Storage> storages_;

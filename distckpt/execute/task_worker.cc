@@ -76,7 +76,38 @@ class TaskWorker::Impl {
     }
   }
 
+  void read(std::uint32_t index, const Box& box, std::span<std::byte> into) {
+    const auto& planned = plan_.tensors[index];
+    read_cover(planned, planned.source, box, into);
+    std::vector<std::byte> again(planned.replicas.empty() ? 0 : into.size());
+    for (const auto& cover : planned.replicas) {
+      read_cover(planned, cover, box, again);
+      require(std::ranges::equal(into, again), ErrorKind::kLayout,
+              "{}: its second copy differs from the first, in {}", planned.tensor.name,
+              to_string(box));
+    }
+  }
+
  private:
+  void read_cover(const PlannedTensor& planned,
+                  const Cover& cover,
+                  const Box& box,
+                  std::span<std::byte> into) {
+    const auto size = size_of(planned.tensor.dtype);
+    const auto strides = byte_strides(box.size, size);
+    for (const auto& piece : cover) {
+      const auto part = intersect(piece.box, box);
+      if (!part) continue;
+      if (*part == box) return read_part(planned.tensor, piece, 0, box, planned.on_read, into);
+      const auto elements = scratch_.first(part->volume() * size);
+      read_part(planned.tensor, piece, 0, *part, planned.on_read, elements);
+      std::int64_t first = 0;
+      for (int d = 0; d < box.rank(); ++d) first += (part->offset[d] - box.offset[d]) * strides[d];
+      copy_strided(into.data() + first, strides, elements.data(), byte_strides(part->size, size),
+                   part->size, size);
+    }
+  }
+
   // A stretch of a model tensor in staging: elements [begin, end), as boxes.
   struct Stretch {
     const ModelTensor& tensor;
@@ -442,6 +473,10 @@ TaskWorker::TaskWorker(const CopyPlan& plan,
     : impl_(std::make_unique<Impl>(*this, plan, sizes, resource, source, sink, amend)) {}
 
 TaskWorker::~TaskWorker() = default;
+
+void TaskWorker::read(std::uint32_t tensor, const Box& box, std::span<std::byte> into) {
+  impl_->read(tensor, box, into);
+}
 
 void TaskWorker::run(const Segment& segment,
                      const std::function<void(const Comparison&)>& compared) {

@@ -33,6 +33,10 @@ class TaskWorker {
   // Adds to `record` and `nonzero_padding`. `compared` is called for each replica's stretch.
   void run(const Segment& segment, const std::function<void(const Comparison&)>& compared);
 
+  // Fills `into` with the box of a tensor's grid, row-major: elements of its dtype. The scratch
+  // buffers hold them, and the stored ones. Throws Error(kLayout) where a second copy differs.
+  void read(std::uint32_t tensor, const Box& box, std::span<std::byte> into);
+
   TaskRecord record{};  // of the task at hand: the caller begins a new one
   std::vector<NonZeroPadding> nonzero_padding{};
 

@@ -83,6 +83,19 @@ class BoxSource {
   virtual std::string name_of(StorageId) const { return {}; }
 };
 
+// The bytes of a ComputedStorage.
+class ComputedBytes {
+ public:
+  virtual ~ComputedBytes() = default;
+
+  // Fills `into` with the bytes of that index, from what `source` reads, whose checksums it appends
+  // to `parts`: the same reads every time. Thread-safe.
+  virtual void compute(std::uint32_t index,
+                       BoxSource& source,
+                       std::span<std::byte> into,
+                       std::vector<ChecksumPart>& parts) const = 0;
+};
+
 class BoxSink {
  public:
   virtual ~BoxSink() = default;

@@ -18,6 +18,7 @@ std::string describe(const Storage& storage) {
     if (!chunk->last_tensor.empty()) text += fmt::format(" to {}", chunk->last_tensor);
     return text;
   }
+  if (std::holds_alternative<ComputedStorage>(storage)) return "what is computed";
   const auto* remote = std::get_if<RankStorage>(&storage);
   return remote == nullptr ? "memory" : fmt::format("memory of rank {}", remote->rank);
 }

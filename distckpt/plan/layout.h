@@ -19,6 +19,8 @@
 
 namespace ferry::distckpt {
 
+class ComputedBytes;  // distckpt/plan/box_io.h
+
 // The bytes of a file, raw.
 struct FileStorage {
   std::filesystem::path path{};
@@ -55,7 +57,15 @@ struct RankStorage {
   std::int64_t size = 0;
 };
 
-using Storage = std::variant<FileStorage, ChunkStorage, MemoryStorage, RankStorage>;
+// Bytes that are computed from those of other storages whenever they are read.
+struct ComputedStorage {
+  std::int64_t size = 0;
+  std::shared_ptr<const ComputedBytes> bytes{};
+  std::uint32_t index = 0;  // as which it knows them
+};
+
+using Storage =
+    std::variant<FileStorage, ChunkStorage, MemoryStorage, RankStorage, ComputedStorage>;
 using StorageId = std::uint32_t;
 
 std::string describe(const Storage& storage);  // for messages: a file's name, "memory of rank 3"

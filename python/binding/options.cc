@@ -17,6 +17,14 @@ std::optional<converter::Format> format_of(const Options& options) {
   return converter::Format::kArchive;
 }
 
+std::optional<converter::Quantization::Method> quantization_of(const Options& options) {
+  const auto name = options.get<std::string>("quantize");
+  if (name.empty()) return std::nullopt;
+  if (name == "fp8-block") return converter::Quantization::Method::kFp8;
+  require(name == "mxfp4", ErrorKind::kUsage, "quantize={}: is neither fp8-block nor mxfp4", name);
+  return converter::Quantization::Method::kMxfp4;
+}
+
 converter::DryRun dry_run_of(const Options& options) {
   const auto name = options.get<std::string>("dry_run");
   if (name.empty()) return converter::DryRun::kNo;
@@ -86,6 +94,7 @@ converter::ConvertOptions convert_options(const Options& options) {
       .parallel = options.parallel(),
       .dtype = options.dtype(),
       .keep_quantized = options.get<bool>("keep_quantized"),
+      .quantize = quantization_of(options),
       .no_save_optim = options.get<bool>("no_save_optim"),
       .max_shard_size = options.find<std::int64_t>("max_shard_size"),
       .threads = options.get<int>("threads"),

@@ -315,8 +315,8 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
             num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
             account_for_loss_in_pipeline_split: bool = False, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-            dtype: Optional[str] = None, keep_quantized: bool = False, no_save_optim: bool = False, max_shard_size: Size = None, threads: int = 0,
-            max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
+            dtype: Optional[str] = None, keep_quantized: bool = False, quantize: Optional[str] = None, no_save_optim: bool = False,
+            max_shard_size: Size = None, threads: int = 0, max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
             follow_symlinks: bool = False, ranks: bool = False, progress: Progress = None) -> ConvertReport:
     """Converts a checkpoint, and proves it: `ferry convert` (docs/cli.md has every option).
 
@@ -324,6 +324,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         source: a checkpoint of any format
         target: a folder: of Hugging Face files, a Megatron root, an archive's
         to: "hf", "megatron" or "h5". Default: the other format
+        quantize: "fp8-block" or "mxfp4"
         dry_run: "plan" plans and writes nothing; "read" also reads and digests
         ranks: shares the work with the other processes that torchrun, srun or mpirun started; all of them call this, and the first one's report counts
         progress: see Progress

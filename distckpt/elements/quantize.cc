@@ -1,0 +1,120 @@
+#include "distckpt/elements/quantize.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
+
+namespace ferry::distckpt {
+namespace {
+
+constexpr float kE4M3Max = 448.0F;
+constexpr float kE2M1Max = 6.0F;
+constexpr int kScaleBias = 127;
+
+std::optional<std::int64_t> first_not_finite(std::span<const float> values) {
+  const auto found =
+      std::ranges::find_if(values, [](float value) { return !std::isfinite(value); });
+  if (found == values.end()) return std::nullopt;
+  return found - values.begin();
+}
+
+// To nearest even, of magnitudes below 464; without branches, so that a compiler makes vectors of
+// it. Adding 2^14 to what is below the smallest normal, 2^-6, rounds it to a multiple of 2^-9.
+std::uint32_t to_e4m3(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto magnitude = bits & 0x7FFFFFFFU;
+  constexpr std::uint32_t kRounder = (127U + 14U) << 23U;
+  const auto small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) +
+                                                  std::bit_cast<float>(kRounder)) -
+                     kRounder;
+  const auto odd = magnitude >> 20U & 1U;
+  const auto normal = (magnitude - (120U << 23U) + 0x7FFFFU + odd) >> 20U;
+  return (magnitude < (121U << 23U) ? small : normal) | (bits >> 24U & 0x80U);
+}
+
+// The exponent of the least power of two that is at least `value`, which is positive.
+int ceil_exponent(float value) {
+  int exponent = 0;
+  const float fraction = std::frexp(value, &exponent);  // [0.5, 1)
+  return fraction == 0.5F ? exponent - 1 : exponent;
+}
+
+// Between each number of four bits and the next.
+constexpr std::array<float, 7> kE2M1Bounds{0.25F, 0.75F, 1.25F, 1.75F, 2.5F, 3.5F, 5.0F};
+
+std::uint32_t to_e2m1(float value) {
+  std::uint32_t code = 0;
+  for (const float bound : kE2M1Bounds) code += static_cast<std::uint32_t>(std::abs(value) > bound);
+  return code | (value < 0 ? 8U : 0U);
+}
+
+}  // namespace
+
+std::optional<std::int64_t> quantize_e4m3(std::span<const float> values,
+                                          std::int64_t columns,
+                                          std::int64_t block,
+                                          std::span<std::byte> into,
+                                          std::span<float> scales) {
+  if (const auto refused = first_not_finite(values)) return refused;
+  const auto rows = columns == 0 ? 0 : std::ssize(values) / columns;
+  const auto per_row = ceil_div(columns, block);
+  require(std::ssize(scales) == ceil_div(rows, block) * per_row, ErrorKind::kBug,
+          "scales of {} blocks of a tensor [{}, {}]", scales.size(), rows, columns);
+  std::ranges::fill(scales, 0.0F);
+  const auto each_run = [&](const auto& visit) {  // of one row in one block
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t b = 0; b < per_row; ++b) {
+        const auto first = b * block;
+        const auto at = static_cast<std::size_t>(r * columns + first);
+        const auto count = static_cast<std::size_t>(std::min(block, columns - first));
+        visit(at, count, scales[static_cast<std::size_t>(r / block * per_row + b)]);
+      }
+    }
+  };
+  each_run([&](std::size_t at, std::size_t count, float& largest) {
+    for (const float value : values.subspan(at, count))
+      largest = std::max(largest, std::abs(value));
+  });
+  for (auto& scale : scales) {
+    scale /= kE4M3Max;
+    if (scale == 0.0F) scale = 1.0F;
+  }
+  each_run([&](std::size_t at, std::size_t count, float scale) {
+    for (std::size_t i = at; i < at + count; ++i)
+      into[i] = static_cast<std::byte>(to_e4m3(values[i] / scale));
+  });
+  return std::nullopt;
+}
+
+std::optional<std::int64_t> quantize_e2m1(std::span<const float> values,
+                                          std::span<std::byte> into,
+                                          std::span<std::byte> exponents) {
+  if (const auto refused = first_not_finite(values)) return refused;
+  constexpr auto kBlock = static_cast<std::size_t>(kE2M1Block);
+  require(values.size() % kBlock == 0 && exponents.size() == values.size() / kBlock &&
+              into.size() == values.size() / 2,
+          ErrorKind::kBug, "{} elements in {} blocks", values.size(), exponents.size());
+  for (std::size_t b = 0; b < exponents.size(); ++b) {
+    const auto block = values.subspan(b * kBlock, kBlock);
+    float largest = 0;
+    for (const float value : block) largest = std::max(largest, std::abs(value));
+    const float unrounded = largest / kE2M1Max;
+    const int exponent = largest == 0     ? 0
+                         : unrounded == 0 ? -kScaleBias
+                                          : std::max(ceil_exponent(unrounded), -kScaleBias);
+    exponents[b] = static_cast<std::byte>(exponent + kScaleBias);
+    const float factor = std::ldexp(1.0F, -exponent);
+    for (std::size_t i = 0; i < kBlock; i += 2) {
+      const auto low = to_e2m1(block[i] * factor);
+      const auto high = to_e2m1(block[i + 1] * factor);
+      into[(b * kBlock + i) / 2] = static_cast<std::byte>(low | high << 4U);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace ferry::distckpt

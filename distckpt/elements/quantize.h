@@ -1,0 +1,36 @@
+// Weights quantised by blocks: the way that dequantize.h comes back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace ferry::distckpt {
+
+inline constexpr std::int64_t kE4M3Block = 128;  // in both dimensions
+inline constexpr std::int64_t kE2M1Block = 32;   // in the last one
+
+// [rows, columns] to F8_E4M3 in blocks of [block, block], ragged ones at the ends. The scale of a
+// block is its largest magnitude / 448 in fp32, or 1 where that is 0; an element is value / scale,
+// rounded to nearest even: bit for bit Megatron-Bridge's _quantize_fp8_2d_blocks
+// (conversion/quantization_utils.py) and slime's tools/convert_hf_to_fp8.py, which leaves NaN where
+// all are 0. `scales` has one element for each block. Nothing, or the index of an element that is
+// not finite.
+std::optional<std::int64_t> quantize_e4m3(std::span<const float> values,
+                                          std::int64_t columns,
+                                          std::int64_t block,
+                                          std::span<std::byte> into,
+                                          std::span<float> scales);
+
+// [rows, columns] to MXFP4: 32 elements of a row have one scale, the least power of two that brings
+// the largest magnitude to at most 6, or 1 where that is 0; an element is the nearest that four
+// bits have, the smaller one of two: bit for bit Megatron-Bridge's quantize_mxfp4_e2m1_like_scale
+// where values are bf16. `into` has two elements a byte, the first one in the lower bits;
+// `exponents` have a bias of 127. `columns` is a multiple of 32. Nothing, or the index of an
+// element that is not finite.
+std::optional<std::int64_t> quantize_e2m1(std::span<const float> values,
+                                          std::span<std::byte> into,
+                                          std::span<std::byte> exponents);
+
+}  // namespace ferry::distckpt

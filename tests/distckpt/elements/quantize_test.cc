@@ -1,0 +1,151 @@
+#include "distckpt/elements/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace ferry::distckpt {
+namespace quantize_test {
+
+// The magnitude that a code of E4M3 stands for, from its definition.
+float e4m3(unsigned code) {
+  const auto mantissa = static_cast<float>(code & 7U);
+  const auto exponent = static_cast<int>(code >> 3U & 15U);
+  return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8.0F + mantissa, exponent - 10);
+}
+
+// And one of E2M1.
+float e2m1(unsigned code) {
+  const auto mantissa = static_cast<float>(code & 1U);
+  const auto exponent = static_cast<int>(code >> 1U & 3U);
+  return exponent == 0 ? mantissa / 2 : std::ldexp(2.0F + mantissa, exponent - 2);
+}
+
+// The nearest of `count` magnitudes; of two, the one of an even code, or the smaller one.
+template <typename Value>
+unsigned nearest(float magnitude, unsigned count, bool even, const Value& value) {
+  unsigned best = 0;
+  for (unsigned code = 1; code < count; ++code) {
+    const auto there = std::abs(static_cast<double>(value(code)) - magnitude);
+    const auto here = std::abs(static_cast<double>(value(best)) - magnitude);
+    if (there < here || (there == here && even && code % 2 == 0)) best = code;
+  }
+  return best;
+}
+
+// Numbers of every size, many of them in the middle between two codes, zeros of either sign too.
+std::vector<float> random_values(std::mt19937& random, std::size_t count, int spread) {
+  std::vector<float> values(count);
+  for (auto& value : values) {
+    const auto mantissa = static_cast<float>(random() % 64);
+    const auto exponent = static_cast<int>(random() % static_cast<unsigned>(spread));
+    value = std::ldexp(mantissa, -exponent) * (random() % 2 == 0 ? 1.0F : -1.0F);
+  }
+  return values;
+}
+
+TEST(QuantizeE4M3, RoundsToNearestEvenByTheScaleOfTheBlock) {
+  std::mt19937 random(4);
+  for (int i = 0; i < 60; ++i) {
+    constexpr std::int64_t kBlock = 8;
+    const auto rows = static_cast<std::int64_t>(1 + random() % 20);
+    const auto columns = static_cast<std::int64_t>(1 + random() % 20);
+    auto values = random_values(random, static_cast<std::size_t>(rows * columns), 24);
+    values.front() = 448;  // a power of two as scale, so that ties are ties
+    const auto per_row = (columns + kBlock - 1) / kBlock;
+    std::vector<std::byte> into(values.size());
+    std::vector<float> scales(static_cast<std::size_t>((rows + kBlock - 1) / kBlock * per_row));
+    ASSERT_EQ(quantize_e4m3(values, columns, kBlock, into, scales), std::nullopt);
+    std::vector<float> largest(scales.size());
+    const auto block_of = [&](std::int64_t at) {
+      return static_cast<std::size_t>(at / columns / kBlock * per_row + at % columns / kBlock);
+    };
+    for (std::int64_t at = 0; at < rows * columns; ++at) {
+      auto& most = largest[block_of(at)];
+      most = std::max(most, std::abs(values[static_cast<std::size_t>(at)]));
+    }
+    for (std::int64_t at = 0; at < rows * columns; ++at) {
+      const auto value = values[static_cast<std::size_t>(at)];
+      const auto most = largest[block_of(at)];
+      const auto scale = most == 0 ? 1.0F : most / 448.0F;
+      ASSERT_EQ(scales[block_of(at)], scale);
+      const auto code = nearest(std::abs(value / scale), 127, true, e4m3);
+      ASSERT_EQ(std::to_integer<unsigned>(into[static_cast<std::size_t>(at)]),
+                code | (std::signbit(value) ? 128U : 0U))
+          << value << " by " << scale;
+    }
+  }
+}
+
+TEST(QuantizeE4M3, ABlockOfZerosHasAScaleOfOne) {
+  const std::vector<float> values{0.0F, -0.0F};
+  std::vector<std::byte> into(2);
+  std::vector<float> scales(1);
+  ASSERT_EQ(quantize_e4m3(values, 2, 128, into, scales), std::nullopt);
+  EXPECT_EQ(scales[0], 1.0F);
+  EXPECT_EQ(into, (std::vector{std::byte{0}, std::byte{0x80}}));
+}
+
+TEST(QuantizeE4M3, NumbersTooSmallForAScaleBecomeZeros) {
+  const std::vector<float> values{std::numeric_limits<float>::denorm_min()};
+  std::vector<std::byte> into(1);
+  std::vector<float> scales(1);
+  ASSERT_EQ(quantize_e4m3(values, 1, 128, into, scales), std::nullopt);
+  EXPECT_EQ(scales[0], 1.0F);
+  EXPECT_EQ(into[0], std::byte{0});
+}
+
+TEST(QuantizeE4M3, NamesWhatIsNotFinite) {
+  const std::vector<float> values{1.0F, std::numeric_limits<float>::quiet_NaN()};
+  std::vector<std::byte> into(2);
+  std::vector<float> scales(1);
+  EXPECT_EQ(quantize_e4m3(values, 2, 128, into, scales), 1);
+}
+
+TEST(QuantizeE2M1, TakesTheLeastScaleAndTheNearestCode) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 200; ++i) {
+    const auto blocks = 1 + random() % 4;
+    auto values = random_values(random, 32 * blocks, 12);
+    for (auto& value : values) value = std::ldexp(value, static_cast<int>(random() % 2) * 40);
+    std::vector<std::byte> into(16 * blocks);
+    std::vector<std::byte> exponents(blocks);
+    ASSERT_EQ(quantize_e2m1(values, into, exponents), std::nullopt);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      float largest = 0;
+      for (std::size_t j = 0; j < 32; ++j)
+        largest = std::max(largest, std::abs(values[b * 32 + j]));
+      const auto exponent = std::to_integer<int>(exponents[b]) - 127;
+      if (largest == 0) {
+        ASSERT_EQ(exponent, 0);
+      } else {
+        ASSERT_LE(largest, std::ldexp(6.0F, exponent));
+        ASSERT_GT(largest, std::ldexp(6.0F, exponent - 1));
+      }
+      for (std::size_t j = 0; j < 32; ++j) {
+        const auto value = std::ldexp(values[b * 32 + j], -exponent);
+        const auto pack = std::to_integer<unsigned>(into[(b * 32 + j) / 2]);
+        const auto code = nearest(std::abs(value), 8, false, e2m1);
+        ASSERT_EQ(j % 2 == 0 ? pack & 15U : pack >> 4U, code | (value < 0 ? 8U : 0U)) << value;
+      }
+    }
+  }
+}
+
+TEST(QuantizeE2M1, TheSmallestNumbersHaveTheSmallestScale) {
+  std::vector<float> values(32);
+  values[3] = std::numeric_limits<float>::denorm_min();
+  std::vector<std::byte> into(16);
+  std::vector<std::byte> exponents(1);
+  ASSERT_EQ(quantize_e2m1(values, into, exponents), std::nullopt);
+  EXPECT_EQ(exponents[0], std::byte{0});
+  EXPECT_EQ(into, std::vector<std::byte>(16));
+}
+
+}  // namespace quantize_test
+}  // namespace ferry::distckpt
