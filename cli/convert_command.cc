@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/report/json.h"
 #include "cli/report/text.h"
+#include "converter/adapter/convert_adapter.h"
 #include "converter/convert.h"
 #include "distckpt/base/error.h"
 
@@ -12,16 +13,79 @@ namespace {
 
 struct ConvertFlags {
   converter::ConvertOptions options{};
+  std::string to{};
+  converter::ConvertAdapterOptions adapter{};
   std::string dry_run{};
   bool no_ranks = false;
   bool json = false;
   bool quiet = false;
 };
 
+std::string_view name_of(converter::AdapterForm form) {
+  switch (form) {
+    case converter::AdapterForm::kPeft:
+      return "PEFT";
+    case converter::AdapterForm::kVerl:
+      return "verl";
+    case converter::AdapterForm::kMegatron:
+      break;
+  }
+  return "Megatron-Bridge";
+}
+
+void run_convert_adapter(ConvertFlags& flags) {
+  auto& adapter = flags.adapter;
+  const auto& options = flags.options;
+  const bool whole = options.selection.is_all() && !options.dtype && flags.dry_run.empty() &&
+                     !options.overwrite && !options.resume && !options.max_shard_size;
+  require(whole, ErrorKind::kUsage,
+          "--base: of an adapter all is converted as it is; of the options only layout, threads "
+          "and reports have a meaning");
+  require(flags.to == "peft" || flags.to == "megatron" || flags.to == "verl", ErrorKind::kUsage,
+          "--to {}: with --base it is peft, megatron or verl", flags.to);
+  adapter.form = flags.to == "peft"   ? converter::AdapterForm::kPeft
+                 : flags.to == "verl" ? converter::AdapterForm::kVerl
+                                      : converter::AdapterForm::kMegatron;
+  adapter.from = options.from;
+  adapter.to = options.to;
+  adapter.hf_config = options.hf_config;
+  adapter.parallel = options.parallel;
+  adapter.threads = options.threads;
+  adapter.max_memory = options.max_memory;
+  const auto report = converter::convert_adapter(adapter, make_progress(flags.quiet));
+  if (flags.json) {
+    const nlohmann::ordered_json json{{"source", report.source.string()},
+                                      {"source_form", name_of(report.source_form)},
+                                      {"target", report.target.string()},
+                                      {"target_form", name_of(report.target_form)},
+                                      {"canonical", report.canonical},
+                                      {"factors", report.num_factors},
+                                      {"parameters", report.num_parameters},
+                                      {"bytes", report.bytes},
+                                      {"proved", true}};
+    fmt::print("{}\n", json_text(json));
+  } else if (!flags.quiet) {
+    fmt::print("source   {} ({})\ntarget   {} ({}{})\nadapter  {} parameters, {} factors\nproved\n",
+               report.source.string(), name_of(report.source_form), report.target.string(),
+               name_of(report.target_form),
+               flags.to != "megatron" ? ""
+               : report.canonical     ? ", CanonicalLoRA"
+                                      : ", LoRA",
+               format_count(report.num_parameters), report.num_factors);
+  }
+}
+
 void run_convert(ConvertFlags& flags) {
+  if (!flags.adapter.base.empty()) return run_convert_adapter(flags);
+  require(!flags.adapter.alpha && flags.to != "peft" && flags.to != "verl", ErrorKind::kUsage,
+          "{} is for adapters, whose base --base names",
+          flags.adapter.alpha ? "--lora-alpha" : "--to " + flags.to);
   require(flags.dry_run.empty() || flags.dry_run == "plan" || flags.dry_run == "read",
           ErrorKind::kUsage, "--dry-run={}: is neither plan nor read", flags.dry_run);
   auto& options = flags.options;
+  if (flags.to == "hf") options.format = converter::Format::kHuggingFace;
+  if (flags.to == "h5") options.format = converter::Format::kArchive;
+  if (flags.to == "megatron") options.format = converter::Format::kTorchDist;
   if (flags.dry_run == "plan") options.dry_run = converter::DryRun::kPlan;
   if (flags.dry_run == "read") options.dry_run = converter::DryRun::kRead;
   if (!flags.no_ranks) options.job = distckpt::rank_from_environment();
@@ -57,16 +121,15 @@ void add_convert(CLI::App& app) {
           "s3://BUCKET/FOLDER")
       ->required();
   command
-      ->add_option_function<std::string>(
-          "--to",
-          [&options](const std::string& name) {
-            options.format = name == "hf"   ? converter::Format::kHuggingFace
-                             : name == "h5" ? converter::Format::kArchive
-                                            : converter::Format::kTorchDist;
-          },
-          "Format of the target; h5 is Ferry's compressed archive. Default: hf, and megatron "
-          "from hf")
-      ->check(CLI::IsMember({"hf", "megatron", "h5"}));
+      ->add_option("--to", flags->to,
+                   "Format of the target; h5 is Ferry's compressed archive. Default: hf, and "
+                   "megatron from hf. Of an adapter: peft, megatron (Megatron-Bridge's) or verl")
+      ->check(CLI::IsMember({"hf", "megatron", "h5", "peft", "verl"}));
+  command->add_option("--base", flags->adapter.base,
+                      "SRC is a LoRA adapter (of PEFT, verl, ms-swift or Megatron-Bridge) of this "
+                      "checkpoint: convert the adapter");
+  command->add_option("--lora-alpha", flags->adapter.alpha,
+                      "alpha of an adapter of Megatron-Bridge without a run_config.yaml");
   add_iteration(*command, "--iteration", options.iteration,
                 "Which iteration of a Megatron source (default: the tracker's), or to write from a "
                 "Hugging Face one (default: release)");

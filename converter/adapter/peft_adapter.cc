@@ -1,14 +1,12 @@
 #include "converter/adapter/peft_adapter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <regex>
 #include <string_view>
 #include <utility>
 
+#include "converter/adapter/lora_settings.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/json.h"
 #include "distckpt/elements/cast.h"
 
 namespace ferry::converter {
@@ -16,107 +14,6 @@ namespace fs = std::filesystem;
 namespace {
 
 using distckpt::SafetensorsEntry;
-using nlohmann::ordered_json;
-
-constexpr std::string_view kAdapterConfig = "adapter_config.json";
-constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
-constexpr std::string_view kPeftPrefix = "base_model.model.";
-
-// The settings of a LoraConfig that say how large a change is.
-class LoraSettings {
- public:
-  explicit LoraSettings(const fs::path& path) : source_(path.string()) {
-    config_ = distckpt::parse_ordered_json(distckpt::read_text(path), source_);
-    require(config_.is_object(), ErrorKind::kCorrupt, "{}: is no object", source_);
-    const auto type = config_.value("peft_type", ordered_json());
-    require(type == "LORA", ErrorKind::kLayout, "{}: peft_type: {}, expected LORA", source_,
-            type.dump());
-    refuse("fan_in_fan_out");
-    refuse("modules_to_save");
-    refuse("trainable_token_indices");
-    refuse("layer_replication");
-    refuse("lora_bias");
-    refuse("use_qalora");
-    refuse("alora_invocation_tokens");
-    refuse("arrow_config");
-    refuse("target_parameters");
-    const auto bias = config_.value("bias", ordered_json("none"));
-    require(bias == "none", ErrorKind::kLayout, "{}: bias: {} is not merged, only none", source_,
-            bias.dump());
-  }
-
-  bool uses_dora() const { return is_set("use_dora"); }
-
-  // peft/tuners/lora/layer.py, update_layer.
-  float scaling(const std::string& module, std::int64_t rank) const {
-    const auto alpha = number("lora_alpha", "alpha_pattern", module);
-    const auto r = number("r", "rank_pattern", module);
-    require(r == static_cast<double>(rank), ErrorKind::kCorrupt,
-            "{}: {}: the rank is {}, its factors have {}", source_, module, r, rank);
-    return static_cast<float>(alpha / (is_set("use_rslora") ? std::sqrt(r) : r));
-  }
-
- private:
-  bool is_set(const std::string& key) const {
-    const auto value = config_.find(key);
-    if (value == config_.end() || value->is_null()) return false;
-    if (value->is_boolean()) return value->get<bool>();
-    return !value->empty();
-  }
-
-  void refuse(const std::string& key) const {
-    require(!is_set(key), ErrorKind::kLayout, "{}: {}: {} is not merged", source_, key,
-            is_set(key) ? config_.at(key).dump() : "");
-  }
-
-  // peft/utils/other.py, get_pattern_key: the first pattern that matches the end of the name.
-  double number(const std::string& key,
-                const std::string& patterns,
-                const std::string& module) const {
-    const auto found = config_.find(patterns);
-    if (found != config_.end() && found->is_object()) {
-      for (const auto& [pattern, value] : found->items()) {
-        const auto matches = [&] {
-          try {
-            return std::regex_match(module, std::regex("(.*\\.)?(" + pattern + ")"));
-          } catch (const std::regex_error&) {
-            fail(ErrorKind::kLayout, "{}: {}: \"{}\" is no pattern that is understood", source_,
-                 patterns, pattern);
-          }
-        };
-        if (matches()) return positive(value, patterns);
-      }
-    }
-    return positive(config_.value(key, ordered_json()), key);
-  }
-
-  double positive(const ordered_json& value, const std::string& key) const {
-    require(value.is_number() && value.get<double>() > 0, ErrorKind::kCorrupt,
-            "{}: {}: {} is no positive number", source_, key, value.dump());
-    return value.get<double>();
-  }
-
-  std::string source_;
-  ordered_json config_;
-};
-
-// "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is.
-struct AdapterKey {
-  std::string module{};
-  std::string part{};
-};
-
-AdapterKey parse_key(std::string_view name, const std::string& source) {
-  static const std::regex pattern(
-      R"((.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)(\.default)?(\.weight)?)");
-  require(name.starts_with(kPeftPrefix), ErrorKind::kLayout, "{}: {}: does not begin with {}",
-          source, name, kPeftPrefix);
-  const std::string rest(name.substr(kPeftPrefix.size()));
-  std::smatch parts;
-  require(std::regex_match(rest, parts, pattern), ErrorKind::kLayout,
-          "{}: {}: is no factor of LoRA, and not merged", source, name);
-  return {.module = parts[1], .part = parts[2]};
-}
 
 void require_matrix(const SafetensorsEntry& entry, const std::string& source) {
   require(entry.shape.rank() == 2 && distckpt::is_floating_point(entry.dtype), ErrorKind::kLayout,
@@ -186,18 +83,19 @@ AdaptedTensor adapted_tensor(const std::string& module,
 PeftAdapter::PeftAdapter(const fs::path& folder)
     : folder_(folder), weights_(folder / kAdapterWeights) {
   const LoraSettings settings(folder / kAdapterConfig);
+  settings.refuse("target_parameters");
   const auto source = weights_.path().string();
   const auto header = distckpt::read_safetensors_header(weights_.path());
   std::map<std::string, std::map<std::string, SafetensorsEntry>> modules;
   for (const auto& entry : header.entries) {
-    const auto key = parse_key(entry.name, source);
+    const auto key = parse_adapter_key(entry.name, source);
     modules[key.module].emplace(key.part, entry);
   }
   require(!modules.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source);
   for (auto& [module, parts] : modules)
     tensors_.push_back(adapted_tensor(module, parts, settings, source));
   distckpt::RunningDigest identity;
-  identity.add(distckpt::as_bytes(distckpt::read_text(folder / kAdapterConfig)));
+  identity.add(distckpt::as_bytes(settings.text()));
   identity.add(distckpt::as_bytes(header.prefix));
   identity.add(distckpt::as_bytes(
       fmt::format("{} {}", weights_.identity().inode, weights_.identity().modified_ns)));

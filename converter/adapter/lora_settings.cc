@@ -1,0 +1,100 @@
+#include "converter/adapter/lora_settings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <regex>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::converter {
+
+using nlohmann::ordered_json;
+
+AdapterKey parse_adapter_key(std::string_view name, const std::string& source) {
+  static const std::regex pattern(
+      R"((.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)(\.default)?(\.weight)?)");
+  require(name.starts_with(kPeftPrefix), ErrorKind::kLayout, "{}: {}: does not begin with {}",
+          source, name, kPeftPrefix);
+  const std::string rest(name.substr(kPeftPrefix.size()));
+  std::smatch parts;
+  require(std::regex_match(rest, parts, pattern), ErrorKind::kLayout,
+          "{}: {}: is no factor of LoRA, and not merged", source, name);
+  return {.module = parts[1], .part = parts[2]};
+}
+
+LoraSettings::LoraSettings(const std::filesystem::path& path)
+    : source_(path.string()), text_(distckpt::read_text(path)) {
+  config_ = distckpt::parse_ordered_json(text_, source_);
+  require(config_.is_object(), ErrorKind::kCorrupt, "{}: is no object", source_);
+  const auto type = config_.value("peft_type", ordered_json());
+  require(type == "LORA", ErrorKind::kLayout, "{}: peft_type: {}, expected LORA", source_,
+          type.dump());
+  for (const auto* key :
+       {"fan_in_fan_out", "modules_to_save", "trainable_token_indices", "layer_replication",
+        "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"})
+    refuse(key);
+  const auto bias = config_.value("bias", ordered_json("none"));
+  require(bias == "none", ErrorKind::kLayout, "{}: bias: {} is not merged, only none", source_,
+          bias.dump());
+}
+
+void LoraSettings::refuse(const std::string& key) const {
+  require(!is_set(key), ErrorKind::kLayout, "{}: {}: {} is not merged", source_, key,
+          is_set(key) ? config_.at(key).dump() : "");
+}
+
+std::vector<std::string> LoraSettings::target_parameters() const {
+  if (!is_set("target_parameters")) return {};
+  const auto& names = config_.at("target_parameters");
+  const bool good = names.is_array() && std::ranges::all_of(names, [](const ordered_json& name) {
+                      return name.is_string();
+                    });
+  require(good, ErrorKind::kCorrupt, "{}: target_parameters: {} is no list of names", source_,
+          names.dump());
+  return names.get<std::vector<std::string>>();
+}
+
+float LoraSettings::scaling(const std::string& module, std::int64_t rank) const {
+  const auto alpha = number("lora_alpha", "alpha_pattern", module);
+  const auto r = number("r", "rank_pattern", module);
+  require(r == static_cast<double>(rank), ErrorKind::kCorrupt,
+          "{}: {}: the rank is {}, its factors have {}", source_, module, r, rank);
+  return static_cast<float>(alpha / (is_set("use_rslora") ? std::sqrt(r) : r));
+}
+
+bool LoraSettings::is_set(const std::string& key) const {
+  const auto value = config_.find(key);
+  if (value == config_.end() || value->is_null()) return false;
+  if (value->is_boolean()) return value->get<bool>();
+  return !value->empty();
+}
+
+// peft/utils/other.py, get_pattern_key: the first pattern that matches the end of the name.
+double LoraSettings::number(const std::string& key,
+                            const std::string& patterns,
+                            const std::string& module) const {
+  const auto found = config_.find(patterns);
+  if (found != config_.end() && found->is_object()) {
+    for (const auto& [pattern, value] : found->items()) {
+      const auto matches = [&] {
+        try {
+          return std::regex_match(module, std::regex("(.*\\.)?(" + pattern + ")"));
+        } catch (const std::regex_error&) {
+          fail(ErrorKind::kLayout, "{}: {}: \"{}\" is no pattern that is understood", source_,
+               patterns, pattern);
+        }
+      };
+      if (matches()) return positive(value, patterns);
+    }
+  }
+  return positive(config_.value(key, ordered_json()), key);
+}
+
+double LoraSettings::positive(const ordered_json& value, const std::string& key) const {
+  require(value.is_number() && value.get<double>() > 0, ErrorKind::kCorrupt,
+          "{}: {}: {} is no positive number", source_, key, value.dump());
+  return value.get<double>();
+}
+
+}  // namespace ferry::converter

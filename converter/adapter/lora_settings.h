@@ -1,0 +1,59 @@
+// The names and settings of a LoRA adapter as PEFT saves it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+
+inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
+inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
+inline constexpr std::string_view kPeftPrefix = "base_model.model.";
+
+// "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is: "lora_A".
+struct AdapterKey {
+  std::string module{};
+  std::string part{};
+};
+
+// Also of ms-swift's names, which end in ".default.weight". Throws Error(kLayout) for a name that
+// is no part of LoRA.
+AdapterKey parse_adapter_key(std::string_view name, const std::string& source);
+
+// The settings of a LoraConfig that say how large a change is.
+class LoraSettings {
+ public:
+  // Throws Error(kLayout) for a kind of adapter that is neither merged nor converted, naming the
+  // setting.
+  explicit LoraSettings(const std::filesystem::path& path);
+
+  const std::string& text() const { return text_; }  // of the file
+
+  // Throws Error(kLayout) where it is set.
+  void refuse(const std::string& key) const;
+
+  bool uses_dora() const { return is_set("use_dora"); }
+  std::vector<std::string> target_parameters() const;
+
+  // The factor of the product (peft/tuners/lora/layer.py, update_layer). Throws Error(kCorrupt) if
+  // the settings name another rank.
+  float scaling(const std::string& module, std::int64_t rank) const;
+
+ private:
+  bool is_set(const std::string& key) const;
+  double number(const std::string& key,
+                const std::string& patterns,
+                const std::string& module) const;
+  double positive(const nlohmann::ordered_json& value, const std::string& key) const;
+
+  std::string source_;
+  std::string text_;
+  nlohmann::ordered_json config_;
+};
+
+}  // namespace ferry::converter

@@ -1,0 +1,341 @@
+#include "converter/adapter/open_adapter.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "converter/adapter/lora_settings.h"
+#include "converter/families/megatron_links.h"
+#include "distckpt/base/error.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/source_tree.h"
+
+namespace ferry::converter {
+namespace fs = std::filesystem;
+namespace {
+
+using distckpt::BoxLink;
+using distckpt::SafetensorsEntry;
+
+// The factors of a module of PEFT's.
+struct FactorEntries {
+  const SafetensorsEntry* a = nullptr;
+  const SafetensorsEntry* b = nullptr;
+};
+
+// Experts of a layer, by the name of their module: the base's parameters, expert after expert.
+struct ExpertParameters {
+  std::vector<std::uint32_t> gate_up{};
+  std::vector<std::uint32_t> down{};
+};
+
+class PeftOpener {
+ public:
+  PeftOpener(const fs::path& folder, const ModelMap& base, const OpenAdapterOptions& options)
+      : base_(base),
+        options_(options),
+        settings_(folder / kAdapterConfig),
+        weights_(folder / kAdapterWeights),
+        source_(weights_.path().string()),
+        header_(distckpt::read_safetensors_header(weights_.path())) {
+    settings_.refuse("use_dora");
+    adapter_.config = settings_.text();
+    adapter_.checkpoint.location = {.root = folder, .folder = folder};
+  }
+
+  Adapter open() {
+    index_base();
+    group_entries();
+    for (const auto& [module, entries] : modules_) take_module(module, entries);
+    take_merged();
+    auto& checkpoint = adapter_.checkpoint;
+    checkpoint.map = make_adapter_map(base_, adapter_.adapted);
+    checkpoint.tensors = checkpoint.map.tensors;
+    distckpt::add_to_layout(header_, adapter_.checkpoint.location.folder, checkpoint.layout);
+    for (std::uint32_t i = 0; i < checkpoint.layout.tensors().size(); ++i) link(i);
+    return std::move(adapter_);
+  }
+
+ private:
+  void index_base() {
+    for (std::uint32_t i = 0; i < base_.megatron.size(); ++i) {
+      const auto& tensor = base_.megatron[i];
+      if (tensor.shape.rank() != 2) continue;
+      const auto merged = merged_tensors(tensor);
+      if (tensor.expert) {
+        auto& experts = experts_[experts_prefix(base_.tensors[merged.front()].name)];
+        (tensor.merge == Merge::kGateUp ? experts.gate_up : experts.down).push_back(i);
+      }
+      for (std::size_t part = 0; part < merged.size(); ++part)
+        parts_.emplace(factor_prefix(base_.tensors[merged[part]].name), std::pair(i, part));
+    }
+  }
+
+  void group_entries() {
+    for (const auto& entry : header_.entries) {
+      const auto key = parse_adapter_key(entry.name, source_);
+      require(key.part == "lora_A" || key.part == "lora_B", ErrorKind::kLayout,
+              "{}: {}: adapters of embeddings are merged, not converted", source_, entry.name);
+      require(entry.shape.rank() == 2 && distckpt::is_floating_point(entry.dtype),
+              ErrorKind::kLayout, "{}: {}: is {} {}, expected a matrix of floating-point numbers",
+              source_, entry.name, short_name(entry.dtype), to_string(entry.shape));
+      auto& entries = modules_[std::string(kPeftPrefix) + key.module];
+      (key.part == "lora_A" ? entries.a : entries.b) = &entry;
+    }
+    require(!modules_.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source_);
+    for (const auto& [module, entries] : modules_)
+      require(entries.a != nullptr && entries.b != nullptr, ErrorKind::kCorrupt,
+              "{}: {}: one of two factors is missing", source_, module);
+  }
+
+  void take_module(const std::string& module, const FactorEntries& entries) {
+    if (const auto found = parts_.find(module); found != parts_.end()) {
+      const auto [megatron, part] = found->second;
+      auto& merged = merged_[megatron];
+      merged.resize(merged_tensors(base_.megatron[megatron]).size());
+      merged[part] = entries;
+      return;
+    }
+    constexpr std::string_view kWrapped = ".base_layer";
+    const bool wrapped = module.ends_with(kWrapped);
+    const auto name = wrapped ? module.substr(0, module.size() - kWrapped.size()) : module;
+    const auto experts = experts_.find(name);
+    require(experts != experts_.end(), ErrorKind::kLayout,
+            "{}: the adapter {} changes it, the base has no such module",
+            module.substr(kPeftPrefix.size()), source_);
+    const bool gate_up =
+        wrapped || (!modules_.contains(fmt::format("{}{}", name, kWrapped)) && targets_gate_up());
+    const auto& parameters = gate_up ? experts->second.gate_up : experts->second.down;
+    const auto num_experts = static_cast<std::int64_t>(parameters.size());
+    const auto rank = entries.a->shape[0] / num_experts;
+    const auto short_name = fmt::format("{}.{}", name.substr(kPeftPrefix.size()),
+                                        gate_up ? "gate_up_proj" : "down_proj");
+    for (const auto megatron : parameters) take({.megatron = megatron, .rank = rank}, short_name);
+  }
+
+  bool targets_gate_up() const {
+    const auto names = settings_.target_parameters();
+    return std::ranges::any_of(names,
+                               [](const auto& name) { return name.ends_with("gate_up_proj"); });
+  }
+
+  void take(const AdaptedParameter& adapted, const std::string& module) {
+    adapter_.adapted.push_back(adapted);
+    adapter_.scaling.push_back(settings_.scaling(module, adapted.rank));
+  }
+
+  // Query, key and value, or gate and up: fused or with factors of their own.
+  void take_merged() {
+    const bool to_megatron = options_.megatron_tp.has_value();
+    adapter_.canonical = !to_megatron || std::ranges::any_of(merged_, [&](const auto& one) {
+      return one.second.size() > 1 && !share_first_factor(one.second);
+    });
+    for (const auto& [megatron, parts] : merged_) {
+      const auto& of = base_.megatron[megatron];
+      const auto merged = merged_tensors(of);
+      const bool fused = parts.size() == 1 || !adapter_.canonical;
+      require(!of.expert, ErrorKind::kLayout,
+              "{}: the adapter {} changes experts one by one; PEFT and Megatron-Bridge hold the "
+              "factors of all experts of a layer together (target_parameters)",
+              base_.tensors[merged.front()].name, source_);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].a == nullptr || (fused && i > 0)) continue;
+        const auto& name = base_.tensors[merged[i]].name;
+        take({.megatron = megatron,
+              .part = fused ? AdaptedParameter::kFused : static_cast<int>(i),
+              .rank = parts[i].a->shape[0],
+              .tp = options_.megatron_tp.value_or(1)},
+             name.substr(0, name.rfind('.')));
+      }
+    }
+  }
+
+  bool share_first_factor(const std::vector<FactorEntries>& parts) const {
+    const auto bytes = [&](const FactorEntries& one) {
+      std::vector<std::byte> read(static_cast<std::size_t>(one.a->end - one.a->begin));
+      weights_.read_at(one.a->begin, read);
+      return read;
+    };
+    if (std::ranges::any_of(parts, [](const auto& one) { return one.a == nullptr; })) return false;
+    const auto first = bytes(parts.front());
+    return std::ranges::all_of(parts, [&](const auto& one) {
+      return one.a->dtype == parts.front().a->dtype && one.a->shape == parts.front().a->shape &&
+             bytes(one) == first;
+    });
+  }
+
+  void link(std::uint32_t index) {
+    auto& checkpoint = adapter_.checkpoint;
+    const auto& stored = checkpoint.layout.tensor(index);
+    const auto key = parse_adapter_key(stored.name, source_);
+    const auto name = fmt::format("{}{}.{}.weight", kPeftPrefix, key.module, key.part);
+    const auto copy = checkpoint.map.copies.find(name);
+    const bool is_copy = copy != checkpoint.map.copies.end();
+    const auto model = is_copy ? copy->second : checkpoint.map.index.at(name);
+    auto& tensor = checkpoint.tensors[model];
+    require(tensor.shape == stored.shape, ErrorKind::kLayout,
+            "{}: {}: has shape {}, expected {} as the base and the rank say", source_, stored.name,
+            to_string(stored.shape), to_string(tensor.shape));
+    if (!is_copy) tensor.dtype = stored.dtype;
+    auto& made = checkpoint.links.links.emplace_back(BoxLink::whole(model, index, stored.shape));
+    if (is_copy) made.copy = ++num_copies_[model];
+  }
+
+  const ModelMap& base_;
+  const OpenAdapterOptions& options_;
+  LoraSettings settings_;
+  distckpt::ReadFile weights_;
+  std::string source_;
+  distckpt::SafetensorsHeader header_;
+  Adapter adapter_;
+  std::map<std::string, FactorEntries> modules_;                        // by factor_prefix
+  std::map<std::string, ExpertParameters> experts_;                     // by experts_prefix
+  std::map<std::string, std::pair<std::uint32_t, std::size_t>> parts_;  // by factor_prefix
+  std::map<std::uint32_t, std::vector<FactorEntries>> merged_;          // by the base's parameter
+  std::map<std::uint32_t, int> num_copies_;
+};
+
+// A number in the section "peft" of run_config.yaml: "  alpha: 32".
+std::optional<double> peft_number(const std::string& yaml, std::string_view name) {
+  bool inside = false;
+  for (std::size_t at = 0; at < yaml.size();) {
+    const auto end = std::min(yaml.find('\n', at), yaml.size());
+    std::string_view line(yaml.data() + at, end - at);
+    at = end + 1;
+    if (!line.empty() && line.front() != ' ' && line.front() != '-') inside = line == "peft:";
+    const auto start = line.find_first_not_of(' ');
+    if (!inside || start != 2) continue;
+    line.remove_prefix(start);
+    if (!line.starts_with(name) || !line.substr(name.size()).starts_with(": ")) continue;
+    line.remove_prefix(name.size() + 2);
+    double number = 0;
+    const auto [stop, error] = std::from_chars(line.data(), line.data() + line.size(), number);
+    if (error == std::errc() && stop == line.data() + line.size()) return number;
+  }
+  return std::nullopt;
+}
+
+class MegatronAdapterOpener {
+ public:
+  MegatronAdapterOpener(const fs::path& path,
+                        const ModelMap& base,
+                        const OpenAdapterOptions& options)
+      : base_(base), options_(options), location_(locate(path)) {
+    require(location_.format == Format::kTorchDist, ErrorKind::kLayout,
+            "{}: is {}, expected an adapter of PEFT, or one of Megatron-Bridge in torch_dist",
+            path.string(), describe(location_.format));
+  }
+
+  Adapter open() {
+    const auto stored = distckpt::read_torch_dist(location_.folder);
+    std::vector<const distckpt::TorchDistTensor*> factors;
+    for (const auto& tensor : stored.tensors) {
+      if (is_training_state(tensor.key) || tensor.key.find(".adapter.") == std::string::npos)
+        continue;
+      factors.push_back(&tensor);
+      by_key_.emplace(models::strip_wrappers(tensor.key), &tensor);
+    }
+    require(!factors.empty(), ErrorKind::kLayout, "{}: holds no factors of an adapter",
+            location_.folder.string());
+    auto resolved = distckpt::resolve_layout(stored, factors);
+    Adapter adapter{.form = AdapterForm::kMegatron};
+    auto& checkpoint = adapter.checkpoint;
+    checkpoint.location = location_;
+    checkpoint.megatron_names = true;
+    for (std::uint32_t i = 0; i < base_.megatron.size(); ++i) find_factors(i, adapter);
+    checkpoint.map = make_adapter_map(base_, adapter.adapted);
+    checkpoint.layout = std::move(resolved.layout);
+    checkpoint.checksums = std::move(resolved.checksums);
+    checkpoint.links = link_megatron(checkpoint.map, checkpoint.layout);
+    checkpoint.tensors = checkpoint.map.tensors;
+    for (const auto& link : checkpoint.links.links)
+      checkpoint.tensors[link.model].dtype = checkpoint.layout.tensor(link.stored).dtype;
+    const auto alpha = read_alpha();
+    for (const auto& one : adapter.adapted)
+      adapter.scaling.push_back(static_cast<float>(alpha / static_cast<double>(one.rank)));
+    return adapter;
+  }
+
+ private:
+  void find_factors(std::uint32_t index, Adapter& adapter) {
+    const auto& of = base_.megatron[index];
+    if (of.shape.rank() != 2) return;
+    if (const auto* in = find(of, "linear_in"))
+      adapter.adapted.push_back({.megatron = index, .rank = in->shape[in->shape.rank() - 2]});
+    const auto parts = static_cast<int>(merged_tensors(of).size());
+    if (parts == 1 || of.expert || of.merge == Merge::kCopy) return;
+    for (int part = 0; part < parts; ++part) {
+      const auto prefix = canonical_prefix(of, part);
+      const auto* in = find(of, prefix + "linear_in");
+      const auto* out = find(of, prefix + "linear_out");
+      if (in == nullptr || out == nullptr) continue;
+      adapter.canonical = true;
+      adapter.adapted.push_back({.megatron = index,
+                                 .part = part,
+                                 .rank = in->shape[in->shape.rank() - 2],
+                                 .tp = saving_ranks(*out)});
+    }
+  }
+
+  const distckpt::TorchDistTensor* find(const MegatronTensor& of, const std::string& factor) const {
+    for (const auto& key : {of.stacked_key, of.key}) {
+      if (key.empty()) continue;
+      const auto found = by_key_.find(adapter_key(key, factor));
+      if (found != by_key_.end()) return found->second;
+    }
+    return nullptr;
+  }
+
+  // Each rank saved two halves of its rows.
+  static int saving_ranks(const distckpt::TorchDistTensor& out) {
+    const int dim = out.shape.rank() - 2;
+    std::set<std::int64_t> offsets;
+    for (const auto& chunk : out.chunks) offsets.insert(chunk.box.offset[dim]);
+    return std::max(1, static_cast<int>(offsets.size()) / 2);
+  }
+
+  double read_alpha() const {
+    if (options_.alpha) return *options_.alpha;
+    for (const auto& folder : {location_.folder, location_.root}) {
+      const auto path = folder / kRunConfig;
+      if (!distckpt::source_exists(path)) continue;
+      if (const auto alpha = peft_number(distckpt::read_text(path), "alpha")) return *alpha;
+    }
+    throw Error(
+        ErrorKind::kLayout,
+        fmt::format("{}: no {} says the adapter's alpha", location_.folder.string(), kRunConfig),
+        "name it with --lora-alpha");
+  }
+
+  const ModelMap& base_;
+  const OpenAdapterOptions& options_;
+  Location location_;
+  std::map<std::string, const distckpt::TorchDistTensor*, std::less<>> by_key_;
+};
+
+}  // namespace
+
+Adapter open_adapter(const fs::path& path,
+                     const ModelMap& base,
+                     const OpenAdapterOptions& options) {
+  const auto files = std::make_shared<distckpt::SourceFiles>();
+  const distckpt::NotedFiles noted(*files);
+  const auto has_config = [](const fs::path& folder) {
+    return distckpt::source_exists(folder / kAdapterConfig);
+  };
+  auto adapter = [&] {
+    if (has_config(path)) return PeftOpener(path, base, options).open();
+    if (!has_config(path / kVerlAdapter)) return MegatronAdapterOpener(path, base, options).open();
+    auto found = PeftOpener(path / kVerlAdapter, base, options).open();
+    found.form = AdapterForm::kVerl;
+    return found;
+  }();
+  adapter.checkpoint.files = files;
+  return adapter;
+}
+
+}  // namespace ferry::converter

@@ -1,0 +1,47 @@
+// A LoRA adapter that lies somewhere, as PEFT, verl, ms-swift or Megatron-Bridge saved it, opened
+// as a source of a plan: its factors are tensors under PEFT's names.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "converter/adapter/adapter_map.h"
+#include "converter/open/checkpoint.h"
+
+namespace ferry::converter {
+
+enum class AdapterForm {
+  kPeft,      // a folder with adapter_config.json and adapter_model.safetensors
+  kVerl,      // that folder as lora_adapter in a checkpoint of verl (verl/model_merger)
+  kMegatron,  // a torch_dist checkpoint of Megatron-Bridge, run_config.yaml in it
+};
+inline constexpr std::string_view kVerlAdapter = "lora_adapter";
+inline constexpr std::string_view kVerlLoraRecord = "lora_train_meta.json";
+inline constexpr std::string_view kRunConfig = "run_config.yaml";
+
+struct Adapter {
+  AdapterForm form = AdapterForm::kPeft;
+  bool canonical = false;   // factors of their own for query, key and value, and for gate and up
+  Checkpoint checkpoint{};  // megatron_names, map and links are the adapter's; no `hf`
+  std::vector<AdaptedParameter> adapted{};
+  std::vector<float> scaling{};  // of the product, by `adapted`
+  std::string config{};          // PEFT's adapter_config.json; none of Megatron-Bridge
+};
+
+struct OpenAdapterOptions {
+  // The tensor parallel size of a target of Megatron-Bridge: fused where query, key and value share
+  // their first factor, and gate and up likewise, else canonical as these many ranks save it.
+  // Default: that form is not wanted.
+  std::optional<int> megatron_tp{};
+  std::optional<double> alpha{};  // of an adapter of Megatron-Bridge that does not say its own
+};
+
+// `base` is the map of the checkpoint that the adapter changes. Throws Error(kLayout) naming a
+// tensor that is missing, surplus or of another shape, and settings that are not converted.
+Adapter open_adapter(const std::filesystem::path& path,
+                     const ModelMap& base,
+                     const OpenAdapterOptions& options = {});
+
+}  // namespace ferry::converter

@@ -1,0 +1,147 @@
+"""Adapters converted between PEFT, verl and Megatron-Bridge's checkpoints: PEFT loads what is written, with the logits of what was read."""
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support import HERE, PEERS, ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
+from tiny_models import hf_configs
+
+peft = pytest.importorskip("peft", reason="PEFT makes and loads the adapters that are converted")
+from transformers import AutoModelForCausalLM, Qwen3MoeForCausalLM  # noqa: E402
+
+CONFIG = llama_config(hidden_size=64, intermediate_size=176, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=300)
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+WEIGHTS = "adapter_model.safetensors"
+
+
+def randomize(adapted, folder, seed=5):
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    adapted.save_pretrained(folder)
+
+
+def make_adapter(base, folder, **settings):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    randomize(peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings)), folder)
+
+
+def share_first_factors(folder):
+    """One first factor for query, key and value, and for gate and up, as Megatron-Bridge's LoRA has it."""
+    tensors = load_file(folder / WEIGHTS)
+    for name in list(tensors):
+        for one, first in (("k_proj", "q_proj"), ("v_proj", "q_proj"), ("up_proj", "gate_proj")):
+            if name.endswith(f"{one}.lora_A.weight"):
+                tensors[name] = tensors[name.replace(one, first)].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def logits(base, adapter=None):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter:
+        model = peft.PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        return model.eval()(torch.arange(24).reshape(1, 24) * 7 % 250).logits
+
+
+def stored(root):
+    """{key: shape} of a Megatron checkpoint, as megatron-core reads it, one for each layer and expert"""
+    done = subprocess.run([sys.executable, HERE / "read_with_mcore.py", PEERS / "mc0192", root], stdout=subprocess.PIPE, text=True, check=True,
+                          env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"))
+    return {key: shape for key, (_, shape, _) in json.loads(done.stdout.splitlines()[-1])[str(root)].items()}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base") / "hf"
+    write_hf(folder, {**CONFIG, "dtype": "float32"}, random_tensors(llama_shapes(CONFIG), dtype="F32"))
+    return folder
+
+
+@pytest.mark.parametrize("layout", [(), ("--tp", "2"), ("--tp", "2", "--pp", "2")])
+@pytest.mark.parametrize("kind", ["canonical", "fused"])
+def test_an_adapter_comes_back_from_megatron_bridge(base, work, kind, layout):
+    make_adapter(base, work / "peft", r=4, lora_alpha=6, target_modules=ALL)
+    if kind == "fused":
+        share_first_factors(work / "peft")
+    report = ferry_json("convert", work / "peft", work / "mb", "--base", base, "--to", "megatron", *layout)
+    assert report["canonical"] == (kind == "canonical") and report["proved"]
+    run_ok("convert", work / "mb", work / "back", "--base", base, "--to", "peft")
+    assert (work / "back" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
+    found, want = logits(base, work / "back"), logits(base, work / "peft")
+    assert torch.equal(found, want) and (want - logits(base)).abs().max() > 0.01
+
+
+def test_modules_of_some_layers_are_named_whole(base, work):
+    make_adapter(base, work / "peft", r=4, lora_alpha=4, target_modules=["q_proj", "down_proj"], layers_to_transform=[1], use_rslora=True)
+    run_ok("convert", work / "peft", work / "mb", "--base", base, "--to", "megatron")
+    run_ok("convert", work / "mb", work / "back", "--base", base, "--to", "peft")
+    config = json.loads((work / "back/adapter_config.json").read_text())
+    assert config["target_modules"] == ["model.layers.1.mlp.down_proj", "model.layers.1.self_attn.q_proj"]
+    assert torch.equal(logits(base, work / "back"), logits(base, work / "peft"))
+
+
+def test_fused_experts_are_grouped_experts(work):
+    config = hf_configs()["qwen3_moe"]()
+    torch.manual_seed(1)
+    Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(work / "base")
+    make_adapter(work / "base", work / "peft", r=2, lora_alpha=4, target_modules=["o_proj"],
+                 target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    run_ok("convert", work / "peft", work / "mb", "--base", work / "base", "--to", "megatron", "--ep", "2")
+    run_ok("convert", work / "mb", work / "back", "--base", work / "base", "--to", "peft")
+    assert (work / "back" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
+    found, want = logits(work / "base", work / "back"), logits(work / "base", work / "peft")
+    assert torch.equal(found, want) and (want - logits(work / "base")).abs().max() > 0.001
+
+
+def test_verl_has_the_folder_of_peft(base, work):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=ATTENTION)
+    run_ok("convert", work / "peft", work / "verl", "--base", base, "--to", "verl")
+    assert tree(work / "verl/lora_adapter") == {name: data for name, data in tree(work / "peft").items() if name.startswith("adapter_")}
+    assert json.loads((work / "verl/lora_train_meta.json").read_text()) == {"r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"}
+    run_ok("convert", work / "verl", work / "back", "--base", base, "--to", "peft")
+    assert tree(work / "back") == tree(work / "verl/lora_adapter")
+
+
+def test_names_of_ms_swift_become_those_of_peft(base, work):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=ATTENTION)
+    tensors = load_file(work / "peft" / WEIGHTS)
+    (work / "swift").mkdir()
+    save_file({name.replace(".weight", ".default.weight"): tensor for name, tensor in tensors.items()}, work / "swift" / WEIGHTS)
+    (work / "swift/adapter_config.json").write_bytes((work / "peft/adapter_config.json").read_bytes())
+    run_ok("convert", work / "swift", work / "out", "--base", base, "--to", "peft")
+    assert (work / "out" / WEIGHTS).read_bytes() == (work / "peft" / WEIGHTS).read_bytes()
+
+
+def test_what_cannot_be_converted_is_named(base, work):
+    make_adapter(base, work / "ranks", r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], rank_pattern={"o_proj": 2})
+    refuse("convert", work / "ranks", work / "out", "--base", base, "--to", "megatron", words=["rank 2", "one rank and one alpha"])
+    refuse("convert", work / "ranks", work / "out", "--base", base, words=["--to"])
+    refuse("convert", work / "ranks", work / "out", "--to", "peft", words=["--base"])
+    refuse("convert", base, work / "out", "--base", base, "--to", "peft", words=["Hugging Face", "torch_dist"])
+    make_adapter(base, work / "dora", r=4, lora_alpha=8, target_modules=["q_proj"], use_dora=True)
+    refuse("convert", work / "dora", work / "out", "--base", base, "--to", "peft", words=["use_dora"])
+    make_adapter(base, work / "adapter", r=4, lora_alpha=8, target_modules=["q_proj"])
+    run_ok("convert", work / "adapter", work / "mb", "--base", base, "--to", "megatron")
+    (work / "mb/iter_0000000/run_config.yaml").unlink()
+    refuse("convert", work / "mb", work / "out", "--base", base, "--to", "peft", words=["run_config.yaml", "--lora-alpha"])
+    run_ok("convert", work / "mb", work / "out", "--base", base, "--to", "peft", "--lora-alpha", "8")
+    assert torch.equal(logits(base, work / "out"), logits(base, work / "adapter"))
+
+
+def test_megatron_core_reads_the_keys_and_shapes_of_megatron_bridge(base, work):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=ALL)
+    share_first_factors(work / "peft")
+    run_ok("convert", work / "peft", work / "mb", "--base", base, "--to", "megatron", "--tp", "2")
+    layer = {"self_attention.linear_qkv": (64, 128), "self_attention.linear_proj": (64, 64), "mlp.linear_fc1": (64, 352), "mlp.linear_fc2": (176, 64)}
+    assert stored(work / "mb/iter_0000000") == {
+        f"decoder.layers.{number}.{module}.adapter.{factor}.weight": shape for number in range(2) for module, (columns, rows) in layer.items()
+        for factor, shape in (("linear_in", [4, columns]), ("linear_out", [rows, 4]))}
