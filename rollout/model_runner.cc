@@ -127,7 +127,9 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       enable_return_routed_experts_(limits.enable_return_routed_experts) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
-  if (model.mesh().world().device().is_cuda()) {
+  const auto& mesh = model.mesh();
+  for (const auto* const group : {&mesh.tp(), &mesh.ep(), &mesh.etp()}) group->map_peer_memory();
+  if (mesh.world().device().is_cuda()) {
     for (auto& one : results_) one = pinned_numbers(limits.max_num_seqs);
   }
 }

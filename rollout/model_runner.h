@@ -1,8 +1,8 @@
 // Runs a step on the device: the rows of all scheduled sequences through the model, and a token for
 // each sequence that is computed to its end. One copy uploads all inputs into memory that never
-// moves, so that a step can be a CUDA graph: it is one if every sequence decodes and the model is
-// on one GPU. collect() waits for tokens and log-probabilities: before that the next step
-// may be launched, whose rows take the tokens of this one on the device.
+// moves, so that a step can be a CUDA graph: it is one if every sequence decodes and the host is
+// not asked where experts are. collect() waits for tokens and log-probabilities: before that the
+// next step may be launched, whose rows take the tokens of this one on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,7 +61,8 @@ bool shares_experts(const models::GPTModel& model);
 
 class ModelRunner {
  public:
-  // The model outlives this. Throws Error(kUsage) if it has no language model's head.
+  // Called by all ranks of the model's mesh. The model outlives this. Throws Error(kUsage) if it
+  // has no language model's head.
   ModelRunner(const models::GPTModel& model, RunnerLimits limits);
 
   // Called by every tensor parallel rank with the same sequences, in the order of

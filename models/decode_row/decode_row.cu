@@ -34,8 +34,47 @@ struct SharedSizes {
   }
 };
 
-// residual += delta, then its norm into `normed`, with the roundings of rms_norm.h. Delta null: 0.
-__device__ void add_and_norm(const PairWord* delta,
+// A vector that comes in words, maybe a summand of each rank. Words null: zeros.
+struct Delta {
+  const PairWord* words = nullptr;  // of rank 0; the others' behind them
+  int ranks = 1;
+};
+
+// The chunk `i` of the sum over ranks, in their order.
+__device__ void receive_sum(const Delta& delta, int i, std::uint32_t tag, float (&sum)[kChunk]) {
+  constexpr int kAtOnce = 2;
+  for (int first = 0; first < delta.ranks; first += kAtOnce) {
+    PairWords low[kAtOnce];
+    PairWords high[kAtOnce];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const auto* const words =
+            delta.words + min(first + n, delta.ranks - 1) * (kMostRowChannels / 2) + i * 4;
+        low[n] = peek_two_of_peer(words);
+        high[n] = peek_two_of_peer(words + 2);
+        there = there && low[n].has(tag) && high[n].has(tag);
+      }
+    } while (!there);
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= delta.ranks) continue;
+      float more[kChunk];
+      widen_chunk({low[n].words[0].pair, low[n].words[1].pair, high[n].words[0].pair,
+                   high[n].words[1].pair},
+                  more);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) sum[j] = first + n == 0 ? more[j] : sum[j] + more[j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) sum[j] = rounded<Bf16>(sum[j]);
+}
+
+// residual += delta, then its norm into `normed`, with the roundings of rms_norm.h.
+__device__ void add_and_norm(const Delta& delta,
                              std::uint32_t tag,
                              const void* weight,
                              const DecodeRowShape& shape,
@@ -52,16 +91,20 @@ __device__ void add_and_norm(const PairWord* delta,
     const uint4 by = __ldg(static_cast<const uint4*>(weight) + i);
     float x[kChunk];
     widen_chunk(old[i], x);
-    if (delta != nullptr) {
-      PairWords low;
-      PairWords high;
-      do {
-        low = peek_two(delta + i * 4);
-        high = peek_two(delta + i * 4 + 2);
-      } while (!low.has(tag) || !high.has(tag));
+    if (delta.words != nullptr) {
       float more[kChunk];
-      widen_chunk({low.words[0].pair, low.words[1].pair, high.words[0].pair, high.words[1].pair},
-                  more);
+      if (delta.ranks > 1) {
+        receive_sum(delta, i, tag, more);
+      } else {
+        PairWords low;
+        PairWords high;
+        do {
+          low = peek_two(delta.words + i * 4);
+          high = peek_two(delta.words + i * 4 + 2);
+        } while (!low.has(tag) || !high.has(tag));
+        widen_chunk({low.words[0].pair, low.words[1].pair, high.words[0].pair, high.words[1].pair},
+                    more);
+      }
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) x[j] = rounded<Bf16>(x[j] + more[j]);
       old[i] = narrow_chunk(x);
@@ -185,6 +228,7 @@ __global__ __launch_bounds__(kAllThreads,
   if (thread == 0) {
     fixed.ring = own_ring;
     (void)lay_out(shape, static_cast<unsigned char*>(row.exchange), fixed.exchange);
+    if (shape.ranks > 1) share_with_peers(row, fixed.exchange);
     fixed.share = attention_share(row);
   }
   make_ring(own_ring);
@@ -195,8 +239,7 @@ __global__ __launch_bounds__(kAllThreads,
     return;
   }
   const Exchange& exchange = fixed.exchange;
-  // All thread blocks end a launch before the next one begins.
-  auto tag = static_cast<std::uint32_t>(*exchange.ended / gridDim.x * shape.layers);
+  std::uint32_t tag = *exchange.tag;
   for (int i = thread; i < shape.hidden / kChunk; i += kThreads)
     reinterpret_cast<uint4*>(residual)[i] = static_cast<const uint4*>(row.hidden)[i];
   const AttentionShare& share = fixed.share;
@@ -219,9 +262,10 @@ __global__ __launch_bounds__(kAllThreads,
       switch (product) {
         case kQkv:
         case kFc1:
-          add_and_norm(product == kFc1 ? exchange.results[kProj]
-                       : index > 0     ? exchange.results[kFc2]  // of the layer before
-                                       : nullptr,
+          add_and_norm({.words = product == kFc1 ? exchange.results[kProj]
+                                 : index > 0     ? exchange.results[kFc2]  // of the layer before
+                                                 : nullptr,
+                        .ranks = shape.ranks},
                        product == kFc1 ? tag : tag - 1,
                        product == kFc1 ? layer.mlp_norm : layer.attention_norm, shape, residual,
                        fixed.sums, input);
@@ -244,6 +288,8 @@ __global__ __launch_bounds__(kAllThreads,
       finish(rows, partial, bias, [&](int word, const PairOfSums& results) {
         if (last)
           static_cast<std::uint32_t*>(row.pending)[word] = pack(results.first, results.second);
+        else if (shape.ranks > 1 && is_summed(product))
+          publish_to_peers(row, product, word, results, tag);
         else
           publish(exchange.results[product] + word, results, tag);
       });
@@ -253,7 +299,9 @@ __global__ __launch_bounds__(kAllThreads,
     for (int i = thread; i < shape.hidden / kChunk; i += kThreads)
       static_cast<uint4*>(row.residual)[i] = reinterpret_cast<const uint4*>(residual)[i];
   }
-  if (thread == 0) atomicAdd(exchange.ended, 1ULL);
+  // All thread blocks end a launch before the next one begins.
+  if (thread == 0 && atomicInc(exchange.ended, gridDim.x - 1) == gridDim.x - 1)
+    *exchange.tag += static_cast<std::uint32_t>(shape.layers);
 }
 
 struct Gpu {
@@ -298,8 +346,9 @@ SharedSizes shared_sizes(const DecodeRowShape& shape, const Gpu& gpu) {
 
 bool decode_row_fits(const DecodeRowShape& shape) {
   const auto gpu = current_gpu();
-  if (gpu.multiprocessors == 0 || shape.layers == 0 || shape.layers > kMostDecoderLayers ||
-      shape.hidden % kChunk != 0 || shape.ffn % kChunk != 0 ||
+  if (gpu.multiprocessors == 0 || shape.ranks > kMostPeers || shape.groups == 0 ||
+      (shape.ranks > 1 && shape.hidden > kMostRowChannels) || shape.layers == 0 ||
+      shape.layers > kMostDecoderLayers || shape.hidden % kChunk != 0 || shape.ffn % kChunk != 0 ||
       (shape.dim != 64 && shape.dim != 128) || shape.heads % shape.groups != 0 ||
       shape.hidden < 2 * gpu.multiprocessors)
     return false;

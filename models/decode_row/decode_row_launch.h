@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "models/peer/peer_exchange_launch.h"
+
 namespace ferry::models::launch {
 
 // A layer's products, in their order.
@@ -24,9 +26,11 @@ struct DecoderLayer {
 };
 
 struct DecodeRowShape {
+  int ranks = 1;  // tensor parallel
+  int rank = 0;
   int layers = 0;
   int hidden = 0;
-  int ffn = 0;
+  int ffn = 0;  // of this rank, like heads and groups
   int heads = 0;
   int groups = 0;
   int dim = 0;         // of a head: 64 or 128
@@ -47,10 +51,15 @@ struct DecodeRow {
   const std::int32_t* length = nullptr;       // keys of the sequence, the row's own among them
   const std::int64_t* slot = nullptr;         // of the row's key; below 0: kept nowhere
   void* residual = nullptr;                   // [hidden], out
-  void* pending = nullptr;                    // [hidden], out: what is still to be added to it
+  // [hidden], out: what is still to be added to it; of several ranks, this one's summand.
+  void* pending = nullptr;
   // Device memory of decode_row_exchange(shape) bytes, filled with zeros before the first launch.
   // One buffer serves launches of one shape on one GPU only, and keeps its contents between them.
   void* exchange = nullptr;
+  // The memory of each of several ranks (models/peer/peer_exchange_launch.h), one's own in its
+  // place. Ranks launch the same passes in the same order, and all see the end of one before any of
+  // them begins the next.
+  void* peers[kMostPeers] = {};
   DecoderLayer layers[kMostDecoderLayers]{};
 };
 

@@ -5,21 +5,27 @@
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "models/decode_row/decode_row_launch.h"
 #include "models/distributed/world.h"
 #include "models/kernels/cuda/cuda_call.h"
+#include "models/peer/peer_memory.h"
 
 namespace ferry::models {
 namespace {
 
-launch::DecodeRowShape shape_of(const TransformerConfig& config) {
-  return {.layers = static_cast<int>(config.num_layers),
+// This rank's part of the model.
+launch::DecodeRowShape shape_of(const TransformerConfig& config, const ProcessGroup& tp) {
+  const auto part = [&](std::int64_t all) { return static_cast<int>(all / tp.size()); };
+  return {.ranks = tp.size(),
+          .rank = tp.rank(),
+          .layers = static_cast<int>(config.num_layers),
           .hidden = static_cast<int>(config.hidden_size),
-          .ffn = static_cast<int>(config.ffn_hidden_size),
-          .heads = static_cast<int>(config.num_attention_heads),
-          .groups = static_cast<int>(config.num_query_groups),
+          .ffn = part(config.ffn_hidden_size),
+          .heads = part(config.num_attention_heads),
+          .groups = part(config.num_query_groups),
           .dim = static_cast<int>(config.kv_channels),
           .window = static_cast<int>(config.sliding_window.value_or(0)),
           .epsilon = static_cast<float>(config.layernorm_epsilon),
@@ -39,29 +45,33 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
                                              Alignment alignment,
                                              const Parameters& parameters) {
   const auto device = mesh.world().device();
-  const auto& shape = mesh.shape();
-  if (!device.is_cuda() || alignment != Alignment::kFast || shape.tp() > 1 || shape.pp() > 1 ||
-      config.num_moe_experts > 0 || config.multi_latent_attention || config.rotary_percent < 1 ||
-      config.rotary_interleaved || config.post_norm != PostNorm::kNone || config.add_bias_linear ||
+  const auto& tp = mesh.tp();
+  if (!device.is_cuda() || alignment != Alignment::kFast || mesh.shape().pp() > 1 ||
+      config.num_query_groups % tp.size() != 0 || config.num_moe_experts > 0 ||
+      config.multi_latent_attention || config.rotary_percent < 1 || config.rotary_interleaved ||
+      config.post_norm != PostNorm::kNone || config.add_bias_linear ||
       config.head != Head::kLanguageModel)
     return nullptr;
   for (const auto& parameter : parameters.all())
     if (parameter.value.scalar_type() != at::kBFloat16) return nullptr;
   const c10::cuda::CUDAGuard guard(device);
-  if (!launch::decode_row_fits(shape_of(config))) return nullptr;
+  const auto shape = shape_of(config, tp);
+  if (!launch::decode_row_fits(shape)) return nullptr;
   return std::unique_ptr<RowDecoder>(
-      new RowDecoder(config, parameters,
-                     at::zeros({launch::decode_row_exchange(shape_of(config))},
+      new RowDecoder(config, tp, parameters,
+                     at::zeros({launch::decode_row_exchange(shape)},
                                at::TensorOptions().device(device).dtype(at::kByte))));
 }
 
 RowDecoder::RowDecoder(const TransformerConfig& config,
+                       const ProcessGroup& tp,
                        const Parameters& parameters,
                        at::Tensor exchange)
-    : config_(config), parameters_(parameters), exchange_(std::move(exchange)) {}
+    : config_(config), tp_(tp), parameters_(parameters), exchange_(std::move(exchange)) {}
 
 bool RowDecoder::takes(const DecodedRow& row) const {
-  auto shape = shape_of(config_);
+  if (tp_.size() > 1 && tp_.peer_memory() == nullptr) return false;
+  auto shape = shape_of(config_, tp_);
   shape.max_blocks = static_cast<int>(row.block_table.numel());
   for (const auto& parameter : parameters_.all())
     if (!is_aligned(parameter.value)) return false;
@@ -79,7 +89,7 @@ ResidualStream RowDecoder::forward(const at::Tensor& hidden,
   require(hidden.size(0) == 1 && angles.style == RotaryStyle::kHalves, ErrorKind::kBug,
           "the kernel of one row was given {}", hidden.size(0));
   const c10::cuda::CUDAGuard guard(hidden.device());
-  launch::DecodeRow kernel{.shape = shape_of(config_),
+  launch::DecodeRow kernel{.shape = shape_of(config_, tp_),
                            .hidden = hidden.const_data_ptr(),
                            .cos = angles.cos.const_data_ptr(),
                            .sin = angles.sin.const_data_ptr(),
@@ -105,7 +115,9 @@ ResidualStream RowDecoder::forward(const at::Tensor& hidden,
   kernel.residual = stream.sum.mutable_data_ptr();
   kernel.pending = stream.pending.mutable_data_ptr();
   kernel.exchange = exchange_.mutable_data_ptr();
+  if (const auto* const peers = tp_.peer_memory()) std::ranges::copy(peers->memory(), kernel.peers);
   check(launch::decode_row(kernel, models::stream()));
+  stream.pending = tp_.all_reduce(stream.pending);
   return stream;
 }
 

@@ -28,7 +28,7 @@ constexpr auto kNcclGrace = std::chrono::seconds(1);
 
 class Watch {
  public:
-  Watch() : thread_([this] { look(); }) {}
+  Watch() : looks_([this] { look(); }), guards_([this] { guard(); }) {}
 
   void add(c10::intrusive_ptr<c10d::Work> work,
            std::shared_ptr<const WatchedRun> run,
@@ -58,7 +58,7 @@ class Watch {
         const std::lock_guard lock(mutex_);
         under_way.swap(entries_);
       }
-      std::erase_if(under_way, [](Entry& entry) { return is_done(entry); });
+      std::erase_if(under_way, [this](Entry& entry) { return is_done(entry); });
       if (!under_way.empty()) ask_others(under_way);
       const std::lock_guard lock(mutex_);
       entries_.splice(entries_.begin(), under_way);
@@ -76,17 +76,47 @@ class Watch {
     for (auto& entry : under_way) entry.deadline = std::min(entry.deadline, *failed_ + kNcclGrace);
   }
 
-  // Whether the work of `entry` is done. Ends the process if it never will be.
-  static bool is_done(Entry& entry) {
+  // CUDA answers no thread while another one copies the results of a kernel that never ends to
+  // pageable memory. look() hangs then, and this ends the process in its place.
+  void guard() {
+    for (;; std::this_thread::sleep_for(kNcclPoll)) {
+      std::optional<Entry> stuck;
+      {
+        const std::lock_guard lock(mutex_);
+        if (asked_about_ != nullptr && Clock::now() > asked_about_since_ + kAskOthers)
+          stuck = {.run = asked_about_->run,
+                   .deadline = asked_about_->deadline,
+                   .failure = asked_about_->failure};
+      }
+      if (stuck && (Clock::now() >= stuck->deadline || stuck->run->has_failed()))
+        end(*stuck, "it is not done, nor does CUDA answer");
+    }
+  }
+
+  void set_asked(const Entry* entry) {
+    const std::lock_guard lock(mutex_);
+    asked_about_ = entry;
+    asked_about_since_ = Clock::now();
+  }
+
+  // Whether the work of `entry` is done; if so, forgets it. Ends the process if it never will be.
+  bool is_done(Entry& entry) {
     std::string why;
+    set_asked(&entry);
     try {
-      if (entry.work->isCompleted() && !entry.work->exception()) return true;
+      const bool completed = entry.work->isCompleted();
       if (const auto error = entry.work->exception()) std::rethrow_exception(error);
-      if (Clock::now() < entry.deadline) return false;
-      why = "it is not done";
+      if (completed) entry.work.reset();
     } catch (const std::exception& error) {
       why = error.what();
     }
+    set_asked(nullptr);
+    if (!entry.work) return true;
+    if (why.empty() && Clock::now() < entry.deadline) return false;
+    end(entry, why.empty() ? "it is not done" : why);
+  }
+
+  [[noreturn]] static void end(const Entry& entry, const std::string& why) {
     const auto error = entry.failure(why);
     std::fputs(error.report().c_str(), stderr);
     std::fflush(stderr);
@@ -98,7 +128,9 @@ class Watch {
   std::list<Entry> entries_;
   Clock::time_point asked_{};
   std::optional<Clock::time_point> failed_{};  // when this rank learnt that another one has
-  std::thread thread_;
+  const Entry* asked_about_ = nullptr;         // by look(), which keeps it
+  Clock::time_point asked_about_since_{};
+  std::thread looks_, guards_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "models/distributed/meeting_store.h"
 #include "models/distributed/nccl_backend.h"
 #include "models/distributed/world.h"
+#include "models/peer/peer_memory.h"
 
 namespace ferry::models {
 namespace {
@@ -115,6 +116,8 @@ struct ProcessGroup::Backends {
 
   c10::intrusive_ptr<c10d::Backend> gloo;    // on the host
   c10::intrusive_ptr<c10d::Backend> device;  // where tensors live: gloo itself, or NCCL
+  bool peers_asked = false;
+  std::unique_ptr<PeerMemory> peers;  // for small messages between GPUs
   std::atomic<std::uint64_t> sequence = 0;
   Meeting meeting;  // the last one
   std::shared_ptr<const WatchedRun> run;
@@ -183,18 +186,57 @@ void ProcessGroup::attempt(std::string_view operation,
   }
 }
 
+void ProcessGroup::map_peer_memory() const {
+  if (size() == 1 || std::exchange(backends_->peers_asked, true)) return;
+  backends_->peers =
+      PeerMemory::make(rank_, size(), world_->device(),
+                       [this](std::string_view mine) { return all_gather_bytes(mine); });
+}
+
+const PeerMemory* ProcessGroup::peer_memory() const {
+  return backends_ ? backends_->peers.get() : nullptr;
+}
+
+// Undefined where NCCL has to do it.
+template <typename Operation>
+at::Tensor ProcessGroup::through_peers(std::string_view name,
+                                       Operation operation,
+                                       const at::Tensor& mine) const {
+  auto* const peers = backends_->peers.get();
+  if (peers == nullptr || !peers->takes(operation, mine)) return {};
+  at::Tensor result;
+  run(name, [&] {
+    result = peers->exchange(operation, mine);
+    if (auto done = peers->done())
+      backends_->watch(c10::make_intrusive<PolledWork>(std::move(done)));
+  });
+  return result;
+}
+
 at::Tensor ProcessGroup::all_gather(const at::Tensor& mine) const {
   if (size() == 1) return mine;
+  if (auto gathered = through_peers("all_gather", PeerOperation::kAllGather, mine);
+      gathered.defined())
+    return gathered;
   auto whole = empty_rows(mine, mine.size(0) * size());
   auto part = mine.contiguous();
   run("all_gather", [&] { backends_->wait(backends_->device->_allgather_base(whole, part)); });
   return whole;
 }
 
+at::Tensor ProcessGroup::all_gather_channels(const at::Tensor& mine) const {
+  if (size() == 1) return mine;
+  auto gathered = through_peers("all_gather", PeerOperation::kAllGatherChannels, mine);
+  return gathered.defined() ? gathered : side_by_side(all_gather(mine), size());
+}
+
 at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& whole) const {
   if (size() == 1) return whole;
   require(whole.size(0) % size() == 0, ErrorKind::kBug, "{} rows over {} ranks", whole.size(0),
           size());
+  if (auto sum = through_peers("reduce_scatter", PeerOperation::kReduceScatter, whole);
+      sum.defined())
+    return sum;
   if (whole.is_cuda()) {
     auto input = whole.contiguous();
     auto mine = empty_rows(whole, whole.size(0) / size());
@@ -211,6 +253,8 @@ at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& whole) const {
 
 at::Tensor ProcessGroup::all_reduce(const at::Tensor& mine) const {
   if (size() == 1) return mine;
+  if (auto sum = through_peers("all_reduce", PeerOperation::kAllReduce, mine); sum.defined())
+    return sum;
   if (mine.is_cuda()) {
     std::vector<at::Tensor> sum{mine.clone(at::MemoryFormat::Contiguous)};
     run("all_reduce", [&] { backends_->wait(backends_->device->allreduce(sum)); });
@@ -373,6 +417,12 @@ std::vector<std::string> ProcessGroup::all_gather_bytes(std::string_view mine) c
                        static_cast<std::size_t>(sizes[rank]));
   }
   return texts;
+}
+
+at::Tensor side_by_side(const at::Tensor& parts, int size) {
+  const auto rows = parts.size(0) / size;
+  const auto channels = parts.size(1);
+  return parts.view({size, rows, channels}).permute({1, 0, 2}).reshape({rows, size * channels});
 }
 
 }  // namespace ferry::models

@@ -1,5 +1,7 @@
 // One group of ranks and its collectives, over c10d: Gloo on the host, NCCL on GPUs. A group of one
-// rank does not communicate. Sums on the host add up in the order of the ranks.
+// rank does not communicate. Sums on the host add up in the order of the ranks. On GPUs that have
+// mapped each other's memory (map_peer_memory()) all_reduce(), reduce_scatter() and the gathers of
+// small messages go there, and their sums, too, add up in the order of the ranks.
 //
 // A collective that some rank never joins ends after the group's timeout, on every rank that did,
 // with Error(kIo) that names the group, the operation and the ranks that are missing.
@@ -18,6 +20,7 @@
 
 namespace ferry::models {
 
+class PeerMemory;
 class World;
 
 // A transfer under way. It keeps its tensors alive. On a GPU wait() makes the current stream wait,
@@ -65,6 +68,8 @@ class ProcessGroup {
 
   // Gathers [n, ...] of every rank -> [size * n, ...], in the order of the ranks.
   at::Tensor all_gather(const at::Tensor& mine) const;
+  // Gathers [n, channels] of every rank -> [n, size * channels].
+  at::Tensor all_gather_channels(const at::Tensor& mine) const;
   // Sums [size * n, ...] over the ranks -> [n, ...], this rank's part. The host sums bf16 in fp32.
   at::Tensor reduce_scatter(const at::Tensor& whole) const;
   at::Tensor all_reduce(const at::Tensor& mine) const;
@@ -89,6 +94,12 @@ class ProcessGroup {
   Pending reduce_scatter_in_place(const at::Tensor& whole) const;
   Pending all_gather_in_place(const at::Tensor& whole) const;
 
+  // Maps the memory of the ranks' GPUs for small messages, where they are on one host and can reach
+  // each other (models/peer/peer_memory.h). Called by all ranks; later calls do nothing.
+  void map_peer_memory() const;
+  // Null unless map_peer_memory() has found a way.
+  const PeerMemory* peer_memory() const;
+
   // Watches work on the device that holds collectives of this group, a graph of them: if it is not
   // `done` within the group's timeout, or another rank fails, the process ends as for a collective.
   void watch(std::string_view operation, std::function<bool()> done) const;
@@ -110,6 +121,10 @@ class ProcessGroup {
   template <typename Start>
   Pending begin(std::string_view operation, const Start& start) const;
   at::Tensor my_part(const at::Tensor& whole) const;
+  template <typename Operation>
+  at::Tensor through_peers(std::string_view name,
+                           Operation operation,
+                           const at::Tensor& mine) const;
 
   std::string name_ = "alone";
   std::vector<int> ranks_{0};
@@ -117,5 +132,8 @@ class ProcessGroup {
   World* world_ = nullptr;
   std::unique_ptr<Backends> backends_;
 };
+
+// [size * n, channels], one part below the other -> [n, size * channels].
+at::Tensor side_by_side(const at::Tensor& parts, int size);
 
 }  // namespace ferry::models

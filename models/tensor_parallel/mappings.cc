@@ -46,22 +46,11 @@ at::Tensor mine(const at::Tensor& x, const ProcessGroup& group, std::int64_t dim
   return x.narrow(dim, group.rank() * size, size).contiguous();
 }
 
-// [size * n, c] -> [n, size * c]
-at::Tensor side_by_side(const at::Tensor& tall, int size) {
-  const auto rows = tall.size(0) / size;
-  const auto channels = tall.size(1);
-  return tall.view({size, rows, channels}).permute({1, 0, 2}).reshape({rows, size * channels});
-}
-
 // [n, size * c] -> [size * n, c]
 at::Tensor stacked(const at::Tensor& wide, int size) {
   const auto rows = wide.size(0);
   const auto channels = wide.size(1) / size;
   return wide.view({rows, size, channels}).permute({1, 0, 2}).reshape({rows * size, channels});
-}
-
-at::Tensor all_channels(const at::Tensor& x, const ProcessGroup& group) {
-  return side_by_side(group.all_gather(x), group.size());
 }
 
 }  // namespace
@@ -87,7 +76,7 @@ at::Tensor gather_from_tensor_model_parallel_region(const at::Tensor& x,
                                                     bool replicated) {
   if (group.size() == 1) return x;
   return Mapped::apply(
-      x, [&group](const at::Tensor& t) { return all_channels(t, group); },
+      x, [&group](const at::Tensor& t) { return group.all_gather_channels(t); },
       [&group, replicated](const at::Tensor& t) {
         return replicated ? mine(t, group, 1) : group.reduce_scatter(stacked(t, group.size()));
       });

@@ -11,6 +11,7 @@
 #include "models/gpt_model.h"
 #include "rollout/kv_cache.h"
 #include "rollout/paged_context.h"
+#include "tests/support/models/gpu_ranks.h"
 
 namespace ferry::rollout {
 namespace row_decoder_test {
@@ -71,12 +72,13 @@ double difference(const at::Tensor& got, const at::Tensor& expected) {
   return (got.to(at::kFloat) - wide).norm().item<double>() / wide.norm().item<double>();
 }
 
-TEST_P(RowDecoder, ItsRowIsThatOfTheLayers) {
+void compare_with_layers(const Case& shape, models::World& world) {
   const at::NoGradGuard no_grad;
-  const auto config = config_of(GetParam());
-  models::World world({.device = at::Device(at::kCUDA, 0)});
-  const models::ParallelState mesh(world, {}, "test");
-  const models::GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
+  const auto config = config_of(shape);
+  const models::ParallelState mesh(world, {.tensor_model_parallel_size = world.size()}, shape.name);
+  mesh.tp().map_peer_memory();
+  const models::GPTModel model(config, mesh,
+                               models::stage_chunks(config, mesh.shape().parallel(), 0)[0],
                                {.alignment = Alignment::kFast});
   for (const auto& parameter : model.parameters().all()) {
     const auto& value = parameter.value;
@@ -123,6 +125,19 @@ TEST_P(RowDecoder, ItsRowIsThatOfTheLayers) {
     EXPECT_TRUE(at::equal(run(PagedContext(cache, step)), got)) << "another result of the same row";
   }
   EXPECT_GT(others, 0) << "the same kernels: the row's was never asked";
+}
+
+TEST_P(RowDecoder, ItsRowIsThatOfTheLayers) {
+  models::World world({.device = at::Device(at::kCUDA, 0)});
+  compare_with_layers(GetParam(), world);
+}
+
+TEST(RowDecoderOfRanks, ItsRowIsThatOfTheLayers) {
+  support::on_gpus(2, {.device = at::Device(at::kCUDA)}, [](models::World& world) {
+    at::manual_seed(1);
+    compare_with_layers({"Qwen2_1B5", 1536, 8960, 12, 2, 128, true}, world);
+    compare_with_layers({"Qwen3_8B", 4096, 12288, 32, 8, 128, false, true}, world);
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(All,

@@ -1,0 +1,81 @@
+// The arguments of the kernels in peer_exchange.cu, by raw pointers, so that nvcc never sees
+// LibTorch's headers, and the layout of the memory that they exchange through.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace ferry::models::launch {
+
+constexpr int kMostPeers = 8;         // ranks of a group, this one among them
+constexpr int kMostPeerBlocks = 128;  // of a kernel
+constexpr int kPeerPhases = 2;
+// Bounds of what a rank sends to one other: by words with a tag, and by blocks of bytes.
+constexpr std::int64_t kMostSmallBytes = 256 << 10;
+constexpr std::int64_t kMostBulkBytes = 16 << 20;  // over the number of ranks
+// Words that kernels of one row exchange (models/decode_row) have 8 bytes for two channels, of each
+// of kRowProducts products, from every rank.
+constexpr std::int64_t kMostRowChannels = 16384;
+constexpr int kRowProducts = 2;
+constexpr std::int64_t kUnitBytes = 16;  // messages are multiples of it
+
+// The beginning of each rank's memory. All is zeros at first.
+struct PeerHeader {
+  std::uint32_t exchanges;             // that have ended on this rank
+  std::uint32_t ended;                 // thread blocks of the one that runs
+  alignas(128) std::uint32_t row_tag;  // the last one that a kernel of one row has used
+  std::uint32_t row_blocks;            // thread blocks of such kernels, since ever
+  // The number of the last exchange of which that block of that rank has sent everything.
+  alignas(128) std::uint32_t sent[kPeerPhases][kMostPeers][kMostPeerBlocks];
+};
+
+// Offsets in a rank's memory.
+struct PeerLayout {
+  std::int64_t size = 0;  // ranks
+
+  // Every other exchange has the same half: nobody reads one when it is written again.
+  constexpr std::int64_t bulk_bytes() const {
+    return kMostBulkBytes / size / kUnitBytes * kUnitBytes;
+  }
+  constexpr std::int64_t rows() const {
+    return 64 << 10;
+  }  // [kRowProducts, size, kMostRowChannels / 2]
+  constexpr std::int64_t small() const {
+    return rows() + kRowProducts * size * kMostRowChannels / 2 * static_cast<std::int64_t>(8);
+  }
+  constexpr std::int64_t bulk() const { return small() + 2 * size * 2 * kMostSmallBytes; }
+  constexpr std::int64_t results() const { return bulk() + 2 * size * bulk_bytes(); }
+  constexpr std::int64_t bytes() const { return results() + 2 * size * bulk_bytes(); }
+};
+static_assert(sizeof(PeerHeader) <= 64 << 10);
+
+enum class PeerKind : std::uint8_t {
+  kGather,
+  kSum,           // every rank sends all of its own to all others, and adds up
+  kScatterSum,    // part i of what each rank has goes to rank i, which adds up
+  kSumAndGather,  // the same, and then the sums go to all
+};
+enum class PeerElement : std::uint8_t { kBf16, kFloat, kInt32 };
+
+struct PeerExchange {
+  unsigned char* memory[kMostPeers] = {};  // of each rank, as this one has mapped it
+  int size = 0;
+  int rank = 0;
+  PeerKind kind = PeerKind::kGather;
+  PeerElement element = PeerElement::kBf16;  // of sums, which are in fp32, or wrap
+  const void* mine = nullptr;                // aligned to kUnitBytes, like result
+  void* result = nullptr;
+  // The bytes that go to each other rank at once, of scatters a part. A multiple of kUnitBytes, at
+  // most PeerLayout::bulk_bytes().
+  std::int64_t bytes = 0;
+  // kGather: results of ranks alternate after so many bytes; a divisor of `bytes` and a multiple of
+  // kUnitBytes.
+  std::int64_t run = 0;
+};
+
+// Called in the same order by all ranks, on one stream of each. The result is there when the kernel
+// ends; the kernel waits for the other ranks' kernels.
+cudaError_t peer_exchange(const PeerExchange& exchange, cudaStream_t stream);
+
+}  // namespace ferry::models::launch

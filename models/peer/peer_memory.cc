@@ -1,0 +1,258 @@
+#include "models/peer/peer_memory.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "models/kernels/cuda/cuda_call.h"
+#include "models/peer/peer_exchange_launch.h"
+
+namespace ferry::models {
+namespace {
+
+// For two ranks one way is as long as the other, and sums at once are there earlier.
+constexpr std::int64_t kMostBytesOfOneShot = 256 << 10;
+
+// Ranks tell each other this, as bytes.
+struct PeerIdentity {
+  std::array<char, 40> boot{};  // of the host
+  std::array<char, 16> gpu{};   // its address on the host's bus
+  std::int64_t process = 0;
+  bool has_memory = false;
+  cudaIpcMemHandle_t memory{};
+};
+
+std::string bytes_of(const PeerIdentity& identity) {
+  return {reinterpret_cast<const char*>(&identity), sizeof(identity)};
+}
+
+PeerIdentity identity_of(const std::string& bytes) {
+  PeerIdentity identity;
+  require(bytes.size() == sizeof(identity), ErrorKind::kBug, "a peer of another build");
+  std::memcpy(&identity, bytes.data(), sizeof(identity));
+  return identity;
+}
+
+// Device memory of one's own, or of another process.
+class MappedMemory {
+ public:
+  MappedMemory() = default;
+  MappedMemory(void* pointer, bool own) : pointer_(pointer), own_(own) {}
+  MappedMemory(MappedMemory&& other) noexcept
+      : pointer_(std::exchange(other.pointer_, nullptr)), own_(other.own_) {}
+  MappedMemory& operator=(MappedMemory&& other) noexcept {
+    std::swap(pointer_, other.pointer_);
+    std::swap(own_, other.own_);
+    return *this;
+  }
+  ~MappedMemory() {
+    if (pointer_ == nullptr) return;
+    (void)(own_ ? cudaFree(pointer_) : cudaIpcCloseMemHandle(pointer_));
+  }
+  void* get() const { return pointer_; }
+
+ private:
+  void* pointer_ = nullptr;
+  bool own_ = false;
+};
+
+// Forgets the last error of a call that may fail.
+bool succeeded(cudaError_t status) {
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  return status == cudaSuccess;
+}
+
+bool is_captured() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+MappedMemory allocate(std::int64_t bytes, PeerIdentity& identity) {
+  void* pointer = nullptr;
+  if (!succeeded(cudaMalloc(&pointer, static_cast<std::size_t>(bytes)))) return {};
+  MappedMemory memory(pointer, /*own=*/true);
+  identity.has_memory = succeeded(cudaMemset(pointer, 0, static_cast<std::size_t>(bytes))) &&
+                        succeeded(cudaDeviceSynchronize()) &&
+                        succeeded(cudaIpcGetMemHandle(&identity.memory, pointer));
+  return memory;
+}
+
+PeerIdentity own_identity(at::Device device) {
+  PeerIdentity identity{.process = getpid()};
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  boot.getline(identity.boot.data(), static_cast<std::streamsize>(identity.boot.size()));
+  check(cudaDeviceGetPCIBusId(identity.gpu.data(), static_cast<int>(identity.gpu.size()),
+                              device.index()));
+  return identity;
+}
+
+// The memory of another rank; none if this one cannot write to it.
+MappedMemory map_memory(const PeerIdentity& mine, const PeerIdentity& other, at::Device device) {
+  int its_device = 0;
+  int reachable = 0;
+  void* pointer = nullptr;
+  const bool mapped =
+      mine.boot == other.boot && mine.process != other.process && mine.gpu != other.gpu &&
+      other.has_memory && succeeded(cudaDeviceGetByPCIBusId(&its_device, other.gpu.data())) &&
+      succeeded(cudaDeviceCanAccessPeer(&reachable, device.index(), its_device)) &&
+      reachable != 0 &&
+      succeeded(cudaIpcOpenMemHandle(&pointer, other.memory, cudaIpcMemLazyEnablePeerAccess));
+  return mapped ? MappedMemory(pointer, /*own=*/false) : MappedMemory();
+}
+
+std::optional<launch::PeerElement> element_of(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kBFloat16:
+      return launch::PeerElement::kBf16;
+    case at::kFloat:
+      return launch::PeerElement::kFloat;
+    case at::kInt:
+      return launch::PeerElement::kInt32;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::int64_t bytes_of(const at::Tensor& x) {
+  return x.numel() * static_cast<std::int64_t>(x.element_size());
+}
+
+class MappedPeers : public PeerMemory {
+ public:
+  MappedPeers(int rank, at::Device device, std::vector<MappedMemory> mapped)
+      : rank_(rank), device_(device), mapped_(std::move(mapped)) {
+    for (const auto& one : mapped_) memory_.push_back(one.get());
+    check(cudaEventCreateWithFlags(&moved_, cudaEventDisableTiming));
+  }
+  ~MappedPeers() override { (void)cudaEventDestroy(moved_); }
+  MappedPeers(const MappedPeers&) = delete;
+  MappedPeers& operator=(const MappedPeers&) = delete;
+
+  bool takes(PeerOperation operation, const at::Tensor& mine) const override {
+    if (mine.device() != device_ || mine.numel() == 0) return false;
+    const auto plan = plan_of(operation, mine);
+    const bool fits = plan.bytes > 0 && plan.bytes % launch::kUnitBytes == 0 &&
+                      plan.bytes <= launch::PeerLayout{.size = size()}.bulk_bytes();
+    if (plan.kind == launch::PeerKind::kGather) return fits && plan.run % launch::kUnitBytes == 0;
+    return fits && element_of(mine).has_value();
+  }
+
+  at::Tensor exchange(PeerOperation operation, const at::Tensor& mine) override {
+    const c10::cuda::CUDAGuard guard(device_);
+    auto plan = plan_of(operation, mine);
+    auto input = mine.contiguous();
+    constexpr auto kAlignment = static_cast<std::uintptr_t>(launch::kUnitBytes);
+    if (reinterpret_cast<std::uintptr_t>(input.const_data_ptr()) % kAlignment != 0)
+      input = input.clone();
+    auto shape = mine.sizes().vec();
+    if (operation == PeerOperation::kReduceScatter) shape[0] /= size();
+    if (operation == PeerOperation::kAllGather) shape[0] *= size();
+    if (operation == PeerOperation::kAllGatherChannels) shape[1] *= size();
+    auto result = at::empty(shape, mine.options());
+    plan.mine = input.const_data_ptr();
+    plan.result = result.mutable_data_ptr();
+    follow();
+    check(launch::peer_exchange(plan, stream()));
+    return result;
+  }
+
+  std::function<bool()> done() const override {
+    if (is_captured()) return {};
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    const std::shared_ptr<CUevent_st> shared(event,
+                                             [](cudaEvent_t one) { (void)cudaEventDestroy(one); });
+    check(cudaEventRecord(event, stream()));
+    return [shared] {
+      const auto status = cudaEventQuery(shared.get());
+      if (status != cudaErrorNotReady) check(status);
+      return status == cudaSuccess;
+    };
+  }
+
+  const std::vector<void*>& memory() const override { return memory_; }
+
+ private:
+  int size() const { return static_cast<int>(memory_.size()); }
+
+  // All but the pointers of the messages.
+  launch::PeerExchange plan_of(PeerOperation operation, const at::Tensor& mine) const {
+    const auto all = bytes_of(mine);
+    const auto part = all / size();
+    launch::PeerExchange plan{.size = size(), .rank = rank_, .bytes = all};
+    std::ranges::transform(memory_, plan.memory,
+                           [](void* one) { return static_cast<unsigned char*>(one); });
+    switch (operation) {
+      case PeerOperation::kAllReduce: {
+        const auto once =
+            size() == 2 ? launch::PeerLayout{.size = 2}.bulk_bytes() : kMostBytesOfOneShot;
+        plan.kind = all <= once ? launch::PeerKind::kSum : launch::PeerKind::kSumAndGather;
+        if (all > once) plan.bytes = all % size() == 0 ? part : 0;
+        break;
+      }
+      case PeerOperation::kReduceScatter:
+        plan.kind = launch::PeerKind::kScatterSum;
+        plan.bytes = part;
+        break;
+      case PeerOperation::kAllGather:
+        plan.run = all;
+        break;
+      case PeerOperation::kAllGatherChannels:
+        plan.run = all / mine.size(0);
+        break;
+    }
+    plan.element = element_of(mine).value_or(launch::PeerElement::kBf16);
+    return plan;
+  }
+
+  // Exchanges on another stream than the last one come behind it. A graph is launched on a stream
+  // that waits for what came before.
+  void follow() {
+    if (is_captured()) return;
+    const auto now = stream();
+    if (last_ && *last_ != now) {
+      check(cudaEventRecord(moved_, *last_));
+      check(cudaStreamWaitEvent(now, moved_));
+    }
+    last_ = now;
+  }
+
+  int rank_;
+  at::Device device_;
+  std::vector<MappedMemory> mapped_;  // of each rank
+  std::vector<void*> memory_;
+  cudaEvent_t moved_ = nullptr;
+  std::optional<cudaStream_t> last_;
+};
+
+}  // namespace
+
+std::unique_ptr<PeerMemory> PeerMemory::make(int rank,
+                                             int size,
+                                             at::Device device,
+                                             const Gather& gather) {
+  if (!device.is_cuda() || size < 2 || size > launch::kMostPeers) return nullptr;
+  const c10::cuda::CUDAGuard guard(device);
+  auto mine = own_identity(device);
+  auto own = allocate(launch::PeerLayout{.size = size}.bytes(), mine);
+  std::vector<MappedMemory> mapped;
+  for (const auto& bytes : gather(bytes_of(mine))) {
+    const bool is_mine = static_cast<int>(mapped.size()) == rank;
+    mapped.push_back(is_mine ? MappedMemory() : map_memory(mine, identity_of(bytes), device));
+  }
+  mapped[static_cast<std::size_t>(rank)] = std::move(own);
+  const bool all_mapped =
+      std::ranges::all_of(mapped, [](const MappedMemory& one) { return one.get() != nullptr; });
+  for (const auto& answer : gather(all_mapped ? "mapped" : ""))
+    if (answer.empty()) return nullptr;
+  return std::make_unique<MappedPeers>(rank, device, std::move(mapped));
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,168 @@
+// Small messages through the memory of other GPUs, against the formula and NCCL.
+#include "models/peer/peer_memory.h"
+
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "models/distributed/process_group.h"
+#include "tests/models/cuda_fixture.h"
+#include "tests/support/models/gpu_ranks.h"
+
+namespace ferry::models {
+namespace peer_memory_test {
+
+constexpr int kRanks = 2;
+const World::Options kOnGpu{.device = at::Device(at::kCUDA), .timeout = std::chrono::seconds(30)};
+
+// Both see all ranks; only the first exchanges through the ranks' memory.
+struct Groups {
+  explicit Groups(World& world)
+      : peers(world, "peers", all_ranks()), nccl(world, "nccl", all_ranks()) {
+    peers.map_peer_memory();
+    EXPECT_NE(peers.peer_memory(), nullptr);
+  }
+  static std::vector<int> all_ranks() {
+    std::vector<int> ranks(kRanks);
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+
+  ProcessGroup peers;
+  ProcessGroup nccl;
+};
+
+// The tensors of the ranks, which all ranks know.
+std::vector<at::Tensor> of_all_ranks(at::IntArrayRef shape, at::ScalarType dtype) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < kRanks; ++rank)
+    all.push_back((at::randn(shape, at::TensorOptions().device(at::kCUDA)) * 100).to(dtype));
+  return all;
+}
+
+at::Tensor sum_of(const std::vector<at::Tensor>& all) {
+  const auto dtype = all[0].scalar_type();
+  const bool narrow = dtype == at::kBFloat16;
+  auto sum = narrow ? all[0].to(at::kFloat) : all[0].clone();
+  for (std::size_t rank = 1; rank < all.size(); ++rank) sum.add_(all[rank]);
+  return sum.to(dtype);
+}
+
+void expect_close(const at::Tensor& got, const at::Tensor& expected, std::int64_t size) {
+  const auto error = (got.to(at::kDouble) - expected.to(at::kDouble)).norm().item<double>();
+  EXPECT_LE(error, 0.01 * expected.to(at::kDouble).norm().item<double>()) << size;
+}
+
+TEST(PeerMemory, SumsAndGathersAsAtenAndNccl) {
+  support::on_gpus(kRanks, kOnGpu, [](World& world) {
+    const Groups groups(world);
+    const auto me = static_cast<std::size_t>(world.rank());
+    at::manual_seed(1);
+    for (const auto dtype : {at::kBFloat16, at::kFloat, at::kInt}) {
+      // Up to and past 256 KiB, 8 MiB and 16 MiB, and numbers that are no multiple of 16 bytes.
+      for (const std::int64_t size :
+           {1, 8, 24, 1000, 4096, 4099, 65536, 65544, 131072, 131080, 1 << 20, (1 << 20) + 24,
+            4 << 20, (4 << 20) + 16, 8 << 20, (8 << 20) + 16}) {
+        const auto all = of_all_ranks({size}, dtype);
+        const auto sum = groups.peers.all_reduce(all[me]);
+        EXPECT_TRUE(same_bytes(sum, sum_of(all))) << size << " " << dtype;
+        expect_close(groups.nccl.all_reduce(all[me]), sum, size);
+        const auto gathered = groups.peers.all_gather(all[me]);
+        EXPECT_TRUE(same_bytes(gathered, at::cat(all))) << size;
+        EXPECT_TRUE(same_bytes(groups.nccl.all_gather(all[me]), gathered)) << size;
+        const auto parts = of_all_ranks({kRanks * size}, dtype);
+        EXPECT_TRUE(same_bytes(groups.peers.reduce_scatter(parts[me]),
+                               sum_of(parts).narrow(0, world.rank() * size, size)))
+            << size;
+      }
+    }
+    for (const std::int64_t rows : {1, 3, 16, 256, 300}) {
+      for (const std::int64_t channels : {8, 12, 2048, 6144}) {
+        const auto all = of_all_ranks({rows, channels}, at::kBFloat16);
+        const auto gathered = groups.peers.all_gather_channels(all[me]);
+        EXPECT_TRUE(same_bytes(gathered, at::cat(all, 1))) << rows << " " << channels;
+        EXPECT_TRUE(same_bytes(groups.nccl.all_gather_channels(all[me]), gathered)) << rows;
+      }
+    }
+    // A message that does not begin on 16 bytes.
+    const auto all = of_all_ranks({65}, at::kBFloat16);
+    EXPECT_TRUE(same_bytes(groups.peers.all_reduce(all[me].narrow(0, 1, 64)),
+                           sum_of(all).narrow(0, 1, 64)));
+    groups.peers.barrier();
+  });
+}
+
+// All that a graph does is compared in the graph, at every one of thousands of replays, of which
+// some begin late on one rank or the other.
+TEST(PeerMemory, KeepsItsBitsInGraphsOfManyExchanges) {
+  support::on_gpus(kRanks, kOnGpu, [](World& world) {
+    const Groups groups(world);
+    const auto me = static_cast<std::size_t>(world.rank());
+    at::manual_seed(2);
+    std::vector<std::vector<at::Tensor>> messages;
+    for (const std::int64_t rows : {1, 2, 16, 40, 256})
+      messages.push_back(of_all_ranks({rows, 4096}, at::kBFloat16));
+    messages.push_back(of_all_ranks({2304, 4096}, at::kBFloat16));
+    auto wrong = at::zeros({}, at::TensorOptions().device(at::kCUDA).dtype(at::kLong));
+    const auto step = [&] {
+      for (auto& all : messages) {
+        for (auto& one : all) one.mul_(-1).add_(0.5);
+        wrong.add_(groups.peers.all_reduce(all[me]).ne(sum_of(all)).sum());
+        if (all[me].size(0) > 256) continue;
+        wrong.add_(groups.peers.all_gather_channels(all[me]).ne(at::cat(all, 1)).sum());
+        wrong.add_(groups.peers.reduce_scatter(all[me].view({-1}))
+                       .ne(sum_of(all).view({kRanks, -1})[world.rank()])
+                       .sum());
+      }
+    };
+    step();
+    at::cuda::CUDAGraph graph;
+    {
+      c10::cuda::getCurrentCUDAStream().synchronize();
+      const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+      graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+      step();
+      graph.capture_end();
+    }
+    constexpr int kReplays = 3000;
+    for (int i = 0; i < kReplays; ++i) {
+      if (i % 7 == world.rank()) at::cuda::sleep(20000 * (i % 11));
+      graph.replay();
+      if (i % 100 == 0) step();  // without the graph
+    }
+    EXPECT_EQ(wrong.item<std::int64_t>(), 0);
+    groups.peers.barrier();
+  });
+}
+
+TEST(PeerMemory, NamesTheRankThatDies) {
+  auto options = kOnGpu;
+  options.timeout = std::chrono::seconds(4);
+  support::on_gpus(
+      kRanks, options,
+      [](World& world) {
+        const Groups groups(world);
+        const auto mine = at::ones({4096}, at::TensorOptions().device(at::kCUDA));
+        for (int i = 0; i < 10; ++i) (void)groups.peers.all_reduce(mine);
+        (void)groups.peers.all_reduce(mine).cpu();
+        if (world.rank() == 1) std::_Exit(3);
+        (void)groups.peers.all_reduce(mine).cpu();  // never ends
+      },
+      [](const std::vector<support::EndOfRank>& ends) {
+        EXPECT_EQ(ends[1].status, 3) << ends[1].output;
+        EXPECT_EQ(ends[0].status, 2) << ends[0].output;
+        for (const char* const text : {"group peers of ranks 0, 1: all_reduce", "missing: rank 1"})
+          EXPECT_NE(ends[0].output.find(text), std::string::npos) << ends[0].output;
+      });
+}
+
+}  // namespace peer_memory_test
+}  // namespace ferry::models
