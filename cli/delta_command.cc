@@ -132,7 +132,7 @@ void add_make(CLI::App& parent) {
       ->capture_default_str();
   command
       ->add_option("--version", flags->version,
-                   "Number of slime's version. Default: the one behind the last that is there")
+                   "Number of slime's version. Default: the one after the last that is there")
       ->check(CLI::Range(1, 999'999));
   auto& ends = flags->options.ends;
   add_iteration(*command, "--base-iteration", ends.left_iteration,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/output_file.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::cli {
@@ -31,9 +32,10 @@ void add_max_memory(CLI::App& command, std::int64_t& bytes) {
 }
 
 void add_hf_config(CLI::App& command, std::filesystem::path& folder) {
-  command.add_option(
-      "--hf-config", folder,
-      "A folder with the config.json (and tokenizer) that a Megatron checkpoint lacks");
+  command
+      .add_option("--hf-config", folder,
+                  "A folder with the config.json (and tokenizer) that a Megatron checkpoint lacks")
+      ->check(not_empty());
 }
 
 void add_layout(CLI::App& command, models::ParallelConfig& parallel) {
@@ -114,20 +116,28 @@ void add_selection(CLI::App& command, converter::Selection& selection, std::stri
   add("--exclude", selection.exclude, "no");
 }
 
+namespace {
+
+distckpt::Iteration iteration_of(const std::string& flag, const std::string& text) {
+  const auto iteration = distckpt::parse_iteration(text);
+  require(iteration.has_value(), ErrorKind::kUsage, "{} {}: is neither a number nor \"release\"",
+          flag, text);
+  return *iteration;
+}
+
+}  // namespace
+
 std::optional<distckpt::Iteration> parse_iteration_flag(const std::string& text) {
   if (text.empty()) return std::nullopt;
-  const auto iteration = distckpt::parse_iteration(text);
-  require(iteration.has_value(), ErrorKind::kUsage,
-          "--iteration {}: is neither a number nor \"release\"", text);
-  return iteration;
+  return iteration_of("--iteration", text);
 }
 
 void add_iteration(CLI::App& command,
                    const std::string& flag,
                    std::optional<distckpt::Iteration>& iteration,
                    const std::string& what) {
-  const auto parse = [&iteration](const std::string& text) {
-    iteration = parse_iteration_flag(text);
+  const auto parse = [&iteration, flag](const std::string& text) {
+    iteration = iteration_of(flag, text);
   };
   command.add_option_function<std::string>(flag, parse, what)->type_name("N|release");
 }
@@ -140,8 +150,8 @@ std::int64_t parse_size(const std::string& text, const std::string& flag) {
   const auto* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
   const auto unit = units.find(std::string(stop, end));
-  const bool good =
-      error == std::errc() && unit != units.end() && number > 0 && number * unit->second < 0x1p62;
+  const bool good = error == std::errc() && unit != units.end() && number * unit->second >= 1 &&
+                    number * unit->second < 0x1p62;
   require(good, ErrorKind::kUsage, "{} {}: is not a size such as 256MiB or 5GB", flag, text);
   return static_cast<std::int64_t>(std::floor(number * unit->second));
 }

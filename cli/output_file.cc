@@ -55,4 +55,8 @@ void add_overwrite_output(CLI::App& command, bool& overwrite) {
                    "wrote");
 }
 
+CLI::Validator not_empty() {
+  return {[](const std::string& name) { return name.empty() ? "is empty" : ""; }, ""};
+}
+
 }  // namespace ferry::cli

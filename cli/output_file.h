@@ -27,4 +27,7 @@ class OutputFile {
 
 void add_overwrite_output(CLI::App& command, bool& overwrite);
 
+// Refuses an empty name of a file, such as that of a variable that is not set.
+CLI::Validator not_empty();
+
 }  // namespace ferry::cli

@@ -127,7 +127,7 @@ void add_plan(CLI::App& app) {
   command
       ->add_option("--ranks", flags->ranks,
                    "Ranks of the run, one for each device. Default: as few as its mesh needs")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000'000));
   command
       ->add_option(
           "--device", flags->device,

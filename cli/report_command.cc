@@ -124,8 +124,10 @@ void add_report(CLI::App& app) {
       ->add_option("RUN", flags->runs,
                    "The folder of a run, or its metrics.jsonl; several with --curve")
       ->required();
-  command->add_option("-o,--output", flags->output,
-                      "The file to write. Default: report.html beside the metrics");
+  command
+      ->add_option("-o,--output", flags->output,
+                   "The file to write. Default: report.html beside the metrics")
+      ->check(not_empty());
   command->add_option("--step", flags->step,
                       "The step whose timeline is drawn, and whose samples are among those shown. "
                       "Default: the last one of all ranks");
@@ -136,7 +138,8 @@ void add_report(CLI::App& app) {
       ->allow_extra_args(false);
   auto* const curve = command->add_option(
       "--curve", flags->curve, "Instead of a page, draw this metric of all runs as one picture");
-  auto* const svg = command->add_option("--svg", flags->svg, "The picture to write");
+  auto* const svg =
+      command->add_option("--svg", flags->svg, "The picture to write")->check(not_empty());
   curve->needs(svg);
   svg->needs(curve);
   add_overwrite_output(*command, flags->overwrite);

@@ -26,11 +26,11 @@ void add_sandbox(CLI::App& app) {
   command
       ->add_option("--cpu-seconds", options.cpu_seconds,
                    "CPU time of each of its processes. Default: no bound")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000'000'000));
   command
       ->add_option("--processes", options.processes,
                    "Its processes, where it is not root who runs it. Default: 64")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1'000'000));
   command->add_flag("--network", options.network, "It has the network");
   command->footer(
       "Exit status: the program's, 128 + the signal that ended it, 2 where no sandbox can be "

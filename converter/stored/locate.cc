@@ -224,6 +224,7 @@ bool Location::has_own_config() const {
 }
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
+  require(!path.empty(), ErrorKind::kUsage, "\"\": names no checkpoint");
   require(distckpt::source_exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
   if (is_archive_file(path)) return locate(folder_of_file(path), iteration);
   require(distckpt::source_is_folder(path), ErrorKind::kNotFound, "{}: is not a folder",

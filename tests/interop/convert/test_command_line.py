@@ -188,6 +188,25 @@ def test_missing_shards_are_said_as_such(work):
     refuse("inspect", work / "megatron/iter_0000010", words=["iter_0000010/.metadata"])
 
 
+@pytest.mark.parametrize("arguments, words", [
+    (["inspect", ""], '"": names no checkpoint'),
+    (["convert", "", "OUT"], '"": names no checkpoint'),
+    (["convert", HF, ""], '"": names no target'),
+    (["delta", "make", HF, HF, ""], '"": names no target'),
+    (["digest", HF, "--output", ""], "--output: is empty"),
+    (["digest", HF, "--check", ""], "--check: is empty"),
+    (["diff", HF, HF, "--html", ""], "--html: is empty"),
+    (["inspect", MEGATRON, "--iteration", ""], '--iteration : is neither a number nor "release"'),
+    (["inspect", MEGATRON, "--hf-config", ""], "--hf-config: is empty"),
+    (["verify", HF, HF, "--left-iteration", "x"], '--left-iteration x: is neither a number nor "release"'),
+    (["convert", HF, "OUT", "--max-memory", "0.5"], "--max-memory 0.5: is not a size"),
+    (["plan", "--ranks", "0"], "--ranks: Value 0 not in range 1 to 1000000"),
+], ids=lambda value: " ".join(map(str, value[-2:])) if isinstance(value, list) else "")
+def test_a_value_that_says_nothing(arguments, words, work):
+    refuse(*(work / "out" if one == "OUT" else one for one in arguments), words=[words])
+    assert not list(work.iterdir())
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
