@@ -1,5 +1,6 @@
 #include "cli/program.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -7,12 +8,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
@@ -30,8 +33,8 @@ bool json_requested = false;
 std::atomic<bool> memory_ran_out = false;
 
 int trouble(const Error& error) {
-  fmt::print(stderr, "{}", error.report());
-  if (json_requested) fmt::print("{}\n", json_text(error_json(error), -1));
+  std::fputs(error.report().c_str(), stderr);  // does not throw where it cannot be written
+  if (json_requested) std::puts(json_text(error_json(error), -1).c_str());
   return kTrouble;
 }
 
@@ -70,6 +73,13 @@ void allow_many_files() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// A file that is opened would get the number of a closed one, and the messages of this program
+// would land in it.
+void open_closed_standard_files() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd) return;
 }
 
 std::vector<std::string> names_of_subcommands(const CLI::App& app) {
@@ -124,11 +134,19 @@ Error usage_error(const CLI::ParseError& error, const Asked& asked) {
           meant ? fmt::format("did you mean {}? {}", *meant, help) : help};
 }
 
+// Text that did not get to its file, as on a full disk, is no answer.
+void flush_stdout() {
+  const bool written = std::fflush(stdout) == 0;
+  require(written, ErrorKind::kIo, "stdout: cannot be written: {}",
+          std::generic_category().message(errno));
+}
+
 int run(int argc,
         char** argv,
         const std::function<void(CLI::App&)>& add_commands,
         const std::function<void(const std::function<void()>&)>& guard) {
   allow_many_files();
+  open_closed_standard_files();
   CLI::App app(
       "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "
       "bit.",
@@ -167,7 +185,9 @@ int run_program(int argc,
     throw std::bad_alloc();
   });
   try {
-    return run(argc, argv, add_commands, guard);
+    const auto status = run(argc, argv, add_commands, guard);
+    if (status != kTrouble) flush_stdout();
+    return status;
   } catch (const std::exception& error) {
     return trouble(as_error(error));
   }

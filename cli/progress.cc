@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -41,12 +42,10 @@ class Meter {
     if (!progress.finished && now - printed_ < pause) return;
     if (!terminal_ && !progress.finished && now - start_ < pause) return;
     printed_ = now;
-    const auto line = format(progress, std::chrono::duration<double>(now - start_).count());
-    if (terminal_) {
-      fmt::print(stderr, "\r\x1b[K{}{}", line, progress.finished ? "\n" : "");
-    } else {
-      fmt::print(stderr, "{}\n", line);
-    }
+    auto line = format(progress, std::chrono::duration<double>(now - start_).count());
+    if (terminal_) line.insert(0, "\r\x1b[K");
+    if (!terminal_ || progress.finished) line += '\n';
+    std::fputs(line.c_str(), stderr);  // a log that takes no more ends no work
     std::fflush(stderr);
   }
 

@@ -2,6 +2,7 @@
 or in a shell, memory that runs out."""
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -205,6 +206,27 @@ def test_missing_shards_are_said_as_such(work):
 def test_a_value_that_says_nothing(arguments, words, work):
     refuse(*(work / "out" if one == "OUT" else one for one in arguments), words=[words])
     assert not list(work.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------ standard files
+
+
+def shell(*arguments, to):
+    command = f"exec {' '.join(shlex.quote(str(one)) for one in (FERRY, *arguments))} {to}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("to", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_a_conversion_needs_no_standard_files(to, work):
+    assert shell("convert", HF, work / "out", "--tp", "1", to=to).returncode == 0
+    run_ok("verify", HF, work / "out")
+    assert shell("inspect", work / "nothing", to=to).returncode == 2
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_an_answer_that_cannot_be_written_is_trouble(options, work):
+    done = shell("inspect", HF, *options, to=">/dev/full")
+    assert done.returncode == 2 and re.fullmatch(r"error: .*: No space left on device\n", done.stderr)
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
