@@ -32,8 +32,13 @@ class DeltaMaker {
   }
 
   MakeDeltaReport run(const ProgressFunction& progress) {
-    const auto start = std::chrono::steady_clock::now();
     distckpt::WorkFolder work(target_, /*resume=*/false);
+    return work.folder().with_its_name([&] { return make(work, progress); });
+  }
+
+ private:
+  MakeDeltaReport make(distckpt::WorkFolder& work, const ProgressFunction& progress) {
+    const auto start = std::chrono::steady_clock::now();
     Spool spool(work.path());
     const auto writer = make_writer(spool);
     auto names = writer->files();
@@ -56,7 +61,6 @@ class DeltaMaker {
     return report;
   }
 
- private:
   void place_version() {
     const auto versions = slime_versions(target_);
     version_ = options_.version.value_or(versions.empty() ? 1 : versions.rbegin()->first + 1);

@@ -124,6 +124,12 @@ std::string identity_text(const struct stat& status) {
   return fmt::format("{} {}\n", status.st_dev, status.st_ino);
 }
 
+// Outermost first.
+void remove_empty(const std::vector<fs::path>& folders) {
+  std::error_code ignored;
+  for (const auto& folder : std::views::reverse(folders)) fs::remove(folder, ignored);
+}
+
 Descriptor open_parent(const fs::path& target) {
   const auto parent = folder_of(target);
   Descriptor folder(::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -142,7 +148,6 @@ WorkFolder::WorkFolder(fs::path target, bool resume)
   parent_ = open_parent(target_);
   lock_ = lock();
   if (!lock_) {
-    keep_ = true;  // it is the other run's
     throw Error(ErrorKind::kUsage, fmt::format("{}: another run is writing it", target_.string()),
                 "wait for it to end");
   }
@@ -155,7 +160,8 @@ WorkFolder::WorkFolder(fs::path target, bool resume)
       fs::create_directory(output());
     });
   } catch (...) {
-    keep_ = true;
+    if (is_there(lock_)) ::unlinkat(parent_.get(), name_.c_str(), AT_REMOVEDIR);  // if empty
+    remove_empty(made_parents_);
     throw;
   }
 }
@@ -168,9 +174,7 @@ WorkFolder::~WorkFolder() {
   } catch (...) {
     // A destructor has nobody to tell. What is left is told by the next run.
   }
-  std::error_code ignored;
-  for (auto parent = made_parents_.rbegin(); parent != made_parents_.rend(); ++parent)
-    fs::remove(*parent, ignored);
+  remove_empty(made_parents_);
 }
 
 // Missing parents are closed to others until there is something for them.
@@ -218,8 +222,13 @@ void WorkFolder::require_ours() const {
   const auto entries = list_folder(held_.fd());
   if (!check_owner(held_.fd(), held_.shown())) {
     if (!entries.empty()) refuse(held_.shown(), "was not made by ferry");
-    const WriteFile mark(path() / kWorkMark, static_cast<std::int64_t>(kMarkText.size()));
-    mark.write_at(0, as_bytes(kMarkText));  // durable with the list of files: expect()
+    try {
+      const WriteFile mark(path() / kWorkMark, static_cast<std::int64_t>(kMarkText.size()));
+      mark.write_at(0, as_bytes(kMarkText));  // durable with the list of files: expect()
+    } catch (const Error&) {
+      ::unlinkat(held_.fd(), std::string(kWorkMark).c_str(), 0);
+      throw;
+    }
   }
   for (const auto& entry : entries) {
     const bool folder =

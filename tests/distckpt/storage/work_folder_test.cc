@@ -1,8 +1,10 @@
 #include "distckpt/storage/work_folder.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -353,6 +355,21 @@ TEST(WorkFolder, TakesARelativeTargetOfOneName) {
     work.publish({});
   }
   EXPECT_EQ(list(dir.path()), (Names{"out", "out/inner", "out/inner/weights"}));
+}
+
+TEST(WorkFolder, LeavesNothingWhereNothingCanBeWritten) {
+  const TempDir dir;
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  auto* const handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  const bool failed =
+      fails(ErrorKind::kIo, {".out.ferry"}, [&] { WorkFolder(dir / "above/out", false); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(failed);
+  EXPECT_EQ(list(dir.path()), Names{});
 }
 
 TEST(WorkFolder, TakesATargetThatEndsInASlash) {

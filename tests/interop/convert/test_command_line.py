@@ -6,6 +6,7 @@ import re
 import resource
 import shlex
 import shutil
+import signal
 import struct
 import subprocess
 
@@ -227,6 +228,14 @@ def test_a_conversion_needs_no_standard_files(to, work):
 def test_an_answer_that_cannot_be_written_is_trouble(options, work):
     done = shell("inspect", HF, *options, to=">/dev/full")
     assert done.returncode == 2 and re.fullmatch(r"error: .*: No space left on device\n", done.stderr)
+
+
+def test_a_delta_that_cannot_be_written_is_called_by_its_name(work):
+    def allow_short_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    refuse("delta", "make", HF, HF, work / "delta", words=[f"{work}/.delta.ferry/output/ferry-delta.json"], preexec_fn=allow_short_files)
+    assert not list(work.iterdir())
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
