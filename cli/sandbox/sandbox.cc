@@ -29,6 +29,8 @@
 namespace ferry::cli {
 namespace {
 
+namespace fs = std::filesystem;
+
 constexpr unsigned kNobody = 65534;
 constexpr int kNewNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET |
                                CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
@@ -88,14 +90,21 @@ void make_devices() {
 
 void make_files(const SandboxOptions& options) {
   check(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0, "mounts of its own");
-  for (const auto& folder : options.writable)
+  std::vector<fs::path> writable;
+  for (const auto& folder : options.writable) writable.push_back(fs::absolute(folder));
+  for (const auto& folder : writable)
     check(mount(folder.c_str(), folder.c_str(), nullptr, MS_BIND, nullptr) == 0, folder.string());
   make_devices();
   // A container that covers parts of /proc allows no new one: then there is none at all.
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
     check(mount("tmpfs", "/proc", "tmpfs", 0, "mode=555,size=4k") == 0, "/proc");
   set_read_only("/", true);
-  for (const auto& folder : options.writable) set_read_only(folder.c_str(), false);
+  for (const auto& folder : writable) set_read_only(folder.c_str(), false);
+  // The working directory is still the folder below the mounts.
+  if (!writable.empty()) {
+    const auto here = fs::current_path();
+    check(chdir(here.c_str()) == 0, here.string());
+  }
   check(mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m") == 0,
         "/dev/shm");
   check(setenv("TMPDIR", "/dev/shm", 1) == 0, "TMPDIR");

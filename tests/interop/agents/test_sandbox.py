@@ -43,6 +43,12 @@ def test_it_changes_no_file(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
+def test_it_changes_the_folder_in_which_it_runs_if_that_is_named(relative, tmp_path):
+    done = run("open('new', 'w').write('x')", "--writable", "." if relative else tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "new").read_text() == "x"
+
+
 def test_it_changes_the_folders_that_are_named(tmp_path):
     (tmp_path / "mine").mkdir()
     done = run(f"open({str(tmp_path / 'mine/new')!r}, 'w').write('x')\nopen({str(tmp_path / 'other')!r}, 'w')", "--writable", tmp_path / "mine")
