@@ -14,7 +14,7 @@
 #include "cli/commands.h"
 #include "cli/report/run/watch_page.h"
 #include "distckpt/base/error.h"
-#include "distckpt/base/printable.h"
+#include "trainer/metrics/metric_log.h"
 
 namespace ferry::cli {
 namespace {
@@ -38,7 +38,8 @@ bool speaks_utf8() {
   return false;
 }
 
-// The terminal, as it was again afterwards: a second page without a cursor, keys as they are typed.
+// The terminal, which is as before when this ends: a second page without a cursor, keys as they are
+// typed.
 class Terminal {
  public:
   Terminal() {
@@ -94,12 +95,6 @@ class Terminal {
   bool reads_keys_ = false;
 };
 
-double seconds_now() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 // Reads the run again where its metrics changed.
 class WatchedRun {
  public:
@@ -113,7 +108,7 @@ class WatchedRun {
     if (none) return {"no metrics yet (q ends)"};
     if (!log_ || size != size_) log_ = trainer::read_run(run_);
     size_ = size;
-    return watch_page(*log_, seconds_now(), screen);
+    return watch_page(*log_, trainer::wall_time(), screen);
   }
 
  private:
@@ -124,13 +119,13 @@ class WatchedRun {
 
 void watch(const WatchFlags& flags) {
   require(fs::exists(flags.run), ErrorKind::kNotFound, "{}: is not there", flags.run.string());
-  WatchedRun run(flags.run);
   if (flags.once || isatty(STDOUT_FILENO) != 1) {
-    const auto log = trainer::read_run(flags.run);  // names what is missing
-    for (const auto& line : run.page({.columns = 100, .rows = 1000, .unicode = speaks_utf8()}))
+    const WatchScreen screen{.columns = 100, .rows = 1000, .unicode = speaks_utf8()};
+    for (const auto& line : watch_page(trainer::read_run(flags.run), trainer::wall_time(), screen))
       fmt::print("{}\n", line);
     return;
   }
+  WatchedRun run(flags.run);
   catch_stop_signals();
   const Terminal terminal;
   do terminal.show(run.page(terminal.screen()));
