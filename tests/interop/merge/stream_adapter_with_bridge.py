@@ -5,7 +5,7 @@ Hugging Face with those of an adapter of PEFT.
 The model is the one of tests/interop/merge/test_convert_adapter.py, on local layers of megatron-core. In the environment that
 make_bridge_reference.py describes:
 
-    GLOO_SOCKET_IFNAME=lo LD_LIBRARY_PATH=/usr/local/cuda/lib64 python3.12 tests/interop/stream_adapter_with_bridge.py PEFT MEGATRON TP
+    GLOO_SOCKET_IFNAME=lo LD_LIBRARY_PATH=/usr/local/cuda/lib64 python3.12 tests/interop/merge/stream_adapter_with_bridge.py PEFT MEGATRON TP
 
 Exit status: 0 if all factors are equal. TP is the tensor parallel size of the model, which loads what was written for any TP; of CanonicalLoRA that of
 `ferry convert --tp`.
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.multiprocessing
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cpu_stand_ins import install_cpu_patches
 from make_bridge_reference import stub
 from megatron_model import init_dist
