@@ -55,6 +55,11 @@ GPTModel::GPTModel(TransformerConfig config,
           ErrorKind::kUsage,
           "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
           short_name(options.dtype));
+  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
+              !config_.softmax_offset,
+          ErrorKind::kUsage,
+          "sinks in the softmax of attention are not bitwise on a GPU: no attention kernel of its "
+          "own takes them (docs/numerics.md)");
   require(options.recompute.num_layers > 0, ErrorKind::kUsage,
           "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();
@@ -91,7 +96,7 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
   if (observe && stage_.pre_process) observe("embedding", stream.sum);
   stream = run_layers(std::move(stream), context);
   if (!stage_.post_process) return stream.total();
-  auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
+  auto x = add_and_norm(stream, final_norm_, config_.layernorm_epsilon, config_.norm_rounding());
   if (observe) observe("decoder.final_layernorm", x);
   return x;
 }
@@ -112,7 +117,7 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens,
   auto stream = row && row_decoder_->takes(*row)
                     ? row_decoder_->forward(embedded, context.angles, *row)
                     : run_layers({.sum = embedded}, context);
-  return add_and_norm(stream, final_norm_, config_.layernorm_epsilon);
+  return add_and_norm(stream, final_norm_, config_.layernorm_epsilon, config_.norm_rounding());
 }
 
 ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& context) const {

@@ -186,6 +186,7 @@ class Examiner {
     const auto key = random({400, groups, dim});
     const auto value = random({400, groups, value_dim});
     const AttentionOptions how{.scale = 1 / std::sqrt(static_cast<double>(dim)),
+                               .sinks = config_.softmax_offset ? random({heads}) : at::Tensor(),
                                .alignment = Alignment::kBitwise};
     const auto run = [&](const std::vector<AttentionSegment>& segments) {
       return ops_.attention(query, key, value, segments, how);
@@ -331,7 +332,7 @@ std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
     add("linear_fc2", hidden, config.ffn_hidden_size, config.add_bias_linear);
   }
   if (config.num_moe_experts > 0) {
-    add("router", config.num_moe_experts, hidden, false, false);
+    add("router", config.num_moe_experts, hidden, config.add_bias_linear, false);
     add("experts.linear_fc1", 2 * config.moe_ffn_hidden_size, hidden);
     add("experts.linear_fc2", hidden, config.moe_ffn_hidden_size);
     const auto shared = config.moe_shared_expert_intermediate_size;
@@ -376,8 +377,8 @@ NumericsOps bitwise_ops(at::Device device) {
 NumericsCertificate certify_numerics(const TransformerConfig& config,
                                      const NumericsOptions& options,
                                      const NumericsOps& ops) {
-  require(options.device.is_cpu() || options.dtype == at::kBFloat16, ErrorKind::kUsage,
-          "the bitwise mode on a GPU is of bf16");
+  require(options.device.is_cpu() || (options.dtype == at::kBFloat16 && !config.softmax_offset),
+          ErrorKind::kUsage, "the bitwise mode on a GPU is of bf16, and of models without sinks");
   const auto start = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   at::manual_seed(1);

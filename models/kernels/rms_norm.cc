@@ -40,28 +40,38 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
-bool is_fused(const at::Tensor& x) {
-  return x.is_cuda() && rms_norm_cuda_supports(x.size(-1));
+bool is_fused(const at::Tensor& x, NormRounding rounding) {
+  return x.is_cuda() && rounding == NormRounding::kBeforeWeight &&
+         rms_norm_cuda_supports(x.size(-1));
 }
 
 }  // namespace
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon) {
-  if (is_fused(x)) return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon)[0];
+at::Tensor rms_norm(const at::Tensor& x,
+                    const at::Tensor& weight,
+                    double epsilon,
+                    NormRounding rounding) {
+  if (is_fused(x, rounding))
+    return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon)[0];
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
-  return weight * (wide * at::rsqrt(variance + epsilon)).to(x.scalar_type());
+  const auto normed = wide * at::rsqrt(variance + epsilon);
+  return rounding == NormRounding::kOnce ? (weight * normed).to(x.scalar_type())
+                                         : weight * normed.to(x.scalar_type());
 }
 
-at::Tensor add_and_norm(ResidualStream& stream, const at::Tensor& weight, double epsilon) {
-  if (stream.pending.defined() && is_fused(stream.sum)) {
+at::Tensor add_and_norm(ResidualStream& stream,
+                        const at::Tensor& weight,
+                        double epsilon,
+                        NormRounding rounding) {
+  if (stream.pending.defined() && is_fused(stream.sum, rounding)) {
     const auto results = FusedRmsNorm::apply(stream.sum, std::optional(stream.pending.contiguous()),
                                              weight, epsilon);
     stream = {.sum = results[1]};
     return results[0];
   }
   stream = {.sum = stream.total()};
-  return rms_norm(stream.sum, weight, epsilon);
+  return rms_norm(stream.sum, weight, epsilon, rounding);
 }
 
 }  // namespace ferry::models

@@ -1,14 +1,20 @@
-// RMSNorm in the formula of Hugging Face (LlamaRMSNorm): the variance and the product with its root
-// in fp32, rounded, and only then multiplied by the weight.
+// RMSNorm in the formulas of Hugging Face: the variance and the product with its root in fp32,
+// which is rounded and then multiplied by the weight (LlamaRMSNorm), or the other way round
+// (GptOssRMSNorm). A GPU has a kernel for the first.
 #pragma once
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
+#include "models/spec/transformer_config.h"
+
 namespace ferry::models {
 
 // x [..., channels], weight [channels] -> like x. Differentiable.
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+at::Tensor rms_norm(const at::Tensor& x,
+                    const at::Tensor& weight,
+                    double epsilon,
+                    NormRounding rounding = NormRounding::kBeforeWeight);
 
 // The residual stream between the layers. The next norm adds the pending summand, in one pass.
 struct ResidualStream {
@@ -19,6 +25,9 @@ struct ResidualStream {
 };
 
 // Adds the pending summand to stream.sum, and returns the norm of the sum, [tokens, hidden].
-at::Tensor add_and_norm(ResidualStream& stream, const at::Tensor& weight, double epsilon);
+at::Tensor add_and_norm(ResidualStream& stream,
+                        const at::Tensor& weight,
+                        double epsilon,
+                        NormRounding rounding = NormRounding::kBeforeWeight);
 
 }  // namespace ferry::models

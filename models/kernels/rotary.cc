@@ -43,8 +43,14 @@ at::Tensor yarn(double base, std::int64_t dim, double factor, const RopeScaling&
   const auto correction = [&](double rotations) {
     return size * std::log(old_length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(base));
   };
-  const double low = std::max(std::floor(correction(scaling.beta_fast.value_or(32.0))), 0.0);
-  double high = std::min(std::ceil(correction(scaling.beta_slow.value_or(1.0))), size - 1);
+  double low = correction(scaling.beta_fast.value_or(32.0));
+  double high = correction(scaling.beta_slow.value_or(1.0));
+  if (scaling.truncate.value_or(true)) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, size - 1);
   if (low == high) high += 0.001;
   const auto ramp = at::clamp((at::arange(dim / 2, at::kFloat) - low) / (high - low), 0, 1);
   const auto extrapolated = 1 - ramp;

@@ -29,4 +29,12 @@ at::Tensor swiglu(const at::Tensor& gate_up) {
   return models::silu(halves[0]) * halves[1];
 }
 
+at::Tensor quick_geglu(const at::Tensor& gate_up, const QuickGeglu& options) {
+  constexpr double kAlpha = 1.702;
+  const auto halves = gate_up.chunk(2, -1);
+  const auto gate = options.clamp ? halves[0].clamp_max(*options.clamp) : halves[0];
+  const auto up = options.clamp ? halves[1].clamp(-*options.clamp, *options.clamp) : halves[1];
+  return (up + options.offset) * (gate * models::sigmoid(gate * kAlpha));
+}
+
 }  // namespace ferry::models

@@ -1,11 +1,21 @@
-// SwiGLU with Hugging Face's two roundings: silu(gate), then its product with the up projection.
+// Gated activations with the roundings of Hugging Face, one for each operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace ferry::models {
 
-// [rows, 2 * ffn], gate beside up -> [rows, ffn]. Differentiable.
+// silu(gate) * up: [rows, 2 * ffn], gate beside up -> [rows, ffn]. Differentiable.
 at::Tensor swiglu(const at::Tensor& gate_up);
+
+// GPT-OSS's, on the same: (up + offset) * gate * sigmoid(1.702 gate), with gate at most `clamp` and
+// up at most that far from 0.
+struct QuickGeglu {
+  std::optional<double> clamp{};
+  double offset = 0.0;
+};
+at::Tensor quick_geglu(const at::Tensor& gate_up, const QuickGeglu& options);
 
 }  // namespace ferry::models

@@ -82,22 +82,28 @@ class LayerMemory {
     add_core(bytes, heads, queries, queries, values);
   }
 
-  // A GPU keeps queries, keys, values and a number a row; the host keeps copies by heads, of keys
-  // and values one for each, and the probabilities. The result is what the projection keeps.
+  // A GPU keeps queries, keys, values and a number a row; the host, and a GPU where there are
+  // sinks, keeps copies by heads, of keys and values one for each, and the probabilities. The
+  // result is what the projection keeps.
   void add_core(LayerBytes& bytes, double heads, double queries, double keys, double values) const {
     bytes.core_inputs = element_ * (queries + keys + values);
     bytes.core = element_ * (queries + cp_ * (keys + values)) + kFp32 * heads;
-    if (on_host_) {
+    if (on_host_ || config_.softmax_offset) {
+      const bool in_fp32 = !config_.softmax_offset && element_ < kFp32;
       const auto of_values = heads * values / std::max(1.0, keys) * queries / heads;
       bytes.core = element_ * (2 * queries + of_values) +
-                   heads * keys_ * (element_ == kFp32 ? kFp32 : kFp32 + element_);
+                   heads * keys_ * (in_fp32 ? kFp32 + element_ : element_);
     }
   }
 
-  // The input, gate and up, the host's silu(gate), and their product.
-  double mlp(std::int64_t ffn) const {
-    return element_ * (hidden_ + (on_host_ ? 4.0 : 3.0) * width(ffn) / tp_);
+  // Gate and up, the host's silu(gate), and their product; or every step of GPT-OSS's activation.
+  double activations(std::int64_t ffn) const {
+    const double swiglu = on_host_ ? 4 : 3;
+    return (config_.activation == "quick_geglu" ? 7 : swiglu) * width(ffn);
   }
+
+  // The input, and its activations.
+  double mlp(std::int64_t ffn) const { return element_ * (hidden_ + activations(ffn) / tp_); }
 
   // The router's input and scores, and for each choice of a token its row, the experts' activations
   // and their result.
@@ -105,8 +111,7 @@ class LayerMemory {
     const auto choices = width(config_.moe_router_topk) / sharers_;
     auto bytes =
         element_ * hidden_ / sharers_ + kFp32 * width(config_.num_moe_experts) / sharers_ +
-        element_ * choices *
-            ((etp_ + 1) * hidden_ + (on_host_ ? 4.0 : 3.0) * width(config_.moe_ffn_hidden_size));
+        element_ * choices * ((etp_ + 1) * hidden_ + activations(config_.moe_ffn_hidden_size));
     if (config_.moe_shared_expert_intermediate_size > 0)
       bytes += mlp(config_.moe_shared_expert_intermediate_size);
     return bytes;

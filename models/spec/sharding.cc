@@ -210,14 +210,17 @@ namespace {
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.has_linear_attention()) return "gated delta nets";
   if (config.is_sparse()) return "sparse attention";
-  if (config.softmax_offset) return "sinks in the softmax of attention";
   if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
   if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
       config.moe_router_score_function == "softmax")
     return "a softmax router with a bias";
   if (config.layernorm_zero_centered_gamma) return "norms that multiply by 1 + weight";
   if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
-  if (config.activation != "silu") return "an activation other than SiLU";
+  const bool experts_alone = config.moe_shared_expert_intermediate_size == 0 &&
+                             config.num_moe_experts > 0 &&
+                             std::ranges::count(config.moe_layer_freq, false) == 0;
+  if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
+    return "an activation other than SiLU";
   return {};
 }
 
@@ -232,6 +235,11 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
           "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
           "there are query groups, {}",
           mesh.tp(), config.num_query_groups);
+  require(config.num_moe_experts == 0 || !config.add_bias_linear || mesh.etp() == 1,
+          ErrorKind::kUsage,
+          "expert_tensor_parallel_size is {}, and experts that have biases are not split: set it "
+          "to 1 (--etp 1)",
+          mesh.etp());
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {

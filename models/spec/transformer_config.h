@@ -44,6 +44,10 @@ enum class PostNorm : std::uint8_t {
   kOfLinear,  // Gemma: post_layernorm of linear_proj and linear_fc2
 };
 
+// When a norm rounds to the dtype of its input: before it multiplies by the weight, and behind that
+// again, or behind it alone.
+enum class NormRounding : std::uint8_t { kBeforeWeight, kOnce };
+
 struct TransformerConfig {
   std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
   std::int64_t num_layers = 0;
@@ -119,6 +123,15 @@ struct TransformerConfig {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  // of a classification head
 
+  // Keys that a query of the layer sees at most, its own among them.
+  std::optional<std::int64_t> window_of(std::int64_t layer) const {
+    const auto i = static_cast<std::size_t>(layer);
+    const bool sees_all = i < window_attn_skip_freq.size() && !window_attn_skip_freq[i];
+    return sees_all ? std::nullopt : sliding_window;
+  }
+  NormRounding norm_rounding() const {  // GPT-OSS rounds once
+    return softmax_offset ? NormRounding::kOnce : NormRounding::kBeforeWeight;
+  }
   bool is_moe_layer(std::int64_t layer) const {
     return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
   }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "models/kernels/attention/attention.h"
 #include "models/kernels/product/linear.h"
@@ -19,12 +20,14 @@ constexpr double kLatentNormEpsilon = 1e-6;
 
 class CoreAttention {
  public:
-  CoreAttention(const ModelSetup& setup, std::int64_t layer)
+  // sinks [heads/tp]; undefined: none.
+  CoreAttention(const ModelSetup& setup, std::int64_t layer, at::Tensor sinks = {})
       : cp_(setup.mesh.cp()),
         layer_(layer),
         recomputed_(setup.recompute.selects(&Recompute::Modules::core_attn)),
         options_{.scale = softmax_scale(setup.config),
-                 .window = setup.config.sliding_window,
+                 .window = setup.config.window_of(layer),
+                 .sinks = std::move(sinks),
                  .alignment = setup.alignment(),
                  .deterministic = setup.deterministic} {}
 
@@ -77,7 +80,9 @@ class SelfAttention : public Attention {
                 const std::string& prefix,
                 std::int64_t layer)
       : setup_(setup),
-        core_(setup, layer),
+        core_(setup,
+              layer,
+              parameters.take_if(prefix + "self_attention.core_attention.softmax_offset")),
         norm_(parameters.take(prefix + "self_attention.linear_qkv.layer_norm_weight",
                               setup.tensor_parallel.between_layers())),
         qkv_(setup.tensor_parallel, parameters, prefix + "self_attention.linear_qkv"),

@@ -181,48 +181,66 @@ class Dispatcher {
 Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
     : setup_(setup) {
   const auto local = setup.config.num_moe_experts / setup.mesh.ep().size();
-  std::vector<std::string> fc1;
-  std::vector<std::string> fc2;
-  for (std::int64_t i = 0; i < local; ++i) {
-    const auto expert =
-        fmt::format("{}mlp.experts.experts.{}.", prefix, setup.mesh.ep().rank() * local + i);
-    fc1.push_back(expert + "linear_fc1.weight");
-    fc2.push_back(expert + "linear_fc2.weight");
-  }
-  fc1_ = parameters.take_stacked(fc1);
-  fc2_ = parameters.take_stacked(fc2);
+  const auto take = [&](const char* name) {
+    std::vector<std::string> keys;
+    for (std::int64_t i = 0; i < local; ++i)
+      keys.push_back(fmt::format("{}mlp.experts.experts.{}.{}", prefix,
+                                 setup.mesh.ep().rank() * local + i, name));
+    return parameters.has(keys.at(0)) ? parameters.take_stacked(keys) : at::Tensor();
+  };
+  fc1_ = take("linear_fc1.weight");
+  fc1_bias_ = take("linear_fc1.bias");
+  fc2_ = take("linear_fc2.weight");
+  fc2_bias_ = take("linear_fc2.bias");
+}
+
+at::Tensor Experts::activated(const at::Tensor& gate_up) const {
+  const auto& config = setup_.config;
+  if (config.activation != "quick_geglu") return swiglu(gate_up);
+  return quick_geglu(
+      gate_up, {.clamp = config.activation_func_clamp_value, .offset = config.glu_linear_offset});
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) const {
   const auto alignment = setup_.alignment();
   const auto& etp = setup_.mesh.etp();
-  const auto each = [&](const at::Tensor& x, const at::Tensor& weights) {
+  // A bias is added to the rounded product.
+  const auto each = [&](const at::Tensor& x, const at::Tensor& weights, const at::Tensor& biases) {
+    const auto plus_bias = [&](const at::Tensor& y, std::int64_t expert) {
+      return biases.defined() ? y + biases.select(0, expert) : y;
+    };
     // On a GPU one kernel serves all experts, with the same bits.
-    if (x.is_cuda() && x.size(0) > 0) return at::_grouped_mm(x, weights.transpose(1, 2), ends);
+    if (x.is_cuda() && x.size(0) > 0) {
+      const auto y = at::_grouped_mm(x, weights.transpose(1, 2), ends);
+      if (!biases.defined()) return y;
+      const auto place = at::arange(x.size(0), ends.options());
+      const auto expert = at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true);
+      return y + biases.index({expert.clamp_max(ends.size(0) - 1)});
+    }
     std::vector<at::Tensor> parts;
     std::int64_t begin = 0;
     for (std::int64_t i = 0; x.size(0) > 0 && i < ends.size(0); ++i) {
       const std::int64_t end = ends.const_data_ptr<std::int32_t>()[i];
       if (end > begin)
-        parts.push_back(
-            linear_slice(x.narrow(0, begin, end - begin), weights.select(0, i), {}, alignment));
+        parts.push_back(plus_bias(
+            linear_slice(x.narrow(0, begin, end - begin), weights.select(0, i), {}, alignment), i));
       begin = end;
     }
     // A product without rows is still computed, so that every weight has a gradient.
-    if (parts.empty()) return at::linear(x, weights.select(0, 0));
+    if (parts.empty()) return plus_bias(at::linear(x, weights.select(0, 0)), 0);
     if (begin < x.size(0))
       parts.push_back(at::zeros({x.size(0) - begin, weights.size(1)}, x.options()));
     return at::cat(parts);
   };
-  const auto activate = [&etp, alignment](const at::Tensor& gate_up) {
-    const auto mine = swiglu(gate_up);
+  const auto activate = [this, &etp, alignment](const at::Tensor& gate_up) {
+    const auto mine = activated(gate_up);
     return etp.size() > 1 && alignment == Alignment::kBitwise
                ? gather_from_tensor_model_parallel_region(mine, etp, /*replicated=*/false)
                : mine;
   };
-  const auto gate_up = each(rows, fc1_);
+  const auto gate_up = each(rows, fc1_, fc1_bias_);
   const auto hidden = activate(gate_up);
-  const auto results = each(hidden, fc2_);
+  const auto results = each(hidden, fc2_, fc2_bias_);
   if (setup_.recompute.selects(&Recompute::Modules::moe_act))
     discard_output(hidden, results, [activate, gate_up] { return activate(gate_up); });
   return results;
@@ -230,6 +248,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
 
 bool Experts::takes_few(const at::Tensor& choices) const {
   return !at::GradMode::is_enabled() && setup_.alignment() == Alignment::kFast &&
+         setup_.config.activation == "silu" && !fc1_bias_.defined() &&
          setup_.mesh.ep().size() == 1 && few_choices_supported(fc1_, fc2_, choices.numel());
 }
 

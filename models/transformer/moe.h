@@ -38,9 +38,12 @@ class Experts {
   at::Tensor forward_few(const at::Tensor& x, const at::Tensor& choices) const;
 
  private:
+  at::Tensor activated(const at::Tensor& gate_up) const;
+
   const ModelSetup& setup_;
   at::Tensor fc1_;  // [experts, 2 * ffn/etp, hidden]
   at::Tensor fc2_;  // [experts, hidden, ffn/etp]; kBitwise: [experts, hidden/etp, ffn]
+  at::Tensor fc1_bias_, fc2_bias_;  // [experts, 2 * ffn], [experts, hidden], where etp is 1
 };
 
 class MoELayer : public FeedForward {

@@ -17,6 +17,7 @@ TopKRouter::TopKRouter(const ModelSetup& setup, Parameters& parameters, const st
     : setup_(setup),
       // Every rank routes its own tokens.
       weight_(parameters.take(prefix + "mlp.router.weight", GradientOverTp::kPartial)),
+      bias_(parameters.take_if(prefix + "mlp.router.bias", GradientOverTp::kPartial)),
       expert_bias_(parameters.take_if(prefix + "mlp.router.expert_bias")) {}
 
 at::Tensor TopKRouter::limit_to_groups(const at::Tensor& scores,
@@ -68,6 +69,13 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   };
   const bool groups = config.moe_router_num_groups > 1;
   Routing routing;
+  if (!config.routes_in_fp32() && bias_.defined()) {  // GPT-OSS
+    routing.logits = linear(x, weight_, bias_, setup_.alignment());
+    const auto [best, chosen] = at::topk(routing.logits, topk, -1);
+    routing.experts = experts_for(chosen);
+    routing.weights = at::softmax(replays ? routing.logits.gather(1, routing.experts) : best, -1);
+    return routing;
+  }
   if (!config.routes_in_fp32()) {  // Mixtral, Qwen2-MoE, Qwen3-MoE
     routing.logits = linear(x, weight_, {}, setup_.alignment());
     if (generates && !replays && chooses_in_one_kernel(routing.logits)) {

@@ -38,7 +38,7 @@ class TopKRouter {
   bool chooses_in_one_kernel(const at::Tensor& logits) const;
 
   const ModelSetup& setup_;
-  at::Tensor weight_, expert_bias_;
+  at::Tensor weight_, bias_, expert_bias_;
 };
 
 }  // namespace ferry::models

@@ -15,6 +15,7 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
     : prefix_(prefix),
       layer_(layer),
       epsilon_(setup.config.layernorm_epsilon),
+      rounding_(setup.config.norm_rounding()),
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
       attention_(make_attention(setup, parameters, prefix, layer)),
@@ -25,15 +26,15 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                         setup.tensor_parallel.between_layers())) {}
 
 at::Tensor TransformerLayer::post_normed(const at::Tensor& x, const at::Tensor& weight) const {
-  return weight.defined() ? rms_norm(x, weight, epsilon_) : x;
+  return weight.defined() ? rms_norm(x, weight, epsilon_, rounding_) : x;
 }
 
 ResidualStream TransformerLayer::forward(ResidualStream stream, const LayerContext& context) const {
   const auto& observe = context.observe;
   const auto attended =
-      attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_), context);
+      attention_->forward(add_and_norm(stream, attention_->norm(), epsilon_, rounding_), context);
   stream.pending = post_normed(attended, post_attention_norm_);
-  const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_);
+  const auto normed = add_and_norm(stream, feed_forward_->norm(), epsilon_, rounding_);
   const auto choice = context.routes.of(layer_);
   const auto feed_forward = [network = feed_forward_,
                              choice](const std::vector<at::Tensor>& inputs) {
@@ -74,14 +75,16 @@ at::Tensor MultiTokenPredictionLayer::forward(const at::Tensor& hidden,
                                               const LayerContext& context) const {
   const auto& parallel = setup_.tensor_parallel;
   const auto epsilon = setup_.config.layernorm_epsilon;
-  const auto both =
-      at::cat({rms_norm(next_embedding, enorm_, epsilon), rms_norm(hidden, hnorm_, epsilon)}, -1);
+  const auto rounding = setup_.config.norm_rounding();
+  const auto both = at::cat({rms_norm(next_embedding, enorm_, epsilon, rounding),
+                             rms_norm(hidden, hnorm_, epsilon, rounding)},
+                            -1);
   const auto projected = eh_proj_.forward(parallel.enter(both));
   const auto x = parallel.sequence_parallel
                      ? all_to_all_hidden_to_sequence(projected, *parallel.group)
                      : gather_from_tensor_model_parallel_region(projected, *parallel.group);
   auto stream = layer_.forward({.sum = x}, context);
-  return add_and_norm(stream, final_norm_, epsilon);
+  return add_and_norm(stream, final_norm_, epsilon, rounding);
 }
 
 }  // namespace ferry::models

@@ -32,6 +32,7 @@ class TransformerLayer {
   std::string prefix_;
   std::int64_t layer_;
   double epsilon_;
+  NormRounding rounding_;
   bool feed_forward_recomputed_;
   std::unique_ptr<Attention> attention_;
   at::Tensor post_attention_norm_;  // [hidden]; undefined in most families

@@ -31,9 +31,11 @@ def random_prompts(model, count, lengths, seed=1):
 
 @torch.no_grad()
 def forward_log_probs(model, prompt, answer):
-    """-> [answer, vocabulary], of the whole sequence in one forward."""
-    logits = model(torch.tensor([prompt + answer])).logits[0]
-    return torch.log_softmax(logits[len(prompt) - 1:-1].float(), -1)
+    """-> [answer, vocabulary], of the whole sequence in one forward; of GPT-OSS, filled up behind to a multiple of 16 tokens."""
+    tokens = prompt + answer
+    padding = -len(tokens) % 16 if model.config.model_type == "gpt_oss" else 0
+    logits = model(torch.tensor([tokens + [0] * padding])).logits[0]
+    return torch.log_softmax(logits[len(prompt) - 1:len(tokens) - 1].float(), -1)
 
 
 def chosen(log_probs, answer):

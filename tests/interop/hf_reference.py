@@ -104,7 +104,9 @@ def checkpoint_tensors(model_type, name, tensor):
     mixtral = model_type == "mixtral"
     if mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
-    if name.endswith("experts.gate_up_proj"):
+    if model_type == "gpt_oss":
+        yield name, tensor
+    elif name.endswith("experts.gate_up_proj"):
         for e, (gate, up) in enumerate(expert.chunk(2) for expert in tensor):
             prefix = f"{name.removesuffix('gate_up_proj')}{e}."
             yield f"{prefix}{'w1' if mixtral else 'gate_proj'}.weight", gate.contiguous()

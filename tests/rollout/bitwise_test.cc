@@ -25,6 +25,7 @@ struct Case {
   int ranks = 1;
   std::optional<std::int64_t> window{};
   DType dtype = DType::kBF16;
+  bool gpt_oss = false;  // with what GPT-OSS has and Mixtral has not
 };
 
 void PrintTo(const Case& one, std::ostream* out) {
@@ -36,6 +37,15 @@ class BitwiseRollout : public testing::TestWithParam<Case> {
   // A second thread takes longer to wake than to compute with tiny tensors.
   static void SetUpTestSuite() { at::set_num_threads(1); }
 };
+
+void make_gpt_oss(models::TransformerConfig& config) {
+  config.softmax_offset = true;
+  config.add_bias_linear = true;
+  config.window_attn_skip_freq = {true, false};
+  config.activation = "quick_geglu";
+  config.glu_linear_offset = 1;
+  config.activation_func_clamp_value = 7;
+}
 
 GPTModel make_model(const models::TransformerConfig& config,
                     const models::ParallelState& mesh,
@@ -49,6 +59,7 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
   auto config = support::tiny_config(param.model);
   config.max_position_embeddings = 512;
   config.sliding_window = param.window;
+  if (param.gpt_oss) make_gpt_oss(config);
   models::run_ranks(param.ranks, {}, [&](models::World& world) {
     at::set_num_threads(1);
     const models::ParallelState mesh(world, param.parallel, "rollout");
@@ -143,6 +154,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_fp32", tiny("qwen3"), {}, 1, {}, DType::kF32},
                     Case{"qwen3_moe_tp2_ep2", tiny("qwen3_moe"), parallel(2, 2), 2},
                     Case{"qwen3_moe_dp2_ep2", tiny("qwen3_moe"), parallel(1, 2), 2},
+                    Case{"gpt_oss", tiny("mixtral"), {}, 1, 20, DType::kBF16, true},
+                    Case{"gpt_oss_fp32", tiny("mixtral"), {}, 1, 20, DType::kF32, true},
+                    Case{"gpt_oss_tp2_ep2", tiny("mixtral"), parallel(2, 2), 2, 20, DType::kBF16,
+                         true},
                     Case{"deepseek_v3", tiny("deepseek_v3")},
                     Case{"deepseek_v3_tp2_ep2", tiny("deepseek_v3"), parallel(2, 2), 2}),
     [](const auto& one) { return std::string(one.param.name); });

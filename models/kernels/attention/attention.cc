@@ -116,7 +116,8 @@ at::Tensor eager(const at::Tensor& query,
   };
   auto weights = multiply(q, k.transpose(2, 3), chain_length(q.size(3))) * options.scale;
   weights = weights + causal_mask(shape, rows, keys, options, query.options());
-  weights = at::softmax(weights, -1, at::kFloat).to(query.scalar_type());
+  const auto& sinks = options.sinks;
+  weights = attention_weights(weights, sinks.defined() ? sinks.repeat({repeats}) : sinks);
   return multiply(weights, v, host::kLongestChain)
       .narrow(1, 0, heads)
       .transpose(1, 2)
@@ -125,26 +126,24 @@ at::Tensor eager(const at::Tensor& query,
 
 // The rows of each group, one after another. One gather and one split serve all groups: a slice for
 // each would make a gradient of all rows for each.
-struct RowsOfGroups {
-  std::vector<std::int64_t> order{};
-  std::vector<std::int64_t> sizes{};
-
+class RowsOfGroups {
+ public:
   void add(const std::vector<std::int64_t>& begins, std::int64_t size) {
     for (const auto begin : begins)
-      for (std::int64_t i = 0; i < size; ++i) order.push_back(begin + i);
-    sizes.push_back(static_cast<std::int64_t>(begins.size()) * size);
+      for (std::int64_t i = 0; i < size; ++i) order_.push_back(begin + i);
+    sizes_.push_back(static_cast<std::int64_t>(begins.size()) * size);
   }
 
   bool is_all(std::int64_t num_rows) const {
-    if (static_cast<std::int64_t>(order.size()) != num_rows) return false;
+    if (static_cast<std::int64_t>(order_.size()) != num_rows) return false;
     for (std::int64_t i = 0; i < num_rows; ++i)
-      if (order[static_cast<std::size_t>(i)] != i) return false;
+      if (order_[static_cast<std::size_t>(i)] != i) return false;
     return true;
   }
 
   std::vector<at::Tensor> take(const at::Tensor& rows) const {
-    const auto ordered = is_all(rows.size(0)) ? rows : rows.index_select(0, at::tensor(order));
-    return ordered.split_with_sizes(sizes);
+    const auto ordered = is_all(rows.size(0)) ? rows : rows.index_select(0, order_on(rows));
+    return ordered.split_with_sizes(sizes_);
   }
 
   // The reverse of the gather: zeros where no group has a row.
@@ -152,18 +151,34 @@ struct RowsOfGroups {
     if (is_all(num_rows)) return ordered;
     auto shape = ordered.sizes().vec();
     shape[0] = num_rows;
-    return ordered.new_zeros(shape).index_copy(0, at::tensor(order), ordered);
+    return ordered.new_zeros(shape).index_copy(0, order_on(ordered), ordered);
   }
+
+ private:
+  std::vector<std::int64_t> order_{};
+  std::vector<std::int64_t> sizes_{};
+
+  at::Tensor order_on(const at::Tensor& rows) const { return at::tensor(order_).to(rows.device()); }
 };
 
 }  // namespace
+
+at::Tensor attention_weights(const at::Tensor& scores, const at::Tensor& sinks) {
+  if (!sinks.defined()) return at::softmax(scores, -1, at::kFloat).to(scores.scalar_type());
+  auto shape = scores.sizes().vec();
+  shape.back() = 1;
+  const auto all = at::cat({scores, sinks.view({-1, 1, 1}).expand(shape)}, -1);
+  const auto shifted = all - std::get<0>(all.max(-1, /*keepdim=*/true));
+  return at::softmax(shifted, -1).narrow(-1, 0, scores.size(-1));
+}
 
 at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& key,
                      const at::Tensor& value,
                      const std::vector<AttentionSegment>& all_segments,
                      const AttentionOptions& options) {
-  if (query.is_cuda()) {
+  // The kernels of a GPU know no sinks: such heads take the host's formula there.
+  if (query.is_cuda() && !options.sinks.defined()) {
     return attention_cuda(query, key, value, all_segments, options,
                           gpu_attention_of(query.size(2), value.size(2)));
   }

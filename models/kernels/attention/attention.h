@@ -1,6 +1,7 @@
 // Causal attention of packed sequences: query rows of a segment see the keys of their own sequence
-// that are not behind them. A segment may be a whole sequence, a part of it (context parallelism,
-// chunked prefill) or one token that is decoded: its rows are the last ones of its keys.
+// that are not behind them, and where there are sinks one score more. A segment may be a whole
+// sequence, a part of it (context parallelism, chunked prefill) or one token that is decoded: its
+// rows are the last ones of its keys.
 //
 // In kBitwise a row of the result depends on that row, its keys and values alone. The host replays
 // Hugging Face's "eager" attention, on lengths that oneDNN treats alike (docs/numerics.md).
@@ -33,6 +34,7 @@ struct AttentionSegment {
 struct AttentionOptions {
   double scale = 1.0;
   std::optional<std::int64_t> window{};  // keys that a query sees at most, its own among them
+  at::Tensor sinks{};  // [heads]: a score in each head's softmax that has no value; undefined: none
   Alignment alignment = Alignment::kFast;
   bool deterministic = true;  // gradients have the same bits at every run; in kBitwise always
 };
@@ -44,5 +46,9 @@ at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& value,
                      const std::vector<AttentionSegment>& segments,
                      const AttentionOptions& options);
+
+// The softmax of scores [.., heads, rows, keys] over the keys, beside each head's sink if there are
+// some: in their dtype then, after the largest was subtracted, as GPT-OSS in transformers does.
+at::Tensor attention_weights(const at::Tensor& scores, const at::Tensor& sinks);
 
 }  // namespace ferry::models

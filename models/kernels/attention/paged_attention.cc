@@ -30,7 +30,8 @@ at::Tensor paged_attention_by_products(const at::Tensor& query,
   if (options.window) hidden = hidden.logical_or(place < length - *options.window);
   const auto masked = scores.masked_fill(hidden.view({sequences, 1, 1, longest}),
                                          -std::numeric_limits<double>::infinity());
-  const auto weights = at::softmax(masked, -1, at::kFloat).to(query.scalar_type());
+  const auto by_heads = masked.view({sequences, query.size(1), 1, longest});
+  const auto weights = attention_weights(by_heads, options.sinks).reshape(masked.sizes());
   return at::matmul(weights, value).view({sequences, query.size(1), value.size(3)});
 }
 

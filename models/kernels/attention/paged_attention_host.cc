@@ -185,7 +185,7 @@ at::Tensor compute(const at::Tensor& query,
   for_each([&](std::int64_t sequence, std::int64_t group) {
     score(problem, sequence, group, static_cast<Half*>(scores.mutable_data_ptr()));
   });
-  const auto weights = at::softmax(scores, -1, at::kFloat).to(at::kBFloat16);
+  const auto weights = attention_weights(scores.unsqueeze(2), options.sinks).contiguous();
   auto result = at::empty({sequences, query.size(1), problem.value_dim}, query.options());
   for_each([&](std::int64_t sequence, std::int64_t group) {
     attend(problem, sequence, group, half_bits_of(weights),

@@ -1,7 +1,7 @@
 """Compares Ferry's models with transformers, bit for bit: `ferry verify --logits` over families, formats and meshes.
 
 Regime: transformers 5.17.0 and torch 2.11.0 on the host, eager attention, default experts, one unpadded sequence of at least 16 tokens
-at a time. bf16 at any size; fp32 if MKL takes the kernel with Ferry's order (`ferry verify --numerics --dtype fp32` tells), at lengths
+at a time, of GPT-OSS a multiple of 16. bf16 at any size; fp32 if MKL takes the kernel with Ferry's order (`ferry verify --numerics --dtype fp32` tells), at lengths
 where Hugging Face agrees with itself, and if each expert gets no token or at least 12."""
 import functools
 import json
@@ -23,11 +23,13 @@ pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no mo
 
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2"]
+WHOLE_EXPERTS = ["gpt_oss"]  # experts with biases, which expert tensor parallelism does not split
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
 DENSE_MESHES = covering(dict(tp=(1, 2, 4), pp=(1, 2), vpp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)),
                         lambda mesh: mesh["vpp"] == 1 or mesh["pp"] > 1)
 EXPERT_MESHES = covering(dict(tp=(1, 2, 4), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
+WHOLE_MESHES = covering(dict(tp=(1, 2, 4), etp=(1,), ep=(1, 2, 3), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +37,8 @@ def references(tmp_path_factory):
     folder = tmp_path_factory.mktemp("references")
 
     @functools.lru_cache(maxsize=None)
-    def make(checkpoint, dtype="bfloat16", lengths="24,64,16", layers=True):
+    def make(checkpoint, dtype="bfloat16", lengths=None, layers=True):
+        lengths = lengths or ("32,64,16" if "gpt_oss" in str(checkpoint) else "24,64,16")
         file = folder / f"{abs(hash((str(checkpoint), dtype, lengths)))}.safetensors"
         hf_reference.main([str(checkpoint), str(file), "--dtype", dtype, "--lengths", lengths, *(["--layers"] if layers else [])])
         return file
@@ -66,7 +69,7 @@ def check_equal(checkpoint, reference, *options):
     return report
 
 
-@pytest.mark.parametrize("model", DENSE + EXPERTS)
+@pytest.mark.parametrize("model", DENSE + EXPERTS + WHOLE_EXPERTS)
 def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, references):
     for options in ((), ("--packed",)):
         report = check_equal(hf(model), references(hf(model)), *options)
@@ -77,7 +80,7 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
             assert modules[0] == "embedding" and modules[-1] == "decoder.final_layernorm" and len(modules) == 3 * layers + 2
 
 
-@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 3) + cases(EXPERTS, EXPERT_MESHES, 3))
+@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 3) + cases(EXPERTS, EXPERT_MESHES, 3) + cases(WHOLE_EXPERTS, WHOLE_MESHES, 1))
 def test_every_mesh_gives_the_bits_of_transformers(model, mesh, references):
     check_equal(hf(model), references(hf(model)), *flags(mesh, hf(model)))
 
@@ -316,6 +319,7 @@ def test_meshes_that_do_not_fit_are_refused(references, tmp_path):
     refused("experts.linear_fc1.weight", "etp 5", arguments=(hf("qwen3_moe"), "--reference", references(hf("qwen3_moe")), "--etp", 5))
     refused("layers", arguments=(hf("llama"), "--reference", reference, "--pp", 3))
     refused("no experts", arguments=(hf("llama"), "--reference", reference, "--ep", 2))
+    refused("experts that have biases", "--etp 1", arguments=(hf("gpt_oss"), "--reference", references(hf("gpt_oss")), "--tp", 2))
     refused("experts", arguments=(hf("mixtral"), "--reference", references(hf("mixtral")), "--ep", 3))
 
 

@@ -107,6 +107,12 @@ def test_the_first_step_of_experts_too(mesh, experts, experts_alone, work):
     assert_first_step(work, train(experts, work, ranks, **more), experts / "alone", experts_alone)
 
 
+def test_the_first_step_of_gpt_oss_too(work):
+    world = write_world(work / "world", "GptOss", num_local_experts=4, num_experts_per_tok=2, sliding_window=5)
+    alone = train(world, work / "alone")
+    assert_first_step(work / "ranks", train(world, work / "ranks", 4, **{EP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}), work / "alone", alone)
+
+
 # ------------------------------------------------------------------------------------ the same run again, and after a kill
 
 

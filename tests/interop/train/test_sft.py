@@ -21,11 +21,12 @@ def world(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory):
+@pytest.fixture(scope="module", params=[("Mixtral", {}), ("GptOss", {"sliding_window": 6})], ids=["mixtral", "gpt_oss"])
+def experts(request, tmp_path_factory):
     """The same with experts."""
     folder = tmp_path_factory.mktemp("sft_experts")
-    write_model(folder / "model", family="Mixtral", num_local_experts=4, num_experts_per_tok=2)
+    family, more = request.param
+    write_model(folder / "model", family=family, num_local_experts=4, num_experts_per_tok=2, **more)
     write_rows(folder / "train.jsonl", conversations())
     return folder
 
@@ -36,8 +37,9 @@ def transformers_losses(world):
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(world / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(world / "model", attn_implementation="eager", dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() == 1]
+    decays = lambda name, p: p.dim() > 1 and not name.endswith("bias")  # those of all experts are one matrix
+    matrices = [p for name, p in model.named_parameters() if decays(name, p)]
+    others = [p for name, p in model.named_parameters() if not decays(name, p)]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=RATE, eps=1e-8)
 
     def example(messages):

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -37,6 +38,15 @@ at::Tensor part_of(at::Tensor tensor, const distckpt::Box& box) {
   return tensor;
 }
 
+// Moves the dimensions `axes` behind the others.
+at::Tensor in_the_order_of(const distckpt::Dims& axes, const at::Tensor& tensor) {
+  std::vector<std::int64_t> order;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d)
+    if (std::find(axes.begin(), axes.end(), d) == axes.end()) order.push_back(d);
+  order.insert(order.end(), axes.begin(), axes.end());
+  return tensor.permute(order);
+}
+
 }  // namespace
 
 models::TransformerConfig read_config(const std::filesystem::path& hf_folder) {
@@ -63,7 +73,10 @@ std::vector<at::Tensor> naive_parts(
       complete = complete && tensor.defined();
       if (!complete) break;
       auto into = part_of(whole, part.box);
-      into.copy_(part_of(tensor, part.model_box).reshape(into.sizes()));
+      const auto grid = map.tensors[part.model].grid();
+      const auto piece =
+          part_of(tensor.view(at::IntArrayRef(grid.begin(), grid.end())), part.model_box);
+      into.copy_(in_the_order_of(part.axes, piece).reshape(into.sizes()));
     }
     if (!complete) {
       all.emplace_back();
