@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <iterator>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -36,13 +37,25 @@ std::string shown_question(const json& question) {
 
 // The answer that the journal has to a question of a session.
 json replayed(const Session& session, std::size_t number, const json& question) {
-  const auto& known = session.replay;
+  const auto& known = session.replay.at("exchanges");
   const auto expected =
       number < known.size() ? shown_question(known[number].at("question")) : "nothing";
   require(expected == shown_question(question), ErrorKind::kUsage,
           "replay: session {} asks {}, where the journal has {}", session.seed,
           shown_question(question), expected);
   return known[number].at("answer");
+}
+
+// How many tokens a session that is played again has when it waits for the next weights; the most
+// if it does not wait.
+std::int64_t stop_of(const Session& session, std::int64_t global_step) {
+  std::int64_t tokens = 0;
+  if (session.replay.contains("global_steps"))
+    for (const auto& run : session.replay["global_steps"]) {
+      if (run.at(0) > global_step) return tokens;
+      tokens += run.at(1).get<std::int64_t>();
+    }
+  return std::numeric_limits<std::int64_t>::max();
 }
 
 }  // namespace
@@ -65,17 +78,21 @@ AgentRunner::AgentRunner(const AgentSections& config,
 
 AgentRunner::~AgentRunner() = default;
 
-void AgentRunner::run(std::vector<Session>& sessions, const rollout::SamplingParams& params) {
+void AgentRunner::run(std::vector<Session>& sessions,
+                      const rollout::SamplingParams& params,
+                      std::int64_t global_step,
+                      const std::function<bool()>& is_enough) {
   sessions_ = &sessions;
-  keeps_mask_ = params.return_sampling_mask;
+  params_ = params;
+  global_step_ = global_step;
   for (std::size_t number = 0; number < sessions.size(); ++number) {
-    auto questions = loop_ ? loop_->begin(sessions[number]) : std::vector<AgentQuestion>();
-    if (questions.empty())
-      generate(number, params);
+    if (sessions[number].is_over) continue;
+    if (sessions[number].has_begun)
+      generate(number);
     else
-      ask(number, std::move(questions));
+      begin(number);
   }
-  while (true) {
+  while (!is_enough()) {
     const bool generates = engine_.has_unfinished();
     if (!generates && asked_.empty()) break;
     if (generates) {
@@ -85,27 +102,53 @@ void AgentRunner::run(std::vector<Session>& sessions, const rollout::SamplingPar
       }
     }
     if (asked_.empty()) continue;
-    for (auto& [id, answer] : receive(/*wait=*/!generates)) {
-      const auto place = places_.at(id);
-      places_.erase(id);
-      auto& asked = asked_.at(place.session);
-      asked.answers[place.question] = std::move(answer);
-      if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
-    }
+    take_answers(/*wait=*/!generates);
     for (const auto number : std::exchange(ready_, {}))
-      if (resume(number)) generate(number, params);
+      if (resume(number)) generate(number);
   }
+  interrupt();
   for (auto& program : programs_) (void)program->answers(std::chrono::milliseconds(0));  // notices
 }
 
-void AgentRunner::generate(std::size_t number, const rollout::SamplingParams& params) {
+void AgentRunner::begin(std::size_t number) {
   auto& session = (*sessions_)[number];
-  session.turn_begin = session.response.size();
+  session.has_begun = true;
+  auto questions = loop_ ? loop_->begin(session) : std::vector<AgentQuestion>();
+  if (questions.empty())
+    generate(number);
+  else
+    ask(number, std::move(questions));
+}
+
+void AgentRunner::take_answers(bool wait) {
+  for (auto& [id, answer] : receive(wait)) {
+    const auto place = places_.at(id);
+    places_.erase(id);
+    auto& asked = asked_.at(place.session);
+    asked.answers[place.question] = std::move(answer);
+    if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
+  }
+}
+
+// Sessions that are not over stand behind a token, and wait for the model.
+void AgentRunner::interrupt() {
+  for (std::size_t number = 0; number < sessions_->size(); ++number)
+    (void)engine_.abort(std::to_string(number));
+  while (!asked_.empty()) {
+    for (const auto number : std::exchange(ready_, {})) (void)resume(number);
+    if (!asked_.empty()) take_answers(/*wait=*/true);
+  }
+}
+
+void AgentRunner::generate(std::size_t number) {
+  auto& session = (*sessions_)[number];
+  const auto most = std::min(limits_.max_response_length, stop_of(session, global_step_));
+  if (std::cmp_greater_equal(session.response.size(), most)) return;
   auto tokens = session.prompt;
   for (const auto& token : session.response) tokens.push_back(token.token_id);
-  auto mine = params;
+  auto mine = params_;
   mine.seed = session.seed;
-  mine.max_tokens = limits_.max_response_length - static_cast<std::int64_t>(session.turn_begin);
+  mine.max_tokens = most - static_cast<std::int64_t>(session.response.size());
   session.routed_experts.clear();  // the request returns those of its prompt, too
   engine_.add_request(std::to_string(number), std::move(tokens), mine);
 }
@@ -115,8 +158,12 @@ void AgentRunner::take(std::size_t number, const rollout::RequestOutput& output)
   for (const auto& sample : output.outputs) {
     std::ranges::copy(sample.tokens, std::back_inserter(session.response));
     session.response_mask.resize(session.response.size(), 1);
+    session.global_steps.resize(session.response.size(), global_step_);
     std::ranges::copy(sample.routed_experts, std::back_inserter(session.routed_experts));
-    if (output.finished) turn_is_over(number, sample.finish_reason == rollout::FinishReason::kStop);
+    const bool stopped = sample.finish_reason == rollout::FinishReason::kStop;
+    const bool waits =
+        !stopped && std::cmp_equal(session.response.size(), stop_of(session, global_step_));
+    if (output.finished && !waits) turn_is_over(number, stopped);
   }
 }
 
@@ -134,13 +181,15 @@ bool AgentRunner::may_go_on(const Session& session) const {
 void AgentRunner::turn_is_over(std::size_t number, bool stopped) {
   auto& session = (*sessions_)[number];
   ++session.assistant_turns;
+  session.is_over = true;
   if (!loop_) return;
   if (!stopped || (!may_go_on(session) && !loop_->scores_every_turn())) return cut_off(session);
   std::vector<std::int64_t> said;
   for (auto at = session.turn_begin; at + 1 < session.response.size(); ++at)
     said.push_back(session.response[at].token_id);
   auto questions = loop_->turn_is_over(session, encoder_.decode(said, loop_->skips_special()));
-  if (!questions.empty()) ask(number, std::move(questions));
+  session.is_over = questions.empty();
+  if (!session.is_over) ask(number, std::move(questions));
 }
 
 void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) {
@@ -196,6 +245,7 @@ bool AgentRunner::resume(std::size_t number) {
             session.prompt.size(), limits_.max_prompt_length);
     return true;
   }
+  session.is_over = true;
   const auto count = loop_->answered(session, asked.answers);
   if (count == 0) return false;
   const auto turn = may_go_on(session) ? encoder_.encode_turn(session.messages, count)
@@ -207,6 +257,8 @@ bool AgentRunner::resume(std::size_t number) {
   }
   append(session, turn);
   ++session.user_turns;
+  session.turn_begin = session.response.size();
+  session.is_over = false;
   return true;
 }
 
@@ -214,9 +266,10 @@ bool AgentRunner::resume(std::size_t number) {
 void AgentRunner::append(Session& session, const std::vector<std::int64_t>& tokens) const {
   for (const auto token : tokens) {
     auto& output = session.response.emplace_back(rollout::TokenOutput{.token_id = token});
-    if (keeps_mask_) output.sampling_mask = {static_cast<std::int32_t>(token)};
+    if (params_.return_sampling_mask) output.sampling_mask = {static_cast<std::int32_t>(token)};
   }
   session.response_mask.resize(session.response.size(), 0);
+  session.global_steps.resize(session.response.size(), global_step_);
 }
 
 void AgentRunner::cut_off(const Session& session) {

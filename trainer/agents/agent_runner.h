@@ -5,9 +5,13 @@
 // bytes whatever else the engine computes: sessions whose programs give the same answers are the
 // same, however long these took. Programs are started once, by the first rank of a tensor parallel
 // group, and used for all sessions.
+//
+// A run may end before its sessions do. Those that are not over go on in a later one, with the
+// weights that the engine has then: each token tells which drew it.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -39,9 +43,16 @@ class AgentRunner {
               const models::ProcessGroup& tp);
   ~AgentRunner();
 
-  // From prompts to sessions that are over. `params` are of all turns but for seed and max_tokens.
-  // Called by all ranks of `tp`. Throws Error of the engine, or of an environment.
-  void run(std::vector<Session>& sessions, const rollout::SamplingParams& params);
+  // Until all sessions are over, which begin, or go on; or until `is_enough`, which is asked behind
+  // each step of the engine and must say the same on all ranks: then questions that are open are
+  // waited for, and what else is under way stops. `params` are of all turns but for seed and
+  // max_tokens; `global_step`: behind which the engine's weights are. Called by all ranks of `tp`.
+  // Throws Error of the engine, or of an environment.
+  void run(
+      std::vector<Session>& sessions,
+      const rollout::SamplingParams& params,
+      std::int64_t global_step,
+      const std::function<bool()>& is_enough = [] { return false; });
 
  private:
   // Questions of a session that have been asked.
@@ -55,7 +66,10 @@ class AgentRunner {
     std::size_t question = 0;
   };
 
-  void generate(std::size_t number, const rollout::SamplingParams& params);
+  void begin(std::size_t number);
+  void generate(std::size_t number);
+  void take_answers(bool wait);
+  void interrupt();
   bool may_go_on(const Session& session) const;
   void take(std::size_t number, const rollout::RequestOutput& output);
   void turn_is_over(std::size_t number, bool stopped);
@@ -76,7 +90,8 @@ class AgentRunner {
   std::int64_t next_id_ = 0;  // of a question
   // While run() does:
   std::vector<Session>* sessions_ = nullptr;
-  bool keeps_mask_ = false;
+  rollout::SamplingParams params_{};
+  std::int64_t global_step_ = 0;
   std::map<std::size_t, Asked> asked_;    // by session
   std::map<std::int64_t, Place> places_;  // of the questions that are open
   std::set<std::size_t> ready_;           // sessions whose questions are answered

@@ -22,16 +22,19 @@ struct Session {
   // Tokens of the model and of others; these have a log-probability of 0, among themselves alone.
   std::vector<rollout::TokenOutput> response{};
   std::vector<std::uint8_t> response_mask{};  // 1: by the model
+  std::vector<std::int64_t> global_steps{};   // behind which the weights are that drew a token
   // Routes of all tokens but the last, if the engine returns them.
   std::vector<std::byte> routed_experts{};
   // The earnings of turns: the place in `response` of a turn's last token, and how much.
   std::vector<std::pair<std::size_t, double>> turn_scores{};
   nlohmann::json extra_info = nlohmann::json::object();  // results of programs, for the reward
-  nlohmann::json replay{};  // exchanges of a run that is played again, or null
+  nlohmann::json replay{};  // of a run that is played again: its line of the journal, or null
   nlohmann::json exchanges = nlohmann::json::array();  // questions to programs, their answers
-  std::size_t turn_begin = 0;                          // in `response`: of the model's last turn
+  std::size_t turn_begin = 0;  // in `response`: of the turn that the model writes, or wrote last
   int assistant_turns = 0;
   int user_turns = 0;
+  bool has_begun = false;
+  bool is_over = false;
 
   // verl's count: the prompt is a turn, too.
   int num_turns() const { return assistant_turns + user_turns + 1; }

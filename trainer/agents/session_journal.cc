@@ -4,6 +4,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
@@ -34,33 +35,52 @@ SessionJournal::SessionJournal(std::filesystem::path folder, std::int64_t first_
 void SessionJournal::write(std::int64_t step, bool validates, const RolloutBatch& batch) const {
   std::string lines;
   for (std::int64_t row = 0; row < batch.size(); ++row) {
-    const nlohmann::ordered_json line{
-        {"session", batch.seeds[row].item<std::int64_t>()},
-        {"exchanges", batch.agent_info[static_cast<std::size_t>(row)].at("exchanges")}};
+    const auto& session = batch.agent_info[static_cast<std::size_t>(row)];
+    nlohmann::ordered_json line{{"session", batch.seeds[row].item<std::int64_t>()},
+                                {"exchanges", session.at("exchanges")}};
+    if (session.contains("global_steps")) {
+      line["step"] = step;
+      line["global_steps"] = session["global_steps"];
+    }
     lines += line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
   }
   AppendFile(journal_of(folder_, step, validates)).append(lines);
 }
 
+json runs_of_steps(std::span<const std::int64_t> global_steps) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> runs;
+  for (const auto step : global_steps) {
+    if (runs.empty() || runs.back().first != step) runs.emplace_back(step, 0);
+    ++runs.back().second;
+  }
+  return runs;
+}
+
 void add_replay(RolloutBatch& prompts,
                 const std::filesystem::path& folder,
                 std::int64_t step,
+                std::int64_t last,
                 bool validates) {
-  const auto path = journal_of(folder, step, validates);
   std::map<std::int64_t, json> sessions;
-  std::istringstream lines(distckpt::read_text(path));
-  for (std::string line; std::getline(lines, line);) {
-    auto session = distckpt::parse_json(line, path.string());
-    const auto seed = distckpt::json_int(distckpt::json_at(session, "session", path.string()),
-                                         "session", path.string());
-    sessions[seed] = session.value("exchanges", json::array());
+  const auto first = journal_of(folder, step, validates);
+  for (auto at = step; at <= last; ++at) {
+    const auto path = journal_of(folder, at, validates);
+    if (at > step && !std::filesystem::exists(path)) break;
+    std::istringstream lines(distckpt::read_text(path));
+    for (std::string line; std::getline(lines, line);) {
+      auto session = distckpt::parse_json(line, path.string());
+      const auto seed = distckpt::json_int(distckpt::json_at(session, "session", path.string()),
+                                           "session", path.string());
+      if (!session.contains("exchanges")) session["exchanges"] = json::array();
+      sessions[seed] = std::move(session);
+    }
   }
   prompts.replay.clear();
   for (std::int64_t row = 0; row < prompts.size(); ++row) {
     const auto found = sessions.find(prompts.seeds[row].item<std::int64_t>());
     require(found != sessions.end(), ErrorKind::kUsage,
             "{}: has no session {}: the run is another one than that which is played again",
-            path.string(), prompts.seeds[row].item<std::int64_t>());
+            first.string(), prompts.seeds[row].item<std::int64_t>());
     prompts.replay.push_back(found->second);
   }
 }

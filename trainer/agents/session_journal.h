@@ -3,11 +3,15 @@
 //
 //   {"session": 123, "exchanges": [{"question": {...}, "answer": {...}}, ...]}
 //
-// and DIR/validation/<step>.jsonl, of validation behind a step.
+// and DIR/validation/<step>.jsonl, of validation behind a step. Of partial rollouts a line also has
+// the step that learns from the session, and how many tokens the weights behind which step drew:
+// "step": 7, "global_steps": [[4, 17], [5, 3]].
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <span>
 
 #include "trainer/update/rollout_batch.h"
 
@@ -20,18 +24,24 @@ class SessionJournal {
   // A run that goes on at `first_step` forgets that step and after. Throws Error(kIo).
   SessionJournal(std::filesystem::path folder, std::int64_t first_step);
 
-  // Adds the sessions of a batch, by its seeds and agent_info.
+  // Adds the sessions of a batch, by its seeds and agent_info; agent_info of partial rollouts has
+  // global_steps.
   void write(std::int64_t step, bool validates, const RolloutBatch& batch) const;
 
  private:
   std::filesystem::path folder_;
 };
 
-// Sets `replay` of prompts with seeds. Throws Error(kUsage) if the journal lacks one of the
-// sessions, Error(kCorrupt).
+// [[a step, how many tokens], ...]
+nlohmann::json runs_of_steps(std::span<const std::int64_t> global_steps);
+
+// Sets `replay` of prompts with seeds, whose sessions are of the steps from `step` to `last`, as
+// far as there are such. Throws Error(kUsage) if the journal lacks one of the sessions,
+// Error(kCorrupt).
 void add_replay(RolloutBatch& prompts,
                 const std::filesystem::path& folder,
                 std::int64_t step,
+                std::int64_t last,
                 bool validates);
 
 }  // namespace ferry::trainer

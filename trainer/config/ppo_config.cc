@@ -41,6 +41,7 @@ void list(ConfigTable& table, PpoDataConfig& c) {
   table.add("max_prompt_length", c.max_prompt_length, "tokens of a prompt", at_least(1));
   table.add("max_response_length", c.max_response_length, "tokens of an answer", at_least(1));
   table.add("train_batch_size", c.train_batch_size, "prompts of a step", at_least(1));
+  table.add("gen_batch_size", c.gen_batch_size, "prompts of a partial_rollout", at_least(1));
   table.add("val_batch_size", c.val_batch_size, "prompts validated at a time; not set: all",
             at_least(1));
   table.add("shuffle", c.shuffle, "permute the records of each epoch, by trainer.seed");
@@ -335,6 +336,7 @@ ConfigTable table_of(PpoConfig& config) {
   list(table, config.algorithm);
   list(table, "checkpoint", config.checkpoint);
   list(table, config.trainer);
+  list(table, config.async_training);
   list(table, "global_profiler", config.global_profiler);
   return table;
 }
@@ -413,7 +415,7 @@ LossAggregation PpoConfig::critic_loss_aggregation() const {
 }
 
 bool PpoConfig::rollout_says_old_log_prob() const {
-  return actor.megatron.alignment == models::Alignment::kBitwise && !trainer.one_step_off &&
+  return actor.megatron.alignment == models::Alignment::kBitwise && !is_async() &&
          actor.router_replay.mode != RouterReplayMode::kR2;
 }
 

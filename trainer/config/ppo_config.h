@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "trainer/config/agent_sections.h"
+#include "trainer/config/async_training.h"
 #include "trainer/config/ppo_choices.h"
 #include "trainer/config/run_sections.h"
 
@@ -23,6 +24,7 @@ struct PpoDataConfig {  // data
   int max_prompt_length = 512;          // tokens
   int max_response_length = 512;        // tokens
   int train_batch_size = 1024;          // prompts
+  std::optional<int> gen_batch_size{};  // prompts under way, of async_training.partial_rollout
   std::optional<int> val_batch_size{};  // default: all of val_files at once
   bool shuffle = true;
   std::int64_t shuffle_buffer_bytes = std::int64_t{256} << 20;
@@ -261,12 +263,19 @@ struct PpoConfig {
   RewardConfig reward{};
   AlgorithmConfig algorithm{};
   PpoTrainerConfig trainer{};
+  AsyncTrainingConfig async_training{};
   CheckpointSection checkpoint{};
   GlobalProfilerConfig global_profiler{};
   bool operator==(const PpoConfig&) const = default;
 
   bool use_critic() const { return algorithm.adv_estimator == AdvantageEstimator::kGae; }
   bool use_reference_policy() const { return actor.use_kl_loss || algorithm.use_kl_in_reward; }
+  // Whether the rollout answers while the actor learns, or keeps its weights for several steps.
+  bool is_async() const;
+  // Batches that may be answered before the one that learns is.
+  std::int64_t batches_ahead() const;
+  // The most updates that weights which drew a token are behind those that learn from it.
+  std::int64_t max_staleness() const;
   // Whether the rollout's log-probabilities and entropies are the bytes that the actor would
   // compute.
   bool rollout_says_old_log_prob() const;

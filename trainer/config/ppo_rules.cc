@@ -9,16 +9,6 @@
 namespace ferry::trainer {
 namespace {
 
-bool share_a_rank(const std::vector<int>& left, const std::vector<int>& right) {
-  return std::ranges::any_of(
-      left, [&](int rank) { return std::ranges::find(right, rank) != right.end(); });
-}
-
-// Whether the rollout has none of a role's ranks; a role that names none has all.
-bool generates_apart(const PpoConfig& c, const std::vector<int>& ranks) {
-  return !ranks.empty() && !c.rollout.ranks.empty() && !share_a_rank(ranks, c.rollout.ranks);
-}
-
 // Estimators that compare the answers to a prompt with each other.
 bool compares_answers(AdvantageEstimator estimator) {
   return estimator != AdvantageEstimator::kGae && estimator != AdvantageEstimator::kRemax &&
@@ -135,7 +125,8 @@ ConfigRules<PpoConfig> algorithm_rules() {
        "rollout's routes"},
       {"old_log_prob_is_the_rollouts",
        {kActorSection + ".recompute_old_log_prob", kActorSection + ".megatron.alignment",
-        kActorSection + ".router_replay.mode", "trainer.one_step_off"},
+        kActorSection + ".router_replay.mode", "trainer.one_step_off",
+        "async_training.staleness_threshold", "async_training.trigger_parameter_sync_step"},
        [](const PpoConfig& c) {
          return c.actor.recompute_old_log_prob != RecomputeOldLogProb::kFalse ||
                 c.rollout_says_old_log_prob() || c.algorithm.rollout_correction.bypass_mode;
@@ -174,21 +165,6 @@ ConfigRules<PpoConfig> reward_rules() {
   };
 }
 
-// A role that is there shares no rank with a rollout that generates beside it.
-template <typename IsThere, typename Role>
-ConfigRule<PpoConfig> apart_from_rollout(const std::string& section,
-                                         IsThere is_there,
-                                         Role PpoConfig::*role,
-                                         std::string says) {
-  return {"one_step_off_needs_ranks_of_its_own",
-          {"trainer.one_step_off", section + ".ranks", kRolloutSection + ".ranks"},
-          [=](const PpoConfig& c) {
-            return !c.trainer.one_step_off || !std::invoke(is_there, c) ||
-                   generates_apart(c, (c.*role).ranks);
-          },
-          std::move(says)};
-}
-
 ConfigRules<PpoConfig> rollout_rules() {
   return {
       {"each_sequence_gets_a_token",
@@ -220,29 +196,12 @@ ConfigRules<PpoConfig> rollout_rules() {
          return !c.rollout.val_kwargs.do_sample || c.rollout.val_kwargs.temperature > 0;
        },
        "tokens are drawn at a temperature above 0"},
-      apart_from_rollout(
-          kActorSection, [](const PpoConfig&) { return true; }, &PpoConfig::actor,
-          "generation beside training needs actor and rollout on ranks that they do not share"),
-      apart_from_rollout(
-          kRefSection, &PpoConfig::use_reference_policy, &PpoConfig::ref,
-          "the reference is asked while the rollout generates: it needs other ranks"),
-      apart_from_rollout("critic", &PpoConfig::use_critic, &PpoConfig::critic,
-                         "the critic learns while the rollout generates: it needs other ranks"),
-      apart_from_rollout(
-          "reward_model", [](const PpoConfig& c) { return c.reward.enable; }, &PpoConfig::reward,
-          "the reward model is asked while the rollout generates: it needs other ranks"),
       {"agents_share_no_experts",
        {kRolloutSection + ".agent.default_agent_loop", kRolloutSection + ".expert_parallel_size"},
        [](const PpoConfig& c) {
          return !c.rollout.agents.enabled() || c.rollout.expert_parallel_size == 1;
        },
        "ranks that share experts take each step together, for which none can wait for a tool"},
-      {"one_step_off_is_led_by_rank_0",
-       {"trainer.one_step_off", kRolloutSection + ".ranks"},
-       [](const PpoConfig& c) {
-         return !c.trainer.one_step_off || c.rollout.ranks.empty() || c.rollout.ranks.front() != 0;
-       },
-       "rank 0 leads the training: while it generated nobody would learn"},
   };
 }
 
@@ -352,6 +311,7 @@ ConfigRules<PpoConfig> make_ppo_rules() {
   add_forward_only_rules(rules, "reward_model", reward);
   add_micro_batch_rules(rules);
   add_rules(rules, rollout_rules(), "", itself);
+  add_rules(rules, async_rules(), "", itself);
   add_rules(rules, agent_rules(), kRolloutSection,
             [](const PpoConfig& c) -> const AgentSections& { return c.rollout.agents; });
   add_rules(rules, algorithm_rules(), "", itself);

@@ -1,12 +1,14 @@
 #include "trainer/ppo/batch_samples.h"
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 
+#include "trainer/agents/session_journal.h"
 #include "trainer/ppo/ppo_batch.h"
 
 namespace ferry::trainer {
-
 std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const PromptEncoder& encoder) {
   const auto scores = sequence_scores(batch);
   std::vector<LoggedSample> samples;
@@ -18,6 +20,12 @@ std::vector<LoggedSample> logged_samples(const RolloutBatch& batch, const Prompt
                         .score = scores[row].item<double>()};
     for (const auto& [name, value] : batch.reward_extra_info[index].items())
       if (name != "score") sample.extra[name] = value;
+    if (batch.global_steps.defined()) {
+      const auto* const steps =
+          batch.response_of(batch.global_steps, row).const_data_ptr<std::int64_t>();
+      sample.extra["global_steps"] =
+          runs_of_steps(std::span(steps, static_cast<std::size_t>(batch.response_length(row))));
+    }
     samples.push_back(std::move(sample));
   }
   return samples;

@@ -138,6 +138,7 @@ void BatchWorker::write(const std::string& method, std::int64_t step, const Roll
   auto asked = batch.only({});
   asked.scores = batch.scores;
   asked.turn_scores = batch.turn_scores;
+  batch.give(asked, &RolloutBatch::global_steps);
   asked.ground_truth = batch.ground_truth;
   asked.reward_extra_info = batch.reward_extra_info;
   (void)workers_.ask(method, std::move(asked), {}, {{"step", step}});

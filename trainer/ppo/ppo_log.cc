@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -60,6 +61,11 @@ void PpoLog::add_costs(const RolloutBatch& batch) {
   const auto seconds = wall_time() - started_;
   auto timing = record_.timeline().end_step();
   timing["step"] = seconds;
+  if (config_.is_async()) {
+    metrics_["perf/trainer/idle_ratio"] = timing["gen"] / seconds;
+    metrics_["perf/rollouter/idle_ratio"] =
+        std::max(0.0, 1 - metrics_["perf/rollouter/busy_s"] / seconds);
+  }
   const auto num_actor_ranks = num_ranks(config_.actor.ranks, world_.size());
   if (gpu_)
     metrics_.merge(mfu_metrics(batch, actor_,

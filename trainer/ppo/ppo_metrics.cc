@@ -46,16 +46,26 @@ at::Tensor numbers(const std::vector<std::int64_t>& values) {
 
 }  // namespace
 
-Metrics staleness_metrics(const RolloutBatch& batch, std::int64_t step, std::int64_t most) {
-  const auto staleness = (step - batch.weights_step).to(at::kFloat);
-  Metrics metrics;
-  add_statistics(metrics, "training/off_policy/trajectory_staleness", staleness);
-  for (const char* extreme : {"/min", "/max"}) {
-    const auto updates =
-        metrics.at(std::string("training/off_policy/trajectory_staleness") + extreme);
-    require(updates >= 0 && updates <= static_cast<double>(most), ErrorKind::kBug,
+Metrics staleness_metrics(const RolloutBatch& batch,
+                          std::int64_t step,
+                          std::int64_t most,
+                          bool partial) {
+  const auto newest = step - batch.max_global_steps;
+  const auto oldest = step - batch.min_global_steps;
+  for (const auto& extreme : {newest.min(), oldest.max()}) {
+    const auto updates = extreme.item<std::int64_t>();
+    require(updates >= 0 && updates <= most, ErrorKind::kBug,
             "answers by weights {} updates behind step {}: at most {} are expected", updates, step,
             most);
+  }
+  Metrics metrics;
+  const auto add = [&](const char* name, const at::Tensor& updates) {
+    add_statistics(metrics, std::string("training/off_policy/") + name, updates.to(at::kFloat));
+  };
+  add("trajectory_staleness", newest);
+  if (partial) {
+    add("trajectory_staleness_worst", oldest);
+    add("trajectory_spans", oldest - newest + 1);
   }
   return metrics;
 }

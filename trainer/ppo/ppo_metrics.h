@@ -42,11 +42,15 @@ Metrics mfu_metrics(const RolloutBatch& batch,
                     const models::TransformerConfig& actor,
                     const ActorWork& work);
 
-// training/off_policy/trajectory_staleness/{mean,max,min}: by how many updates the weights that
-// answered, those behind weights_step, are older than those that learn (verl
-// trainer/ppo/v1/trainer_base.py). Throws Error(kBug) if a row's are older than `most`, or younger
-// than `step`.
-Metrics staleness_metrics(const RolloutBatch& batch, std::int64_t step, std::int64_t most);
+// training/off_policy/trajectory_staleness/{mean,max,min}: by how many updates the newest weights
+// that drew a token of an answer are older than those that learn, which are behind `step`; with
+// `partial` also trajectory_staleness_worst/..., of the oldest, and trajectory_spans/..., how many
+// weights drew an answer (verl trainer/ppo/v1/trainer_base.py). Throws Error(kBug) if a row's are
+// older than `most`, or younger than `step`.
+Metrics staleness_metrics(const RolloutBatch& batch,
+                          std::int64_t step,
+                          std::int64_t most,
+                          bool partial);
 
 // Tokens of all rows, those that the mask lacks included.
 struct TokenCounts {

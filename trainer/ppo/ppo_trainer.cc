@@ -45,7 +45,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
                                   std::move(output.say));
   rollout_ = std::make_unique<RolloutLoop>(
       config_, encoder_, stream_, workers_, batch_worker_, *log_,
-      [this](std::int64_t step) { return step == total_steps_ || saves_behind(step); });
+      [this](std::int64_t step) { return step == total_steps_ || saves_behind(step); }, step_);
 }
 
 PpoTrainer::~PpoTrainer() = default;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -22,6 +23,15 @@ namespace {
 // Purposes of draws: each has its own.
 enum Draw : std::uint64_t { kTraining, kBaseline, kValidation };
 
+Sampling training_sampling(const PpoConfig& config) {
+  return {.temperature = config.rollout.temperature,
+          .top_k = config.rollout.top_k,
+          .top_p = config.rollout.top_p,
+          .entropy = config.takes_old_log_prob(),
+          .sampling_mask = config.rollout.truncates(),
+          .routed_experts = config.actor.router_replay.mode == RouterReplayMode::kR3};
+}
+
 }  // namespace
 
 PromptParser prompt_parser(const PromptEncoder& encoder, const PpoDataConfig& data) {
@@ -36,14 +46,18 @@ RolloutLoop::RolloutLoop(const PpoConfig& config,
                          PpoWorkers& workers,
                          BatchWorker& batch_worker,
                          PpoLog& log,
-                         std::function<bool(std::int64_t)> ends_ahead)
+                         std::function<bool(std::int64_t)> ends_ahead,
+                         std::int64_t step)
     : config_(config),
       encoder_(encoder),
       stream_(stream),
       workers_(workers),
       batch_worker_(batch_worker),
       log_(log),
-      ends_ahead_(std::move(ends_ahead)) {}
+      schedule_(config, std::move(ends_ahead), step),
+      last_asked_(step),
+      last_drawn_(step),
+      num_started_(step * config.data.train_batch_size) {}
 
 void RolloutLoop::wake(std::int64_t step) {
   if (awake_) return;
@@ -79,30 +93,81 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
                              .key = key});
   const auto& replay_dir = config_.rollout.agents.agent.replay_dir;
   const bool validates = draw == kValidation;  // behind the step before
-  if (!replay_dir.empty()) add_replay(batch, replay_dir, validates ? step - 1 : step, validates);
+  const auto begun = validates ? step - 1 : step;
+  const bool waits = config_.async_training.partial_rollout && !validates;
+  if (!replay_dir.empty())
+    add_replay(batch, replay_dir, begun, waits ? begun + config_.max_staleness() : begun,
+               validates);
   return batch;
 }
 
-RolloutLoop::Answering RolloutLoop::start(std::int64_t step, std::int64_t first) {
+RolloutLoop::Answering RolloutLoop::draw(std::int64_t step, std::int64_t first) {
   Answering answering{.step = step,
                       .prompts = next_prompts(stream_, config_.data.train_batch_size)};
   answering.epoch = stream_.cursor().epoch;
   answering.batch = rows_of(answering.prompts, config_.rollout.n, kTraining, first, step);
-  answering.call = workers_.start_generating(
-      answering.batch,
-      {.temperature = config_.rollout.temperature,
-       .top_k = config_.rollout.top_k,
-       .top_p = config_.rollout.top_p,
-       .entropy = config_.takes_old_log_prob(),
-       .sampling_mask = config_.rollout.truncates(),
-       .routed_experts = config_.actor.router_replay.mode == RouterReplayMode::kR3});
   return answering;
 }
 
-void RolloutLoop::finish(Answering& answering) {
-  if (!answering.call) return;
-  answering.batch.take(workers_.finish_generating(*std::exchange(answering.call, {})));
-  log_.write_sessions(answering.step, false, answering.batch);
+void RolloutLoop::start(std::int64_t step, std::int64_t first, std::int64_t count) {
+  last_asked_ = std::max(last_asked_, step + count - 1);
+  if (config_.async_training.partial_rollout) return start_partial(step);
+  std::vector<RolloutBatch> batches;
+  for (std::int64_t i = 0; i < count; ++i)
+    batches.push_back(asked_.emplace_back(draw(step + i, first)).batch);
+  call_ = workers_.start_generating(RolloutBatch::concat(batches), training_sampling(config_));
+}
+
+void RolloutLoop::start_partial(std::int64_t step) {
+  const auto prompts = schedule_.prompts_until(step);
+  const auto rows = (prompts - std::exchange(num_started_, prompts)) * config_.rollout.n;
+  while (drawn_.size() < rows) {
+    auto more = draw(++last_drawn_, 0);
+    epoch_ = more.epoch;
+    drawn_ = RolloutBatch::concat(std::vector{std::move(drawn_), std::move(more.batch)});
+  }
+  const auto begun = drawn_.slice(0, rows);
+  drawn_ = drawn_.slice(rows, drawn_.size());
+  under_way_ = RolloutBatch::concat(std::vector{std::move(under_way_), begun});
+  asked_.push_back({.step = step, .epoch = epoch_});
+  auto sampling = training_sampling(config_);
+  sampling.num_groups = config_.data.train_batch_size;
+  sampling.must_finish = step - 1 - config_.max_staleness();
+  sampling.learned_at = step;
+  call_ = workers_.start_generating(begun, sampling);
+}
+
+// The rows that are answered, in the order in which they began.
+RolloutBatch RolloutLoop::taken_from_under_way(const RolloutBatch& answer) {
+  std::map<std::int64_t, std::int64_t> rows_of_seeds;
+  for (std::int64_t row = 0; row < answer.size(); ++row)
+    rows_of_seeds.emplace(answer.seeds[row].item<std::int64_t>(), row);
+  RolloutBatch::Rows taken, left, order;
+  for (std::int64_t row = 0; row < under_way_.size(); ++row) {
+    const auto found = rows_of_seeds.find(under_way_.seeds[row].item<std::int64_t>());
+    (found == rows_of_seeds.end() ? left : taken).push_back(row);
+    if (found != rows_of_seeds.end()) order.push_back(found->second);
+  }
+  auto batch = under_way_.select(taken);
+  batch.take(answer.select(order));
+  under_way_ = under_way_.select(left);
+  return batch;
+}
+
+void RolloutLoop::finish() {
+  if (!call_) return;
+  const auto answer = workers_.finish_generating(*std::exchange(call_, {}));
+  std::int64_t begin = 0;
+  for (auto& one : std::exchange(asked_, {})) {
+    if (config_.async_training.partial_rollout) {
+      one.batch = taken_from_under_way(answer);
+    } else {
+      const auto end = begin + one.batch.size();
+      one.batch.take(answer.slice(std::exchange(begin, end), end));
+    }
+    log_.write_sessions(one.step, false, one.batch);
+    answered_.push_back(std::move(one));
+  }
 }
 
 void RolloutLoop::generate(RolloutBatch& batch,
@@ -113,13 +178,20 @@ void RolloutLoop::generate(RolloutBatch& batch,
   log_.write_sessions(step, validates, batch);
 }
 
-// Until the rollout has answered its ranks are in no other call: they have no other role.
-void RolloutLoop::answer_ahead(std::int64_t step, RolloutBatch& batch) {
-  if (!config_.trainer.one_step_off || ahead_ || ends_ahead_(step + 1)) return;
+void RolloutLoop::leave(RolloutBatch& batch) {
   batch.take(workers_.keep_rows(batch));
-  log_.phase("update_weights", [&] { wake(step); });
+}
+
+// Until the rollout has answered its ranks are in no other call: they have no other role.
+void RolloutLoop::answer_ahead(std::int64_t step, RolloutBatch& batch, bool has_left) {
+  const auto last = schedule_.last_batch();
+  if (call_ || last <= last_asked_) return;
+  if (!has_left) leave(batch);
+  for (auto& one : answered_)
+    if (!std::exchange(one.has_left, true)) leave(one.batch);
+  if (schedule_.syncs_weights()) log_.phase("update_weights", [&] { wake(step); });
   sleep();
-  ahead_ = start(step + 2, 0);
+  start(last_asked_ + 1, 0, last - last_asked_);
 }
 
 // A reward model's score comes on top.
@@ -150,7 +222,8 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
   const auto& filter = config_.algorithm.filter_groups;
   const bool baselines = config_.algorithm.adv_estimator == AdvantageEstimator::kRemax;
   const auto wanted = std::int64_t{config_.data.train_batch_size} * config_.rollout.n;
-  if (!ahead_) log_.phase("update_weights", [&] { wake(step); });
+  schedule_.begin_step(step + 1);
+  if (!call_ && answered_.empty()) log_.phase("update_weights", [&] { wake(step); });
   RolloutBatch all;
   std::int64_t batches = 0;
   for (; all.size() < wanted; ++batches) {
@@ -162,23 +235,30 @@ RolloutBatch RolloutLoop::next_batch(std::int64_t step) {
         all.size() / config_.rollout.n, config_.data.train_batch_size, filter.metric, batches);
     Answering answering;
     log_.phase("gen", [&] {
-      answering = ahead_ ? *std::exchange(ahead_, {}) : start(step + 1, batches);
-      finish(answering);
+      finish();
+      if (answered_.empty()) {
+        start(step + 1, batches, 1);
+        finish();
+      }
+      answering = std::move(answered_.front());
+      answered_.pop_front();
     });
     log_.metrics()["training/epoch"] = static_cast<double>(answering.epoch);
     auto& batch = answering.batch;
-    if (!filter.enable && !baselines) answer_ahead(step, batch);  // the rollout is not asked again
+    if (!filter.enable && !baselines)  // the rollout is not asked again
+      answer_ahead(step, batch, answering.has_left);
     log_.phase("reward", [&] { add_rewards(batch); });
     if (baselines)
       log_.phase("gen_max", [&] { add_reward_baselines(batch, answering.prompts, step); });
     if (filter.enable) batch = varied_groups(batch, filter.metric);
     all = RolloutBatch::concat(std::vector{std::move(all), std::move(batch)});
   }
-  answer_ahead(step, all);
+  answer_ahead(step, all, false);
   sleep();
   if (filter.enable) log_.metrics()["train/num_gen_batches"] = static_cast<double>(batches);
   if (all.size() > wanted) all = all.slice(0, wanted);
-  log_.metrics().merge(staleness_metrics(all, step, config_.trainer.one_step_off ? 1 : 0));
+  log_.metrics().merge(staleness_metrics(all, step, config_.max_staleness(),
+                                         config_.async_training.partial_rollout));
   return all;
 }
 

@@ -41,9 +41,12 @@ struct RolloutBatch {
   at::Tensor tokens{};          // int64
   at::Tensor routed_experts{};  // [tokens, layers with experts, topk] (engine/router_replay.h)
 
-  // [response tokens], fp32 but for the mask
+  // [response tokens], fp32 but for the mask and steps
   at::Tensor response_mask{};  // bool: the tokens that are learned; any, not only a run of them
   at::Tensor rollout_log_probs{}, old_log_probs{}, ref_log_prob{};
+  // int64: the step behind which the weights are that drew a token; known where
+  // PpoConfig::is_async().
+  at::Tensor global_steps{};
   at::Tensor log_prob{};  // of the policy as it is now
   at::Tensor entropys{};
   at::Tensor rollout_is_weights{};
@@ -55,7 +58,8 @@ struct RolloutBatch {
 
   // [rows]
   at::Tensor seeds{};              // int64, of the draws
-  at::Tensor weights_step{};       // int64: the step behind which the rollout's weights are
+  at::Tensor min_global_steps{};   // int64, of global_steps: the oldest weights, ...
+  at::Tensor max_global_steps{};   // ... and the newest
   at::Tensor index{};              // int64: a row's place in the batch of the step
   at::Tensor scores{};             // fp32, of whole responses
   at::Tensor overlong_reward{};    // fp32, to be added to scores

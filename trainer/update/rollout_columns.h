@@ -17,6 +17,7 @@ void each_column(Visit&& visit) {
   visit("routed_experts", Per::kToken, &Batch::routed_experts);
   visit("response_mask", Per::kResponseToken, &Batch::response_mask);
   visit("rollout_log_probs", Per::kResponseToken, &Batch::rollout_log_probs);
+  visit("global_steps", Per::kResponseToken, &Batch::global_steps);
   visit("old_log_probs", Per::kResponseToken, &Batch::old_log_probs);
   visit("ref_log_prob", Per::kResponseToken, &Batch::ref_log_prob);
   visit("log_prob", Per::kResponseToken, &Batch::log_prob);
@@ -30,7 +31,8 @@ void each_column(Visit&& visit) {
   visit("returns", Per::kResponseToken, &Batch::returns);
   visit("sampling_mask", Per::kResponseToken, &Batch::sampling_mask);
   visit("seeds", Per::kRow, &Batch::seeds);
-  visit("weights_step", Per::kRow, &Batch::weights_step);
+  visit("min_global_steps", Per::kRow, &Batch::min_global_steps);
+  visit("max_global_steps", Per::kRow, &Batch::max_global_steps);
   visit("index", Per::kRow, &Batch::index);
   visit("scores", Per::kRow, &Batch::scores);
   visit("overlong_reward", Per::kRow, &Batch::overlong_reward);

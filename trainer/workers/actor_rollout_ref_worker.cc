@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -10,13 +9,16 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "converter/alignment/model_files.h"
 #include "distckpt/base/error.h"
 #include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
+#include "trainer/agents/session_journal.h"
 #include "trainer/config/ppo_rules.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/run_options.h"
@@ -47,8 +49,26 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
           .kl_loss_type = config.kl_loss_type};
 }
 
+std::vector<Session> sessions_of(const RolloutBatch& prompts) {
+  std::vector<Session> sessions(static_cast<std::size_t>(prompts.size()));
+  for (std::int64_t row = 0; row < prompts.size(); ++row) {
+    const auto index = static_cast<std::size_t>(row);
+    auto& session = sessions[index];
+    const auto tokens = prompts.prompt(row);
+    session.prompt.assign(tokens.begin(), tokens.end());
+    session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
+    if (prompts.raw_prompt.empty()) continue;
+    session.messages = Messages::parse(prompts.raw_prompt[index]);
+    if (!prompts.replay.empty()) session.replay = prompts.replay[index];
+    session.task = {{"data_source", prompts.data_source[index]},
+                    {"ground_truth", prompts.ground_truth[index]},
+                    {"extra_info", prompts.extra_info[index]}};
+  }
+  return sessions;
+}
+
 // Adds turn_scores and agent_info.
-void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions) {
+void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions, bool partial) {
   batch.turn_scores = at::zeros({batch.response_offsets.back()}, at::kFloat);
   for (std::size_t row = 0; row < sessions.size(); ++row) {
     const auto& session = sessions[row];
@@ -58,6 +78,7 @@ void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions) {
     batch.agent_info.push_back({{"num_turns", session.num_turns()},
                                 {"exchanges", session.exchanges},
                                 {"extra_info", session.extra_info}});
+    if (partial) batch.agent_info.back()["global_steps"] = runs_of_steps(session.global_steps);
   }
 }
 
@@ -169,32 +190,78 @@ Dispatch ActorRolloutRefWorker::rollout_dispatch() const {
 
 RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& prompts,
                                                        const Sampling& sampling) {
-  rollout::SamplingParams params{.temperature = sampling.temperature,
-                                 .top_k = sampling.top_k,
-                                 .top_p = sampling.top_p,
-                                 .ignore_eos = config_.rollout.ignore_eos,
-                                 .return_entropy = sampling.entropy,
-                                 .return_sampling_mask = sampling.sampling_mask};
-  std::vector<Session> sessions(static_cast<std::size_t>(prompts.size()));
-  for (std::int64_t row = 0; row < prompts.size(); ++row) {
-    const auto index = static_cast<std::size_t>(row);
-    auto& session = sessions[index];
-    const auto tokens = prompts.prompt(row);
-    session.prompt.assign(tokens.begin(), tokens.end());
-    session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
-    if (prompts.raw_prompt.empty()) continue;
-    session.messages = Messages::parse(prompts.raw_prompt[index]);
-    if (!prompts.replay.empty()) session.replay = prompts.replay[index];
-    session.task = {{"data_source", prompts.data_source[index]},
-                    {"ground_truth", prompts.ground_truth[index]},
-                    {"extra_info", prompts.extra_info[index]}};
+  const rollout::SamplingParams params{.temperature = sampling.temperature,
+                                       .top_k = sampling.top_k,
+                                       .top_p = sampling.top_p,
+                                       .ignore_eos = config_.rollout.ignore_eos,
+                                       .return_entropy = sampling.entropy,
+                                       .return_sampling_mask = sampling.sampling_mask};
+  auto sessions = sessions_of(prompts);
+  if (sampling.num_groups == 0) {
+    agents_->run(sessions, params, weights_step_);
+    return answered(sessions, sampling);
   }
-  agents_->run(sessions, params);
+  std::ranges::move(sessions, std::back_inserter(carried_));
+  sessions = finished_groups(sampling, params);
+  auto batch = answered(sessions, sampling);
+  std::vector<std::int64_t> seeds;
+  for (const auto& session : sessions) seeds.push_back(static_cast<std::int64_t>(session.seed));
+  batch.seeds = at::tensor(seeds, at::kLong);
+  return batch;
+}
 
+// Groups are the rows of a prompt, which follow each other; the oldest come first. Played again, a
+// session itself waits for the next weights where it did, and the journal chooses.
+std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& sampling,
+                                                            const rollout::SamplingParams& params) {
+  const auto n = static_cast<std::size_t>(config_.rollout.n);
+  const auto wanted = static_cast<std::size_t>(sampling.num_groups);
+  const auto num_groups = carried_.size() / n;
+  const bool again = !carried_.empty() && !carried_.front().replay.is_null();
+  std::set<std::size_t> old;
+  for (std::size_t i = 0; i < carried_.size(); ++i) {
+    const auto& [steps, replay] = std::tie(carried_[i].global_steps, carried_[i].replay);
+    if (again ? replay.at("step") == sampling.learned_at
+              : !steps.empty() && steps.front() <= sampling.must_finish)
+      old.insert(i / n);
+  }
+  require(old.size() <= wanted && wanted <= num_groups, ErrorKind::kBug,
+          "a partial rollout has {} groups, {} of them to finish, to return {}", num_groups,
+          old.size(), wanted);
+  const auto is_over = [&](std::size_t group) {
+    return std::ranges::all_of(std::span(carried_).subspan(group * n, n), &Session::is_over);
+  };
+  const auto chosen = [&] {
+    auto groups = old;
+    for (std::size_t group = 0; groups.size() < wanted && group < num_groups; ++group)
+      if (is_over(group)) groups.insert(group);
+    return groups;
+  };
+  const auto is_enough = [&] {
+    return !again && std::ranges::all_of(old, is_over) && chosen().size() == wanted;
+  };
+  agents_->run(carried_, params, weights_step_, is_enough);
+
+  const auto groups = chosen();
+  require(groups.size() == wanted && std::ranges::all_of(groups, is_over), ErrorKind::kUsage,
+          "step {}: {} groups are finished, instead of {}: the run is another one than that which "
+          "is played again",
+          sampling.learned_at, std::ranges::count_if(groups, is_over), wanted);
+  std::vector<Session> finished, others;
+  for (std::size_t i = 0; i < carried_.size(); ++i) {
+    auto& to = groups.contains(i / n) ? finished : others;
+    to.push_back(std::move(carried_[i]));
+  }
+  carried_ = std::move(others);
+  return finished;
+}
+
+RolloutBatch ActorRolloutRefWorker::answered(const std::vector<Session>& sessions,
+                                             const Sampling& sampling) const {
   std::vector<RolloutBatch::Tokens> asked, responses;
   std::vector<float> log_probs, entropys;
   std::vector<std::uint8_t> response_mask;
-  std::vector<std::int64_t> kept;
+  std::vector<std::int64_t> kept, global_steps, oldest, newest;
   models::SamplingMask mask{.offsets = {0}};
   for (const auto& session : sessions) {
     asked.push_back(session.prompt);
@@ -207,13 +274,19 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
       mask.offsets.push_back(static_cast<std::int64_t>(kept.size()));
     }
     std::ranges::copy(session.response_mask, std::back_inserter(response_mask));
+    const auto& steps = session.global_steps;
+    std::ranges::copy(steps, std::back_inserter(global_steps));
+    oldest.push_back(steps.empty() ? weights_step_ : steps.front());
+    newest.push_back(steps.empty() ? weights_step_ : steps.back());
   }
   auto batch = RolloutBatch::of(asked, responses);
-  batch.max_prompt_length = prompts.max_prompt_length;
-  batch.max_response_length = prompts.max_response_length;
+  batch.max_prompt_length = config_.data.max_prompt_length;
+  batch.max_response_length = config_.data.max_response_length;
   batch.response_mask = at::tensor(response_mask, at::kByte).to(at::kBool);
   batch.rollout_log_probs = at::tensor(log_probs);
-  batch.weights_step = at::full({batch.size()}, weights_step_, at::kLong);
+  batch.min_global_steps = at::tensor(oldest, at::kLong);
+  batch.max_global_steps = at::tensor(newest, at::kLong);
+  if (config_.is_async()) batch.global_steps = at::tensor(global_steps, at::kLong);
   if (sampling.entropy) batch.entropys = at::tensor(entropys);
   if (sampling.sampling_mask) {
     mask.token_ids = at::tensor(kept, at::kLong);
@@ -229,7 +302,7 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
     }
     batch.routed_experts = at::cat(of_rows);
   }
-  if (config_.rollout.agents.enabled()) add_sessions(batch, sessions);
+  if (config_.rollout.agents.enabled()) add_sessions(batch, sessions, sampling.num_groups > 0);
   return batch;
 }
 

@@ -31,6 +31,11 @@ struct Sampling {
   bool sampling_mask = false;  // the tokens that top_k and top_p left
   bool routed_experts =
       false;  // where routers sent all tokens but the last (router_replay.mode R3)
+  // The groups of answers that each data parallel rank returns of a partial rollout; 0: all. Groups
+  // with a token by weights of `must_finish` or before are among them.
+  std::int64_t num_groups = 0;
+  std::int64_t must_finish = -1;
+  std::int64_t learned_at = 0;  // the step; of a run that is played again it chooses the groups
 };
 
 class ActorRolloutRefWorker {
@@ -54,8 +59,12 @@ class ActorRolloutRefWorker {
   // Draws a response to each prompt, by its seed. Returns whole rows with response_mask (all ones,
   // but for what others say in sessions of several turns, which also have turn_scores and
   // agent_info, and for which raw_prompt and what judges the answer are read), rollout_log_probs of
-  // the distributions that tokens were drawn from, weights_step, and what `sampling` asks for.
-  // Needs the rollout's weights: update_weights().
+  // the distributions that tokens were drawn from, min_global_steps, max_global_steps, and what
+  // `sampling` asks for; global_steps where the run is_async(). Needs the rollout's weights:
+  // update_weights().
+  //
+  // A partial rollout returns the groups that are finished first, with their seeds; the others go
+  // on in the next one, with the weights of then.
   RolloutBatch generate_sequences(const RolloutBatch& prompts, const Sampling& sampling);
   // Returns old_log_probs and entropys; with router_replay.mode R2 routed_experts, too. Routes that
   // the batch has are replayed, here and by update_actor(); sampling masks, by all passes.
@@ -75,6 +84,9 @@ class ActorRolloutRefWorker {
   const models::ParallelState* rollout_mesh() const { return rollout_mesh_.get(); }
 
  private:
+  std::vector<Session> finished_groups(const Sampling& sampling,
+                                       const rollout::SamplingParams& params);
+  RolloutBatch answered(const std::vector<Session>& sessions, const Sampling& sampling) const;
   LogProbs log_probs(MegatronWorker& worker,
                      const RolloutBatch& batch,
                      const MicroBatchSize& size,
@@ -96,6 +108,7 @@ class ActorRolloutRefWorker {
   std::unique_ptr<AgentRunner> agents_;
   std::unique_ptr<HybridEngine> hybrid_;
   std::int64_t weights_step_ = 0;  // of the rollout's weights
+  std::vector<Session> carried_;   // of partial rollouts: those that have not been returned
 };
 
 }  // namespace ferry::trainer

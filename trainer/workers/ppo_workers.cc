@@ -13,8 +13,16 @@
 
 namespace ferry::trainer {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(
-    Sampling, temperature, top_k, top_p, entropy, sampling_mask, routed_experts)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Sampling,
+                                   temperature,
+                                   top_k,
+                                   top_p,
+                                   entropy,
+                                   sampling_mask,
+                                   routed_experts,
+                                   num_groups,
+                                   learned_at,
+                                   must_finish)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PeakMemory, allocated, reserved)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(UpdateOutput, metrics, not_finite, max_memory)
 
@@ -152,7 +160,7 @@ void PpoWorkers::add_roles() {
   });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
-  if (config_.trainer.one_step_off)
+  if (config_.is_async())
     add("keep_rows", "gen", policy.actor_dispatch(), [](const WorkerData& call) { return call; });
   add("update_actor", "update_actor", policy.actor_dispatch(), [&policy](const WorkerData& call) {
     return numbers_alone(policy.update_actor(call.batch, step_of(call)));
@@ -181,8 +189,8 @@ void PpoWorkers::add_roles() {
   if (config_.reward.enable)
     add("compute_rm_score", "reward", reward_model_ ? reward_model_->dispatch() : Dispatch::none(),
         of_rows(reward_model_.get(), &RewardModelWorker::compute_rm_score));
-  // A program is started once, and asked by one. One step off other ranks may be answering.
-  const bool by_one = !config_.reward.command.empty() || config_.trainer.one_step_off;
+  // A program is started once, and asked by one. Other ranks may be answering ahead.
+  const bool by_one = !config_.reward.command.empty() || config_.is_async();
   add("compute_reward", "reward", by_one ? rank_zero(world_) : dp_compute_proto(world_),
       of_rows(&reward_, &RewardManager::compute_reward));
 }
@@ -250,8 +258,17 @@ UpdateOutput PpoWorkers::ask_update(const std::string& method,
   return ask(method, std::move(batch), std::move(rows)).meta_info.get<UpdateOutput>();
 }
 
-WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts,
-                                               const Sampling& sampling) {
+WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Sampling sampling) {
+  const bool partial = sampling.num_groups > 0;
+  if (partial) {
+    const auto parts = group_.num_parts("generate_sequences");
+    require(sampling.num_groups % parts == 0 && prompts.size() % (parts * config_.rollout.n) == 0,
+            ErrorKind::kUsage,
+            "async_training.partial_rollout: data.train_batch_size and data.gen_batch_size are no "
+            "multiples of the rollout's {} data parallel ranks",
+            parts);
+    sampling.num_groups /= parts;
+  }
   auto asked = prompts.only({&RolloutBatch::seeds});
   if (config_.rollout.agents.enabled()) {
     asked.raw_prompt = prompts.raw_prompt;
@@ -262,7 +279,8 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts,
   }
   return group_.start("generate_sequences",
                       {.batch = std::move(asked),
-                       .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}});
+                       .meta_info = {{"global_step", called_step_}, {"sampling", sampling}}},
+                      {}, /*own_rows=*/partial);
 }
 
 RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
@@ -367,6 +385,8 @@ Metrics PpoWorkers::message_metrics() {
   Metrics metrics;
   for (const auto& [method, cost] : group_.take_costs()) {
     if (world_.size() == 1) continue;
+    if (method == "generate_sequences" && config_.is_async())
+      metrics["perf/rollouter/busy_s"] = cost.work;
     metrics["perf/messages_s/" + method] = cost.seconds;
     metrics["perf/messages_mb/" + method] = static_cast<double>(cost.bytes) / 1e6;
   }

@@ -7,7 +7,7 @@
 //   compute_values, update_critic                             ... of the critic
 //   compute_rm_score                                          ... of the reward model
 //   compute_reward                                            DP_COMPUTE_PROTO; RANK_ZERO for a
-//                                                             program's, and one step off
+//                                                             program's, and in async runs
 //   update_weights, sleep_rollout                             ONE_TO_ALL
 //   {actor,critic}/{save,load}_checkpoint, .../finish_save    ONE_TO_ALL of the role
 //   ROLE/mesh                                                 ... of each
@@ -63,8 +63,9 @@ class PpoWorkers {
                  RolloutBatch batch,
                  RowsOfRanks rows = {},
                  nlohmann::json meta_info = nlohmann::json::object());
-  // Whole rows with responses; start() returns when the other ranks have been told.
-  WorkerGroup::Call start_generating(const RolloutBatch& prompts, const Sampling& sampling);
+  // Whole rows with responses; start() returns when the other ranks have been told. Of a partial
+  // rollout of `num_groups` groups, of all ranks: their rows, by their seeds, without an order.
+  WorkerGroup::Call start_generating(const RolloutBatch& prompts, Sampling sampling);
   RolloutBatch finish_generating(WorkerGroup::Call call);
   // Nothing but that the actor's ranks keep the columns from now on.
   RolloutBatch keep_rows(const RolloutBatch& batch);
@@ -84,7 +85,8 @@ class PpoWorkers {
                                                       const std::filesystem::path& run);
   std::vector<RoleMesh> meshes();
   void stop() { group_.stop(); }
-  // perf/messages_{s,mb}/<method>: WorkerGroup::take_costs(), of runs of several ranks.
+  // perf/messages_{s,mb}/<method>: WorkerGroup::take_costs(), of runs of several ranks; in async
+  // ones perf/rollouter/busy_s, of the answers that have arrived.
   Metrics message_metrics();
   std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
 

@@ -200,7 +200,8 @@ std::vector<std::int64_t> WorkerGroup::leased() {
 
 WorkerGroup::Call WorkerGroup::start(const std::string& name,
                                      const WorkerData& data,
-                                     RowsOfRanks rows) {
+                                     RowsOfRanks rows,
+                                     bool own_rows) {
   const auto& [routes, parts, method] = at(name);
   const auto begin = Clock::now();
   const auto moved = bytes_sent_ + bytes_received_;
@@ -209,12 +210,14 @@ WorkerGroup::Call WorkerGroup::start(const std::string& name,
   call.answer_ = ++last_answer_;
   call.lease_ = std::make_shared<char>();
   leases_.emplace(call.answer_, call.lease_);
-  call.rows_ = rows.empty() && parts > 0 ? even_rows(data.batch.size(), parts) : std::move(rows);
+  call.own_rows_ = own_rows;
+  const bool has_rows = data.batch.size() > 0;
+  const bool shares_out = rows.empty() && parts > 0 && (has_rows || !own_rows);
+  call.rows_ = shares_out ? even_rows(data.batch.size(), parts) : std::move(rows);
   const auto rows_of = [&](const CallRoute& route) {
     return call.rows_.empty() ? rows_in_order(data.batch.size())
                               : call.rows_.at(static_cast<std::size_t>(route.part));
   };
-  const bool has_rows = data.batch.size() > 0;
   std::map<int, RolloutBatch::Rows> receivers;
   for (int rank = 0; rank < world_.size() && has_rows; ++rank) {
     const auto& route = routes[static_cast<std::size_t>(rank)];
@@ -295,13 +298,14 @@ WorkerData WorkerGroup::finish(Call call) {
   call.cost_.seconds += seconds_since(begin) - call.slowest_;
   auto& cost = costs_[name];
   cost.seconds += std::max(call.cost_.seconds, 0.0);
+  cost.work += call.slowest_;
   cost.bytes += call.cost_.bytes;
   require(!answers.empty(), ErrorKind::kBug, "{}: nobody answers", name);
   WorkerData result{.meta_info = std::move(answers.begin()->second.meta_info)};
   std::vector<RolloutBatch> parts;
   for (auto& [part, answer] : answers) parts.push_back(std::move(answer.batch));
   result.batch = parts.size() == 1 ? std::move(parts.front()) : RolloutBatch::concat(parts);
-  if (!call.rows_.empty() && result.batch.size() > 0)
+  if (!call.own_rows_ && !call.rows_.empty() && result.batch.size() > 0)
     result.batch = in_order(result.batch, call.rows_);
   return result;
 }

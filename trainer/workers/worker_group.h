@@ -76,6 +76,7 @@ struct WorkerData {
 // The messages of calls, as rank 0 sees them.
 struct MessageCost {
   double seconds = 0;      // of calls, but for those that the slowest rank's method took
+  double work = 0;         // these seconds
   std::int64_t bytes = 0;  // that rank 0 sent and received
 };
 
@@ -97,6 +98,7 @@ class WorkerGroup {
     RowsOfRanks rows_{};                // none: every rank has the whole
     std::optional<WorkerData> mine_{};  // rank 0's answer
     std::int64_t answer_ = 0;           // its number
+    bool own_rows_ = false;             // the answer's rows are not those of the call
     std::shared_ptr<const void> lease_{};
     double slowest_ = 0;  // seconds that a rank's method took
     MessageCost cost_{};
@@ -106,9 +108,13 @@ class WorkerGroup {
   // any, are in the order of the batch, and its columns of tokens are kept; its numbers are those
   // of the first part. Ranks that keep columns of the batch are in no other call. start() returns
   // when the others have been told, and rank 0's own part is done; ranks that are in a call cannot
-  // be in another.
+  // be in another. `own_rows`: parts answer with rows of their own, one part's behind another's,
+  // perhaps to no row.
   WorkerData call(const std::string& name, const WorkerData& data = {}, RowsOfRanks rows = {});
-  Call start(const std::string& name, const WorkerData& data = {}, RowsOfRanks rows = {});
+  Call start(const std::string& name,
+             const WorkerData& data = {},
+             RowsOfRanks rows = {},
+             bool own_rows = false);
   WorkerData finish(Call call);
   // Into how many parts the batch of a call is cut; 0: all have the whole.
   int num_parts(const std::string& name) const;

@@ -1,0 +1,145 @@
+"""`ferry train grpo` with `async_training`: answers are generated on ranks of their own while steps before theirs learn, by weights that are a known
+number of updates old; the first that are finished are learned from, and others go on with newer weights; a run that was killed goes on as if it had
+not been, and a rank that dies meanwhile ends it."""
+import json
+import signal
+import time
+
+import pytest
+
+from ppo_run import ACTOR, ANSWERS, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_world
+from ranks import TORCH_PROGRAM, finish, start_training
+
+pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
+APART = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+AHEAD = APART | {"trainer.one_step_off": True}
+# Sequences take turns in the rollout, so that they are finished one by one.
+PARTIAL = APART | {"async_training.staleness_threshold": 2, "async_training.partial_rollout": True, "data.gen_batch_size": PROMPTS + 2,
+                   f"{ROLLOUT}.max_num_seqs": 5, "data.max_response_length": 16}
+STALENESS = "training/off_policy/trajectory_staleness/max"
+WORST = "training/off_policy/trajectory_staleness_worst/max"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write_world(tmp_path_factory.mktemp("one_step_off"), prompts=32)
+
+
+def values(steps, name):
+    return [steps[step][name] for step in sorted(steps)]
+
+
+def spans(run, rank, names):
+    lines = map(json.loads, (run / f"timeline/timeline_rank{rank}.jsonl").read_text().splitlines())
+    return [line for line in lines if line["name"] in names]
+
+
+def ahead(threshold, sync_step=1):
+    return APART | {"async_training.staleness_threshold": threshold, "async_training.trigger_parameter_sync_step": sync_step}
+
+
+def lines(run):
+    log = run / "metrics.jsonl"
+    return log.read_text().count("\n") if log.exists() else 0
+
+
+def test_answers_come_while_the_step_before_learns(world, work):
+    steps = train(world, work / "run", 2, **AHEAD, **{"trainer.total_training_steps": 4})
+    assert values(steps, STALENESS) == [0, 1, 1, 1]
+    # From the first reward of a step to the end of its update: short answers may fall between two of its spans.
+    learns = spans(work / "run", 0, {"reward", "old_log_prob", "adv", "update_actor"})
+    begins = {step: min(one["start"] for one in learns if one["step"] == step) for step in (1, 2, 3, 4)}
+    ends = {step: max(one["end"] for one in learns if one["step"] == step) for step in (1, 2, 3, 4)}
+    answers = [one for one in spans(work / "run", 1, {"gen"}) if one["start"] < ends[one["step"]] and begins[one["step"]] < one["end"]]
+    assert [one["step"] for one in answers] == [1, 2, 3]
+    # The first step is the synchronous run's; later ones have other answers.
+    alone = train(world, work / "alone", 2, **APART, **{"trainer.total_training_steps": 2})
+    assert values(alone, STALENESS) == [0, 0]
+    assert alone[1] == steps[1] and alone[2] != steps[2]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(ahead(1), [0, 1, 1, 1, 1]), (ahead(2), [0, 1, 2, 2, 2]), (ahead(0, 3), [0, 1, 2, 0, 1]),
+                                                (ahead(0.5, 2), [0, 1, 2, 1, 2])], ids=["1", "2", "every 3", "0.5 every 2"])
+def test_answers_are_as_old_as_the_schedule_says(mode, expected, world, work):
+    steps = train(world, work / "run", 2, **mode, **{"trainer.total_training_steps": 5})
+    assert values(steps, STALENESS) == expected
+    for step, old in zip(sorted(steps), expected, strict=True):
+        assert all(len(one["global_steps"]) == 1
+                   and one["global_steps"][0][0] == step - 1 - old for one in samples(work / "run", step))
+
+
+def test_a_threshold_of_1_is_one_step_off_and_of_0_the_synchronous_run(world, work):
+    more = {"trainer.total_training_steps": 3, "checkpoint.save_freq": 2}
+    assert train(world, work / "one", 2, **ahead(1), **more) == train(world, work / "off", 2, **AHEAD, **more)
+    assert train(world, work / "zero", 2, **ahead(0), **more) == train(world, work / "alone", 2, **APART, **more)
+
+
+def test_an_answer_that_was_interrupted_is_the_same_answer(world, work):
+    """With a learning rate that changes no weight the tokens are those of the synchronous run, in other steps."""
+    more = {f"{ACTOR}.optim.lr": 1e-30, "trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 5, "data.max_response_length": 16}
+    steps = train(world, work / "partial", 2, **PARTIAL | more)
+    train(world, work / "alone", 2, **APART | more)
+    answers = [sorted((one["input"], one["output"], one["score"]) for step in steps for one in samples(work / run, step)) for run in ("partial", "alone")]
+    assert answers[0] == answers[1] and len(answers[0]) == 5 * PROMPTS * ANSWERS
+    assert max(values(steps, "training/off_policy/trajectory_spans/max")) == 2  # one of them was drawn by two weights
+    assert max(values(steps, "training/rollout_probs_diff_max")) == 0
+
+
+def test_partial_answers_go_on_with_newer_weights(world, work):
+    more = {"trainer.total_training_steps": 6, "checkpoint.save_freq": 4}
+    steps = train(world, work / "run", 2, **PARTIAL | more)
+    assert values(steps, WORST)[0] == 0 and max(values(steps, WORST)) == 2
+    assert values(steps, WORST)[4] == 0  # behind a checkpoint it begins anew
+    runs = [one["global_steps"] for step in steps for one in samples(work / "run", step)]
+    assert any(len(run) == 2 for run in runs)
+    assert all(run == sorted(run) and sum(count for _, count in run) <= 16 for run in runs)
+    assert max(values(steps, "training/rollout_probs_diff_max")) > 0
+    assert train(world, work / "again", 2, **PARTIAL | more) == steps
+
+
+def test_it_learns_as_the_synchronous_run_does(world, work):
+    """Answers are to have the letters of the first half of the alphabet."""
+    program = work / "reward.py"
+    program.write_text("import json, sys\nfor line in sys.stdin:\n    q = json.loads(line)\n    text = q['solution_str']\n"
+                       "    print(json.dumps({'id': q['id'], 'score': sum(c < 'n' for c in text) / max(1, len(text))}), flush=True)\n")
+    more = {"reward_model.command": f"python3 {program}", "trainer.total_training_steps": 12, f"{ROLLOUT}.n": 8, f"{ACTOR}.optim.lr": 3e-2,
+            f"{ROLLOUT}.max_num_seqs": 32}
+    epochs = []
+    partial = {key: value for key, value in PARTIAL.items() if key in AHEAD or key.startswith(("async", "data.gen"))}
+    for name, mode in {"alone": APART, "ahead": AHEAD, "two ahead": ahead(2), "partial": partial}.items():
+        steps = train(world, work / name, 2, **mode, **more)
+        score = values(steps, "critic/score/mean")
+        assert sum(score[-3:]) / 3 > sum(score[:3]) / 3 + 0.1, (name, score)
+        epochs.append(values(steps, "training/epoch"))
+    assert epochs[0] == epochs[1] == epochs[2] and len(set(epochs[0])) > 1  # of the prompts that the step learns from
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(AHEAD, [0, 1, 1, 0, 1, 1]), (ahead(2), [0, 1, 2, 0, 1, 2]), (PARTIAL, None)],
+                         ids=["one step off", "two steps off", "partial"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(mode, expected, world, work):
+    more = mode | {"trainer.total_training_steps": 6, "checkpoint.save_freq": 3, "trainer.val_before_train": False,
+                    "data.val_files": [str(world / "train.jsonl")], "trainer.test_freq": 2}
+    whole = train(world, work / "whole", 2, **more)
+    # Before a checkpoint nothing is answered ahead.
+    assert expected is None or values(whole, STALENESS) == expected
+    run = work / "run"
+    ranks = start_training(2, "grpo", settings(world, run, **more))
+    until = time.monotonic() + 120
+    while not ((run / "actor/iter_0000003").is_dir() and lines(run) > 2) and time.monotonic() < until:
+        time.sleep(0.005)
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+    finish(ranks)
+    assert len(metrics(run)) < 6
+    assert train(world, run, 2, **more) == whole
+
+
+def test_a_rollout_that_dies_ends_the_run(world, work):
+    run = work / "run"
+    ranks = start_training(2, "grpo", settings(world, run, **AHEAD, **{"trainer.total_training_steps": 1000, "trainer.nccl_timeout": 10}))
+    until = time.monotonic() + 120
+    while lines(run) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    ranks[1].send_signal(signal.SIGKILL)
+    status, said = finish(ranks)[0]
+    assert status == 2 and "rank 1" in said, said
