@@ -34,6 +34,8 @@ class AgentLoop {
 
   virtual std::vector<AgentProgramOptions> programs() const = 0;
 
+  // Whether the chat template shows tools to the model.
+  virtual bool shows_tools() const { return false; }
   // Whether the text of a turn is without special tokens.
   virtual bool skips_special() const { return true; }
 

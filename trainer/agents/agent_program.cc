@@ -20,10 +20,28 @@ void AgentProgram::send(const json& line) {
 }
 
 void AgentProgram::ask(std::int64_t id, json question) {
-  if (!process_) process_ = std::make_unique<ChildProcess>(options_.command);
-  question["id"] = id;
+  if (!process_) {
+    process_ = std::make_unique<ChildProcess>(options_.command);
+    begin();
+  }
   open_[id] = Clock::now() + options_.timeout;
+  put(id, std::move(question));
+}
+
+void AgentProgram::put(std::int64_t id, json question) {
+  question["id"] = id;
   send(question);
+}
+
+std::string AgentProgram::hear(const std::string& line, std::vector<AgentAnswer>& answers) {
+  auto said = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const bool answers_one = said.is_object() && said.contains("id") &&
+                           said["id"].is_number_integer() && close(said["id"].get<std::int64_t>());
+  if (!answers_one) return "the program answered something else than it was asked";
+  const auto id = said["id"].get<std::int64_t>();
+  said.erase("id");
+  answers.push_back({id, std::move(said)});
+  return "";
 }
 
 void AgentProgram::tell(const json& notice) {
@@ -51,19 +69,10 @@ std::vector<AgentAnswer> AgentProgram::answers(std::chrono::milliseconds wait) {
     const bool sent = unsent.size() < unsent_.size();
     unsent_.erase(0, unsent_.size() - unsent.size());
     if (line) {
-      auto said = json::parse(*line, nullptr, /*allow_exceptions=*/false);
-      const bool answers_one = said.is_object() && said.contains("id") &&
-                               said["id"].is_number_integer() &&
-                               open_.erase(said["id"].get<std::int64_t>()) > 0;
-      if (!answers_one) {
-        std::ranges::move(give_up("the program answered something else than it was asked"),
-                          std::back_inserter(answers));
-        return answers;
-      }
-      const auto id = said["id"].get<std::int64_t>();
-      said.erase("id");
-      answers.push_back({id, std::move(said)});
-      continue;
+      const auto trouble = hear(*line, answers);
+      if (trouble.empty()) continue;
+      std::ranges::move(give_up(trouble), std::back_inserter(answers));
+      return answers;
     }
     if (process_->ended()) {
       std::ranges::move(give_up(fmt::format("the program ended ({})", *process_->ended())),

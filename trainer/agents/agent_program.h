@@ -1,5 +1,6 @@
 // A program of the user's that tools or an environment are: it reads a question and writes an
-// answer on each line, in JSON, with the question's id. Answers may come in any order.
+// answer on each line, in JSON, with the question's id. Answers may come in any order. Programs
+// that speak otherwise derive from it.
 #pragma once
 
 #include <chrono>
@@ -14,9 +15,16 @@ namespace ferry::trainer {
 
 class ChildProcess;
 
+enum class AgentProtocol : std::uint8_t {
+  kLines,  // of questions and answers, as below
+  kMcp,    // mcp_server.h
+};
+
 struct AgentProgramOptions {
   std::string command{};                                         // for /bin/sh
   std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of each answer
+  AgentProtocol protocol = AgentProtocol::kLines;
+  bool operator==(const AgentProgramOptions&) const = default;
 };
 
 struct AgentAnswer {
@@ -28,7 +36,9 @@ class AgentProgram {
  public:
   // Starts the program when it is first asked.
   explicit AgentProgram(AgentProgramOptions options);
-  ~AgentProgram();
+  virtual ~AgentProgram();
+  AgentProgram(const AgentProgram&) = delete;
+  AgentProgram& operator=(const AgentProgram&) = delete;
 
   // `question` is an object, which gets the id.
   void ask(std::int64_t id, nlohmann::json question);
@@ -40,10 +50,21 @@ class AgentProgram {
   // open get an error, and the next question starts the program anew.
   std::vector<AgentAnswer> answers(std::chrono::milliseconds wait);
 
+ protected:
+  // The process has just been started.
+  virtual void begin() {}
+  virtual void put(std::int64_t id, nlohmann::json question);
+  // Takes a line: an answer, if it is one to a question that is open. Returns why the program is
+  // given up, or nothing.
+  virtual std::string hear(const std::string& line, std::vector<AgentAnswer>& answers);
+
+  void send(const nlohmann::json& line);
+  // Whether that question was open.
+  bool close(std::int64_t id) { return open_.erase(id) > 0; }
+
  private:
   using Clock = std::chrono::steady_clock;
 
-  void send(const nlohmann::json& line);
   std::vector<AgentAnswer> give_up(const std::string& why);
 
   AgentProgramOptions options_;

@@ -10,6 +10,7 @@
 #include "distckpt/base/error.h"
 #include "models/distributed/messages.h"
 #include "trainer/agents/env_agent_loop.h"
+#include "trainer/agents/mcp_server.h"
 #include "trainer/agents/tool_agent_loop.h"
 
 namespace ferry::trainer {
@@ -18,17 +19,9 @@ using nlohmann::json;
 
 namespace {
 
-std::unique_ptr<AgentLoop> make_loop(const AgentSections& config) {
-  switch (config.agent.default_agent_loop) {
-    case AgentLoopKind::kSingleTurn:
-      return nullptr;
-    case AgentLoopKind::kTool:
-      return std::make_unique<ToolAgentLoop>(read_tools(config.multi_turn.tool_config_path),
-                                             config.multi_turn);
-    case AgentLoopKind::kEnv:
-      return std::make_unique<EnvAgentLoop>(config.agent);
-  }
-  fail(ErrorKind::kBug, "an agent loop of no kind");
+std::unique_ptr<AgentProgram> make_program(const AgentProgramOptions& options) {
+  if (options.protocol == AgentProtocol::kMcp) return std::make_unique<McpServer>(options);
+  return std::make_unique<AgentProgram>(options);
 }
 
 std::string shown_question(const json& question) {
@@ -61,22 +54,31 @@ std::int64_t stop_of(const Session& session, std::int64_t global_step) {
 }  // namespace
 
 AgentRunner::AgentRunner(const AgentSections& config,
+                         const Tools& tools,
                          const AgentLimits& limits,
                          rollout::LLMEngine& engine,
                          const PromptEncoder& encoder,
                          const models::ProcessGroup& tp)
-    : config_(config),
-      limits_(limits),
-      engine_(engine),
-      encoder_(encoder),
-      tp_(tp),
-      loop_(make_loop(config)) {
-  if (!loop_ || tp_.rank() != 0) return;
-  for (const auto& program : loop_->programs())
-    programs_.push_back(std::make_unique<AgentProgram>(program));
+    : config_(config), limits_(limits), engine_(engine), encoder_(encoder), tp_(tp) {
+  add_loop(AgentLoopKind::kSingleTurn, nullptr);
+  if (config.has(AgentLoopKind::kTool))
+    add_loop(AgentLoopKind::kTool, std::make_unique<ToolAgentLoop>(tools, config.multi_turn));
+  if (config.has(AgentLoopKind::kEnv))
+    add_loop(AgentLoopKind::kEnv, std::make_unique<EnvAgentLoop>(config.agent));
 }
 
 AgentRunner::~AgentRunner() = default;
+
+void AgentRunner::add_loop(AgentLoopKind kind, std::unique_ptr<AgentLoop> loop) {
+  const auto first_program = programs_.size();
+  if (loop && tp_.rank() == 0)
+    for (const auto& program : loop->programs()) programs_.push_back(make_program(program));
+  loops_[kind] = {.loop = std::move(loop), .first_program = first_program};
+}
+
+const AgentLoop* AgentRunner::loop_of(const Session& session) const {
+  return loops_.at(session.loop).loop.get();
+}
 
 void AgentRunner::run(std::vector<Session>& sessions,
                       const rollout::SamplingParams& params,
@@ -113,7 +115,8 @@ void AgentRunner::run(std::vector<Session>& sessions,
 void AgentRunner::begin(std::size_t number) {
   auto& session = (*sessions_)[number];
   session.has_begun = true;
-  auto questions = loop_ ? loop_->begin(session) : std::vector<AgentQuestion>();
+  const auto* loop = loop_of(session);
+  auto questions = loop == nullptr ? std::vector<AgentQuestion>() : loop->begin(session);
   if (questions.empty())
     generate(number);
   else
@@ -182,18 +185,20 @@ void AgentRunner::turn_is_over(std::size_t number, bool stopped) {
   auto& session = (*sessions_)[number];
   ++session.assistant_turns;
   session.is_over = true;
-  if (!loop_) return;
-  if (!stopped || (!may_go_on(session) && !loop_->scores_every_turn())) return cut_off(session);
+  const auto* loop = loop_of(session);
+  if (loop == nullptr) return;
+  if (!stopped || (!may_go_on(session) && !loop->scores_every_turn())) return cut_off(session);
   std::vector<std::int64_t> said;
   for (auto at = session.turn_begin; at + 1 < session.response.size(); ++at)
     said.push_back(session.response[at].token_id);
-  auto questions = loop_->turn_is_over(session, encoder_.decode(said, loop_->skips_special()));
+  auto questions = loop->turn_is_over(session, encoder_.decode(said, loop->skips_special()));
   session.is_over = questions.empty();
   if (!session.is_over) ask(number, std::move(questions));
 }
 
 void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) {
   const auto& session = (*sessions_)[number];
+  const auto first_program = loops_.at(session.loop).first_program;
   auto& asked = asked_[number];
   asked.answers.resize(questions.size());
   for (std::size_t i = 0; i < questions.size(); ++i) {
@@ -205,7 +210,8 @@ void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) 
       continue;
     }
     places_[next_id_] = {number, i};
-    if (!programs_.empty()) programs_[questions[i].program]->ask(next_id_, questions[i].body);
+    if (!programs_.empty())
+      programs_[first_program + questions[i].program]->ask(next_id_, questions[i].body);
     ++next_id_;
   }
   asked.questions = std::move(questions);
@@ -235,9 +241,10 @@ bool AgentRunner::resume(std::size_t number) {
   for (std::size_t i = 0; i < asked.questions.size(); ++i)
     session.exchanges.push_back(
         {{"question", asked.questions[i].body}, {"answer", asked.answers[i]}});
+  const auto* loop = loop_of(session);
   if (session.assistant_turns == 0) {
-    if (loop_->begun(session, asked.answers))
-      session.prompt = encoder_.encode_messages(session.messages);
+    if (loop->begun(session, asked.answers))
+      session.prompt = encoder_.encode_messages(session.messages, loop->shows_tools());
     require(static_cast<std::int64_t>(session.prompt.size()) <= limits_.max_prompt_length,
             ErrorKind::kUsage,
             "prompt: {} tokens with what the environment says, more than data.max_prompt_length "
@@ -246,10 +253,11 @@ bool AgentRunner::resume(std::size_t number) {
     return true;
   }
   session.is_over = true;
-  const auto count = loop_->answered(session, asked.answers);
+  const auto count = loop->answered(session, asked.answers);
   if (count == 0) return false;
-  const auto turn = may_go_on(session) ? encoder_.encode_turn(session.messages, count)
-                                       : std::vector<std::int64_t>();
+  const auto turn = may_go_on(session)
+                        ? encoder_.encode_turn(session.messages, count, loop->shows_tools())
+                        : std::vector<std::int64_t>();
   const auto size = static_cast<std::int64_t>(session.response.size() + turn.size());
   if (turn.empty() || size >= limits_.max_response_length) {
     cut_off(session);
@@ -273,8 +281,9 @@ void AgentRunner::append(Session& session, const std::vector<std::int64_t>& toke
 }
 
 void AgentRunner::cut_off(const Session& session) {
-  const auto notice = loop_->cut_off(session);
-  if (notice && !programs_.empty()) programs_.front()->tell(*notice);
+  const auto& [loop, first_program] = loops_.at(session.loop);
+  const auto notice = loop->cut_off(session);
+  if (notice && !programs_.empty()) programs_[first_program]->tell(*notice);
 }
 
 }  // namespace ferry::trainer

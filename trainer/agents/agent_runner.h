@@ -23,6 +23,7 @@
 #include "trainer/agents/agent_loop.h"
 #include "trainer/agents/agent_program.h"
 #include "trainer/agents/session.h"
+#include "trainer/agents/tools.h"
 #include "trainer/config/agent_sections.h"
 #include "trainer/dataset/prompt_examples.h"
 
@@ -35,8 +36,9 @@ struct AgentLimits {
 
 class AgentRunner {
  public:
-  // All outlive this. `tp`: the ranks that compute the same sessions.
+  // The engine, the encoder and `tp` outlive this. `tp`: the ranks that compute the same sessions.
   AgentRunner(const AgentSections& config,
+              const Tools& tools,
               const AgentLimits& limits,
               rollout::LLMEngine& engine,
               const PromptEncoder& encoder,
@@ -65,7 +67,13 @@ class AgentRunner {
     std::size_t session = 0;
     std::size_t question = 0;
   };
+  struct Loop {
+    std::unique_ptr<AgentLoop> loop{};  // null: single turn
+    std::size_t first_program = 0;
+  };
 
+  void add_loop(AgentLoopKind kind, std::unique_ptr<AgentLoop> loop);
+  const AgentLoop* loop_of(const Session& session) const;
   void begin(std::size_t number);
   void generate(std::size_t number);
   void take_answers(bool wait);
@@ -85,9 +93,9 @@ class AgentRunner {
   rollout::LLMEngine& engine_;
   const PromptEncoder& encoder_;
   const models::ProcessGroup& tp_;
-  std::unique_ptr<AgentLoop> loop_;  // null: single turn
-  std::vector<std::unique_ptr<AgentProgram>> programs_;
-  std::int64_t next_id_ = 0;  // of a question
+  std::map<AgentLoopKind, Loop> loops_;
+  std::vector<std::unique_ptr<AgentProgram>> programs_;  // of all loops, on the first rank of tp
+  std::int64_t next_id_ = 0;                             // of a question
   // While run() does:
   std::vector<Session>* sessions_ = nullptr;
   rollout::SamplingParams params_{};

@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "rollout/request_output.h"
+#include "trainer/config/agent_sections.h"
 #include "trainer/data/examples.h"
 
 namespace ferry::trainer {
 
 struct Session {
-  std::uint64_t seed = 0;              // of its draws; programs know the session by it
+  std::uint64_t seed = 0;  // of its draws; programs know the session by it
+  AgentLoopKind loop = AgentLoopKind::kSingleTurn;
   Messages messages{};                 // the conversation so far
   nlohmann::json task{};               // of the record: data_source, ground_truth, extra_info
   std::vector<std::int64_t> prompt{};  // token ids

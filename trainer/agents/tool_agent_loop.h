@@ -13,6 +13,7 @@ class ToolAgentLoop : public AgentLoop {
   ToolAgentLoop(Tools tools, const MultiTurnSection& config);
 
   std::vector<AgentProgramOptions> programs() const override { return tools_.programs; }
+  bool shows_tools() const override { return true; }
   bool skips_special() const override;
   // {"session": ..., "name": "...", "arguments": {...}} for each call.
   std::vector<AgentQuestion> turn_is_over(Session& session, const std::string& text) const override;

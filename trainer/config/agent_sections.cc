@@ -2,12 +2,34 @@
 
 namespace ferry::trainer {
 
+bool AgentSections::has(AgentLoopKind loop) const {
+  switch (loop) {
+    case AgentLoopKind::kSingleTurn:
+      return true;
+    case AgentLoopKind::kTool:
+      return !multi_turn.tool_config_path.empty();
+    case AgentLoopKind::kEnv:
+      return !agent.env_command.empty();
+  }
+  fail(ErrorKind::kBug, "an agent loop of no kind");
+}
+
+AgentLoopKind AgentSections::loop_of(std::string_view agent_name) const {
+  if (agent_name.empty()) return agent.default_agent_loop;
+  const auto loop = parse_choice<AgentLoopKind>("agent_name", agent_name);
+  require(has(loop), ErrorKind::kUsage, "agent_name: a record asks for {}, which needs {}",
+          agent_name,
+          loop == AgentLoopKind::kTool ? "multi_turn.tool_config_path" : "agent.env_command");
+  return loop;
+}
+
 void list(ConfigTable& table, const std::string& section, AgentSections& c) {
   auto& agent = c.agent;
   table.section(section + ".agent", "Answers of several turns (docs/training/agents.md)");
-  table.add("default_agent_loop", agent.default_agent_loop,
-            "single_turn_agent: the model answers once; tool_agent: it may call tools; env_agent: "
-            "an environment says something to each answer");
+  table.add(
+      "default_agent_loop", agent.default_agent_loop,
+      "for records without agent_name: single_turn_agent: the model answers once; tool_agent: "
+      "it may call tools; env_agent: an environment says something to each answer");
   table.add("env_command", agent.env_command,
             "for env_agent: the environment, a program with its arguments");
   table.add("env_timeout", agent.env_timeout, "seconds that it may take for an answer",
@@ -22,8 +44,9 @@ void list(ConfigTable& table, const std::string& section, AgentSections& c) {
             "turns of tools or the environment; not set: no limit", at_least(1));
   table.add("max_parallel_calls", turns.max_parallel_calls,
             "calls of tools in one turn; further ones are left out", at_least(1));
-  table.add("tool_config_path", turns.tool_config_path,
-            "for tool_agent: a JSON file of the tools, their schemas and programs");
+  table.add(
+      "tool_config_path", turns.tool_config_path,
+      "for tool_agent: a JSON file of the tools, their schemas and programs, and of MCP servers");
   table.add("max_tool_response_length", turns.max_tool_response_length,
             "characters of a tool's answer that are kept", at_least(1));
   table.add("tool_response_truncate_side", turns.tool_response_truncate_side,
@@ -36,16 +59,15 @@ ConfigRules<AgentSections> agent_rules() {
       {"tools_to_call",
        {".agent.default_agent_loop", ".multi_turn.tool_config_path"},
        [](const AgentSections& c) {
-         return c.multi_turn.tool_config_path.empty() ==
-                (c.agent.default_agent_loop != AgentLoopKind::kTool);
+         return c.agent.default_agent_loop != AgentLoopKind::kTool || c.has(AgentLoopKind::kTool);
        },
-       "tool_agent calls the tools of tool_config_path, which no other loop does"},
+       "tool_agent calls the tools of tool_config_path"},
       {"an_environment_to_act_in",
        {".agent.default_agent_loop", ".agent.env_command"},
        [](const AgentSections& c) {
-         return c.agent.env_command.empty() == (c.agent.default_agent_loop != AgentLoopKind::kEnv);
+         return c.agent.default_agent_loop != AgentLoopKind::kEnv || c.has(AgentLoopKind::kEnv);
        },
-       "env_agent acts in the environment of env_command, which no other loop does"},
+       "env_agent acts in the environment of env_command"},
       {"sessions_to_play_again",
        {".agent.replay_dir", ".agent.default_agent_loop"},
        [](const AgentSections& c) { return c.agent.replay_dir.empty() || c.enabled(); },

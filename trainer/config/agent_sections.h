@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "rollout/text/tool_calls.h"
 #include "trainer/config/choice.h"
@@ -63,8 +64,13 @@ struct AgentSections {
   MultiTurnSection multi_turn{};
   bool operator==(const AgentSections&) const = default;
 
+  // Whether records may ask for that loop.
+  bool has(AgentLoopKind loop) const;
   // Whether an answer may have several turns.
-  bool enabled() const { return agent.default_agent_loop != AgentLoopKind::kSingleTurn; }
+  bool enabled() const { return has(AgentLoopKind::kTool) || has(AgentLoopKind::kEnv); }
+  // The loop of a record with this agent_name; "": the default one. Throws Error(kUsage) for a name
+  // that is none, or of a loop that the run does not have.
+  AgentLoopKind loop_of(std::string_view agent_name) const;
 };
 
 // Lists both below `section`.

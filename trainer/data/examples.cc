@@ -100,6 +100,8 @@ PromptExample parse_prompt(const Record& record, const std::string& prompt_key) 
           "reward_model.ground_truth: is missing");
   if (truth != nullptr) example.reward_model.ground_truth = *truth;
   if (const auto* ability = find(record, "ability")) example.ability = text_of(*ability, "ability");
+  if (const auto* agent = find(record, "agent_name"))
+    example.agent_name = text_of(*agent, "agent_name");
   if (const auto* extra = find(record, "extra_info"))
     example.extra_info = of_type(*extra, extra->is_object(), "extra_info", "an object");
   return example;

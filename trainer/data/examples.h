@@ -32,7 +32,8 @@ struct RewardModel {
 struct PromptExample {
   std::string data_source{};  // which reward function judges it
   Messages prompt{};
-  std::string ability{};  // "" if there is none
+  std::string ability{};     // "" if there is none
+  std::string agent_name{};  // the loop that answers it; "": the default one
   RewardModel reward_model{};
   Record extra_info{};  // an object, or null
 };

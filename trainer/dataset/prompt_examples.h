@@ -34,16 +34,19 @@ class PromptEncoder {
   // Without a chat template the prompt has to be one message: its text with the special tokens of
   // the tokenizer. Throws Error(kCorrupt), which makes the record malformed, for one that is not,
   // for one that is filtered, and for one without a token; Error(kUsage) for one that is too long.
-  EncodedPrompt encode(PromptExample example) const;
+  EncodedPrompt encode(PromptExample example, bool shows_tools = true) const;
   // The whole of a conversation as a prompt, however long. Needs a chat template.
-  std::vector<std::int64_t> encode_messages(const Messages& messages) const;
+  std::vector<std::int64_t> encode_messages(const Messages& messages,
+                                            bool shows_tools = true) const;
   // The tokens that the chat template puts behind the last answer for the messages after it, up to
   // where the next answer begins; those that end the answer are not among them, since the model has
   // written its own. Together with the tokens before, they are what the whole conversation is
   // encoded as, wherever the template writes the answers as the model did. The last `count`
   // messages, at least one, come behind an answer. Throws Error(kUsage) without a chat template, or
   // for one that does not end an answer with one of eos_token_ids().
-  std::vector<std::int64_t> encode_turn(const Messages& messages, std::size_t count) const;
+  std::vector<std::int64_t> encode_turn(const Messages& messages,
+                                        std::size_t count,
+                                        bool shows_tools = true) const;
 
   // The text of an answer, or of a prompt.
   std::string decode(std::span<const std::int64_t> tokens, bool skip_special_tokens) const;
@@ -53,7 +56,7 @@ class PromptEncoder {
   std::vector<std::int64_t> eos_token_ids() const { return eos_token_ids_; }
 
  private:
-  std::string render(const Messages& messages) const;
+  std::string render(const Messages& messages, bool shows_tools) const;
 
   PpoDataConfig data_;
   std::unique_ptr<rollout::text::Tokenizer> tokenizer_;

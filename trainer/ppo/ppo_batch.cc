@@ -29,7 +29,10 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
       tokens.push_back(prompt);
       seeds.push_back(static_cast<std::int64_t>(derive(options.key, seeds.size()) >> 1));
       known.uid.push_back(options.uid_prefix + std::to_string(i));
-      if (options.keeps_messages) known.raw_prompt.push_back(example.prompt.dump());
+      if (options.keeps_messages) {
+        known.raw_prompt.push_back(example.prompt.dump());
+        known.agent_name.push_back(example.agent_name);
+      }
       known.data_source.push_back(example.data_source);
       known.ground_truth.emplace_back(example.reward_model.ground_truth);
       known.extra_info.emplace_back(example.extra_info.is_null()
@@ -43,6 +46,7 @@ RolloutBatch prompt_batch(std::span<const EncodedPrompt> prompts,
   batch.seeds = at::tensor(seeds, at::kLong);
   batch.uid = std::move(known.uid);
   batch.raw_prompt = std::move(known.raw_prompt);
+  batch.agent_name = std::move(known.agent_name);
   batch.data_source = std::move(known.data_source);
   batch.ground_truth = std::move(known.ground_truth);
   batch.extra_info = std::move(known.extra_info);

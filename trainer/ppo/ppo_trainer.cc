@@ -18,20 +18,19 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
     : world_(world),
       origin_(open_checkpoint(config.model)),
       config_(planned(config, *origin_, world, output.say)),
-      encoder_(tokenizer_folder(config.model, *origin_),
-               config.data,
-               tool_schemas(config.rollout.agents)),
+      tools_(shared_tools(config.rollout.agents, world)),
+      encoder_(tokenizer_folder(config.model, *origin_), config.data, tools_.schemas),
       stream_(open_records(config.data, config.trainer.run, /*training=*/true)),
       total_steps_(total_training_steps(
           config.trainer.run,
           "data.train_batch_size",
           config.data.train_batch_size,
-          [&] { return count_records(world, stream_, prompt_parser(encoder_, config_.data)); })),
+          [&] { return count_records(world, stream_, prompt_parser(encoder_, config_)); })),
       start_(
           run_start(config.checkpoint,
                     config.trainer.run.default_local_dir,
                     config.use_critic() ? RoleFolders{"actor", "critic"} : RoleFolders{"actor"})),
-      workers_(world, config_, origin_, encoder_, total_steps_),
+      workers_(world, config_, origin_, encoder_, tools_, total_steps_),
       batch_worker_(config_, encoder_, world, workers_, start_.step),
       kl_(config.algorithm.kl_ctrl),
       step_(start_.step) {
@@ -43,6 +42,7 @@ PpoTrainer::PpoTrainer(const PpoConfig& config, models::World& world, PpoOutput 
   for (const auto& note : memory) output.say("memory     " + note);
   log_ = std::make_unique<PpoLog>(config_, world, origin_->map.config, step_, total_steps_,
                                   std::move(output.say));
+  if (!tools_.listed.empty()) write_listed_tools(tools_, folder / kSessionFolder);
   rollout_ = std::make_unique<RolloutLoop>(
       config_, encoder_, stream_, workers_, batch_worker_, *log_,
       [this](std::int64_t step) { return step == total_steps_ || saves_behind(step); }, step_);

@@ -16,6 +16,7 @@
 
 #include "converter/open/checkpoint.h"
 #include "models/distributed/world.h"
+#include "trainer/agents/tools.h"
 #include "trainer/algorithms/kl_penalty.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/data/record_stream.h"
@@ -64,6 +65,7 @@ class PpoTrainer {
   models::World& world_;
   std::shared_ptr<const converter::Checkpoint> origin_;
   PpoConfig config_;  // as planned
+  Tools tools_;
   PromptEncoder encoder_;
   RecordStream stream_;
   std::int64_t total_steps_;

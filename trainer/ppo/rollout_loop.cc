@@ -34,9 +34,11 @@ Sampling training_sampling(const PpoConfig& config) {
 
 }  // namespace
 
-PromptParser prompt_parser(const PromptEncoder& encoder, const PpoDataConfig& data) {
-  return [&encoder, &data](const Record& record) {
-    return encoder.encode(parse_prompt(record, data.prompt_key));
+PromptParser prompt_parser(const PromptEncoder& encoder, const PpoConfig& config) {
+  return [&](const Record& record) {
+    auto example = parse_prompt(record, config.data.prompt_key);
+    const auto loop = config.rollout.agents.loop_of(example.agent_name);
+    return encoder.encode(std::move(example), /*shows_tools=*/loop == AgentLoopKind::kTool);
   };
 }
 
@@ -72,7 +74,7 @@ void RolloutLoop::sleep() {
 }
 
 std::vector<EncodedPrompt> RolloutLoop::next_prompts(RecordStream& records, int size) const {
-  auto prompts = records.next_batch(size, prompt_parser(encoder_, config_.data));
+  auto prompts = records.next_batch(size, prompt_parser(encoder_, config_));
   for (const auto& row : records.newly_malformed())
     log_.say(fmt::format("skipped    {}", row.describe()));
   return prompts;

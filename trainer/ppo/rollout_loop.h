@@ -28,7 +28,7 @@
 namespace ferry::trainer {
 
 using PromptParser = std::function<EncodedPrompt(const Record&)>;
-PromptParser prompt_parser(const PromptEncoder& encoder, const PpoDataConfig& data);
+PromptParser prompt_parser(const PromptEncoder& encoder, const PpoConfig& config);
 
 class RolloutLoop {
  public:

@@ -68,6 +68,7 @@ struct RolloutBatch {
   std::vector<std::string> data_source{};
   std::vector<nlohmann::json> ground_truth{}, extra_info{}, reward_extra_info{};
   std::vector<std::string> raw_prompt{};  // the messages of the prompt, JSON
+  std::vector<std::string> agent_name{};  // of the loop that answers; "": the default one
   std::vector<nlohmann::json> replay{};   // exchanges that a session repeats
   std::vector<nlohmann::json>
       agent_info{};  // of a session: {"num_turns", "exchanges", "extra_info"}

@@ -49,7 +49,7 @@ ActorLossConfig loss_config(const PpoConfig& all, const LossAggregation& aggrega
           .kl_loss_type = config.kl_loss_type};
 }
 
-std::vector<Session> sessions_of(const RolloutBatch& prompts) {
+std::vector<Session> sessions_of(const RolloutBatch& prompts, const AgentSections& agents) {
   std::vector<Session> sessions(static_cast<std::size_t>(prompts.size()));
   for (std::int64_t row = 0; row < prompts.size(); ++row) {
     const auto index = static_cast<std::size_t>(row);
@@ -59,6 +59,7 @@ std::vector<Session> sessions_of(const RolloutBatch& prompts) {
     session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
     if (prompts.raw_prompt.empty()) continue;
     session.messages = Messages::parse(prompts.raw_prompt[index]);
+    session.loop = agents.loop_of(prompts.agent_name[index]);
     if (!prompts.replay.empty()) session.replay = prompts.replay[index];
     session.task = {{"data_source", prompts.data_source[index]},
                     {"ground_truth", prompts.ground_truth[index]},
@@ -122,7 +123,7 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
 
 ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
 
-void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder) {
+void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder, const Tools& tools) {
   const auto& rollout = config_.rollout;
   const auto resting = config_.actor.megatron;
   const bool shares_memory = config_.rollout_shares_memory();
@@ -157,7 +158,7 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder) {
             .eos_token_ids = encoder.eos_token_ids()});
     worker.engine = engine_.get();
     agents_ = std::make_unique<AgentRunner>(
-        rollout.agents,
+        rollout.agents, tools,
         AgentLimits{.max_prompt_length = config_.data.max_prompt_length,
                     .max_response_length = config_.data.max_response_length},
         *engine_, encoder, rollout_mesh_->tp());
@@ -196,7 +197,7 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
                                        .ignore_eos = config_.rollout.ignore_eos,
                                        .return_entropy = sampling.entropy,
                                        .return_sampling_mask = sampling.sampling_mask};
-  auto sessions = sessions_of(prompts);
+  auto sessions = sessions_of(prompts, config_.rollout.agents);
   if (sampling.num_groups == 0) {
     agents_->run(sessions, params, weights_step_);
     return answered(sessions, sampling);

@@ -49,7 +49,8 @@ class ActorRolloutRefWorker {
 
   // The rollout takes what memory of a GPU is left then: after all other roles have theirs. Called
   // by all ranks of the world. The encoder's eos_token_ids() end an answer; it outlives this.
-  void init_rollout(const PromptEncoder& encoder);
+  // `tools`: of sessions.
+  void init_rollout(const PromptEncoder& encoder, const Tools& tools = {});
 
   // Parts of calls on this rank.
   Dispatch actor_dispatch() const;

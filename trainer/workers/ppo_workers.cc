@@ -70,6 +70,7 @@ PpoWorkers::PpoWorkers(models::World& world,
                        const PpoConfig& config,
                        const std::shared_ptr<const converter::Checkpoint>& origin,
                        const PromptEncoder& encoder,
+                       const Tools& tools,
                        std::int64_t total_steps)
     : world_(world),
       config_(config),
@@ -93,7 +94,7 @@ PpoWorkers::PpoWorkers(models::World& world,
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
-  memory_.run("the rollout", [&] { policy_->init_rollout(encoder); });
+  memory_.run("the rollout", [&] { policy_->init_rollout(encoder, tools); });
   add_roles();
 }
 
@@ -272,6 +273,7 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Samp
   auto asked = prompts.only({&RolloutBatch::seeds});
   if (config_.rollout.agents.enabled()) {
     asked.raw_prompt = prompts.raw_prompt;
+    asked.agent_name = prompts.agent_name;
     asked.replay = prompts.replay;
     asked.data_source = prompts.data_source;
     asked.ground_truth = prompts.ground_truth;
@@ -295,6 +297,7 @@ RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
 
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
   auto asked = batch.only({});
+  asked.agent_name = batch.agent_name;
   asked.data_source = batch.data_source;
   asked.ground_truth = batch.ground_truth;
   asked.extra_info = batch.extra_info;

@@ -39,11 +39,12 @@ namespace ferry::trainer {
 
 class PpoWorkers {
  public:
-  // Called by all ranks: loads the models. The encoder outlives this.
+  // Called by all ranks: loads the models. The encoder outlives this. `tools`: of sessions.
   PpoWorkers(models::World& world,
              const PpoConfig& config,
              const std::shared_ptr<const converter::Checkpoint>& origin,
              const PromptEncoder& encoder,
+             const Tools& tools,
              std::int64_t total_steps);
   ~PpoWorkers();
 

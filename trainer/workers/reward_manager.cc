@@ -56,18 +56,21 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
          .solution_str = encoder_.decode(batch.response(static_cast<std::int64_t>(row)), true),
          .ground_truth = batch.ground_truth[row].dump(),
          .extra_info = batch.extra_info[row].dump()});
-  const bool judges =
-      command_ || (!config_.reward.enable &&
-                   config_.rollout.agents.agent.default_agent_loop != AgentLoopKind::kEnv);
+  const auto judges = [&](std::size_t row) {  // an environment needs no rule
+    const auto loop = batch.agent_name.empty()
+                          ? AgentLoopKind::kSingleTurn
+                          : config_.rollout.agents.loop_of(batch.agent_name[row]);
+    return command_ || (!config_.reward.enable && loop != AgentLoopKind::kEnv);
+  };
   std::vector<RewardScore> scores;
   if (command_) {
     scores = command_->compute_score(requests);
   } else {
     for (std::size_t row = 0; row < rows; ++row)
-      scores.push_back(judges ? default_compute_score(requests[row].data_source,
-                                                      requests[row].solution_str,
-                                                      as_text(batch.ground_truth[row]))
-                              : RewardScore{});
+      scores.push_back(judges(row) ? default_compute_score(requests[row].data_source,
+                                                           requests[row].solution_str,
+                                                           as_text(batch.ground_truth[row]))
+                                   : RewardScore{});
   }
   auto answer = batch.without_columns();
   answer.scores = at::zeros({batch.size()});
@@ -78,8 +81,8 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
     auto& score = scores[row].score;
     require(std::isfinite(score), ErrorKind::kCorrupt, "reward of an answer to {}: is not finite",
             requests[row].data_source);
-    auto& extra = answer.reward_extra_info.emplace_back(judges ? extra_of(scores[row])
-                                                               : nlohmann::json::object());
+    auto& extra = answer.reward_extra_info.emplace_back(judges(row) ? extra_of(scores[row])
+                                                                    : nlohmann::json::object());
     if (format_) {
       const auto earned = format_->compute_score(requests[row].solution_str);
       score += earned;

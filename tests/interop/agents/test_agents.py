@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ppo_run import ACTOR, ROLLOUT, metrics, samples, settings, train, write_prompts
-from ranks import TORCH_PROGRAM, finish, start_training
-from sft_run import write_model
+from ranks import TORCH_PROGRAM, finish, start_training, wait_for
+from sft_run import write_model, write_rows
 from support import ROOT, run_ok, tree
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -142,6 +142,32 @@ def test_an_asynchronous_run_is_played_again(mode, world, work):
     assert max(spans) == (2 if mode is PARTIAL else 1)
 
 
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(world, work):
+    """In the midst of the third step, whose sessions wait for a tool."""
+    more = with_tools(world) | {"trainer.total_training_steps": 4, "checkpoint.save_freq": 1, "data.val_files": [str(world / "train.jsonl")],
+                                "data.val_batch_size": 4, "trainer.test_freq": 2}
+    whole = train(world, work / "whole", **more)
+    exchanges = [exchange for folder in ("sessions", "sessions/validation") for path in (work / "whole" / folder).glob("[012].jsonl")
+                 for line in path.read_text().splitlines() for exchange in json.loads(line)["exchanges"]]
+    asked, leave = work / "asked", work / "leave"
+    pause = f"""    number = globals().get("number", 0) + 1
+    if number == {2 + sum(exchange["question"]["name"] == "calculator" for exchange in exchanges)} and not os.path.exists({str(asked)!r}):
+        open({str(asked)!r}, "w")
+        while not os.path.exists({str(leave)!r}): time.sleep(.01)
+"""
+    (work / "calculator.py").write_text(CALCULATOR.read_text().replace("import sys\n", "import os, sys, time\n").replace("    asked = ", pause + "    asked = "))
+    (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": f"{sys.executable} {work / 'calculator.py'}"}]}))
+    rank, = start_training(1, "grpo", settings(world, work / "run", **more | with_tools(work)))
+    wait_for(asked.exists, rank)
+    rank.kill()
+    leave.touch()  # the tool has the run's standard error
+    rank.communicate()
+    assert max(metrics(work / "run")) == 2
+    assert train(world, work / "run", **more) == whole
+    for folder in ("rollouts", "sessions", "validations"):
+        assert tree(work / "run" / folder) == tree(work / "whole" / folder), folder
+
+
 # ------------------------------------------------------------------------------------------------------------- environments
 
 ENVIRONMENT = """import json, sys
@@ -179,6 +205,37 @@ def test_an_environment_rewards_each_turn(estimator, world, work):
         sessions = [json.loads(line) for line in (work / f"run/sessions/{step}.jsonl").read_text().splitlines()]
         earned = [sum(exchange["answer"].get("reward", 0) for exchange in session["exchanges"]) for session in sessions]
         assert sorted(earned) == sorted(sample["score"] for sample in samples(work / "run", step)) and max(earned) > 0
+
+
+def test_each_record_chooses_its_loop(world, work):
+    """The prompts of all three loops in one step, to the same tokens as in runs of one loop; only tools' sessions are shown the tools."""
+    (work / "environment.py").write_text(ENVIRONMENT)
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    loops = ["tool_agent", "env_agent", None, "single_turn_agent"]
+    write_rows(work / "train.jsonl", [row | ({"agent_name": loops[i % 4]} if loops[i % 4] else {}) for i, row in enumerate(rows)])
+    both = {f"{ROLLOUT}.agent.env_command": f"{sys.executable} {work / 'environment.py'}", f"{ROLLOUT}.multi_turn.tool_config_path": str(world / "tools.json")}
+    more = with_tools(world) | both | {f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent", "data.shuffle": False,
+                                       "trainer.total_training_steps": 1, f"{ROLLOUT}.multi_turn.max_assistant_turns": 2}
+    train(world, work / "mixed", **more, **{"data.train_files": [str(work / "train.jsonl")]})
+    mixed = samples(work / "mixed", 1)
+    for loop, name in (("tool_agent", "tool_agent"), ("env_agent", "env_agent"), ("single_turn_agent", None)):
+        train(world, work / loop, **more | {f"{ROLLOUT}.agent.default_agent_loop": loop, "data.train_files": [str(world / "train.jsonl")]})
+        alone = samples(work / loop, 1)
+        of_loop = [i for i in range(len(mixed)) if (loops[i // 2 % 4] or "single_turn_agent") == loop]
+        assert of_loop and [mixed[i]["output"] for i in of_loop] == [alone[i]["output"] for i in of_loop]
+        assert all(mixed[i]["input"].startswith("calculator") == (loop == "tool_agent") for i in of_loop)
+        assert all(("find" in mixed[i]["input"]) == (loop == "env_agent") for i in of_loop)
+    assert any(sample["num_turns"] > 2 for sample in mixed)
+
+
+@pytest.mark.parametrize("name, said", [("env_agent", "agent_name: a record asks for env_agent, which needs agent.env_command"),
+                                        ("search_agent", "agent_name: search_agent is none of single_turn_agent, tool_agent, env_agent")])
+def test_a_loop_that_the_run_has_not_ends_it(name, said, world, work):
+    rows = [json.loads(line) for line in (world / "train.jsonl").read_text().splitlines()]
+    write_rows(work / "train.jsonl", [row | {"agent_name": name} for row in rows])
+    more = with_tools(world) | {"data.train_files": [str(work / "train.jsonl")]}
+    (status, told), = finish(start_training(1, "grpo", settings(world, work / "run", **more)), timeout=120)
+    assert status == 2 and said in told
 
 
 def test_an_environment_that_errs_ends_the_run(world, work):

@@ -33,6 +33,26 @@ TEST(Tools, HaveNamesOfTheirOwn) {
                              [&] { read(tool("add", "a") + ", " + tool("add", "b")); }));
 }
 
+TEST(Tools, OfServersComeBehindThemInTheOrderOfTheirLists) {
+  const support::TempDir dir;
+  distckpt::write_text(
+      dir / "tools.json",
+      R"({"mcpServers": {"s": {"command": "it's", "args": ["-x"], "env": {"A": "b c"},)"
+      R"( "tool_selected_list": ["g", "f"]}}, "tools": [)" +
+          tool("add", "a") + "]}");
+  auto tools = read_tools(dir / "tools.json");
+  add_listed_tools(tools, nlohmann::ordered_json::parse(
+                              R"({"s": [{"name": "f", "inputSchema": {"type": "object"}},)"
+                              R"({"name": "h", "inputSchema": {}},)"
+                              R"({"name": "g", "description": "G.", "inputSchema": {}}]})"));
+  EXPECT_EQ(tools.names, (std::vector<std::string>{"add", "f", "g"}));
+  EXPECT_EQ(tools.program_of, (std::vector<std::size_t>{0, 1, 1}));
+  EXPECT_EQ(tools.programs[1].command, R"(exec env 'A=b c' 'it'\''s' '-x')");
+  EXPECT_EQ(tools.schemas[1].dump(),
+            R"({"type":"function","function":{"name":"f","parameters":{"type":"object"}}})");
+  EXPECT_EQ(tools.schemas[2]["function"]["description"], "G.");
+}
+
 // The texts that verl 0.9.1's ToolAgentLoop makes.
 TEST(Tools, AnswersAreCutAtASide) {
   const std::string text = "aé1234567z";

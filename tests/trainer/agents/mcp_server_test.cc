@@ -1,0 +1,101 @@
+#include "trainer/agents/mcp_server.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "tests/support/expect.h"
+
+namespace ferry::trainer {
+namespace mcp_server_test {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+// A server of the shell that has answered `initialize`, and has been told so.
+std::string server(const std::string& then, const std::string& revision = "2025-06-18") {
+  return R"(say() { echo '{"jsonrpc":"2.0",'"$1"'}'; }; read -r line; )"
+         R"(say '"id":"initialize","result":{"protocolVersion":")" +
+         revision + R"("}'; read -r line; )" + then;
+}
+
+AgentAnswer one(McpServer& program) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (std::chrono::steady_clock::now() < until)
+    for (auto& answer : program.answers(milliseconds(50))) return answer;
+  return {.id = -1, .answer = "nothing"};
+}
+
+// The answer to a call whose result is this.
+json answer(const std::string& result) {
+  McpServer program(
+      {.command = server("read -r line; say '\"id\":7," + result + "'; read -r line")});
+  program.ask(7, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+  return one(program).answer;
+}
+
+TEST(McpServer, ListsThePagesOfItsTools) {
+  McpServer program(
+      {.command = server(
+           R"(read -r line; say '"id":-1,"result":{"tools":[{"name":"a"}],"nextCursor":"x"}'; )"
+           R"(read -r line; case "$line" in *'"cursor":"x"'*) )"
+           R"(say '"id":-2,"result":{"tools":[{"name":"b"}]}';; esac; read -r line)")});
+  EXPECT_EQ(program.list_tools("s").dump(), R"([{"name":"a"},{"name":"b"}])");
+}
+
+TEST(McpServer, ThatListsNothingIsNamed) {
+  McpServer program(
+      {.command =
+           server(R"(read -r line; say '"id":-1,"error":{"code":-32601,"message":"no tools"}')")});
+  EXPECT_TRUE(support::fails(ErrorKind::kIo, {"MCP server s", "no tools"},
+                             [&] { (void)program.list_tools("s"); }));
+}
+
+TEST(McpServer, IsAnsweredWhereItAsks) {
+  McpServer program(
+      {.command =
+           server(R"(read -r call; say '"id":"a","method":"ping"'; read -r pong; )"
+                  R"(say '"id":1,"method":"roots/list"'; read -r none; )"
+                  R"(case "$pong$none" in *'"result":{}'*-32601*) )"
+                  R"(say '"id":7,"result":{"content":[{"type":"text","text":"good"}]}';; esac; )"
+                  R"(read -r line)")});
+  program.ask(7, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+  EXPECT_EQ(one(program).answer, (json{{"content", "good"}}));
+}
+
+TEST(McpServer, MaySayWhatIsNoAnswer) {
+  EXPECT_EQ(
+      answer(
+          R"("method":"notifications/message"'; echo hello; say '"id":7,"result":{"content":[]})"),
+      (json{{"content", ""}}));
+}
+
+TEST(McpServer, ContentIsTextLineByLine) {
+  EXPECT_EQ(
+      answer(R"("result":{"content":[{"type":"text","text":"a"},{"type":"image","data":"AA=="},)"
+             R"({"type":"resource","resource":{"text":"b"}}]})"),
+      (json{{"content", "a\n[image]\nb"}}));
+  EXPECT_EQ(answer(R"("result":{"content":[],"structuredContent":{"z":1,"a":[2]}})"),
+            (json{{"content", R"({"z":1,"a":[2]})"}}));
+}
+
+TEST(McpServer, ErrorsAreTheToolsOrTheProtocols) {
+  EXPECT_EQ(answer(R"("result":{"isError":true,"content":[{"type":"text","text":"bad"}]})"),
+            (json{{"error", "bad"}}));
+  EXPECT_EQ(answer(R"("error":{"code":-32602,"message":"unknown tool"})"),
+            (json{{"error", "unknown tool"}}));
+  EXPECT_EQ(answer(R"("id":8,"result":{}'; say '"id":7,"result":{"content":[]})").at("error"),
+            "the server answered something else than it was asked");
+}
+
+TEST(McpServer, OfAnotherRevisionIsRefused) {
+  McpServer program({.command = server("read -r line", "1999-01-01")});
+  program.ask(7, {{"name", "f"}, {"arguments", json::object()}, {"session", 1}});
+  EXPECT_EQ(one(program).answer.at("error"),
+            "the server speaks 1999-01-01 of the Model Context Protocol");
+}
+
+}  // namespace mcp_server_test
+}  // namespace ferry::trainer
