@@ -31,6 +31,7 @@ void add_merge(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_sandbox(CLI::App& app);
+void add_score(CLI::App& app);
 void add_watch(CLI::App& app);
 
 // Options that several subcommands have, with one wording.

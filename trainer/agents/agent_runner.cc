@@ -12,6 +12,7 @@
 #include "trainer/agents/env_agent_loop.h"
 #include "trainer/agents/mcp_server.h"
 #include "trainer/agents/tool_agent_loop.h"
+#include "trainer/metrics/metric_log.h"
 
 namespace ferry::trainer {
 
@@ -26,6 +27,12 @@ std::unique_ptr<AgentProgram> make_program(const AgentProgramOptions& options) {
 
 std::string shown_question(const json& question) {
   return question.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string span_name(const json& question) {
+  const auto tool = question.find("name");
+  return tool != question.end() ? "tool/" + tool->get<std::string>()
+                                : "env/" + question.at("method").get<std::string>();
 }
 
 // The answer that the journal has to a question of a session.
@@ -83,8 +90,10 @@ const AgentLoop* AgentRunner::loop_of(const Session& session) const {
 void AgentRunner::run(std::vector<Session>& sessions,
                       const rollout::SamplingParams& params,
                       std::int64_t global_step,
+                      const SessionObserver& observer,
                       const std::function<bool()>& is_enough) {
   sessions_ = &sessions;
+  observer_ = observer;
   params_ = params;
   global_step_ = global_step;
   for (std::size_t number = 0; number < sessions.size(); ++number) {
@@ -103,6 +112,7 @@ void AgentRunner::run(std::vector<Session>& sessions,
         take(std::stoul(output.request_id), output);
       }
     }
+    observer_.poll();
     if (asked_.empty()) continue;
     take_answers(/*wait=*/!generates);
     for (const auto number : std::exchange(ready_, {}))
@@ -128,6 +138,9 @@ void AgentRunner::take_answers(bool wait) {
     const auto place = places_.at(id);
     places_.erase(id);
     auto& asked = asked_.at(place.session);
+    spans_.push_back({.name = span_name(asked.questions[place.question].body),
+                      .start = place.asked,
+                      .end = wall_time()});
     asked.answers[place.question] = std::move(answer);
     if (++asked.num_answers == asked.questions.size()) ready_.insert(place.session);
   }
@@ -186,14 +199,15 @@ void AgentRunner::turn_is_over(std::size_t number, bool stopped) {
   ++session.assistant_turns;
   session.is_over = true;
   const auto* loop = loop_of(session);
-  if (loop == nullptr) return;
-  if (!stopped || (!may_go_on(session) && !loop->scores_every_turn())) return cut_off(session);
+  if (loop == nullptr) return observer_.is_over(number);
+  if (!stopped || (!may_go_on(session) && !loop->scores_every_turn())) return cut_off(number);
   std::vector<std::int64_t> said;
   for (auto at = session.turn_begin; at + 1 < session.response.size(); ++at)
     said.push_back(session.response[at].token_id);
   auto questions = loop->turn_is_over(session, encoder_.decode(said, loop->skips_special()));
-  session.is_over = questions.empty();
-  if (!session.is_over) ask(number, std::move(questions));
+  if (questions.empty()) return observer_.is_over(number);
+  session.is_over = false;
+  ask(number, std::move(questions));
 }
 
 void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) {
@@ -209,7 +223,7 @@ void AgentRunner::ask(std::size_t number, std::vector<AgentQuestion> questions) 
       ++asked.num_answers;
       continue;
     }
-    places_[next_id_] = {number, i};
+    places_[next_id_] = {.session = number, .question = i, .asked = wall_time()};
     if (!programs_.empty())
       programs_[first_program + questions[i].program]->ask(next_id_, questions[i].body);
     ++next_id_;
@@ -254,13 +268,16 @@ bool AgentRunner::resume(std::size_t number) {
   }
   session.is_over = true;
   const auto count = loop->answered(session, asked.answers);
-  if (count == 0) return false;
+  if (count == 0) {
+    observer_.is_over(number);
+    return false;
+  }
   const auto turn = may_go_on(session)
                         ? encoder_.encode_turn(session.messages, count, loop->shows_tools())
                         : std::vector<std::int64_t>();
   const auto size = static_cast<std::int64_t>(session.response.size() + turn.size());
   if (turn.empty() || size >= limits_.max_response_length) {
-    cut_off(session);
+    cut_off(number);
     return false;
   }
   append(session, turn);
@@ -280,10 +297,12 @@ void AgentRunner::append(Session& session, const std::vector<std::int64_t>& toke
   session.global_steps.resize(session.response.size(), global_step_);
 }
 
-void AgentRunner::cut_off(const Session& session) {
+void AgentRunner::cut_off(std::size_t number) {
+  const auto& session = (*sessions_)[number];
   const auto& [loop, first_program] = loops_.at(session.loop);
   const auto notice = loop->cut_off(session);
   if (notice && !programs_.empty()) programs_[first_program]->tell(*notice);
+  observer_.is_over(number);
 }
 
 }  // namespace ferry::trainer

@@ -10,12 +10,14 @@
 // weights that the engine has then: each token tells which drew it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/distributed/process_group.h"
@@ -26,12 +28,19 @@
 #include "trainer/agents/tools.h"
 #include "trainer/config/agent_sections.h"
 #include "trainer/dataset/prompt_examples.h"
+#include "trainer/metrics/timeline.h"
 
 namespace ferry::trainer {
 
 struct AgentLimits {
   std::int64_t max_prompt_length = 0;    // tokens; of a prompt that the environment adds to
   std::int64_t max_response_length = 0;  // tokens of all turns
+};
+
+// Called while run() works.
+struct SessionObserver {
+  std::function<void(std::size_t number)> is_over = [](std::size_t) {};  // a session
+  std::function<void()> poll = [] {};                                    // now and then
 };
 
 class AgentRunner {
@@ -54,7 +63,12 @@ class AgentRunner {
       std::vector<Session>& sessions,
       const rollout::SamplingParams& params,
       std::int64_t global_step,
+      const SessionObserver& observer = {},
       const std::function<bool()>& is_enough = [] { return false; });
+
+  // From the question to the answer, of each since this was called last: "tool/<name>",
+  // "env/<method>".
+  std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
 
  private:
   // Questions of a session that have been asked.
@@ -66,6 +80,7 @@ class AgentRunner {
   struct Place {
     std::size_t session = 0;
     std::size_t question = 0;
+    double asked = 0;  // seconds since 1970
   };
   struct Loop {
     std::unique_ptr<AgentLoop> loop{};  // null: single turn
@@ -86,7 +101,7 @@ class AgentRunner {
   // Whether the model goes on.
   bool resume(std::size_t number);
   void append(Session& session, const std::vector<std::int64_t>& tokens) const;
-  void cut_off(const Session& session);
+  void cut_off(std::size_t number);
 
   AgentSections config_;
   AgentLimits limits_;
@@ -96,8 +111,10 @@ class AgentRunner {
   std::map<AgentLoopKind, Loop> loops_;
   std::vector<std::unique_ptr<AgentProgram>> programs_;  // of all loops, on the first rank of tp
   std::int64_t next_id_ = 0;                             // of a question
+  std::vector<Span> spans_;
   // While run() does:
   std::vector<Session>* sessions_ = nullptr;
+  SessionObserver observer_{};
   rollout::SamplingParams params_{};
   std::int64_t global_step_ = 0;
   std::map<std::size_t, Asked> asked_;    // by session

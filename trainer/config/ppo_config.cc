@@ -242,6 +242,9 @@ void list(ConfigTable& table, RewardConfig& c) {
             "seconds that its first answer may take after each start", at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
             "restarts in a row before the run stops", at_least(0));
+  table.add("num_workers", c.num_workers,
+            "processes of the program; several are asked while other answers are being written",
+            at_least(1));
   table.add("format_pattern", c.format_pattern,
             "regular expression; answers that match get format_score on top");
   table.add("format_score", c.format_score, "score of answers that match format_pattern");

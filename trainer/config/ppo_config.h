@@ -173,7 +173,10 @@ struct RewardConfig {   // reward_model
   int command_timeout = 60;         // seconds
   int command_start_timeout = 300;  // of its first answer
   int command_max_restarts = 2;
-  int num_workers = 1;           // processes of the program
+  int num_workers = 1;  // processes of the program
+
+  // Whether an answer is scored when it is complete, not when all are.
+  bool scores_early() const { return !command.empty() && num_workers > 1; }
   std::string format_pattern{};  // an answer of this form gets format_score on top
   double format_score = 0.1;
   OverlongBufferConfig overlong_buffer{};

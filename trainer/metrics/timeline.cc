@@ -55,7 +55,7 @@ std::map<std::string, double> Timeline::end_step() {
   std::map<std::string, double> seconds;
   for (const auto& span : spans_) {
     lines += line_of(span);
-    seconds[span.name] += span.end - span.start;
+    if (span.name.find('/') == std::string::npos) seconds[span.name] += span.end - span.start;
   }
   file_.append(lines);
   spans_.clear();

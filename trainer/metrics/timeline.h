@@ -14,7 +14,7 @@
 namespace ferry::trainer {
 
 struct Span {
-  std::string name{};  // "update_actor", "forward"
+  std::string name{};  // "update_actor", "forward"; "tool/search" of others that work beside
   double start = 0;    // seconds since 1970
   double end = 0;
   int rank = 0;
@@ -49,7 +49,8 @@ class Timeline {
   void add(std::string name, double start, double end);
 
   // Writes the spans of the step, and says how many seconds each name took: metrics
-  // timing_s/<name>.
+  // timing_s/<name>. Names with a slash are of programs that work beside this rank, many at a time:
+  // these are not counted.
   std::map<std::string, double> end_step();
 
  private:

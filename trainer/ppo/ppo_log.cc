@@ -40,6 +40,10 @@ void PpoLog::phase(const char* name, const std::function<void()>& body) {
   models::synchronize(world_.device());
 }
 
+void PpoLog::add_spans(std::vector<Span> spans) {
+  for (auto& span : spans) record_.timeline().add(std::move(span.name), span.start, span.end);
+}
+
 void PpoLog::begin_step(std::int64_t step) {
   step_ = step;
   started_ = wall_time();

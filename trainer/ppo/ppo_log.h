@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "models/distributed/world.h"
 #include "models/spec/transformer_config.h"
@@ -36,6 +37,9 @@ class PpoLog {
 
   // Runs `body` as a span of the timeline, until the device has done it.
   void phase(const char* name, const std::function<void()>& body);
+
+  // Takes those of programs, within a phase.
+  void add_spans(std::vector<Span> spans);
 
   void begin_step(std::int64_t step);
   // Metrics of the step in hand.

@@ -159,6 +159,7 @@ RolloutBatch RolloutLoop::taken_from_under_way(const RolloutBatch& answer) {
 void RolloutLoop::finish() {
   if (!call_) return;
   const auto answer = workers_.finish_generating(*std::exchange(call_, {}));
+  log_.add_spans(workers_.take_spans());
   std::int64_t begin = 0;
   for (auto& one : std::exchange(asked_, {})) {
     if (config_.async_training.partial_rollout) {
@@ -177,6 +178,7 @@ void RolloutLoop::generate(RolloutBatch& batch,
                            std::int64_t step,
                            bool validates) {
   batch.take(workers_.finish_generating(workers_.start_generating(batch, sampling)));
+  log_.add_spans(workers_.take_spans());
   log_.write_sessions(step, validates, batch);
 }
 
@@ -198,7 +200,7 @@ void RolloutLoop::answer_ahead(std::int64_t step, RolloutBatch& batch, bool has_
 
 // A reward model's score comes on top.
 void RolloutLoop::add_rewards(RolloutBatch& batch) {
-  const auto rewards = workers_.compute_reward(batch);
+  const auto rewards = config_.reward.scores_early() ? batch : workers_.compute_reward(batch);
   auto scores = rewards.scores;
   batch.reward_extra_info = rewards.reward_extra_info;
   if (config_.reward.enable) {

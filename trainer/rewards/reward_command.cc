@@ -1,5 +1,6 @@
 #include "trainer/rewards/reward_command.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -62,79 +63,126 @@ RewardCommand::RewardCommand(RewardCommandOptions options) : options_(std::move(
 }
 
 RewardCommand::~RewardCommand() = default;
+RewardCommand::RewardCommand(RewardCommand&&) noexcept = default;
+RewardCommand& RewardCommand::operator=(RewardCommand&&) noexcept = default;
 
-std::string RewardCommand::ask(std::span<const RewardRequest> requests,
-                               const Unanswered& unanswered) const {
-  std::string lines;
-  for (const auto& [id, i] : unanswered) {
-    const auto& request = requests[i];
-    const json question{{"id", id},
-                        {"data_source", request.data_source},
-                        {"solution_str", request.solution_str},
-                        {"ground_truth", parsed(request.ground_truth, "ground_truth")},
-                        {"extra_info", parsed(request.extra_info, "extra_info")}};
-    lines += question.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
-  }
-  return lines;
+void RewardCommand::start() {
+  process_ = std::make_unique<ChildProcess>(options_.command);
+  has_answered_ = false;
+  heard_ = Clock::now();
+  unsent_.clear();
+  sent_ = 0;
+  for (const auto& [id, question] : unanswered_) send(id, question);
 }
 
-std::string RewardCommand::converse(std::string_view questions,
-                                    Unanswered& unanswered,
-                                    std::vector<RewardScore>& scores) {
-  using Clock = std::chrono::steady_clock;
-  auto heard = Clock::now();
-  while (!unanswered.empty()) {
-    const auto limit = has_answered_ ? options_.timeout : options_.start_timeout;
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(heard + limit - Clock::now());
-    if (left.count() <= 0)
-      return fmt::format("said nothing for {} s", static_cast<double>(limit.count()) / 1000);
-    const auto line = process_->exchange(questions, left);
-    if (!line) {
-      if (process_->ended()) return fmt::format("ended ({})", *process_->ended());
-      continue;
-    }
-    const auto answer = json::parse(*line, nullptr, /*allow_exceptions=*/false);
-    refuse(!answer.is_object(), *line, "no JSON object");
-    refuse(!answer.contains("id") || !answer["id"].is_number_integer(), *line, "no id");
-    const auto asked = unanswered.find(answer["id"].get<std::int64_t>());
-    refuse(asked == unanswered.end(), *line, "nothing of this id is to be answered");
-    scores[asked->second] = score_of(answer, *line);
-    unanswered.erase(asked);
-    has_answered_ = true;
-    heard = Clock::now();
+void RewardCommand::send(std::int64_t id, const Question& question) {
+  unsent_ += fmt::format("{{\"id\":{},{}\n", id, std::string_view(question.line).substr(1));
+}
+
+void RewardCommand::ask(std::size_t number, const RewardRequest& request) {
+  json question{{"data_source", request.data_source},
+                {"solution_str", request.solution_str},
+                {"ground_truth", parsed(request.ground_truth, "ground_truth")},
+                {"extra_info", parsed(request.extra_info, "extra_info")},
+                {"prompt", request.prompt},
+                {"prompt_ids", request.prompt_ids},
+                {"response_ids", request.response_ids},
+                {"finish_reason", request.finish_reason},
+                {"num_turns", request.num_turns}};
+  if (auto messages = parsed(request.messages, "messages"); !messages.is_null())
+    question["messages"] = std::move(messages);
+  if (unanswered_.empty()) {
+    num_asked_ = 0;
+    heard_ = Clock::now();
   }
+  ++num_asked_;
+  const auto id = next_id_++;
+  const auto& kept = unanswered_[id] = {
+      .number = number,
+      .line = question.dump(-1, ' ', true, json::error_handler_t::replace),
+      .shown = fmt::format("{}: {}", request.data_source, shown(request.solution_str))};
+  if (process_)
+    send(id, kept);
+  else
+    start();
+}
+
+std::string RewardCommand::converse(std::chrono::milliseconds wait,
+                                    std::vector<std::pair<std::size_t, RewardScore>>& scores) {
+  const auto limit = has_answered_ ? options_.timeout : options_.start_timeout;
+  const auto left =
+      std::chrono::duration_cast<std::chrono::milliseconds>(heard_ + limit - Clock::now());
+  auto unsent = std::string_view(unsent_).substr(sent_);
+  const auto size = unsent.size();
+  const auto line =
+      process_->exchange(unsent, std::clamp(left, std::chrono::milliseconds(0), wait));
+  sent_ += size - unsent.size();
+  if (unsent.empty()) {
+    unsent_.clear();
+    sent_ = 0;
+  }
+  if (!line) {
+    if (process_->ended()) return fmt::format("ended ({})", *process_->ended());
+    if (unsent.size() < size) heard_ = Clock::now();  // it is asked only now
+    if (Clock::now() - heard_ < limit) return "";
+    return fmt::format("said nothing for {} s", static_cast<double>(limit.count()) / 1000);
+  }
+  const auto answer = json::parse(*line, nullptr, /*allow_exceptions=*/false);
+  refuse(!answer.is_object(), *line, "no JSON object");
+  refuse(!answer.contains("id") || !answer["id"].is_number_integer(), *line, "no id");
+  const auto asked = unanswered_.find(answer["id"].get<std::int64_t>());
+  refuse(asked == unanswered_.end(), *line, "nothing of this id is to be answered");
+  scores.emplace_back(asked->second.number, score_of(answer, *line));
+  unanswered_.erase(asked);
+  has_answered_ = true;
+  failures_ = 0;
+  heard_ = Clock::now();
   return "";
+}
+
+void RewardCommand::start_again(const std::string& trouble) {
+  process_.reset();
+  // One that has answered something has failed once.
+  ++failures_;
+  require(failures_ <= options_.max_restarts, ErrorKind::kIo,
+          "it {}, {} times in a row, and left {} of {} answers unscored, the first of {}", trouble,
+          failures_, unanswered_.size(), num_asked_, unanswered_.begin()->second.shown);
+  ++num_restarts_;
+  start();
+}
+
+std::vector<std::pair<std::size_t, RewardScore>> RewardCommand::answers(
+    std::chrono::milliseconds wait) {
+  std::vector<std::pair<std::size_t, RewardScore>> scores;
+  const auto until = Clock::now() + wait;
+  try {
+    while (!unanswered_.empty()) {
+      const auto before = scores.size();
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+      const std::chrono::milliseconds none(0);
+      const auto unsent = unsent_.size() - sent_;
+      const auto trouble = converse(scores.empty() ? std::max(left, none) : none, scores);
+      if (!trouble.empty()) start_again(trouble);
+      const bool moves =
+          scores.size() > before || unsent_.size() - sent_ < unsent || !trouble.empty();
+      if (!moves && (!scores.empty() || Clock::now() >= until)) break;
+    }
+  } catch (Error& error) {
+    process_.reset();
+    unanswered_.clear();
+    failures_ = 0;
+    error.add_context(fmt::format("asking the reward command {}", options_.command));
+    throw;
+  }
+  return scores;
 }
 
 std::vector<RewardScore> RewardCommand::compute_score(std::span<const RewardRequest> requests) {
   std::vector<RewardScore> scores(requests.size());
-  Unanswered unanswered;
-  for (std::size_t i = 0; i < requests.size(); ++i) unanswered[next_id_++] = i;
-  try {
-    for (int failures = 0; !unanswered.empty();) {
-      const auto questions = ask(requests, unanswered);
-      if (!process_) {
-        process_ = std::make_unique<ChildProcess>(options_.command);
-        has_answered_ = false;
-      }
-      const auto before = unanswered.size();
-      const auto trouble = converse(questions, unanswered, scores);
-      if (trouble.empty()) break;
-      process_.reset();
-      failures = unanswered.size() < before ? 1 : failures + 1;
-      require(failures <= options_.max_restarts, ErrorKind::kIo,
-              "it {}, {} times in a row, and left {} of {} answers unscored, the first of {}: {}",
-              trouble, failures, unanswered.size(), requests.size(),
-              requests[unanswered.begin()->second].data_source,
-              shown(requests[unanswered.begin()->second].solution_str));
-      ++num_restarts_;
-    }
-  } catch (Error& error) {
-    process_.reset();
-    error.add_context(fmt::format("asking the reward command {}", options_.command));
-    throw;
-  }
+  for (std::size_t i = 0; i < requests.size(); ++i) ask(i, requests[i]);
+  while (num_unanswered() > 0)
+    for (auto& [number, score] : answers(std::chrono::seconds(1)))
+      scores[number] = std::move(score);
   return scores;
 }
 

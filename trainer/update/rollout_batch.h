@@ -64,6 +64,7 @@ struct RolloutBatch {
   at::Tensor scores{};             // fp32, of whole responses
   at::Tensor overlong_reward{};    // fp32, to be added to scores
   at::Tensor reward_baselines{};   // fp32, what the greedy answer earns
+  at::Tensor reward_restarts{};    // int64, of workers that scored: in the first row of each rank
   std::vector<std::string> uid{};  // of the prompt: rows that share it are a group
   std::vector<std::string> data_source{};
   std::vector<nlohmann::json> ground_truth{}, extra_info{}, reward_extra_info{};

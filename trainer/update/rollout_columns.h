@@ -37,6 +37,7 @@ void each_column(Visit&& visit) {
   visit("scores", Per::kRow, &Batch::scores);
   visit("overlong_reward", Per::kRow, &Batch::overlong_reward);
   visit("reward_baselines", Per::kRow, &Batch::reward_baselines);
+  visit("reward_restarts", Per::kRow, &Batch::reward_restarts);
   visit("uid", Per::kRow, &Batch::uid);
   visit("data_source", Per::kRow, &Batch::data_source);
   visit("ground_truth", Per::kRow, &Batch::ground_truth);

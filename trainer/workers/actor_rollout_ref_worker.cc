@@ -57,19 +57,24 @@ std::vector<Session> sessions_of(const RolloutBatch& prompts, const AgentSection
     const auto tokens = prompts.prompt(row);
     session.prompt.assign(tokens.begin(), tokens.end());
     session.seed = static_cast<std::uint64_t>(prompts.seeds[row].item<std::int64_t>());
+    if (prompts.data_source.empty()) continue;
+    session.task = {{"data_source", prompts.data_source[index]},
+                    {"ground_truth", prompts.ground_truth[index]},
+                    {"extra_info", prompts.extra_info[index]}};
     if (prompts.raw_prompt.empty()) continue;
     session.messages = Messages::parse(prompts.raw_prompt[index]);
     session.loop = agents.loop_of(prompts.agent_name[index]);
     if (!prompts.replay.empty()) session.replay = prompts.replay[index];
-    session.task = {{"data_source", prompts.data_source[index]},
-                    {"ground_truth", prompts.ground_truth[index]},
-                    {"extra_info", prompts.extra_info[index]}};
   }
   return sessions;
 }
 
-// Adds turn_scores and agent_info.
-void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions, bool partial) {
+// Adds turn_scores and agent_info, with the messages where a program will be asked about them.
+void add_sessions(RolloutBatch& batch,
+                  const std::vector<Session>& sessions,
+                  const PromptEncoder& encoder,
+                  const RewardConfig& reward,
+                  bool partial) {
   batch.turn_scores = at::zeros({batch.response_offsets.back()}, at::kFloat);
   for (std::size_t row = 0; row < sessions.size(); ++row) {
     const auto& session = sessions[row];
@@ -80,6 +85,8 @@ void add_sessions(RolloutBatch& batch, const std::vector<Session>& sessions, boo
                                 {"exchanges", session.exchanges},
                                 {"extra_info", session.extra_info}});
     if (partial) batch.agent_info.back()["global_steps"] = runs_of_steps(session.global_steps);
+    if (!reward.command.empty() && !reward.scores_early())
+      batch.agent_info.back()["messages"] = conversation_of(session, encoder);
   }
 }
 
@@ -123,7 +130,9 @@ ActorRolloutRefWorker::ActorRolloutRefWorker(models::World& world,
 
 ActorRolloutRefWorker::~ActorRolloutRefWorker() = default;
 
-void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder, const Tools& tools) {
+void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
+                                         const Tools& tools,
+                                         RewardManager* rewards) {
   const auto& rollout = config_.rollout;
   const auto resting = config_.actor.megatron;
   const bool shares_memory = config_.rollout_shares_memory();
@@ -162,6 +171,14 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder, const Too
         AgentLimits{.max_prompt_length = config_.data.max_prompt_length,
                     .max_response_length = config_.data.max_response_length},
         *engine_, encoder, rollout_mesh_->tp());
+    encoder_ = &encoder;
+    if (rewards != nullptr && rollout_mesh_->tp().rank() == 0) {
+      const auto& dp = rollout_mesh_->dp();
+      const auto workers = config_.reward.num_workers;
+      rewards->use_workers(
+          std::max(1, workers / dp.size() + (dp.rank() < workers % dp.size() ? 1 : 0)));
+      rewards_ = rewards;
+    }
   }
   hybrid_ = std::make_unique<HybridEngine>(
       world_, "weights", actor_ ? actor_->engine().chunks() : std::vector<models::GPTModel*>(),
@@ -199,11 +216,26 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
                                        .return_sampling_mask = sampling.sampling_mask};
   auto sessions = sessions_of(prompts, config_.rollout.agents);
   if (sampling.num_groups == 0) {
-    agents_->run(sessions, params, weights_step_);
-    return answered(sessions, sampling);
+    SessionObserver observer;
+    if (rewards_ != nullptr) {
+      rewards_->begin(sessions.size());
+      observer.is_over = [&](std::size_t row) { rewards_->session_is_over(row, sessions[row]); };
+      observer.poll = [&] { rewards_->poll(); };
+    }
+    agents_->run(sessions, params, weights_step_, observer);
+    take_spans_of(*agents_);
+    auto batch = answered(sessions, sampling);
+    if (rewards_ != nullptr) {
+      batch.data_source = prompts.data_source;
+      batch.agent_name = prompts.agent_name;
+      rewards_->finish(batch);
+      take_spans_of(*rewards_);
+    }
+    return batch;
   }
   std::ranges::move(sessions, std::back_inserter(carried_));
   sessions = finished_groups(sampling, params);
+  take_spans_of(*agents_);
   auto batch = answered(sessions, sampling);
   std::vector<std::int64_t> seeds;
   for (const auto& session : sessions) seeds.push_back(static_cast<std::int64_t>(session.seed));
@@ -241,7 +273,7 @@ std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& samp
   const auto is_enough = [&] {
     return !again && std::ranges::all_of(old, is_over) && chosen().size() == wanted;
   };
-  agents_->run(carried_, params, weights_step_, is_enough);
+  agents_->run(carried_, params, weights_step_, {}, is_enough);
 
   const auto groups = chosen();
   require(groups.size() == wanted && std::ranges::all_of(groups, is_over), ErrorKind::kUsage,
@@ -303,7 +335,8 @@ RolloutBatch ActorRolloutRefWorker::answered(const std::vector<Session>& session
     }
     batch.routed_experts = at::cat(of_rows);
   }
-  if (config_.rollout.agents.enabled()) add_sessions(batch, sessions, sampling.num_groups > 0);
+  if (config_.rollout.agents.enabled())
+    add_sessions(batch, sessions, *encoder_, config_.reward, sampling.num_groups > 0);
   return batch;
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "models/distributed/parallel_state.h"
@@ -15,10 +16,12 @@
 #include "trainer/agents/agent_runner.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
+#include "trainer/metrics/timeline.h"
 #include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
 #include "trainer/workers/hybrid_engine.h"
 #include "trainer/workers/megatron_worker.h"
+#include "trainer/workers/reward_manager.h"
 
 namespace ferry::trainer {
 
@@ -49,8 +52,10 @@ class ActorRolloutRefWorker {
 
   // The rollout takes what memory of a GPU is left then: after all other roles have theirs. Called
   // by all ranks of the world. The encoder's eos_token_ids() end an answer; it outlives this.
-  // `tools`: of sessions.
-  void init_rollout(const PromptEncoder& encoder, const Tools& tools = {});
+  // `tools`: of sessions. `rewards`: scores answers as they are written, or null; outlives this.
+  void init_rollout(const PromptEncoder& encoder,
+                    const Tools& tools = {},
+                    RewardManager* rewards = nullptr);
 
   // Parts of calls on this rank.
   Dispatch actor_dispatch() const;
@@ -61,12 +66,16 @@ class ActorRolloutRefWorker {
   // but for what others say in sessions of several turns, which also have turn_scores and
   // agent_info, and for which raw_prompt and what judges the answer are read), rollout_log_probs of
   // the distributions that tokens were drawn from, min_global_steps, max_global_steps, and what
-  // `sampling` asks for; global_steps where the run is_async(). Needs the rollout's weights:
+  // `sampling` asks for; global_steps where the run is_async(); and, if answers are scored as they
+  // are written, the columns of RewardManager::compute_reward(). Needs the rollout's weights:
   // update_weights().
   //
   // A partial rollout returns the groups that are finished first, with their seeds; the others go
   // on in the next one, with the weights of then.
   RolloutBatch generate_sequences(const RolloutBatch& prompts, const Sampling& sampling);
+  // The times of what programs did for sessions since this was called last: "tool/<name>",
+  // "env/<method>", "reward/worker".
+  std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
   // Returns old_log_probs and entropys; with router_replay.mode R2 routed_experts, too. Routes that
   // the batch has are replayed, here and by update_actor(); sampling masks, by all passes.
   RolloutBatch compute_log_prob(const RolloutBatch& batch);
@@ -88,6 +97,9 @@ class ActorRolloutRefWorker {
   std::vector<Session> finished_groups(const Sampling& sampling,
                                        const rollout::SamplingParams& params);
   RolloutBatch answered(const std::vector<Session>& sessions, const Sampling& sampling) const;
+  void take_spans_of(auto& part) {
+    for (auto& span : part.take_spans()) spans_.push_back(std::move(span));
+  }
   LogProbs log_probs(MegatronWorker& worker,
                      const RolloutBatch& batch,
                      const MicroBatchSize& size,
@@ -107,6 +119,9 @@ class ActorRolloutRefWorker {
   std::vector<std::unique_ptr<models::GPTModel>> rollout_model_;  // none where memory is shared
   std::unique_ptr<rollout::LLMEngine> engine_;
   std::unique_ptr<AgentRunner> agents_;
+  const PromptEncoder* encoder_ = nullptr;
+  RewardManager* rewards_ = nullptr;  // where this rank asks
+  std::vector<Span> spans_;
   std::unique_ptr<HybridEngine> hybrid_;
   std::int64_t weights_step_ = 0;  // of the rollout's weights
   std::vector<Session> carried_;   // of partial rollouts: those that have not been returned

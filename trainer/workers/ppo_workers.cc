@@ -94,7 +94,9 @@ PpoWorkers::PpoWorkers(models::World& world,
         std::make_unique<RewardModelWorker>(world, config, open_checkpoint(config.reward.model));
   memory_.add(of(critic_.get()));
   memory_.add(of(reward_model_.get()));
-  memory_.run("the rollout", [&] { policy_->init_rollout(encoder, tools); });
+  memory_.run("the rollout", [&] {
+    policy_->init_rollout(encoder, tools, config.reward.scores_early() ? &reward_ : nullptr);
+  });
   add_roles();
 }
 
@@ -154,11 +156,17 @@ void PpoWorkers::add_roles() {
   if (config_.use_critic()) add_mesh("critic", mesh_of(critic_.get()));
   if (config_.reward.enable) add_mesh("reward", mesh_of(reward_model_.get()));
 
-  add("generate_sequences", "gen", policy.rollout_dispatch(), [&policy](const WorkerData& call) {
-    WorkerData answer;
-    answer.batch = policy.generate_sequences(call.batch, call.meta_info.at("sampling"));
-    return answer;
-  });
+  add("generate_sequences", "gen", policy.rollout_dispatch(),
+      [this, &policy](const WorkerData& call) {
+        WorkerData answer;
+        answer.batch = policy.generate_sequences(call.batch, call.meta_info.at("sampling"));
+        for (auto& span : policy.take_spans())
+          if (timeline_)
+            timeline_->add(std::move(span.name), span.start, span.end);
+          else
+            spans_.push_back(std::move(span));
+        return answer;
+      });
   add("compute_log_prob", "old_log_prob", policy.actor_dispatch(),
       of_rows(&policy, &ActorRolloutRefWorker::compute_log_prob));
   if (config_.is_async())
@@ -275,6 +283,8 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Samp
     asked.raw_prompt = prompts.raw_prompt;
     asked.agent_name = prompts.agent_name;
     asked.replay = prompts.replay;
+  }
+  if (config_.rollout.agents.enabled() || config_.reward.scores_early()) {
     asked.data_source = prompts.data_source;
     asked.ground_truth = prompts.ground_truth;
     asked.extra_info = prompts.extra_info;
@@ -286,7 +296,10 @@ WorkerGroup::Call PpoWorkers::start_generating(const RolloutBatch& prompts, Samp
 }
 
 RolloutBatch PpoWorkers::finish_generating(WorkerGroup::Call call) {
-  return group_.finish(std::move(call)).batch;
+  auto answered = group_.finish(std::move(call)).batch;
+  const auto restarts = std::exchange(answered.reward_restarts, {});
+  if (restarts.defined()) reward_restarts_ += restarts.sum().item<std::int64_t>();
+  return answered;
 }
 
 RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
@@ -298,6 +311,7 @@ RolloutBatch PpoWorkers::keep_rows(const RolloutBatch& batch) {
 RolloutBatch PpoWorkers::compute_reward(const RolloutBatch& batch) {
   auto asked = batch.only({});
   asked.agent_name = batch.agent_name;
+  asked.agent_info = batch.agent_info;
   asked.data_source = batch.data_source;
   asked.ground_truth = batch.ground_truth;
   asked.extra_info = batch.extra_info;

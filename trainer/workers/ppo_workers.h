@@ -19,6 +19,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/distributed/world.h"
@@ -86,10 +87,12 @@ class PpoWorkers {
                                                       const std::filesystem::path& run);
   std::vector<RoleMesh> meshes();
   void stop() { group_.stop(); }
+  // The times of this rank's tools and workers of rewards since this was called last.
+  std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
   // perf/messages_{s,mb}/<method>: WorkerGroup::take_costs(), of runs of several ranks; in async
   // ones perf/rollouter/busy_s, of the answers that have arrived.
   Metrics message_metrics();
-  std::int64_t num_reward_restarts() const { return reward_.num_restarts(); }  // on rank 0
+  std::int64_t num_reward_restarts() const { return reward_restarts_ + reward_.num_restarts(); }
 
   // On all ranks, before the first call: of memory that will be missing, for people.
   std::vector<std::string> expect_memory() const { return memory_.expect(); }
@@ -129,8 +132,11 @@ class PpoWorkers {
   StepProfiler profiler_;
   RankMemory memory_;
   std::vector<std::string> roles_;
-  std::int64_t step_ = 0;         // that this rank is in
-  std::int64_t called_step_ = 0;  // on rank 0
+  std::int64_t step_ = 0;  // that this rank is in
+  // On rank 0:
+  std::int64_t called_step_ = 0;
+  std::int64_t reward_restarts_ = 0;  // of workers that score while answers are written
+  std::vector<Span> spans_;           // within the calls of this rank
 };
 
 }  // namespace ferry::trainer

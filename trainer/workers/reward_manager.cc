@@ -2,10 +2,11 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "distckpt/base/error.h"
 #include "trainer/algorithms/overlong_penalty.h"
@@ -27,51 +28,115 @@ nlohmann::json extra_of(const RewardScore& score) {
   return extra;
 }
 
+RewardCommandOptions command_options(const RewardConfig& reward) {
+  return {.command = reward.command,
+          .timeout = std::chrono::seconds(reward.command_timeout),
+          .start_timeout = std::chrono::seconds(reward.command_start_timeout),
+          .max_restarts = reward.command_max_restarts};
+}
+
 }  // namespace
 
 RewardManager::RewardManager(const PpoConfig& config, const PromptEncoder& encoder)
     : config_(config), encoder_(encoder) {
   const auto& reward = config.reward;
   if (!reward.format_pattern.empty()) format_.emplace(reward.format_pattern, reward.format_score);
-  if (!reward.command.empty())
-    command_ = std::make_unique<RewardCommand>(
-        RewardCommandOptions{.command = reward.command,
-                             .timeout = std::chrono::seconds(reward.command_timeout),
-                             .start_timeout = std::chrono::seconds(reward.command_start_timeout),
-                             .max_restarts = reward.command_max_restarts});
+  if (!reward.command.empty() && !reward.scores_early())
+    command_ = std::make_unique<RewardCommand>(command_options(reward));
 }
 
 RewardManager::~RewardManager() = default;
+
+void RewardManager::use_workers(int share) {
+  pool_ = std::make_unique<RewardPool>(command_options(config_.reward), share);
+}
 
 std::int64_t RewardManager::num_restarts() const {
   return command_ ? command_->num_restarts() : 0;
 }
 
-RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
-  const auto rows = static_cast<std::size_t>(batch.size());
-  std::vector<RewardRequest> requests;
-  for (std::size_t row = 0; row < rows; ++row)
-    requests.push_back(
-        {.data_source = batch.data_source[row],
-         .solution_str = encoder_.decode(batch.response(static_cast<std::int64_t>(row)), true),
-         .ground_truth = batch.ground_truth[row].dump(),
-         .extra_info = batch.extra_info[row].dump()});
-  const auto judges = [&](std::size_t row) {  // an environment needs no rule
-    const auto loop = batch.agent_name.empty()
-                          ? AgentLoopKind::kSingleTurn
-                          : config_.rollout.agents.loop_of(batch.agent_name[row]);
-    return command_ || (!config_.reward.enable && loop != AgentLoopKind::kEnv);
-  };
-  std::vector<RewardScore> scores;
-  if (command_) {
-    scores = command_->compute_score(requests);
-  } else {
-    for (std::size_t row = 0; row < rows; ++row)
-      scores.push_back(judges(row) ? default_compute_score(requests[row].data_source,
-                                                           requests[row].solution_str,
-                                                           as_text(batch.ground_truth[row]))
-                                   : RewardScore{});
+// An environment needs no rule.
+bool RewardManager::judges(AgentLoopKind loop) const {
+  return !config_.reward.command.empty() || (!config_.reward.enable && loop != AgentLoopKind::kEnv);
+}
+
+AgentLoopKind RewardManager::loop_of(const RolloutBatch& batch, std::size_t row) const {
+  return batch.agent_name.empty() ? AgentLoopKind::kSingleTurn
+                                  : config_.rollout.agents.loop_of(batch.agent_name[row]);
+}
+
+void RewardManager::describe(RewardRequest& request,
+                             std::span<const std::int64_t> prompt,
+                             std::span<const std::int64_t> response) const {
+  const auto ends = encoder_.eos_token_ids();
+  const bool stopped = !response.empty() && std::ranges::find(ends, response.back()) != ends.end();
+  request.solution_str = encoder_.decode(response, true);
+  request.prompt = encoder_.decode(prompt, true);
+  request.prompt_ids = {prompt.begin(), prompt.end()};
+  request.response_ids = {response.begin(), response.end()};
+  request.finish_reason = stopped ? "stop" : "length";
+}
+
+RewardRequest RewardManager::request(const RolloutBatch& batch, std::int64_t row) const {
+  const auto index = static_cast<std::size_t>(row);
+  RewardRequest request{.data_source = batch.data_source[index],
+                        .ground_truth = batch.ground_truth[index].dump(),
+                        .extra_info = batch.extra_info[index].dump()};
+  describe(request, batch.prompt(row), batch.response(row));
+  if (!batch.agent_info.empty() && command_) {
+    request.num_turns = batch.agent_info[index].at("num_turns");
+    request.messages = batch.agent_info[index].at("messages").dump();
   }
+  return request;
+}
+
+RewardRequest RewardManager::request(const Session& session) const {
+  std::vector<std::int64_t> response;
+  for (const auto& token : session.response) response.push_back(token.token_id);
+  RewardRequest request{.data_source = session.task.at("data_source"),
+                        .ground_truth = session.task.at("ground_truth").dump(),
+                        .extra_info = session.task.at("extra_info").dump()};
+  describe(request, session.prompt, response);
+  if (config_.rollout.agents.enabled()) {
+    request.num_turns = session.num_turns();
+    request.messages = conversation_of(session, encoder_).dump();
+  }
+  return request;
+}
+
+RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
+  std::vector<RewardRequest> requests;
+  for (std::int64_t row = 0; row < batch.size(); ++row) requests.push_back(request(batch, row));
+  if (command_) return rewards_of(batch, command_->compute_score(requests));
+  std::vector<RewardScore> scores;
+  for (std::size_t row = 0; row < requests.size(); ++row)
+    scores.push_back(judges(loop_of(batch, row))
+                         ? default_compute_score(requests[row].data_source,
+                                                 requests[row].solution_str,
+                                                 as_text(batch.ground_truth[row]))
+                         : RewardScore{});
+  return rewards_of(batch, std::move(scores));
+}
+
+void RewardManager::begin(std::size_t size) {
+  pool_->begin(size);
+}
+
+void RewardManager::session_is_over(std::size_t row, const Session& session) {
+  pool_->ask(row, request(session));
+}
+
+void RewardManager::finish(RolloutBatch& batch) {
+  batch.take(rewards_of(batch, pool_->finish()));
+  batch.reward_restarts = at::zeros({batch.size()}, at::kLong);
+  if (batch.size() > 0)
+    batch.reward_restarts[0] =
+        pool_->num_restarts() - std::exchange(told_restarts_, pool_->num_restarts());
+}
+
+RolloutBatch RewardManager::rewards_of(const RolloutBatch& batch,
+                                       std::vector<RewardScore> scores) const {
+  const auto rows = static_cast<std::size_t>(batch.size());
   auto answer = batch.without_columns();
   answer.scores = at::zeros({batch.size()});
   answer.overlong_reward = at::zeros({batch.size()});
@@ -80,11 +145,11 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
     const auto at = static_cast<std::int64_t>(row);
     auto& score = scores[row].score;
     require(std::isfinite(score), ErrorKind::kCorrupt, "reward of an answer to {}: is not finite",
-            requests[row].data_source);
-    auto& extra = answer.reward_extra_info.emplace_back(judges(row) ? extra_of(scores[row])
-                                                                    : nlohmann::json::object());
+            batch.data_source[row]);
+    auto& extra = answer.reward_extra_info.emplace_back(
+        judges(loop_of(batch, row)) ? extra_of(scores[row]) : nlohmann::json::object());
     if (format_) {
-      const auto earned = format_->compute_score(requests[row].solution_str);
+      const auto earned = format_->compute_score(encoder_.decode(batch.response(at), true));
       score += earned;
       extra["format"] = earned;
     }
@@ -99,6 +164,16 @@ RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
     }
   }
   return answer;
+}
+
+nlohmann::json conversation_of(const Session& session, const PromptEncoder& encoder) {
+  nlohmann::json messages = session.messages;
+  if (!messages.empty() && messages.back().at("role") == "assistant") return messages;
+  std::vector<std::int64_t> said;
+  for (auto at = session.turn_begin; at < session.response.size(); ++at)
+    said.push_back(session.response[at].token_id);
+  messages.push_back({{"role", "assistant"}, {"content", encoder.decode(said, true)}});
+  return messages;
 }
 
 }  // namespace ferry::trainer
