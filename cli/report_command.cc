@@ -87,8 +87,11 @@ void write_page(const ReportFlags& flags) {
   report.summaries = trainer::summarize(report.log.metrics);
   report.spans = trainer::read_step_spans(report.log, flags.step);
   const auto folder = report.log.metrics_path.parent_path();
-  for (const char* name : {trainer::kValidationDataFolder, trainer::kRolloutDataFolder}) {
-    auto set = read_sample_set(folder / name, flags.step);
+  const auto sessions = folder / "sessions";
+  for (const auto& [name, journal] :
+       {std::pair(trainer::kValidationDataFolder, sessions / "validation"),
+        std::pair(trainer::kRolloutDataFolder, sessions)}) {
+    auto set = read_sample_set(folder / name, flags.step, journal);
     if (!set.steps.empty()) report.samples.push_back(std::move(set));
   }
   for (const auto& path : flags.samples) {

@@ -130,6 +130,10 @@ summary { cursor: pointer; }
 .texts dt { color: var(--dim); font-size: 13px; }
 .texts dd { margin: 0; }
 .texts pre { margin: 0; max-height: 420px; overflow-y: auto; }
+.turns { margin: 0; padding: 0; list-style: none; display: flex; flex-direction: column; gap: 6px; }
+.turns li { border-left: 3px solid var(--line); padding-left: 10px; }
+.turns .model { border-color: var(--accent); }
+.turns .other { margin-left: 24px; }
 .texts .cut { color: var(--accent); font-style: italic; }
 @media print { .scroll { max-height: none; } }
 )css";

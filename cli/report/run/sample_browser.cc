@@ -11,6 +11,7 @@
 
 #include "cli/report/chart.h"
 #include "cli/report/html.h"
+#include "cli/report/run/trajectory.h"
 #include "cli/report/text.h"
 
 namespace ferry::cli {
@@ -59,14 +60,19 @@ std::vector<std::size_t> choose(const std::vector<LoggedSample>& samples) {
   return chosen;
 }
 
-ShownStep shown_step(std::int64_t step, std::vector<LoggedSample> samples) {
+ShownStep shown_step(std::int64_t step,
+                     std::vector<LoggedSample> samples,
+                     const std::vector<nlohmann::json>& exchanges) {
   ShownStep shown{.step = step, .num_samples = static_cast<std::int64_t>(samples.size())};
   for (const auto& sample : samples) {
     if (std::isfinite(sample.score)) shown.scores.push_back(sample.score);
   }
   std::ranges::sort(shown.scores);
   shown.rows = choose(samples);
-  for (const auto row : shown.rows) shown.samples.push_back(std::move(samples[row]));
+  for (const auto row : shown.rows) {
+    shown.samples.push_back(std::move(samples[row]));
+    shown.exchanges.push_back(exchanges.empty() ? nlohmann::json() : exchanges[row]);
+  }
   return shown;
 }
 
@@ -121,13 +127,27 @@ std::string score_html(double score, const Range& range) {
                      short_number(score));
 }
 
-std::string sample_html(const LoggedSample& sample, std::size_t row, const Range& range) {
+// An answer, or its turns.
+std::string answer_html(const std::string& output, const nlohmann::json& exchanges) {
+  if (exchanges.empty()) return text_html(output);
+  std::string html = "<ol class=\"turns\">\n";
+  for (const auto& turn : turns_of(output, exchanges))
+    html += fmt::format("<li class=\"{}\"><b>{}</b> <span class=\"dim\">{}</span>{}</li>\n",
+                        turn.who == "model" ? "model" : "other", escape_xml(turn.who),
+                        escape_xml(turn.note), turn.text.empty() ? "" : text_html(turn.text));
+  return html + "</ol>";
+}
+
+std::string sample_html(const LoggedSample& sample,
+                        const nlohmann::json& exchanges,
+                        std::size_t row,
+                        const Range& range) {
   auto html = fmt::format(
       "<details class=\"sample\" style=\"--row: {}\"><summary>{}<span class=\"dim\">{}</span>"
       "<span>{}</span></summary>\n<dl class=\"texts\"><dt>prompt</dt><dd>{}</dd>\n<dt>answer</dt>"
       "<dd>{}</dd>\n",
       row, score_html(sample.score, range), line_html(sample.input), line_html(sample.output),
-      text_html(sample.input), text_html(sample.output));
+      text_html(sample.input), answer_html(sample.output, exchanges));
   if (!sample.gts.is_null())
     html += fmt::format("<dt>ground truth</dt><dd>{}</dd>\n", text_html(value_text(sample.gts)));
   for (const auto& [name, value] : sample.extra) {
@@ -172,7 +192,7 @@ std::string step_html(const std::string& name,
           ? fmt::format(". {} of them are shown, of each score about as many.", step.samples.size())
           : ".");
   for (std::size_t i = 0; i < step.samples.size(); ++i)
-    html += sample_html(step.samples[i], step.rows[i], range);
+    html += sample_html(step.samples[i], step.exchanges[i], step.rows[i], range);
   return html + "</div></div>\n";
 }
 
@@ -189,7 +209,9 @@ std::string left_out(const SampleSet& set) {
 
 }  // namespace
 
-SampleSet read_sample_set(const fs::path& folder, std::optional<std::int64_t> step) {
+SampleSet read_sample_set(const fs::path& folder,
+                          std::optional<std::int64_t> step,
+                          const fs::path& sessions) {
   const auto files = trainer::sample_files(folder);
   SampleSet set{.folder = folder, .num_steps = static_cast<std::int64_t>(files.size())};
   std::vector<std::int64_t> steps;
@@ -200,7 +222,8 @@ SampleSet read_sample_set(const fs::path& folder, std::optional<std::int64_t> st
   for (const auto& [number, path] : chosen) {
     auto read = trainer::read_samples(path);
     set.num_unreadable += read.num_unreadable;
-    set.steps.push_back(shown_step(number, std::move(read.samples)));
+    const auto exchanges = read_exchanges(sessions, number, read.samples.size());
+    set.steps.push_back(shown_step(number, std::move(read.samples), exchanges));
   }
   return set;
 }

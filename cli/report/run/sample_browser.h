@@ -21,6 +21,7 @@ struct ShownStep {
   // The samples that are shown, best first, and the row of each in the file, from 0.
   std::vector<trainer::LoggedSample> samples{};
   std::vector<std::size_t> rows{};
+  std::vector<nlohmann::json> exchanges{};  // of each, with tools or an environment, if known
 };
 
 struct SampleSet {
@@ -31,8 +32,11 @@ struct SampleSet {
 };
 
 // Steps evenly over the run, with its first and last and `step`, if there is one; of each, answers
-// of every score, the best and the worst among them. Empty if the folder has none.
-SampleSet read_sample_set(const std::filesystem::path& folder, std::optional<std::int64_t> step);
+// of every score, the best and the worst among them. Empty if the folder has none. `sessions`: the
+// folder of their journal, which may be missing.
+SampleSet read_sample_set(const std::filesystem::path& folder,
+                          std::optional<std::int64_t> step,
+                          const std::filesystem::path& sessions = {});
 
 // `name` is that of its section, and unique on the page. "" where there are no samples.
 std::string sample_browser(const std::string& name, const SampleSet& set);

@@ -21,10 +21,13 @@ constexpr double kTimelineTop = 26;
 constexpr double kTimelineCharWidth = 6.4;
 constexpr double kLabelHeight = 13;
 
+constexpr std::size_t kMostBeside = 8;  // rows of a rank's programs; more lie over each other
+
 struct Lane {
   int rank = 0;
+  bool is_beside = false;  // of the programs that work beside the rank
+  std::vector<const Span*> spans{};
   std::vector<std::size_t> depths{};  // of its spans
-  std::size_t first_span = 0;
   std::size_t num_rows = 1;
 };
 
@@ -37,21 +40,43 @@ struct Kind {
 using Kinds = std::map<std::string, Kind>;
 
 // A span lies below those that are open when it begins.
+void add_span(Lane& lane, std::vector<const Span*>& open, const Span& span, Kinds& kinds) {
+  std::erase_if(open, [&](const Span* one) { return one->end <= span.start; });
+  for (const auto* one : open) kinds[one->name].is_frame |= one->end >= span.end;
+  lane.spans.push_back(&span);
+  lane.depths.push_back(open.size());
+  open.push_back(&span);
+  lane.num_rows = std::max(lane.num_rows, open.size());
+}
+
+// A span of a program takes the first row that is free; `ends`: of the rows.
+void add_beside(Lane& lane, std::vector<double>& ends, const Span& span) {
+  auto row = static_cast<std::size_t>(
+      std::ranges::find_if(ends, [&](double end) { return end <= span.start; }) - ends.begin());
+  if (row == ends.size() && ends.size() < kMostBeside) ends.push_back(0);
+  row = std::min(row, ends.size() - 1);
+  ends[row] = std::max(ends[row], span.end);
+  lane.spans.push_back(&span);
+  lane.depths.push_back(row);
+  lane.num_rows = ends.size();
+}
+
+// Each rank has one, and one for the programs beside it, whose spans have names with a slash.
 std::vector<Lane> lanes_of(const std::vector<Span>& spans, Kinds& kinds) {
   std::vector<Lane> lanes;
-  std::vector<const Span*> open;
-  for (std::size_t i = 0; i < spans.size(); ++i) {
-    if (lanes.empty() || lanes.back().rank != spans[i].rank) {
-      lanes.push_back({.rank = spans[i].rank, .first_span = i});
-      open.clear();
+  for (std::size_t i = 0; i < spans.size();) {
+    Lane own{.rank = spans[i].rank}, beside{.rank = spans[i].rank, .is_beside = true};
+    std::vector<const Span*> open;
+    std::vector<double> ends;
+    for (; i < spans.size() && spans[i].rank == own.rank; ++i) {
+      kinds[spans[i].name].seconds += spans[i].end - spans[i].start;
+      if (spans[i].name.find('/') == std::string::npos)
+        add_span(own, open, spans[i], kinds);
+      else
+        add_beside(beside, ends, spans[i]);
     }
-    std::erase_if(open, [&](const Span* one) { return one->end <= spans[i].start; });
-    for (const auto* one : open) kinds[one->name].is_frame |= one->end >= spans[i].end;
-    kinds[spans[i].name].seconds += spans[i].end - spans[i].start;
-    auto& lane = lanes.back();
-    lane.depths.push_back(open.size());
-    open.push_back(&spans[i]);
-    lane.num_rows = std::max(lane.num_rows, open.size());
+    if (!own.spans.empty()) lanes.push_back(std::move(own));
+    if (!beside.spans.empty()) lanes.push_back(std::move(beside));
   }
   return lanes;
 }
@@ -93,7 +118,9 @@ std::string timeline_svg(const std::vector<Span>& spans) {
   const auto lanes = lanes_of(spans, kinds);
   const auto begin = std::ranges::min(spans, {}, &Span::start).start;
   const auto end = std::max(std::ranges::max(spans, {}, &Span::end).end, begin + 1e-9);
-  const auto names = give_colours(kinds, (end - begin) * static_cast<double>(lanes.size()));
+  const auto num_ranks =
+      static_cast<std::size_t>(std::ranges::count(lanes, false, &Lane::is_beside));
+  const auto names = give_colours(kinds, (end - begin) * static_cast<double>(num_ranks));
   const auto x = [&](double time) {
     return kTimelineLeft +
            (time - begin) / (end - begin) * (kTimelineWidth - kTimelineLeft - kTimelineRight);
@@ -103,7 +130,7 @@ std::string timeline_svg(const std::vector<Span>& spans) {
   double height = kTimelineTop;
   for (const auto& lane : lanes) height += static_cast<double>(lane.num_rows) * row + gap;
 
-  auto svg = legend(names, kinds, lanes.size());
+  auto svg = legend(names, kinds, std::max<std::size_t>(num_ranks, 1));
   svg += fmt::format(
       "<svg class=\"timeline\" viewBox=\"0 0 {0} {1:.0f}\" role=\"img\" aria-label=\"What each "
       "rank "
@@ -121,11 +148,12 @@ std::string timeline_svg(const std::vector<Span>& spans) {
   for (const auto& lane : lanes) {
     if (y >= labelled) {
       labelled = y + kLabelHeight;
-      svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">rank {}</text>\n",
-                         kTimelineLeft - 8, y + row * 0.5 + 4, lane.rank);
+      svg += fmt::format("<text class=\"layer\" x=\"{}\" y=\"{:.1f}\">{}</text>\n",
+                         kTimelineLeft - 8, y + row * 0.5 + 4,
+                         lane.is_beside ? "programs" : fmt::format("rank {}", lane.rank));
     }
     for (std::size_t i = 0; i < lane.depths.size(); ++i) {
-      const auto& span = spans[lane.first_span + i];
+      const auto& span = *lane.spans[i];
       const auto left = x(span.start);
       const auto width = std::max(0.6, x(span.end) - left - 0.6);
       const auto top = y + static_cast<double>(lane.depths[i]) * row;

@@ -103,6 +103,18 @@ def test_timeline_has_a_lane_for_each_rank(work):
     assert "frame" in drawn[0].get("class") and "frame" not in drawn[1].get("class")
 
 
+def test_programs_beside_a_rank_have_a_lane_of_their_own(work):
+    spans = [dict(name=name, start=100 + start, end=100 + end, rank=rank, step=1)
+             for rank in (0, 1) for name, start, end in [("gen", 0, 1), *([("tool/search", .1 * n, .1 * n + .25) for n in range(7)] if rank else [])]]
+    run = write_run(work / "run", [(1, {})], spans)
+    run_ok("report", run)
+    (svg,) = every(page_of(run), "svg", "timeline")
+    assert [texts(label) for label in every(svg, "text", "layer")] == ["rank 0", "rank 1", "programs"]
+    tops = [float(every(span, "rect")[0].get("y")) for span in every(svg, "g", "span")[2:]]
+    assert tops == tops[:3] + tops[:3] + tops[:1] and len(set(tops)) == 3  # a row is taken again as soon as it is free
+    assert "tool/search 875 ms" in texts(page_of(run))
+
+
 @pytest.mark.parametrize("data", [{}, {"train/loss": 0}, {"train/loss": None}, {"train/loss": 1e300, "train/grad_norm": 1e-300}, {"x" * 500: -1e-9},
                                   {"train/grad_norm": -1, "<&\"'>\u0001": 5}], ids=lambda data: str(data)[:30])
 @pytest.mark.parametrize("steps", [1, 2, 1500])
@@ -229,6 +241,45 @@ def test_what_is_left_out_of_many_samples_is_said(work):
     run_ok("report", run, "--step", 35)
     assert "Step 35: 40 answers" in texts(page_of(run))
     assert "--step 36" in run_ok("report", run, "--step", 36, code=2).stderr
+
+
+def tool_call(expression, **answer):
+    return {"question": {"session": 1, "name": "calculator", "arguments": {"expression": expression}}, "answer": answer}
+
+
+def action(text, **answer):
+    return {"question": {"session": 1, "method": "step", "action": text}, "answer": answer}
+
+
+SESSIONS = [  # the answer, its exchanges, and what is read of it
+    ("I ask.[17*3] told 51 behind <it>.", [tool_call("17*3", content="51", reward=.5)],
+     [("model", "", "I ask.[17*3] told"), ("calculator", '{"expression":"17*3"}, reward 0.5', "51"), ("model", "", "behind <it>.")]),
+    ("left go on right", [{"question": {"session": 1, "method": "reset"}, "answer": {"observation": "left go"}}, action("left", observation="go on"),
+                          action("right", observation="well", reward=1, done=True)],
+     [("model", "", "left"), ("environment", "", "go on"), ("model", "", "right"), ("environment", "reward 1, done", "well")]),
+    ("a Error executing tool 'calculator': no", [tool_call("9", error="no"), tool_call("8", content="unheard")],
+     [("model", "", "a"), ("calculator", '{"expression":"9"}, error', "Error executing tool 'calculator': no"), ("calculator", '{"expression":"8"}', "unheard")]),
+    ("at once", [], None),
+]
+
+
+def test_answers_are_read_turn_by_turn(work):
+    run = write_run(work / "run", [(1, {}), (2, {})])
+    for step in (1, 2):
+        (run / "rollouts").mkdir(exist_ok=True)
+        rows = [{"input": "p", "output": output, "gts": None, "score": -n, "step": step} for n, (output, _, _) in enumerate(SESSIONS)]
+        (run / f"rollouts/{step}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "sessions").mkdir()
+    journal = [json.dumps({"session": n, "exchanges": exchanges}) + "\n" for n, (_, exchanges, _) in enumerate(SESSIONS)]
+    (run / "sessions/1.jsonl").write_text("".join(journal))
+    (run / "sessions/2.jsonl").write_text("".join(journal[1:]))  # of other answers
+    run_ok("report", run)
+    first, second = every(page_of(run), "div", "step")
+    for details, (output, _, turns) in zip(every(first, "details"), SESSIONS, strict=True):
+        found = [(texts(every(turn, "b")[0]), texts(every(turn, "span")[0]), texts(every(turn, "pre")[0])) for turn in every(details, "li")]
+        assert found == (turns or [])
+        if turns is None: assert texts(every(details, "pre")[1]) == output
+    assert not every(second, "li")
 
 
 def test_one_curve_of_several_runs_is_a_picture(work):

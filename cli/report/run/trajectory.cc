@@ -1,0 +1,89 @@
+#include "cli/report/run/trajectory.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+#include <string_view>
+#include <utility>
+
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::cli {
+namespace {
+
+using nlohmann::json;
+
+std::string as_text(const json& value) {
+  return value.is_string() ? value.get<std::string>()
+                           : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// A message to the model, and its worth.
+Turn answer_turn(const json& question, const json& answer) {
+  Turn turn{.who = question.contains("name") ? as_text(question["name"]) : "environment"};
+  for (const char* member : {"content", "observation"})
+    if (answer.contains(member)) turn.text = as_text(answer[member]);
+  if (answer.contains("error"))  // the words of tool_agent
+    turn.text = fmt::format("Error executing tool '{}': {}", turn.who, as_text(answer["error"]));
+  if (question.contains("arguments")) turn.note = as_text(question["arguments"]);
+  const auto add = [&](const std::string& note) {
+    turn.note += (turn.note.empty() ? "" : ", ") + note;
+  };
+  if (answer.contains("reward")) add("reward " + as_text(answer["reward"]));
+  if (answer.value("done", json(false)) == true) add("done");
+  if (answer.contains("error")) add("error");
+  return turn;
+}
+
+}  // namespace
+
+std::vector<Turn> turns_of(const std::string& output, const json& exchanges) {
+  std::vector<Turn> turns;
+  std::size_t told = 0;  // bytes of the output
+  const auto model_says = [&](std::size_t end) {
+    if (output.find_first_not_of(" \n\t", told) < end)
+      turns.push_back({.who = "model", .text = output.substr(told, end - told)});
+    told = end;
+  };
+  for (std::size_t i = 0; i < exchanges.size(); ++i) {
+    const auto question = exchanges[i].value("question", json::object());
+    if (question.value("method", json()) == "reset") continue;  // its text is the prompt's
+    auto turn = answer_turn(question, exchanges[i].value("answer", json::object()));
+    const auto action = question.value("action", json());
+    if (action.is_string()) {
+      const auto text = action.get<std::string>();
+      const auto at = output.find(text, told);
+      if (at != output.npos) {
+        told = at;
+        model_says(at + text.size());
+      }
+    }
+    const auto at = turn.text.empty() ? output.npos : output.find(turn.text, told);
+    if (at != output.npos) {
+      if (!action.is_string()) model_says(at);
+      told = at + turn.text.size();
+    } else if (i + 1 == exchanges.size()) {  // nothing is said behind it
+      model_says(output.size());
+    }
+    turns.push_back(std::move(turn));
+  }
+  model_says(output.size());
+  return turns;
+}
+
+std::vector<json> read_exchanges(const std::filesystem::path& sessions,
+                                 std::int64_t step,
+                                 std::size_t num_answers) {
+  const auto path = sessions / fmt::format("{}.jsonl", step);
+  std::vector<json> found;
+  if (!std::filesystem::exists(path)) return found;
+  std::istringstream lines(distckpt::read_text(path));
+  for (std::string line; std::getline(lines, line);) {
+    const auto session = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (session.is_object()) found.push_back(session.value("exchanges", json::array()));
+  }
+  if (found.size() != num_answers) found.clear();
+  return found;
+}
+
+}  // namespace ferry::cli
