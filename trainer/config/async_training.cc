@@ -74,7 +74,7 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
        },
        "ranks that share experts take each step together, so that none can stop before the others"},
       {"partial_answers_are_scored_when_taken",
-       {kPartialRollout, "reward.num_workers"},
+       {kPartialRollout, "reward_model.num_workers"},
        [](const PpoConfig& c) {
          return !c.async_training.partial_rollout || !c.reward.scores_early();
        },
