@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -42,15 +44,24 @@ EngineFleet::EngineFleet(const std::vector<EngineSteps*>& engines) {
 EngineFleet::~EngineFleet() = default;
 
 void EngineFleet::run() {
-  std::vector<std::jthread> others;
-  for (std::size_t i = 1; i < engines_.size(); ++i)
-    others.emplace_back([loop = engines_[i].loop.get()] { loop->run(); });
-  try {
-    engines_[0].loop->run();
-  } catch (...) {
-    stop();
-    throw;
+  std::mutex mutex;
+  std::exception_ptr failed;
+  const auto run_one = [&](EngineLoop& loop) {
+    try {
+      loop.run();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failed) failed = std::current_exception();
+      stop();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (std::size_t i = 1; i < engines_.size(); ++i)
+      others.emplace_back(run_one, std::ref(*engines_[i].loop));
+    run_one(*engines_[0].loop);
   }
+  if (failed) std::rethrow_exception(failed);
 }
 
 void EngineFleet::stop() {
@@ -165,7 +176,7 @@ bool EngineFleet::drop_delivered(Request& request, rollout::RequestOutput& outpu
   return output.outputs.empty() && !output.error;
 }
 
-// Called when a step of the engine failed. False if there is no other engine.
+// Called when the engine failed. False if there is no other engine.
 bool EngineFleet::move_requests(std::size_t engine, const Error& error) {
   const std::lock_guard lock(mutex_);
   const bool is_last = std::ranges::none_of(engines_, [&](const Engine& other) {

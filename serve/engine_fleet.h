@@ -27,7 +27,7 @@ class EngineFleet {
   void on_outputs(EngineLoop::OnOutputs callback) { on_outputs_ = std::move(callback); }
 
   // Runs the first engine on the caller's thread, where it was made, and the others on threads of
-  // their own, until stop().
+  // their own, until stop(). Throws what an engine's idle() throws if no other is left.
   void run();
 
   // The rest is thread-safe, and what EngineLoop has under these names: for all engines, but those

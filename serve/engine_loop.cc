@@ -50,7 +50,7 @@ void EngineLoop::run() {
       if (stopping_) return;
       commands.swap(commands_);
     }
-    if (commands.empty() && !has_work()) engine_.idle();
+    if (commands.empty() && !has_work()) idle();
     for (const auto& command : commands) command();
     finish_draining();
     if (may_step() && engine_.has_unfinished()) step();
@@ -75,6 +75,11 @@ void EngineLoop::step() {
   }
   std::ranges::move(outputs, std::back_inserter(to_report_));
   if (error) fail(*error);
+}
+
+void EngineLoop::idle() {
+  const auto error = attempt([&] { engine_.idle(); });
+  if (error && !hand_over(*error)) throw Error(*error);
 }
 
 void EngineLoop::report(std::vector<RequestOutput> outputs) {
@@ -102,9 +107,15 @@ void EngineLoop::abort_all(const std::optional<Error>& error) {
 }
 
 void EngineLoop::fail(const Error& error) {
-  if (!on_failure_ || !on_failure_(error)) return abort_all(error);
+  if (!hand_over(error)) abort_all(error);
+}
+
+// Returns whether somebody else answers the requests.
+bool EngineLoop::hand_over(const Error& error) {
+  if (!on_failure_ || !on_failure_(error)) return false;
   for (const auto& id : std::exchange(under_way_, {})) engine_.abort(id);
   held_.clear();
+  return true;
 }
 
 // New requests wait while those under way are answered, and while generation is paused.

@@ -71,11 +71,11 @@ class EngineLoop {
   // The engine outlives this.
   explicit EngineLoop(EngineSteps& engine) : engine_(engine) {}
   void on_outputs(OnOutputs callback) { on_outputs_ = std::move(callback); }
-  // Called on the engine's thread when a step failed. If it returns true, somebody else answers all
-  // requests under way; else, and by default, they end with the error.
+  // Called on the engine's thread when a step failed, or idle(). If it returns true, somebody else
+  // answers all requests under way; else, and by default, they end with the error.
   void on_failure(std::function<bool(const Error&)> callback) { on_failure_ = std::move(callback); }
 
-  // Runs steps until stop(), on the thread that the engine was made on.
+  // Runs steps until stop(), on the thread that the engine was made on. Throws what idle() throws.
   void run();
 
   // The rest is thread-safe. A request's last output is `finished`. If it ends by
@@ -107,10 +107,12 @@ class EngineLoop {
   void admit(NewRequest request);
   void abort_all(const std::optional<Error>& error);
   void fail(const Error& error);
+  bool hand_over(const Error& error);
   void finish_draining();
   bool may_step() const;
   bool has_work() const;
   void step();
+  void idle();
   void load(const WeightSource& source);
   void report(std::vector<rollout::RequestOutput> outputs);
   static std::optional<Error> attempt(const std::function<void()>& body);

@@ -31,7 +31,13 @@ class EngineFleetTest : public testing::Test {
       status_ = now;
       changed_.notify_all();
     });
-    thread_ = std::thread([this] { fleet_.run(); });
+    thread_ = std::thread([this] {
+      try {
+        fleet_.run();
+      } catch (const Error& error) {
+        end_.set_value(error.what());
+      }
+    });
   }
   ~EngineFleetTest() override {
     fleet_.stop();
@@ -73,6 +79,7 @@ class EngineFleetTest : public testing::Test {
   std::map<std::string, Answer> answers_;
   EngineStatus status_{};
   EngineFleet fleet_;
+  std::promise<std::string> end_;  // the error of run()
   std::thread thread_;
 };
 
@@ -115,6 +122,24 @@ TEST_F(EngineFleetTest, GoesOnElsewhereIfAnEngineFails) {
   }
   fleet_.add_request("later", {5}, {.max_tokens = 3});
   EXPECT_EQ(answer_of("later").tokens[0], expected({5}, 0, 3));
+}
+
+TEST_F(EngineFleetTest, LeavesOutAnEngineThatFailsWhileItHasNothingToDo) {
+  engines_[1].fails = true;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (engines_[1].num_idle == 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 4; ++i) fleet_.add_request(std::to_string(i), {i}, {.max_tokens = 50});
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(answer_of(std::to_string(i)).tokens[0], expected({i}, 0, 50));
+  EXPECT_EQ(engines_[1].num_steps, 0);
+}
+
+TEST_F(EngineFleetTest, EndsIfAllEnginesFailWhileTheyHaveNothingToDo) {
+  for (auto& engine : engines_) engine.fails = true;
+  auto end = end_.get_future();
+  ASSERT_EQ(end.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_EQ(end.get(), "the device is lost");
 }
 
 TEST_F(EngineFleetTest, ReportsTheErrorOfItsLastEngine) {

@@ -71,10 +71,14 @@ class FakeEngine : public EngineSteps {
       weights += 1000;
     };
   }
+  void idle() override {
+    ++num_idle;
+    require(!fails, ErrorKind::kDevice, "the device is lost");
+  }
   void sleep(int level) override { sleeps = level; }
   void wake_up() override { sleeps = 0; }
 
-  std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, sleeps = 0;
+  std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, num_idle = 0, sleeps = 0;
   std::atomic<std::int64_t> weights = 0;
   std::atomic<bool> fails = false;
 
