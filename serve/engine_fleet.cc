@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <thread>
@@ -184,8 +185,10 @@ bool EngineFleet::move_requests(std::size_t engine, const Error& error) {
   });
   if (is_last) return false;
   if (!std::exchange(engines_[engine].has_failed, true))
-    fmt::print(stderr, "{:<10} engine {} of {}: {}\n", "failed", engine, engines_.size(),
-               error.what());
+    std::fputs(
+        fmt::format("{:<10} engine {} of {}: {}\n", "failed", engine, engines_.size(), error.what())
+            .c_str(),
+        stderr);
   engines_[engine].num_samples = 0;
   engines_[engine].status = {};
   for (auto& [id, request] : requests_) {

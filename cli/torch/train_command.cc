@@ -36,7 +36,7 @@ struct TrainFlags {
 // memory takes long to be given back.
 [[noreturn]] void end_rank(const models::World& world, Error error) {
   error.add_context(fmt::format("running as rank {} of {}", world.rank(), world.size()));
-  fmt::print(stderr, "{}", error.report());
+  std::fputs(error.report().c_str(), stderr);
   std::string why = error.what();
   for (const auto& frame : error.context()) why += "; while " + frame;
   if (!error.hint().empty()) why += "; hint: " + error.hint();
@@ -63,7 +63,7 @@ template <typename Trainer, typename Config>
 void train(const TrainFlags& flags, const Config& config, const trainer::TrainerConfig& run) {
   auto world = models::World::from_environment(trainer::world_options(run));
   const auto say = [&](const std::string& line) {
-    if (!flags.quiet) fmt::print(stderr, "{}\n", line);
+    if (!flags.quiet) std::fputs((line + '\n').c_str(), stderr);  // a full disk ends no run
   };
   run_rank(world, [&] {
     Trainer trainer(config, world, {.say = say});
