@@ -48,8 +48,10 @@ void ApiServer::update_weights(const ExchangePtr& exchange) {
   std::string mode;
   fields.read("checkpoint", source.checkpoint);
   fields.read("iteration", source.iteration);
+  fields.read("delta", source.delta);
   fields.read("mode", mode);
-  if (source.checkpoint.empty()) fields.refuse("checkpoint", "is missing");
+  if (source.checkpoint.empty() && source.delta.empty())
+    fields.refuse("checkpoint", "is missing, and so is delta");
   engine_.update_weights(std::move(source), mode_of(mode, PauseMode::kWait), when_done(exchange));
 }
 

@@ -20,8 +20,10 @@
 namespace ferry::serve {
 
 struct WeightSource {
-  std::string checkpoint{};  // in any format
+  std::string checkpoint{};  // in any format; empty: that of the last update
   std::string iteration{};   // of a Megatron checkpoint; empty: the tracker's
+  // Applied to it; without a checkpoint to the weights of the last update. Empty: none.
+  std::string delta{};
 };
 
 // rollout::LLMEngine as the loop uses it; bridge/rollout_engine.h is the real one.

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "converter/alignment/model_files.h"
+#include "converter/delta/apply_delta.h"
 #include "converter/families/hf_config.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
@@ -22,6 +23,20 @@ namespace {
 
 using rollout::text::ModelFiles;
 using rollout::text::Tokenizer;
+
+std::vector<std::unique_ptr<converter::Delta>> open_delta_chain(
+    const std::vector<std::string>& paths) {
+  std::vector<std::unique_ptr<converter::Delta>> chain;
+  for (const auto& path : paths) {
+    for (auto& delta : converter::open_deltas(path)) chain.push_back(std::move(delta));
+  }
+  for (const auto& delta : chain)
+    require(!delta->summary().keep_quantized, ErrorKind::kUsage,
+            "{}: is of quantised weights, which the model does not hold; ferry delta apply makes a "
+            "checkpoint with it",
+            delta->summary().path.string());
+  return chain;
+}
 
 void check_cache_size(const RolloutFlags& flags) {
   const bool on_gpu = flags.mesh.device == "cuda";
@@ -214,7 +229,8 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
 }
 
 std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
-                                                 const std::string& iteration) const {
+                                                 const std::string& iteration,
+                                                 const std::vector<std::string>& deltas) const {
   auto opened = std::make_shared<converter::Checkpoint>(
       converter::open(checkpoint, {.iteration = parse_iteration_flag(iteration), .hf_config = ""}));
   const auto& config = model().config();
@@ -225,7 +241,13 @@ std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
           "{}: is another model: {} layers of {}, vocabulary {}; expected {} of {}, {}", checkpoint,
           theirs.num_layers, theirs.hidden_size, theirs.vocab_size, config.num_layers,
           config.hidden_size, config.vocab_size);
-  return [this, opened] { converter::load_model(chunks_, *opened, {.round = true}); };
+  if (deltas.empty())
+    return [this, opened] { converter::load_model(chunks_, *opened, {.round = true}); };
+  auto chain = std::make_shared<converter::DeltaChain>(open_delta_chain(deltas));
+  chain->begin(*opened);
+  return [this, opened, chain] {
+    converter::load_model(chunks_, *opened, {.round = true, .amendment = chain.get()});
+  };
 }
 
 std::optional<rollout::text::ChatTemplate> RolloutModel::find_chat_template(bool with_tools) const {

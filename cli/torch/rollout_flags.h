@@ -55,10 +55,12 @@ class RolloutModel {
   rollout::text::ChatTemplate chat_template() const;
   // Nothing if there is none.
   std::optional<rollout::text::ChatTemplate> find_chat_template(bool with_tools) const;
-  // Opens another checkpoint of the same model; the result loads its weights in place. Throws Error
-  // if it does not fit, before anything has changed. Called by all ranks.
+  // Opens another checkpoint of the same model and deltas that follow it; the result loads the
+  // weights in place. Throws Error if they do not fit, before anything has changed. Called by all
+  // ranks.
   std::function<void()> open_weights(const std::string& checkpoint,
-                                     const std::string& iteration) const;
+                                     const std::string& iteration,
+                                     const std::vector<std::string>& deltas) const;
   double seconds_to_load() const { return seconds_to_load_; }
 
  private:

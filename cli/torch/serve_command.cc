@@ -57,6 +57,21 @@ serve::ServedModel served_model(const ServeFlags& flags,
 }
 
 // On rank 0: HTTP on a thread of its own, the first engine on this one.
+// The files that an engine's weights came from.
+struct LoadedWeights {
+  std::string checkpoint{};
+  std::string iteration{};
+  std::vector<std::string> deltas{};  // applied in turn
+
+  LoadedWeights after(const serve::WeightSource& update) const {
+    auto next = update.checkpoint.empty()
+                    ? *this
+                    : LoadedWeights{.checkpoint = update.checkpoint, .iteration = update.iteration};
+    if (!update.delta.empty()) next.deltas.push_back(update.delta);
+    return next;
+  }
+};
+
 void serve_http(const ServeFlags& flags,
                 const RolloutModel& model,
                 const rollout::EngineOptions& options,
@@ -96,10 +111,18 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
           "serve: --dp {}: engines that share experts take their steps together, which is not "
           "supported",
           dp);
-  serve::RolloutEngine engine(model.model(), model.engine_options(),
-                              [&](const serve::WeightSource& source) {
-                                return model.open_weights(source.checkpoint, source.iteration);
-                              });
+  LoadedWeights weights{.checkpoint = flags.rollout.checkpoint};
+  if (flags.rollout.iteration)
+    weights.iteration = distckpt::iteration_text(*flags.rollout.iteration);
+  serve::RolloutEngine engine(
+      model.model(), model.engine_options(), [&](const serve::WeightSource& source) {
+        auto next = weights.after(source);
+        auto load = model.open_weights(next.checkpoint, next.iteration, next.deltas);
+        return [&weights, next = std::move(next), load = std::move(load)] {
+          load();
+          weights = next;
+        };
+      });
   const auto mailbox = [&](const std::string& name) {
     return std::make_unique<models::Mailbox>(
         world, name,

@@ -1,10 +1,13 @@
 #include "converter/bridge/load.h"
 
 #include <chrono>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include "converter/conversion_plan.h"
 #include "converter/families/megatron_links.h"
 #include "converter/optimizer/optimizer_tensors.h"
 #include "distckpt/base/error.h"
@@ -66,7 +69,7 @@ class LoadPlanner {
       distckpt::promote_shared_padding(checkpoint_.layout, source_, mesh_.layout, target_,
                                        tensors_);
     }
-    choose_dtypes();
+    if (options_.amendment == nullptr) choose_dtypes();  // else elements are amended as stored
     auto plan = distckpt::plan_copy(
         tensors_, {.layout = &checkpoint_.layout, .map = &source_},
         {.layout = &mesh_.layout, .map = &target_},
@@ -154,6 +157,44 @@ class LoadPlanner {
   LoadPlan result_;
 };
 
+// An amendment numbers tensors as the checkpoint does, a plan those that the rank has a part of.
+class AmendedTensors {
+ public:
+  AmendedTensors(const Checkpoint& checkpoint, const distckpt::CopyPlan& plan)
+      : num_tensors_(checkpoint.tensors.size()) {
+    require_amendable(plan);
+    std::unordered_map<std::string_view, std::uint32_t> index;
+    for (std::uint32_t i = 0; i < num_tensors_; ++i) index.emplace(checkpoint.tensors[i].name, i);
+    for (const auto& planned : plan.tensors) {
+      const auto found = index.find(planned.tensor.name);
+      at_.push_back(found == index.end() ? std::nullopt : std::optional(found->second));
+    }
+  }
+
+  void amend(Amendment& amendment,
+             std::uint32_t tensor,
+             std::int64_t element,
+             std::span<std::byte> elements) const {
+    if (at_[tensor]) amendment.amend(*at_[tensor], element, elements);  // else padding
+  }
+
+  // A rank that read all of the model knows whether it became what it had to become.
+  void finish(Amendment& amendment, const std::vector<distckpt::Digest>& digests) const {
+    std::vector<distckpt::Digest> all(num_tensors_);
+    std::size_t found = 0;
+    for (std::size_t i = 0; i < at_.size(); ++i) {
+      if (!at_[i]) continue;
+      all[*at_[i]] = digests[i];
+      ++found;
+    }
+    if (found == num_tensors_) amendment.finish(all);
+  }
+
+ private:
+  std::uint32_t num_tensors_;
+  std::vector<std::optional<std::uint32_t>> at_;
+};
+
 }  // namespace
 
 TransformerConfig with_value_head(TransformerConfig config) {
@@ -183,15 +224,26 @@ LoadReport load(const Checkpoint& checkpoint,
   const auto start = std::chrono::steady_clock::now();
   check_derived(checkpoint);
   auto plan = plan_load(checkpoint, mesh, options);
-  const distckpt::ExecutorOptions how{.threads = options.threads,
-                                      .max_memory = options.max_memory,
-                                      .staging = options.staging,
-                                      .on_compared = {}};
+  distckpt::ExecutorOptions how{.threads = options.threads,
+                                .max_memory = options.max_memory,
+                                .staging = options.staging,
+                                .on_compared = {}};
+  auto* const amendment = options.amendment;
+  std::optional<AmendedTensors> amended;
+  if (amendment != nullptr) {
+    amended.emplace(checkpoint, plan.copy);
+    how.on_read = [&](auto tensor, auto element, auto elements) {
+      amended->amend(*amendment, tensor, element, elements);
+    };
+  }
+  const distckpt::Executor executor(how);
   const auto source = checkpoint.source();
   try {
-    auto done = wait_reporting(distckpt::Executor(how).submit_pieces(plan.copy, *source, memory),
+    auto done = wait_reporting(amended ? executor.submit(plan.copy, *source, &memory)
+                                       : executor.submit_pieces(plan.copy, *source, memory),
                                "loading", progress);
     source->verify_checksums();
+    if (amended) amended->finish(*amendment, done.digests);
     memory.finish();
     return {
         .bytes = done.bytes,

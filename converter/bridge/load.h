@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "converter/open/amendment.h"
 #include "converter/open/checkpoint.h"
 #include "converter/progress.h"
 #include "distckpt/execute/executor.h"
@@ -35,6 +36,9 @@ struct LoadOptions {
   // Rounds to nearest if the model has a narrower dtype than the checkpoint. Default: a value that
   // would be rounded is an Error.
   bool round = false;
+  // Changes the checkpoint on its way; begin() has seen it. Each rank then reads the tensors of
+  // which it has a part whole; a model that has them in a narrower dtype is an Error.
+  Amendment* amendment = nullptr;
   // Rows beyond the vocabulary that both have are loaded too. Default: they become zero.
   bool keep_padding = false;
   int threads = 0;                                    // 0: one per core

@@ -78,7 +78,7 @@ json abort_call(const std::string& request_id, std::int64_t index) {
 }
 
 json open_weights_call(const WeightSource& source) {
-  return {"open_weights", source.checkpoint, source.iteration};
+  return {"open_weights", source.checkpoint, source.iteration, source.delta};
 }
 
 std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& call) {
@@ -96,7 +96,9 @@ std::vector<rollout::RequestOutput> make_call(CalledEngine& called, const json& 
     engine.reset_prefix_cache();
   } else if (name == "open_weights") {
     load = nullptr;
-    load = engine.open_weights({call.at(1).get<std::string>(), call.at(2).get<std::string>()});
+    load = engine.open_weights({.checkpoint = call.at(1).get<std::string>(),
+                                .iteration = call.at(2).get<std::string>(),
+                                .delta = call.at(3).get<std::string>()});
   } else if (name == "load_weights") {
     require(load != nullptr, ErrorKind::kIo, "the weights that rank 0 loads could not be opened");
     std::exchange(load, nullptr)();

@@ -56,6 +56,22 @@ def test_weights_are_those_of_the_last_update(server, talker, other, expected, w
     assert answer(server) == expected["talker"]
 
 
+def test_deltas_follow_each_other(server, talker, other, expected, work):
+    third = make_talker(work)
+    save_weights(third, transformers.AutoConfig.from_pretrained(third), 7)
+    run_ok("delta", "make", talker, other, work / "first")
+    run_ok("delta", "make", other, third, work / "second")
+    server.post("/update_weights", checkpoint=str(talker), delta=str(work / "first"))
+    assert answer(server) == expected["other"]
+    server.post("/update_weights", delta=str(work / "second"), mode="keep")
+    lines = run_ok("generate", third, ASK["prompt"], "--max-tokens", 20, "--seed", 3, "--ignore-eos", "--json", "--quiet").stdout
+    assert answer(server)[0] == json.loads(lines)["outputs"][0]["token_ids"]
+    error = server.post("/update_weights", 500, checkpoint=str(talker), delta=str(work / "second"))["error"]
+    assert "was made from" in error["message"]
+    server.post("/update_weights", checkpoint=str(talker))
+    assert answer(server) == expected["talker"]
+
+
 def test_an_answer_under_way_goes_on_with_new_weights_or_is_awaited(server, talker, other):
     long = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "seed": 1, "return_token_ids": True}
     alone = server.complete(**long)["choices"][0]["token_ids"]
