@@ -119,6 +119,7 @@ void AgentRunner::run(std::vector<Session>& sessions,
       if (resume(number)) generate(number);
   }
   interrupt();
+  observer_ = {};
   for (auto& program : programs_) (void)program->answers(std::chrono::milliseconds(0));  // notices
 }
 

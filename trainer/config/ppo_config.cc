@@ -224,10 +224,8 @@ void list(ConfigTable& table, CriticConfig& c) {
 }
 
 void list(ConfigTable& table, RewardConfig& c) {
-  table.section(
-      "reward_model",
-      "The reward of answers (docs/training/rewards.md): the rule of their data_source or a "
-      "program's score, and a model's");
+  table.section("reward_model",
+                "The reward of answers (docs/training/rewards.md): by rule, program or model");
   table.add("enable", c.enable, "a reward model scores");
   list_ranks(table, c.ranks);
   table.add("use_dynamic_bsz", c.use_dynamic_bsz,
@@ -242,8 +240,7 @@ void list(ConfigTable& table, RewardConfig& c) {
             "seconds that its first answer may take after each start", at_least(1));
   table.add("command_max_restarts", c.command_max_restarts,
             "restarts in a row before the run stops", at_least(0));
-  table.add("num_workers", c.num_workers,
-            "processes of the program; several are asked while other answers are being written",
+  table.add("num_workers", c.num_workers, "processes of the program; several score early",
             at_least(1));
   table.add("format_pattern", c.format_pattern,
             "regular expression; answers that match get format_score on top");
