@@ -295,7 +295,8 @@ std::vector<RequestOutput> LLMEngine::collect(StepInFlight step, StepInFlight* n
     output.request_id = sequence.request_id;
     auto& sample = output.outputs.emplace_back(
         CompletionOutput{.index = sequence.index, .finish_reason = reason});
-    if (reason == FinishReason::kStop) sample.stop_reason = drawn.token.token_id;
+    if (reason == FinishReason::kStop && !sequence.ending_tokens->empty())
+      sample.stop_reason = drawn.token.token_id;
     sample.tokens.push_back(std::move(drawn.token));
     if (routed_experts_) {
       const auto begin = std::exchange(sequence.num_routed_tokens, drawn.position);

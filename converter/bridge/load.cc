@@ -161,7 +161,7 @@ class LoadPlanner {
 class AmendedTensors {
  public:
   AmendedTensors(const Checkpoint& checkpoint, const distckpt::CopyPlan& plan)
-      : num_tensors_(checkpoint.tensors.size()) {
+      : num_tensors_(static_cast<std::uint32_t>(checkpoint.tensors.size())) {
     require_amendable(plan);
     std::unordered_map<std::string_view, std::uint32_t> index;
     for (std::uint32_t i = 0; i < num_tensors_; ++i) index.emplace(checkpoint.tensors[i].name, i);

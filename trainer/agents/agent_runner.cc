@@ -97,7 +97,7 @@ void AgentRunner::run(std::vector<Session>& sessions,
   params_ = params;
   global_step_ = global_step;
   for (std::size_t number = 0; number < sessions.size(); ++number) {
-    if (sessions[number].is_over) continue;
+    if (sessions[number].is_over || stop_of(sessions[number], global_step) == 0) continue;
     if (sessions[number].has_begun)
       generate(number);
     else

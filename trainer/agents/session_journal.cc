@@ -1,5 +1,7 @@
 #include "trainer/agents/session_journal.h"
 
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <string>
@@ -23,6 +25,11 @@ std::filesystem::path journal_of(const std::filesystem::path& folder,
                                  bool validates) {
   return (validates ? folder / "validation" : folder) / fmt::format("{}.jsonl", step);
 }
+
+// It waits for weights that never come.
+const json kNeverFinished{{"exchanges", json::array()},
+                          {"step", std::numeric_limits<std::int64_t>::max()},
+                          {"global_steps", {{std::numeric_limits<std::int64_t>::max(), 0}}}};
 
 }  // namespace
 
@@ -58,14 +65,13 @@ json runs_of_steps(std::span<const std::int64_t> global_steps) {
 
 void add_replay(RolloutBatch& prompts,
                 const std::filesystem::path& folder,
-                std::int64_t step,
+                std::int64_t first,
                 std::int64_t last,
                 bool validates) {
   std::map<std::int64_t, json> sessions;
-  const auto first = journal_of(folder, step, validates);
-  for (auto at = step; at <= last; ++at) {
+  for (auto at = std::max<std::int64_t>(first, 0); at <= last; ++at) {
     const auto path = journal_of(folder, at, validates);
-    if (at > step && !std::filesystem::exists(path)) break;
+    if (first < last && !std::filesystem::exists(path)) continue;
     std::istringstream lines(distckpt::read_text(path));
     for (std::string line; std::getline(lines, line);) {
       auto session = distckpt::parse_json(line, path.string());
@@ -77,11 +83,12 @@ void add_replay(RolloutBatch& prompts,
   }
   prompts.replay.clear();
   for (std::int64_t row = 0; row < prompts.size(); ++row) {
-    const auto found = sessions.find(prompts.seeds[row].item<std::int64_t>());
-    require(found != sessions.end(), ErrorKind::kUsage,
+    const auto seed = prompts.seeds[row].item<std::int64_t>();
+    const auto found = sessions.find(seed);
+    require(found != sessions.end() || first < last, ErrorKind::kUsage,
             "{}: has no session {}: the run is another one than that which is played again",
-            first.string(), prompts.seeds[row].item<std::int64_t>());
-    prompts.replay.push_back(found->second);
+            journal_of(folder, first, validates).string(), seed);
+    prompts.replay.push_back(found != sessions.end() ? found->second : kNeverFinished);
   }
 }
 

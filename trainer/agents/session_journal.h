@@ -35,12 +35,12 @@ class SessionJournal {
 // [[a step, how many tokens], ...]
 nlohmann::json runs_of_steps(std::span<const std::int64_t> global_steps);
 
-// Sets `replay` of prompts with seeds, whose sessions are of the steps from `step` to `last`, as
-// far as there are such. Throws Error(kUsage) if the journal lacks one of the sessions,
-// Error(kCorrupt).
+// Sets `replay` of prompts with seeds, whose sessions the journal has under the steps from `first`
+// to `last`. Where these are several, sessions may be in none: the run ended before they did.
+// Throws Error(kUsage) if the journal lacks a session otherwise, Error(kCorrupt).
 void add_replay(RolloutBatch& prompts,
                 const std::filesystem::path& folder,
-                std::int64_t step,
+                std::int64_t first,
                 std::int64_t last,
                 bool validates);
 

@@ -96,10 +96,11 @@ RolloutBatch RolloutLoop::rows_of(std::span<const EncodedPrompt> prompts,
   const auto& replay_dir = config_.rollout.agents.agent.replay_dir;
   const bool validates = draw == kValidation;  // behind the step before
   const auto begun = validates ? step - 1 : step;
+  // Partial rollouts begin with prompts of the next batch, too, and finish them when they do.
   const bool waits = config_.async_training.partial_rollout && !validates;
   if (!replay_dir.empty())
-    add_replay(batch, replay_dir, begun, waits ? begun + config_.max_staleness() : begun,
-               validates);
+    add_replay(batch, replay_dir, waits ? begun - 1 : begun,
+               waits ? begun + config_.max_staleness() : begun, validates);
   return batch;
 }
 

@@ -1,6 +1,7 @@
 """Answers of a model that knows nothing are valid by the schemas that they are held to: jsonschema is the judge."""
 import json
 import random
+import re
 
 import jsonschema
 import openai
@@ -127,6 +128,12 @@ def test_what_is_not_supported_is_refused_by_name(server, schema, keyword):
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0).chat.completions.create(
             model=NAME, messages=CHAT, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert f"{keyword} at #" in str(caught.value) and caught.value.param == "response_format"
+
+
+def test_an_answer_that_ignores_the_end_of_sequence_ends_whole_with_its_grammar(server):
+    choice, = server.complete("Go on.", ignore_eos=True, max_tokens=50, structured_outputs={"regex": "[0-9]{5}-[a-f]{3}"})["choices"]
+    assert re.fullmatch("[0-9]{5}-[a-f]{3}", choice["text"])
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
 
 
 def test_two_constraints_are_refused(server):
