@@ -160,7 +160,7 @@ void add_convert(CLI::App& app) {
                     "From Megatron to Megatron: the model alone, without optimizer and RNG");
   command->add_flag(
       "--keep-quantized,--keep-fp8", options.keep_quantized,
-      "To Hugging Face or an archive: leave FP8 and MXFP4 blocks and their scales as they are. "
+      "To Hugging Face or an archive: leave quantised weights and their scales as they are. "
       "Default: dequantise to bf16, or as --dtype says");
   command
       ->add_option_function<std::string>(

@@ -102,7 +102,7 @@ void add_digest(CLI::App& app) {
   command->add_option("--check", flags->check, "Compare with this manifest")->check(not_empty());
   command->add_flag(
       "--keep-quantized,--keep-fp8", flags->digest.keep_quantized,
-      "Digest FP8 and MXFP4 blocks and their scales as they are. Default: dequantised to bf16, as "
+      "Digest quantised weights and their scales as they are. Default: dequantised to bf16, as "
       "convert does");
   command->add_flag("--tensors-only", flags->tensors_only, "Leave the digests of files away");
   add_iteration(*command, "--iteration", flags->digest.iteration,

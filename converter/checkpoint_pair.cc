@@ -68,7 +68,10 @@ void shift_behind_left(distckpt::CopyPlan& plan, distckpt::StorageId split, int 
     for (auto& cover : planned.replicas) shift(cover);
   }
   for (auto& padding : plan.discards) padding.at.storage += split;
-  for (auto& scale : plan.scales) scale.at.storage += split;
+  for (auto& scale : plan.scales) {
+    scale.at.storage += split;
+    scale.global.storage += split;
+  }
 }
 
 struct KindNames {

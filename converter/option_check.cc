@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/dequantize.h"
 
@@ -86,11 +86,12 @@ void require_effective(const ConvertOptions& options, const Checkpoint& source, 
   require(!options.quantize || !options.keep_quantized, ErrorKind::kUsage,
           "--quantize and --keep-quantized exclude each other");
   const auto is_quantized = [](const distckpt::TensorLayout& tensor) {
-    return distckpt::can_dequantize(tensor.dtype) || tensor.name.ends_with(kBlocksSuffix);
+    return distckpt::can_dequantize(tensor.dtype) || quantized_weight(tensor.name) != tensor.name;
   };
   require_used(
       !options.keep_quantized || std::ranges::any_of(source.layout.tensors(), is_quantized),
-      "--keep-quantized (--keep-fp8)", "the source holds no FP8 or MXFP4 blocks", "leave it away");
+      "--keep-quantized (--keep-fp8)", "the source holds no FP8 or four-bit weights",
+      "leave it away");
 }
 
 }  // namespace ferry::converter

@@ -55,7 +55,7 @@ struct HfNames {
 
   // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
   // model.
-  std::string_view carried{};
+  std::span<const std::string_view> carried{};
 
   std::string_view embedding() const { return first.front().hf; }
 };
@@ -63,7 +63,9 @@ struct HfNames {
 struct Family {
   std::string_view model_type{};  // of config.json
   const HfNames* names = nullptr;
-  std::string_view config_key{};  // of the object in config.json that describes the language model
+  // The object in config.json that describes the language model; all of the file if it has none.
+  std::string_view config_key{};
+  std::string_view defaults{};  // JSON: what that object need not say
   // Values of config.json where it says none.
   double rotary_percent = 1.0;   // partial_rotary_factor
   double rotary_base = 10000.0;  // rope_theta
@@ -107,6 +109,25 @@ inline constexpr HfName kHeadNames[] = {
     {"output_layer.weight", "score.weight", models::When::kScore},
     {"output_layer.bias", "score.bias"},
 };
+// The names around the layers of a language model in one that also sees, in either spelling.
+inline constexpr std::string_view kSeeingLayer = "model.language_model.layers.{l}.";
+inline constexpr HfName kSeeingEmbedding[] = {
+    {"embedding.word_embeddings.weight", "model.language_model.embed_tokens.weight"},
+};
+inline constexpr HfName kSeeingHead[] = {
+    {"decoder.final_layernorm.weight", "model.language_model.norm.weight"},
+    {"output_layer.weight", "lm_head.weight", models::When::kUntied},
+};
+inline constexpr std::string_view kVisual[] = {"model.visual."};
+inline constexpr std::string_view kWrappedLayer = "language_model.model.layers.{l}.";
+inline constexpr HfName kWrappedEmbedding[] = {
+    {"embedding.word_embeddings.weight", "language_model.model.embed_tokens.weight"},
+};
+inline constexpr HfName kWrappedHead[] = {
+    {"decoder.final_layernorm.weight", "language_model.model.norm.weight"},
+    {"output_layer.weight", "language_model.lm_head.weight", models::When::kUntied},
+};
+inline constexpr std::string_view kVisionTower[] = {"vision_tower.", "multi_modal_projector."};
 // Norms of queries and keys over all heads together.
 inline constexpr HfName kFullNormAttentionNames[] = {
     {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},
@@ -137,16 +158,18 @@ inline constexpr HfCopy kDeepSeekPredictionCopies[] = {
 };
 
 // The families, one file each: in dense/, experts/, hybrid/ and latent/.
-extern const std::span<const Family> kLlamaFamilies;    // llama, mistral, qwen2, qwen3, seed_oss
+extern const std::span<const Family>
+    kLlamaFamilies;  // llama, mistral, ministral3, mistral3, qwen2, qwen2_5_vl, qwen3, qwen3_vl,
+                     // seed_oss
 extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_moe
-extern const std::span<const Family> kGemmaFamilies;    // gemma3_text
+extern const std::span<const Family> kGemmaFamilies;    // gemma3_text, gemma3
 extern const std::span<const Family> kGlm4Families;     // glm4
 extern const std::span<const Family> kMixtralFamilies;  // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe
 extern const std::span<const Family> kOlmoeFamilies;    // olmoe
 extern const std::span<const Family> kMiniMaxFamilies;  // minimax_m2
 extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
-// deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, glm4_moe_lite, deepseek_v32, glm_moe_dsa
+// deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, kimi_k25, glm4_moe_lite, deepseek_v32, glm_moe_dsa
 extern const std::span<const Family> kDeepSeekFamilies;
 extern const std::span<const Family> kGlmFamilies;     // glm4_moe
 extern const std::span<const Family> kHybridFamilies;  // qwen3_next, qwen3_5 (Qwen3.6)

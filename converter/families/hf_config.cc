@@ -8,6 +8,7 @@
 #include "converter/families/config_fields.h"
 #include "converter/families/config_limits.h"
 #include "converter/families/families.h"
+#include "converter/families/quantization.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 
@@ -24,7 +25,8 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
   const auto type = fields.text("rope_type", fields.text("type", "default"));
   require(fields.text("type", type) == type, ErrorKind::kCorrupt, "{}: rope_type and type differ",
           fields.source());
-  if (type == "default") return {};
+  // Turning by three positions ("mrope") is turning by one, of text.
+  if (type == "default" || type == "mrope") return {};
   return {
       .type = type,
       .factor = fields.optional_number("factor").value_or(1.0),
@@ -79,31 +81,6 @@ void parse_rope(const ConfigFields& fields, const Family& family, TransformerCon
       config.rotary_percent, config.kv_channels);
 }
 
-std::optional<Quantization> quantization_of(const ConfigFields& fields) {
-  const auto* value = fields.find("quantization_config");
-  if (value == nullptr) return std::nullopt;
-  const ConfigFields how(*value, fmt::format("{}: quantization_config", fields.source()));
-  const auto method = how.text("quant_method", "");
-  if (method == "mxfp4") return Quantization{Quantization::Method::kMxfp4, {1, 1, 32}};
-  const auto format = how.text("fmt", "e4m3");
-  const auto* block = how.find("weight_block_size");
-  const bool e4m3 = format == "e4m3" || format == "float8_e4m3fn";  // the second of MiniMax-M2
-  require(method == "fp8" && e4m3 && block != nullptr, ErrorKind::kLayout,
-          "{}: the weights are quantised by \"{}\" ({}{}); only mxfp4, and fp8 (e4m3) with a "
-          "weight_block_size are read",
-          how.source(), method, format, block == nullptr ? ", no blocks" : "");
-  require(block->is_array() && block->size() == 2, ErrorKind::kCorrupt,
-          "{}: weight_block_size is {}, expected two sizes", how.source(), block->dump());
-  Quantization quantization;
-  for (const auto& size : *block) {
-    quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
-    const auto last = quantization.block[quantization.block.rank() - 1];
-    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: weight_block_size is {}",
-            how.source(), block->dump());
-  }
-  return quantization;
-}
-
 // "LlamaForTokenClassification": what the model ends in.
 void parse_head(const ConfigFields& fields, TransformerConfig& config) {
   const auto* architectures = fields.find("architectures");
@@ -149,11 +126,15 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
   const auto* const family = with_context([&] { return fmt::format("reading {}", source); },
                                           [&] { return &find_family(config.family); });
-  quantization_of(all);
-  const bool nested = !family->config_key.empty();
+  parse_quantization(text, source);
+  const bool nested = !family->config_key.empty() && all.find(family->config_key) != nullptr;
+  auto described = nested ? all.required(family->config_key) : object;
+  if (!family->defaults.empty() && described.is_object()) {
+    const auto defaults = distckpt::parse_json(family->defaults, family->model_type);
+    for (const auto& [key, value] : defaults.items()) described.emplace(key, value);
+  }
   const ConfigFields fields(
-      nested ? all.required(family->config_key) : object,
-      nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
+      described, nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
   for (const auto* key : {"hidden_act", "hidden_activation"}) {
     const auto activation = fields.text(key, family->activation);
     require(activation == family->activation, ErrorKind::kLayout,
@@ -194,43 +175,6 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   parse_head(all, config);
   require_moderate(config, source);
   return config;
-}
-
-std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
-  const auto object = distckpt::parse_json(text, source);
-  return quantization_of(ConfigFields(object, std::string(source)));
-}
-
-std::string_view quantized_weight(std::string_view name) {
-  for (const auto suffix : {kScaleSuffix, kBlocksSuffix, kBlockScalesSuffix}) {
-    if (name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
-  }
-  return name;
-}
-
-std::string without_quantization(std::string_view text,
-                                 distckpt::DType dtype,
-                                 std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
-  object.erase("quantization_config");
-  return with_dtype(object.dump(), dtype, source);
-}
-
-std::string with_quantization(std::string_view text,
-                              Quantization::Method method,
-                              const std::vector<std::string>& not_converted,
-                              std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
-  nlohmann::ordered_json how;
-  if (method == Quantization::Method::kFp8) {
-    how["activation_scheme"] = "dynamic";
-    how["fmt"] = "e4m3";
-  }
-  how["modules_to_not_convert"] = not_converted;
-  how["quant_method"] = method == Quantization::Method::kFp8 ? "fp8" : "mxfp4";
-  if (method == Quantization::Method::kFp8) how["weight_block_size"] = {128, 128};
-  object["quantization_config"] = std::move(how);
-  return object.dump(2) + "\n";
 }
 
 std::string without_prediction_layers(std::string_view text, std::string_view source) {

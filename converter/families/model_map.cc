@@ -331,8 +331,8 @@ const std::string& ModelMap::written_key(const MegatronTensor& tensor) const {
 }
 
 bool ModelMap::is_carried(std::string_view hf_name) const {
-  const auto prefix = family->names->carried;
-  return !prefix.empty() && hf_name.starts_with(prefix);
+  return std::ranges::any_of(family->names->carried,
+                             [&](auto prefix) { return hf_name.starts_with(prefix); });
 }
 
 std::string ModelMap::describe(const MegatronTensor& tensor) const {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "converter/open/formats.h"
 #include "converter/open/hf_opener.h"
 #include "converter/open/megatron_opener.h"

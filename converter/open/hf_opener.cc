@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "converter/families/unmapped.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/dequantize.h"
@@ -75,7 +76,7 @@ class HfOpener {
 
   // A tensor of the index that no file holds: those of the model are listed as missing.
   void require_known(const std::string& name) const {
-    const bool is_scale = quantization_ && name.ends_with(kScaleSuffix);
+    const bool is_scale = quantization_ && quantized_weight(name) != name;
     require(checkpoint_.map.index.contains(name) || is_scale, ErrorKind::kCorrupt,
             "{}: names {}, which no file holds",
             (checkpoint_.location.folder / distckpt::kSafetensorsIndex).string(), name);
@@ -113,6 +114,7 @@ class HfOpener {
       return link_blocks(index);
     if (uses(Quantization::Method::kMxfp4) && stored.name.ends_with(kBlockScalesSuffix))
       return link_block_scales(index);
+    if (uses(Quantization::Method::kPacked) && link_packed(index)) return;
     const auto& map = checkpoint_.map;
     const auto second = map.copies.find(stored.name);
     const bool copy = second != map.copies.end();
@@ -121,6 +123,7 @@ class HfOpener {
     int scale = -1;
     const bool fp8 = uses(Quantization::Method::kFp8);
     if (fp8 && stored.name.ends_with(kScaleSuffix)) return link_scales(index);
+    if (fp8 && stored.name.ends_with(kActivationScale)) return link_aside(index);
     if (fp8 && distckpt::can_dequantize(stored.dtype)) {
       if (!keep_quantized_) scale = scales_of(stored);
     } else {
@@ -165,7 +168,8 @@ class HfOpener {
     require(stored.has_value(), ErrorKind::kLayout, "{}: is in FP8, but {} is missing ({})",
             weight.name, name, file_of(weight));
     auto& scales = checkpoint_.links.scales;
-    scales.push_back({.stored = *stored, .block = quantization_->block});
+    const auto& block = quantization_->block;
+    scales.push_back({.stored = *stored, .block = block.empty() ? weight.shape : block});
     return static_cast<int>(scales.size()) - 1;
   }
 
@@ -187,6 +191,88 @@ class HfOpener {
     checkpoint_.links.links.push_back(BoxLink::whole(model, index, stored.shape));
     checkpoint_.tensors.push_back(
         {.name = stored.name, .dtype = stored.dtype, .shape = stored.shape});
+  }
+
+  // A tensor that holds nothing of a weight, though it belongs to one.
+  void link_aside(std::uint32_t index) {
+    if (keep_quantized_) return link_as_it_is(index);
+    checkpoint_.links.left_out.push_back(
+        {.stored = index, .box = distckpt::Box::whole(checkpoint_.layout.tensor(index).shape)});
+  }
+
+  // Whether it is one of the tensors of a weight of four bits.
+  bool link_packed(std::uint32_t index) {
+    const auto& packed = *quantization_->packed;
+    const auto& stored = checkpoint_.layout.tensor(index);
+    const auto module = stored.name.substr(0, stored.name.rfind('.') + 1);
+    const auto part = std::string_view(stored.name).substr(module.size());
+    if (std::ranges::find(packed.others, part) != packed.others.end()) {
+      link_aside(index);
+      return true;
+    }
+    const bool scale = part == packed.scales || part == packed.global_scale;
+    if (!scale && part != packed.elements) return false;
+    const auto elements = checkpoint_.layout.find(module + std::string(packed.elements));
+    const bool is_packed =
+        elements && distckpt::holds(checkpoint_.layout.tensor(*elements).dtype, packed.encoding);
+    require(!scale || is_packed, ErrorKind::kLayout,
+            "{}: are scales, but {}{} is not there in four bits ({})", stored.name, module,
+            packed.elements, file_of(stored));
+    if (!is_packed) return false;
+    if (keep_quantized_) link_as_it_is(index);
+    if (!scale) link_elements(index, module, packed);
+    return true;
+  }
+
+  // Elements [rows, columns / those of a pack] of a weight [rows, columns].
+  void link_elements(std::uint32_t index, const std::string& module, const PackedWeight& packed) {
+    const auto& stored = checkpoint_.layout.tensor(index);
+    const auto weight = module + "weight";
+    const auto known = checkpoint_.map.index.find(weight);
+    require(known != checkpoint_.map.index.end(), ErrorKind::kLayout,
+            "{}: no rule of the family {} maps {} ({})", stored.name,
+            checkpoint_.map.family->model_type, weight, file_of(stored));
+    if (keep_quantized_) {
+      replaced_.insert(known->second);
+      return;
+    }
+    auto& tensor = checkpoint_.tensors[known->second];
+    const auto& shape = tensor.shape;
+    const auto pack = distckpt::pack_size(packed.encoding);
+    const auto group = quantization_->block[1];
+    require(shape.rank() == 2 && shape[1] % pack == 0 && shape[1] % group == 0 &&
+                stored.shape == distckpt::Shape{shape[0], shape[1] / pack},
+            ErrorKind::kLayout,
+            "{}: has shape {}, which is not {} {} in four bits and groups of {} ({})", stored.name,
+            to_string(stored.shape), weight, to_string(shape), group, file_of(stored));
+    tensor.dtype = DType::kBF16;
+    require(found_.insert(known->second).second, ErrorKind::kLayout,
+            "{}: is there, and so is {} ({})", stored.name, weight, file_of(stored));
+    distckpt::ScaleLink scale{.stored = part_of(stored, module, packed.scales),
+                              .block = quantization_->block,
+                              .encoding = packed.encoding,
+                              .how = packed.how};
+    if (packed.how != distckpt::GlobalScale::kNone)
+      scale.global = part_of(stored, module, packed.global_scale);
+    auto& links = checkpoint_.links;
+    links.links.push_back({.model = known->second,
+                           .model_box = distckpt::Box::whole(shape),
+                           .stored = index,
+                           .stored_box = distckpt::Box::whole(stored.shape),
+                           .axes = {0, 1},
+                           .scale = static_cast<int>(links.scales.size())});
+    links.scales.push_back(scale);
+  }
+
+  // The index of a tensor of the module whose elements those are.
+  std::uint32_t part_of(const TensorLayout& elements,
+                        const std::string& module,
+                        std::string_view part) const {
+    const auto name = module + std::string(part);
+    const auto found = checkpoint_.layout.find(name);
+    require(found.has_value(), ErrorKind::kLayout, "{}: is in four bits, but {} is missing ({})",
+            elements.name, name, file_of(elements));
+    return *found;
   }
 
   // MXFP4 blocks [experts, rows, blocks, 16] of a weight [experts, columns, rows].

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 #include "distckpt/storage/file_io.h"

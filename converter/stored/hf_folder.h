@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "converter/stored/carried_file.h"
 #include "converter/stored/part.h"
 #include "distckpt/formats/safetensors.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/json.h"
 
@@ -19,8 +19,8 @@ using nlohmann::json;
 constexpr std::string_view kPartFormat = "ferry-part-1";
 
 // The name that globs are held against.
-std::string_view selectable_name(const ModelTensor& tensor) {
-  std::string_view name = tensor.name;
+std::string selectable_name(const ModelTensor& tensor) {
+  const auto& name = tensor.name;
   if (tensor.role == distckpt::Role::kPadding) return name.substr(0, name.find(' '));
   return quantized_weight(name);
 }

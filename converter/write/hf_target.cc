@@ -202,7 +202,7 @@ class HfTarget : public FileTarget {
       if (tensor.role == distckpt::Role::kWeight) saved.push_back(tensor);
     }
     for (const auto& [name, of] : map.copies) {  // a tied head is not saved, other copies are
-      if (name == kTiedHead) continue;
+      if (name.ends_with(kTiedHead)) continue;
       saved.push_back(tensors[of]);
       saved.back().name = name;
     }
@@ -213,7 +213,7 @@ class HfTarget : public FileTarget {
         throw Error(
             ErrorKind::kLayout,
             fmt::format("{}: describes a model that also sees, but the source holds no {}*",
-                        hf_.config_source(), tower),
+                        hf_.config_source(), tower.front()),
             "name the folder of a config.json of the language model alone with --hf-config");
       }
     }

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "converter/families/hf_config.h"
+#include "converter/families/quantization.h"
 #include "converter/open/checkpoint.h"
 #include "distckpt/plan/copy_plan.h"
 

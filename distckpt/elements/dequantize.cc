@@ -18,6 +18,8 @@ namespace {
 constexpr int kExponentBias = 127;
 constexpr std::array<double, 16> kE2M1Values{0.0,  0.5,  1.0,  1.5,  2.0,  3.0,  4.0,  6.0,
                                              -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0};
+constexpr std::array<double, 16> kInt4Values{-8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0,
+                                             0.0,  1.0,  2.0,  3.0,  4.0,  5.0,  6.0,  7.0};
 
 // torch.float8_e4m3fn: sign, four bits of exponent with bias 7, three of mantissa; no infinities,
 // one NaN of each sign, to which c10's conversion gives these bits. Written without branches,
@@ -47,9 +49,10 @@ void scale_run(Encoding encoding,
       out[i] = to_float(std::to_integer<std::uint32_t>(in[i])) * factor;
     return;
   }
+  const auto& values = encoding == Encoding::kE2M1 ? kE2M1Values : kInt4Values;
   std::array<float, 16> products{};
   for (std::size_t i = 0; i < products.size(); ++i)
-    products[i] = static_cast<float>(kE2M1Values[i] * scale);
+    products[i] = static_cast<float>(values[i] * scale);
   for (std::int64_t i = 0; i < count; ++i) {
     const auto at = first + i;
     const auto pack = std::to_integer<std::uint32_t>(row[at / 2]);
@@ -58,7 +61,7 @@ void scale_run(Encoding encoding,
 }
 
 // 2^128, which an exponent may mean, is no float.
-std::vector<double> scale_values(const BlockScales& scales) {
+std::vector<double> block_values(const BlockScales& scales) {
   std::vector<double> values(static_cast<std::size_t>(scales.box.volume()));
   if (scales.dtype == DType::kU8 || scales.dtype == DType::kF8E8M0) {
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -71,24 +74,57 @@ std::vector<double> scale_values(const BlockScales& scales) {
     }
     return values;
   }
+  if (scales.dtype == DType::kF8E4M3) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = to_float(std::to_integer<std::uint32_t>(scales.packed[i]));
+    return values;
+  }
   const auto refused = cast(scales.dtype, scales.packed, DType::kF64,
                             std::as_writable_bytes(std::span(values)), CastRule::kExact);
   require(!refused, ErrorKind::kBug, "a scale cannot be read");
   return values;
 }
 
+std::vector<double> scale_values(const BlockScales& scales) {
+  auto values = block_values(scales);
+  if (scales.how == GlobalScale::kNone) return values;
+  for (auto& value : values) {
+    const auto of_block = static_cast<float>(value);
+    value =
+        scales.how == GlobalScale::kFactor ? of_block * scales.global : of_block / scales.global;
+  }
+  return values;
+}
+
 }  // namespace
 
 std::int64_t pack_size(Encoding encoding) {
-  return encoding == Encoding::kE2M1 ? 2 : 1;
+  switch (encoding) {
+    case Encoding::kE4M3:
+      return 1;
+    case Encoding::kE2M1:
+      return 2;
+    case Encoding::kInt4:
+      return 8;
+  }
+  return 1;
 }
 
 bool holds(DType stored, Encoding encoding) {
-  return stored == (encoding == Encoding::kE4M3 ? DType::kF8E4M3 : DType::kU8);
+  switch (encoding) {
+    case Encoding::kE4M3:
+      return stored == DType::kF8E4M3;
+    case Encoding::kE2M1:
+      return stored == DType::kU8;
+    case Encoding::kInt4:
+      return stored == DType::kI32;
+  }
+  return false;
 }
 
 bool is_scale(DType dtype) {
-  return dtype == DType::kU8 || dtype == DType::kF8E8M0 || can_cast(dtype, DType::kF32);
+  return dtype == DType::kU8 || dtype == DType::kF8E8M0 || dtype == DType::kF8E4M3 ||
+         can_cast(dtype, DType::kF32);
 }
 
 bool can_dequantize(DType from) {
@@ -121,12 +157,13 @@ std::optional<std::int64_t> dequantize(const Box& box,
   std::vector<float> row(static_cast<std::size_t>(columns));
   const auto row_bytes = static_cast<std::size_t>(columns * size_of(into_dtype));
   const auto rows = columns == 0 ? 0 : box.volume() / columns;
+  const auto packed_bytes = encoding == Encoding::kE4M3 ? columns : columns / 2;
   Dims at = box.offset;
   for (std::int64_t r = 0; r < rows; ++r) {
     const auto* of_row = values.data();
     for (int d = 0; d < last; ++d)
       of_row += (at[d] / scales.block[d] - scales.box.offset[d]) * strides[d];
-    const auto* const in = from.data() + r * (columns / pack);
+    const auto* const in = from.data() + r * packed_bytes;
     for (std::int64_t c = 0; c < columns;) {
       const auto block_column = (box.offset[last] + c) / block;
       const auto end = std::min(columns, (block_column + 1) * block - box.offset[last]);

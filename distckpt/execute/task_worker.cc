@@ -197,6 +197,16 @@ class TaskWorker::Impl {
     convert(tensor.name, piece.dtype, raw, tensor.dtype, into, transform, box);
   }
 
+  float read_global(const ScalePiece& scale) {
+    float value = 1;
+    if (scale.how == GlobalScale::kNone) return value;
+    std::vector<ChecksumPart> unused;
+    source_.read({.at = {.storage = scale.global.storage, .offset = scale.global.offset},
+                  .element_size = sizeof(value)},
+                 std::as_writable_bytes(std::span(&value, 1)), unused);
+    return value;
+  }
+
   // Elements are read, unpacked and scaled in the order in which they lie, then brought into that
   // of the tensor.
   void dequantize_piece(const ModelTensor& tensor,
@@ -212,7 +222,7 @@ class TaskWorker::Impl {
                 .element_size = size_of(piece.dtype)};
     Region of_scales{.at = {.storage = scale.at.storage, .offset = scale.at.offset},
                      .element_size = size_of(scale.dtype)};
-    BlockScales scales{.dtype = scale.dtype};
+    BlockScales scales{.dtype = scale.dtype, .how = scale.how, .global = read_global(scale)};
     for (const int d : order) {
       const auto count = d == scale.packed ? pack : 1;
       const auto begin = box.offset[d] / count;

@@ -211,10 +211,17 @@ void check_scales(const PlanSide& side) {
     for (int d = 0; d < blocks.rank(); ++d) blocks[d] = ceil_div(blocks[d], scale.block[d]);
     require(is_scale(scales.dtype), ErrorKind::kLayout, "{}: scales of {} are not read{}",
             scales.name, short_name(scales.dtype), file);
-    require(scales.shape == blocks, ErrorKind::kLayout,
+    const bool single = scales.shape.rank() == 0 && blocks.product() == 1;
+    require(single || scales.shape == blocks, ErrorKind::kLayout,
             "{}: has shape {}, expected {} for the {} blocks of {}, whose shape is {}{}",
             scales.name, to_string(scales.shape), to_string(blocks), to_string(scale.block),
             stored.name, to_string(stored.shape), file);
+    if (scale.how != GlobalScale::kNone) {
+      const auto& global = layout.tensor(scale.global);
+      require(global.dtype == DType::kF32 && global.shape.product() == 1, ErrorKind::kLayout,
+              "{}: is {} {}, expected one element of f32, the scale of {}{}", global.name,
+              short_name(global.dtype), to_string(global.shape), stored.name, file);
+    }
     require(link.stored_box == Box::whole(stored.shape), ErrorKind::kLayout,
             "{}: {} has scales, but is linked only in part", stored.name,
             to_string(link.stored_box));
@@ -288,6 +295,8 @@ SidePlan plan_side(const std::vector<ModelTensor>& tensors,
   for (const auto& box : map.left_out) used[box.stored].push_back(box.box);
   for (const auto& scale : map.scales) {  // auxiliary: used whole by the tensor it scales
     used[scale.stored].push_back(Box::whole(layout.tensor(scale.stored).shape));
+    if (scale.how != GlobalScale::kNone)
+      used[scale.global].push_back(Box::whole(layout.tensor(scale.global).shape));
   }
   for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
     const auto& stored = layout.tensor(i);
@@ -345,26 +354,33 @@ void settle_less(PlannedTensor& planned) {
   planned.less = same ? common.value_or(0) : 0;
 }
 
-// Resolves each scaled link, which is of a whole tensor, to the scales of its blocks. Scales are
-// whole tensors in one packed shard.
+// The place of a tensor that is whole in one packed shard.
+Placement place_of_scales(const TensorLayout& stored) {
+  require(stored.shards.size() == 1, ErrorKind::kLayout,
+          "{}: scales that lie in {} parts are not handled", stored.name, stored.shards.size());
+  return stored.shards.front().at;
+}
+
+// Resolves each scaled link, which is of a whole tensor, to the scales of its blocks.
 void plan_scales(const std::vector<ModelTensor>& tensors, const PlanSide& source, CopyPlan& plan) {
   plan.scales.resize(source.map->scales.size());
   for (const auto& link : source.map->links) {
     if (link.scale < 0) continue;
     const auto& scale = source.map->scales[static_cast<std::size_t>(link.scale)];
     const auto& stored = source.layout->tensor(scale.stored);
-    require(stored.shards.size() == 1, ErrorKind::kLayout,
-            "{}: scales that lie in {} parts are not handled", stored.name, stored.shards.size());
     const auto& model = tensors.at(link.model);
-    const auto& at = stored.shards.front().at;
+    const auto at = place_of_scales(stored);
     const int last = link.model_box.rank() - 1;
-    ScalePiece piece{.at = at, .dtype = stored.dtype, .block = {}, .encoding = scale.encoding};
+    ScalePiece piece{
+        .at = at, .dtype = stored.dtype, .block = {}, .encoding = scale.encoding, .how = scale.how};
+    if (scale.how != GlobalScale::kNone)
+      piece.global = place_of_scales(source.layout->tensor(scale.global));
     piece.at.strides = {};
     for (int axis = 0; axis <= last; ++axis) {
       const auto dim = link.axes.empty() ? axis : stored_dim(link, axis).value_or(-1);
       piece.block.push_back(dim < 0 ? 1 : scale.block[dim]);
-      piece.at.strides.push_back(dim < 0 ? 0 : at.strides[dim]);
-      if (dim == stored.shape.rank() - 1) piece.packed = axis;
+      piece.at.strides.push_back(dim < 0 || at.strides.rank() == 0 ? 0 : at.strides[dim]);
+      if (dim == scale.block.rank() - 1) piece.packed = axis;
     }
     if (model.interleaved > 1) {  // its last dimension is two of the grid
       require(piece.block[last] == 1 && piece.packed != last, ErrorKind::kLayout,

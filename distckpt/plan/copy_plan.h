@@ -35,7 +35,9 @@ struct ScalePiece {
   DType dtype = DType::kF32;
   Dims block{};
   Encoding encoding = Encoding::kE4M3;
-  int packed = -1;  // the dimension whose elements are packed: it lies from byte to byte
+  GlobalScale how = GlobalScale::kNone;
+  Placement global{};  // of the F32
+  int packed = -1;     // the dimension whose elements are packed: it lies from byte to byte
 };
 
 // A box of a model tensor's grid, and where its elements lie.

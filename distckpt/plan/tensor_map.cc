@@ -85,6 +85,7 @@ void restrict_links(TensorMap& map,
     if (!at[link.model]) {
       kept.left_out.push_back({.stored = link.stored, .box = link.stored_box});
       if (scale != nullptr) leave_whole(scale->stored);
+      if (scale != nullptr && scale->how != GlobalScale::kNone) leave_whole(scale->global);
       continue;
     }
     stored.insert(link.stored);

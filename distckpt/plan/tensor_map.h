@@ -76,11 +76,13 @@ struct BoxLink {
 };
 
 // The scales of a block-quantised tensor: one element for each block of `block` elements of the
-// stored tensor, unpacked.
+// stored tensor, unpacked. A single one may have no dimensions.
 struct ScaleLink {
   std::uint32_t stored = 0;
   Dims block{};  // [128, 128]
   Encoding encoding = Encoding::kE4M3;
+  GlobalScale how = GlobalScale::kNone;
+  std::uint32_t global = 0;  // the stored tensor of one element, unless `how` is kNone
 };
 
 // Elements of a stored tensor that hold nothing of the model: vocabulary padding. Zero when

@@ -1,6 +1,7 @@
 #include "models/spec/sharding.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -221,6 +222,10 @@ std::string_view not_computed(const TransformerConfig& config) {
                              std::ranges::count(config.moe_layer_freq, false) == 0;
   if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
     return "an activation other than SiLU";
+  if (config.family == "ministral3") return "queries that are scaled by their position";
+  constexpr std::array<std::string_view, 4> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl",
+                                                    "qwen3_vl"};
+  if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
   return {};
 }
 

@@ -197,7 +197,7 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
         path: its folder, or an address ("hf://org/repo", "s3://bucket/key", "https://...")
         iteration: of a Megatron root: a number or "release". Default: the tracker's
         hf_config: a folder with the config.json that a Megatron checkpoint lacks
-        keep_quantized: leaves FP8 and MXFP4 blocks and their scales as they are. Default: they are dequantised to bf16
+        keep_quantized: leaves quantised weights and their scales as they are. Default: they are dequantised to bf16
 
     Raises:
         Error: for everything that is not exactly what the configuration says: tensors that are missing, surplus or of another shape are named

@@ -2,6 +2,7 @@
 
 #include "converter/families/hf_config.h"
 #include "converter/families/megatron_args.h"
+#include "converter/families/quantization.h"
 #include "tests/fuzz/model_properties.h"
 #include "tests/fuzz/property.h"
 #include "tests/fuzz/targets.h"

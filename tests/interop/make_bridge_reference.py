@@ -27,13 +27,19 @@ BRIDGES = {  # tiny model: module and class
     "bailing_moe_v2": ("bailing.bailing_moe2_bridge", "BailingMoeV2Bridge"),
     "deepseek_v3": ("deepseek.deepseek_v3_bridge", "DeepSeekV3Bridge"),
     "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),
+    "gemma3": ("gemma_vl.gemma3_vl_bridge", "Gemma3VLBridge"),
     "gemma3_text": ("gemma.gemma3_bridge", "Gemma3ModelBridge"),
     "glm4_moe": ("glm.glm45_bridge", "GLM45Bridge"),
     "glm4_moe_lite": ("glm.glm47_flash_bridge", "GLM47FlashBridge"),
     "glm_moe_dsa": ("glm_moe_dsa.glm5_bridge", "GLM5Bridge"),
+    "kimi_k25": ("kimi_vl.kimi_k25_vl_bridge", "KimiK25VLBridge"),
     "minimax_m2": ("minimax_m2.minimax_m2_bridge", "MiniMaxM2Bridge"),
+    "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
     "olmoe": ("olmoe.olmoe_bridge", "OlMoEBridge"),
+    "qwen2_5_vl": ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"),
+    "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
 }
+LANGUAGE_MODEL = "language_model."
 MOCKED = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
           "diffusers", "mistral_common", "nemo_run")
 
@@ -101,7 +107,8 @@ def megatron_tensors(bridge, weights, config):
         "gated_linear_unit": True})
     registry = bridge.mapping_registry()
     found = {}
-    for mapping in registry.mappings:
+    of_language = [mapping for mapping in registry.mappings if mapping.megatron_param.startswith(LANGUAGE_MODEL)]
+    for mapping in of_language or registry.mappings:  # of a model that also sees: the language model alone
         named = mapping.hf_param if isinstance(mapping.hf_param, dict) else {"": mapping.hf_param}
         pattern = re.compile("^" + registry._convert_pattern_to_regex(next(iter(named.values()))) + "$")
         for match in filter(None, map(pattern.match, weights)):
@@ -147,9 +154,12 @@ def main():
         config = json.loads((data / f"hf_{name}/hf/config.json").read_text())
         bridge.hf_config = types.SimpleNamespace(**config)
         bridge.hf_pretrained = types.SimpleNamespace(state=None, config=bridge.hf_config)
+        bridge.hf_config.text_config = types.SimpleNamespace(**config.get("text_config", {}))
+        config = config.get("text_config", config)
         weights = load_file(data / f"hf_{name}/hf/model.safetensors")
         lines = []
-        for key, tensor in sorted(megatron_tensors(bridge, weights, config).items()):
+        found = megatron_tensors(bridge, weights, config)
+        for key, tensor in sorted({key.removeprefix(LANGUAGE_MODEL): tensor for key, tensor in found.items()}.items()):
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             lines.append(json.dumps(key) + ": " + json.dumps([str(tensor.dtype)[6:], list(tensor.shape), hashlib.sha256(raw).hexdigest()]))
         (data / f"bridge/{name}.json").write_text('{"megatron-bridge": "0.6.2", "tensors": {\n' + ",\n".join(lines) + "\n}}\n")

@@ -139,6 +139,57 @@ def make_seeing(name, folder):
     getattr(T, family + "ForConditionalGeneration")(config).to(torch.bfloat16).save_pretrained(folder)
 
 
+def wrapped_configs():
+    """Models that also see, whose language model is a class of its own below: (class, configuration)."""
+    import transformers as T
+    text = dict(vocab_size=90, hidden_size=40, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2, head_dim=8, intermediate_size=56,
+                max_position_embeddings=64)
+    vision = dict(hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, patch_size=2)
+    visual = dict(depth=1, hidden_size=16, intermediate_size=20, num_heads=2, patch_size=2, spatial_merge_size=2, temporal_patch_size=2,
+                  out_hidden_size=40)
+    sections = lambda theta, **k: {"rope_type": "default", "rope_theta": theta, "mrope_section": [2, 1, 1], **k}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    latent = dict(model_type="deepseek_v3", vocab_size=90, hidden_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+                  intermediate_size=44, moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
+                  first_k_dense_replace=1, n_shared_experts=2, q_lora_rank=28, kv_lora_rank=12, qk_rope_head_dim=8, qk_nope_head_dim=10,
+                  v_head_dim=14, max_position_embeddings=64, num_nextn_predict_layers=0)
+    return {
+        "mistral3": lambda: T.Mistral3Config(
+            text_config=dict(text, model_type="ministral3", rope_parameters=yarn), vision_config=dict(vision, model_type="pixtral", image_size=8),
+            tie_word_embeddings=False),
+        "kimi_k25": lambda: T.Kimi_K25Config(text_config=latent, vision_config=vision, projection_hidden_size=16, tie_word_embeddings=False),
+        "qwen3_vl": lambda: T.Qwen3VLConfig(
+            text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True)),
+            vision_config=dict(visual, num_position_embeddings=9, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
+        "qwen2_5_vl": lambda: T.Qwen2_5_VLConfig(
+            text_config={**{k: v for k, v in text.items() if k != "head_dim"}, "hidden_size": 64, "rope_parameters": sections(1e6)},
+            vision_config=dict(visual, out_hidden_size=64, fullatt_block_indexes=[0])),
+        "gemma3": lambda: T.Gemma3Config(
+            text_config=dict(text, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2),
+            vision_config=dict(vision, image_size=8), mm_tokens_per_image=4),
+    }
+
+
+def make_wrapped(name, folder):
+    """A tiny model that also sees, with random weights, named as on the hub."""
+    import torch
+    import transformers as T
+    from safetensors.torch import load_file, save_file
+    T.logging.set_verbosity_error()
+    config = wrapped_configs()[name]()
+    torch.manual_seed(sum(map(ord, name)))
+    model = getattr(T, config.__class__.__name__.replace("Config", "ForConditionalGeneration"))(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for n, p in [*model.named_parameters(), *(b for b in model.named_buffers() if "correction_bias" in b[0])]:
+            p.copy_(0.2 * torch.randn(p.shape) + (1 if p.ndim == 1 and "norm" in n else 0))
+    model.save_pretrained(folder)
+    if name == "kimi_k25":  # transformers 5.17 renames the vision tower's names back in the other parts, too
+        weights = {n.replace("language_model.model.blocks.", "language_model.model.layers.").replace("model.mm_projector.", "mm_projector."): t
+                   for n, t in load_file(folder + "/model.safetensors").items()}
+        save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
+
+
 def make_hf(name, out):
     """Random tiny HF model -> out/hf (bf16 safetensors) ; logits of a fixed prompt -> out/logits.json"""
     import torch, transformers as T

@@ -1,5 +1,5 @@
-// Gemma 3, the text model: norms behind attention and feed-forward that multiply by 1 + weight,
-// layers of local attention between those of global, GELU.
+// Gemma 3, text alone or with a vision tower: norms behind attention and feed-forward that multiply
+// by 1 + weight, layers of local attention between those of global, GELU.
 #include "converter/families/family.h"
 #include "distckpt/base/error.h"
 
@@ -31,6 +31,23 @@ constexpr HfNames kGemmaNames{
     .last = kHeadNames,
 };
 
+constexpr HfNames kSeeingGemmaNames{
+    .layer = kWrappedLayer,
+    .first = kWrappedEmbedding,
+    .attention = kGemmaAttentionNames,
+    .dense_mlp = kGemmaMlpNames,
+    .last = kWrappedHead,
+    .carried = kVisionTower,
+};
+
+void read_gemma(const ConfigFields& fields, TransformerConfig& config) {
+  require(!fields.flag("attention_bias", false), ErrorKind::kLayout,
+          "{}: attention_bias is true, which is not handled", fields.source());
+  config.qk_layernorm = true;
+  config.layernorm_zero_centered_gamma = true;
+  config.post_norm = models::PostNorm::kOfLinear;
+}
+
 constexpr Family kGemma[] = {
     {.model_type = "gemma3_text",
      .names = &kGemmaNames,
@@ -38,20 +55,24 @@ constexpr Family kGemma[] = {
      .tied = true,
      .rope_of_layers = true,
      .activation = "gelu_pytorch_tanh",
-     .configure =
-         [](const ConfigFields& fields, TransformerConfig& config) {
-           require(!fields.flag("attention_bias", false), ErrorKind::kLayout,
-                   "{}: attention_bias is true, which is not handled", fields.source());
-           config.qk_layernorm = true;
-           config.layernorm_zero_centered_gamma = true;
-           config.post_norm = models::PostNorm::kOfLinear;
-         },
+     .configure = read_gemma,
      .describes =
          [](const TransformerConfig& config) {
            return config.layernorm_zero_centered_gamma && config.qk_layernorm &&
                   config.num_moe_experts == 0;
          },
      .rare = true},
+    {.model_type = "gemma3",
+     .names = &kSeeingGemmaNames,
+     .config_key = "text_config",
+     // Gemma3TextConfig of transformers: the files of the hub leave these out.
+     .defaults = R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                     "vocab_size": 262208, "max_position_embeddings": 131072})",
+     .rotary_base = 1e6,
+     .tied = true,
+     .rope_of_layers = true,
+     .activation = "gelu_pytorch_tanh",
+     .configure = read_gemma},
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Llama, Mistral, Qwen2, Qwen3 and Seed-OSS: dense layers with attention by query groups. They
-// differ in biases, norms of queries and keys, and a sliding window.
+// Llama, Mistral, Ministral 3, Qwen2, Qwen3 and Seed-OSS, and the language models of Ministral 3,
+// Qwen2.5-VL and Qwen3-VL: dense layers with attention by query groups. They differ in biases,
+// norms of queries and keys, a sliding window, and the prefixes of names.
 #include "converter/families/family.h"
 #include "distckpt/base/error.h"
 
@@ -14,6 +15,49 @@ constexpr HfNames kNames{
     .dense_mlp = kMlpNames,
     .last = kHeadNames,
 };
+
+// Ministral 3 with its vision tower.
+constexpr HfNames kWrappedNames{
+    .layer = kWrappedLayer,
+    .first = kWrappedEmbedding,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .last = kWrappedHead,
+    .carried = kVisionTower,
+};
+
+constexpr std::string_view kQwen25Visual[] = {"visual."};
+constexpr HfNames kQwen25SeeingNames{
+    .first = kEmbeddingNames,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .last = kHeadNames,
+    .carried = kQwen25Visual,
+};
+
+constexpr HfNames kQwen3SeeingNames{
+    .layer = kSeeingLayer,
+    .first = kSeeingEmbedding,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .last = kSeeingHead,
+    .carried = kVisual,
+};
+
+void read_mistral(const ConfigFields& fields, TransformerConfig& config) {
+  read_linear_biases(fields, config);
+  config.sliding_window = fields.optional_size("sliding_window");
+}
+
+void read_qwen2(const ConfigFields& fields, TransformerConfig& config) {
+  read_linear_biases(fields, config);
+  config.add_qkv_bias = true;
+}
+
+void read_qwen3(const ConfigFields& fields, TransformerConfig& config) {
+  read_linear_biases(fields, config);
+  config.qk_layernorm = true;
+}
 
 bool is_dense(const TransformerConfig& config) {
   return !config.multi_latent_attention && config.num_moe_experts == 0;
@@ -30,11 +74,7 @@ constexpr Family kFamilies[] = {
          }},
     {.model_type = "mistral",
      .names = &kNames,
-     .configure =
-         [](const ConfigFields& fields, TransformerConfig& config) {
-           read_linear_biases(fields, config);
-           config.sliding_window = fields.optional_size("sliding_window");
-         },
+     .configure = read_mistral,
      .describes =
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && !config.add_qkv_bias &&
@@ -42,24 +82,30 @@ constexpr Family kFamilies[] = {
          }},
     {.model_type = "qwen2",
      .names = &kNames,
-     .configure =
-         [](const ConfigFields& fields, TransformerConfig& config) {
-           read_linear_biases(fields, config);
-           config.add_qkv_bias = true;
-         },
+     .configure = read_qwen2,
      .describes =
          [](const TransformerConfig& config) {
            return is_dense(config) && !config.qk_layernorm && config.add_qkv_bias;
          }},
     {.model_type = "qwen3",
      .names = &kNames,
-     .configure =
-         [](const ConfigFields& fields, TransformerConfig& config) {
-           read_linear_biases(fields, config);
-           config.qk_layernorm = true;
-         },
+     .configure = read_qwen3,
      .describes =
          [](const TransformerConfig& config) { return is_dense(config) && config.qk_layernorm; }},
+    {.model_type = "ministral3", .names = &kNames, .configure = read_mistral},
+    {.model_type = "mistral3",
+     .names = &kWrappedNames,
+     .config_key = "text_config",
+     .tied = true,
+     .configure = read_mistral},
+    {.model_type = "qwen2_5_vl",
+     .names = &kQwen25SeeingNames,
+     .config_key = "text_config",
+     .configure = read_qwen2},
+    {.model_type = "qwen3_vl",
+     .names = &kQwen3SeeingNames,
+     .config_key = "text_config",
+     .configure = read_qwen3},
     {.model_type = "seed_oss",
      .names = &kNames,
      .configure =

@@ -57,15 +57,6 @@ constexpr HfName kHybridPrediction[] = {
     {"final_layernorm.weight", "norm.weight"},
 };
 
-// The language model of one that also sees.
-constexpr HfName kSeeingEmbedding[] = {
-    {"embedding.word_embeddings.weight", "model.language_model.embed_tokens.weight"},
-};
-constexpr HfName kSeeingHead[] = {
-    {"decoder.final_layernorm.weight", "model.language_model.norm.weight"},
-    {"output_layer.weight", "lm_head.weight", When::kUntied},
-};
-
 constexpr HfNames with_delta_net(std::span<const HfName> delta_net) {
   return {
       .first = kEmbeddingNames,
@@ -83,10 +74,10 @@ constexpr HfNames kNextNames = with_delta_net(kNextDeltaNet);
 constexpr HfNames kQwen35Names = with_delta_net(kQwen35DeltaNet);
 constexpr HfNames kQwen35SeeingNames = [] {
   auto names = with_delta_net(kQwen35DeltaNet);
-  names.layer = "model.language_model.layers.{l}.";
+  names.layer = kSeeingLayer;
   names.first = kSeeingEmbedding;
   names.last = kSeeingHead;
-  names.carried = "model.visual.";
+  names.carried = kVisual;
   return names;
 }();
 

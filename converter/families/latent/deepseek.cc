@@ -1,6 +1,6 @@
-// DeepSeek-V2, DeepSeek-V3, Moonlight, Kimi K2 and GLM-4.7-Flash: multi-head latent attention,
-// fine-grained and shared experts; all but V2 have routers with a bias, and prediction layers.
-// DeepSeek-V3.2 and GLM-5: the same with an indexer, which chooses the keys of a query.
+// DeepSeek-V2, DeepSeek-V3, Moonlight, Kimi K2 and K2.5, GLM-4.7-Flash: multi-head latent
+// attention, fine-grained and shared experts; all but V2 have routers with a bias, and prediction
+// layers. DeepSeek-V3.2 and GLM-5: the same with an indexer, which chooses the keys of a query.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -41,6 +41,21 @@ constexpr HfNames kDeepSeekNames{
     .prediction = kDeepSeekPredictionNames,
     .prediction_copies = kDeepSeekPredictionCopies,
 };
+
+constexpr std::string_view kKimiVision[] = {"vision_tower.", "mm_projector."};
+constexpr HfCopy kKimiPredictionCopies[] = {
+    {"embed_tokens.weight", "language_model.model.embed_tokens.weight"},
+    {"shared_head.head.weight", "language_model.lm_head.weight"},
+};
+constexpr HfNames kSeeingKimiNames = [] {
+  auto names = kDeepSeekNames;
+  names.layer = kWrappedLayer;
+  names.first = kWrappedEmbedding;
+  names.last = kWrappedHead;
+  names.prediction_copies = kKimiPredictionCopies;
+  names.carried = kKimiVision;
+  return names;
+}();
 
 void read_deepseek(const ConfigFields& fields, TransformerConfig& config) {
   read_linear_biases(fields, config);
@@ -103,6 +118,10 @@ constexpr Family kDeepSeek[] = {
            return config.multi_latent_attention && config.moe_router_enable_expert_bias;
          }},
     {.model_type = "kimi_k2", .names = &kDeepSeekNames, .configure = read_deepseek_v3},
+    {.model_type = "kimi_k25",
+     .names = &kSeeingKimiNames,
+     .config_key = "text_config",
+     .configure = read_deepseek_v3},
     {.model_type = "glm4_moe_lite", .names = &kDeepSeekNames, .configure = read_glm_lite},
     {.model_type = "deepseek_v32",
      .names = &kDeepSeekNames,

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "converter/families/quantization.h"
 #include "tests/support/expect.h"
 
 namespace ferry::converter {

@@ -1,0 +1,170 @@
+#include "converter/families/quantization.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "converter/families/config_fields.h"
+#include "converter/families/config_limits.h"
+#include "converter/families/hf_config.h"
+#include "distckpt/base/error.h"
+#include "distckpt/base/json.h"
+
+namespace ferry::converter {
+namespace {
+
+using distckpt::Encoding;
+using distckpt::GlobalScale;
+using Method = Quantization::Method;
+
+// compressed-tensors, format "pack-quantized".
+constexpr std::array<std::string_view, 1> kInt4Others{"weight_shape"};
+constexpr PackedWeight kInt4Weight{.elements = "weight_packed",
+                                   .scales = "weight_scale",
+                                   .others = kInt4Others,
+                                   .encoding = Encoding::kInt4};
+
+// compressed-tensors, format "nvfp4-pack-quantized".
+constexpr std::array<std::string_view, 1> kNvfp4Others{"input_global_scale"};
+constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
+                                    .scales = "weight_scale",
+                                    .global_scale = "weight_global_scale",
+                                    .others = kNvfp4Others,
+                                    .how = GlobalScale::kDivisor};
+
+// ModelOpt; also the scales of cached keys and values.
+constexpr std::array<std::string_view, 3> kModelOptOthers{"input_scale", "k_scale", "v_scale"};
+constexpr PackedWeight kModelOptWeight{.elements = "weight",
+                                       .scales = "weight_scale",
+                                       .global_scale = "weight_scale_2",
+                                       .others = kModelOptOthers,
+                                       .how = GlobalScale::kFactor};
+
+// The object of a model that is quantised; the language model's may have it in place of the whole.
+const nlohmann::json* quantization_config(const nlohmann::json& config) {
+  for (const auto* object :
+       {&config, config.contains("text_config") ? &config["text_config"] : nullptr}) {
+    if (object == nullptr || !object->is_object()) continue;
+    const auto found = object->find("quantization_config");
+    if (found != object->end() && !found->is_null()) return &*found;
+  }
+  return nullptr;
+}
+
+Quantization parse_fp8(const ConfigFields& how) {
+  const auto format = how.text("fmt", "e4m3");
+  const auto* block = how.find("weight_block_size");
+  const bool e4m3 = format == "e4m3" || format == "float8_e4m3fn";  // the second of MiniMax-M2
+  require(e4m3, ErrorKind::kLayout, "{}: the weights are fp8 ({}); only e4m3 is read", how.source(),
+          format);
+  Quantization quantization;
+  if (block == nullptr) return quantization;
+  require(block->is_array() && block->size() == 2, ErrorKind::kCorrupt,
+          "{}: weight_block_size is {}, expected two sizes", how.source(), block->dump());
+  for (const auto& size : *block) {
+    quantization.block.push_back(distckpt::json_int(size, "weight_block_size", how.source()));
+    const auto last = quantization.block[quantization.block.rank() - 1];
+    require(last >= 1 && last <= kMaxSize, ErrorKind::kCorrupt, "{}: weight_block_size is {}",
+            how.source(), block->dump());
+  }
+  return quantization;
+}
+
+// The size of the groups of a row that have one scale, which all config_groups say alike.
+std::int64_t parse_group_size(const ConfigFields& how, std::string_view type) {
+  const auto& groups = how.required("config_groups");
+  std::optional<std::int64_t> found;
+  for (const auto& [name, group] : groups.items()) {
+    const auto source = fmt::format("{}: config_groups.{}", how.source(), name);
+    const ConfigFields weights(ConfigFields(group, source).required("weights"),
+                               fmt::format("{}.weights", source));
+    const auto bits = weights.size("num_bits");
+    const bool plain = bits == 4 && weights.text("type", "") == type &&
+                       weights.flag("symmetric", true) && weights.find("actorder") == nullptr;
+    require(plain, ErrorKind::kLayout,
+            "{}: {} of {} bits; only symmetric {} of 4 bits in the order of the columns are read",
+            weights.source(), weights.text("type", "elements"), bits, type);
+    const auto size = weights.size("group_size");
+    require(!found || *found == size, ErrorKind::kLayout,
+            "{}: config_groups have group sizes {} and {}, which is not handled", how.source(),
+            found.value_or(0), size);
+    found = size;
+  }
+  require(found.has_value(), ErrorKind::kCorrupt, "{}: config_groups is empty", how.source());
+  return *found;
+}
+
+Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
+  return {.method = Method::kPacked, .block = {1, group_size}, .packed = &weight};
+}
+
+}  // namespace
+
+std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
+  const auto object = distckpt::parse_json(text, source);
+  const auto* value = quantization_config(object);
+  if (value == nullptr) return std::nullopt;
+  const ConfigFields how(*value, fmt::format("{}: quantization_config", source));
+  const auto method = how.text("quant_method", "");
+  if (method == "fp8") return parse_fp8(how);
+  if (method == "mxfp4") return Quantization{.method = Method::kMxfp4, .block = {1, 1, 32}};
+  const auto format = how.text("format", how.text("quant_algo", "no format"));
+  if (method == "compressed-tensors" && format == "pack-quantized")
+    return packed(kInt4Weight, parse_group_size(how, "int"));
+  if (method == "compressed-tensors" && format == "nvfp4-pack-quantized")
+    return packed(kNvfp4Weight, parse_group_size(how, "float"));
+  if (method == "modelopt" && format == "NVFP4") {
+    return packed(kModelOptWeight,
+                  how.find("config_groups") == nullptr ? 16 : parse_group_size(how, "float"));
+  }
+  fail(ErrorKind::kLayout,
+       "{}: the weights are quantised by \"{}\" ({}); read are fp8 (e4m3), mxfp4, "
+       "compressed-tensors (pack-quantized, nvfp4-pack-quantized) and modelopt (NVFP4)",
+       how.source(), method, format);
+}
+
+std::string quantized_weight(std::string_view name) {
+  for (const auto suffix : {kScaleSuffix, kBlocksSuffix, kBlockScalesSuffix}) {
+    if (name.ends_with(suffix)) return std::string(name.substr(0, name.size() - suffix.size()));
+  }
+  const auto dot = name.rfind('.') + 1;
+  const auto of = name.substr(dot);
+  const auto is_part = [&](const PackedWeight* weight) {
+    return of == weight->elements || of == weight->scales || of == weight->global_scale ||
+           std::ranges::find(weight->others, of) != weight->others.end();
+  };
+  constexpr std::array kPacked{&kInt4Weight, &kNvfp4Weight, &kModelOptWeight};
+  if (of != kActivationScale && std::ranges::none_of(kPacked, is_part)) return std::string(name);
+  return fmt::format("{}weight", name.substr(0, dot));
+}
+
+std::string without_quantization(std::string_view text,
+                                 distckpt::DType dtype,
+                                 std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  object.erase("quantization_config");
+  const auto text_config = object.find("text_config");
+  if (text_config != object.end() && text_config->is_object())
+    text_config->erase("quantization_config");
+  return with_dtype(object.dump(), dtype, source);
+}
+
+std::string with_quantization(std::string_view text,
+                              Method method,
+                              const std::vector<std::string>& not_converted,
+                              std::string_view source) {
+  auto object = distckpt::parse_ordered_json(text, source);
+  nlohmann::ordered_json how;
+  if (method == Method::kFp8) {
+    how["activation_scheme"] = "dynamic";
+    how["fmt"] = "e4m3";
+  }
+  how["modules_to_not_convert"] = not_converted;
+  how["quant_method"] = method == Method::kFp8 ? "fp8" : "mxfp4";
+  if (method == Method::kFp8) how["weight_block_size"] = {128, 128};
+  object["quantization_config"] = std::move(how);
+  return object.dump(2) + "\n";
+}
+
+}  // namespace ferry::converter

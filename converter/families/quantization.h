@@ -1,0 +1,63 @@
+// Weights that are quantised: what config.json says of them, and the tensors that stand for one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "distckpt/base/box.h"
+#include "distckpt/base/dtype.h"
+#include "distckpt/elements/dequantize.h"
+
+namespace ferry::converter {
+
+// The tensors of a weight of four bits, in the place of "weight" in its name.
+struct PackedWeight {
+  std::string_view elements{};
+  std::string_view scales{};
+  std::string_view global_scale{};
+  std::span<const std::string_view> others{};  // hold nothing of the weight
+  distckpt::Encoding encoding = distckpt::Encoding::kE2M1;
+  distckpt::GlobalScale how = distckpt::GlobalScale::kNone;
+};
+
+// How the weights of a checkpoint are quantised.
+struct Quantization {
+  enum class Method : std::uint8_t {
+    kFp8,     // E4M3 under the weight's name, beside ....weight_scale_inv
+    kMxfp4,   // of experts: ...._blocks and ...._scales in place of the weight
+    kPacked,  // four bits, as compressed-tensors or ModelOpt names them
+  };
+  Method method = Method::kFp8;
+  distckpt::Dims block{};  // [128, 128]; of the tensor as it is stored; empty: all of it
+  const PackedWeight* packed = nullptr;  // of kPacked
+};
+inline constexpr std::string_view kScaleSuffix = "_scale_inv";
+inline constexpr std::string_view kBlocksSuffix = "_blocks";
+inline constexpr std::string_view kBlockScalesSuffix = "_scales";
+// An FP8 weight's module may have the scale of its input, in the place of "weight".
+inline constexpr std::string_view kActivationScale = "activation_scale";
+
+// Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every other way of
+// quantising.
+std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source);
+
+// The name of the weight whose elements or scales a tensor of that name holds, or the same name.
+std::string quantized_weight(std::string_view name);
+
+// The same text without its quantisation, and of the dtype to which the weights were dequantised.
+std::string without_quantization(std::string_view text,
+                                 distckpt::DType dtype,
+                                 std::string_view source);
+
+// The same text of weights that are quantised so, FP8 in blocks of 128 x 128, but for those
+// modules: as DeepSeek-V3 and GPT-OSS are published.
+std::string with_quantization(std::string_view text,
+                              Quantization::Method method,
+                              const std::vector<std::string>& not_converted,
+                              std::string_view source);
+
+}  // namespace ferry::converter
