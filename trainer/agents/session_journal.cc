@@ -26,10 +26,13 @@ std::filesystem::path journal_of(const std::filesystem::path& folder,
   return (validates ? folder / "validation" : folder) / fmt::format("{}.jsonl", step);
 }
 
-// It waits for weights that never come.
-const json kNeverFinished{{"exchanges", json::array()},
-                          {"step", std::numeric_limits<std::int64_t>::max()},
-                          {"global_steps", {{std::numeric_limits<std::int64_t>::max(), 0}}}};
+// A session that waits for weights that never come.
+json never_finished() {
+  constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
+  return {{"exchanges", json::array()},
+          {"step", kNever},
+          {"global_steps", json::array({json::array({kNever, 0})})}};
+}
 
 }  // namespace
 
@@ -88,7 +91,7 @@ void add_replay(RolloutBatch& prompts,
     require(found != sessions.end() || first < last, ErrorKind::kUsage,
             "{}: has no session {}: the run is another one than that which is played again",
             journal_of(folder, first, validates).string(), seed);
-    prompts.replay.push_back(found != sessions.end() ? found->second : kNeverFinished);
+    prompts.replay.push_back(found != sessions.end() ? found->second : never_finished());
   }
 }
 
