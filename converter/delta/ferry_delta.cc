@@ -3,7 +3,6 @@
 #include <cstring>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "converter/delta/delta.h"
@@ -12,6 +11,7 @@
 #include "converter/delta/seen_blocks.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/base/object_pool.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/plan/schedule.h"
 #include "distckpt/storage/file_io.h"
@@ -117,10 +117,9 @@ class FerryDelta : public Delta {
           std::vector<std::byte> encoded(
               static_cast<std::size_t>(begins[chunk + 1] - begins[chunk]));
           tensors_.read_at(begins[chunk], encoded);
-          auto codec = take_codec();
-          codec->apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk), bytes);
-          const std::lock_guard lock(mutex_);
-          codecs_.push_back(std::move(codec));
+          codecs_.with([&](DifferenceCodec& codec) {
+            codec.apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk), bytes);
+          });
         });
   }
 
@@ -173,22 +172,13 @@ class FerryDelta : public Delta {
     return chunks;
   }
 
-  std::unique_ptr<DifferenceCodec> take_codec() {
-    const std::lock_guard lock(mutex_);
-    if (codecs_.empty()) return std::make_unique<DifferenceCodec>();
-    auto codec = std::move(codecs_.back());
-    codecs_.pop_back();
-    return codec;
-  }
-
   fs::path folder_;
   distckpt::ReadFile tensors_;
   DeltaManifest manifest_;
   std::vector<StoredChunks> chunks_;  // of the manifest's tensors
   std::vector<std::size_t> entries_;  // of begin()'s tensors, in the manifest
   SeenBlocks seen_{{}};
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<DifferenceCodec>> codecs_;
+  distckpt::ObjectPool<DifferenceCodec> codecs_;
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Writes a delta of Ferry's own form. docs/formats/delta.md.
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "converter/delta/delta_writer.h"
 #include "converter/delta/difference_codec.h"
 #include "distckpt/base/integers.h"
+#include "distckpt/base/object_pool.h"
 #include "distckpt/plan/schedule.h"
 
 namespace ferry::converter {
@@ -29,12 +29,11 @@ class FerryWriter : public DeltaWriter {
     if (stretch.equal) return 0;
     auto& tensor = tensors_[stretch.tensor];
     const auto chunk = static_cast<std::size_t>(stretch.offset / kTaskBytes);
-    auto codec = take_codec();
-    const auto difference = codec->encode(stretch.base, stretch.result, tensor.element_size,
-                                          chunk_name(tensor.name, chunk));
+    const auto difference = codecs_.with([&](DifferenceCodec& codec) {
+      return codec.encode(stretch.base, stretch.result, tensor.element_size,
+                          chunk_name(tensor.name, chunk));
+    });
     tensor.chunks[chunk] = spool_.append(difference.encoded);
-    const std::lock_guard lock(mutex_);
-    codecs_.push_back(std::move(codec));
     return difference.num_changed;
   }
 
@@ -65,18 +64,9 @@ class FerryWriter : public DeltaWriter {
     std::vector<Extent> chunks{};
   };
 
-  std::unique_ptr<DifferenceCodec> take_codec() {
-    const std::lock_guard lock(mutex_);
-    if (codecs_.empty()) return std::make_unique<DifferenceCodec>();
-    auto codec = std::move(codecs_.back());
-    codecs_.pop_back();
-    return codec;
-  }
-
   Spool& spool_;
   std::vector<Tensor> tensors_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<DifferenceCodec>> codecs_;
+  distckpt::ObjectPool<DifferenceCodec> codecs_;
 };
 
 }  // namespace

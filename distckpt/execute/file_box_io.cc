@@ -87,7 +87,7 @@ DecodedChunk FileSource::decode(const ChunkStorage& chunk, StorageId storage) {
   require(stated == chunk.crc, ErrorKind::kCorrupt,
           "{}: says that its CRC-32 is {:08x}, the file's trailer says {:08x}",
           describe(storages_[storage]), stated, chunk.crc);
-  return codecs_.with_codec([&](PlaneCodec& codec) {
+  return codecs_.with([&](PlaneCodec& codec) {
     auto decoded = DecodedChunk::make(chunk.decoded_size);
     try {
       codec.decode(encoded.bytes(), chunk.element_size, chunk.name, decoded.bytes());

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "distckpt/base/object_pool.h"
 #include "distckpt/execute/checksum_ledger.h"
 #include "distckpt/execute/chunk_cache.h"
 #include "distckpt/execute/plane_codec.h"
@@ -73,7 +74,7 @@ class FileSource : public BoxSource {
   std::shared_ptr<const SourceFiles> known_;
   ChecksumLedger ledger_;
   ChunkCache chunks_;
-  PlaneCodecPool codecs_;
+  ObjectPool<PlaneCodec> codecs_;
   std::mutex mutex_;
   std::map<std::filesystem::path, std::unique_ptr<ReadFile>> open_;
   std::vector<const ReadFile*> files_;  // by storage; opened when first read

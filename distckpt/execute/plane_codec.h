@@ -6,10 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace ferry::distckpt {
@@ -44,32 +42,6 @@ class PlaneCodec {
  private:
   struct State;
   std::unique_ptr<State> state_;
-};
-
-// Codecs for threads that come and go.
-class PlaneCodecPool {
- public:
-  // Runs `use(codec)` with a codec that no other thread has. Thread-safe.
-  template <typename Use>
-  auto with_codec(Use&& use) {
-    auto codec = take();
-    auto result = use(*codec);
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(codec));
-    return result;
-  }
-
- private:
-  std::unique_ptr<PlaneCodec> take() {
-    const std::lock_guard lock(mutex_);
-    if (idle_.empty()) return std::make_unique<PlaneCodec>();
-    auto codec = std::move(idle_.back());
-    idle_.pop_back();
-    return codec;
-  }
-
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<PlaneCodec>> idle_;
 };
 
 }  // namespace ferry::distckpt

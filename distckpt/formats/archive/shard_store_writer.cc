@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/object_pool.h"
 #include "distckpt/elements/digest.h"
 #include "distckpt/execute/chunk_cache.h"
 #include "distckpt/execute/plane_codec.h"
@@ -149,7 +150,7 @@ class StoreSink : public BoxSink {
   void complete(StorageId storage) {
     auto& chunk = chunks_[storage];
     const auto& stored = std::get<ChunkStorage>(layout_.storages()[storage]);
-    auto encoded = codecs_.with_codec([&](PlaneCodec& codec) {
+    auto encoded = codecs_.with([&](PlaneCodec& codec) {
       return codec.encode(chunk.decoded.bytes(), stored.element_size, stored.name);
     });
     std::unique_lock lock(mutex_);
@@ -193,7 +194,7 @@ class StoreSink : public BoxSink {
   const ShardStoreLayout& store_;
   const Layout& layout_;
   std::vector<File> files_;
-  PlaneCodecPool codecs_;
+  ObjectPool<PlaneCodec> codecs_;
   std::vector<Chunk> chunks_;     // by storage
   std::vector<StorageId> order_;  // by sequence
 

@@ -170,17 +170,5 @@ TEST(PlaneCodec, RefusesWhatNoEncoderWrites) {
   }
 }
 
-TEST(PlaneCodecPool, GivesEachThreadItsOwn) {
-  PlaneCodecPool pool;
-  const auto* outer = pool.with_codec([&](PlaneCodec& first) {
-    pool.with_codec([&](PlaneCodec& second) {
-      EXPECT_NE(&first, &second);
-      return 0;
-    });
-    return &first;
-  });
-  EXPECT_NE(outer, nullptr);
-}
-
 }  // namespace plane_codec_test
 }  // namespace ferry::distckpt

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dequantized import assert_same
 from support import DATA, ferry_json, hf_tensors, run_ok, save_from_ranks, tree
 
 BLOCK = 16  # small, so that the tiny model has many blocks and ragged edges
@@ -55,19 +56,6 @@ def expected(fp8, dtype, only_fp8=False):
     scaled = {n for n in stored if n + "_scale_inv" in stored}
     return {n: dequantize(t, stored[n + "_scale_inv"], dtype) if n in scaled else t
             for n, t in stored.items() if not n.endswith("_scale_inv")}
-
-
-def assert_same(folder, want):
-    got = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        got |= load_file(file)
-    assert set(got) == set(want)
-    for name, tensor in want.items():
-        assert got[name].dtype == tensor.dtype, name
-        nan = tensor.isnan()
-        assert torch.equal(got[name].isnan(), nan), name  # torch itself gives NaN other bits with other instructions
-        as_bits = lambda t: t.masked_fill(nan, 0).view(torch.int16 if t.element_size() == 2 else torch.int32)
-        assert torch.equal(as_bits(got[name]), as_bits(tensor)), name
 
 
 def test_dequantises_as_torch_does(fp8, work):

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from dequantized import assert_same
 from support import DATA, digest_of, ferry_json, hf_tensors, refuse, run_ok, save_from_ranks, tree
 
 HIDDEN, FFN, EXPERTS = 96, 64, 6  # three blocks, and two; no two dimensions alike
@@ -46,18 +47,6 @@ def expected(mxfp4):
         elif not name.endswith("_scales"):
             out[name] = tensor
     return out
-
-
-def assert_same(folder, want):
-    got = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        got |= load_file(file)
-    assert set(got) == set(want)
-    for name, tensor in want.items():
-        assert (got[name].dtype, got[name].shape) == (tensor.dtype, tensor.shape), name
-        nan = tensor.isnan()
-        assert torch.equal(got[name].isnan(), nan), name
-        assert torch.equal(got[name].masked_fill(nan, 0).view(torch.int16), tensor.masked_fill(nan, 0).view(torch.int16)), name
 
 
 def test_dequantises_as_transformers_does(mxfp4, work):
