@@ -30,6 +30,7 @@ struct ReportFlags {
   std::vector<fs::path> samples{};
   std::string curve{};
   fs::path svg{};
+  std::string over = "steps";
   bool overwrite = false;
   bool json = false;
   bool quiet = false;
@@ -54,13 +55,19 @@ std::vector<std::string> names_of(const std::vector<fs::path>& runs) {
 void draw_curve(const ReportFlags& flags) {
   const OutputFile svg(flags.svg, kPictureMark, flags.overwrite);
   const auto names = names_of(flags.runs);
-  ChartOptions options{.title = flags.curve, .smooth = true};
+  const bool over_seconds = flags.over == "seconds";
+  ChartOptions options{
+      .title = flags.curve, .axis = over_seconds ? "second" : "step", .smooth = true};
   std::vector<Series> series;
   auto least = std::numeric_limits<double>::infinity();
   auto most = -least;
   for (std::size_t i = 0; i < flags.runs.size(); ++i) {
     const auto log = trainer::read_run(flags.runs[i]);
-    series.push_back(series_of(log.metrics, flags.curve, names[i]));
+    const bool has_times =
+        std::ranges::all_of(log.metrics.steps, [](const auto& step) { return step.time > 0; });
+    require(!over_seconds || has_times, ErrorKind::kUsage,
+            "--over seconds: {} says of no step when it was", log.metrics_path.string());
+    series.push_back(series_of(log.metrics, flags.curve, names[i], over_seconds));
     bool has_value = false;
     for (const auto value : series.back().values) {
       if (!std::isfinite(value)) continue;
@@ -143,6 +150,12 @@ void add_report(CLI::App& app) {
       "--curve", flags->curve, "Instead of a page, draw this metric of all runs as one picture");
   auto* const svg =
       command->add_option("--svg", flags->svg, "The picture to write")->check(not_empty());
+  command
+      ->add_option("--over", flags->over,
+                   "The axis of the curve; seconds are counted from the first metrics of each run")
+      ->check(CLI::IsMember({"steps", "seconds"}))
+      ->capture_default_str()
+      ->needs(curve);
   curve->needs(svg);
   svg->needs(curve);
   add_overwrite_output(*command, flags->overwrite);

@@ -212,7 +212,7 @@ std::string columns(const std::vector<Series>& series,
   const auto every = distckpt::ceil_div(steps.size(), kMostColumns);
   std::string svg;
   for (std::size_t i = 0; i < steps.size(); i += every) {
-    std::string text = fmt::format("step {}", steps[i]);
+    std::string text = fmt::format("{} {}", options.axis, steps[i]);
     for (const auto& one : series) {
       const auto found = std::ranges::lower_bound(one.steps, steps[i]);
       if (found == one.steps.end() || *found != steps[i]) continue;
@@ -299,10 +299,10 @@ std::string line_chart(const ChartOptions& options, const std::vector<Series>& s
   }
   html += fmt::format(
       "</figcaption>\n<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{} over the "
-      "steps\">\n{}",
-      kChartWidth, kChartHeight, escape_xml(options.title),
-      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">step</text>\n", kChartLeft - 8,
-                  kChartHeight - 7) +
+      "{}s\">\n{}",
+      kChartWidth, kChartHeight, escape_xml(options.title), options.axis,
+      fmt::format("<text class=\"layer\" x=\"{}\" y=\"{}\">{}</text>\n", kChartLeft - 8,
+                  kChartHeight - 7, options.axis) +
           axes(scales));
   for (std::size_t i = 0; i < drawn.size(); ++i)
     html += curve(drawn[i], options, scales, colour_class(i));
@@ -336,10 +336,11 @@ std::string chart_file(const ChartOptions& options, const std::vector<Series>& s
   body += fmt::format("<g transform=\"translate(0 {})\">\n{}", y + 6, axes(scales));
   for (std::size_t i = 0; i < drawn.size(); ++i)
     body += curve(drawn[i], options, scales, colour_class(i));
-  body += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">step</text>\n</g>\n",
-                      (kChartLeft + kChartWidth - kChartRight) / 2, kChartHeight + 10);
+  body +=
+      fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n</g>\n",
+                  (kChartLeft + kChartWidth - kChartRight) / 2, kChartHeight + 10, options.axis);
   return svg_file(static_cast<int>(kChartWidth), static_cast<int>(y + 6 + kChartHeight + kBelow),
-                  options.title + " over the steps", body);
+                  fmt::format("{} over the {}s", options.title, options.axis), body);
 }
 
 }  // namespace ferry::cli

@@ -1,5 +1,5 @@
-// Curves over the steps of a run as inline SVG, or as a file. Colours are classes of the page's
-// style sheet; what is under the pointer is told by titles, without a script.
+// Curves over the steps of a run, or its seconds, as inline SVG, or as a file. Colours are classes
+// of the page's style sheet; what is under the pointer is told by titles, without a script.
 #pragma once
 
 #include <string>
@@ -8,14 +8,15 @@
 namespace ferry::cli {
 
 struct Series {
-  std::string name{};  // in the legend, where there are several
-  std::vector<double> steps{};
+  std::string name{};            // in the legend, where there are several
+  std::vector<double> steps{};   // ascending places on the axis
   std::vector<double> values{};  // one a step; what is not finite is a gap
 };
 
 struct ChartOptions {
   std::string title{};
-  std::string unit{};        // "GiB"
+  std::string unit{};  // "GiB"
+  std::string axis = "step";
   bool logarithmic = false;  // of positive values only
   bool smooth = false;  // besides the values of a noisy curve, the mean of each one's neighbours
   bool from_zero = false;

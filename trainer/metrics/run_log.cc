@@ -149,6 +149,14 @@ RunLog read_run(const fs::path& run) {
                 "name the folder of a run, or its file of metrics");
   }
   log.metrics = read_metrics(log.metrics_path);
+  if (log.metrics.steps.empty() && log.metrics.num_unreadable > 0) {
+    throw Error(
+        ErrorKind::kCorrupt,
+        fmt::format("{}: holds no metrics: of its {} lines none is {{\"step\": 1, \"data\": "
+                    "{{...}}}}",
+                    log.metrics_path.string(), log.metrics.num_unreadable),
+        "name the folder of a run, or its file of metrics");
+  }
   const auto folder = is_folder ? run : fs::absolute(run).parent_path();
   if (fs::exists(folder / kConfigFile)) log.config = distckpt::read_text(folder / kConfigFile);
   if (fs::exists(folder / kProgressFile)) {

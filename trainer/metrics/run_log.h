@@ -56,8 +56,8 @@ struct RunLog {
   std::vector<std::filesystem::path> timeline_paths{};
 };
 
-// `run` is the folder of a run, or its file of metrics. Throws Error(kNotFound) where there are
-// none.
+// `run` is the folder of a run, or its file of metrics. Throws Error(kNotFound) where there is no
+// such file, Error(kCorrupt) where it has lines, but no metrics.
 RunLog read_run(const std::filesystem::path& run);
 
 // Writes down how many steps the run is to have, those before it was resumed included.

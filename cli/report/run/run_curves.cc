@@ -168,12 +168,16 @@ RunCurves run_curves(const RunReport& report) {
   return curves;
 }
 
-Series series_of(const trainer::MetricHistory& history, std::string_view metric, std::string name) {
+Series series_of(const trainer::MetricHistory& history,
+                 std::string_view metric,
+                 std::string name,
+                 bool over_seconds) {
   Series series{.name = std::move(name)};
   for (const auto& step : history.steps) {
     const auto found = step.values.find(metric);
     if (found == step.values.end()) continue;
-    series.steps.push_back(static_cast<double>(step.step));
+    series.steps.push_back(over_seconds ? step.time - history.steps.front().time
+                                        : static_cast<double>(step.step));
     series.values.push_back(found->second);
   }
   return series;

@@ -25,7 +25,11 @@ struct RunCurves {
 };
 RunCurves run_curves(const RunReport& report);
 
-Series series_of(const trainer::MetricHistory& history, std::string_view metric, std::string name);
+// Over the steps, or the seconds since the first line of the history.
+Series series_of(const trainer::MetricHistory& history,
+                 std::string_view metric,
+                 std::string name,
+                 bool over_seconds = false);
 
 // A summary with a finite value; null if there is none.
 const trainer::MetricSummary* find_summary(const RunReport& report, std::string_view metric);

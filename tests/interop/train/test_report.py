@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from support import ferry, ferry_json, run_ok
+from support import ferry_json, refuse, run_ok
 
 
 def write_run(folder, steps, spans=(), lines=()):
@@ -145,8 +145,8 @@ def test_a_run_without_metrics_is_an_error(work):
     assert "--step 7" in run_ok("report", run, "--step", 7, code=2).stderr
     assert not (run / "report.html").exists()
     (run / "metrics.jsonl").write_bytes(bytes(range(256)) * 4)
-    assert ferry("report", run).returncode == 0
-    page_of(run)
+    assert "metrics.jsonl: holds no metrics" in run_ok("report", run, code=2).stderr
+    assert not (run / "report.html").exists()
 
 
 # ------------------------------------------------------------------------------------------ reinforcement learning
@@ -296,6 +296,35 @@ def test_one_curve_of_several_runs_is_a_picture(work):
             for colour in ("c0", "c1", "c2")}
     assert all(len(heights) == 5 and heights == sorted(heights, reverse=True) for heights in dots.values())
     assert all(low > middle > high for low, middle, high in zip(*dots.values()))
+
+
+def test_a_curve_over_seconds_has_each_run_begin_at_its_first_metrics(work):
+    for name, begin, pace in (("slow", 1000, 20), ("fast", 5000, 10)):
+        (work / name).mkdir()
+        (work / name / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "time": begin + pace * step, "data": {"x": step}}) + "\n" for step in range(6)))
+    run_ok("report", work / "slow", work / "fast", "--curve", "x", "--svg", work / "out.svg", "--over", "seconds")
+    svg = ElementTree.fromstring((work / "out.svg").read_text())
+    words = [texts(one) for one in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[-1] == "second" and "100" in words
+    dots = {colour: [float(dot.get("cx")) for dot in svg.iter("{http://www.w3.org/2000/svg}circle") if dot.get("class") == f"dot {colour}"]
+            for colour in ("c0", "c1")}
+    assert dots["c0"][0] == dots["c1"][0] and dots["c0"][1] == dots["c1"][2] and dots["c0"][2] == dots["c1"][4]
+    (work / "slow/metrics.jsonl").write_text(json.dumps({"step": 1, "data": {"x": 1}}) + "\n")  # of verl
+    said = run_ok("report", work / "slow", "--curve", "x", "--svg", work / "out.svg", "--over", "seconds", code=2).stderr
+    assert "says of no step when it was" in said
+
+
+@pytest.mark.parametrize("content", [b"\0\xff" * 300, b'{"a": 1}\n', b"not JSON\nnor this\n"], ids=["bytes", "another object", "text"])
+def test_a_file_without_metrics_is_an_error(content, work):
+    (work / "metrics.jsonl").write_bytes(content)
+    refuse("report", work / "metrics.jsonl", words=["metrics.jsonl: holds no metrics"])
+    refuse("watch", work / "metrics.jsonl", words=["metrics.jsonl: holds no metrics"])
+    assert not (work / "report.html").exists()
+
+
+def test_a_run_that_has_just_begun_has_an_empty_page(work):
+    (work / "metrics.jsonl").touch()
+    run_ok("report", work)
 
 
 def test_a_curve_that_a_run_lacks_is_an_error(work):
