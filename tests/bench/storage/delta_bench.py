@@ -1,7 +1,10 @@
 """Deltas of a checkpoint with the layers' shapes of Llama 3.1 8B before and after a step of Adam: sizes and times of Ferry's and slime's
-forms and of xdelta3. The load of the machine is printed with them.
+forms, of slime's publisher and of xdelta3. The load of the machine is printed with them.
 
-    tests/bench/storage/delta_bench.py --work FOLDER [--layers 5] [--lr 1e-6]
+    build/peers/bin/python tests/bench/storage/delta_bench.py --work FOLDER [--layers 5] [--lr 1e-6]
+
+slime's publisher runs in a trainer with Ray and a GPU. Its work on the host is done here as it does it (slime/backends/megatron_utils/
+update_weight/update_weight_from_disk_delta.py): numpy's XOR, zstandard at level 1 and XXH3-128, tensors in parallel in a pool of threads.
 """
 import argparse
 import json
@@ -10,9 +13,12 @@ import shutil
 import struct
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import xxhash
+import zstandard
 
 CONFIG = dict(architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=4096,
               intermediate_size=14336, max_position_embeddings=131072, mlp_bias=False, num_attention_heads=32, num_key_value_heads=8,
@@ -77,6 +83,48 @@ def timed(*command):
     return time.monotonic() - started
 
 
+def mapped(folder):
+    """-> {name: bytes}"""
+    data = np.memmap(folder / "model.safetensors", np.uint8, "r")
+    size = int.from_bytes(data[:8].tobytes(), "little")
+    header = json.loads(data[8:8 + size].tobytes())
+    header.pop("__metadata__")
+    return {name: data[8 + size + entry["data_offsets"][0]:8 + size + entry["data_offsets"][1]] for name, entry in header.items()}
+
+
+def publish_as_slime(base, new, folder):
+    """A version of slime's folder by slime's own steps. -> seconds"""
+    started = time.monotonic()
+    before, after = mapped(base), mapped(new)
+
+    def encode(name):
+        difference = after[name] ^ before[name]
+        if not np.count_nonzero(difference):
+            return name, b"", ""
+        return name, zstandard.ZstdCompressor(level=1).compress(difference), xxhash.xxh3_128_hexdigest(after[name])
+
+    header, checksums, frames, offset = {}, {}, [], 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, frame, checksum in pool.map(encode, after):
+            if frame:
+                header[name] = {"dtype": "U8", "shape": [len(frame)], "data_offsets": [offset, offset + len(frame)]}
+                checksums[name] = checksum
+                frames.append(frame)
+                offset += len(frame)
+    text = json.dumps({"__metadata__": checksums, **header}).encode()
+    folder.mkdir(parents=True)
+    with open(folder / "model-00000-of-00001.safetensors", "wb") as file:
+        for part in (struct.pack("<Q", len(text)), text, *frames):
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / "model.safetensors.index.json").write_text(json.dumps({
+        "metadata": {"version": "000001", "base_version": "000000", "delta_encoding": "xor", "compression_format": "zstd",
+                     "checksum_format": "xxh3-128"},
+        "weight_map": dict.fromkeys(header, "model-00000-of-00001.safetensors")}))
+    return time.monotonic() - started
+
+
 def size_of(folder):
     return sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())
 
@@ -103,6 +151,8 @@ def main():
         shutil.rmtree(work / "out")
     rows.append(("copy (cp, sync)", total, timed("sh", "-c", f"cp {new}/model.safetensors {work}/copy && sync {work}/copy"), None, None))
     os.remove(work / "copy")
+    made = publish_as_slime(base, new, work / "numpy/weight_v000001")
+    rows.append(("slime's publisher", size_of(work / "numpy"), made, None, timed(options.ferry, "delta", "verify", base, work / "numpy", "-q")))
     if shutil.which("xdelta3"):
         made = timed("xdelta3", "-e", "-f", "-S", "none", "-B", str(1 << 30), "-s", base / "model.safetensors",
                      new / "model.safetensors", work / "xdelta")
