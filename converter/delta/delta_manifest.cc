@@ -36,7 +36,12 @@ DeltaTensor parse_tensor(const std::string& name, const json& entry, std::string
           "{}: {}: the shape {} is too large", source, name, to_string(tensor.shape));
   tensor.base = digest_at(entry, "base", source);
   tensor.result = entry.contains("result") ? digest_at(entry, "result", source) : tensor.base;
-  if (entry.contains("changed")) tensor.num_changed = json_int(entry["changed"], "changed", source);
+  if (entry.contains("changed")) {
+    tensor.num_changed = json_int(entry["changed"], "changed", source);
+    require(tensor.num_changed > 0 && tensor.num_changed <= tensor.shape.product(),
+            ErrorKind::kCorrupt, "{}: {}: changed: {} of {} elements", source, name,
+            tensor.num_changed, tensor.shape.product());
+  }
   return tensor;
 }
 

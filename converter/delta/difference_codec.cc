@@ -138,11 +138,15 @@ void apply_sparse(std::span<const std::byte> gaps,
 }
 
 template <typename T>
-void apply_dense(std::span<const std::byte> numbers, std::span<std::byte> elements) {
+std::int64_t apply_dense(std::span<const std::byte> numbers, std::span<std::byte> elements) {
+  std::int64_t num_changed = 0;
   for (std::size_t at = 0; at < elements.size(); at += sizeof(T)) {
     auto* const element = elements.data() + at;
-    store(element, after_step(load<T>(element), load<T>(numbers.data() + at)));
+    const auto number = load<T>(numbers.data() + at);
+    num_changed += number != 0 ? 1 : 0;
+    store(element, after_step(load<T>(element), number));
   }
+  return num_changed;
 }
 
 // Calls use(T{}) with the unsigned number of that size.
@@ -223,17 +227,18 @@ Difference DifferenceCodec::encode(std::span<const std::byte> old,
   return difference;
 }
 
-void DifferenceCodec::apply(std::span<const std::byte> encoded,
-                            std::int64_t element_size,
-                            std::string_view name,
-                            std::span<std::byte> elements) {
+std::int64_t DifferenceCodec::apply(std::span<const std::byte> encoded,
+                                    std::int64_t element_size,
+                                    std::string_view name,
+                                    std::span<std::byte> elements) {
   require(!encoded.empty(), ErrorKind::kCorrupt, "the chunk is empty");
   const auto kind = static_cast<ChunkKind>(encoded[0]);
   if (kind == ChunkKind::kDense) {
     numbers_.resize(elements.size());
     planes_.decode(encoded.subspan(1), element_size, name, numbers_);
-    return with_number(element_size,
-                       [&](auto number) { apply_dense<decltype(number)>(numbers_, elements); });
+    return with_number(element_size, [&](auto number) {
+      return apply_dense<decltype(number)>(numbers_, elements);
+    });
   }
   require(kind == ChunkKind::kSparse, ErrorKind::kCorrupt, "the chunk is of the unknown kind {}",
           std::to_integer<int>(encoded[0]));
@@ -255,6 +260,7 @@ void DifferenceCodec::apply(std::span<const std::byte> encoded,
                  part_name(name, "numbers", num_changed, num_gaps), numbers_);
   with_number(element_size,
               [&](auto number) { apply_sparse<decltype(number)>(gaps_, numbers_, elements); });
+  return num_changed;
 }
 
 }  // namespace ferry::converter

@@ -29,12 +29,12 @@ class DifferenceCodec {
                     std::int64_t element_size,
                     std::string_view name);
 
-  // Makes the new elements of the old ones, in place. Throws Error(kCorrupt) saying what is wrong;
-  // the caller says where. Elements may be changed even then.
-  void apply(std::span<const std::byte> encoded,
-             std::int64_t element_size,
-             std::string_view name,
-             std::span<std::byte> elements);
+  // Makes the new elements of the old ones, in place; how many change. Throws Error(kCorrupt)
+  // saying what is wrong; the caller says where. Elements may be changed even then.
+  std::int64_t apply(std::span<const std::byte> encoded,
+                     std::int64_t element_size,
+                     std::string_view name,
+                     std::span<std::byte> elements);
 
  private:
   distckpt::PlaneCodec planes_;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "converter/delta/delta.h"
@@ -26,6 +27,13 @@ using distckpt::kTaskBytes;
 // The chunks of a tensor that changed, in the file.
 struct StoredChunks {
   std::vector<std::int64_t> begins{};  // and the end of the last
+  std::int64_t num_filled = 0;         // in which something changed
+};
+
+// Counts of a tensor, over the chunks that went by.
+struct AppliedChunks {
+  std::int64_t count = 0;
+  std::int64_t num_changed = 0;  // elements
 };
 
 class FerryDelta : public Delta {
@@ -90,6 +98,7 @@ class FerryDelta : public Delta {
     require(known.empty(), ErrorKind::kLayout, "{}: the delta {} changes it, the base lacks it",
             known.empty() ? "" : known.begin()->first, folder_.string());
     seen_ = SeenBlocks(tensors);
+    applied_.assign(manifest_.tensors.size(), {});
   }
 
   void apply(std::uint32_t tensor, std::int64_t offset, std::span<std::byte> bytes) override {
@@ -117,9 +126,13 @@ class FerryDelta : public Delta {
           std::vector<std::byte> encoded(
               static_cast<std::size_t>(begins[chunk + 1] - begins[chunk]));
           tensors_.read_at(begins[chunk], encoded);
-          codecs_.with([&](DifferenceCodec& codec) {
-            codec.apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk), bytes);
+          const auto num_changed = codecs_.with([&](DifferenceCodec& codec) {
+            return codec.apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk),
+                               bytes);
           });
+          const std::lock_guard lock(mutex_);
+          ++applied_[index].count;
+          applied_[index].num_changed += num_changed;
         });
   }
 
@@ -131,6 +144,11 @@ class FerryDelta : public Delta {
       require(digests[i] == entry.result, ErrorKind::kCorrupt,
               "{}: became {}, the delta {} says {}", entry.name, to_string(digests[i]),
               folder_.string(), to_string(entry.result));
+      const auto& applied = applied_[entries_[i]];
+      if (applied.count < chunks_[entries_[i]].num_filled) continue;  // an earlier run did the rest
+      require(applied.num_changed == entry.num_changed, ErrorKind::kCorrupt,
+              "{}: {} elements of {} changed, {} says {}", tensors_.path().string(),
+              applied.num_changed, entry.name, kDeltaManifest, entry.num_changed);
     }
   }
 
@@ -165,6 +183,7 @@ class FerryDelta : public Delta {
     for (const auto one : sizes) {
       chunks.begins.push_back(at);
       at += one;
+      if (one > 0) ++chunks.num_filled;
     }
     chunks.begins.push_back(at);
     require(at == entry.end, ErrorKind::kCorrupt, "{}: {}: its chunks end at byte {}, expected {}",
@@ -179,6 +198,8 @@ class FerryDelta : public Delta {
   std::vector<std::size_t> entries_;  // of begin()'s tensors, in the manifest
   SeenBlocks seen_{{}};
   distckpt::ObjectPool<DifferenceCodec> codecs_;
+  std::vector<AppliedChunks> applied_;  // of the manifest's tensors
+  std::mutex mutex_;
 };
 
 }  // namespace

@@ -103,6 +103,30 @@ TEST_P(RandomDelta, OfAnyFormatsAndLayoutsMakesTheResultBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomDelta, testing::Range<std::uint64_t>(0, 48));
 
+TEST(FerryDelta, AWrongNumberOfChangesIsRefused) {
+  const TempDir dir;
+  support::write_tiny_model({}, dir / "v0", 1);
+  train(dir / "v0", dir / "v1", 50, 1);
+  const auto delta = make(dir / "v0", dir / "v1", dir / "delta").target;
+  const auto manifest = delta / "ferry-delta.json";
+  const auto text = distckpt::read_text(manifest);
+  const auto at = text.find("\"changed\": ") + 11;
+  const auto with = [&](std::string_view number) {
+    auto changed = text;
+    changed.replace(at, text.find_first_of(",\n", at) - at, number);
+    distckpt::write_text(manifest, changed);
+  };
+  with("1");
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"changed, ferry-delta.json says 1"},
+                             [&] { apply(dir / "v0", {delta}, dir / "applied"); }));
+  EXPECT_FALSE(fs::exists(dir / "applied"));
+  for (const auto* number : {"-1", "0", "999999999"}) {
+    with(number);
+    EXPECT_TRUE(
+        support::fails(ErrorKind::kCorrupt, {"changed", number}, [&] { chain_of({delta}); }));
+  }
+}
+
 class OfOneModel : public testing::TestWithParam<DeltaTarget> {
  protected:
   void SetUp() override {
