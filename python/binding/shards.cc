@@ -146,7 +146,7 @@ PyObject* load_shards(PyObject* /*self*/, PyObject* arguments) {
     const char* options_json = nullptr;
     if (PyArg_ParseTuple(arguments, "OsOO", &capsule, &options_json, &gather, &progress) == 0)
       throw PythonError();
-    const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    const auto checkpoint = checkpoint_of(capsule);
     std::string report;
     {
       WithoutGil gil;
@@ -167,7 +167,7 @@ PyObject* save_shards(PyObject* /*self*/, PyObject* arguments) {
     const char* options_json = nullptr;
     if (PyArg_ParseTuple(arguments, "OsOO", &capsule, &options_json, &gather, &progress) == 0)
       throw PythonError();
-    const auto like = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    const auto like = checkpoint_of(capsule);
     std::string report;
     {
       WithoutGil gil;
@@ -187,7 +187,7 @@ PyObject* save_tensors(PyObject* /*self*/, PyObject* arguments) {
     const char* options_json = nullptr;
     if (PyArg_ParseTuple(arguments, "OsO", &capsule, &options_json, &progress) == 0)
       throw PythonError();
-    const auto like = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    const auto like = checkpoint_of(capsule);
     std::string report;
     {
       WithoutGil gil;

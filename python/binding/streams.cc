@@ -18,6 +18,7 @@ namespace ferry::python {
 namespace {
 
 using converter::Checkpoint;
+using converter::CheckpointParts;
 using converter::TensorStream;
 using nlohmann::ordered_json;
 
@@ -150,7 +151,7 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
                                  .keep_quantized = options.get<bool>("keep_quantized")}));
       check_derived(*checkpoint);
     }
-    return wrap<const Checkpoint>(std::move(checkpoint), kCheckpoint);
+    return wrap(std::make_shared<const CheckpointParts>(std::move(checkpoint)), kCheckpoint);
   });
 }
 
@@ -159,7 +160,7 @@ PyObject* describe(PyObject* /*self*/, PyObject* arguments) {
   return guarded([&] {
     PyObject* capsule = nullptr;
     if (PyArg_ParseTuple(arguments, "O", &capsule) == 0) throw PythonError();
-    return text(cli::json_text(describe_json(*unwrap<const Checkpoint>(capsule, kCheckpoint)), -1));
+    return text(cli::json_text(describe_json(*checkpoint_of(capsule)), -1));
   });
 }
 
@@ -169,7 +170,7 @@ PyObject* carried_file(PyObject* /*self*/, PyObject* arguments) {
     PyObject* capsule = nullptr;
     const char* name = nullptr;
     if (PyArg_ParseTuple(arguments, "Os", &capsule, &name) == 0) throw PythonError();
-    const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    const auto checkpoint = checkpoint_of(capsule);
     std::string content;
     {
       const WithoutGil gil;
@@ -187,11 +188,13 @@ PyObject* stream(PyObject* /*self*/, PyObject* arguments) {
     PyObject* capsule = nullptr;
     const char* options_json = nullptr;
     if (PyArg_ParseTuple(arguments, "Os", &capsule, &options_json) == 0) throw PythonError();
-    const auto checkpoint = unwrap<const Checkpoint>(capsule, kCheckpoint);
+    const auto parts = unwrap<const CheckpointParts>(capsule, kCheckpoint);
     std::shared_ptr<StreamHolder> holder;
     {
       const WithoutGil gil;
       const Options options(options_json);
+      const auto name = options.find<std::string>("name");
+      const auto checkpoint = name ? parts->part_with(*name) : parts->whole();
       holder = std::make_shared<StreamHolder>(std::make_unique<TensorStream>(
           checkpoint, wanted_of(*checkpoint, options), stream_options(options)));
     }
