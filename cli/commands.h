@@ -32,6 +32,7 @@ void add_plan(CLI::App& app);
 void add_report(CLI::App& app);
 void add_sandbox(CLI::App& app);
 void add_score(CLI::App& app);
+void add_split(CLI::App& app);
 void add_watch(CLI::App& app);
 
 // Options that several subcommands have, with one wording.

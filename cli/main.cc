@@ -46,6 +46,7 @@ void add_commands(CLI::App& app) {
   add_report(app);
   add_sandbox(app);
   add_score(app);
+  add_split(app);
   add_watch(app);
   // Listed here; what is called is ferry-torch.
   app.add_subcommand("bench", "Measure");

@@ -26,21 +26,28 @@ namespace {
 
 using distckpt::Digest;
 
+bool writes_megatron(const ConvertAdapterOptions& options) {
+  return options.form == AdapterForm::kMegatron;
+}
+
+OpenAdapterOptions opening(const ConvertAdapterOptions& options) {
+  return {.megatron_tp = writes_megatron(options)
+                             ? std::optional(options.parallel.tensor_model_parallel_size)
+                             : std::nullopt,
+          .alpha = options.alpha};
+}
+
+constexpr distckpt::Iteration kAdapterIteration{.number = 0};
+
 class AdapterConversion {
  public:
-  explicit AdapterConversion(const ConvertAdapterOptions& options)
+  AdapterConversion(Adapter adapter, const Checkpoint& base, const ConvertAdapterOptions& options)
       : options_(options),
-        base_(open(options.base, {.hf_config = options.hf_config})),
-        adapter_(open_adapter(options.from, base_.map, opening())) {
-    adapter_.checkpoint.files->settle();
-    target_ = resolve_target(options.to);
-    require(!distckpt::is_remote(target_), ErrorKind::kUsage,
-            "{}: an adapter is written to a folder", target_.string());
-    if (to_megatron()) target_ /= distckpt::iteration_folder(kIteration);
-  }
+        base_(base),
+        adapter_(std::move(adapter)),
+        target_(adapter_target(options)) {}
 
-  ConvertAdapterReport run(const ProgressFunction& progress) {
-    distckpt::WorkFolder work(target_, /*resume=*/false);
+  ConvertAdapterReport run(distckpt::WorkFolder& work, const ProgressFunction& progress) {
     const auto below = options_.form == AdapterForm::kVerl ? fs::path(kVerlAdapter) : fs::path();
     const auto folder = below.empty() ? work.output() : work.output() / below;
     const auto target = make_target(folder);
@@ -60,29 +67,20 @@ class AdapterConversion {
     source.files->require_unchanged();
     base_.files->require_unchanged();
     work.publish({}, modes());
-    if (to_megatron()) {
-      work.replace_beside(distckpt::kTracker, distckpt::iteration_text(kIteration), modes().file);
+    if (writes_megatron(options_)) {
+      work.replace_beside(distckpt::kTracker, distckpt::iteration_text(kAdapterIteration),
+                          modes().file);
     }
     return make_report(plan);
   }
 
  private:
-  static constexpr distckpt::Iteration kIteration{.number = 0};
-
-  bool to_megatron() const { return options_.form == AdapterForm::kMegatron; }
-
-  OpenAdapterOptions opening() const {
-    return {.megatron_tp = to_megatron()
-                               ? std::optional(options_.parallel.tensor_model_parallel_size)
-                               : std::nullopt,
-            .alpha = options_.alpha};
-  }
-
   std::unique_ptr<Target> make_target(const fs::path& folder) {
     auto& source = adapter_.checkpoint;
-    if (to_megatron())
+    if (writes_megatron(options_))
       return make_megatron_target(source, source.tensors,
-                                  {.parallel = options_.parallel, .iteration = kIteration}, folder);
+                                  {.parallel = options_.parallel, .iteration = kAdapterIteration},
+                                  folder);
     auto& form = source.hf.emplace();
     form.carried = {std::string(kAdapterConfig)};
     form.contents.emplace(kAdapterConfig, adapter_.config.empty() ? peft_config(adapter_, base_.map)
@@ -100,7 +98,8 @@ class AdapterConversion {
 
   // Files that say what the tensors do not.
   std::map<std::string, std::string> make_records() const {
-    if (to_megatron()) return {{std::string(kRunConfig), run_config(adapter_, base_.map)}};
+    if (writes_megatron(options_))
+      return {{std::string(kRunConfig), run_config(adapter_, base_.map)}};
     if (options_.form == AdapterForm::kVerl)
       return {{std::string(kVerlLoraRecord), verl_record(adapter_)}};
     return {};
@@ -126,7 +125,7 @@ class AdapterConversion {
   void prove(const fs::path& folder,
              const distckpt::ExecuteReport& copied,
              const ProgressFunction& progress) const {
-    const auto written = open_adapter(folder, base_.map, opening());
+    const auto written = open_adapter(folder, base_.map, opening(options_));
     const auto& there = written.checkpoint;
     const auto plan = distckpt::plan_read(there.tensors, there.side());
     const auto digests = execute(there, plan, nullptr, "proving", progress).digests;
@@ -139,6 +138,7 @@ class AdapterConversion {
       require(at != found.end() && at->second == copied.digests[i], ErrorKind::kCorrupt,
               "{}: what was written is not what was read", tensors[i].name);
     }
+    if (adapter_.scaling.empty()) return;  // of embeddings alone
     require(written.scaling.front() == adapter_.scaling.front(), ErrorKind::kBug,
             "the scaling is {}, it was {}", written.scaling.front(), adapter_.scaling.front());
   }
@@ -166,16 +166,35 @@ class AdapterConversion {
   }
 
   const ConvertAdapterOptions& options_;
-  const Checkpoint base_;
+  const Checkpoint& base_;
   Adapter adapter_;
   fs::path target_;
 };
 
 }  // namespace
 
+fs::path adapter_target(const ConvertAdapterOptions& options) {
+  const auto target = resolve_target(options.to);
+  require(!distckpt::is_remote(target), ErrorKind::kUsage, "{}: an adapter is written to a folder",
+          target.string());
+  return writes_megatron(options) ? target / distckpt::iteration_folder(kAdapterIteration) : target;
+}
+
+ConvertAdapterReport write_adapter(Adapter adapter,
+                                   const Checkpoint& base,
+                                   const ConvertAdapterOptions& options,
+                                   distckpt::WorkFolder& work,
+                                   const ProgressFunction& progress) {
+  return AdapterConversion(std::move(adapter), base, options).run(work, progress);
+}
+
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress) {
-  return AdapterConversion(options).run(progress);
+  const auto base = open(options.base, {.hf_config = options.hf_config});
+  auto adapter = open_adapter(options.from, base.map, opening(options));
+  adapter.checkpoint.files->settle();
+  distckpt::WorkFolder work(adapter_target(options), /*resume=*/false);
+  return write_adapter(std::move(adapter), base, options, work, progress);
 }
 
 }  // namespace ferry::converter

@@ -8,6 +8,7 @@
 
 #include "converter/adapter/open_adapter.h"
 #include "converter/progress.h"
+#include "distckpt/storage/work_folder.h"
 #include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
@@ -39,5 +40,17 @@ struct ConvertAdapterReport {
 // if something is at the target; Error(kLayout) for settings that the target's form does not have.
 ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress = {});
+
+// The folder that a conversion of these options publishes. Throws Error(kUsage) for one that is not
+// of this machine.
+std::filesystem::path adapter_target(const ConvertAdapterOptions& options);
+
+// The second half of convert_adapter(): writes an adapter of `base` that is open into the working
+// folder of adapter_target(), proves and publishes it. Of the options, `from` is what is read.
+ConvertAdapterReport write_adapter(Adapter adapter,
+                                   const Checkpoint& base,
+                                   const ConvertAdapterOptions& options,
+                                   distckpt::WorkFolder& work,
+                                   const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter
