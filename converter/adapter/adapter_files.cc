@@ -19,7 +19,9 @@ using nlohmann::ordered_json;
 
 // An alpha that is a whole number is written as one: scaling is alpha / rank in fp32.
 ordered_json as_number(double value) {
-  if (std::abs(value - std::round(value)) < 1e-6 * value) return std::llround(value);
+  constexpr double kLargest = 1e15;
+  if (value < kLargest && std::abs(value - std::round(value)) < 1e-6 * value)
+    return std::llround(value);
   return value;
 }
 
@@ -157,9 +159,14 @@ std::string run_config(const Adapter& adapter, const ModelMap& base) {
 }
 
 std::string verl_record(const Adapter& adapter) {
-  const ordered_json record{{"r", adapter.adapted.front().rank},
-                            {"lora_alpha", std::llround(alpha_of(adapter, 0))},
-                            {"task_type", "CAUSAL_LM"}};
+  ordered_json record{{"r", nullptr}, {"lora_alpha", nullptr}, {"task_type", "CAUSAL_LM"}};
+  if (adapter.config.empty()) {
+    record["r"] = adapter.adapted.front().rank;
+    record["lora_alpha"] = as_number(alpha_of(adapter, 0));
+  } else {
+    const auto config = distckpt::parse_ordered_json(adapter.config, kAdapterConfig);
+    for (const auto* key : {"r", "lora_alpha"}) record[key] = config.at(key);
+  }
   return record.dump() + "\n";
 }
 

@@ -11,15 +11,24 @@ namespace ferry::converter {
 
 using nlohmann::ordered_json;
 
-AdapterKey parse_adapter_key(std::string_view name, const std::string& source) {
+float lora_scaling(double alpha, double divisor, const std::string& source) {
+  const auto scaling = static_cast<float>(alpha / divisor);
+  require(std::isfinite(alpha) && alpha > 0 && std::isfinite(scaling) && scaling > 0,
+          ErrorKind::kCorrupt, "{}: an alpha of {} makes the factor {}", source, alpha, scaling);
+  return scaling;
+}
+
+AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& source) const {
   static const std::regex pattern(
       R"((.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)(\.default)?(\.weight)?)");
   require(name.starts_with(kPeftPrefix), ErrorKind::kLayout, "{}: {}: does not begin with {}",
           source, name, kPeftPrefix);
   const std::string rest(name.substr(kPeftPrefix.size()));
   std::smatch parts;
-  require(std::regex_match(rest, parts, pattern), ErrorKind::kLayout,
-          "{}: {}: is no factor of LoRA, and not merged", source, name);
+  const bool is_part = std::regex_match(rest, parts, pattern);
+  if (!is_part && is_set("modules_to_save")) return {.module = rest};
+  require(is_part, ErrorKind::kLayout, "{}: {}: is no factor of LoRA, and not merged", source,
+          name);
   return {.module = parts[1], .part = parts[2]};
 }
 
@@ -30,9 +39,8 @@ LoraSettings::LoraSettings(const std::filesystem::path& path)
   const auto type = config_.value("peft_type", ordered_json());
   require(type == "LORA", ErrorKind::kLayout, "{}: peft_type: {}, expected LORA", source_,
           type.dump());
-  for (const auto* key :
-       {"fan_in_fan_out", "modules_to_save", "trainable_token_indices", "layer_replication",
-        "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"})
+  for (const auto* key : {"fan_in_fan_out", "trainable_token_indices", "layer_replication",
+                          "lora_bias", "use_qalora", "alora_invocation_tokens", "arrow_config"})
     refuse(key);
   const auto bias = config_.value("bias", ordered_json("none"));
   require(bias == "none", ErrorKind::kLayout, "{}: bias: {} is not merged, only none", source_,
@@ -60,7 +68,7 @@ float LoraSettings::scaling(const std::string& module, std::int64_t rank) const 
   const auto r = number("r", "rank_pattern", module);
   require(r == static_cast<double>(rank), ErrorKind::kCorrupt,
           "{}: {}: the rank is {}, its factors have {}", source_, module, r, rank);
-  return static_cast<float>(alpha / (is_set("use_rslora") ? std::sqrt(r) : r));
+  return lora_scaling(alpha, is_set("use_rslora") ? std::sqrt(r) : r, source_);
 }
 
 bool LoraSettings::is_set(const std::string& key) const {

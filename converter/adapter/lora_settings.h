@@ -15,15 +15,18 @@ inline constexpr std::string_view kAdapterConfig = "adapter_config.json";
 inline constexpr std::string_view kAdapterWeights = "adapter_model.safetensors";
 inline constexpr std::string_view kPeftPrefix = "base_model.model.";
 
-// "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is: "lora_A".
+// "model.layers.0.self_attn.q_proj", and which of its parts a name of the file is: "lora_A". A
+// tensor that is saved whole (modules_to_save) is a module without parts: "lm_head.weight".
 struct AdapterKey {
   std::string module{};
   std::string part{};
+
+  bool is_factor() const { return part == "lora_A" || part == "lora_B"; }
 };
 
-// Also of ms-swift's names, which end in ".default.weight". Throws Error(kLayout) for a name that
-// is no part of LoRA.
-AdapterKey parse_adapter_key(std::string_view name, const std::string& source);
+// The factor of the product: alpha / divisor. Throws Error(kCorrupt) unless both it and alpha are
+// positive and finite.
+float lora_scaling(double alpha, double divisor, const std::string& source);
 
 // The settings of a LoraConfig that say how large a change is.
 class LoraSettings {
@@ -38,6 +41,10 @@ class LoraSettings {
   void refuse(const std::string& key) const;
 
   bool uses_dora() const { return is_set("use_dora"); }
+
+  // Also of ms-swift's names, which end in ".default.weight". Throws Error(kLayout) for a name that
+  // is no part of LoRA, unless modules are saved whole.
+  AdapterKey parse_key(std::string_view name, const std::string& source) const;
   std::vector<std::string> target_parameters() const;
 
   // The factor of the product (peft/tuners/lora/layer.py, update_layer). Throws Error(kCorrupt) if

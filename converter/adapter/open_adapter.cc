@@ -42,7 +42,6 @@ class PeftOpener {
         weights_(folder / kAdapterWeights),
         source_(weights_.path().string()),
         header_(distckpt::read_safetensors_header(weights_.path())) {
-    settings_.refuse("use_dora");
     adapter_.config = settings_.text();
     adapter_.checkpoint.location = {.root = folder, .folder = folder};
   }
@@ -54,6 +53,7 @@ class PeftOpener {
     take_merged();
     auto& checkpoint = adapter_.checkpoint;
     checkpoint.map = make_adapter_map(base_, adapter_.adapted);
+    for (const auto* entry : kept_) add_kept(*entry);
     checkpoint.tensors = checkpoint.map.tensors;
     distckpt::add_to_layout(header_, adapter_.checkpoint.location.folder, checkpoint.layout);
     for (std::uint32_t i = 0; i < checkpoint.layout.tensors().size(); ++i) link(i);
@@ -77,19 +77,66 @@ class PeftOpener {
 
   void group_entries() {
     for (const auto& entry : header_.entries) {
-      const auto key = parse_adapter_key(entry.name, source_);
-      require(key.part == "lora_A" || key.part == "lora_B", ErrorKind::kLayout,
-              "{}: {}: adapters of embeddings are merged, not converted", source_, entry.name);
+      const auto key = settings_.parse_key(entry.name, source_);
+      if (!key.is_factor()) {
+        keep(key, entry);
+        continue;
+      }
       require(entry.shape.rank() == 2 && distckpt::is_floating_point(entry.dtype),
               ErrorKind::kLayout, "{}: {}: is {} {}, expected a matrix of floating-point numbers",
               source_, entry.name, short_name(entry.dtype), to_string(entry.shape));
       auto& entries = modules_[std::string(kPeftPrefix) + key.module];
       (key.part == "lora_A" ? entries.a : entries.b) = &entry;
     }
-    require(!modules_.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source_);
+    require(!modules_.empty() || !kept_.empty(), ErrorKind::kCorrupt, "{}: changes nothing",
+            source_);
     for (const auto& [module, entries] : modules_)
       require(entries.a != nullptr && entries.b != nullptr, ErrorKind::kCorrupt,
               "{}: {}: one of two factors is missing", source_, module);
+  }
+
+  // DoRA's magnitudes, what is changed of an embedding, and tensors that were trained whole go
+  // along as they are.
+  void keep(const AdapterKey& key, const SafetensorsEntry& entry) {
+    require(!options_.megatron_tp, ErrorKind::kLayout,
+            "{}: {}: is no factor of a linear layer; of an adapter of Megatron-Bridge those alone "
+            "are written",
+            source_, entry.name);
+    kept_.push_back(&entry);
+    if (key.part == "lora_magnitude_vector") return;
+    const auto name = key.part.empty() ? key.module : key.module + ".weight";
+    const auto copy = base_.copies.find(name);
+    const auto found = base_.index.find(name);
+    const bool is_copy = copy != base_.copies.end();
+    require(is_copy || found != base_.index.end(), ErrorKind::kLayout,
+            "{}: the adapter {} changes it, the base has no such tensor", name, source_);
+    const auto& shape = base_.tensors[is_copy ? copy->second : found->second].shape;
+    const bool is_factor = key.part.starts_with("lora_embedding_");
+    if (key.part == "lora_embedding_A" && entry.shape.rank() == 2)
+      static_cast<void>(settings_.scaling(key.module, entry.shape[0]));  // throws
+    const bool fits = !is_factor                                     ? entry.shape == shape
+                      : entry.shape.rank() != 2 || shape.rank() != 2 ? false
+                      : key.part == "lora_embedding_A"               ? entry.shape[1] == shape[0]
+                                                                     : entry.shape[0] == shape[1];
+    require(fits, ErrorKind::kLayout, "{}: {}: is {}, the base's is {}", source_, entry.name,
+            to_string(entry.shape), to_string(shape));
+  }
+
+  static std::string kept_name(const AdapterKey& key, const std::string& name) {
+    if (key.part.empty()) return fmt::format("{}{}", kPeftPrefix, key.module);
+    return fmt::format("{}{}.{}{}", kPeftPrefix, key.module, key.part,
+                       name.ends_with(".weight") ? ".weight" : "");
+  }
+
+  void add_kept(const SafetensorsEntry& entry) {
+    auto& map = adapter_.checkpoint.map;
+    const auto key = settings_.parse_key(entry.name, source_);
+    require(key.part != "lora_magnitude_vector" ||
+                modules_.contains(std::string(kPeftPrefix) + key.module),
+            ErrorKind::kCorrupt, "{}: {}: its factors are missing", source_, entry.name);
+    const auto name = kept_name(key, entry.name);
+    map.index.emplace(name, static_cast<std::uint32_t>(map.tensors.size()));
+    map.tensors.push_back({.name = name, .shape = entry.shape});
   }
 
   void take_module(const std::string& module, const FactorEntries& entries) {
@@ -171,8 +218,10 @@ class PeftOpener {
   void link(std::uint32_t index) {
     auto& checkpoint = adapter_.checkpoint;
     const auto& stored = checkpoint.layout.tensor(index);
-    const auto key = parse_adapter_key(stored.name, source_);
-    const auto name = fmt::format("{}{}.{}.weight", kPeftPrefix, key.module, key.part);
+    const auto key = settings_.parse_key(stored.name, source_);
+    const auto name = key.is_factor()
+                          ? fmt::format("{}{}.{}.weight", kPeftPrefix, key.module, key.part)
+                          : kept_name(key, stored.name);
     const auto copy = checkpoint.map.copies.find(name);
     const bool is_copy = copy != checkpoint.map.copies.end();
     const auto model = is_copy ? copy->second : checkpoint.map.index.at(name);
@@ -197,6 +246,7 @@ class PeftOpener {
   std::map<std::string, std::pair<std::uint32_t, std::size_t>> parts_;  // by factor_prefix
   std::map<std::uint32_t, std::vector<FactorEntries>> merged_;          // by the base's parameter
   std::map<std::uint32_t, int> num_copies_;
+  std::vector<const SafetensorsEntry*> kept_;
 };
 
 // A number in the section "peft" of run_config.yaml: "  alpha: 32".
@@ -256,7 +306,8 @@ class MegatronAdapterOpener {
       checkpoint.tensors[link.model].dtype = checkpoint.layout.tensor(link.stored).dtype;
     const auto alpha = read_alpha();
     for (const auto& one : adapter.adapted)
-      adapter.scaling.push_back(static_cast<float>(alpha / static_cast<double>(one.rank)));
+      adapter.scaling.push_back(
+          lora_scaling(alpha, static_cast<double>(one.rank), location_.folder.string()));
     return adapter;
   }
 

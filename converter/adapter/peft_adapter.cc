@@ -84,11 +84,12 @@ PeftAdapter::PeftAdapter(const fs::path& folder)
     : folder_(folder), weights_(folder / kAdapterWeights) {
   const LoraSettings settings(folder / kAdapterConfig);
   settings.refuse("target_parameters");
+  settings.refuse("modules_to_save");
   const auto source = weights_.path().string();
   const auto header = distckpt::read_safetensors_header(weights_.path());
   std::map<std::string, std::map<std::string, SafetensorsEntry>> modules;
   for (const auto& entry : header.entries) {
-    const auto key = parse_adapter_key(entry.name, source);
+    const auto key = settings.parse_key(entry.name, source);
     modules[key.module].emplace(key.part, entry);
   }
   require(!modules.empty(), ErrorKind::kCorrupt, "{}: changes nothing", source);

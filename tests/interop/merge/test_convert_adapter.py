@@ -24,7 +24,9 @@ def randomize(adapted, folder, seed=5):
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "lora_magnitude" in name:
+                parameter.mul_(1 + 0.05 * torch.randn_like(parameter))
+            elif "lora_" in name or "modules_to_save" in name:
                 parameter.copy_(0.1 * torch.randn_like(parameter))
     adapted.save_pretrained(folder)
 
@@ -111,6 +113,46 @@ def test_verl_has_the_folder_of_peft(base, work):
     assert tree(work / "back") == tree(work / "verl/lora_adapter")
 
 
+KEPT = {"dora": dict(target_modules=ALL, use_dora=True), "embedding": dict(target_modules=["q_proj", "embed_tokens"]),
+        "embedding_alone": dict(target_modules=["embed_tokens"]),
+        "whole": dict(target_modules=["q_proj"], modules_to_save=["lm_head", "input_layernorm"])}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_other_tensors_go_along_between_peft_and_verl(base, work, kind):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, **KEPT[kind])
+    run_ok("convert", work / "peft", work / "verl", "--base", base, "--to", "verl")
+    run_ok("convert", work / "verl", work / "back", "--base", base, "--to", "peft")
+    assert load_file(work / "back" / WEIGHTS).keys() == load_file(work / "peft" / WEIGHTS).keys()
+    assert (work / "back/adapter_config.json").read_bytes() == (work / "peft/adapter_config.json").read_bytes()
+    found, want = logits(base, work / "back"), logits(base, work / "peft")
+    assert torch.equal(found, want) and (want - logits(base)).abs().max() > 0.01
+
+
+def test_tensors_that_do_not_fit_the_base_are_named(base, work):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    tensors = load_file(work / "peft" / WEIGHTS)
+    name = "base_model.model.lm_head.weight"
+    for other, words in (({name: tensors[name][:-1].contiguous()}, [name, "[299, 64]", "[300, 64]"]),
+                         ({"base_model.model.head.weight": tensors[name]}, ["head.weight", "no such tensor"])):
+        save_file({**{key: value for key, value in tensors.items() if key != name}, **other}, work / "peft" / WEIGHTS, metadata={"format": "pt"})
+        refuse("convert", work / "peft", work / "out", "--base", base, "--to", "verl", words=words)
+
+
+@pytest.mark.parametrize("alpha", ["1e300", "1e-300", "-4", "0", "nan", "inf"])
+def test_an_alpha_that_is_no_number_to_multiply_by_is_named(base, work, alpha):
+    make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=["q_proj"])
+    run_ok("convert", work / "peft", work / "mb", "--base", base, "--to", "megatron")
+    refuse("convert", work / "mb", work / "out", "--base", base, "--to", "peft", f"--lora-alpha={alpha}", words=["alpha of"])
+    record = work / "mb/iter_0000000/run_config.yaml"
+    record.write_text(record.read_text().replace("alpha: 8", f"alpha: {alpha}"))
+    refuse("convert", work / "mb", work / "out", "--base", base, "--to", "peft", words=["alpha"])
+    config = work / "peft/adapter_config.json"
+    config.write_text(config.read_text().replace('"lora_alpha": 8', f'"lora_alpha": {alpha.replace("nan", "NaN").replace("inf", "Infinity")}'))
+    refuse("convert", work / "peft", work / "out", "--base", base, "--to", "verl", words=["adapter_config.json"])
+    refuse("merge", base, work / "peft", work / "out", words=["adapter_config.json"])
+
+
 def test_names_of_ms_swift_become_those_of_peft(base, work):
     make_adapter(base, work / "peft", r=4, lora_alpha=8, target_modules=ATTENTION)
     tensors = load_file(work / "peft" / WEIGHTS)
@@ -127,8 +169,9 @@ def test_what_cannot_be_converted_is_named(base, work):
     refuse("convert", work / "ranks", work / "out", "--base", base, words=["--to"])
     refuse("convert", work / "ranks", work / "out", "--to", "peft", words=["--base"])
     refuse("convert", base, work / "out", "--base", base, "--to", "peft", words=["Hugging Face", "torch_dist"])
-    make_adapter(base, work / "dora", r=4, lora_alpha=8, target_modules=["q_proj"], use_dora=True)
-    refuse("convert", work / "dora", work / "out", "--base", base, "--to", "peft", words=["use_dora"])
+    for kind, settings in KEPT.items():
+        make_adapter(base, work / kind, r=4, lora_alpha=8, **settings)
+        refuse("convert", work / kind, work / "out", "--base", base, "--to", "megatron", words=["no factor of a linear layer", "Megatron-Bridge"])
     make_adapter(base, work / "adapter", r=4, lora_alpha=8, target_modules=["q_proj"])
     run_ok("convert", work / "adapter", work / "mb", "--base", base, "--to", "megatron")
     (work / "mb/iter_0000000/run_config.yaml").unlink()
