@@ -41,6 +41,10 @@ class AdapterMapMaker {
   }
 
   ModelMap make() {
+    // Their modules have other names in transformers than in files, and several parts in one
+    // matrix.
+    require(!base_.config.is_hybrid_model(), ErrorKind::kLayout,
+            "adapters of models of the family {} are not converted", base_.config.family);
     for (const auto& one : adapted_) {
       const auto& of = base_.megatron[one.megatron];
       const bool matrices =

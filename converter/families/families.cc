@@ -25,6 +25,7 @@ const Family* find_if(const Visit& visit) {
            kDeepSeekFamilies,
            kGlmFamilies,
            kGptOssFamilies,
+           kNemotronFamilies,
        }) {
     for (const auto& family : families) {
       if (visit(family)) return &family;
@@ -37,7 +38,7 @@ const Family* find_if(const Visit& visit) {
 bool has_rare_parts(const models::TransformerConfig& config) {
   return config.rotary_interleaved || config.layernorm_zero_centered_gamma ||
          config.qk_layernorm_full || config.post_norm != models::PostNorm::kNone ||
-         config.is_sparse() || config.softmax_offset;
+         config.is_sparse() || config.softmax_offset || config.is_hybrid_model();
 }
 
 }  // namespace

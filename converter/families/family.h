@@ -27,6 +27,7 @@ struct HfName {
   bool as_row = false;             // [1, n] where the parameter is [n]
   bool transposed = false;         // its last dimension counts the parameter's rows
   bool interleaved = false;        // rows of gate and up take turns, in the last dimension
+  bool either_way = false;         // transposed but in checkpoints whose tensor has the other shape
 };
 
 // A second tensor that holds the same bytes as another one does: not a tensor of the model, but
@@ -42,6 +43,7 @@ struct HfNames {
   std::span<const HfName> first{};             // of the first stage; whole names
   std::span<const HfName> attention{};         // of every layer; names below the two prefixes
   std::span<const HfName> linear_attention{};  // of layers with a gated delta net
+  std::span<const HfName> mamba{};             // of layers with a Mamba-2 mixer
   std::span<const HfName> dense_mlp{};         // of layers without experts
   std::span<const HfName> moe_mlp{};           // of layers with experts
   std::span<const HfName> last{};              // of the last stage; whole names
@@ -49,7 +51,7 @@ struct HfNames {
                                          // layer as one more and holds such a layer's tensors too
   std::span<const HfCopy> prediction_copies{};
   // The prefix of a prediction layer's own tensors, and that of the layer which it wraps, if they
-  // are not named as further layers.
+  // are not named as further layers. {l} counts those layers.
   std::string_view prediction_own{};
   std::string_view prediction_layer{};
 
@@ -165,14 +167,15 @@ extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_mo
 extern const std::span<const Family> kGemmaFamilies;    // gemma3_text, gemma3
 extern const std::span<const Family> kGlm4Families;     // glm4
 extern const std::span<const Family> kMixtralFamilies;  // mixtral
-extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe
+extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe, qwen3_vl_moe
 extern const std::span<const Family> kOlmoeFamilies;    // olmoe
 extern const std::span<const Family> kMiniMaxFamilies;  // minimax_m2
 extern const std::span<const Family> kBailingFamilies;  // bailing_moe_v2
 // deepseek_v2, deepseek_v3 (Moonlight), kimi_k2, kimi_k25, glm4_moe_lite, deepseek_v32, glm_moe_dsa
 extern const std::span<const Family> kDeepSeekFamilies;
-extern const std::span<const Family> kGlmFamilies;     // glm4_moe
-extern const std::span<const Family> kHybridFamilies;  // qwen3_next, qwen3_5 (Qwen3.6)
-extern const std::span<const Family> kGptOssFamilies;  // gpt_oss
+extern const std::span<const Family> kGlmFamilies;       // glm4_moe
+extern const std::span<const Family> kHybridFamilies;    // qwen3_next, qwen3_5 (Qwen3.6)
+extern const std::span<const Family> kGptOssFamilies;    // gpt_oss
+extern const std::span<const Family> kNemotronFamilies;  // nemotron_h (Nemotron-3)
 
 }  // namespace ferry::converter

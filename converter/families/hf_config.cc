@@ -135,7 +135,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   }
   const ConfigFields fields(
       described, nested ? fmt::format("{}: {}", source, family->config_key) : std::string(source));
-  for (const auto* key : {"hidden_act", "hidden_activation"}) {
+  for (const auto* key : {"hidden_act", "hidden_activation", "mlp_hidden_act"}) {
     const auto activation = fields.text(key, family->activation);
     require(activation == family->activation, ErrorKind::kLayout,
             "{}: {} is \"{}\", only \"{}\" is handled", source, key, activation,
@@ -143,7 +143,12 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   }
   config.activation = family->activation;
 
-  config.num_layers = fields.size("num_hidden_layers", std::nullopt, kMaxLayers);
+  // A list of layers says how many there are.
+  const auto* kinds = fields.find("layers_block_type");
+  config.num_layers = fields.size(
+      "num_hidden_layers",
+      kinds != nullptr ? std::optional(static_cast<std::int64_t>(kinds->size())) : std::nullopt,
+      kMaxLayers);
   config.hidden_size = fields.size("hidden_size");
   // A model of experts alone may name none; this is Megatron-Core's default then.
   config.ffn_hidden_size = fields.find("moe_intermediate_size") != nullptr

@@ -124,6 +124,39 @@ void read_linear_attention(const ArgumentReader& args, TransformerConfig& config
   config.attention_output_gate = args.flag("attention_output_gate", false);
 }
 
+// hybrid_layer_pattern: "M*ME|M-/*E", letters of layers, stages between "|", then those of each
+// prediction layer behind a "/".
+void read_hybrid_layers(const ArgumentReader& args, TransformerConfig& config) {
+  auto pattern = args.text("hybrid_layer_pattern", args.text("hybrid_override_pattern", ""));
+  if (pattern.empty()) return;
+  std::erase(pattern, '|');
+  const auto main = std::string_view(pattern).substr(0, pattern.find('/'));
+  config.hybrid_layer_pattern = main;
+  config.mtp_hybrid_override_pattern = args.text("mtp_hybrid_override_pattern", "");
+  if (main.size() < pattern.size()) {
+    auto rest = std::string_view(pattern).substr(main.size() + 1);
+    config.mtp_hybrid_override_pattern = rest.substr(0, rest.find('/'));
+  }
+  for (const auto& letters : {config.hybrid_layer_pattern, config.mtp_hybrid_override_pattern}) {
+    require(letters.find_first_not_of(models::kHybridLetters) == std::string::npos,
+            ErrorKind::kLayout, "{} hold the hybrid_layer_pattern {}, of which {} are handled",
+            kArguments, pattern, models::kHybridLetters);
+  }
+  config.num_layers = std::ssize(config.hybrid_layer_pattern);
+  config.moe_layer_freq.clear();
+  for (const char letter : config.hybrid_layer_pattern) {
+    if (config.num_moe_experts > 0) config.moe_layer_freq.push_back(letter == 'E');
+  }
+  config.gated_linear_unit = args.flag("swiglu", false);
+  if (args.flag("squared_relu", false)) config.activation = "relu2";
+  config.mamba_num_heads = args.size("mamba_num_heads", kMaxHeads);
+  config.mamba_head_dim = args.size("mamba_head_dim");
+  config.mamba_num_groups = args.size("mamba_num_groups", kMaxHeads);
+  config.mamba_state_dim = args.size("mamba_state_dim");
+  config.linear_conv_kernel_dim = kMambaKernel;
+  config.moe_latent_size = args.integer("moe_latent_size", 0);
+}
+
 void read_experts(const ArgumentReader& args, TransformerConfig& config) {
   config.num_moe_experts = args.size("num_experts", kMaxExperts);
   config.moe_ffn_hidden_size = args.integer("moe_ffn_hidden_size", config.ffn_hidden_size);
@@ -241,6 +274,7 @@ std::optional<TransformerConfig> read_args(PickleValue common_state) {
   if (args.flag("multi_latent_attention", false)) read_latent_attention(args, config);
   if (args.find("num_experts")) read_experts(args, config);
   read_linear_attention(args, config);
+  read_hybrid_layers(args, config);
   config.mtp_num_layers = args.integer("mtp_num_layers", 0, kMaxLayers);
   require_moderate(config, kArguments);
   config.rotary_interleaved = args.flag("rotary_interleaved", false);
@@ -302,6 +336,12 @@ void require_same_model(const TransformerConfig& args,
   same(args.linear_value_head_dim, config.linear_value_head_dim, "linear_value_head_dim");
   same(args.linear_num_key_heads, config.linear_num_key_heads, "linear_num_key_heads");
   same(args.linear_num_value_heads, config.linear_num_value_heads, "linear_num_value_heads");
+  same(args.hybrid_layer_pattern, config.hybrid_layer_pattern, "hybrid_layer_pattern");
+  same(args.mamba_num_heads, config.mamba_num_heads, "mamba_num_heads");
+  same(args.mamba_head_dim, config.mamba_head_dim, "mamba_head_dim");
+  same(args.mamba_num_groups, config.mamba_num_groups, "mamba_num_groups");
+  same(args.mamba_state_dim, config.mamba_state_dim, "mamba_state_dim");
+  same(args.moe_latent_size, config.moe_latent_size, "moe_latent_size");
   same(args.attention_output_gate, config.attention_output_gate, "attention_output_gate");
   same(args.layernorm_zero_centered_gamma, config.layernorm_zero_centered_gamma,
        "apply_layernorm_1p");

@@ -15,6 +15,7 @@
 namespace ferry::converter {
 
 inline constexpr std::string_view kArgumentsNamespace = "argparse.Namespace";
+inline constexpr std::int64_t kMambaKernel = 4;            // of MambaMixer's convolution, d_conv
 inline constexpr auto kGatedDeltaNet = "gated_delta_net";  // an experimental_attention_variant
 
 // The parts of a training run that a checkpoint to be written holds.

@@ -80,7 +80,7 @@ struct HfShape {
 
 class Builder {
  public:
-  Builder(const TransformerConfig& config, const HasTensor& has) : has_(has) {
+  Builder(const TransformerConfig& config, const FindTensor& find) : find_(find) {
     map_.config = config;
     map_.family = &find_family(config.family);
   }
@@ -92,8 +92,7 @@ class Builder {
     const Section last{.stage = Stage::kLast, .table = &models::kHeadSection};
     add({first}, names.first, "");
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-      add_layer(models::layer_sections(config, layer), config.is_moe_layer(layer),
-                fill_in(names.layer, kLayerMark, layer));
+      add_layer(models::layer_sections(config, layer), fill_in(names.layer, kLayerMark, layer));
     }
     add({last}, names.last, "");
     for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) add_prediction_layer(j);
@@ -114,15 +113,22 @@ class Builder {
     return std::string(head->hf);
   }
 
-  // `sections`: attention and feed-forward.
-  void add_layer(const std::vector<Section>& sections, bool moe, const std::string& hf) {
-    const auto& names = *map_.family->names;
-    const auto& mlp = moe ? names.moe_mlp : names.dense_mlp;
-    require(!mlp.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts", hf,
-            map_.family->model_type, moe ? "with" : "without");
-    const bool linear = sections[0].table == &models::kGatedDeltaNetSection;
-    add({sections[0]}, linear ? names.linear_attention : names.attention, hf);
-    add({sections[1]}, mlp, hf);
+  static std::span<const HfName> names_of(const HfNames& names,
+                                          const models::ParameterSection* table) {
+    if (table == &models::kGatedDeltaNetSection) return names.linear_attention;
+    if (table == &models::kMambaSection) return names.mamba;
+    if (table == &models::kMoeSection) return names.moe_mlp;
+    return table == &models::kGatedMlpSection ? names.dense_mlp : names.attention;
+  }
+
+  // `sections`: attention and feed-forward, or the one module of the layer.
+  void add_layer(const std::vector<Section>& sections, const std::string& hf) {
+    for (const auto& section : sections) {
+      const auto names = names_of(*map_.family->names, section.table);
+      require(!names.empty(), ErrorKind::kLayout, "{}: the family {} has no layers {} experts", hf,
+              map_.family->model_type, section.table == &models::kMoeSection ? "with" : "without");
+      add({section}, names, hf);
+    }
     for (const auto& section : sections) add_states(section);
   }
 
@@ -132,10 +138,17 @@ class Builder {
             map_.family->model_type);
     const auto& config = map_.config;
     const auto sections = models::prediction_sections(config, index);
+    // Hugging Face counts the layers of all prediction layers of a hybrid model together: the first
+    // of one holds its norms and projection, the last its last norm.
+    const auto wrapped = config.is_hybrid_model() ? std::ssize(sections) - 2 : 1;
     const auto hf = names.prediction_own.empty()
                         ? fill_in(names.layer, kLayerMark, config.num_layers + index)
-                        : std::string(names.prediction_own);
-    add({sections.front(), sections.back()}, names.prediction, hf);
+                        : fill_in(names.prediction_own, kLayerMark, index * wrapped);
+    add({sections.front()}, names.prediction, hf);
+    add({sections.back()}, names.prediction,
+        names.prediction_own.empty()
+            ? hf
+            : fill_in(names.prediction_own, kLayerMark, (index + 1) * wrapped - 1));
     add_states(sections.front());
     for (const auto& copy : names.prediction_copies) {
       // A tied head is the embedding.
@@ -143,9 +156,16 @@ class Builder {
       map_.copies.emplace(fmt::format("{}{}", hf, copy.hf),
                           of != map_.index.end() ? of->second : embedding());
     }
-    add_layer(
-        {sections[1], sections[2]}, config.num_moe_experts > 0,
-        names.prediction_own.empty() ? hf : fill_in(names.prediction_layer, kLayerMark, index));
+    if (config.is_hybrid_model()) {
+      for (std::int64_t i = 0; i < wrapped; ++i) {
+        add_layer({sections[static_cast<std::size_t>(i + 1)]},
+                  fill_in(names.prediction_layer, kLayerMark, index * wrapped + i));
+      }
+      return;
+    }
+    add_layer({sections[1], sections[2]}, names.prediction_own.empty()
+                                              ? hf
+                                              : fill_in(names.prediction_layer, kLayerMark, index));
   }
 
   // The parameters of the sections, in the order of `names`, which name every one of them.
@@ -164,8 +184,9 @@ class Builder {
           continue;
         }
         auto used = name;
-        if (!name.alternative.empty() && has_ && has_(fmt::format("{}{}", hf, name.alternative)))
+        if (!name.alternative.empty() && find_ && find_(fmt::format("{}{}", hf, name.alternative)))
           used.hf = name.alternative;
+        if (name.either_way && lies_as_it_is(section, names, hf)) used.transposed = false;
         const auto experts = row->per_expert ? map_.config.num_moe_experts : 1;
         for (std::int64_t e = 0; e < experts; ++e)
           add_parameter(section, *row, used, hf, row->per_expert ? std::optional(e) : std::nullopt);
@@ -178,6 +199,24 @@ class Builder {
     require(found == 0, ErrorKind::kLayout,
             "the family {} names no tensors for some parameters that its configuration asks for",
             map_.family->model_type);
+  }
+
+  // Whether one of the tensors that may lie either way does not lie transposed. All of a layer lie
+  // alike, and one of them may be as wide as it is high.
+  bool lies_as_it_is(const Section& section,
+                     std::span<const HfName> names,
+                     const std::string& hf) const {
+    return std::ranges::any_of(names, [&](const HfName& name) {
+      const auto* const row = row_of(*section.table, name);
+      if (!name.either_way || row == nullptr || !find_) return false;
+      const auto found = find_(fmt::format("{}{}", hf, name.hf));
+      const auto parameter = models::make_parameter(section, *row, map_.config, 0).shape;
+      HfShape lies{.stacked = true, .transposed = true};
+      const auto num_experts = map_.config.num_moe_experts;
+      if (!found || *found == lies.of(parameter, num_experts)) return false;
+      lies.transposed = false;
+      return *found == lies.of(parameter, num_experts);
+    });
   }
 
   // Several parameters that lie in one tensor.
@@ -319,7 +358,7 @@ class Builder {
     }
   }
 
-  const HasTensor& has_;
+  const FindTensor& find_;
   ModelMap map_;
   std::int64_t num_bytes_ = 0;  // at most: so that no sum of sizes overflows later
 };
@@ -339,14 +378,16 @@ std::string ModelMap::describe(const MegatronTensor& tensor) const {
   return tensor.expert ? fmt::format("{} of expert {}", tensor.key, *tensor.expert) : tensor.key;
 }
 
-ModelMap make_model_map(const TransformerConfig& config, const HasTensor& has) {
-  return Builder(config, has).build();
+ModelMap make_model_map(const TransformerConfig& config, const FindTensor& find) {
+  return Builder(config, find).build();
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {
   const auto& names = *find_family(config.family).names;
-  if (!names.prediction_own.empty())
-    return config.mtp_num_layers > 0 && hf_name.starts_with(names.prediction_own);
+  if (!names.prediction_own.empty()) {
+    const auto own = names.prediction_own.substr(0, names.prediction_own.find(kLayerMark));
+    return config.mtp_num_layers > 0 && hf_name.starts_with(own);
+  }
   const auto pattern = names.layer;
   for (std::int64_t j = 0; j < config.mtp_num_layers; ++j) {
     if (hf_name.starts_with(fill_in(pattern, kLayerMark, config.num_layers + j))) return true;

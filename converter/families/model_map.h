@@ -63,12 +63,12 @@ struct ModelMap {
   std::string describe(const MegatronTensor& tensor) const;
 };
 
-// Whether the Hugging Face form of a checkpoint has a tensor of that name, which decides between
-// spellings; none: nobody knows.
-using HasTensor = std::function<bool(const std::string&)>;
+// The shape of a tensor of that name in the Hugging Face form of a checkpoint, if it has one, which
+// decides between spellings; empty: its shape is not known. No function: nobody knows.
+using FindTensor = std::function<std::optional<distckpt::Shape>(const std::string&)>;
 
 // Throws Error(kLayout) for a family that is not known.
-ModelMap make_model_map(const models::TransformerConfig& config, const HasTensor& has = {});
+ModelMap make_model_map(const models::TransformerConfig& config, const FindTensor& find = {});
 
 // Whether a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
 // its configuration names one.

@@ -64,9 +64,10 @@ std::string key_of_module(std::string_view name,
     key =
         fmt::format("{}experts.{}.{}", expert->prefix, expert->index + first_expert, expert->rest);
   }
-  // Newer code calls the module so; keys of checkpoints do not.
+  // Newer code calls the module so; keys of checkpoints do not, but those of hybrid models.
   constexpr std::string_view kModule = ".mtp_model_layer.";
-  if (const auto at = key.find(kModule); at != std::string::npos)
+  if (const auto at = key.find(kModule);
+      at != std::string::npos && !key.substr(at + kModule.size()).starts_with("layers."))
     key.replace(at, kModule.size(), ".transformer_layer.");
   return key;
 }

@@ -76,7 +76,11 @@ std::string why_not(const Match& match, const TransformerConfig& config) {
     case When::kLayerNorms:
     case When::kLinearNorms:
     case When::kSinks:
+    case When::kHybrid:
+    case When::kNotHybrid:
       return {};
+    case When::kLatentExperts:
+      return "config.json says that experts are as wide as the layers (moe_latent_size)";
     case When::kQkvBias:
     case When::kLinearBias:
       return "config.json says that there are no such biases (attention_bias, mlp_bias, qkv_bias)";

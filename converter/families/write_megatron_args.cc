@@ -160,6 +160,30 @@ void write_linear_attention(ArgumentWriter& args, const TransformerConfig& confi
   args.set("attention_output_gate", config.attention_output_gate);
 }
 
+void write_hybrid_layers(ArgumentWriter& args, const TransformerConfig& config) {
+  if (!config.is_hybrid_model()) return;
+  auto pattern = config.hybrid_layer_pattern;
+  for (std::int64_t i = 0; i < config.mtp_num_layers; ++i)
+    pattern += "/" + config.mtp_hybrid_override_pattern;
+  args.set("is_hybrid_model", true);
+  args.set("hybrid_layer_pattern", pattern.c_str());
+  args.set("mamba_num_heads", config.mamba_num_heads);
+  args.set("mamba_head_dim", config.mamba_head_dim);
+  args.set("mamba_num_groups", config.mamba_num_groups);
+  args.set("mamba_state_dim", config.mamba_state_dim);
+  if (config.moe_latent_size > 0) {
+    args.set("moe_latent_size", config.moe_latent_size);
+  } else {
+    args.set_none("moe_latent_size");
+  }
+}
+
+// Layers of a hybrid model do not know positions, but by their order.
+const char* position_embedding_type(const TransformerConfig& config) {
+  if (config.is_hybrid_model()) return "none";
+  return is_plain_yarn(config) ? "yarn" : "rope";
+}
+
 void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("num_layers", config.num_layers);
   args.set("hidden_size", config.hidden_size);
@@ -170,9 +194,9 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("kv_channels", config.kv_channels);
   args.set("seq_length", config.max_position_embeddings);
   args.set("max_position_embeddings", config.max_position_embeddings);
-  args.set("position_embedding_type", is_plain_yarn(config) ? "yarn" : "rope");
+  args.set("position_embedding_type", position_embedding_type(config));
   args.set("add_position_embedding", true);
-  args.set("use_rotary_position_embeddings", true);
+  args.set("use_rotary_position_embeddings", !config.is_hybrid_model());
   // Megatron-LM declares --rotary-base as an integer; takes a fraction from a checkpoint all the
   // same.
   constexpr double kMaxWhole = 1e15;
@@ -195,7 +219,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
   args.set("add_bias_linear", config.add_bias_linear);
   args.set("add_qkv_bias", config.add_qkv_bias);
   args.set("swiglu", config.activation == "silu");
-  args.set("squared_relu", false);
+  args.set("squared_relu", config.activation == "relu2");
   write_sinks_and_yarn(args, config);
   args.set("untie_embeddings_and_output_weights", config.untie_embeddings_and_output_weights);
   args.set("apply_layernorm_1p", config.layernorm_zero_centered_gamma);
@@ -212,6 +236,7 @@ void write_model(ArgumentWriter& args, const TransformerConfig& config) {
     args.set("dsa_indexer_topk", config.dsa_indexer_topk);
   }
   write_linear_attention(args, config);
+  write_hybrid_layers(args, config);
   args.set("apply_query_key_layer_scaling", false);
   args.set("attention_dropout", 0.0);
   args.set("hidden_dropout", 0.0);

@@ -35,9 +35,12 @@ class HfOpener {
 
   Checkpoint open() {
     const auto& hf = *checkpoint_.hf;
-    checkpoint_.map = make_part_map(read_config(), hf.part, [this](const std::string& name) {
-      return checkpoint_.layout.find(name).has_value();
-    });
+    checkpoint_.map = make_part_map(
+        read_config(), hf.part, [this](const std::string& name) -> std::optional<distckpt::Shape> {
+          const auto found = checkpoint_.layout.find(name);
+          if (!found) return std::nullopt;
+          return checkpoint_.layout.tensor(*found).shape;
+        });
     quantization_ = parse_quantization(hf.config_text(), hf.config_source());
     checkpoint_.tensors = checkpoint_.map.tensors;
     for (std::uint32_t i = 0; i < checkpoint_.layout.tensors().size(); ++i) link(i);

@@ -58,9 +58,10 @@ class MegatronOpener {
     if (checkpoint_.hf) checkpoint_.hf->leave_quantization();
     read_config();
     drop_absent_prediction_layers();
-    HasTensor has;
-    if (checkpoint_.hf) has = [this](const std::string& name) { return checkpoint_.hf->has(name); };
-    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part(), has);
+    FindTensor find;
+    if (checkpoint_.hf)
+      find = [this](const std::string& name) { return checkpoint_.hf->find(name); };
+    checkpoint_.map = make_part_map(config_, checkpoint_.hf ? checkpoint_.hf->part : Part(), find);
     if (stored_.assemble) stored_.assemble(checkpoint_.map, stored_);
     checkpoint_.layout = std::move(stored_.layout);
     checkpoint_.checksums = std::move(stored_.checksums);

@@ -103,12 +103,12 @@ std::string HfForm::config_text() const {
   return text(std::string(distckpt::kHfConfig));
 }
 
-bool HfForm::has(const std::string& tensor) const {
-  const auto in_header = [&](const distckpt::SafetensorsHeader& header) {
-    return std::ranges::find(header.entries, tensor, &distckpt::SafetensorsEntry::name) !=
-           header.entries.end();
-  };
-  return dtypes.contains(tensor) || std::ranges::any_of(headers, in_header);
+std::optional<distckpt::Shape> HfForm::find(const std::string& tensor) const {
+  for (const auto& header : headers) {
+    const auto found = std::ranges::find(header.entries, tensor, &distckpt::SafetensorsEntry::name);
+    if (found != header.entries.end()) return found->shape;
+  }
+  return dtypes.contains(tensor) ? std::optional(distckpt::Shape()) : std::nullopt;
 }
 
 void HfForm::leave_quantization() {

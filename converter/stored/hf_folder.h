@@ -39,7 +39,8 @@ struct HfForm {
   std::string text(const std::string& name) const;  // the same, whole
   std::string config_text() const;                  // of config.json, likewise
   std::string config_source() const;                // its path, for messages
-  bool has(const std::string& tensor) const;        // whether files of it are known to hold it
+  // The shape of a tensor that files of it are known to hold; empty if its shape is not known.
+  std::optional<distckpt::Shape> find(const std::string& tensor) const;
 
   // Makes it the form of dequantised weights: a configuration that says so, and no headers. Leaves
   // the form of a model that is not quantised as it is.

@@ -163,8 +163,8 @@ void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>
 
 ModelMap make_part_map(const models::TransformerConfig& config,
                        const Part& part,
-                       const HasTensor& has) {
-  auto map = make_model_map(config, has);
+                       const FindTensor& find) {
+  auto map = make_model_map(config, find);
   if (!part.empty()) restrict_map(map, part);
   return map;
 }

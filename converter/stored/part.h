@@ -50,7 +50,7 @@ Part parse_part(std::string_view text, std::string_view source);
 // does.
 ModelMap make_part_map(const models::TransformerConfig& config,
                        const Part& part,
-                       const HasTensor& has = {});
+                       const FindTensor& find = {});
 void restrict_map(ModelMap& map, const Part& part);
 // Makes tensor i of the map tensor at[i], or takes it out.
 void keep_tensors(ModelMap& map, const std::vector<std::optional<std::uint32_t>>& at);

@@ -54,6 +54,14 @@ struct Block {
   std::vector<SafetensorsEntry> entries{};
 };
 
+// transformers conversion_mapping.py: what Nemotron-H's files call "backbone." is "model." in
+// memory.
+std::string in_memory(std::string name) {
+  constexpr std::string_view kBackbone = "backbone.";
+  if (name.starts_with(kBackbone)) name.replace(0, kBackbone.size(), "model.");
+  return name;
+}
+
 // transformers core_model_loading.py, revert_weight_conversion: sorted by the names in memory.
 std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTensor>& tensors) {
   std::map<std::string_view, std::pair<std::string, int>> fused;  // of experts: key and order
@@ -63,6 +71,15 @@ std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTenso
       const auto& model = map.tensors[tensor.parts[i].model];
       if (model.shape.rank() > tensor.shape.rank()) continue;  // of all experts
       const auto& name = model.name;
+      // Nemotron-H's: "….mixer.experts.7.up_proj.weight".
+      if (const auto at = name.find(".mixer."); at != std::string::npos) {
+        const auto projection = name.substr(0, name.rfind('.'));
+        fused.emplace(name,
+                      std::pair(in_memory(fmt::format("{}.mixer.experts{}", name.substr(0, at),
+                                                      projection.substr(projection.rfind('.')))),
+                                0));
+        continue;
+      }
       const auto layer =
           name.substr(0, std::min(name.find(".mlp."), name.find(".block_sparse_moe.")));
       const bool gate_up = tensor.merge == Merge::kGateUp;
@@ -73,7 +90,7 @@ std::vector<Block> make_blocks(const ModelMap& map, const std::vector<ModelTenso
   }
   std::map<std::pair<std::string, int>, Block> blocks;
   for (const auto& tensor : tensors) {
-    auto key = std::pair(tensor.name, 0);
+    auto key = std::pair(in_memory(tensor.name), 0);
     if (const auto found = fused.find(tensor.name); found != fused.end()) {
       key = found->second;
     } else if (const auto at = key.first.find(".block_sparse_moe."); at != std::string::npos) {

@@ -97,6 +97,31 @@ constexpr ParameterRow kGatedDeltaNet[] = {
 constexpr ExtraStateRow kGatedDeltaNetStates[] = {
     {"self_attention.in_proj"}, {"self_attention.out_norm"}, {"self_attention.out_proj"}};
 
+// The parameters in_proj.weight, conv1d_weight and conv1d_bias have keys for each of their parts.
+// clang-format off
+constexpr ParameterRow kMamba[] = {
+    {"mixer.in_proj.layer_norm_weight", kCopy, kNone,   E::kHidden,      E::kNone,       kAlways, 60},
+    {"mixer.in_proj.weight.z",          kCopy, kColumn, E::kMambaInner,  E::kHidden,     kAlways, 70},
+    {"mixer.in_proj.weight.x",          kCopy, kColumn, E::kMambaInner,  E::kHidden,     kAlways, 71},
+    {"mixer.in_proj.weight.B",          kCopy, kColumn, E::kMambaStates, E::kHidden,     kAlways, 72},
+    {"mixer.in_proj.weight.C",          kCopy, kColumn, E::kMambaStates, E::kHidden,     kAlways, 73},
+    {"mixer.in_proj.weight.dt",         kCopy, kColumn, E::kMambaHeads,  E::kHidden,     kAlways, 74},
+    {"mixer.conv1d.weight.x",           kCopy, kColumn, E::kMambaInner,  E::kOne,        kAlways, 10, false, false, E::kLinearKernel},
+    {"mixer.conv1d.weight.B",           kCopy, kColumn, E::kMambaStates, E::kOne,        kAlways, 11, false, false, E::kLinearKernel},
+    {"mixer.conv1d.weight.C",           kCopy, kColumn, E::kMambaStates, E::kOne,        kAlways, 12, false, false, E::kLinearKernel},
+    {"mixer.conv1d.bias.x",             kCopy, kColumn, E::kMambaInner,  E::kNone,       kAlways, 20},
+    {"mixer.conv1d.bias.B",             kCopy, kColumn, E::kMambaStates, E::kNone,       kAlways, 21},
+    {"mixer.conv1d.bias.C",             kCopy, kColumn, E::kMambaStates, E::kNone,       kAlways, 22},
+    {"mixer.dt_bias",                   kCopy, kColumn, E::kMambaHeads,  E::kNone,       kAlways, 30, false, false, E::kNone, true},
+    {"mixer.A_log",                     kCopy, kColumn, E::kMambaHeads,  E::kNone,       kAlways, 40, false, false, E::kNone, true},
+    {"mixer.D",                         kCopy, kColumn, E::kMambaHeads,  E::kNone,       kAlways, 50, false, false, E::kNone, true},
+    {"mixer.norm.weight",               kCopy, kColumn, E::kMambaInner,  E::kNone,       kAlways, 160},
+    {"mixer.out_proj.weight",           kCopy, kRow,    E::kHidden,      E::kMambaInner, kAlways, 170},
+};
+// clang-format on
+constexpr OtherName kMambaOther[] = {{"mixer.in_proj.layer_norm_weight", "norm.weight"}};
+constexpr ExtraStateRow kMambaStates[] = {{"mixer.in_proj"}, {"mixer.out_proj"}};
+
 // clang-format off
 constexpr ParameterRow kGatedMlp[] = {
     {"mlp.linear_fc1.weight",            kGateUp, kColumn, E::kFfn,    E::kHidden, kAlways,     200},
@@ -120,12 +145,14 @@ constexpr ParameterRow kMoe[] = {
     {"mlp.router.weight",                     kCopy,   kNone,   E::kExperts,   E::kHidden,    kAlways,     240},
     {"mlp.router.bias",                       kCopy,   kNone,   E::kExperts,   E::kNone,      kLinearBias, 245},
     {"mlp.router.expert_bias",                kCopy,   kNone,   E::kExperts,   E::kNone,      kExpertBias, 0,  false, true},
-    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kHidden,    kAlways,     250, true},
+    {"mlp.experts.experts.linear_fc1.weight", kGateUp, kColumn, E::kMoeFfn,    E::kMoeHidden, kAlways,     250, true},
     {"mlp.experts.experts.linear_fc1.bias",   kGateUp, kColumn, E::kMoeFfn,    E::kNone,      kLinearBias, 255, true},
-    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kHidden,    E::kMoeFfn,    kAlways,     260, true},
+    {"mlp.experts.experts.linear_fc2.weight", kCopy,   kRow,    E::kMoeHidden, E::kMoeFfn,    kAlways,     260, true},
     {"mlp.experts.experts.linear_fc2.bias",   kCopy,   kNone,   E::kHidden,    E::kNone,      kLinearBias, 265, true},
     {"mlp.shared_experts.linear_fc1.weight",  kGateUp, kColumn, E::kSharedFfn, E::kHidden,    kShared,     280},
     {"mlp.shared_experts.linear_fc2.weight",  kCopy,   kRow,    E::kHidden,    E::kSharedFfn, kShared,     290},
+    {"mlp.fc1_latent_proj.weight",            kCopy,   kNone,   E::kMoeLatent, E::kHidden,    kLatentExperts, 246},
+    {"mlp.fc2_latent_proj.weight",            kCopy,   kNone,   E::kHidden,    E::kMoeLatent, kLatentExperts, 247},
     {"mlp.shared_experts.gate_weight",        kCopy,   kNone,   E::kOne,       E::kHidden,    kSharedGate, 270},
 };
 // clang-format on
@@ -136,6 +163,8 @@ constexpr ExtraStateRow kMoeStates[] = {
     {"pre_mlp_layernorm"},
     {"mlp.experts.experts.linear_fc1", kAlways, true},
     {"mlp.experts.experts.linear_fc2", kAlways, true},
+    {"mlp.fc1_latent_proj", kLatentExperts},
+    {"mlp.fc2_latent_proj", kLatentExperts},
     {"mlp.shared_experts.linear_fc1", kShared},
     {"mlp.shared_experts.linear_fc2", kShared},
 };
@@ -156,13 +185,16 @@ constexpr ExtraStateRow kPredictionStates[] = {
 
 // clang-format off
 constexpr ParameterRow kHead[] = {
-    {"decoder.final_layernorm.weight", kCopy, kNone,   E::kHidden, E::kNone,   kAlways,    300},
+    {"decoder.final_layernorm.weight", kCopy, kNone,   E::kHidden, E::kNone,   kNotHybrid, 300},
+    {"decoder.final_norm.weight",      kCopy, kNone,   E::kHidden, E::kNone,   kHybrid,    300},
     {"output_layer.weight",            kCopy, kColumn, E::kVocab,  E::kHidden, kUntied,    310},
     {"output_layer.weight",            kCopy, kNone,   E::kLabels, E::kHidden, kScore,     310},
     {"output_layer.bias",              kCopy, kNone,   E::kLabels, E::kNone,   kScoreBias, 320},
 };
 // clang-format on
-constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm"}};
+constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm", kNotHybrid},
+                                         {"decoder.final_norm", kHybrid},
+                                         {"output_layer", kHybrid}};  // HybridModel insists on it
 
 }  // namespace
 
@@ -175,6 +207,8 @@ const ParameterSection kLatentAttentionSection{.rows = kLatentAttention,
                                                .extra_states = kLatentAttentionStates};
 const ParameterSection kGatedDeltaNetSection{.rows = kGatedDeltaNet,
                                              .extra_states = kGatedDeltaNetStates};
+const ParameterSection kMambaSection{
+    .rows = kMamba, .other_names = kMambaOther, .extra_states = kMambaStates};
 const ParameterSection kGatedMlpSection{
     .rows = kGatedMlp, .other_names = kGatedMlpOther, .extra_states = kGatedMlpStates};
 const ParameterSection kMoeSection{
@@ -246,6 +280,16 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return config.linear_value_head_dim;
     case Extent::kLinearKernel:
       return config.linear_conv_kernel_dim;
+    case Extent::kMambaInner:
+      return config.mamba_num_heads * config.mamba_head_dim;
+    case Extent::kMambaStates:
+      return config.mamba_num_groups * config.mamba_state_dim;
+    case Extent::kMambaHeads:
+      return config.mamba_num_heads;
+    case Extent::kMoeLatent:
+      return config.moe_latent_size;
+    case Extent::kMoeHidden:
+      return config.moe_latent_size > 0 ? config.moe_latent_size : config.hidden_size;
   }
   return 0;
 }
@@ -291,6 +335,12 @@ bool applies(When when, const TransformerConfig& config) {
       return config.post_norm == PostNorm::kOfLayer;
     case When::kLinearNorms:
       return config.post_norm == PostNorm::kOfLinear;
+    case When::kLatentExperts:
+      return config.moe_latent_size > 0;
+    case When::kHybrid:
+      return config.is_hybrid_model();
+    case When::kNotHybrid:
+      return !config.is_hybrid_model();
   }
   return false;
 }
@@ -303,6 +353,7 @@ std::vector<std::int64_t> merged_rows(const ParameterRow& row, const Transformer
     case Merge::kQkvGroups:
       return {(config.attention_output_gate ? 2 : 1) * size_of(Extent::kHeads, config), rows, rows};
     case Merge::kGateUp:
+      if (!config.gated_linear_unit) return {rows};
       return {rows, rows};
   }
   return {};
@@ -319,6 +370,11 @@ const ParameterSection& attention_section(const TransformerConfig& config, bool 
 
 const ParameterSection& mlp_section(bool moe) {
   return moe ? kMoeSection : kGatedMlpSection;
+}
+
+const ParameterSection& hybrid_section(const TransformerConfig& config, char letter) {
+  if (letter == 'M') return kMambaSection;
+  return letter == '*' ? attention_section(config, false) : mlp_section(letter == 'E');
 }
 
 }  // namespace ferry::models

@@ -18,7 +18,7 @@ enum class Merge : std::uint8_t {
   kCopy,       // one tensor, as it is
   kQkvGroups,  // for each query group: its queries, their gates if they have some, its key, its
                // value
-  kGateUp,     // gate over up
+  kGateUp,     // gate over up; up alone where there is no gate
 };
 
 // The dimension that tensor parallelism splits.
@@ -61,6 +61,11 @@ enum class Extent : std::uint8_t {
   kLinearHeads,     // linear_num_value_heads
   kLinearChannels,  // linear_value_head_dim
   kLinearKernel,    // linear_conv_kernel_dim
+  kMambaInner,      // mamba_num_heads * mamba_head_dim
+  kMambaStates,     // mamba_num_groups * mamba_state_dim
+  kMambaHeads,      // mamba_num_heads
+  kMoeLatent,       // moe_latent_size
+  kMoeHidden,       // of experts: moe_latent_size, or hidden_size where that is 0
 };
 
 std::int64_t size_of(Extent extent, const TransformerConfig& config);  // 0 for kNone
@@ -84,8 +89,11 @@ enum class When : std::uint8_t {
   kNoQLora,     // queries at once
   kDense,   // latent attention to all keys: the projection up of keys and values holds their norm
   kSparse,  // to those that an indexer chooses: the norms of the low-rank paths stand alone
-  kLayerNorms,   // PostNorm::kOfLayer
-  kLinearNorms,  // PostNorm::kOfLinear
+  kLayerNorms,     // PostNorm::kOfLayer
+  kLinearNorms,    // PostNorm::kOfLinear
+  kLatentExperts,  // experts of a smaller width than the layers'
+  kHybrid,         // layers of one module each
+  kNotHybrid,
 };
 
 bool applies(When when, const TransformerConfig& config);
@@ -139,6 +147,7 @@ extern const ParameterSection kEmbeddingSection;
 extern const ParameterSection kGroupedQueryAttentionSection;
 extern const ParameterSection kLatentAttentionSection;
 extern const ParameterSection kGatedDeltaNetSection;
+extern const ParameterSection kMambaSection;
 extern const ParameterSection kGatedMlpSection;
 extern const ParameterSection kMoeSection;
 extern const ParameterSection kPredictionSection;  // before the layer that a prediction layer wraps
@@ -147,5 +156,9 @@ extern const ParameterSection kHeadSection;            // of the last stage
 
 const ParameterSection& attention_section(const TransformerConfig& config, bool linear);
 const ParameterSection& mlp_section(bool moe);
+// The one module of a layer, by its letter in hybrid_layer_pattern.
+const ParameterSection& hybrid_section(const TransformerConfig& config, char letter);
+// The letters that stand for a module.
+inline constexpr std::string_view kHybridLetters = "M*-E";
 
 }  // namespace ferry::models

@@ -12,7 +12,11 @@ std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_
       .layer = layer,
       .prefix = fmt::format("{}{}.", kDecoderLayers, layer),
       .stacked = std::string(kDecoderLayers),
-      .table = &attention_section(config, config.is_linear_attention_layer(layer))};
+      .table = config.is_hybrid_model()
+                   ? &hybrid_section(config,
+                                     config.hybrid_layer_pattern[static_cast<std::size_t>(layer)])
+                   : &attention_section(config, config.is_linear_attention_layer(layer))};
+  if (config.is_hybrid_model()) return {section};
   std::vector<Section> sections{section, section};
   sections[1].table = &mlp_section(config.is_moe_layer(layer));
   return sections;
@@ -23,6 +27,17 @@ std::vector<Section> prediction_sections(const TransformerConfig& config, std::i
                     .layer = index,
                     .prefix = fmt::format("{}{}.", kPredictionLayers, index),
                     .table = &kPredictionSection};
+  if (config.is_hybrid_model()) {
+    std::vector<Section> sections{own};
+    for (std::size_t i = 0; i < config.mtp_hybrid_override_pattern.size(); ++i) {
+      sections.push_back(own);
+      sections.back().prefix += fmt::format("mtp_model_layer.layers.{}.", i);
+      sections.back().table = &hybrid_section(config, config.mtp_hybrid_override_pattern[i]);
+    }
+    sections.push_back(own);
+    sections.back().table = &kPredictionNormSection;
+    return sections;
+  }
   std::vector<Section> sections(4, own);
   sections[1].table = &attention_section(config, false);
   sections[2].table = &mlp_section(config.num_moe_experts > 0);
@@ -36,16 +51,17 @@ WholeParameter make_parameter(const Section& section,
                               const ParameterRow& row,
                               const TransformerConfig& config,
                               std::optional<std::int64_t> expert) {
-  WholeParameter parameter{.row = &row,
-                           .key = fmt::format("{}{}", section.prefix, row.name),
-                           .layer = section.layer,
-                           .expert = expert,
-                           .merge = row.merge,
-                           .split = row.split,
-                           .stage = section.stage,
-                           .vocabulary = row.rows == Extent::kVocab,
-                           .fp32 = row.fp32,
-                           .less_one = row.less_one};
+  WholeParameter parameter{
+      .row = &row,
+      .key = fmt::format("{}{}", section.prefix, row.name),
+      .layer = section.layer,
+      .expert = expert,
+      .merge = row.merge == Merge::kGateUp && !config.gated_linear_unit ? Merge::kCopy : row.merge,
+      .split = row.split,
+      .stage = section.stage,
+      .vocabulary = row.rows == Extent::kVocab,
+      .fp32 = row.fp32,
+      .less_one = row.less_one};
   const auto rows = merged_rows(row, config);
   parameter.shape.push_back(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
   for (const auto extent : {row.columns, row.depth}) {

@@ -31,9 +31,10 @@ struct Section {
   const ParameterSection* table = nullptr;
 };
 
-// Attention and feed-forward of a decoder layer.
+// Attention and feed-forward of a decoder layer; the one module of a layer of a hybrid model.
 std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_t layer);
-// A prediction layer: its norms and projection, the layer that it wraps, its last norm.
+// A prediction layer: its norms and projection, the layer that it wraps (the layers, in a hybrid
+// model, one section each), its last norm.
 std::vector<Section> prediction_sections(const TransformerConfig& config, std::int64_t index);
 
 // A parameter as a Megatron module has it, whole: no parallelism, no padding, one layer, one

@@ -164,6 +164,8 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
   if (config.has_linear_attention() && config.linear_num_key_heads % tp != 0)
     return Indivisible{
         "tp", fmt::format("{} key heads of linear attention", config.linear_num_key_heads)};
+  if (config.is_hybrid_model() && config.mamba_num_groups % tp != 0)
+    return Indivisible{"tp", fmt::format("{} groups of Mamba layers", config.mamba_num_groups)};
   if (config.num_moe_experts % parallel.expert_model_parallel_size != 0)
     return Indivisible{"ep", fmt::format("{} experts", config.num_moe_experts)};
   const auto find_in = [&](const Section& section) -> std::optional<Indivisible> {
@@ -186,13 +188,26 @@ std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
     return std::nullopt;
   };
   std::vector<Section> sections{{.stage = Stage::kFirst, .table = &kEmbeddingSection}};
-  using Kind = std::pair<bool, bool>;  // layers of a kind are alike: the first of each
-  for (const auto& kind : {Kind{false, false}, {false, true}, {true, false}, {true, true}}) {
+  // Layers of a kind are alike: the first of each.
+  const auto add_first = [&](const auto& is_of_kind) {
     for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-      if (Kind{config.is_moe_layer(layer), config.is_linear_attention_layer(layer)} != kind)
-        continue;
+      if (!is_of_kind(layer)) continue;
       for (auto& section : layer_sections(config, layer)) sections.push_back(std::move(section));
-      break;
+      return;
+    }
+  };
+  if (config.is_hybrid_model()) {
+    for (const char letter : kHybridLetters) {
+      add_first([&](std::int64_t layer) {
+        return config.hybrid_layer_pattern[static_cast<std::size_t>(layer)] == letter;
+      });
+    }
+  } else {
+    using Kind = std::pair<bool, bool>;
+    for (const auto& kind : {Kind{false, false}, {false, true}, {true, false}, {true, true}}) {
+      add_first([&](std::int64_t layer) {
+        return Kind{config.is_moe_layer(layer), config.is_linear_attention_layer(layer)} == kind;
+      });
     }
   }
   if (config.mtp_num_layers > 0) {
@@ -210,6 +225,7 @@ namespace {
 // A part of the model that no module computes; empty if there is none.
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.has_linear_attention()) return "gated delta nets";
+  if (config.is_hybrid_model()) return "Mamba layers";
   if (config.is_sparse()) return "sparse attention";
   if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
   if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
@@ -223,8 +239,8 @@ std::string_view not_computed(const TransformerConfig& config) {
   if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
     return "an activation other than SiLU";
   if (config.family == "ministral3") return "queries that are scaled by their position";
-  constexpr std::array<std::string_view, 4> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl",
-                                                    "qwen3_vl"};
+  constexpr std::array<std::string_view, 5> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl",
+                                                    "qwen3_vl", "qwen3_vl_moe"};
   if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
   return {};
 }

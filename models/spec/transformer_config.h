@@ -80,6 +80,7 @@ struct TransformerConfig {
   PostNorm post_norm = PostNorm::kNone;
   bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
   std::string activation = "silu";  // hidden_act of config.json; "quick_geglu" of GPT-OSS
+  bool gated_linear_unit = true;    // a gate beside the projection up
   bool untie_embeddings_and_output_weights = true;
 
   // Mixture of experts; num_moe_experts is 0 for a model without.
@@ -88,6 +89,7 @@ struct TransformerConfig {
   std::int64_t moe_ffn_hidden_size = 0;
   std::int64_t moe_shared_expert_intermediate_size = 0;  // of all shared experts together
   bool moe_shared_expert_gate = false;
+  std::int64_t moe_latent_size = 0;  // of what experts read and give; 0: hidden_size
   std::int64_t moe_router_topk = 0;
   std::string moe_router_score_function = "softmax";  // or "sigmoid"
   bool moe_router_pre_softmax = false;
@@ -118,6 +120,16 @@ struct TransformerConfig {
   std::int64_t linear_num_value_heads = 0;
   bool attention_output_gate = false;  // linear_qkv projects a gate beside each query
 
+  // Layers of one module each, by Megatron-Core's letters (hybrid_layer_allocation.py): 'M' a
+  // Mamba-2 mixer, '*' attention, '-' feed-forward, 'E' experts. Empty: attention and feed-forward
+  // in every layer. The second one is of a prediction layer.
+  std::string hybrid_layer_pattern{};
+  std::string mtp_hybrid_override_pattern{};
+  std::int64_t mamba_num_heads = 0;
+  std::int64_t mamba_head_dim = 0;
+  std::int64_t mamba_num_groups = 0;
+  std::int64_t mamba_state_dim = 0;
+
   std::int64_t mtp_num_layers = 0;  // multi-token prediction
 
   Head head = Head::kLanguageModel;
@@ -136,13 +148,14 @@ struct TransformerConfig {
     return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
   }
   bool has_linear_attention() const { return !linear_attention_freq.empty(); }
+  bool is_hybrid_model() const { return !hybrid_layer_pattern.empty(); }
   bool is_linear_attention_layer(std::int64_t layer) const {
     return has_linear_attention() && linear_attention_freq[static_cast<std::size_t>(layer)];
   }
   // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
   // stacked. Megatron-Core stacks none where linear_attention_freq is a list.
   bool is_homogeneous() const {
-    return !has_linear_attention() &&
+    return !has_linear_attention() && !is_hybrid_model() &&
            std::ranges::all_of(moe_layer_freq, [&](bool moe) { return moe == moe_layer_freq[0]; });
   }
   // Tensor parallel ranks share out the query groups, or, where they are more, the queries of each

@@ -288,3 +288,39 @@ def install_te_stub(version="2.6.0"):
                     q.data.add_(st["exp_avg"] / (st["exp_avg_sq"].sqrt() + 1e-8), alpha=-g["lr"])
     o.FusedAdam, o.FusedSGD = FusedAdam, torch.optim.SGD
     tp.Fp8Padding = tp.Fp8Unpadding = type("Fp8Padding", (nn.Module,), {"__init__": lambda s, *a, **k: nn.Module.__init__(s)})
+
+
+def install_mamba_stub():
+    """A CPU stand-in for mamba_ssm, without which megatron-core has no Mamba layers: the recurrence of
+    mamba_ssm/ops/triton/ssd_combined.py step by step, its gate and its norm of groups."""
+    import torch
+    import torch.nn.functional as F
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(self, hidden_size, eps=1e-5, group_size=None, norm_before_gate=True, device=None, dtype=None):
+            super().__init__()
+            self.eps, self.group_size = eps, group_size or hidden_size
+            self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=dtype))
+        def forward(self, x):
+            groups = x.float().unflatten(-1, (-1, self.group_size))
+            groups = groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + self.eps)
+            return (groups.flatten(-2) * self.weight.float()).to(x.dtype)
+
+    def split_conv1d_scan(zxbcdt, conv_weight, conv_bias, dt_bias, A, D, chunk_size=None, activation="silu", headdim=None, ngroups=1, **_):
+        heads, length, inner = A.shape[0], zxbcdt.shape[1], A.shape[0] * headdim
+        z, xbc, dt = zxbcdt.split([inner, conv_weight.shape[0], heads], -1)
+        xbc = F.conv1d(xbc.transpose(1, 2), conv_weight[:, None], conv_bias, padding=conv_weight.shape[1] - 1, groups=conv_weight.shape[0])
+        x, b, c = F.silu(xbc[..., :length]).transpose(1, 2).split([inner, *2 * [(conv_weight.shape[0] - inner) // 2]], -1)
+        x, dt = x.unflatten(-1, (heads, headdim)), F.softplus(dt + dt_bias)
+        b, c = (t.unflatten(-1, (ngroups, -1)).repeat_interleave(heads // ngroups, 2) for t in (b, c))
+        state, out = 0, []
+        for t in range(length):
+            state = state * torch.exp(dt[:, t] * A)[..., None, None] + (dt[:, t, :, None] * x[:, t])[..., None] * b[:, t, :, None]
+            out.append((state * c[:, t, :, None]).sum(-1) + D[:, None] * x[:, t])
+        return torch.stack(out, 1).flatten(-2) * F.silu(z)
+
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", "mamba_ssm.ops.triton.layernorm_gated", "mamba_ssm.ops.triton.ssd_combined"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["mamba_ssm.ops.triton.layernorm_gated"].RMSNorm = RMSNorm
+    kernels = sys.modules["mamba_ssm.ops.triton.ssd_combined"]
+    kernels.mamba_chunk_scan_combined, kernels.mamba_split_conv1d_scan_combined = None, split_conv1d_scan

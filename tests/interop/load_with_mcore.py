@@ -21,7 +21,7 @@ import tempfile
 import time
 import warnings
 
-from cpu_stand_ins import install_cpu_patches, install_te_stub
+from cpu_stand_ins import install_cpu_patches, install_mamba_stub, install_te_stub
 from megatron_model import assemble_full, build_model, forward_logits, init_dist
 from weight_mapping import arch_of, describe, hf_to_megatron, padded_vocab, stack_full
 
@@ -177,6 +177,7 @@ def print_result(result):
 def worker(options, jobs):
     install_cpu_patches()
     install_te_stub()  # the local spec ignores it
+    install_mamba_stub()
     init_dist(options.rank, options.world, options.store)
     import torch
     import torch.distributed as dist

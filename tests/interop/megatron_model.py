@@ -48,6 +48,11 @@ def build_config(a, tp, pp, ep, etp, dtype, te, extra=None):
                   linear_num_value_heads=a["value_heads"], attention_output_gate=True, layernorm_zero_centered_gamma=True, deterministic_mode=True)
     if a["mtp"]:
         kw["mtp_num_layers"] = a["mtp"]
+    if a.get("pattern"):
+        from megatron.core.activations import squared_relu
+        kw.update(is_hybrid_model=True, gated_linear_unit=False, activation_func=squared_relu, mamba_num_heads=a["mamba_heads"],
+                  mamba_head_dim=a["mamba_head_dim"], mamba_num_groups=a["mamba_groups"], mamba_state_dim=a["mamba_state"],
+                  moe_latent_size=a["latent"])
     if a.get("sinks"):
         from megatron.core.fusions.fused_bias_geglu import quick_gelu
         kw.update(add_bias_linear=True, add_qkv_bias=False, softmax_type="learnable", window_size=(a["window"] - 1, 0),
@@ -79,6 +84,13 @@ def build_model(a, tp, pp, ep, etp, dtype, te, vpad, extra=None):
     from megatron.core.models.gpt.gpt_model import GPTModel
     import inspect
     cfg = build_config(a, tp, pp, ep, etp, dtype, te, extra)
+    if a.get("pattern"):
+        from megatron.core.models.hybrid.hybrid_layer_specs import hybrid_stack_spec
+        from megatron.core.models.hybrid.hybrid_model import HybridModel
+        return HybridModel(cfg, hybrid_stack_spec, vocab_size=vpad, max_sequence_length=a["max_pos"],
+                           hybrid_layer_pattern="/".join([a["pattern"], *a["mtp"] * [a["mtp_pattern"]]]),
+                           share_embeddings_and_output_weights=a["tied"], pre_process=ps.is_pipeline_first_stage(),
+                           post_process=ps.is_pipeline_last_stage()).eval()
     if a.get("linear"):
         from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
         spec = variants.get_transformer_block_with_experimental_attention_variant_spec(cfg)

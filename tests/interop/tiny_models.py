@@ -70,6 +70,12 @@ def hf_configs():
         "qwen3_5": lambda: T.Qwen3_5TextConfig(**hybrid(tie_word_embeddings=True)),
         "qwen3_5_moe": lambda: T.Qwen3_5MoeTextConfig(**hybrid(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32,
                                                                shared_expert_intermediate_size=20)),
+        "nemotron_h": lambda: T.NemotronHConfig(
+            **{k: v for k, v in c(vocab_size=90, hidden_size=40, num_attention_heads=8, intermediate_size=52).items() if k != "num_hidden_layers"},
+            head_dim=6, layers_block_type=["linear_attention", "mlp", "full_attention", "moe", "linear_attention"], mamba_num_heads=6,
+            mamba_head_dim=7, n_groups=2, ssm_state_size=9, conv_kernel=4, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=20,
+            moe_shared_expert_intermediate_size=28, moe_latent_size=24, routed_scaling_factor=2.5, num_nextn_predict_layers=1,
+            mtp_layers_block_type=["full_attention", "moe"]),
         "gpt_oss": lambda: T.GptOssConfig(
             **c(vocab_size=250, num_hidden_layers=3, head_dim=10, intermediate_size=64, num_local_experts=6, num_experts_per_tok=3,
                 sliding_window=7, max_position_embeddings=131072,
@@ -99,6 +105,23 @@ def add_prediction(folder, layers, hidden):
     sd["mtp.fc.weight"] = random(hidden, 2 * hidden)
     for norm in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
         sd[f"mtp.{norm}.weight"] = random(hidden)
+    save_file({k: v.contiguous() for k, v in sd.items()}, folder + "/model.safetensors", metadata={"format": "pt"})
+
+
+def add_nemotron_prediction(folder, main, kinds, hidden):
+    """The prediction layer of Nemotron-3, of which transformers knows nothing: a layer of each kind, counted from 0."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    sd = load_file(folder + "/model.safetensors")
+    generator = torch.Generator().manual_seed(7)
+    random = lambda *shape: (0.2 * torch.randn(*shape, generator=generator)).to(torch.bfloat16)
+    for i, kind in enumerate(kinds):
+        alike = f"backbone.layers.{main.index(kind)}."
+        for k in [k for k in sd if k.startswith(alike)]:
+            sd[f"mtp.layers.{i}." + k[len(alike):]] = random(*sd[k].shape)
+    sd["mtp.layers.0.eh_proj.weight"] = random(hidden, 2 * hidden)
+    for norm in ("0.enorm", "0.hnorm", f"{len(kinds) - 1}.final_layernorm"):
+        sd[f"mtp.layers.{norm}.weight"] = 1 + random(hidden)
     save_file({k: v.contiguous() for k, v in sd.items()}, folder + "/model.safetensors", metadata={"format": "pt"})
 
 
@@ -162,6 +185,10 @@ def wrapped_configs():
         "qwen3_vl": lambda: T.Qwen3VLConfig(
             text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True)),
             vision_config=dict(visual, num_position_embeddings=9, deepstack_visual_indexes=[0]), tie_word_embeddings=True),
+        "qwen3_vl_moe": lambda: T.Qwen3VLMoeConfig(
+            text_config=dict(text, rope_parameters=sections(5e6, mrope_interleaved=True), num_experts=6, num_experts_per_tok=3,
+                             moe_intermediate_size=24),
+            vision_config=dict(visual, num_position_embeddings=9, deepstack_visual_indexes=[0]), tie_word_embeddings=False),
         "qwen2_5_vl": lambda: T.Qwen2_5_VLConfig(
             text_config={**{k: v for k, v in text.items() if k != "head_dim"}, "hidden_size": 64, "rope_parameters": sections(1e6)},
             vision_config=dict(visual, out_hidden_size=64, fullatt_block_indexes=[0])),
@@ -184,6 +211,9 @@ def make_wrapped(name, folder):
         for n, p in [*model.named_parameters(), *(b for b in model.named_buffers() if "correction_bias" in b[0])]:
             p.copy_(0.2 * torch.randn(p.shape) + (1 if p.ndim == 1 and "norm" in n else 0))
     model.save_pretrained(folder)
+    if name == "qwen3_vl_moe":  # transformers 5.17 saves experts as it holds them
+        weights = {n: t.transpose(1, 2).contiguous() if ".experts." in n else t for n, t in load_file(folder + "/model.safetensors").items()}
+        save_file(weights, folder + "/model.safetensors", metadata={"format": "pt"})
     if name == "kimi_k25":  # transformers 5.17 renames the vision tower's names back in the other parts, too
         weights = {n.replace("language_model.model.blocks.", "language_model.model.layers.").replace("model.mm_projector.", "mm_projector."): t
                    for n, t in load_file(folder + "/model.safetensors").items()}
@@ -211,9 +241,10 @@ def make_hf(name, out):
                 p.copy_(0.2 * torch.randn_like(p))
             else:
                 p.copy_(torch.randn_like(p) * 0.2)
-        # Qwen3.5 holds these in fp32.
+        # Qwen3.5 and Nemotron-H hold these in fp32.
         wide = {n: p.clone() for n, p in m.named_parameters()
-                if name.startswith("qwen3_5") and n.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))}
+                if name.startswith("qwen3_5") and n.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
+                or name == "nemotron_h" and n.endswith(("mixer.A_log", "mixer.D", "mixer.dt_bias"))}
         for n, p in m.named_parameters():
             if n not in wide:
                 p.copy_(p.to(torch.bfloat16).float())
@@ -232,6 +263,8 @@ def make_hf(name, out):
     m.save_pretrained(hf)
     if name in HYBRID:
         add_prediction(hf, cfg.num_hidden_layers, cfg.hidden_size)
+    if name == "nemotron_h":
+        add_nemotron_prediction(hf, cfg.layers_block_type, cfg.mtp_layers_block_type, cfg.hidden_size)
     if name == "qwen3_5_moe":  # but those of the prediction layer, as on the hub
         pack_experts(hf, "model.")
     if name in ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"):  # HF code has no MTP layer; add one as the hub checkpoint stores it (layer index = L)
@@ -250,8 +283,12 @@ def make_hf(name, out):
         sd[p + "shared_head.head.weight"] = sd["lm_head.weight"].clone()
         save_file({k: v.contiguous() for k, v in sd.items()}, hf + "/model.safetensors", metadata={"format": "pt"})
     cj = json.load(open(hf + "/config.json"))
-    if "rope_theta" in cfg.rope_parameters:
+    if "rope_theta" in getattr(cfg, "rope_parameters", {}):
         cj["rope_theta"] = cfg.rope_parameters["rope_theta"]    # what hub configs of transformers 4.x carry
+    if name == "nemotron_h":  # the hub's words
+        cj.update(hybrid_override_pattern=cfg.hybrid_override_pattern, num_hidden_layers=len(cj.pop("layers_block_type")),
+                  mtp_hybrid_override_pattern=cfg.mtp_hybrid_override_pattern)
+        cj.pop("mtp_layers_block_type")
     cj["torch_dtype"] = "bfloat16"
     json.dump(cj, open(hf + "/config.json", "w"), indent=1, sort_keys=True)
     json.dump({"ids": ids.tolist(), "logits_last": lg[-1].tolist(), "logits_sum": lg.sum(-1).tolist()},

@@ -16,7 +16,7 @@ def arch_of(c):
         arch=t, vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"],
         heads=c["num_attention_heads"], groups=c.get("num_key_value_heads") or c["num_attention_heads"],
         head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"], ffn=c.get("intermediate_size") or 4 * c["hidden_size"],
-        eps=c["rms_norm_eps"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
+        eps=c.get("rms_norm_eps") or c["layer_norm_epsilon"], rope_theta=c.get("rope_theta", rp.get("rope_theta", 10000.0)),
         tied=bool(c.get("tie_word_embeddings")),
         qkv_bias=t in ("qwen2", "qwen2_moe") or bool(c.get("attention_bias") and t in ("glm4_moe", "glm4", "seed_oss", "gpt_oss")),
         interleaved=t in ("ernie4_5", "glm4"), post_norms=t == "glm4",
@@ -53,6 +53,12 @@ def arch_of(c):
                  dense_first=c["mlp_layer_types"].count("dense") if "mlp_layer_types" in c else c["first_k_dense_replace"],
                  q_lora=c["q_lora_rank"], kv_lora=c["kv_lora_rank"], qk_nope=c["qk_nope_head_dim"],
                  qk_rope=c["qk_rope_head_dim"], v_dim=c["v_head_dim"], mtp=c.get("num_nextn_predict_layers") or 0)
+    if t == "nemotron_h":
+        a.update(pattern=c["hybrid_override_pattern"], mtp=c["num_nextn_predict_layers"], mtp_pattern=c["mtp_hybrid_override_pattern"],
+                 mamba_heads=c["mamba_num_heads"], mamba_head_dim=c["mamba_head_dim"], mamba_groups=c["n_groups"], mamba_state=c["ssm_state_size"],
+                 latent=c["moe_latent_size"], experts=c["n_routed_experts"], topk=c["num_experts_per_tok"], moe_ffn=c["moe_intermediate_size"],
+                 pre_softmax=False, shared=c["moe_shared_expert_intermediate_size"], score="sigmoid", expert_bias=True, n_group=c["n_group"],
+                 topk_group=c["topk_group"], scaling=c["routed_scaling_factor"])
     return a
 
 
@@ -102,11 +108,59 @@ def delta_net(a, g, hp):
     return {n: t.contiguous() for n, t in out.items()}
 
 
+def nemotron_to_megatron(a, sd, vpad):
+    """Maps Nemotron-H, whose layers hold one module each: what is not said here has the same bytes under another name."""
+    import torch
+    import torch.nn.functional as F
+    inner, states = a["mamba_heads"] * a["mamba_head_dim"], a["mamba_groups"] * a["mamba_state"]
+    out = {"decoder.final_norm.weight": sd["backbone.norm_f.weight"]}
+    for mine, theirs in (("embedding.word_embeddings", "backbone.embeddings"), ("output_layer", "lm_head")):
+        weight = sd[theirs + ".weight"]
+        out[mine + ".weight"] = F.pad(weight, (0, 0, 0, vpad - weight.shape[0]))
+
+    def split(name, tensor, parts):
+        sizes = {"z": inner, "x": inner, "B": states, "C": states, "dt": a["mamba_heads"]}
+        out.update({f"{name}.{part}": t.contiguous() for part, t in zip(parts, tensor.split([sizes[part] for part in parts]))})
+
+    def layer(kind, mp, hp):
+        of = {name[len(hp):]: t for name, t in sd.items() if name.startswith(hp)}
+        norm = {"M": "mixer.in_proj.layer_norm_weight", "*": "self_attention.linear_qkv.layer_norm_weight",
+                "-": "mlp.linear_fc1.layer_norm_weight", "E": "pre_mlp_layernorm.weight"}[kind]
+        out[mp + norm] = of.pop("norm.weight")
+        if kind == "M":
+            split(mp + "mixer.in_proj.weight", of.pop("mixer.in_proj.weight"), ("z", "x", "B", "C", "dt"))
+            for what in ("weight", "bias"):
+                split(mp + "mixer.conv1d." + what, of.pop("mixer.conv1d." + what), ("x", "B", "C"))
+        if kind == "*":
+            out[mp + "self_attention.linear_qkv.weight"] = interleave_qkv(
+                *(of.pop(f"mixer.{n}_proj.weight") for n in "qkv"), a["heads"], a["groups"], a["head_dim"])
+        for name, tensor in of.items():
+            if not name.startswith("mixer."):  # of the prediction layer itself
+                continue
+            if kind != "M":
+                name = name.replace("mixer.o_proj", "self_attention.linear_proj").replace("mixer.gate.weight", "mlp.router.weight")
+                name = name.replace("mixer.gate.e_score_correction_bias", "mlp.router.expert_bias").replace("up_proj", "linear_fc1")
+                name = name.replace("down_proj", "linear_fc2").replace("mixer.experts", "mlp.experts.experts").replace("mixer.", "mlp.")
+            out[mp + name] = tensor.float() if "expert_bias" in name else tensor
+
+    for i, kind in enumerate(a["pattern"]):
+        layer(kind, f"decoder.layers.{i}.", f"backbone.layers.{i}.")
+    wrapped = len(a["mtp_pattern"])
+    for j in range(a["mtp"]):
+        for i, kind in enumerate(a["mtp_pattern"]):
+            layer(kind, f"mtp.layers.{j}.mtp_model_layer.layers.{i}.", f"mtp.layers.{j * wrapped + i}.")
+        for what, at in (("enorm", 0), ("hnorm", 0), ("eh_proj", 0), ("final_layernorm", wrapped - 1)):
+            out[f"mtp.layers.{j}.{what}.weight"] = sd[f"mtp.layers.{j * wrapped + at}.{what}.weight"]
+    return out
+
+
 def hf_to_megatron(a, sd, vpad, te=True):
     """Full Megatron tensors under *unstacked* names (decoder.layers.<i>.…, …experts.experts.<e>.…).
     te=False gives the local-spec names where they differ (MLA norms, MoE pre_mlp_layernorm)."""
     import torch
     import torch.nn.functional as F
+    if a.get("pattern"):
+        return nemotron_to_megatron(a, sd, vpad)
     sd = dict(sd)
     for k in [k for k in sd if k.endswith(".mlp.experts.gate_up_proj")]:  # as if each expert were apart
         experts = k.removesuffix("gate_up_proj")
@@ -211,7 +265,7 @@ def stack_full(full, a, te=True, homogeneous=None):
     """Unstacked -> the keys a torch_dist checkpoint holds (stacked layer axis / expert axis)."""
     import torch
     if homogeneous is None:
-        homogeneous = not (a["experts"] and a.get("dense_first")) and not a.get("linear")
+        homogeneous = not (a["experts"] and a.get("dense_first")) and not a.get("linear") and not a.get("pattern")
     groups, out = {}, {}
     for k, t in full.items():
         layer = expert = None

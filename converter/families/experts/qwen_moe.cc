@@ -1,4 +1,6 @@
-// Qwen2-MoE and Qwen3-MoE: experts in some layers; Qwen2-MoE shares some, behind a gate.
+// Qwen2-MoE and Qwen3-MoE: experts in some layers; Qwen2-MoE shares some, behind a gate. Qwen3-VL
+// with experts: one tensor for those of a layer, transposed on the hub and not where transformers 5
+// saves it.
 #include "converter/families/family.h"
 
 namespace ferry::converter {
@@ -22,6 +24,29 @@ constexpr HfNames kQwenMoeNames{
     .dense_mlp = kMlpNames,
     .moe_mlp = kQwenMoe,
     .last = kHeadNames,
+};
+
+constexpr HfName kSeeingMoe[] = {
+    {"pre_mlp_layernorm.weight", "post_attention_layernorm.weight"},
+    {"mlp.router.weight", "mlp.gate.weight"},
+    {.parameter = "mlp.experts.experts.linear_fc1.weight",
+     .hf = "mlp.experts.gate_up_proj",
+     .transposed = true,
+     .either_way = true},
+    {.parameter = "mlp.experts.experts.linear_fc2.weight",
+     .hf = "mlp.experts.down_proj",
+     .transposed = true,
+     .either_way = true},
+};
+
+constexpr HfNames kSeeingMoeNames{
+    .layer = kSeeingLayer,
+    .first = kSeeingEmbedding,
+    .attention = kAttentionNames,
+    .dense_mlp = kMlpNames,
+    .moe_mlp = kSeeingMoe,
+    .last = kSeeingHead,
+    .carried = kVisual,
 };
 
 bool has_qwen_experts(const TransformerConfig& config) {
@@ -56,6 +81,17 @@ constexpr Family kQwenMoeList[] = {
      .describes =
          [](const TransformerConfig& config) {
            return has_qwen_experts(config) && config.qk_layernorm;
+         }},
+    {.model_type = "qwen3_vl_moe",
+     .names = &kSeeingMoeNames,
+     .config_key = "text_config",
+     .configure =
+         [](const ConfigFields& fields, TransformerConfig& config) {
+           read_qwen_experts(fields, config);
+           config.qk_layernorm = true;
+           config.moe_router_topk = fields.size("num_experts_per_tok", 4);
+           // Its class divides the weights of experts by their sum, whatever config.json says.
+           config.moe_router_pre_softmax = false;
          }},
 };
 

@@ -1,11 +1,14 @@
-// Gated delta nets and gated attention: each row of a Megatron tensor is the row of a Hugging Face
-// tensor that the formulas of both models name, whatever the sizes.
+// Gated delta nets, gated attention and Mamba-2 mixers: each row of a Megatron tensor is the row of
+// a Hugging Face tensor that the formulas of both models name, whatever the sizes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "converter/adapter/adapter_map.h"
 #include "converter/families/hf_config.h"
 #include "converter/families/model_map.h"
 #include "models/spec/sharding.h"
@@ -52,7 +55,8 @@ Rows rows_of_key(const ModelMap& map, const std::string& key) {
       for (std::int64_t i = 0; i < part.box.size[0]; ++i) {
         auto& row = rows.at(static_cast<std::size_t>(part.box.offset[0] + i));
         EXPECT_TRUE(row.first.empty()) << key << " names a row twice";
-        row = {name.substr(name.find("attn.") + 5), part.model_box.offset[0] + i};
+        const auto module = std::min(name.find("attn."), name.find("ixer."));
+        row = {name.substr(module + 5), part.model_box.offset[0] + i};
       }
     }
     return rows;
@@ -146,8 +150,10 @@ TEST(Hybrid, ReadsExpertsApartOrTogetherAsTheFilesHoldThem) {
   config.moe_shared_expert_intermediate_size = 2;
   config.moe_shared_expert_gate = true;
   config.mtp_num_layers = 1;
-  const auto has = [](const std::string& name) { return name.starts_with("mtp."); };
-  const auto map = make_model_map(config, has);
+  const auto find = [](const std::string& name) {
+    return name.starts_with("mtp.") ? std::optional(distckpt::Shape()) : std::nullopt;
+  };
+  const auto map = make_model_map(config, find);
   const auto packed = map.index.find("mtp.layers.0.mlp.experts.gate_up_proj");
   ASSERT_NE(packed, map.index.end());
   EXPECT_EQ(map.tensors[packed->second].shape, (distckpt::Shape{3, 4, 3}));
@@ -170,6 +176,154 @@ TEST(Hybrid, IsSplitByWholeHeadsAlone) {
       models::find_indivisible(config, {.tensor_model_parallel_size = 2}, models::Alignment::kFast);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->what, "3 key heads of linear attention");
+}
+
+TransformerConfig random_nemotron(Random& random) {
+  TransformerConfig config{.family = "nemotron_h",
+                           .num_layers = 4,
+                           .hidden_size = random.between(1, 9),
+                           .ffn_hidden_size = random.between(1, 9),
+                           .num_attention_heads = 2,
+                           .num_query_groups = 1,
+                           .kv_channels = 2,
+                           .vocab_size = 5,
+                           .activation = "relu2",
+                           .gated_linear_unit = false};
+  config.hybrid_layer_pattern = "M*E-";
+  config.linear_conv_kernel_dim = 4;
+  config.mamba_num_groups = random.between(1, 4);
+  config.mamba_num_heads = config.mamba_num_groups * random.between(1, 4);
+  config.mamba_head_dim = random.between(1, 5);
+  config.mamba_state_dim = random.between(1, 5);
+  config.num_moe_experts = random.between(1, 3);
+  config.moe_layer_freq = {false, false, true, false};
+  config.moe_ffn_hidden_size = random.between(1, 9);
+  config.moe_latent_size = random.between(1, 9);
+  config.moe_shared_expert_intermediate_size = random.between(1, 9);
+  config.moe_router_enable_expert_bias = true;
+  return config;
+}
+
+// in_proj gives z, x, B, C and dt, conv1d takes x, B and C, one behind the other
+// (modeling_nemotron_h.py, NemotronHMamba2Mixer; MambaMixer.sharded_state_dict).
+TEST(Hybrid, TakesAMambaMixerApartInOneGo) {
+  for (int seed = 0; seed < 50; ++seed) {
+    Random random(seed);
+    const auto config = random_nemotron(random);
+    const auto map = make_model_map(config);
+    const std::string inner = "zx";
+    for (const auto& [tensor, parts] : {std::pair<std::string, std::vector<std::string>>{
+                                            "in_proj.weight", {"z", "x", "B", "C", "dt"}},
+                                        {"conv1d.weight", {"x", "B", "C"}},
+                                        {"conv1d.bias", {"x", "B", "C"}}}) {
+      std::int64_t from = 0;
+      for (const auto& part : parts) {
+        const auto rows =
+            rows_of_key(map, fmt::format("decoder.layers.0.mixer.{}.{}", tensor, part));
+        const auto size = part == "dt" ? config.mamba_num_heads
+                          : inner.find(part) != std::string::npos
+                              ? config.mamba_num_heads * config.mamba_head_dim
+                              : config.mamba_num_groups * config.mamba_state_dim;
+        ASSERT_EQ(std::ssize(rows), size) << tensor << " " << part << " seed " << seed;
+        for (const auto& row : rows) ASSERT_EQ(row, std::pair(tensor, from++));
+      }
+      const auto whole = map.index.at("backbone.layers.0.mixer." + tensor);
+      EXPECT_EQ(map.tensors[whole].shape[0], from);
+    }
+  }
+}
+
+TEST(Hybrid, HasOneModuleALayerAndNoGates) {
+  Random random(3);
+  const auto config = random_nemotron(random);
+  const auto map = make_model_map(config);
+  const auto expect = [&](const char* key, const char* name, const distckpt::Shape& shape) {
+    for (const auto& tensor : map.megatron) {
+      if (tensor.key != key || tensor.expert.value_or(0) != 0) continue;
+      EXPECT_EQ(tensor.shape, shape) << key;
+      EXPECT_EQ(tensor.merge, models::Merge::kCopy) << key;
+      ASSERT_EQ(tensor.parts.size(), 1U) << key;
+      EXPECT_EQ(map.tensors[tensor.parts[0].model].name, name);
+      return;
+    }
+    ADD_FAILURE() << key << " is missing";
+  };
+  const auto hidden = config.hidden_size;
+  const auto latent = config.moe_latent_size;
+  expect("decoder.layers.3.mlp.linear_fc1.weight", "backbone.layers.3.mixer.up_proj.weight",
+         {config.ffn_hidden_size, hidden});
+  expect("decoder.layers.2.mlp.experts.experts.linear_fc1.weight",
+         "backbone.layers.2.mixer.experts.0.up_proj.weight", {config.moe_ffn_hidden_size, latent});
+  expect("decoder.layers.2.mlp.experts.experts.linear_fc2.weight",
+         "backbone.layers.2.mixer.experts.0.down_proj.weight",
+         {latent, config.moe_ffn_hidden_size});
+  expect("decoder.layers.2.mlp.fc1_latent_proj.weight",
+         "backbone.layers.2.mixer.fc1_latent_proj.weight", {latent, hidden});
+  expect("decoder.layers.1.self_attention.linear_qkv.layer_norm_weight",
+         "backbone.layers.1.norm.weight", {hidden});
+  expect("decoder.final_norm.weight", "backbone.norm_f.weight", {hidden});
+  EXPECT_FALSE(map.index.contains("backbone.layers.1.mixer.up_proj.weight"));
+}
+
+TEST(Hybrid, CountsTheLayersOfPredictionLayersTogether) {
+  Random random(4);
+  auto config = random_nemotron(random);
+  config.mtp_num_layers = 2;
+  config.mtp_hybrid_override_pattern = "*E";
+  const auto map = make_model_map(config);
+  for (const auto* name : {"mtp.layers.0.enorm.weight", "mtp.layers.1.final_layernorm.weight",
+                           "mtp.layers.2.eh_proj.weight", "mtp.layers.2.mixer.q_proj.weight",
+                           "mtp.layers.3.mixer.gate.weight", "mtp.layers.3.final_layernorm.weight"})
+    EXPECT_TRUE(map.index.contains(name)) << name;
+  EXPECT_FALSE(map.index.contains("mtp.layers.1.enorm.weight"));
+  EXPECT_TRUE(is_prediction_tensor(config, "mtp.layers.3.norm.weight"));
+  EXPECT_FALSE(is_prediction_tensor(config, "backbone.layers.3.norm.weight"));
+}
+
+TEST(Hybrid, IsSplitByWholeGroupsOfMambaLayersAlone) {
+  Random random(5);
+  auto config = random_nemotron(random);
+  config.mamba_num_groups = 3;
+  const auto found =
+      models::find_indivisible(config, {.tensor_model_parallel_size = 2}, models::Alignment::kFast);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->what, "3 groups of Mamba layers");
+}
+
+TEST(Hybrid, HasNoAdaptersOfMambaLayers) {
+  Random random(6);
+  const auto base = make_model_map(random_nemotron(random));
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"adapters of models of the family nemotron_h"},
+                    [&] { make_adapter_map(base, {}); }));
+}
+
+TEST(Hybrid, ReadsThePatternOfLayersInBothWords) {
+  const auto parse = [](const std::string& more) {
+    return parse_hf_config(
+        R"({"model_type": "nemotron_h", "hidden_size": 8, "intermediate_size": 9, "num_attention_heads": 2, "mamba_num_heads": 2,
+            "mamba_head_dim": 3, "ssm_state_size": 5, "head_dim": 4, "vocab_size": 7, "n_routed_experts": 4, "moe_intermediate_size": 6,
+            "moe_shared_expert_intermediate_size": 6, )" +
+            more + "}",
+        "config.json");
+  };
+  const auto hub = parse(R"("hybrid_override_pattern": "M-*E", "num_hidden_layers": 4)");
+  EXPECT_EQ(hub, parse(R"("layers_block_type": ["mamba", "mlp", "attention", "moe"])"));
+  EXPECT_EQ(hub,
+            parse(R"("layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"])"));
+  EXPECT_EQ(hub.num_moe_experts, 4);
+  EXPECT_EQ(parse(R"("hybrid_override_pattern": "M-*", "num_hidden_layers": 3)").num_moe_experts,
+            0);
+  const auto refused = [&](const std::string& more, ErrorKind kind, const char* word) {
+    EXPECT_TRUE(fails(kind, {word}, [&] { parse(more); })) << more;
+  };
+  refused(R"("hybrid_override_pattern": "M-G", "num_hidden_layers": 3)", ErrorKind::kLayout, "M-G");
+  refused(R"("hybrid_override_pattern": "M-", "num_hidden_layers": 3)", ErrorKind::kCorrupt,
+          "2 kinds of layers");
+  refused(R"("layers_block_type": ["conv"])", ErrorKind::kLayout, "conv");
+  const std::string plain = R"("hybrid_override_pattern": "M", "num_hidden_layers": 1, )";
+  refused(plain + R"("conv_kernel": 3)", ErrorKind::kLayout, "conv_kernel is 3");
+  refused(plain + R"("use_conv_bias": false)", ErrorKind::kLayout, "use_conv_bias");
+  refused(plain + R"("mlp_hidden_act": "silu")", ErrorKind::kLayout, "mlp_hidden_act");
 }
 
 TEST(Hybrid, ReadsTheKindsOfLayers) {

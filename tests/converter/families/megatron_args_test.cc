@@ -47,9 +47,9 @@ TransformerConfig read_integer(std::string_view key, std::int64_t value) {
 
 // Megatron's arguments say every field that a config.json says and that both have.
 TEST(MegatronArgs, TellEveryFamilyBack) {
-  for (const auto* name :
-       {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral", "hf_qwen2_moe",
-        "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3", "hf_moonlight", "hf_gpt_oss"}) {
+  for (const auto* name : {"hf_llama", "hf_qwen2", "hf_qwen2_tied", "hf_qwen3", "hf_mixtral",
+                           "hf_qwen2_moe", "hf_qwen3_moe", "hf_deepseek_v2", "hf_deepseek_v3",
+                           "hf_moonlight", "hf_gpt_oss", "hf_nemotron_h"}) {
     SCOPED_TRACE(name);
     const auto path = support::test_data(name) / "hf/config.json";
     const auto config = parse_hf_config(distckpt::read_text(path), path.string());

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "converter/families/megatron_links.h"
@@ -105,6 +107,30 @@ TEST(ModelMap, TakesGateAndUpOfOneTensorAsTheyLie) {
   EXPECT_EQ(
       parts_of(map, "decoder.layers.0.mlp.linear_fc1.weight"),
       (std::vector<std::string>{"0:4 of " + gate_up + " -> 0:4", "4:8 of " + gate_up + " -> 4:8"}));
+}
+
+// Qwen3-VL's experts: the hub has them transposed, transformers 5 saves them as it holds them.
+TEST(ModelMap, TakesExpertsOfOneTensorInEitherOrientation) {
+  auto config = example();
+  config.family = "qwen3_vl_moe";
+  config.qk_layernorm = true;
+  config.num_moe_experts = 5;
+  config.moe_layer_freq = {true};
+  config.moe_ffn_hidden_size = 6;
+  config.hidden_size = 12;  // as wide as gate and up are high: gate_up_proj does not tell
+  const std::string experts = "model.language_model.layers.0.mlp.experts.";
+  const auto shapes_where = [&](const distckpt::Shape& down) {
+    const auto map = make_model_map(config, [&](const std::string& name) {
+      return name == experts + "down_proj" ? std::optional(down) : std::nullopt;
+    });
+    const auto& part = find(map, "decoder.layers.0.mlp.experts.experts.linear_fc1.weight").parts[1];
+    return std::pair(map.tensors[map.index.at(experts + "down_proj")].shape,
+                     fmt::format("{} {}", part.model_box.offset[1], part.model_box.offset[2]));
+  };
+  using distckpt::Shape;
+  EXPECT_EQ(shapes_where({5, 6, 12}), std::pair(Shape({5, 6, 12}), std::string("0 6")));
+  EXPECT_EQ(shapes_where({5, 12, 6}), std::pair(Shape({5, 12, 6}), std::string("6 0")));
+  EXPECT_EQ(shapes_where({}), std::pair(Shape({5, 6, 12}), std::string("0 6")));
 }
 
 TEST(ModelMap, LaysABiasThatIsARowFlat) {

@@ -29,6 +29,7 @@ WRITTEN = {
     "qwen3_next_tp2pp3ep2": ("hf_qwen3_next", ["--tp", 2, "--pp", 3, "--ep", 2, "--etp", 1], 256),
     "qwen3_5_tp2": ("hf_qwen3_5", ["--tp", 2], 256),
     "qwen3_5_moe_pp3": ("hf_qwen3_5_moe", ["--pp", 3, "--ep", 4], 256),
+    "nemotron_h_tp2pp5ep2": ("hf_nemotron_h", ["--tp", 2, "--pp", 5, "--ep", 2, "--etp", 1], 256),
     "gpt_oss_tp2ep3": ("hf_gpt_oss", ["--tp", 2, "--ep", 3, "--etp", 2], 256),
     "deepseek_v2_ep4": ("hf_deepseek_v2", ["--ep", 4], 256),
     "moonlight_ep2": ("hf_moonlight", ["--tp", 2, "--ep", 2], 256),
@@ -150,8 +151,9 @@ def test_megatron_core_loads_it_at_any_layout(release, written, work):
             jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / hf / "hf"), tp=tp, pp=pp, ep=ep, etp=etp, vpad=vocab_rows,
                              expect_hf=True, logits=case != "deepseek_v2_ep4"))
     if release == "mc0192":
-        # Loaded in fp32, as Qwen3.5 holds some. A norm less one was rounded to bf16 for Qwen3-Next.
-        for case, shapes in {"qwen3_next_tp2pp3ep2": [(2, 1, 2, 1)], "qwen3_5_tp2": [(1, 1, 1, 1)], "qwen3_5_moe_pp3": [(2, 1, 2, 1)]}.items():
+        # Loaded in fp32, as Qwen3.5 and Nemotron-H hold some. A norm less one was rounded to bf16 for Qwen3-Next.
+        for case, shapes in {"qwen3_next_tp2pp3ep2": [(2, 1, 2, 1)], "qwen3_5_tp2": [(1, 1, 1, 1)], "qwen3_5_moe_pp3": [(2, 1, 2, 1)],
+                             "nemotron_h_tp2pp5ep2": [(2, 1, 2, 1)]}.items():
             for tp, pp, ep, etp in shapes:
                 cases.append(f"{case} at TP{tp} PP{pp} EP{ep}")
                 jobs.append(dict(ckpt=str(written[case]), hf=str(DATA / WRITTEN[case][0] / "hf"), tp=tp, pp=pp, ep=ep, etp=etp, vpad=256,

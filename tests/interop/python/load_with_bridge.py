@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "convert")]
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent.parent / "convert/families")]
 from bridge_models import Empty, Finder
 from cpu_stand_ins import install_cpu_patches, install_te_stub
 from weight_mapping import describe

@@ -1,38 +1,16 @@
 """Qwen3-Next, Qwen3.5 and Qwen3.6: gated delta nets beside gated attention.
 
 tests/data/bridge_models has the digests of what Megatron-Bridge makes of the same models, by its own conversion, in both directions."""
-import json
 import shutil
 
 import pytest
 
-import torch_dist_raw as raw
+from bridge_reference import as_bridge, of_bridge, stored
 from support import DATA, FERRY, hf_tensors, iteration_folder, refuse, run_ok, tree
 from tiny_models import load_hf_sd, make_seeing, pack_experts
 from weight_mapping import describe
 
 MODELS = ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
-
-
-def of_bridge(name, side):
-    return json.loads((DATA / "bridge_models" / f"{name}.json").read_text())[side]
-
-
-def stored(folder):
-    """{key: torch tensor} of a checkpoint"""
-    import torch
-    checkpoint = raw.Checkpoint(str(iteration_folder(folder)))
-    found = {}
-    for key in checkpoint.tensors:
-        dtype, shape, data = checkpoint.tensor(key)
-        found[key] = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
-    return found
-
-
-def as_bridge(tensors, wanted):
-    """Digests of tensors in Megatron-Bridge's dtypes: it holds everything in the dtype of the model, ferry what is fp32 in fp32."""
-    import torch
-    return describe({k: t.to(getattr(torch, wanted[k]["dtype"])) if k in wanted else t for k, t in tensors.items()})
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -9,7 +9,7 @@ Megatron-Bridge needs Python 3.12:
     v312/bin/pip install typing-extensions sympy networkx jinja2 fsspec filelock einops packaging pyyaml regex requests tqdm \\
         'tokenizers==0.22.2' 'huggingface_hub<2' safetensors numpy httpx typer rich 'omegaconf>=2.3,<2.4' hydra-core six tensorboard \\
         'setuptools<82' psutil
-    v312/bin/python tests/interop/convert/bridge_models.py tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
+    v312/bin/python tests/interop/convert/families/bridge_models.py tests/data/hf_qwen3_next/hf tests/data/bridge_models/qwen3_next.json
 
 The file holds dtype, shape and SHA-256 of every tensor: `megatron` as Megatron-Bridge's model saves them (TP1, vocabulary not padded), `exported` as
 Megatron-Bridge exports that model again. No checkpoint is kept.
@@ -31,9 +31,9 @@ from unittest.mock import MagicMock
 
 import torch
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 import torch_dist_raw as raw
-from cpu_stand_ins import install_cpu_patches, install_te_stub
+from cpu_stand_ins import install_cpu_patches, install_mamba_stub, install_te_stub
 from weight_mapping import describe
 
 ABSENT = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
@@ -69,6 +69,12 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+def has_prediction(folder):
+    from safetensors import safe_open
+    with safe_open(folder + "/model.safetensors", "pt") as file:
+        return any(name.startswith("mtp.") for name in file.keys())
+
+
 def make_model(folder):
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
@@ -87,7 +93,7 @@ def make_model(folder):
     provider = bridge.to_megatron_provider(load_weights=False)
     fused = ("gradient_accumulation", "bias_activation", "bias_dropout", "masked_softmax", "moe_permute", "moe_router", "cross_entropy_loss", "apply_rope")
     settings = {"use_cpu_initialization": True, "params_dtype": torch.bfloat16, "bf16": True, "persist_layer_norm": False, "deterministic_mode": True,
-                "mtp_num_layers": 1, "should_pad_vocab": False, **{f"{what}_fusion": False for what in fused},
+                "mtp_num_layers": int(has_prediction(folder)) or None, "should_pad_vocab": False, **{f"{what}_fusion": False for what in fused},
                 "moe_permute_fusion": False}
     for name, value in settings.items():
         if hasattr(provider, name):
@@ -109,6 +115,7 @@ def main():
                       NVTE_ALLOW_NONDETERMINISTIC_ALGO="0")
     install_cpu_patches()
     install_te_stub("2.9.0")
+    install_mamba_stub()
     sys.meta_path.insert(0, Finder())
     version = importlib.metadata.version
     importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)
