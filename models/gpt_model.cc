@@ -7,6 +7,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
+#include "models/kernels/attention/paged_attention.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/tensor_parallel/mappings.h"
@@ -56,10 +57,13 @@ GPTModel::GPTModel(TransformerConfig config,
           "{} on a GPU is not bitwise: no attention kernel keeps its rows (docs/numerics.md)",
           short_name(options.dtype));
   require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
-              !config_.softmax_offset,
+              !config_.softmax_offset ||
+              paged_attention_cuda_supports(mesh.world().device(), at::kBFloat16,
+                                            config_.kv_channels, config_.kv_channels),
           ErrorKind::kUsage,
-          "sinks in the softmax of attention are not bitwise on a GPU: no attention kernel of its "
-          "own takes them (docs/numerics.md)");
+          "heads of {} channels with sinks are not bitwise on a GPU: the kernel takes 64 or 128 "
+          "(docs/numerics.md)",
+          config_.kv_channels);
   require(options.recompute.num_layers > 0, ErrorKind::kUsage,
           "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();

@@ -92,8 +92,7 @@ bool can_capture(const models::GPTModel& model) {
   const auto& mesh = model.mesh();
   const auto shape =
       models::key_value_shape(model.config(), mesh.shape().tp(), model.options().alignment);
-  return !model.config().softmax_offset &&
-         (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
+  return (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
          models::paged_attention_cuda_supports(mesh.world().device(),
                                                models::scalar_type(model.options().dtype),
                                                shape.dim, shape.value_dim);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numbers>
 #include <random>
 #include <string_view>
 
@@ -21,31 +22,59 @@ class Random {
     const auto span = static_cast<std::uint64_t>(most - least + 1);
     return least + static_cast<std::int64_t>(engine_() % span);
   }
-  double exponential() { return -std::log1p(-static_cast<double>(engine_() >> 11) * 0x1p-53); }
+  double exponential() { return -std::log1p(-uniform()); }
+  // Box and Muller, 1958.
+  double normal() {
+    const double radius = std::sqrt(2 * exponential());
+    return radius * std::cos(2 * std::numbers::pi * uniform());
+  }
 
  private:
+  double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+
   std::mt19937_64 engine_;
 };
 
-struct Range {
-  std::int64_t least = 0;
+constexpr std::string_view kLogNormal = "lognormal";
+
+// How long prompts or answers are: uniform from least to most, or log-normal where there is a mean.
+struct Distribution {
+  std::int64_t least = 1;
   std::int64_t most = 0;
+  double mean = 0;
+  double sigma = 0;
+
+  std::int64_t draw(Random& random) const {
+    if (mean == 0) return random.between(least, most);
+    const double length = mean * std::exp(sigma * random.normal() - sigma * sigma / 2);
+    return std::clamp(static_cast<std::int64_t>(std::min(length, 1e15)), least, most);
+  }
 };
 
-Range parse_range(const std::string& text, const char* flag) {
-  const auto colon = text.find(':');
-  const std::string_view all(text);
-  Range range;
-  const auto parse = [](std::string_view part, std::int64_t& value) {
+Distribution parse_distribution(const std::string& text, const char* flag) {
+  std::vector<std::string_view> parts;
+  for (std::string_view rest(text);; rest.remove_prefix(parts.back().size() + 1)) {
+    parts.push_back(rest.substr(0, rest.find(':')));
+    if (parts.back().size() == rest.size()) break;
+  }
+  const auto parse = [](std::string_view part, auto& value) {
     const auto* const end = part.data() + part.size();
     const auto [stop, error] = std::from_chars(part.data(), end, value);
     return error == std::errc() && stop == end;
   };
-  const bool good = parse(all.substr(0, colon), range.least) &&
-                    parse(colon == text.npos ? all : all.substr(colon + 1), range.most);
-  require(good && range.least >= 1 && range.least <= range.most, ErrorKind::kUsage,
+  Distribution lengths;
+  if (parts[0] == kLogNormal) {
+    const bool good = parts.size() == 4 && parse(parts[1], lengths.mean) &&
+                      parse(parts[2], lengths.sigma) && parse(parts[3], lengths.most);
+    require(good && lengths.mean > 0 && lengths.sigma >= 0 && lengths.most >= 1, ErrorKind::kUsage,
+            "{} {}: is not mean, sigma and the most such as lognormal:1060:1:4096", flag, text);
+    return lengths;
+  }
+  const bool good =
+      parts.size() <= 2 && parse(parts[0], lengths.least) && parse(parts.back(), lengths.most);
+  require(good && lengths.least >= 1 && lengths.least <= lengths.most, ErrorKind::kUsage,
           "{} {}: is neither a length nor a range such as 100:1024", flag, text);
-  return range;
+  return lengths;
 }
 
 struct Lengths {
@@ -83,15 +112,15 @@ std::vector<Lengths> read_lengths(const std::string& path) {
 }
 
 std::vector<Lengths> draw_lengths(const MixOptions& options) {
-  const auto input = parse_range(options.input_len, "--input-len");
-  const auto output = parse_range(options.output_len, "--output-len");
+  const auto input = parse_distribution(options.input_len, "--input-len");
+  const auto output = parse_distribution(options.output_len, "--output-len");
   require(options.num_prompts >= 1, ErrorKind::kUsage, "--num-prompts {}: is not 1 or more",
           options.num_prompts);
   Random random(options.seed, 0);
   std::vector<Lengths> all(static_cast<std::size_t>(options.num_prompts));
   for (auto& one : all) {
-    one.input_len = random.between(input.least, input.most);
-    one.output_len = random.between(output.least, output.most);
+    one.input_len = input.draw(random);
+    one.output_len = output.draw(random);
   }
   return all;
 }

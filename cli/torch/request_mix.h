@@ -9,7 +9,8 @@ namespace ferry::cli {
 
 struct MixOptions {
   std::int64_t num_prompts = 256;
-  std::string input_len = "1024";  // or "100:1024", uniform
+  std::string input_len = "1024";  // or "100:1024", uniform, or "lognormal:1060:1:4096": mean,
+                                   // sigma of the logarithm, the most, at which longer ones are cut
   std::string output_len = "128";
   std::int64_t prefix_len = 0;  // tokens that all prompts begin with, of input_len
   std::string lengths{};        // a file of records {"input_len", "output_len", "arrival"} instead

@@ -377,8 +377,8 @@ NumericsOps bitwise_ops(at::Device device) {
 NumericsCertificate certify_numerics(const TransformerConfig& config,
                                      const NumericsOptions& options,
                                      const NumericsOps& ops) {
-  require(options.device.is_cpu() || (options.dtype == at::kBFloat16 && !config.softmax_offset),
-          ErrorKind::kUsage, "the bitwise mode on a GPU is of bf16, and of models without sinks");
+  require(options.device.is_cpu() || options.dtype == at::kBFloat16, ErrorKind::kUsage,
+          "the bitwise mode on a GPU is of bf16");
   const auto start = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   at::manual_seed(1);

@@ -10,11 +10,16 @@ namespace ferry::models {
 bool rms_norm_cuda_supports(std::int64_t) {
   return false;
 }
-RmsNormResult rms_norm_cuda(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
+RmsNormResult rms_norm_cuda(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, double, NormRounding) {
   no_cuda();
 }
-std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         const at::Tensor&,
+                                                         NormRounding) {
   no_cuda();
 }
 at::Tensor rotary_angles_cuda(const at::Tensor&, const at::Tensor&, double, at::ScalarType) {
@@ -52,6 +57,12 @@ at::Tensor swiglu_cuda(const at::Tensor&) {
   no_cuda();
 }
 at::Tensor swiglu_backward_cuda(const at::Tensor&, const at::Tensor&) {
+  no_cuda();
+}
+at::Tensor add_expert_biases_cuda(const at::Tensor&, const ExpertBiases&) {
+  no_cuda();
+}
+at::Tensor quick_geglu_cuda(const at::Tensor&, const ExpertBiases&, const QuickGeglu&) {
   no_cuda();
 }
 ScoredRows score_rows_cuda(const at::Tensor&, const at::Tensor&, VocabularyRange, double) {

@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <limits>
+
 #include "distckpt/base/error.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/cuda/cuda_launch.h"
@@ -19,11 +21,13 @@ launch::Element element_of(const at::Tensor& x) {
   return x.scalar_type() == at::kFloat ? launch::Element::kFloat : launch::Element::kBf16;
 }
 
-launch::RmsNormShape norm_shape(const at::Tensor& x, double epsilon) {
+launch::RmsNormShape norm_shape(const at::Tensor& x, double epsilon, NormRounding rounding) {
   const auto channels = x.size(-1);
   require(rms_norm_cuda_supports(channels), ErrorKind::kBug, "RMSNorm over {} channels", channels);
-  return {
-      .rows = x.numel() / channels, .channels = channels, .epsilon = static_cast<float>(epsilon)};
+  return {.rows = x.numel() / channels,
+          .channels = channels,
+          .epsilon = static_cast<float>(epsilon),
+          .rounds_once = rounding == NormRounding::kOnce};
 }
 
 launch::RotaryShape rotary_shape(const at::Tensor& x, bool interleaved) {
@@ -58,7 +62,8 @@ bool rms_norm_cuda_supports(std::int64_t channels) {
 RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,
-                            double epsilon) {
+                            double epsilon,
+                            NormRounding rounding) {
   const auto element = element_of(x);
   require(weight.scalar_type() == x.scalar_type() && weight.size(0) == x.size(-1), ErrorKind::kBug,
           "RMSNorm: weight of another type or size");
@@ -66,7 +71,7 @@ RmsNormResult rms_norm_cuda(const at::Tensor& x,
       !delta.defined() || (delta.sizes() == x.sizes() && delta.scalar_type() == x.scalar_type()),
       ErrorKind::kBug, "RMSNorm: a sum of unlike tensors");
   const c10::cuda::CUDAGuard device(x.device());
-  const auto shape = norm_shape(x, epsilon);
+  const auto shape = norm_shape(x, epsilon, rounding);
   const auto in = x.contiguous();
   const auto more = delta.defined() ? delta.contiguous() : delta;
   RmsNormResult result{.sum = delta.defined() ? at::empty_like(in) : in,
@@ -85,10 +90,11 @@ std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_
                                                          const at::Tensor& x,
                                                          const at::Tensor& weight,
                                                          const at::Tensor& inverse_rms,
-                                                         const at::Tensor& grad_sum) {
+                                                         const at::Tensor& grad_sum,
+                                                         NormRounding rounding) {
   const auto element = element_of(x);
   const c10::cuda::CUDAGuard device(x.device());
-  const auto shape = norm_shape(x, 0);
+  const auto shape = norm_shape(x, 0, rounding);
   const auto in = x.contiguous();
   const auto more = grad_sum.defined() ? grad_sum.contiguous() : grad_sum;
   auto grad_x = at::empty_like(in);
@@ -233,6 +239,39 @@ at::Tensor swiglu_backward_cuda(const at::Tensor& grad_y, const at::Tensor& gate
                                 grad.mutable_data_ptr(), in.size(0), in.size(1) / 2, element,
                                 stream()));
   return grad;
+}
+
+at::Tensor add_expert_biases_cuda(const at::Tensor& rows, const ExpertBiases& biases) {
+  const auto element = element_of(rows);
+  const c10::cuda::CUDAGuard device(rows.device());
+  const auto in = rows.contiguous();
+  const auto values = biases.values.contiguous();
+  auto y = at::empty_like(in);
+  if (y.numel() == 0) return y;
+  check(launch::add_expert_biases(
+      in.const_data_ptr(), values.const_data_ptr(), biases.ends.const_data_ptr<std::int32_t>(),
+      y.mutable_data_ptr(), {.rows = in.size(0), .columns = in.size(1), .experts = values.size(0)},
+      element, stream()));
+  return y;
+}
+
+at::Tensor quick_geglu_cuda(const at::Tensor& gate_up,
+                            const ExpertBiases& biases,
+                            const QuickGeglu& options) {
+  const auto element = element_of(gate_up);
+  const c10::cuda::CUDAGuard device(gate_up.device());
+  const auto in = gate_up.contiguous();
+  const auto values = biases.values.contiguous();
+  const auto ffn = in.size(1) / 2;
+  auto y = at::empty({in.size(0), ffn}, in.options());
+  if (y.numel() == 0) return y;
+  constexpr float kUnlimited = std::numeric_limits<float>::infinity();
+  check(launch::quick_geglu(in.const_data_ptr(), values.const_data_ptr(),
+                            biases.ends.const_data_ptr<std::int32_t>(), y.mutable_data_ptr(),
+                            {.rows = in.size(0), .columns = ffn, .experts = values.size(0)},
+                            options.clamp ? static_cast<float>(*options.clamp) : kUnlimited,
+                            static_cast<float>(options.offset), element, stream()));
+  return y;
 }
 
 ScoredRows score_rows_cuda(const at::Tensor& logits,

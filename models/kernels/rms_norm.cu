@@ -76,16 +76,18 @@ __device__ float sum_of_squares(const Row<T>& row, std::int64_t channels, int la
   return __fadd_rn(__fadd_rn(__fadd_rn(sums[0], sums[1]), sums[2]), sums[3]);
 }
 
+// A normed value that the weight multiplies.
 template <typename T>
-__device__ void scale_row(const T* x,
-                          const T* weight,
-                          T* y,
-                          std::int64_t channels,
-                          float inverse_rms,
-                          int first,
-                          int step) {
+__device__ float normed(float value, RmsNormShape shape) {
+  return shape.rounds_once ? value : rounded<T>(value);
+}
+
+template <typename T>
+__device__ void scale_row(
+    const T* x, const T* weight, T* y, RmsNormShape shape, float inverse_rms, int first, int step) {
+  const std::int64_t channels = shape.channels;
   const auto scale = [&](T value, T by) {
-    return narrow<T>(__fmul_rn(widen(by), rounded<T>(__fmul_rn(widen(value), inverse_rms))));
+    return narrow<T>(__fmul_rn(widen(by), normed<T>(__fmul_rn(widen(value), inverse_rms), shape)));
   };
   if (channels % kVector != 0 || !is_aligned<T, kVector>(x) || !is_aligned<T, kVector>(weight) ||
       !is_aligned<T, kVector>(y)) {
@@ -120,7 +122,7 @@ __global__ void norm_by_warps(
   const float root = __shfl_sync(0xffffffffu, inverse_root(sum, shape), 0);
   if (lane == 0) inverse_rms[row] = root;
   __syncwarp();  // the sum has been written
-  scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, lane, kLanes);
+  scale_row(in.normed(), weight, y + row * shape.channels, shape, root, lane, kLanes);
 }
 
 // A block for each row, where rows are few and a single warp would wait for memory at every step:
@@ -168,8 +170,8 @@ __global__ void norm_few(
     Vector<T, kVector> out;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const T rounded_once = narrow<T>(__fmul_rn(widen(mine[i].at[j]), root));
-      out.at[j] = narrow<T>(__fmul_rn(widen(by[i].at[j]), widen(rounded_once)));
+      const float value = normed<T>(__fmul_rn(widen(mine[i].at[j]), root), shape);
+      out.at[j] = narrow<T>(__fmul_rn(widen(by[i].at[j]), value));
     }
     store(y + static_cast<std::int64_t>(blockIdx.x) * shape.channels + c, out);
   });
@@ -194,8 +196,7 @@ __global__ void norm_by_blocks(
   __syncthreads();
   const float root = inverse_root(sums[0], shape);
   if (thread == 0) inverse_rms[row] = root;
-  scale_row(in.normed(), weight, y + row * shape.channels, shape.channels, root, thread,
-            kWarps * kLanes);
+  scale_row(in.normed(), weight, y + row * shape.channels, shape, root, thread, kWarps * kLanes);
 }
 
 // grad_x = r * g - x * r^3 / channels * sum(g * x), where g = grad_y * weight, N channels at once.
@@ -222,7 +223,7 @@ __global__ void grad_of_x(const T* grad_y,
       const auto by = load<N>(weight + c);
       float g[N];
 #pragma unroll
-      for (int i = 0; i < N; ++i) g[i] = rounded<T>(widen(grads.at[i]) * widen(by.at[i]));
+      for (int i = 0; i < N; ++i) g[i] = normed<T>(widen(grads.at[i]) * widen(by.at[i]), shape);
       body(c, g, load<N>(x + first + c));
     }
   };
@@ -259,7 +260,7 @@ __global__ void grad_of_weight(
   float sum = 0;
   for (std::int64_t row = first; row < min(first + kRowsOfPartial, shape.rows); ++row) {
     const std::int64_t at = row * shape.channels + c;
-    sum += widen(grad_y[at]) * rounded<T>(__fmul_rn(widen(x[at]), inverse_rms[row]));
+    sum += widen(grad_y[at]) * normed<T>(__fmul_rn(widen(x[at]), inverse_rms[row]), shape);
   }
   partial[static_cast<std::int64_t>(blockIdx.y) * shape.channels + c] = sum;
 }

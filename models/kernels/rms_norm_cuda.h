@@ -1,11 +1,14 @@
 // RMSNorm on a GPU, in one kernel with the bytes of Hugging Face's formula over 16 rows or more:
-// x.float(), pow(2).mean(-1), x * rsqrt(variance + epsilon), rounded, times the weight, rounded.
+// x.float(), pow(2).mean(-1), x * rsqrt(variance + epsilon), rounded unless NormRounding::kOnce,
+// times the weight, rounded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <utility>
+
+#include "models/spec/transformer_config.h"
 
 namespace ferry::models {
 
@@ -23,14 +26,17 @@ struct RmsNormResult {
 RmsNormResult rms_norm_cuda(const at::Tensor& x,
                             const at::Tensor& delta,
                             const at::Tensor& weight,
-                            double epsilon);
+                            double epsilon,
+                            NormRounding rounding = NormRounding::kBeforeWeight);
 
 // The gradients of x, the sum that was normed, and of weight, with the same bits at every run.
 // `grad_sum` is another gradient of x, added before rounding; undefined: none.
-std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(const at::Tensor& grad_y,
-                                                         const at::Tensor& x,
-                                                         const at::Tensor& weight,
-                                                         const at::Tensor& inverse_rms,
-                                                         const at::Tensor& grad_sum = {});
+std::pair<at::Tensor, at::Tensor> rms_norm_backward_cuda(
+    const at::Tensor& grad_y,
+    const at::Tensor& x,
+    const at::Tensor& weight,
+    const at::Tensor& inverse_rms,
+    const at::Tensor& grad_sum = {},
+    NormRounding rounding = NormRounding::kBeforeWeight);
 
 }  // namespace ferry::models

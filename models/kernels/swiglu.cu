@@ -43,6 +43,74 @@ __global__ void gate(const T* gate_up, T* y, std::int64_t rows, std::int64_t ffn
   });
 }
 
+// The expert that a row belongs to; the last one for rows behind its end.
+__device__ std::int64_t expert_of(std::int64_t row, const std::int32_t* ends, ExpertRows shape) {
+  std::int64_t low = 0;
+  std::int64_t high = shape.experts - 1;
+  while (low < high) {
+    const std::int64_t middle = (low + high) / 2;
+    if (ends[middle] > row)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
+template <int N, typename T>
+__global__ void add_biases(
+    const T* x, const T* biases, const std::int32_t* ends, T* y, ExpertRows shape) {
+  release_dependents();
+  wait_for_inputs();
+  for_each_place<N>(shape.rows, shape.columns, [&](Place place) {
+    const std::int64_t row = place.y / shape.columns;
+    const auto values = load<N>(x + place.y);
+    const auto more =
+        load<N>(biases + expert_of(row, ends, shape) * shape.columns + place.y % shape.columns);
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      result.at[i] = narrow<T>(__fadd_rn(widen(values.at[i]), widen(more.at[i])));
+    store(y + place.y, result);
+  });
+}
+
+// A rounding for each of ATen's operations.
+template <int N, typename T>
+__global__ void quick_gate(const T* gate_up,
+                           const T* biases,
+                           const std::int32_t* ends,
+                           T* y,
+                           ExpertRows shape,
+                           float clamp,
+                           float offset) {
+  constexpr float kAlpha = 1.702F;
+  release_dependents();
+  wait_for_inputs();
+  for_each_place<N>(shape.rows, shape.columns, [&](Place place) {
+    const std::int64_t row = place.y / shape.columns;
+    const T* const bias =
+        biases + expert_of(row, ends, shape) * 2 * shape.columns + place.y % shape.columns;
+    const auto gates = load<N>(gate_up + place.gate);
+    const auto ups = load<N>(gate_up + place.gate + shape.columns);
+    const auto of_gates = load<N>(bias);
+    const auto of_ups = load<N>(bias + shape.columns);
+    Vector<T, N> result;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float gate =
+          fminf(rounded<T>(__fadd_rn(widen(gates.at[i]), widen(of_gates.at[i]))), clamp);
+      const float up =
+          fmaxf(fminf(rounded<T>(__fadd_rn(widen(ups.at[i]), widen(of_ups.at[i]))), clamp), -clamp);
+      const float scaled = rounded<T>(__fmul_rn(gate, kAlpha));
+      const float sigmoid = rounded<T>(__fdiv_rn(1.0F, __fadd_rn(1.0F, ::expf(-scaled))));
+      const float gated = rounded<T>(__fmul_rn(gate, sigmoid));
+      result.at[i] = narrow<T>(__fmul_rn(rounded<T>(__fadd_rn(up, offset)), gated));
+    }
+    store(y + place.y, result);
+  });
+}
+
 template <int N, typename T>
 __global__ void grad_of_gate(
     const T* grad_y, const T* gate_up, T* grad, std::int64_t rows, std::int64_t ffn) {
@@ -92,6 +160,48 @@ cudaError_t swiglu(const void* gate_up,
     by_width(in, out, ffn, [&](auto width) {
       (void)launch_dependent(gate<width.value, T>, blocks_of(rows * ffn / width.value, kThreads),
                              kThreads, 0, stream, in, out, rows, ffn);
+    });
+  });
+}
+
+cudaError_t add_expert_biases(const void* x,
+                              const void* biases,
+                              const std::int32_t* ends,
+                              void* y,
+                              ExpertRows shape,
+                              Element element,
+                              cudaStream_t stream) {
+  if (shape.rows * shape.columns > UINT32_MAX) return cudaErrorInvalidValue;
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* in = static_cast<const T*>(x);
+    const auto* more = static_cast<const T*>(biases);
+    by_width(in, more, shape.columns, [&](auto width) {
+      (void)launch_dependent(add_biases<width.value, T>,
+                             blocks_of(shape.rows * shape.columns / width.value, kThreads),
+                             kThreads, 0, stream, in, more, ends, static_cast<T*>(y), shape);
+    });
+  });
+}
+
+cudaError_t quick_geglu(const void* gate_up,
+                        const void* biases,
+                        const std::int32_t* ends,
+                        void* y,
+                        ExpertRows shape,
+                        float clamp,
+                        float offset,
+                        Element element,
+                        cudaStream_t stream) {
+  if (shape.rows * shape.columns > UINT32_MAX) return cudaErrorInvalidValue;
+  return by_element(element, [&](auto* none) {
+    using T = std::remove_pointer_t<decltype(none)>;
+    const auto* in = static_cast<const T*>(gate_up);
+    const auto* more = static_cast<const T*>(biases);
+    by_width(in, more, shape.columns, [&](auto width) {
+      (void)launch_dependent(
+          quick_gate<width.value, T>, blocks_of(shape.rows * shape.columns / width.value, kThreads),
+          kThreads, 0, stream, in, more, ends, static_cast<T*>(y), shape, clamp, offset);
     });
   });
 }

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/kernels/swiglu.h"
+
 namespace ferry::models {
 
 // [rows, 2 * ffn], gate beside up -> [rows, ffn]. Not differentiable.
@@ -11,5 +13,18 @@ at::Tensor swiglu_cuda(const at::Tensor& gate_up);
 
 // The gradient of gate_up.
 at::Tensor swiglu_backward_cuda(const at::Tensor& grad_y, const at::Tensor& gate_up);
+
+// A bias for each expert, whose rows end at `ends`.
+struct ExpertBiases {
+  at::Tensor values{};  // [experts, columns]
+  at::Tensor ends{};    // [experts], int32
+};
+// rows [rows, columns] + their expert's bias; rows behind the last end get the last expert's. Not
+// differentiable.
+at::Tensor add_expert_biases_cuda(const at::Tensor& rows, const ExpertBiases& biases);
+// quick_geglu() of that sum, with the bytes of its operations in ATen. Not differentiable.
+at::Tensor quick_geglu_cuda(const at::Tensor& gate_up,
+                            const ExpertBiases& biases,
+                            const QuickGeglu& options);
 
 }  // namespace ferry::models

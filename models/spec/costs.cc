@@ -82,13 +82,12 @@ class LayerMemory {
     add_core(bytes, heads, queries, queries, values);
   }
 
-  // A GPU keeps queries, keys, values and a number a row; the host, and a GPU where there are
-  // sinks, keeps copies by heads, of keys and values one for each, and the probabilities. The
-  // result is what the projection keeps.
+  // A GPU keeps queries, keys, values and a number a row; the host keeps copies by heads, of keys
+  // and values one for each, and the probabilities. The result is what the projection keeps.
   void add_core(LayerBytes& bytes, double heads, double queries, double keys, double values) const {
     bytes.core_inputs = element_ * (queries + keys + values);
     bytes.core = element_ * (queries + cp_ * (keys + values)) + kFp32 * heads;
-    if (on_host_ || config_.softmax_offset) {
+    if (on_host_) {
       const bool in_fp32 = !config_.softmax_offset && element_ < kFp32;
       const auto of_values = heads * values / std::max(1.0, keys) * queries / heads;
       bytes.core = element_ * (2 * queries + of_values) +

@@ -256,11 +256,6 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
           "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
           "there are query groups, {}",
           mesh.tp(), config.num_query_groups);
-  require(config.num_moe_experts == 0 || !config.add_bias_linear || mesh.etp() == 1,
-          ErrorKind::kUsage,
-          "expert_tensor_parallel_size is {}, and experts that have biases are not split: set it "
-          "to 1 (--etp 1)",
-          mesh.etp());
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {

@@ -11,6 +11,7 @@
 #include "models/kernels/experts/experts.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/swiglu.h"
+#include "models/kernels/swiglu_cuda.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
@@ -195,10 +196,26 @@ Experts::Experts(const ModelSetup& setup, Parameters& parameters, const std::str
 }
 
 at::Tensor Experts::activated(const at::Tensor& gate_up) const {
+  return setup_.config.activation == "quick_geglu" ? quick_geglu(gate_up, geglu_options())
+                                                   : swiglu(gate_up);
+}
+
+QuickGeglu Experts::geglu_options() const {
   const auto& config = setup_.config;
-  if (config.activation != "quick_geglu") return swiglu(gate_up);
-  return quick_geglu(
-      gate_up, {.clamp = config.activation_func_clamp_value, .offset = config.glu_linear_offset});
+  return {.clamp = config.activation_func_clamp_value, .offset = config.glu_linear_offset};
+}
+
+// Each rank of an expert tensor parallel group adds its columns of the bias: to those of the result
+// that it has, or, beside zeros, to its summand.
+at::Tensor Experts::own_fc2_bias() const {
+  const auto& etp = setup_.mesh.etp();
+  if (!fc2_bias_.defined() || etp.size() == 1) return fc2_bias_;
+  const auto all = copy_to_tensor_model_parallel_region(fc2_bias_, etp);
+  const auto columns = all.size(1) / etp.size();
+  const auto before = etp.rank() * columns;
+  const auto mine = all.narrow(1, before, columns);
+  if (setup_.alignment() == Alignment::kBitwise) return mine;
+  return at::constant_pad_nd(mine, {before, all.size(1) - before - columns});
 }
 
 at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) const {
@@ -213,6 +230,8 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
     if (x.is_cuda() && x.size(0) > 0) {
       const auto y = at::_grouped_mm(x, weights.transpose(1, 2), ends);
       if (!biases.defined()) return y;
+      if (!at::GradMode::is_enabled())
+        return add_expert_biases_cuda(y, {.values = biases, .ends = ends});
       const auto place = at::arange(x.size(0), ends.options());
       const auto expert = at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true);
       return y + biases.index({expert.clamp_max(ends.size(0) - 1)});
@@ -232,15 +251,20 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
       parts.push_back(at::zeros({x.size(0) - begin, weights.size(1)}, x.options()));
     return at::cat(parts);
   };
-  const auto activate = [this, &etp, alignment](const at::Tensor& gate_up) {
-    const auto mine = activated(gate_up);
+  // Without gradients one kernel adds the bias, too.
+  const bool fuses_bias = rows.is_cuda() && rows.size(0) > 0 && !at::GradMode::is_enabled() &&
+                          fc1_bias_.defined() && setup_.config.activation == "quick_geglu";
+  const auto activate = [this, &etp, ends, fuses_bias, alignment](const at::Tensor& gate_up) {
+    const auto mine =
+        fuses_bias ? quick_geglu_cuda(gate_up, {.values = fc1_bias_, .ends = ends}, geglu_options())
+                   : activated(gate_up);
     return etp.size() > 1 && alignment == Alignment::kBitwise
                ? gather_from_tensor_model_parallel_region(mine, etp, /*replicated=*/false)
                : mine;
   };
-  const auto gate_up = each(rows, fc1_, fc1_bias_);
+  const auto gate_up = each(rows, fc1_, fuses_bias ? at::Tensor() : fc1_bias_);
   const auto hidden = activate(gate_up);
-  const auto results = each(hidden, fc2_, fc2_bias_);
+  const auto results = each(hidden, fc2_, own_fc2_bias());
   if (setup_.recompute.selects(&Recompute::Modules::moe_act))
     discard_output(hidden, results, [activate, gate_up] { return activate(gate_up); });
   return results;

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "models/kernels/swiglu.h"
 #include "models/transformer/mlp.h"
 #include "models/transformer/router.h"
 
@@ -39,11 +40,13 @@ class Experts {
 
  private:
   at::Tensor activated(const at::Tensor& gate_up) const;
+  at::Tensor own_fc2_bias() const;
+  QuickGeglu geglu_options() const;
 
   const ModelSetup& setup_;
   at::Tensor fc1_;  // [experts, 2 * ffn/etp, hidden]
   at::Tensor fc2_;  // [experts, hidden, ffn/etp]; kBitwise: [experts, hidden/etp, ffn]
-  at::Tensor fc1_bias_, fc2_bias_;  // [experts, 2 * ffn], [experts, hidden], where etp is 1
+  at::Tensor fc1_bias_, fc2_bias_;  // [experts, 2 * ffn/etp], [experts, hidden]; or undefined
 };
 
 class MoELayer : public FeedForward {

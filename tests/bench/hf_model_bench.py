@@ -9,7 +9,9 @@ def main(folder, tokens, sequences, device="cpu", rounds=5):
     import torch
     import transformers
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
+    attention = "eager" if transformers.AutoConfig.from_pretrained(folder).model_type == "gpt_oss" else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+                                                              attn_implementation=attention).to(device)
     config = model.config
     model.train()
     ids = torch.randint(config.vocab_size, (sequences, tokens // sequences), device=device)

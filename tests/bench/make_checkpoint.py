@@ -20,12 +20,15 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 128, 768, 151936, False),  # ffn: of one of 128 experts
     "qwen3-30b-a3b-4": ("qwen3_moe", 2048, 4, 32, 4, 128, 768, 151936, False),  # its first four
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
+    "gpt-oss-20b": ("gpt_oss", 2880, 24, 64, 8, 64, 2880, 201088, False),  # ffn: of one of 32 experts
+    "gpt-oss-20b-4": ("gpt_oss", 2880, 4, 64, 8, 64, 2880, 201088, False),  # its first four layers: 8.9 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
     "tiny-moe": ("qwen3_moe", 64, 2, 4, 2, 16, 32, 500, False),
 }
 QWEN3_EXPERTS = 128
+GPT_OSS_EXPERTS = 32
 DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
                 n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, num_experts_per_tok=8, n_group=8,
                 topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc",
@@ -44,7 +47,16 @@ def tensors(shape):
     for i in range(layers):
         p = f"model.layers.{i}."
         yield p + "input_layernorm.weight", [hidden]
-        if family == "qwen3_moe":
+        if family == "gpt_oss":
+            yield p + "mlp.experts.down_proj", [GPT_OSS_EXPERTS, ffn, hidden]
+            yield p + "mlp.experts.down_proj_bias", [GPT_OSS_EXPERTS, hidden]
+            yield p + "mlp.experts.gate_up_proj", [GPT_OSS_EXPERTS, hidden, 2 * ffn]
+            yield p + "mlp.experts.gate_up_proj_bias", [GPT_OSS_EXPERTS, 2 * ffn]
+            yield p + "mlp.router.bias", [GPT_OSS_EXPERTS]
+            yield p + "mlp.router.weight", [GPT_OSS_EXPERTS, hidden]
+            yield p + "self_attn.sinks", [heads]
+            yield p + "self_attn.o_proj.bias", [hidden]
+        elif family == "qwen3_moe":
             yield p + "mlp.gate.weight", [QWEN3_EXPERTS, hidden]
             yield from gated_mlps([f"{p}mlp.experts.{e}." for e in range(QWEN3_EXPERTS)], hidden, ffn)
         else:
@@ -54,7 +66,7 @@ def tensors(shape):
             yield p + "self_attn.q_norm.weight", [dim]
             yield p + "self_attn.k_norm.weight", [dim]
         for name, rows in (("k", groups * dim), ("q", heads * dim), ("v", groups * dim)):
-            if family == "qwen2":
+            if family in ("qwen2", "gpt_oss"):
                 yield f"{p}self_attn.{name}_proj.bias", [rows]
             yield f"{p}self_attn.{name}_proj.weight", [rows, hidden]
         yield p + "self_attn.o_proj.weight", [hidden, heads * dim]
@@ -162,6 +174,12 @@ def main():
     if family == "qwen3_moe":
         config.update(num_experts=QWEN3_EXPERTS, moe_intermediate_size=ffn, num_experts_per_tok=8, norm_topk_prob=True,
                       decoder_sparse_step=1, mlp_only_layers=[], intermediate_size=6144)
+    if family == "gpt_oss":
+        config.update(architectures=["GptOssForCausalLM"], num_local_experts=GPT_OSS_EXPERTS, num_experts_per_tok=4, attention_bias=True,
+                      sliding_window=128, layer_types=["sliding_attention", "full_attention"] * (layers // 2), rms_norm_eps=1e-5,
+                      max_position_embeddings=131072, swiglu_limit=7.0, rope_theta=150000.0,
+                      rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                                    "original_max_position_embeddings": 4096})
     if family == "deepseek_v3":
         config.update(DEEPSEEK, num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0,
                       quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],

@@ -11,7 +11,7 @@ FILE is a safetensors file, in the dtype of the model. For each sequence i it ha
     cotangent.i, gradient.PARAMETER       with --gradients
 
 The metadata describes the run: one unpadded sequence at a time, eager attention on the host; on a GPU flash attention if it takes the head
-sizes, cuBLASLt without split-K, no TF32. --tokens names a safetensors file with the sequences (`tokens.i`); by default they are random, of the
+sizes (GPT-OSS: eager attention), cuBLASLt without split-K, no TF32. --tokens names a safetensors file with the sequences (`tokens.i`); by default they are random, of the
 given lengths.
 """
 import argparse
@@ -28,7 +28,7 @@ def parse(arguments):
     parser.add_argument("file")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float64"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--attention", choices=("eager", "sdpa"), help="default: eager on the host, sdpa on a GPU")
+    parser.add_argument("--attention", choices=("eager", "sdpa"), help="default: eager on the host and for GPT-OSS, sdpa on a GPU")
     parser.add_argument("--lengths", default="24,100")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens")
@@ -61,7 +61,8 @@ def load(options):
     kind = next((auto for head, auto in heads.items() if architecture.endswith(head)), None)
     if kind is None:
         sys.exit(f"{options.checkpoint}: {architecture} ends in none of {', '.join(heads)}")
-    attention = options.attention or ("eager" if options.device == "cpu" else "sdpa")
+    eager = options.device == "cpu" or config.model_type == "gpt_oss"
+    attention = options.attention or ("eager" if eager else "sdpa")
     experts = {"experts_implementation": "eager"} if options.dtype == "float64" else {}  # grouped_mm has no fp64
     model = kind.from_pretrained(options.checkpoint, dtype=getattr(torch, options.dtype), attn_implementation=attention, **experts)
     return model.eval().to(options.device), attention
@@ -82,8 +83,11 @@ def pin_gpu(latent):
 
 
 def copies(model, tokens, device):
-    """-> the number of copies of a sequence in one batch at which flash does not split the keys: splitting gives other bits"""
+    """-> the number of copies of a sequence in one batch at which flash does not split the keys: splitting gives other bits. Of eager
+    attention with sinks that at which cuBLAS adds up values 8 keys at a time at every length from 64 on."""
     import torch
+    if model.config.model_type == "gpt_oss":
+        return -(-256 // model.config.num_attention_heads)
     blocks = model.config.num_attention_heads * -(-len(tokens) // 64)
     enough = -(-int(1.6 * torch.cuda.get_device_properties(device).multi_processor_count + 1) // blocks)
     return max(1, enough)

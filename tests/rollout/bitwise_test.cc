@@ -38,15 +38,6 @@ class BitwiseRollout : public testing::TestWithParam<Case> {
   static void SetUpTestSuite() { at::set_num_threads(1); }
 };
 
-void make_gpt_oss(models::TransformerConfig& config) {
-  config.softmax_offset = true;
-  config.add_bias_linear = true;
-  config.window_attn_skip_freq = {true, false};
-  config.activation = "quick_geglu";
-  config.glu_linear_offset = 1;
-  config.activation_func_clamp_value = 7;
-}
-
 GPTModel make_model(const models::TransformerConfig& config,
                     const models::ParallelState& mesh,
                     DType dtype) {
@@ -59,7 +50,7 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
   auto config = support::tiny_config(param.model);
   config.max_position_embeddings = 512;
   config.sliding_window = param.window;
-  if (param.gpt_oss) make_gpt_oss(config);
+  if (param.gpt_oss) support::make_gpt_oss(config);
   models::run_ranks(param.ranks, {}, [&](models::World& world) {
     at::set_num_threads(1);
     const models::ParallelState mesh(world, param.parallel, "rollout");
@@ -136,10 +127,10 @@ support::TinyModel tiny(const char* family) {
   return {.family = family, .head_dim = 16, .hidden = 64, .ffn = 96, .experts = 8};
 }
 
-models::ParallelConfig parallel(int tp, int ep = 1) {
+models::ParallelConfig parallel(int tp, int ep = 1, int etp = 1) {
   return {.tensor_model_parallel_size = tp,
           .expert_model_parallel_size = ep,
-          .expert_tensor_parallel_size = 1,
+          .expert_tensor_parallel_size = etp,
           .make_vocab_size_divisible_by = 8};
 }
 
@@ -157,6 +148,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"gpt_oss", tiny("mixtral"), {}, 1, 20, DType::kBF16, true},
                     Case{"gpt_oss_fp32", tiny("mixtral"), {}, 1, 20, DType::kF32, true},
                     Case{"gpt_oss_tp2_ep2", tiny("mixtral"), parallel(2, 2), 2, 20, DType::kBF16,
+                         true},
+                    Case{"gpt_oss_tp2_etp2", tiny("mixtral"), parallel(2, 1, 2), 2, 20, DType::kBF16,
                          true},
                     Case{"deepseek_v3", tiny("deepseek_v3")},
                     Case{"deepseek_v3_tp2_ep2", tiny("deepseek_v3"), parallel(2, 2), 2}),

@@ -18,7 +18,8 @@ namespace ferry {
 namespace {
 
 nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device device) {
-  auto config = support::tiny_config({.family = family,
+  const bool is_gpt_oss = family == "gpt_oss";
+  auto config = support::tiny_config({.family = is_gpt_oss ? "mixtral" : family,
                                       .head_dim = 64,
                                       .hidden = 256,
                                       .ffn = 512,
@@ -27,6 +28,10 @@ nlohmann::json run(const std::string& family, std::int64_t tokens, at::Device de
                                       .rope_dim = 16,
                                       .v_dim = 64});
   config.max_position_embeddings = 2048;
+  if (is_gpt_oss) {
+    support::make_gpt_oss(config);
+    config.sliding_window = 100;
+  }
   models::World world({.device = device});
   const models::ParallelState mesh(world, {}, "tool");
   models::GPTModel model(config, mesh, models::stage_chunks(config, {}, 0)[0],
@@ -81,7 +86,7 @@ int main(int argc, char** argv) {
   if (argc != 2 && argc != 3) return 2;
   bool equal = true;
   try {
-    for (const char* const family : {"qwen2", "qwen3", "qwen3_moe", "deepseek_v3"}) {
+    for (const char* const family : {"gpt_oss", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3"}) {
       const auto report = run(family, std::atoll(argv[1]), at::Device(argc == 3 ? argv[2] : "cpu"));
       std::printf("%s\n", report.dump().c_str());
       std::fflush(stdout);

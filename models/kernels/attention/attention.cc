@@ -177,8 +177,9 @@ at::Tensor attention(const at::Tensor& query,
                      const at::Tensor& value,
                      const std::vector<AttentionSegment>& all_segments,
                      const AttentionOptions& options) {
-  // The kernels of a GPU know no sinks: such heads take the host's formula there.
-  if (query.is_cuda() && !options.sinks.defined()) {
+  // Sinks of fp32, or of heads that flash refuses, take the host's formula on a GPU.
+  const bool refused = query.scalar_type() != at::kBFloat16 || query.size(2) % 8 != 0;
+  if (query.is_cuda() && !(options.sinks.defined() && refused)) {
     return attention_cuda(query, key, value, all_segments, options,
                           gpu_attention_of(query.size(2), value.size(2)));
   }

@@ -6,6 +6,9 @@
 
 #include <mutex>
 
+#include "distckpt/base/error.h"
+#include "models/kernels/attention/eager_attention_cuda.h"
+
 namespace ferry::models {
 namespace {
 
@@ -103,6 +106,77 @@ class Flash : public torch::autograd::Function<Flash> {
   }
 };
 
+struct WithLogSum {
+  at::Tensor rows{};     // [queries, heads, dim]
+  at::Tensor log_sum{};  // [heads, queries]
+};
+
+WithLogSum flash_beside_sinks(const at::Tensor& query,
+                              const at::Tensor& key,
+                              const at::Tensor& value,
+                              const at::Tensor& sinks,
+                              const RowsOfSequences& queries,
+                              const RowsOfSequences& keys,
+                              const AttentionCall& call) {
+  const auto sides = sides_of(call);
+  auto [rows, log_sum, rng, unused, mask] = at::_flash_attention_forward_symint(
+      query, key, value, queries.begin, keys.begin, queries.longest, keys.longest,
+      /*dropout_p=*/0.0, call.causal, /*return_debug_mask=*/false, call.scale, sides.left,
+      sides.right);
+  require(log_sum.dim() == 2, ErrorKind::kBug, "flash's sums of packed rows have {} dimensions",
+          log_sum.dim());
+  const auto all = at::logaddexp(log_sum, sinks.to(at::kFloat).unsqueeze(1));
+  rows.mul_((log_sum - all).exp().transpose(0, 1).unsqueeze(2));
+  return {.rows = rows, .log_sum = all};
+}
+
+class SinkAttention : public torch::autograd::Function<SinkAttention> {
+ public:
+  static at::Tensor forward(AutogradContext* context,
+                            const at::Tensor& query,
+                            const at::Tensor& key,
+                            const at::Tensor& value,
+                            const at::Tensor& sinks,
+                            const RowsOfSequences& queries,
+                            const RowsOfSequences& keys,
+                            const AttentionCall& call) {
+    WithLogSum result;
+    if (call.alignment == Alignment::kBitwise) {
+      const auto eager = eager_attention_cuda(query, key, value, sinks, queries, keys, call);
+      result = {.rows = eager.rows, .log_sum = eager.log_sum};
+    } else {
+      result = flash_beside_sinks(query, key, value, sinks, queries, keys, call);
+    }
+    context->save_for_backward(
+        {query, key, value, sinks, result.rows, result.log_sum, queries.begin, keys.begin});
+    context->saved_data["longest_query"] = queries.longest;
+    context->saved_data["longest_key"] = keys.longest;
+    save(*context, call);
+    return result.rows;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto& sinks = saved[3];
+    const auto& rows = saved[4];
+    const auto& log_sum = saved[5];
+    const auto call = saved_call(*context);
+    const auto sides = sides_of(call);
+    const auto of_rows = grads[0].contiguous();
+    const auto unused = at::empty({2}, rows.options().dtype(at::kLong));  // of dropout
+    const DeterministicAlgorithms deterministic(call.deterministic);
+    const auto [of_query, of_key, of_value] = at::_flash_attention_backward_symint(
+        of_rows, saved[0], saved[1], saved[2], rows, log_sum, saved[6], saved[7],
+        context->saved_data["longest_query"].toInt(), context->saved_data["longest_key"].toInt(),
+        /*dropout_p=*/0.0, call.causal, unused, unused, call.scale, sides.left, sides.right);
+    // The sink's weight times what its score would have changed in each row.
+    const auto weights = (sinks.to(at::kFloat).unsqueeze(1) - log_sum).exp();
+    const auto along = (of_rows.to(at::kFloat) * rows).sum(2).transpose(0, 1);
+    const auto of_sinks = -(weights * along).sum(1).to(sinks.scalar_type());
+    return {of_query, of_key, of_value, of_sinks, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
 // [sequences, heads, length, dim] -> [sequences, length, heads, `dim`], zeros behind.
 at::Tensor for_flash(const at::Tensor& x, std::int64_t dim) {
   const auto rows_first = x.transpose(1, 2);
@@ -162,6 +236,16 @@ at::Tensor flash_attention(const at::Tensor& query,
                            const RowsOfSequences& keys,
                            const AttentionCall& call) {
   return Flash::apply(query, key, value, queries, keys, call);
+}
+
+at::Tensor sink_attention(const at::Tensor& query,
+                          const at::Tensor& key,
+                          const at::Tensor& value,
+                          const at::Tensor& sinks,
+                          const RowsOfSequences& queries,
+                          const RowsOfSequences& keys,
+                          const AttentionCall& call) {
+  return SinkAttention::apply(query, key, value, sinks, queries, keys, call);
 }
 
 at::Tensor cudnn_attention(const at::Tensor& query,

@@ -7,13 +7,16 @@
 #include <cstdint>
 #include <optional>
 
+#include "models/spec/alignment.h"
+
 namespace ferry::models {
 
 struct AttentionCall {
   double scale = 1.0;
   bool causal = true;
-  std::optional<std::int64_t> window{};  // keys that a query sees at most; flash alone
-  bool deterministic = true;             // gradients have the same bits at every run
+  std::optional<std::int64_t> window{};    // keys that a query sees at most; flash alone
+  bool deterministic = true;               // gradients have the same bits at every run
+  Alignment alignment = Alignment::kFast;  // of sink_attention()
 };
 
 // Attention of packed sequences: query [queries, heads, dim], key and value [keys, groups, dim],
@@ -29,6 +32,17 @@ at::Tensor flash_attention(const at::Tensor& query,
                            const RowsOfSequences& queries,
                            const RowsOfSequences& keys,
                            const AttentionCall& call);
+
+// The same beside a score of each head, sinks [heads], which has no value. kFast scales flash's
+// result; kBitwise is eager_attention_cuda(). The backward is flash's: with the result and the log
+// of the sum that include the sink its formula is that of such a softmax (Dao 2023, 3.1.2).
+at::Tensor sink_attention(const at::Tensor& query,
+                          const at::Tensor& key,
+                          const at::Tensor& value,
+                          const at::Tensor& sinks,
+                          const RowsOfSequences& queries,
+                          const RowsOfSequences& keys,
+                          const AttentionCall& call);
 
 // Sequences of one length: query [sequences, heads, length, dim], key [sequences, groups, length,
 // dim], value [sequences, groups, length, value_dim] -> [sequences, heads, length, value_dim]. A

@@ -45,7 +45,8 @@ at::Tensor gather(const at::Tensor& rows, const std::vector<KeyRange>& ranges) {
 AttentionCall call_of(const AttentionOptions& options) {
   return {.scale = options.scale,
           .window = options.window,
-          .deterministic = options.deterministic || options.alignment == Alignment::kBitwise};
+          .deterministic = options.deterministic || options.alignment == Alignment::kBitwise,
+          .alignment = options.alignment};
 }
 
 at::Tensor flash(const at::Tensor& query,
@@ -64,11 +65,15 @@ at::Tensor flash(const at::Tensor& query,
     key_ranges.push_back({segment.key_begin, segment.num_keys});
   }
   const auto most_rows = std::max<std::int64_t>(*std::ranges::max_element(rows), kFewestRows);
-  return flash_attention(
-      gather(query, row_ranges), gather(key, key_ranges), gather(value, key_ranges),
-      {.begin = offsets(rows, query.device()), .longest = most_rows},
-      {.begin = offsets(keys, query.device()), .longest = *std::ranges::max_element(keys)},
-      call_of(options));
+  const RowsOfSequences of_queries{.begin = offsets(rows, query.device()), .longest = most_rows};
+  const RowsOfSequences of_keys{.begin = offsets(keys, query.device()),
+                                .longest = *std::ranges::max_element(keys)};
+  const auto q = gather(query, row_ranges);
+  const auto k = gather(key, key_ranges);
+  const auto v = gather(value, key_ranges);
+  return options.sinks.defined()
+             ? sink_attention(q, k, v, options.sinks, of_queries, of_keys, call_of(options))
+             : flash_attention(q, k, v, of_queries, of_keys, call_of(options));
 }
 
 // cuDNN's attention of heads laid out by by_heads() -> [rows, heads, value_dim].
@@ -156,13 +161,16 @@ at::Tensor attention_cuda(const at::Tensor& query,
           query.size(2), value.size(2));
   require(kernel == GpuAttention::kFlash || !options.window, ErrorKind::kLayout,
           "cuDNN's attention has no window");
+  require(kernel == GpuAttention::kFlash || !options.sinks.defined(), ErrorKind::kLayout,
+          "cuDNN's attention has no sinks");
   const auto segments = with_queries(all_segments);
   if (segments.empty())
     return at::zeros({query.size(0), query.size(1), value.size(2)}, query.options());
   at::Tensor rows;  // of all segments, without the gaps
-  const auto length = options.alignment == Alignment::kFast && !options.window
-                          ? common_length(segments)
-                          : std::nullopt;
+  const auto length =
+      options.alignment == Alignment::kFast && !options.window && !options.sinks.defined()
+          ? common_length(segments)
+          : std::nullopt;
   if (length) {
     rows = cudnn_batch(query, key, value, segments, *length, options);
   } else if (kernel == GpuAttention::kFlash) {

@@ -4,7 +4,8 @@
 // Flash takes all segments in one call. cuDNN's, which Hugging Face's "sdpa" gets on Hopper unless
 // another is pinned, takes one segment at a time, but also heads of MLA, whose values are narrower
 // than their keys. The two differ from each other: docs/numerics.md says which a family gets in
-// kBitwise. In kFast sequences of one length go to cuDNN all at once.
+// kBitwise. In kFast sequences of one length go to cuDNN all at once. Heads with sinks take flash
+// in kFast, a kernel of their own in kBitwise (eager_attention_cuda.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

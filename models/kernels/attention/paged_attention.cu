@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "models/kernels/attention/attention_tiles.cuh"
 #include "models/kernels/cuda/cuda_element.cuh"
 
 // One thread block computes the rows of a group's heads, at most 16, for one sequence. It replays
@@ -12,58 +13,8 @@
 namespace ferry::models::launch {
 namespace {
 
-constexpr int kRows = 16;    // of an m16n8k16 product
-constexpr int kColumns = 8;  // of one
-constexpr int kDepth = 16;   // of one
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kLanes;
-constexpr int kQuad = 4;   // lanes that hold a row's columns
-constexpr int kChunk = 8;  // elements of 16 bytes
-constexpr int kCacheBlock = 64;
-
-// 16 bytes that come later, or zeros.
-__device__ void copy_async(void* to, const void* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(exists ? 16 : 0));
-}
-__device__ void commit_copies() {
-  asm volatile("cp.async.commit_group;");
-}
-template <int N>
-__device__ void wait_for_all_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N));
-}
-
-using Fragment = std::uint32_t[4];
-
-__device__ void load_matrices(Fragment& to, const void* from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(from)));
-}
-__device__ void load_matrices_transposed(Fragment& to, const void* from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(from)));
-}
-
-__device__ void multiply_add(float (&c)[4], const Fragment& a, std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Rows of `kWidth` elements in shared memory whose chunks of 16 bytes change places, so that
-// neighbouring rows' ones lie in other banks.
-template <int kWidth>
-struct Tile {
-  __nv_bfloat16* data;
-  __device__ __nv_bfloat16* chunk(int row, int index) const {
-    return data + row * kWidth + ((index ^ (row & 7)) * kChunk);
-  }
-};
 
 template <int kDim, int kKeys, int kStages>
 struct Shared {
@@ -81,6 +32,7 @@ struct PagedArguments {
   const __nv_bfloat16* value;
   const std::int32_t* block_tables;
   const std::int32_t* lengths;
+  const __nv_bfloat16* sinks;  // or null
   __nv_bfloat16* result;
   PagedAttentionShape shape;
   float scale_log2;
@@ -293,6 +245,10 @@ __global__ __launch_bounds__(kThreads) void paged_attention_kernel(PagedArgument
   if (sums) {
     for (int distance = kQuad / 2; distance > 0; distance /= 2)
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, distance));
+    if (a.sinks != nullptr && summed_row < rows) {
+      const float sink = widen(a.sinks[group * heads_of_group + first_row + summed_row]);
+      sum += exp2f(sink * static_cast<float>(M_LOG2E) - summed_maximum * a.scale_log2);
+    }
     if (thread % kQuad == 0)
       shared.inverse_sum[summed_row] = sum == 0 || sum != sum ? 1.0F : __fdiv_rn(1.0F, sum);
   }
@@ -365,6 +321,7 @@ cudaError_t paged_attention(const void* query,
                             const void* value,
                             const std::int32_t* block_tables,
                             const std::int32_t* lengths,
+                            const void* sinks,
                             void* result,
                             PagedAttentionShape shape,
                             cudaStream_t stream) {
@@ -376,6 +333,7 @@ cudaError_t paged_attention(const void* query,
       .value = bf16(value),
       .block_tables = block_tables,
       .lengths = lengths,
+      .sinks = bf16(sinks),
       .result = static_cast<__nv_bfloat16*>(result),
       .shape = shape,
       .scale_log2 = static_cast<float>(static_cast<double>(shape.scale) * M_LOG2E)};

@@ -2,6 +2,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "distckpt/base/error.h"
+#include "models/kernels/attention/eager_attention_cuda.h"
 #include "models/kernels/attention/paged_attention.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/cuda/cuda_launch.h"
@@ -29,12 +30,16 @@ at::Tensor paged_attention_cuda(const at::Tensor& query,
               query.is_contiguous() && keys.key.is_contiguous() && keys.value.is_contiguous() &&
               keys.key.size(1) == kBlockSize && keys.block_tables.stride(1) == 1,
           ErrorKind::kBug, "attention to keys in blocks of another form than its kernel knows");
+  if (options.sinks.defined() && options.alignment == Alignment::kBitwise)
+    return eager_paged_attention_cuda(query, keys, options);
   const c10::cuda::CUDAGuard device(query.device());
+  const auto sinks =
+      options.sinks.defined() ? options.sinks.to(query.scalar_type()).contiguous() : options.sinks;
   auto result = at::empty_like(query);
   check(launch::paged_attention(
       query.const_data_ptr(), keys.key.const_data_ptr(), keys.value.const_data_ptr(),
       keys.block_tables.const_data_ptr<std::int32_t>(), keys.lengths.const_data_ptr<std::int32_t>(),
-      result.mutable_data_ptr(),
+      sinks.defined() ? sinks.const_data_ptr() : nullptr, result.mutable_data_ptr(),
       {.sequences = static_cast<int>(query.size(0)),
        .heads = static_cast<int>(query.size(1)),
        .groups = static_cast<int>(keys.key.size(2)),

@@ -26,6 +26,7 @@ struct RmsNormShape {
   std::int64_t rows = 0;
   std::int64_t channels = 0;  // a multiple of 4, or below 128
   float epsilon = 0;
+  bool rounds_once = false;  // NormRounding::kOnce
 };
 // The norm of x, or with `delta` of x + delta, which is written to `sum`. Pointers are aligned to
 // 16 bytes.
@@ -116,6 +117,32 @@ cudaError_t swiglu_backward(const void* grad_y,
                             Element element,
                             cudaStream_t stream);
 
+// Rows of experts one behind another, those of expert e up to ends[e].
+struct ExpertRows {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;  // of the result
+  std::int64_t experts = 0;
+};
+// y = x + the bias of the row's expert, [experts, columns].
+cudaError_t add_expert_biases(const void* x,
+                              const void* biases,
+                              const std::int32_t* ends,
+                              void* y,
+                              ExpertRows shape,
+                              Element element,
+                              cudaStream_t stream);
+// (up + offset) * gate * sigmoid(1.702 gate) of gate_up [rows, 2 * columns] + biases [experts, 2 *
+// columns], with gate at most `clamp` and up at most that far from 0 -> y [rows, columns].
+cudaError_t quick_geglu(const void* gate_up,
+                        const void* biases,
+                        const std::int32_t* ends,
+                        void* y,
+                        ExpertRows shape,
+                        float clamp,
+                        float offset,
+                        Element element,
+                        cudaStream_t stream);
+
 // Kernels of models/kernels/log_probs.h.
 struct LogProbShape {
   std::int64_t rows = 0;
@@ -157,9 +184,29 @@ cudaError_t paged_attention(const void* query,
                             const void* value,
                             const std::int32_t* block_tables,
                             const std::int32_t* lengths,
+                            const void* sinks,  // [heads], or null
                             void* result,
                             PagedAttentionShape shape,
                             cudaStream_t stream);
+
+// The kernel of models/kernels/attention/eager_attention_cuda.h. Rows of queries, and keys, of
+// sequence i lie from begin[i] to begin[i + 1].
+struct EagerAttention {
+  const void* query = nullptr;                // [queries, heads, dim]
+  const void* key = nullptr;                  // [keys, groups, dim], or [blocks, 64, groups, dim]
+  const void* value = nullptr;                // like keys
+  const void* sinks = nullptr;                // [heads]
+  const std::int32_t* query_begin = nullptr;  // null: a row for each sequence, its last one
+  const std::int32_t* key_begin = nullptr;    // null: keys in blocks, so many as `lengths` say
+  const std::int32_t* block_tables = nullptr;
+  const std::int32_t* lengths = nullptr;
+  void* result = nullptr;    // like queries
+  float* log_sum = nullptr;  // [heads, queries], or null
+  std::int64_t queries = 0;
+  int longest_query = 1;
+  PagedAttentionShape shape{};
+};
+cudaError_t eager_attention(const EagerAttention& arguments, cudaStream_t stream);
 
 // store_in_slots() copies rows of keys and of values to the slots of their caches, and skips rows
 // with a slot below 0. Sizes and strides are in units of 16 bytes.

@@ -31,6 +31,12 @@ def test_the_load_is_replayed(work):
         assert report["seconds"] > 0.15
 
 
+def test_lengths_may_be_log_normal(work):
+    report = bench("--num-prompts", 400, "--input-len", 1, "--output-len", "lognormal:6:0.8:16", "--max-num-seqs", 400)
+    assert 5 * 400 <= report["output_tokens"] <= 6.5 * 400  # cut at 16, and rounded down
+    assert report["steps"] == 16
+
+
 def test_dummy_weights_need_a_configuration_alone(work):
     (work / "config.json").write_bytes((DATA / "hf_mixtral/hf/config.json").read_bytes())
     for arguments in ([], ["--ep", 2], ["--tp", 2]):
@@ -40,6 +46,7 @@ def test_dummy_weights_need_a_configuration_alone(work):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--input-len", "x"], "--input-len x: is neither a length nor a range"), (["--output-len", "9:3"], "--output-len 9:3"),
+    (["--input-len", "lognormal:0:1:9"], "lognormal:0:1:9: is not mean, sigma and the most"),
     (["--num-prompts", "0"], "--num-prompts 0"), (["--input-len", "64"], "longer than max_model_len, 64"), (["--lengths", "/nowhere.jsonl"], "/nowhere.jsonl")])
 def test_loads_that_make_no_sense(arguments, message):
     assert message in run_ok("bench", "rollout", LLAMA, *arguments, code=2).stderr

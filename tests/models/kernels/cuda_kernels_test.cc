@@ -43,6 +43,24 @@ TEST_F(CudaKernels, RmsNormHasTheBytesOfHuggingFacesFormula) {
     }
 }
 
+TEST_F(CudaKernels, RmsNormThatRoundsOnceHasTheBytesOfItsFormula) {
+  for (const std::int64_t channels : {64, 2880, 8192}) {
+    const auto x = random({300, channels});
+    const auto weight = random({channels});
+    const auto wide = x.to(at::kFloat);
+    const auto variance = wide.pow(2).mean(-1, true);
+    const auto expected = (weight * (wide * at::rsqrt(variance + 1e-6))).to(at::kBFloat16);
+    const auto rounding = NormRounding::kOnce;
+    for (const std::int64_t rows : {1, 15, 300})
+      EXPECT_TRUE(same_bytes(rms_norm_cuda(x.narrow(0, 0, rows), {}, weight, 1e-6, rounding).y,
+                             expected.narrow(0, 0, rows)))
+          << channels << ", rows " << rows;
+    EXPECT_TRUE(same_bytes(rms_norm_cuda(x.repeat({4, 1}), {}, weight, 1e-6, rounding).y,
+                           expected.repeat({4, 1})))
+        << channels;
+  }
+}
+
 TEST_F(CudaKernels, RmsNormsGradientsAreNearAndTheSameEachTime) {
   const auto x = random({1000, 2048});
   const auto weight = random({2048});
@@ -135,6 +153,22 @@ TEST_F(CudaKernels, SwigluHasTheBytesOfHuggingFacesFormula) {
     RecordProperty("gradient_elements_that_differ",
                    std::to_string(got.ne(gate_up.grad()).sum().item<std::int64_t>()));
   }
+}
+
+TEST_F(CudaKernels, ExpertsBiasesAndTheirActivationHaveTheBytesOfAtensOperations) {
+  const auto ends = at::tensor({0, 7, 7, 50, 90}, at::kInt).cuda();
+  const auto counts = at::tensor({0, 7, 0, 43, 50}, at::kLong).cuda();  // with rows behind the last
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const std::int64_t ffn : {64, 75}) {
+      const auto gate_up = random({100, 2 * ffn}, dtype) * 5;
+      const auto biases = random({5, 2 * ffn}, dtype);
+      const auto sum = gate_up + biases.repeat_interleave(counts, 0);
+      EXPECT_TRUE(same_bytes(add_expert_biases_cuda(gate_up, {biases, ends}), sum)) << ffn;
+      const QuickGeglu options{.clamp = 7, .offset = 1};
+      EXPECT_TRUE(
+          same_bytes(quick_geglu_cuda(gate_up, {biases, ends}, options), quick_geglu(sum, options)))
+          << ffn;
+    }
 }
 
 TEST_F(CudaKernels, LogProbsHaveTheBytesOfLogSoftmaxWhereItsRowsDoNotDependOnTheirPlace) {

@@ -220,11 +220,6 @@ TEST(CheckFits, NamesTheSizeThatDoesNotDivide) {
   EXPECT_TRUE(
       refuses(experts(), {.expert_model_parallel_size = 3}, "4 experts cannot be split by ep 3"));
   EXPECT_TRUE(refuses(dense(), {.expert_model_parallel_size = 2}, "the model has no experts"));
-  auto biased = experts();
-  biased.add_bias_linear = true;
-  EXPECT_TRUE(refuses(biased, {.tensor_model_parallel_size = 2}, "experts that have biases"));
-  EXPECT_NO_THROW(
-      check_fits(biased, {{.tensor_model_parallel_size = 2, .expert_tensor_parallel_size = 1}, 2}));
 }
 
 // A bucket of an optimizer lays out parameters by these places.

@@ -31,6 +31,15 @@ models::TransformerConfig tiny_config(const TinyModel& model) {
   return converter::open(folder.path()).map.config;
 }
 
+void make_gpt_oss(models::TransformerConfig& config) {
+  config.softmax_offset = true;
+  config.add_bias_linear = true;
+  config.window_attn_skip_freq = {true, false};
+  config.activation = "quick_geglu";
+  config.glu_linear_offset = 1;
+  config.activation_func_clamp_value = 7;
+}
+
 void fill_parameters(models::GPTModel& model, std::uint64_t seed) {
   for (const auto& parameter : model.parameters().all()) {
     const auto& spec = parameter.spec;
