@@ -64,6 +64,11 @@ GPTModel::GPTModel(TransformerConfig config,
           "heads of {} channels with sinks are not bitwise on a GPU: the kernel takes 64 or 128 "
           "(docs/numerics.md)",
           config_.kv_channels);
+  require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
+              !config_.layernorm_zero_centered_gamma,
+          ErrorKind::kUsage,
+          "norms that multiply by 1 + weight are not bitwise on a GPU: no kernel of its own has "
+          "them (docs/numerics.md)");
   require(options.recompute.num_layers > 0, ErrorKind::kUsage,
           "recompute_num_layers is {}: it has to be positive", options.recompute.num_layers);
   const auto between = setup_.tensor_parallel.between_layers();

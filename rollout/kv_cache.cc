@@ -29,35 +29,62 @@ std::int64_t KVCache::bytes_per_block(const GPTModel& model) {
                                               model.options().layout());
 }
 
-KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks)
-    : model_(model), num_blocks_(num_blocks) {
+std::int64_t KVCache::bytes_per_slot(const GPTModel& model) {
+  return models::linear_state_bytes(model.config(), model.mesh().shape().tp(),
+                                    model.options().layout());
+}
+
+KVCache::KVCache(const GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots)
+    : model_(model), num_blocks_(num_blocks), num_slots_(num_slots) {
   allocate();
 }
 
 void KVCache::release() {
   keys_.clear();
   values_.clear();
+  states_.clear();
 }
 
 void KVCache::allocate() {
+  const auto& config = model_.config();
   const auto shape = shape_of(model_);
+  const auto linear =
+      models::linear_state_shape(config, model_.mesh().shape().tp(), model_.options().alignment);
   const auto options = at::TensorOptions()
                            .dtype(models::scalar_type(model_.options().dtype))
                            .device(model_.mesh().world().device());
-  const auto make = [&](std::int64_t channels) {
-    return at::zeros({num_blocks_ + 1, kBlockSize, shape.groups, channels}, options);
+  const auto make_states = [&] {
+    const auto slots = [&](std::vector<std::int64_t> sizes, const at::TensorOptions& of) {
+      sizes.insert(sizes.begin(), num_slots_);
+      return at::zeros(sizes, of);
+    };
+    const auto in_fp32 = options.dtype(at::kFloat);
+    return models::LinearStates{
+        .conv = slots({linear.kernel - 1, linear.channels}, options),
+        .recurrent = slots({linear.heads, linear.key_dim, linear.value_dim}, in_fp32),
+        .mixed = slots({linear.rows, linear.channels}, options),
+        .decay = slots({linear.rows, linear.heads}, in_fp32),
+        .beta = slots({linear.rows, linear.heads}, options)};
   };
   try {
-    for (std::int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      const bool is_linear = config.is_linear_attention_layer(layer);
+      const auto make = [&](std::int64_t channels) {
+        return at::zeros({is_linear ? 0 : num_blocks_ + 1, kBlockSize, shape.groups, channels},
+                         options);
+      };
       keys_.push_back(make(shape.dim));
       values_.push_back(make(shape.value_dim));
+      states_.push_back(is_linear ? make_states() : models::LinearStates{});
     }
   } catch (const c10::Error&) {
     release();
-    throw models::OutOfMemory(ErrorKind::kDevice,
-                              fmt::format("no memory for a KV cache of {} blocks, {} MiB",
-                                          num_blocks_, num_blocks_ * bytes_per_block(model_) >> 20),
-                              "a smaller share of the GPU's memory, or fewer blocks");
+    throw models::OutOfMemory(
+        ErrorKind::kDevice,
+        fmt::format(
+            "no memory for a KV cache of {} blocks, {} MiB", num_blocks_,
+            (num_blocks_ * bytes_per_block(model_) + num_slots_ * bytes_per_slot(model_)) >> 20),
+        "a smaller share of the GPU's memory, or fewer blocks");
   }
 }
 

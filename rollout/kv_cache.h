@@ -1,4 +1,6 @@
-// The memory of keys and values: blocks of tokens, with the same block numbers in every layer.
+// The memory of keys and values: blocks of tokens, with the same block numbers in every layer; and
+// of the states of sequences in layers with linear attention, which have no keys: a slot for each
+// sequence that runs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +29,13 @@ class KVCache {
   }
   // Bytes of a block in all layers, on this rank.
   static std::int64_t bytes_per_block(const models::GPTModel& model);
+  // Bytes of a slot in all layers; 0 in models without linear attention.
+  static std::int64_t bytes_per_slot(const models::GPTModel& model);
 
-  // Allocates one block more than `num_blocks`, for rows that nobody reads. The model outlives
-  // this. Throws Error(kDevice) if there is no memory.
-  KVCache(const models::GPTModel& model, std::int64_t num_blocks);
+  // Allocates one block more than `num_blocks`, for rows that nobody reads, and `num_slots` slots
+  // if the model has linear attention. The model outlives this. Throws Error(kDevice) if there is
+  // no memory.
+  KVCache(const models::GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots = 1);
 
   // release() frees the memory and its content; allocate() takes as much again.
   void release();
@@ -43,6 +48,10 @@ class KVCache {
   const at::Tensor& value(std::int64_t layer) const {
     return at(values_, layer);
   }  // [blocks, block_size, groups, value_dim]
+
+  const models::LinearStates& states(std::int64_t layer) const {
+    return states_[static_cast<std::size_t>(layer)];
+  }
 
   // (keys, values) of each layer.
   std::vector<std::pair<at::Tensor, at::Tensor>> layers() const;
@@ -62,8 +71,9 @@ class KVCache {
   }
 
   const models::GPTModel& model_;
-  std::int64_t num_blocks_;
-  std::vector<at::Tensor> keys_, values_;  // of each layer
+  std::int64_t num_blocks_, num_slots_;
+  std::vector<at::Tensor> keys_, values_;     // of each layer; empty ones of linear attention
+  std::vector<models::LinearStates> states_;  // the same, the other way round
 };
 
 }  // namespace ferry::rollout

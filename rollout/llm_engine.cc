@@ -37,6 +37,7 @@ EngineOptions completed(EngineOptions options, const GPTModel& model) {
       options.max_num_batched_tokens, options.max_model_len);
   require(!options.enable_return_routed_experts || model.config().num_moe_experts > 0,
           ErrorKind::kUsage, "enable_return_routed_experts: the model has no experts");
+  if (model.config().has_linear_attention()) options.enable_prefix_caching = false;
   return options;
 }
 
@@ -59,11 +60,17 @@ std::int64_t cache_bytes(const EngineOptions& options, const GPTModel& model) {
          of_step;
 }
 
+// Slots for the states of linear attention.
+std::int64_t state_slots(const EngineOptions& options, const GPTModel& model) {
+  return model.config().has_linear_attention() ? options.max_num_seqs : 0;
+}
+
 // The number of blocks that every rank has memory for: the least of all.
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
-  const auto bytes = cache_bytes(options, model);
+  const auto of_states = state_slots(options, model) * KVCache::bytes_per_slot(model);
+  const auto bytes = cache_bytes(options, model) - of_states;
   const auto gathered = mesh.world().device().is_cuda() ? gathered_bytes_per_block(model) : 0;
   const auto mine = bytes / (KVCache::bytes_per_block(model) + gathered);
   const auto least =
@@ -75,9 +82,13 @@ std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
     throw models::OutOfMemory(
         ErrorKind::kDevice,
         fmt::format("no room for a KV cache: a block of {} tokens takes {} KiB, and beside "
-                    "what a step of {} tokens needs there are {} KiB",
+                    "what a step of {} tokens needs{} there are {} KiB",
                     KVCache::kBlockSize, KVCache::bytes_per_block(model) >> 10,
-                    options.max_num_batched_tokens, std::max<std::int64_t>(bytes, 0) >> 10),
+                    options.max_num_batched_tokens,
+                    of_states == 0 ? ""
+                                   : fmt::format(" and the states of {} sequences, {} KiB,",
+                                                 options.max_num_seqs, of_states >> 10),
+                    std::max<std::int64_t>(bytes, 0) >> 10),
         kHowToFit);
   return std::min(least, useful);
 }
@@ -93,8 +104,11 @@ std::uint64_t random_stream(std::string_view request_id, std::int64_t index) {
 LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
     : model_(model),
       options_(completed(std::move(options), model)),
-      cache_(model, blocks_for(options_, model)),
-      blocks_(cache_.num_blocks(), KVCache::kBlockSize, options_.enable_prefix_caching),
+      cache_(model, blocks_for(options_, model), options_.max_num_seqs),
+      blocks_(cache_.num_blocks(),
+              KVCache::kBlockSize,
+              options_.enable_prefix_caching,
+              state_slots(options_, model)),
       scheduler_({.max_num_seqs = options_.max_num_seqs,
                   .max_num_batched_tokens = options_.max_num_batched_tokens,
                   .enable_chunked_prefill = options_.enable_chunked_prefill},

@@ -79,10 +79,11 @@ std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple)
   constexpr std::int64_t kInt = sizeof(std::int32_t);
   constexpr std::int64_t kLong = sizeof(std::int64_t);
   std::int64_t bytes = 0;
-  for (const auto array : {kLong * rows, kLong * rows, kLong * rows, kInt * sequences,
-                           kInt * sequences * KVCache::blocks_of(limits.max_model_len),
-                           2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences,
-                           std::int64_t{sizeof(DrawRow)} * sequences})
+  for (const auto array :
+       {kLong * rows, kLong * rows, kLong * rows, kInt * sequences,
+        kInt * sequences * KVCache::blocks_of(limits.max_model_len),
+        2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences, kLong * sequences,
+        kLong * sequences, std::int64_t{sizeof(DrawRow)} * sequences})
     bytes += StepInputs::bytes_of(array);
   return bytes;
 }
@@ -92,7 +93,8 @@ bool can_capture(const models::GPTModel& model) {
   const auto& mesh = model.mesh();
   const auto shape =
       models::key_value_shape(model.config(), mesh.shape().tp(), model.options().alignment);
-  return (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
+  return !model.config().has_linear_attention() &&
+         (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
          models::paged_attention_cuda_supports(mesh.world().device(),
                                                models::scalar_type(model.options().dtype),
                                                shape.dim, shape.value_dim);
@@ -261,6 +263,7 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   last_rows_ = inputs_.add({drawn}, at::kLong);
   std::ranges::transform(step.drawn, last_rows_.data<std::int64_t>(), &DrawnToken::row);
 
+  if (model_.config().has_linear_attention()) fill_linear_rows(scheduled);
   const auto bytes = static_cast<std::int64_t>(draws.plain.size() * sizeof(DrawRow));
   plain_draws_ = inputs_.add({bytes}, at::kByte);
   std::ranges::copy(draws.plain, plain_draws_.data<DrawRow>());
@@ -298,6 +301,27 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
     std::fill_n(table, max_blocks_, 0);
     table += max_blocks_;
   }
+}
+
+void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled) {
+  linear_ = {};
+  std::int64_t row = 0;
+  for (const auto& [sequence, num_new_tokens] : scheduled) {
+    const bool decodes = num_new_tokens == 1 && sequence->num_computed_tokens > 0;
+    (decodes ? linear_.decodes : linear_.chunks)
+        .push_back({.row_begin = row,
+                    .num_rows = num_new_tokens,
+                    .num_computed = sequence->num_computed_tokens,
+                    .slot = sequence->state_slot});
+    row += num_new_tokens;
+  }
+  const auto count = static_cast<std::int64_t>(linear_.decodes.size());
+  linear_rows_ = inputs_.add({count}, at::kLong);
+  linear_slots_ = inputs_.add({count}, at::kLong);
+  std::ranges::transform(linear_.decodes, linear_rows_.data<std::int64_t>(),
+                         &models::SequenceRows::row_begin);
+  std::ranges::transform(linear_.decodes, linear_slots_.data<std::int64_t>(),
+                         &models::SequenceRows::slot);
 }
 
 // Padding rows are last.
@@ -351,6 +375,11 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
   step.block_tables =
       tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
   if (copies) step.copied_slots = inputs_.on_device(copied_slots_);
+  if (model_.config().has_linear_attention()) {
+    step.linear = linear_;
+    step.linear.decode_rows = inputs_.on_device(linear_rows_);
+    step.linear.decode_slots = inputs_.on_device(linear_slots_);
+  }
   return step;
 }
 

@@ -92,6 +92,7 @@ class ModelRunner {
                     const Draws& draws,
                     const RowPlan& plan);
   void fill_rows(std::span<const ScheduledSequence> scheduled);
+  void fill_linear_rows(std::span<const ScheduledSequence> scheduled);
   DecodedRows forward(const PagedStep& step, KVCache& cache) const;
   DecodedRows replay(const RowPlan& plan, KVCache& cache);
   PagedStep make_step(std::span<const ScheduledSequence> scheduled,
@@ -119,6 +120,8 @@ class ModelRunner {
   StepInputs::Array copied_slots_;                // [2, tokens], int64
   StepInputs::Array last_rows_;                   // [drawn], int64
   StepInputs::Array plain_draws_;                 // bytes of DrawRow
+  models::LinearRows linear_;                     // without its tensors
+  StepInputs::Array linear_rows_, linear_slots_;  // [linear_.decodes], int64
   bool captures_graphs_;
   bool enable_return_routed_experts_;
   std::optional<DecodeGraphs> graphs_;  // of one cache

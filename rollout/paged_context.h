@@ -36,6 +36,7 @@ struct PagedStep {
   // no copy.
   at::Tensor copied_slots{};
   bool equal_rows = false;  // InferenceContext::has_equal_rows()
+  models::LinearRows linear{};
 };
 
 class PagedContext : public models::InferenceContext {
@@ -55,6 +56,10 @@ class PagedContext : public models::InferenceContext {
                             const at::Tensor& latents,
                             const models::LatentUpProjection& up,
                             const models::AttentionOptions& options) override;
+  const models::LinearRows& linear_rows() const override { return step_.linear; }
+  const models::LinearStates& linear_states(std::int64_t layer) const override {
+    return cache_.states(layer);
+  }
 
  private:
   void store(std::int64_t layer, const at::Tensor& key, const at::Tensor& value);

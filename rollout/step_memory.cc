@@ -19,7 +19,8 @@ namespace {
 // generation alone do not ask for.
 const SamplingParams kAll{.temperature = 0.5, .top_p = 0.5, .logprobs = 1};
 
-// A sequence whose last tokens are new. All its keys are in block 0: their values do not matter.
+// A sequence whose last tokens are new. All its keys are in block 0, its states in slot 0: their
+// values do not matter.
 Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
   return {.params = std::make_shared<const SamplingParams>(kAll),
           .ending_tokens = std::make_shared<const std::vector<std::int64_t>>(),
@@ -27,7 +28,8 @@ Sequence dummy(std::int64_t tokens, std::int64_t num_new_tokens) {
           .num_prompt_tokens = tokens,
           .num_computed_tokens = tokens - num_new_tokens,
           .block_table =
-              std::vector<std::int32_t>(static_cast<std::size_t>(KVCache::blocks_of(tokens)))};
+              std::vector<std::int32_t>(static_cast<std::size_t>(KVCache::blocks_of(tokens))),
+          .state_slot = 0};
 }
 
 std::vector<Sequence> many_begin(const RunnerLimits& limits) {
@@ -90,7 +92,7 @@ std::int64_t gathered_bytes_per_block(const models::GPTModel& model) {
   const bool in_place = models::paged_attention_cuda_supports(
       model.mesh().world().device(), models::scalar_type(model.options().dtype), shape.dim,
       shape.value_dim);
-  return in_place ? 0 : 3 * KVCache::bytes_per_block(model) / model.config().num_layers;
+  return in_place ? 0 : 3 * KVCache::bytes_per_block(model) / model.config().num_key_value_layers();
 }
 
 }  // namespace ferry::rollout

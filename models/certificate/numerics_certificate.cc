@@ -321,9 +321,16 @@ std::vector<GemmShape> gemm_shapes(const TransformerConfig& config) {
     add("linear_proj", hidden, heads * config.v_head_dim);
   } else {
     const auto query = config.num_attention_heads * config.kv_channels;
-    add("linear_qkv", query + 2 * config.num_query_groups * config.kv_channels, hidden,
+    const auto gates = config.attention_output_gate ? query : 0;
+    add("linear_qkv", query + gates + 2 * config.num_query_groups * config.kv_channels, hidden,
         config.has_qkv_bias());
     add("linear_proj", hidden, query, config.add_bias_linear);
+  }
+  if (config.has_linear_attention()) {
+    const auto keys = config.linear_num_key_heads * config.linear_key_head_dim;
+    const auto values = config.linear_num_value_heads * config.linear_value_head_dim;
+    add("in_proj", 2 * (keys + values) + 2 * config.linear_num_value_heads, hidden);
+    add("out_proj", hidden, values);
   }
   const bool all_moe = config.num_moe_experts > 0 &&
                        std::ranges::all_of(config.moe_layer_freq, [](bool moe) { return moe; });
@@ -377,8 +384,10 @@ NumericsOps bitwise_ops(at::Device device) {
 NumericsCertificate certify_numerics(const TransformerConfig& config,
                                      const NumericsOptions& options,
                                      const NumericsOps& ops) {
-  require(options.device.is_cpu() || options.dtype == at::kBFloat16, ErrorKind::kUsage,
-          "the bitwise mode on a GPU is of bf16");
+  require(options.device.is_cpu() ||
+              (options.dtype == at::kBFloat16 && !config.layernorm_zero_centered_gamma),
+          ErrorKind::kUsage,
+          "the bitwise mode on a GPU is of bf16, and of norms that multiply by their weight");
   const auto start = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   at::manual_seed(1);

@@ -49,6 +49,7 @@ std::unique_ptr<RowDecoder> RowDecoder::make(const TransformerConfig& config,
   if (!device.is_cuda() || alignment != Alignment::kFast || mesh.shape().pp() > 1 ||
       config.num_query_groups % tp.size() != 0 || config.num_moe_experts > 0 ||
       config.multi_latent_attention || config.rotary_percent < 1 || config.rotary_interleaved ||
+      config.attention_output_gate || config.has_linear_attention() ||
       config.post_norm != PostNorm::kNone || config.add_bias_linear ||
       config.head != Head::kLanguageModel)
     return nullptr;

@@ -59,8 +59,15 @@ at::Tensor rms_norm(const at::Tensor& x,
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
   const auto normed = wide * at::rsqrt(variance + epsilon);
-  return rounding == NormRounding::kOnce ? (weight * normed).to(x.scalar_type())
-                                         : weight * normed.to(x.scalar_type());
+  switch (rounding) {
+    case NormRounding::kBeforeWeight:
+      break;
+    case NormRounding::kOnce:
+      return (weight * normed).to(x.scalar_type());
+    case NormRounding::kOnceByOnePlus:
+      return (normed * (1 + weight.to(at::kFloat))).to(x.scalar_type());
+  }
+  return weight * normed.to(x.scalar_type());
 }
 
 at::Tensor add_and_norm(ResidualStream& stream,

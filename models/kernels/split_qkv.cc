@@ -105,15 +105,20 @@ QueryKeyValue split_qkv(const at::Tensor& mixed,
 QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
                                  QueriesOfGroup queries,
                                  const HeadNorms& norms,
+                                 NormRounding rounding,
                                  const RotaryAngles& angles) {
   if (!at::GradMode::is_enabled() && is_all(queries, mixed) &&
-      angles.style == RotaryStyle::kHalves && norm_rotary_cuda_supports(mixed, angles.cos)) {
+      rounding == NormRounding::kBeforeWeight && angles.style == RotaryStyle::kHalves &&
+      norm_rotary_cuda_supports(mixed, angles.cos)) {
     const auto apart = norm_rotary_cuda(queries_and_key(mixed), norms, angles.cos, angles.sin);
     return {.query = apart.query, .key = apart.key, .value = parts_of(mixed, queries).value};
   }
   const auto apart = split_qkv(mixed, queries, nullptr);
-  return {.query = apply_rotary(rms_norm(apart.query, norms.query, norms.epsilon), angles),
-          .key = apply_rotary(rms_norm(apart.key, norms.key, norms.epsilon), angles),
+  const auto turned = [&](const at::Tensor& heads, const at::Tensor& weight) {
+    return apply_rotary(rms_norm(heads, weight, norms.epsilon, rounding), angles);
+  };
+  return {.query = turned(apart.query, norms.query),
+          .key = turned(apart.key, norms.key),
           .value = apart.value};
 }
 

@@ -34,6 +34,7 @@ QueryKeyValue split_qkv(const at::Tensor& mixed,
 QueryKeyValue split_and_norm_qkv(const at::Tensor& mixed,
                                  QueriesOfGroup queries,
                                  const HeadNorms& norms,
+                                 NormRounding rounding,
                                  const RotaryAngles& angles);
 
 }  // namespace ferry::models

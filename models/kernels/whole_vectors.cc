@@ -7,6 +7,8 @@
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/softplus_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -66,6 +68,22 @@ class HostSigmoid : public torch::autograd::Function<HostSigmoid> {
   }
 };
 
+constexpr double kBeta = 1;        // of softplus
+constexpr double kThreshold = 20;  // from which it is the identity
+
+class HostSoftplus : public torch::autograd::Function<HostSoftplus> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    return by_whole_vectors(x, [](at::Tensor& y, const at::Tensor& part) {
+      at::softplus_out(y, part, kBeta, kThreshold);
+    });
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    return {at::softplus_backward(grads[0], context->get_saved_variables()[0], kBeta, kThreshold)};
+  }
+};
+
 }  // namespace
 
 at::Tensor silu(const at::Tensor& x) {
@@ -74,6 +92,10 @@ at::Tensor silu(const at::Tensor& x) {
 
 at::Tensor sigmoid(const at::Tensor& x) {
   return x.is_cpu() ? HostSigmoid::apply(x) : at::sigmoid(x);
+}
+
+at::Tensor softplus(const at::Tensor& x) {
+  return x.is_cpu() ? HostSoftplus::apply(x) : at::softplus(x, kBeta, kThreshold);
 }
 
 }  // namespace ferry::models

@@ -11,5 +11,6 @@ namespace ferry::models {
 // x of any shape. Differentiable.
 at::Tensor silu(const at::Tensor& x);
 at::Tensor sigmoid(const at::Tensor& x);
+at::Tensor softplus(const at::Tensor& x);  // fp32
 
 }  // namespace ferry::models

@@ -107,7 +107,7 @@ MappedMemory map_memory(const PeerIdentity& mine, const PeerIdentity& other, at:
   return mapped ? MappedMemory(pointer, /*own=*/false) : MappedMemory();
 }
 
-std::optional<launch::PeerElement> element_of(const at::Tensor& x) {
+std::optional<launch::PeerElement> peer_element_of(const at::Tensor& x) {
   switch (x.scalar_type()) {
     case at::kBFloat16:
       return launch::PeerElement::kBf16;
@@ -141,7 +141,7 @@ class MappedPeers : public PeerMemory {
     const bool fits = plan.bytes > 0 && plan.bytes % launch::kUnitBytes == 0 &&
                       plan.bytes <= launch::PeerLayout{.size = size()}.bulk_bytes();
     if (plan.kind == launch::PeerKind::kGather) return fits && plan.run % launch::kUnitBytes == 0;
-    return fits && element_of(mine).has_value();
+    return fits && peer_element_of(mine).has_value();
   }
 
   at::Tensor exchange(PeerOperation operation, const at::Tensor& mine) override {
@@ -208,7 +208,7 @@ class MappedPeers : public PeerMemory {
         plan.run = all / mine.size(0);
         break;
     }
-    plan.element = element_of(mine).value_or(launch::PeerElement::kBf16);
+    plan.element = peer_element_of(mine).value_or(launch::PeerElement::kBf16);
     return plan;
   }
 

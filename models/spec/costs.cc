@@ -39,7 +39,9 @@ class LayerMemory {
   LayerBytes of(std::int64_t layer) const {
     const double norms = config_.post_norm == PostNorm::kNone ? 2 : 4;
     LayerBytes bytes{.between = norms * norm(hidden_) / sharers_};
-    if (config_.multi_latent_attention)
+    if (config_.is_linear_attention_layer(layer))
+      add_delta_net(bytes);
+    else if (config_.multi_latent_attention)
       add_latent_attention(bytes);
     else
       add_attention(bytes);
@@ -57,8 +59,12 @@ class LayerMemory {
   double stream() const { return element_ * hidden_ / sharers_; }
 
  private:
-  // A GPU's kernel keeps its input; the host the input, widened, and its normed values.
-  double norm(double size) const { return (on_host_ ? kFp32 + element_ : element_) * size; }
+  // A GPU's kernel keeps its input; the host the input, widened, and its normed values, which are
+  // in fp32 where the weight is added to 1.
+  double norm(double size) const {
+    if (config_.layernorm_zero_centered_gamma) return 2 * kFp32 * size;
+    return (on_host_ ? kFp32 + element_ : element_) * size;
+  }
 
   void add_attention(LayerBytes& bytes) const {
     const auto heads = width(config_.num_attention_heads) / tp_;
@@ -66,6 +72,7 @@ class LayerMemory {
     const auto keys =
         std::max(1.0, width(config_.num_query_groups) / tp_) * width(config_.kv_channels);
     bytes.attention = element_ * (hidden_ + queries);
+    if (config_.attention_output_gate) bytes.attention += 3 * element_ * queries;
     if (config_.qk_layernorm) bytes.attention += norm(queries) + norm(keys);
     add_core(bytes, heads, queries, keys, keys);
   }
@@ -80,6 +87,22 @@ class LayerMemory {
     bytes.attention =
         element_ * (hidden_ + values) + latent(config_.q_lora_rank) + latent(config_.kv_lora_rank);
     add_core(bytes, heads, queries, queries, values);
+  }
+
+  // The rule in models/kernels/delta/ keeps for each value head in fp32, of sizes of a key: query,
+  // key, their normed and scaled ones, key times beta, decayed ones, and the keys that the
+  // triangular system gives; of a value: value, value times beta, the system's solution, the part
+  // that is new, the result and its normed one; of a chunk: decays, both masked products, and the
+  // system; and the state of each chunk.
+  void add_delta_net(LayerBytes& bytes) const {
+    const auto heads = width(config_.linear_num_value_heads) / tp_;
+    const auto key = width(config_.linear_key_head_dim);
+    const auto value = width(config_.linear_value_head_dim);
+    const auto channels = 2 * width(config_.linear_num_key_heads) / tp_ * key + heads * value;
+    constexpr auto kChunk = static_cast<double>(kDeltaChunk);
+    bytes.attention =
+        element_ * (hidden_ + 4 * channels + 4 * heads * value) +
+        kFp32 * heads * (10 * key + 7 * value + 5 * kChunk + 2 * key * value / kChunk);
   }
 
   // A GPU keeps queries, keys, values and a number a row; the host keeps copies by heads, of keys
@@ -125,16 +148,18 @@ class LayerMemory {
 };
 
 // Elements of a layer's matrices that a token is multiplied with: of the experts, only those that
-// it is sent to. The gate of shared experts, one row, is not counted, as verl does not.
+// it is sent to. The gate of shared experts, one row, is counted as verl does, in hybrids alone.
 std::int64_t weights_of_layer(const TransformerConfig& config, std::int64_t layer) {
   std::int64_t weights = 0;
   for (const auto& section : layer_sections(config, layer)) {
     for (const auto& row : section.table->rows) {
-      if (!applies(row.when, config) || row.columns == Extent::kNone || row.rows == Extent::kOne)
+      if (!applies(row.when, config) || row.columns == Extent::kNone ||
+          (row.rows == Extent::kOne && !config.has_linear_attention()))
         continue;
       const auto rows = merged_rows(row, config);
       weights += std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) *
-                 columns_of(row, config) * (row.per_expert ? config.moe_router_topk : 1);
+                 columns_of(row, config) * std::max<std::int64_t>(1, size_of(row.depth, config)) *
+                 (row.per_expert ? config.moe_router_topk : 1);
     }
   }
   return weights;
@@ -187,8 +212,33 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
                              std::int64_t tp,
                              const LayoutOptions& options) {
   const auto shape = key_value_shape(config, tp, options.alignment);
-  return config.num_layers * shape.groups * (shape.dim + shape.value_dim) *
+  return config.num_key_value_layers() * shape.groups * (shape.dim + shape.value_dim) *
          distckpt::size_of(options.dtype);
+}
+
+LinearStateShape linear_state_shape(const TransformerConfig& config,
+                                    std::int64_t tp,
+                                    Alignment alignment) {
+  const auto keys = config.linear_num_key_heads * config.linear_key_head_dim;
+  const auto values = config.linear_num_value_heads * config.linear_value_head_dim;
+  return {.channels = (2 * keys + values) / tp,
+          .kernel = config.linear_conv_kernel_dim,
+          .heads = config.linear_num_value_heads / tp,
+          .key_dim = config.linear_key_head_dim,
+          .value_dim = config.linear_value_head_dim,
+          .rows = alignment == Alignment::kBitwise ? kDeltaChunk - 1 : 0};
+}
+
+std::int64_t linear_state_bytes(const TransformerConfig& config,
+                                std::int64_t tp,
+                                const LayoutOptions& options) {
+  if (!config.has_linear_attention()) return 0;
+  const auto shape = linear_state_shape(config, tp, options.alignment);
+  const auto element = distckpt::size_of(options.dtype);
+  const auto of_layer = shape.channels * (shape.kernel - 1 + shape.rows) * element +
+                        shape.heads * shape.key_dim * shape.value_dim * kFp32 +
+                        shape.rows * shape.heads * (element + kFp32);
+  return (config.num_layers - config.num_key_value_layers()) * of_layer;
 }
 
 ActivationBytes activation_bytes(const ChunkOnRank& chunk,
@@ -252,8 +302,11 @@ double training_flops(const TransformerConfig& config, std::span<const std::int6
   const bool latent = config.multi_latent_attention;
   const auto query = latent ? config.qk_head_dim + config.qk_pos_emb_head_dim : config.kv_channels;
   const auto value = latent ? config.v_head_dim : config.kv_channels;
-  const auto per_square = 3 * (query + value) * config.num_attention_heads * config.num_layers;
-  return 6 * tokens * width(weights) + squares * width(per_square);
+  const auto attending = config.num_key_value_layers();
+  const auto per_square = 3 * (query + value) * config.num_attention_heads * attending;
+  const auto per_token = 15 * (config.num_layers - attending) * config.linear_num_value_heads *
+                         config.linear_key_head_dim * config.linear_value_head_dim;
+  return tokens * width(6 * weights + per_token) + squares * width(per_square);
 }
 
 }  // namespace ferry::models

@@ -59,6 +59,26 @@ std::int64_t key_value_bytes(const TransformerConfig& config,
                              std::int64_t tp,
                              const LayoutOptions& options);
 
+// The states that generation keeps of a sequence in a layer with a gated delta net, on a tensor
+// parallel rank: inputs of the convolution [kernel - 1, channels], the recurrent state [heads,
+// key_dim, value_dim] in fp32, and in kBitwise what came behind the last whole chunk of the delta
+// rule: outputs of the convolution [rows, channels], decays (fp32) and betas [rows, heads].
+struct LinearStateShape {
+  std::int64_t channels = 0;
+  std::int64_t kernel = 0;
+  std::int64_t heads = 0;
+  std::int64_t key_dim = 0;
+  std::int64_t value_dim = 0;
+  std::int64_t rows = 0;
+};
+LinearStateShape linear_state_shape(const TransformerConfig& config,
+                                    std::int64_t tp,
+                                    Alignment alignment);
+// Bytes of a sequence's states in all such layers; 0 in models without.
+std::int64_t linear_state_bytes(const TransformerConfig& config,
+                                std::int64_t tp,
+                                const LayoutOptions& options);
+
 // A chunk of a model as a rank runs it. Its pointers must outlive it.
 struct ChunkOnRank {
   const TransformerConfig* config = nullptr;
@@ -87,7 +107,8 @@ std::int64_t logits_bytes(const ChunkOnRank& chunk, std::int64_t tokens, std::in
 // utils/flops_counter.py): six a token and weight that the token meets, the embedding and the
 // output layer included; and for attention, causal, 3 (query + value size) of each head by the
 // squares of the lengths. (Of multi-latent attention verl counts the query size for that of the
-// values, too.)
+// values, too.) Layers with a gated delta net have instead 15 key size * value size of each token
+// and value head.
 double training_flops(const TransformerConfig& config, std::span<const std::int64_t> lengths);
 
 }  // namespace ferry::models

@@ -59,7 +59,8 @@ std::optional<ParameterSpec> shard(const WholeParameter& parameter,
     return std::nullopt;
   ParameterSpec spec{
       .key = single_key(parameter),
-      .dtype = parameter.fp32 ? distckpt::DType::kF32 : options.dtype,
+      // A weight less one loses bits of the weight in bf16.
+      .dtype = parameter.fp32 || parameter.less_one ? distckpt::DType::kF32 : options.dtype,
       .shape = parameter.shape,
       .replica_id = {0, 0, expert ? at.edp : at.dp * mesh.cp() + at.cp},
       .expert = expert,
@@ -224,14 +225,12 @@ namespace {
 
 // A part of the model that no module computes; empty if there is none.
 std::string_view not_computed(const TransformerConfig& config) {
-  if (config.has_linear_attention()) return "gated delta nets";
   if (config.is_hybrid_model()) return "Mamba layers";
   if (config.is_sparse()) return "sparse attention";
   if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
   if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
       config.moe_router_score_function == "softmax")
     return "a softmax router with a bias";
-  if (config.layernorm_zero_centered_gamma) return "norms that multiply by 1 + weight";
   if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
   const bool experts_alone = config.moe_shared_expert_intermediate_size == 0 &&
                              config.num_moe_experts > 0 &&
@@ -239,8 +238,8 @@ std::string_view not_computed(const TransformerConfig& config) {
   if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
     return "an activation other than SiLU";
   if (config.family == "ministral3") return "queries that are scaled by their position";
-  constexpr std::array<std::string_view, 5> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl",
-                                                    "qwen3_vl", "qwen3_vl_moe"};
+  constexpr std::array<std::string_view, 7> kSeeing{
+      "kimi_k25", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"};
   if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
   return {};
 }
@@ -256,6 +255,8 @@ void check_fits(const TransformerConfig& config, const MeshShape& mesh) {
           "tp is {}, and norms of queries and keys over all heads take at most as many ranks as "
           "there are query groups, {}",
           mesh.tp(), config.num_query_groups);
+  require(!config.has_linear_attention() || mesh.cp() == 1, ErrorKind::kUsage,
+          "cp is {}, and a gated delta net takes whole sequences: set it to 1 (--cp 1)", mesh.cp());
   require(config.num_moe_experts > 0 || mesh.ep() == 1, ErrorKind::kUsage,
           "ep is {}, and the model has no experts", mesh.ep());
   for (const auto alignment : {Alignment::kFast, Alignment::kBitwise}) {

@@ -45,8 +45,11 @@ enum class PostNorm : std::uint8_t {
 };
 
 // When a norm rounds to the dtype of its input: before it multiplies by the weight, and behind that
-// again, or behind it alone.
-enum class NormRounding : std::uint8_t { kBeforeWeight, kOnce };
+// again, or behind it alone; the last multiplies by 1 + weight.
+enum class NormRounding : std::uint8_t { kBeforeWeight, kOnce, kOnceByOnePlus };
+
+// Tokens of a chunk of the gated delta rule (chunk_size of transformers).
+inline constexpr std::int64_t kDeltaChunk = 64;
 
 struct TransformerConfig {
   std::string family{};  // model_type of Hugging Face: "llama"; empty if it is not known
@@ -141,8 +144,9 @@ struct TransformerConfig {
     const bool sees_all = i < window_attn_skip_freq.size() && !window_attn_skip_freq[i];
     return sees_all ? std::nullopt : sliding_window;
   }
-  NormRounding norm_rounding() const {  // GPT-OSS rounds once
-    return softmax_offset ? NormRounding::kOnce : NormRounding::kBeforeWeight;
+  NormRounding norm_rounding() const {
+    if (layernorm_zero_centered_gamma) return NormRounding::kOnceByOnePlus;
+    return softmax_offset ? NormRounding::kOnce : NormRounding::kBeforeWeight;  // GPT-OSS
   }
   bool is_moe_layer(std::int64_t layer) const {
     return num_moe_experts > 0 && moe_layer_freq[static_cast<std::size_t>(layer)];
@@ -150,7 +154,12 @@ struct TransformerConfig {
   bool has_linear_attention() const { return !linear_attention_freq.empty(); }
   bool is_hybrid_model() const { return !hybrid_layer_pattern.empty(); }
   bool is_linear_attention_layer(std::int64_t layer) const {
-    return has_linear_attention() && linear_attention_freq[static_cast<std::size_t>(layer)];
+    const auto i = static_cast<std::size_t>(layer);  // prediction layers come behind the others
+    return i < linear_attention_freq.size() && linear_attention_freq[i];
+  }
+  // Layers whose keys and values generation keeps.
+  std::int64_t num_key_value_layers() const {
+    return num_layers - std::ranges::count(linear_attention_freq, true);
   }
   // Layers of two kinds have keys of their own in a Megatron checkpoint, layers of one kind are
   // stacked. Megatron-Core stacks none where linear_attention_freq is a list.

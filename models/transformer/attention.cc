@@ -9,7 +9,9 @@
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
 #include "models/kernels/split_qkv.h"
+#include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
+#include "models/transformer/gated_delta_net.h"
 
 namespace ferry::models {
 namespace {
@@ -98,16 +100,24 @@ class SelfAttention : public Attention {
   at::Tensor forward(const at::Tensor& normed, const LayerContext& context) const override {
     const auto& config = setup_.config;
     const auto mixed = whole_groups(qkv_.forward(setup_.tensor_parallel.enter(normed)));
-    // [tokens, groups, queries of the group, key, value, channels]
+    // [tokens, groups, queries of the group, their gates, key, value, channels]
     const auto tokens = mixed.size(0);
     const auto each = config.num_attention_heads / config.num_query_groups;
-    const auto groups = mixed.size(1) / ((each + 2) * config.kv_channels);
-    const auto grouped = mixed.view({tokens, groups, each + 2, config.kv_channels});
+    const auto gates = config.attention_output_gate ? each : 0;
+    const auto all = each + gates + 2;
+    const auto groups = mixed.size(1) / (all * config.kv_channels);
+    auto grouped = mixed.view({tokens, groups, all, config.kv_channels});
     const auto mine = each / ranks_of_group();
     const QueriesOfGroup queries{.first = setup_.mesh.coordinates().tp % ranks_of_group() * mine,
                                  .count = mine};
+    at::Tensor gate;
+    if (gates > 0) {
+      gate = grouped.narrow(2, each + queries.first, queries.count).reshape({tokens, -1});
+      grouped = at::cat({grouped.narrow(2, 0, each), grouped.narrow(2, 2 * each, 2)}, 2);
+    }
     const auto [query, key, value] = split(grouped, queries, context.angles);
-    return proj_.forward(core_.forward(query, key, value, context));
+    const auto attended = core_.forward(query, key, value, context);
+    return proj_.forward(gate.defined() ? attended * models::sigmoid(gate) : attended);
   }
 
  private:
@@ -118,7 +128,7 @@ class SelfAttention : public Attention {
     if (q_norm_.defined() && !config.qk_layernorm_full)
       return split_and_norm_qkv(
           grouped, queries, {.query = q_norm_, .key = k_norm_, .epsilon = config.layernorm_epsilon},
-          angles);
+          config.norm_rounding(), angles);
     if (config.rotary_dim() == config.kv_channels && !config.rotary_interleaved &&
         !config.qk_layernorm_full)
       return split_qkv(grouped, queries, &angles);
@@ -251,6 +261,8 @@ std::unique_ptr<Attention> make_attention(const ModelSetup& setup,
                                           Parameters& parameters,
                                           const std::string& prefix,
                                           std::int64_t layer) {
+  if (setup.config.is_linear_attention_layer(layer))
+    return make_gated_delta_net(setup, parameters, prefix, layer);
   if (setup.config.multi_latent_attention)
     return std::make_unique<MLASelfAttention>(setup, parameters, prefix, layer);
   return std::make_unique<SelfAttention>(setup, parameters, prefix, layer);

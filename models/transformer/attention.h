@@ -1,5 +1,6 @@
-// Self-attention: grouped queries, or multi-latent (DeepSeek). Tensor parallel ranks hold different
-// heads; context parallel ranks gather keys and values.
+// Attention: grouped queries, whose results a gate may scale (Qwen3-Next), multi-latent (DeepSeek),
+// or linear, by a gated delta net. Tensor parallel ranks hold different heads; context parallel
+// ranks gather keys and values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

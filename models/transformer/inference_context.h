@@ -24,6 +24,33 @@ struct DecodedRow {
       cache{};  // of each layer, [blocks, 64, groups, dim]
 };
 
+// The rows of one sequence in a step.
+struct SequenceRows {
+  std::int64_t row_begin = 0;
+  std::int64_t num_rows = 0;
+  std::int64_t num_computed = 0;  // tokens of the sequence before these
+  std::int64_t slot = 0;          // of its states
+};
+
+// The sequences of a step as linear attention sees them. Each row is in one of both.
+struct LinearRows {
+  std::vector<SequenceRows> chunks{};   // sequences that begin, or have several rows
+  std::vector<SequenceRows> decodes{};  // sequences that continue with one row
+  at::Tensor decode_rows{};             // [decodes], int64, on the device: the row of each
+  at::Tensor decode_slots{};            // [decodes], int64: its slot
+};
+
+// The states of one layer with a gated delta net, by slots (LinearStateShape). A sequence that
+// begins finds any values in its slot.
+struct LinearStates {
+  at::Tensor conv{};       // [slots, kernel - 1, channels]
+  at::Tensor recurrent{};  // [slots, heads, key_dim, value_dim], fp32
+  // In kBitwise the rows behind the last whole chunk, whose end `recurrent` is the state of.
+  at::Tensor mixed{};  // [slots, rows, channels]
+  at::Tensor decay{};  // [slots, rows, heads], fp32
+  at::Tensor beta{};   // [slots, rows, heads]
+};
+
 class InferenceContext {
  public:
   virtual ~InferenceContext() = default;
@@ -52,6 +79,10 @@ class InferenceContext {
                                     const at::Tensor& latents,
                                     const LatentUpProjection& up,
                                     const AttentionOptions& options) = 0;
+
+  // This step's sequences, and the states of `layer`, which linear attention reads and writes.
+  virtual const LinearRows& linear_rows() const = 0;
+  virtual const LinearStates& linear_states(std::int64_t layer) const = 0;
 };
 
 }  // namespace ferry::models

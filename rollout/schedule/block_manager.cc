@@ -23,10 +23,16 @@ PrefixHash hash_of(const PrefixHash& before, std::span<const std::int64_t> token
 
 BlockManager::BlockManager(std::int64_t num_blocks,
                            std::int64_t block_size,
-                           bool enable_prefix_caching)
-    : block_size_(block_size), enable_prefix_caching_(enable_prefix_caching) {
+                           bool enable_prefix_caching,
+                           std::int64_t num_state_slots)
+    : block_size_(block_size),
+      enable_prefix_caching_(enable_prefix_caching),
+      has_state_slots_(num_state_slots > 0) {
   require(num_blocks > 0 && num_blocks < std::numeric_limits<std::int32_t>::max() && block_size > 0,
           ErrorKind::kUsage, "a cache of {} blocks of {} tokens", num_blocks, block_size);
+  require(!has_state_slots_ || !enable_prefix_caching, ErrorKind::kBug,
+          "states of linear attention have no prefix cache");
+  for (auto slot = num_state_slots; slot-- > 0;) free_state_slots_.push_back(slot);
   blocks_.resize(static_cast<std::size_t>(num_blocks));
   for (std::int32_t id = 0; id < static_cast<std::int32_t>(num_blocks); ++id) push_free(id);
 }
@@ -72,6 +78,11 @@ bool BlockManager::allocate(Sequence& sequence, std::int64_t tokens) {
   const auto missing = blocks_of(tokens) - static_cast<std::int64_t>(sequence.block_table.size());
   if (missing > num_free_) return false;
   for (std::int64_t i = 0; i < missing; ++i) sequence.block_table.push_back(take_free());
+  if (has_state_slots_ && sequence.state_slot < 0) {
+    require(!free_state_slots_.empty(), ErrorKind::kBug, "more sequences than slots for states");
+    sequence.state_slot = free_state_slots_.back();
+    free_state_slots_.pop_back();
+  }
   const auto known = sequence.size() - (sequence.has_unknown() ? 1 : 0);
   if (enable_prefix_caching_) {
     remember_full_blocks(sequence, std::min(tokens, known));
@@ -87,6 +98,7 @@ void BlockManager::deallocate(Sequence& sequence) {
   for (auto id = sequence.block_table.rbegin(); id != sequence.block_table.rend(); ++id)
     give_back(*id);
   sequence.block_table.clear();
+  if (sequence.state_slot >= 0) free_state_slots_.push_back(std::exchange(sequence.state_slot, -1));
   sequence.num_hashed_blocks = 0;
   sequence.num_computed_tokens = 0;
 }

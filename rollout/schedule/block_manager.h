@@ -5,6 +5,10 @@
 //
 // The end of a prompt, which does not fill a block, is found by sequences of the same prompt. They
 // write behind it, so each begins a block of its own with a copy.
+//
+// A sequence with blocks also has a slot for states of linear attention, where the model has such
+// layers. States are of all tokens so far, and no block holds those of a prefix: there is no prefix
+// cache then.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +30,12 @@ struct PrefixHash {
 
 class BlockManager {
  public:
-  // Throws Error(kUsage) unless both are positive.
-  BlockManager(std::int64_t num_blocks, std::int64_t block_size, bool enable_prefix_caching);
+  // num_state_slots: 0, or the most sequences that have blocks. Throws Error(kUsage) unless the
+  // others are positive.
+  BlockManager(std::int64_t num_blocks,
+               std::int64_t block_size,
+               bool enable_prefix_caching,
+               std::int64_t num_state_slots = 0);
 
   std::int64_t block_size() const { return block_size_; }
   std::int64_t num_blocks() const { return static_cast<std::int64_t>(blocks_.size()); }
@@ -90,6 +98,8 @@ class BlockManager {
 
   std::int64_t block_size_;
   bool enable_prefix_caching_;
+  bool has_state_slots_;
+  std::vector<std::int64_t> free_state_slots_;  // the next one last
   std::vector<Block> blocks_;
   std::unordered_map<PrefixHash, std::int32_t, HashOf> cached_;
   std::int32_t first_free_ = -1;  // unused longest

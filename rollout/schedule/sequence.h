@@ -49,6 +49,7 @@ struct Sequence {
   std::int64_t num_cached_tokens = 0;       // of these, found there when the sequence began
   std::vector<std::int32_t> block_table{};  // the blocks, in order
   std::int64_t num_hashed_blocks = 0;       // of block_table, known to the prefix cache
+  std::int64_t state_slot = -1;        // of linear attention's states; -1 while it has no blocks
   std::int32_t copied_from = -1;       // in the first step: the block that its last one begins as
   std::int64_t num_routed_tokens = 0;  // tokens whose routes have been returned
   std::int64_t num_preemptions = 0;

@@ -16,9 +16,9 @@ import transformers
 FERRY = Path(os.environ.get("FERRY", Path(__file__).resolve().parents[2] / "build/cli/ferry"))
 
 
-def load(checkpoint):
+def load(checkpoint, dtype=torch.bfloat16):
     transformers.logging.set_verbosity_error()
-    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None  # go on to the last token
     model.generation_config.pad_token_id = 0
     return model

@@ -43,11 +43,11 @@ def megatron_name(name):
         return "embedding"
     if name == "model.norm":
         return "decoder.final_layernorm"
-    match = re.fullmatch(r"model\.layers\.(\d+)(?:\.(self_attn|mlp|block_sparse_moe))?", name)
+    match = re.fullmatch(r"model\.layers\.(\d+)(?:\.(self_attn|linear_attn|mlp|block_sparse_moe))?", name)
     if not match:
         return None
     layer = f"decoder.layers.{match[1]}"
-    return layer if match[2] is None else f"{layer}.{'self_attention' if match[2] == 'self_attn' else 'mlp'}"
+    return layer if match[2] is None else f"{layer}.{'self_attention' if match[2].endswith('attn') else 'mlp'}"
 
 
 def load(options):

@@ -38,6 +38,11 @@ def spread(models, settings, each):
             for i, setting in enumerate(settings) for j in range(each)]
 
 
+def prediction_layers(config):
+    """The number of them in a config.json; hybrids that name no number have one."""
+    return config.get("mtp_num_hidden_layers", config.get("num_nextn_predict_layers", int("linear_num_key_heads" in config)))
+
+
 def layout_of(layers, stages, chunks, mtp):
     """--pipeline-model-parallel-layout of any number of layers: as even as it goes."""
     parts = [layers * (i + 1) // (stages * chunks) - layers * i // (stages * chunks) for i in range(stages * chunks)]

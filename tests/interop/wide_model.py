@@ -21,6 +21,10 @@ def main(name, folder):
             setattr(config, field, value)
     elif getattr(config, "head_dim", None):
         config.head_dim = 64
+    if name in tiny_models.HYBRID:
+        for field, value in dict(hidden_size=256, intermediate_size=512, num_attention_heads=4, linear_num_key_heads=4, linear_num_value_heads=16,
+                                 linear_key_head_dim=32, linear_value_head_dim=48, linear_conv_kernel_dim=4, mtp_num_hidden_layers=0).items():
+            setattr(config, field, value)
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     with torch.no_grad():

@@ -58,21 +58,24 @@ DistributedDataParallel::DistributedDataParallel(std::vector<GPTModel*> chunks,
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     auto& parameters = chunks_[chunk]->parameters();
     const auto& leaves = parameters.leaves();
-    for (const bool expert : {false, true}) {
+    const auto dtype = models::scalar_type(chunks_[chunk]->options().dtype);
+    const auto add = [&](bool expert, at::ScalarType of) {
       std::vector<LeafSize> mine;
       for (std::size_t leaf = leaves.size(); leaf-- > 0;) {
         const auto& spec = spec_of(parameters, leaf);
-        if (leaves[leaf].value.requires_grad() && spec.expert == expert)
-          mine.push_back(
-              {.leaf = leaf, .size = leaves[leaf].value.numel(), .alone = is_embedding(spec)});
+        const auto& value = leaves[leaf].value;
+        if (value.requires_grad() && spec.expert == expert && value.scalar_type() == of)
+          mine.push_back({.leaf = leaf, .size = value.numel(), .alone = is_embedding(spec)});
       }
-      if (mine.empty()) continue;
+      if (mine.empty()) return;
       const auto& group = expert ? mesh().edp() : mesh().dp_cp();
-      const auto dtype = leaves[mine.front().leaf].value.scalar_type();
       buffers_.emplace_back(parameters, layout_buckets(mine, group.size(), config_.bucket_size),
-                            group, config_.grad_reduce_in_fp32 ? at::kFloat : dtype);
+                            group, config_.grad_reduce_in_fp32 ? at::kFloat : of);
       chunk_of_.push_back(chunk);
-    }
+    };
+    add(/*expert=*/false, dtype);
+    add(/*expert=*/true, dtype);
+    if (dtype != at::kFloat) add(/*expert=*/false, at::kFloat);  // weights less one
   }
   progress_.resize(buffers_.size());
   for (std::size_t buffer = 0; buffer < buffers_.size(); ++buffer) {

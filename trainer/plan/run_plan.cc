@@ -120,6 +120,12 @@ std::string describe(const RoleSetup& role, const ModelOnRank& model) {
              : fmt::format("{}, stage {} of {}", role.name, model.at().pp + 1, model.mesh().pp());
 }
 
+// Bytes of a rank's cache that hold states of linear attention.
+std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) {
+  return std::int64_t{rollout.settings.max_num_seqs} *
+         models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout());
+}
+
 // Whether a rank generates, and its cache has no room for a sequence.
 bool starves(const RunSetup& setup,
              const RankGroup& group,
@@ -128,8 +134,9 @@ bool starves(const RunSetup& setup,
   if (phase.work != Work::kGenerate || !group.rollout) return false;
   const auto& model = *group.rollout;
   return bytes.kv_cache <
-         setup.longest_sequence *
-             models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
+         state_bytes(*setup.rollout, model) +
+             setup.longest_sequence *
+                 models::key_value_bytes(model.config(), model.mesh().tp(), model.layout());
 }
 
 // Says what is missing in a phase on ranks, and the settings that would do.
@@ -275,7 +282,8 @@ RolloutRoom rollout_room(const RunSetup& setup, const RankGroup& group) {
   room.reserve = setup.device.memory - usable(setup.device.memory, setup.device.on_host) +
                  (reshards ? 2 * (settings.update_weights_bucket_megabytes * kMiB) : 0);
   room.useful = (sequences * ceil_div(setup.longest_sequence, kCacheBlock) + 1) * kCacheBlock *
-                models::key_value_bytes(config, model.mesh().tp(), model.layout());
+                    models::key_value_bytes(config, model.mesh().tp(), model.layout()) +
+                state_bytes(rollout, model);
   return room;
 }
 

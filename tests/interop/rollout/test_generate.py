@@ -51,7 +51,7 @@ def only(*arguments, **kwargs):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen2_tied", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4", "ernie4_5", "minimax_m2",
-                                    "gpt_oss"])
+                                    "gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_moe"])
 def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     """Greedy tokens are transformers' own, as long as its generate takes what its forward likes best."""
     checkpoint = DATA / f"hf_{family}/hf"
@@ -71,6 +71,23 @@ def test_tokens_and_log_probs_are_those_of_transformers_forward(family):
     assert agreed > 24
     sampled = ours(checkpoint, prompts, "--max-tokens", 24, "--seed", 5)
     assert compare(model, prompts, sampled)[1] == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_a_delta_net_decodes_by_the_recurrence_of_transformers_generate(family, tmp_path):
+    """In `fast`: a prompt by the rule in chunks, then token by token; prompts that end within a chunk, at its end, and in the next one."""
+    checkpoint = tmp_path / "hf"
+    shutil.copytree(DATA / f"hf_{family}/hf", checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    model = load(checkpoint, torch.float32)
+    prompts = random_prompts(model, 6, [1, 17, 63, 64, 65, 130])
+    how = ("--alignment", "fast", "--dtype", "fp32", "--max-tokens", 80, "--temperature", 0)
+    expected = theirs(model, prompts, 80, 0, batched=False)
+    for options in ((), ("--max-num-batched-tokens", 40, "--max-num-seqs", 4), ("--tp", 2)):
+        for (mine, log_probs), (tokens, of_theirs) in zip(ours(checkpoint, prompts, *how, *options), expected, strict=True):
+            assert mine == tokens
+            assert torch.allclose(log_probs, of_theirs, atol=1e-4)
 
 
 def test_processed_log_probs_are_those_of_the_tempered_distribution():

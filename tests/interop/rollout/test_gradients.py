@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import hf_reference
-from meshes import covering, layout_of, name_of, spread
+from meshes import covering, layout_of, name_of, prediction_layers, spread
 from support import DATA, FERRY
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2"]
 SIX_EXPERTS = ["gpt_oss"]
+HYBRID = ["qwen3_5", "qwen3_next"]  # which context parallelism does not split
 
 # Every pair of values of two axes occurs in some setting. Mixtures of experts run in bf16 only where logits are Hugging Face's own:
 # another rounding can send a token to another expert.
@@ -29,6 +30,7 @@ DENSE_MESHES = covering(AXES | dict(vpp=(1, 2)), lambda mesh: mesh["vpp"] == 1 o
 ROUTED = lambda mesh: (mesh["alignment"], mesh["dtype"]) != ("fast", "bfloat16")
 EXPERT_MESHES = covering(AXES | dict(ep=(1, 2, 4), etp=(1, 2, 4)), ROUTED)
 SIX_MESHES = covering(AXES | dict(ep=(1, 2, 6), etp=(1, 2, 4)), ROUTED)
+HYBRID_MESHES = covering(AXES | dict(tp=(1, 2), cp=(1,)), ROUTED)
 
 
 def checkpoint_of(model):
@@ -47,14 +49,15 @@ def references(tmp_path_factory):
     return make
 
 
-def worse_than_theirs(rows):
-    """rows: gradient_tool's, one for each part of a parameter -> [(parameter, Ferry's error, Hugging Face's)], where the first is above twice the second"""
+def worse_than_theirs(rows, floor=1e-7):
+    """rows: gradient_tool's, one for each part of a parameter -> [(parameter, Ferry's error, Hugging Face's)], where the first is above twice the second
+    and the floor"""
     squares = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
         for i, error in enumerate((row["ours"], row["theirs"], 1)):
             squares[row["key"]][i] += (error * row["norm"]) ** 2
     errors = [(key, math.sqrt(ours / norm), math.sqrt(theirs / norm)) for key, (ours, theirs, norm) in squares.items()]
-    return [(key, ours, theirs) for key, ours, theirs in errors if not ours <= 2 * theirs + 1e-7]
+    return [(key, ours, theirs) for key, ours, theirs in errors if not ours <= 2 * theirs + floor]
 
 
 def test_one_wrong_part_of_four_is_seen_and_an_unlucky_one_is_none():
@@ -71,11 +74,12 @@ def cases(models, meshes, each):
 
 
 @pytest.mark.skipif(not TOOL.exists(), reason="this build has no models: configure it with -Dtorch_root")
-@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 2) + cases(EXPERTS, EXPERT_MESHES, 2) + cases(SIX_EXPERTS, SIX_MESHES, 1))
+@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 2) + cases(EXPERTS, EXPERT_MESHES, 2) + cases(SIX_EXPERTS, SIX_MESHES, 1)
+                         + cases(HYBRID, HYBRID_MESHES, 1))
 def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
     config = json.loads((checkpoint_of(model) / "config.json").read_text())
     layout = "" if mesh["pp"] == 1 else layout_of(config["num_hidden_layers"], mesh["pp"], mesh.get("vpp", 1),
-                                                  config.get("num_nextn_predict_layers", 0))
+                                                  prediction_layers(config))
     sizes = [mesh["tp"], int(mesh["sp"]), mesh["pp"], mesh["cp"], mesh.get("ep", 1), mesh.get("etp", mesh["tp"])]
     run = subprocess.run([TOOL, checkpoint_of(model), references(model, mesh["dtype"]), references(model, "float64"), mesh["alignment"],
                           *map(str, sizes), mesh["dtype"], layout], capture_output=True, text=True)
@@ -83,5 +87,6 @@ def test_gradients_are_as_good_as_hugging_faces(model, mesh, references):
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     keys = {row["key"] for row in rows}
     assert any("linear_qkv" in key or "linear_kv_up" in key for key in keys) and "embedding.word_embeddings.weight" in keys
-    worse = worse_than_theirs(rows)
+    # transformers computes the gated delta rule in fp32 whatever the dtype: the reference has errors of its own, which are those of theirs.
+    worse = worse_than_theirs(rows, floor=1e-5 if model in HYBRID else 1e-7)
     assert not worse, worse[:5]

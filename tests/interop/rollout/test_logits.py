@@ -15,7 +15,7 @@ import time
 import pytest
 
 import hf_reference
-from meshes import covering, layout_of, name_of, spread
+from meshes import covering, layout_of, name_of, prediction_layers, spread
 from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, run_ok, write_hf
 
 TORCH = FERRY.parent / "ferry-torch"
@@ -24,12 +24,15 @@ pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no mo
 DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2"]
 SIX_EXPERTS = ["gpt_oss"]
+HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, which context parallelism does not split
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
 DENSE_MESHES = covering(dict(tp=(1, 2, 4), pp=(1, 2), vpp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)),
                         lambda mesh: mesh["vpp"] == 1 or mesh["pp"] > 1)
 EXPERT_MESHES = covering(dict(tp=(1, 2, 4), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
 SIX_MESHES = covering(dict(tp=(1, 2, 4), etp=(1, 2, 4), ep=(1, 2, 3), pp=(1, 2), cp=(1, 2), sp=(False, True), packed=(False, True)))
+HYBRID_MESHES = covering(dict(tp=(1, 2), pp=(1, 2), sp=(False, True), packed=(False, True)))
+HYBRID_EXPERT_MESHES = covering(dict(tp=(1, 2), etp=(1, 2, 4), ep=(1, 2, 4), pp=(1, 2), sp=(False, True), packed=(False, True)))
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +58,7 @@ def flags(mesh, checkpoint):
     given = [f"--{axis}={size}" for axis, size in mesh.items() if axis not in ("sp", "packed", "vpp")]
     if mesh["pp"] > 1:
         given.append("--pipeline-model-parallel-layout=" + layout_of(config["num_hidden_layers"], mesh["pp"], mesh.get("vpp", 1),
-                                                                     config.get("num_nextn_predict_layers", 0)))
+                                                                     prediction_layers(config)))
     return given + [f"--{switch}" for switch in ("sp", "packed") if mesh[switch]]
 
 
@@ -69,7 +72,7 @@ def check_equal(checkpoint, reference, *options):
     return report
 
 
-@pytest.mark.parametrize("model", DENSE + EXPERTS + SIX_EXPERTS)
+@pytest.mark.parametrize("model", DENSE + EXPERTS + SIX_EXPERTS + HYBRID + HYBRID_EXPERTS)
 def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, references):
     for options in ((), ("--packed",)):
         report = check_equal(hf(model), references(hf(model)), *options)
@@ -80,7 +83,8 @@ def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, referenc
             assert modules[0] == "embedding" and modules[-1] == "decoder.final_layernorm" and len(modules) == 3 * layers + 2
 
 
-@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 3) + cases(EXPERTS, EXPERT_MESHES, 3) + cases(SIX_EXPERTS, SIX_MESHES, 1))
+@pytest.mark.parametrize("model, mesh", cases(DENSE, DENSE_MESHES, 3) + cases(EXPERTS, EXPERT_MESHES, 3) + cases(SIX_EXPERTS, SIX_MESHES, 1)
+                         + cases(HYBRID, HYBRID_MESHES, 1) + cases(HYBRID_EXPERTS, HYBRID_EXPERT_MESHES, 1))
 def test_every_mesh_gives_the_bits_of_transformers(model, mesh, references):
     check_equal(hf(model), references(hf(model)), *flags(mesh, hf(model)))
 
@@ -99,16 +103,17 @@ def test_uneven_pipelines(model, options, references):
     check_equal(hf(model), references(hf(model)), *options)
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5"])
 def test_fp32_at_the_sizes_of_real_layers(model, references, tmp_path):
     checkpoint = tmp_path / model
     subprocess.run([sys.executable, HERE / "wide_model.py", model, checkpoint], check=True, capture_output=True)
     # Dense models at all lengths at which transformers agrees with itself; experts where each gets rows enough.
-    lengths = "16,64,192,400" if model == "llama" else "192,400"
+    lengths = {"llama": "16,64,192,400", "qwen3_5": "64,192,448"}.get(model, "192,400")
     reference = references(checkpoint, "float32", lengths)
     numerics = ferry_json("verify", "--numerics", checkpoint, "--dtype", "fp32")
     assert numerics["passed"], numerics["checks"]
-    runs = [(), ("--packed", "--tp", 2, "--sp"), ("--cp", 2, *(() if model == "llama" else ("--ep", 2)))]
+    more = {"llama": ("--cp", 2), "qwen3_5": ("--tp", 4)}.get(model, ("--cp", 2, "--ep", 2))
+    runs = [(), ("--packed", "--tp", 2, "--sp"), more]
     if numerics["equals_transformers"]:
         for options in runs:
             check_equal(checkpoint, reference, *options)
@@ -319,6 +324,8 @@ def test_meshes_that_do_not_fit_are_refused(references, tmp_path):
     refused("experts.linear_fc1.weight", "etp 5", arguments=(hf("qwen3_moe"), "--reference", references(hf("qwen3_moe")), "--etp", 5))
     refused("layers", arguments=(hf("llama"), "--reference", reference, "--pp", 3))
     refused("no experts", arguments=(hf("llama"), "--reference", reference, "--ep", 2))
+    refused("a gated delta net takes whole sequences", "--cp 1", arguments=(hf("qwen3_5"), "--reference", references(hf("qwen3_5")), "--cp", 2))
+    refused("key heads of linear attention", "tp 3", arguments=(hf("qwen3_5"), "--reference", references(hf("qwen3_5")), "--tp", 3))
     refused("experts", arguments=(hf("mixtral"), "--reference", references(hf("mixtral")), "--ep", 3))
 
 

@@ -6,6 +6,10 @@ from ranks import finish, start_training
 TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
 BATCH, STEPS, RATE = 4, 6, 5e-3
+# The shape of a Qwen3Next of four layers, which transformers makes without the prediction layer that config.json would promise.
+HYBRID = dict(layer_types=["linear_attention"] * 3 + ["full_attention"], linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+              linear_value_head_dim=12, linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+              shared_expert_intermediate_size=20, mtp_num_hidden_layers=0)
 WORDS = "one two three four five six seven eight nine ten".split()
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ranks import TORCH_PROGRAM, finish
-from sft_run import BATCH, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
+from sft_run import BATCH, HYBRID, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
 from support import ferry, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -21,12 +21,13 @@ def world(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=[("Mixtral", {}), ("GptOss", {"sliding_window": 6})], ids=["mixtral", "gpt_oss"])
+@pytest.fixture(scope="module", params=[("Mixtral", {}), ("GptOss", {"sliding_window": 6}), ("Qwen3Next", HYBRID)],
+                ids=["mixtral", "gpt_oss", "qwen3_next"])
 def experts(request, tmp_path_factory):
     """The same with experts."""
     folder = tmp_path_factory.mktemp("sft_experts")
     family, more = request.param
-    write_model(folder / "model", family=family, num_local_experts=4, num_experts_per_tok=2, **more)
+    write_model(folder / "model", family=family, **{"num_local_experts": 4, "num_experts_per_tok": 2} | more)
     write_rows(folder / "train.jsonl", conversations())
     return folder
 

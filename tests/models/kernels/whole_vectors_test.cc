@@ -11,6 +11,10 @@ namespace whole_vectors_test {
 
 using Function = at::Tensor (*)(const at::Tensor&);
 
+at::Tensor theirs_of_softplus(const at::Tensor& x) {
+  return at::softplus(x);
+}
+
 class WholeVectors : public ::testing::TestWithParam<Function> {
  protected:
   void TearDown() override { at::set_num_threads(1); }
@@ -52,15 +56,19 @@ TEST_P(WholeVectors, HaveTheGradientsOfLibTorch) {
     function(leaf).square().sum().backward();
     return leaf.grad();
   };
-  const Function theirs = GetParam() == Function{silu} ? Function{at::silu} : Function{at::sigmoid};
+  const Function theirs = GetParam() == Function{silu}      ? Function{at::silu}
+                          : GetParam() == Function{sigmoid} ? Function{at::sigmoid}
+                                                            : Function{theirs_of_softplus};
   EXPECT_LT((gradient(GetParam()) - gradient(theirs)).abs().max().item<float>(), 1e-5);
 }
 
 INSTANTIATE_TEST_SUITE_P(,
                          WholeVectors,
-                         ::testing::Values(Function{silu}, Function{sigmoid}),
+                         ::testing::Values(Function{silu}, Function{sigmoid}, Function{softplus}),
                          [](const auto& of) {
-                           return of.param == Function{silu} ? "silu" : "sigmoid";
+                           return of.param == Function{silu}      ? "silu"
+                                  : of.param == Function{sigmoid} ? "sigmoid"
+                                                                  : "softplus";
                          });
 
 }  // namespace whole_vectors_test

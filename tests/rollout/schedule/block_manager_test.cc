@@ -50,6 +50,23 @@ TEST(BlockManager, TakesWhatASequenceNeedsOrNothing) {
   EXPECT_THROW(BlockManager(0, 4, true), Error);
 }
 
+TEST(BlockManager, GivesEachSequenceASlotForItsStatesWhileItHasBlocks) {
+  BlockManager blocks(8, 4, /*enable_prefix_caching=*/false, /*num_state_slots=*/2);
+  auto one = sequence_of(count_up(9));
+  auto two = sequence_of(count_up(3));
+  ASSERT_TRUE(begin(blocks, one));
+  ASSERT_TRUE(begin(blocks, two));
+  EXPECT_TRUE(blocks.allocate(one, 10));
+  EXPECT_EQ(one.state_slot, 0);
+  EXPECT_EQ(two.state_slot, 1);
+  blocks.deallocate(one);
+  EXPECT_EQ(one.state_slot, -1);
+  auto three = sequence_of({1});
+  ASSERT_TRUE(begin(blocks, three));
+  EXPECT_EQ(three.state_slot, 0);
+  EXPECT_THROW(BlockManager(8, 4, /*enable_prefix_caching=*/true, 2), Error);
+}
+
 TEST(BlockManager, SharesFullBlocksOfEqualBeginnings) {
   BlockManager blocks(8, 4, true);
   auto one = sequence_of(count_up(10));

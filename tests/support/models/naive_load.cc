@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -95,10 +96,14 @@ void naive_load(models::GPTModel& model, const std::filesystem::path& hf_folder)
   const auto parts = naive_parts(model, hf_folder, [&](const std::string& name) {
     return read_tensor(checkpoint, *source, name);
   });
+  std::set<std::string> less_one;
+  for (const auto& tensor : checkpoint.map.megatron)
+    if (tensor.less_one) less_one.insert(single_key(tensor));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     require(parts[i].defined(), ErrorKind::kNotFound, "nothing for {}",
             model.parameters().all()[i].spec.key);
-    model.parameters().all()[i].value.copy_(parts[i]);
+    const auto& [spec, value] = model.parameters().all()[i];
+    value.copy_(less_one.contains(spec.key) ? parts[i] - 1 : parts[i]);
   }
 }
 

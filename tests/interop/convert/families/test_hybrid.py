@@ -109,5 +109,6 @@ def test_a_cast_leaves_decays_in_their_dtype(work):
 
 
 @pytest.mark.skipif(not (FERRY.parent / "ferry-torch").exists(), reason="this build has no models: configure it with -Dtorch_root")
-def test_no_module_computes_it():
-    refuse("generate", DATA / "hf_qwen3_next/hf", "--prompt-ids", "1,2,3", "--max-tokens", 1, words=["converted, but not computed", "gated delta nets"])
+def test_no_module_computes_a_model_that_sees(work):
+    make_seeing("qwen3_5", str(work / "hf"))
+    refuse("generate", work / "hf", "--prompt-ids", "1,2,3", "--max-tokens", 1, words=["converted, but not computed", "a vision tower"])

@@ -1,0 +1,178 @@
+#include "models/kernels/delta/delta_rule.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "distckpt/base/integers.h"
+#include "models/kernels/product/float_product.h"
+#include "models/kernels/whole_vectors.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr double kNormEpsilon = 1e-6;
+
+at::Tensor l2norm(const at::Tensor& x) {
+  return x * at::rsqrt((x * x).sum(-1, /*keepdim=*/true) + kNormEpsilon);
+}
+
+// Rows of every value head, in fp32.
+struct DeltaHeads {
+  at::Tensor query, key, value;  // [sequences, heads, tokens, dim]
+  at::Tensor decay, beta;        // [sequences, heads, tokens]
+};
+
+DeltaHeads heads_first(const DeltaRows& rows) {
+  const auto first = [](const at::Tensor& x) {
+    return x.transpose(1, 2).to(at::kFloat).contiguous();
+  };
+  const auto each = rows.value.size(2) / rows.key.size(2);
+  const auto of_value_heads = [&](const at::Tensor& x) {
+    return each == 1 ? x : x.repeat_interleave(each, 2);
+  };
+  return {.query = l2norm(first(of_value_heads(rows.query))),
+          .key = l2norm(first(of_value_heads(rows.key))),
+          .value = first(rows.value),
+          .decay = first(rows.decay),
+          .beta = first(rows.beta)};
+}
+
+at::Tensor initial_state(const DeltaHeads& heads, const at::Tensor& state) {
+  if (state.defined()) return state;
+  const auto& key = heads.key;
+  return at::zeros({key.size(0), key.size(1), key.size(3), heads.value.size(3)}, key.options());
+}
+
+// a [.., rows, k], b [.., k, columns], with the same sizes in front.
+at::Tensor delta_product(const at::Tensor& a, const at::Tensor& b, Alignment alignment) {
+  if (alignment == Alignment::kFast || !is_host_float(a)) return at::matmul(a, b);
+  const auto four = [](const at::Tensor& x) { return x.dim() == 5 ? x.flatten(0, 1) : x; };
+  const auto product = float_matmul(four(a), four(b), chain_length(a.size(-1)));
+  return a.dim() == 5 ? product.unflatten(0, {a.size(0), a.size(1)}) : product;
+}
+
+// x [sequences, channels, tokens], weight [channels, 1, kernel].
+at::Tensor convolve_and_activate(const at::Tensor& x, const at::Tensor& weight) {
+  const std::array<std::int64_t, 1> one{1};
+  const std::array<std::int64_t, 1> none{0};
+  const at::IntArrayRef padding(none);
+  return models::silu(at::conv1d(x, weight, {}, /*stride=*/one, padding, /*dilation=*/one,
+                                 /*groups=*/weight.size(0)));
+}
+
+}  // namespace
+
+DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
+                                   const at::Tensor& state,
+                                   Alignment alignment) {
+  auto heads = heads_first(rows);
+  const auto multiply = [alignment](const at::Tensor& a, const at::Tensor& b) {
+    return delta_product(a, b, alignment);
+  };
+  heads.query = heads.query * std::pow(static_cast<double>(heads.query.size(-1)), -0.5);
+
+  const auto tokens = heads.key.size(2);
+  const auto num_chunks = distckpt::ceil_div(tokens, kDeltaChunk);
+  const auto padding = num_chunks * kDeltaChunk - tokens;
+  // -> [sequences, heads, chunks, kDeltaChunk, ..]
+  const auto in_chunks = [&](const at::Tensor& x) {
+    const auto padded = padding == 0   ? x
+                        : x.dim() == 4 ? at::constant_pad_nd(x, {0, 0, 0, padding})
+                                       : at::constant_pad_nd(x, {0, padding});
+    return padded.unflatten(2, {num_chunks, kDeltaChunk});
+  };
+  auto query = in_chunks(heads.query);
+  auto key = in_chunks(heads.key);
+  const auto beta = in_chunks(heads.beta).unsqueeze(-1);
+  const auto value_beta = in_chunks(heads.value) * beta;
+  const auto key_beta = key * beta;
+  const auto decay = in_chunks(heads.decay).cumsum(3);  // since the chunk's begin
+
+  // Within each chunk: decays between any two tokens, and the system that condenses the chunk's
+  // replacements, whose solutions are the new values and the keys that read the old state.
+  const auto behind =
+      at::ones({kDeltaChunk, kDeltaChunk}, query.options().dtype(at::kBool)).triu(1);
+  const auto between = (decay.unsqueeze(4) - decay.unsqueeze(3))
+                           .masked_fill(behind, -std::numeric_limits<double>::infinity())
+                           .exp();
+  const auto system = multiply(key_beta, key.transpose(-1, -2)) * between;
+  const auto within = multiply(query, key.transpose(-1, -2)) * between;
+  const auto solve = [&](const at::Tensor& right) {
+    return at::linalg_solve_triangular(system, right, /*upper=*/false, /*left=*/true,
+                                       /*unitriangular=*/true);
+  };
+  const auto since_begin = decay.exp().unsqueeze(-1);
+  const auto new_values = solve(value_beta);
+  const auto reading_keys = solve(key_beta * since_begin);
+  query = query * since_begin;
+  key = key * (decay.narrow(3, kDeltaChunk - 1, 1) - decay).exp().unsqueeze(-1);
+  const auto of_chunk = decay.select(3, kDeltaChunk - 1).exp().unsqueeze(-1).unsqueeze(-1);
+
+  // From chunk to chunk.
+  DeltaResult result{.state = initial_state(heads, state)};
+  result.state_of_chunks = result.state;
+  std::vector<at::Tensor> outputs;
+  for (std::int64_t i = 0; i < num_chunks; ++i) {
+    const auto chunk = [i](const at::Tensor& x) { return x.select(2, i); };
+    const auto added = chunk(new_values) - multiply(chunk(reading_keys), result.state);
+    outputs.push_back(multiply(chunk(query), result.state) + multiply(chunk(within), added));
+    result.state = result.state * chunk(of_chunk) + multiply(chunk(key).transpose(-1, -2), added);
+    if ((i + 1) * kDeltaChunk <= tokens) result.state_of_chunks = result.state;
+  }
+  result.output = at::cat(outputs, 2)
+                      .narrow(2, 0, tokens)
+                      .transpose(1, 2)
+                      .to(rows.query.scalar_type())
+                      .contiguous();
+  return result;
+}
+
+DeltaResult recurrent_gated_delta_rule(const DeltaRows& rows, const at::Tensor& state) {
+  const auto heads = heads_first(rows);
+  const auto query = heads.query / std::pow(static_cast<double>(heads.query.size(-1)), 0.5);
+  DeltaResult result{.state = initial_state(heads, state)};
+  std::vector<at::Tensor> outputs;
+  for (std::int64_t i = 0; i < heads.key.size(2); ++i) {
+    const auto token = [i](const at::Tensor& x) { return x.select(2, i).unsqueeze(-1); };
+    const auto key = token(heads.key);
+    const auto decayed = result.state * token(heads.decay).exp().unsqueeze(-1);
+    const auto held = (decayed * key).sum(-2);
+    const auto delta = (heads.value.select(2, i) - held) * token(heads.beta);
+    result.state = decayed + key * delta.unsqueeze(-2);
+    outputs.push_back((result.state * token(query)).sum(-2));
+  }
+  result.output = at::stack(outputs, 1).to(rows.query.scalar_type()).contiguous();
+  return result;
+}
+
+at::Tensor causal_conv1d(const at::Tensor& x, const at::Tensor& before, const at::Tensor& weight) {
+  const auto padding = weight.size(2) - 1;
+  const auto all =
+      before.defined() ? at::cat({before, x}) : at::constant_pad_nd(x, {0, 0, padding, 0});
+  return convolve_and_activate(all.t().unsqueeze(0), weight).squeeze(0).t();
+}
+
+at::Tensor causal_conv1d_update(const at::Tensor& x,
+                                const at::Tensor& before,
+                                const at::Tensor& weight) {
+  const auto all = at::cat({before, x.unsqueeze(1)}, 1).transpose(1, 2);
+  return convolve_and_activate(all, weight).squeeze(2);
+}
+
+at::Tensor gated_rms_norm(const at::Tensor& x,
+                          const at::Tensor& gate,
+                          const at::Tensor& weight_less_one,
+                          double epsilon) {
+  const auto wide = x.to(at::kFloat);
+  const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
+  const auto normed = (wide * at::rsqrt(variance + epsilon)).to(x.scalar_type());
+  const auto weight = (weight_less_one + 1.0).to(x.scalar_type());
+  return (weight * normed * models::silu(gate.to(at::kFloat))).to(x.scalar_type());
+}
+
+}  // namespace ferry::models
