@@ -327,11 +327,12 @@ void add_bench(CLI::App& app) {
   auto& mix = flags->mix;
   auto* const num_prompts =
       command->add_option("--num-prompts", mix.num_prompts, "Requests")->capture_default_str();
-  auto* const input_len = command
-                              ->add_option("--input-len", mix.input_len,
-                                           "Tokens of a prompt: 1024, uniform: 100:1024, or log-normal with mean, "
-                                           "sigma and the most: lognormal:1060:1:4096")
-                              ->capture_default_str();
+  auto* const input_len =
+      command
+          ->add_option("--input-len", mix.input_len,
+                       "Tokens of a prompt: 1024, uniform: 100:1024, or log-normal with mean, "
+                       "sigma and the most: lognormal:1060:1:4096")
+          ->capture_default_str();
   auto* const output_len =
       command->add_option("--output-len", mix.output_len, "Tokens of an answer, likewise")
           ->capture_default_str();

@@ -127,8 +127,7 @@ class FerryDelta : public Delta {
               static_cast<std::size_t>(begins[chunk + 1] - begins[chunk]));
           tensors_.read_at(begins[chunk], encoded);
           const auto num_changed = codecs_.with([&](DifferenceCodec& codec) {
-            return codec.apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk),
-                               bytes);
+            return codec.apply(encoded, size_of(entry.dtype), chunk_name(entry.name, chunk), bytes);
           });
           const std::lock_guard lock(mutex_);
           ++applied_[index].count;
