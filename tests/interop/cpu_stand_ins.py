@@ -2,8 +2,12 @@
 state replace transformer_engine. Only the code of megatron-core, the peer, runs on them.
 """
 import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
 import sys
 import types
+from unittest.mock import MagicMock
 
 
 def install_cpu_patches():
@@ -324,3 +328,45 @@ def install_mamba_stub():
     sys.modules["mamba_ssm.ops.triton.layernorm_gated"].RMSNorm = RMSNorm
     kernels = sys.modules["mamba_ssm.ops.triton.ssd_combined"]
     kernels.mamba_chunk_scan_combined, kernels.mamba_split_conv1d_scan_combined = None, split_conv1d_scan
+
+
+ABSENT = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
+          "diffusers", "mistral_common", "nemo_run")  # Megatron-Bridge imports them
+
+
+class _Empty(types.ModuleType):
+    """A module that has every name: classes are empty torch modules, the rest modules like it."""
+
+    def __getattr__(self, name):
+        import torch
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _Empty(name) if name[0].islower() else type(name, (torch.nn.Module,), {})
+        setattr(self, name, made)
+        return made
+
+    def __call__(self, *_, **__):
+        return None
+
+
+class _EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ABSENT + ("transformer_engine", "transformer_engine_torch"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        module = MagicMock(name=spec.name) if spec.name.split(".")[0] in ABSENT else _Empty(spec.name)
+        module.__path__, module.__spec__, module.__name__, module.__version__, module.__file__ = [], spec, spec.name, "2.9.0", "x"
+        return module
+
+    def exec_module(self, module):
+        pass
+
+
+def install_empty_modules():
+    """Let Megatron-Bridge be imported: modules that it does not need here are empty, and so is Transformer Engine 2.9 where install_te_stub
+    has not replaced it."""
+    sys.meta_path.insert(0, _EmptyModules())
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)

@@ -12,16 +12,15 @@ class Megatron-Bridge has and transformers has not.
 """
 import hashlib
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
 import re
 import sys
 import types
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import torch
+
+from cpu_stand_ins import install_empty_modules
 
 BRIDGES = {  # tiny model: module and class
     "bailing_moe_v2": ("bailing.bailing_moe2_bridge", "BailingMoeV2Bridge"),
@@ -40,44 +39,10 @@ BRIDGES = {  # tiny model: module and class
     "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
 }
 LANGUAGE_MODEL = "language_model."
-MOCKED = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
-          "diffusers", "mistral_common", "nemo_run")
-
-
-class Empty(types.ModuleType):
-    """A module that has every name: classes are empty torch modules, the rest modules like it."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = Empty(name) if name[0].islower() else type(name, (torch.nn.Module,), {})
-        setattr(self, name, made)
-        return made
-
-    def __call__(self, *_, **__):
-        return None
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in MOCKED + ("transformer_engine", "transformer_engine_torch"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        module = MagicMock(name=spec.name) if spec.name.split(".")[0] in MOCKED else Empty(spec.name)
-        module.__path__, module.__spec__, module.__name__, module.__version__, module.__file__ = [], spec, spec.name, "2.9.0", "x"
-        return module
-
-    def exec_module(self, module):
-        pass
 
 
 def stub():
-    sys.meta_path.insert(0, Finder())
-    import importlib.metadata as metadata
-    version = metadata.version
-    metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)
+    install_empty_modules()
     torch.cuda.Stream = type("Stream", (), {"__init__": lambda self, *a, **k: None})
     torch.cuda.current_device = lambda: "cpu"
     torch.cuda.synchronize = lambda *a: None

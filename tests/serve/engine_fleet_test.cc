@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <future>
 
 #include "tests/serve/fake_engine.h"
 
@@ -12,25 +11,12 @@ namespace ferry::serve {
 namespace engine_fleet_test {
 
 using fake_engine::FakeEngine;
-using fake_engine::RequestOutput;
 using fake_engine::token_of;
 
-class EngineFleetTest : public testing::Test {
+class EngineFleetTest : public fake_engine::AnswersTest {
  public:
   EngineFleetTest() : fleet_({&engines_[0], &engines_[1], &engines_[2]}) {
-    fleet_.on_outputs([this](std::vector<RequestOutput> outputs, const EngineStatus& now) {
-      const std::lock_guard lock(mutex_);
-      for (auto& output : outputs) {
-        auto& answer = answers_[output.request_id];
-        for (const auto& sample : output.outputs)
-          for (const auto& token : sample.tokens)
-            answer.tokens[sample.index].push_back(token.token_id);
-        answer.finished = answer.finished || output.finished;
-        if (output.error) answer.error = output.error->what();
-      }
-      status_ = now;
-      changed_.notify_all();
-    });
+    fleet_.on_outputs([this](const auto& outputs, const auto& now) { hear(outputs, now); });
     thread_ = std::thread([this] {
       try {
         fleet_.run();
@@ -44,21 +30,6 @@ class EngineFleetTest : public testing::Test {
     thread_.join();
   }
 
-  struct Answer {
-    std::map<std::int64_t, std::vector<std::int64_t>> tokens{};
-    bool finished = false;
-    std::string error{};
-  };
-
-  void wait(const std::function<bool()>& condition) {
-    std::unique_lock lock(mutex_);
-    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), condition));
-  }
-  Answer answer_of(const std::string& id) {
-    wait([&] { return answers_[id].finished; });
-    const std::lock_guard lock(mutex_);
-    return answers_[id];
-  }
   static std::vector<std::int64_t> expected(const std::vector<std::int64_t>& prompt,
                                             std::int64_t index,
                                             std::int64_t count) {
@@ -66,18 +37,8 @@ class EngineFleetTest : public testing::Test {
     for (std::int64_t i = 1; i <= count; ++i) tokens.push_back(token_of(prompt, 0, index, i));
     return tokens;
   }
-  std::string result_of(const std::function<void(EngineFleet::Done)>& command) {
-    std::promise<std::string> result;
-    command(
-        [&](const std::optional<Error>& error) { result.set_value(error ? error->what() : ""); });
-    return result.get_future().get();
-  }
 
   std::array<FakeEngine, 3> engines_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, Answer> answers_;
-  EngineStatus status_{};
   EngineFleet fleet_;
   std::promise<std::string> end_;  // the error of run()
   std::thread thread_;

@@ -2,7 +2,11 @@
 // sample and the position.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
+#include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <string>
@@ -109,6 +113,54 @@ class Running {
 
  private:
   std::thread thread_;
+};
+
+// What an EngineLoop or an EngineFleet says, gathered.
+class AnswersTest : public testing::Test {
+ protected:
+  struct Answer {
+    std::map<std::int64_t, std::vector<std::int64_t>> tokens{};  // of each sample
+    bool finished = false;
+    std::string error{};
+  };
+
+  // For on_outputs().
+  void hear(const std::vector<RequestOutput>& outputs, const EngineStatus& now) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& output : outputs) {
+      auto& answer = answers_[output.request_id];
+      for (const auto& sample : output.outputs)
+        for (const auto& token : sample.tokens)
+          answer.tokens[sample.index].push_back(token.token_id);
+      answer.finished = answer.finished || output.finished;
+      if (output.error) answer.error = output.error->what();
+    }
+    status_ = now;
+    changed_.notify_all();
+  }
+  // `condition` may read answers_ and status_.
+  void wait(const std::function<bool()>& condition) {
+    std::unique_lock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), condition));
+  }
+  // The whole answer.
+  Answer answer_of(const std::string& id) {
+    wait([&] { return answers_[id].finished; });
+    const std::lock_guard lock(mutex_);
+    return answers_[id];
+  }
+  // The message of the error that a command meets; empty: none.
+  static std::string result_of(const std::function<void(EngineLoop::Done)>& command) {
+    std::promise<std::string> result;
+    command(
+        [&](const std::optional<Error>& error) { result.set_value(error ? error->what() : ""); });
+    return result.get_future().get();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Answer> answers_;
+  EngineStatus status_{};
 };
 
 }  // namespace ferry::serve::fake_engine

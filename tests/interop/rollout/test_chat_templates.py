@@ -7,7 +7,6 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import record_jinja_cases
 from support import DATA
-from test_tokenizer import TextTool
 
 TEMPLATES = sorted((DATA / "chat_templates").glob("*.jinja"))
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -50,14 +49,6 @@ def theirs(template, chat):
         return render_jinja_template([chat["messages"]], chat_template=template, **options, **chat["variables"])[0][0]
     except Exception as error:  # of jinja2, of Python, of the template
         return {"error": f"{type(error).__name__}: {error}"}
-
-
-@pytest.fixture(scope="module")
-def tool():
-    tool = TextTool()
-    yield tool
-    tool.process.stdin.close()
-    assert tool.process.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

@@ -1,44 +1,15 @@
 """Ferry's tokenizer beside the tokenizers package: the same ids, the same text back, for every family's set-up."""
 import json
 import random
-import subprocess
 
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
-from support import FERRY
 from tokenizer_families import DEEPSEEK_V2, DEEPSEEK_V3, GPT2, KIMI, LLAMA3, QWEN2, SCRIPTS, TEKKEN, families, files, random_texts
 
 CODE = files({".py", ".h", ".cpp"}, 400_000)
 TRAINING = CODE[: len(CODE) // 2] + [SCRIPTS] * 3
-
-
-class TextTool:
-    """The program tests/text_tool, asked line by line."""
-
-    def __init__(self):
-        self.process = subprocess.Popen([FERRY.parent.parent / "tests/text_tool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def __call__(self, **request):
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def error(self, **request):
-        with pytest.raises(AssertionError) as caught:
-            self(**request)
-        return str(caught.value)
-
-
-@pytest.fixture(scope="module")
-def tool():
-    tool = TextTool()
-    yield tool
-    tool.process.stdin.close()
-    assert tool.process.wait(timeout=30) == 0
 
 
 def first_difference(texts, ours, theirs):

@@ -19,54 +19,17 @@ Modules that Megatron-Bridge imports and does not need here are empty, and so ar
 import argparse
 import contextlib
 import hashlib
-import importlib.abc
-import importlib.machinery
-import importlib.metadata
 import json
 import os
 import sys
 import tempfile
-import types
-from unittest.mock import MagicMock
 
 import torch
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 import torch_dist_raw as raw
-from cpu_stand_ins import install_cpu_patches, install_mamba_stub, install_te_stub
+from cpu_stand_ins import install_cpu_patches, install_empty_modules, install_mamba_stub, install_te_stub
 from weight_mapping import describe
-
-ABSENT = ("modelopt", "wandb", "mlflow", "comet_ml", "qwen_vl_utils", "timm", "open_clip", "flashinfer", "fast_hadamard_transform", "datasets",
-          "diffusers", "mistral_common", "nemo_run")
-
-
-class Empty(types.ModuleType):
-    """A module that has every name: classes are empty torch modules, the rest modules like it."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        made = Empty(name) if name[0].islower() else type(name, (torch.nn.Module,), {})
-        setattr(self, name, made)
-        return made
-
-    def __call__(self, *_, **__):
-        return None
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] in ABSENT + ("transformer_engine", "transformer_engine_torch"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec):
-        module = MagicMock(name=spec.name) if spec.name.split(".")[0] in ABSENT else Empty(spec.name)
-        module.__path__, module.__spec__, module.__name__, module.__version__, module.__file__ = [], spec, spec.name, "2.9.0", "x"
-        return module
-
-    def exec_module(self, module):
-        pass
 
 
 def has_prediction(folder):
@@ -116,9 +79,7 @@ def main():
     install_cpu_patches()
     install_te_stub("2.9.0")
     install_mamba_stub()
-    sys.meta_path.insert(0, Finder())
-    version = importlib.metadata.version
-    importlib.metadata.version = lambda name: "2.9.0" if name.startswith("transformer") and "engine" in name else version(name)
+    install_empty_modules()
     torch.distributed.init_process_group("gloo", rank=0, world_size=1)
     bridge, model = make_model(options.hf)
     from megatron.core import dist_checkpointing
