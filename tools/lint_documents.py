@@ -4,6 +4,7 @@
     paths      `distckpt/box.h` and `box.h`: a file or folder of the checkout. {a,b} and * stand for several, TARGET for any name
     mentions   documents below docs/ in the sources
     lines      at most 160 columns outside of tables, code and links; at most 300 characters in the cell of a table
+    README.md  at most 120 lines
 
 Code blocks are not read. A document names files that only its example has in a comment: <!-- no such file: PATH PATH -->
 """
@@ -16,7 +17,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(rf"`((?:{ROOMS})(?:/[\w.{{}},*-]+)+/?|[\w{{}},]+\.(?:\{{[\w,]+\}}|cc|h|cu|cuh|py))`")
 MADE_UP = re.compile(r"<!-- no such file: (.*?) -->")
 MENTION = re.compile(r"docs/[\w/]+\.md")
-WIDTH, CELL = 160, 300
+WIDTH, CELL, README = 160, 300, 120
 
 
 def blank(match):
@@ -71,6 +72,9 @@ def trouble_of(root, names, document):
         troubles = [link_trouble(root, document, target) for target in LINK.findall(line)]
         troubles += [path_trouble(root, names, path) for path in PATH.findall(line) if path not in made_up]
         found += [(number, trouble) for trouble in [*troubles, line_trouble(line)] if trouble]
+    length = text.count("\n")
+    if document == "README.md" and length > README:
+        found.append((length, f"{length} lines, and it has at most {README}: the rest belongs to docs/"))
     return found
 
 

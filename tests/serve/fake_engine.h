@@ -115,7 +115,7 @@ class Running {
   std::thread thread_;
 };
 
-// What an EngineLoop or an EngineFleet says, gathered.
+// Gathers what an EngineLoop or an EngineFleet says.
 class AnswersTest : public testing::Test {
  protected:
   struct Answer {

@@ -212,6 +212,12 @@ def test_documents_name_what_exists(tmp_path, line, troubles):
     assert lint_documents.trouble_of(tmp_path, {"one.py", "two.py", "a.md"}, "docs" + "/a.md") == [(2, trouble) for trouble in troubles]
 
 
+def test_readme_has_at_most_120_lines(tmp_path):
+    for count, found in ((120, []), (121, [(121, "121 lines, and it has at most 120: the rest belongs to docs/")])):
+        (tmp_path / "README.md").write_text("a\n" * count)
+        assert lint_documents.trouble_of(tmp_path, {"README.md"}, "README.md") == found
+
+
 def test_sources_mention_documents_that_exist(tmp_path):
     (tmp_path / "a.cc").write_text("// docs" + "/none.md says so.\n")
     said = []
