@@ -52,18 +52,16 @@ double chi_square(const at::Tensor& row, const std::vector<std::int64_t>& tokens
   for (std::int64_t i = 0; i < row.size(0); ++i) {
     const double expected = p[i].item<double>() * static_cast<double>(tokens.size());
     const double got = seen[static_cast<std::size_t>(i)];
-    if (expected > 0) {
+    if (expected > 0)
       statistic += (got - expected) * (got - expected) / expected;
-    } else {
+    else
       EXPECT_EQ(got, 0) << i;
-    }
   }
   return statistic;
 }
 
 constexpr std::int64_t kDraws = 40000;
-// For 9 degrees of freedom; a larger statistic has a chance of 1e-4.
-constexpr double kBound9 = 33.7;
+constexpr double kBound9 = 33.7;  // of 9 degrees of freedom; more has a chance of 1e-4
 
 TEST(Sampler, DrawsHaveTheProbabilitiesOfTheSoftmax) {
   at::manual_seed(1);

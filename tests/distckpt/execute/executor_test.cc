@@ -5,88 +5,25 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <deque>
-#include <filesystem>
-#include <latch>
-#include <memory>
 #include <memory_resource>
 #include <mutex>
-#include <new>
-#include <thread>
 #include <vector>
 
 #include "distckpt/elements/cast.h"
+#include "tests/distckpt/execute/executor_pair.h"
 #include "tests/support/expect.h"
 #include "tests/support/files.h"
 #include "tests/support/memory_box_io.h"
 #include "tests/support/models/random_model.h"
 #include "tests/support/naive_cast.h"
 #include "tests/support/random_boxes.h"
-#include "tests/support/temp_dir.h"
 
 namespace ferry::distckpt {
 namespace executor_test {
 
 using support::fails;
-
-// One tensor in memory, in two halves of its columns; copied to one in halves of its rows.
-struct FilePair {
-  static constexpr std::int64_t kRows = 4096;
-  static constexpr std::int64_t kColumns = 1024;
-
-  explicit FilePair(DType from_dtype = DType::kF32, DType into_dtype = DType::kF32)
-      : tensors{{.name = "w", .dtype = into_dtype, .shape = {kRows, kColumns}}} {
-    from = side(from_dtype, 1, source_bytes);
-    into = side(into_dtype, 0, target_bytes);
-    auto* values = reinterpret_cast<std::uint16_t*>(source_bytes.data());
-    for (std::size_t i = 0; i < source_bytes.size() / 2; ++i)
-      values[i] = static_cast<std::uint16_t>(i * 2654435761U >> 7 & 0x3FFF);
-  }
-
-  struct Side {
-    Layout layout{};
-    TensorMap map{};
-  };
-
-  Side side(DType dtype, int dim, std::vector<std::byte>& bytes) {
-    Side side;
-    const Shape shape{kRows, kColumns};
-    bytes.resize(static_cast<std::size_t>(shape.product() * size_of(dtype)));
-    const auto memory = side.layout.add_storage(
-        MemoryStorage{.data = bytes.data(), .size = static_cast<std::int64_t>(bytes.size())});
-    auto first = Box::whole(shape);
-    first.size[dim] /= 2;
-    auto second = first;
-    second.offset[dim] = first.size[dim];
-    const auto half = shape.product() / 2 * size_of(dtype);
-    side.layout.add_tensor({.name = "w",
-                            .dtype = dtype,
-                            .shape = shape,
-                            .shards = {packed_shard(first, dtype, memory, 0),
-                                       packed_shard(second, dtype, memory, half)}});
-    side.map.links.push_back({.model_box = Box::whole(shape), .stored_box = Box::whole(shape)});
-    return side;
-  }
-
-  CopyPlan plan(Transform cast = Transform::kCastExact) const {
-    return plan_copy(tensors, {.layout = &from.layout, .map = &from.map},
-                     {.layout = &into.layout, .map = &into.map}, cast);
-  }
-
-  std::vector<ModelTensor> tensors;
-  std::vector<std::byte> source_bytes;
-  std::vector<std::byte> target_bytes;
-  Side from;
-  Side into;
-};
-
-ExecuteReport run(FilePair& pair, const CopyPlan& plan, ExecutorOptions options = {}) {
-  support::MemorySource source(pair.from.layout);
-  support::MemorySink sink(pair.into.layout);
-  return Executor(std::move(options)).submit(plan, source, &sink).wait();
-}
 
 TEST(Executor, GivesTheSameBytesAndDigestsAtAnyNumberOfThreads) {
   FilePair first;
@@ -155,16 +92,6 @@ TEST(Executor, SurfacesAnErrorOfTheSource) {
                     [&] { Executor({.threads = 2}).submit(plan, source, &sink).wait(); }));
 }
 
-TEST(Executor, StopsWhenCancelled) {
-  FilePair pair;
-  const auto plan = pair.plan();
-  support::MemorySource source(pair.from.layout);
-  support::MemorySink sink(pair.into.layout);
-  auto execution = Executor({.threads = 1}).submit(plan, source, &sink);
-  execution.cancel();
-  EXPECT_TRUE(fails(ErrorKind::kCancelled, {"interrupted"}, [&] { execution.wait(); }));
-}
-
 class CountingResource : public std::pmr::memory_resource {
  public:
   std::atomic<std::int64_t> now = 0;
@@ -200,34 +127,6 @@ TEST(Executor, RefusesABudgetThatIsTooSmallForOneThread) {
   FilePair pair;
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"one thread needs"},
                     [&] { run(pair, pair.plan(), {.max_memory = 1 << 20}); }));
-}
-
-TEST(Executor, ResumesFromTheJournalWithTheSameBytesAndFewerReads) {
-  const support::TempDir dir;
-  const Digest fingerprint = digest_block({});
-  FilePair whole;
-  const auto expected = run(whole, whole.plan());
-  FilePair pair;
-  const auto plan = pair.plan();
-  support::MemorySink sink(pair.into.layout);
-  {
-    Journal journal(dir / "journal", fingerprint, false);
-    support::MemorySource source(pair.from.layout);
-    source.before_read = [](std::int64_t reads) {
-      require(reads < 9, ErrorKind::kIo, "pulled the plug");
-    };
-    EXPECT_THROW(Executor({.threads = 1, .journal = &journal}).submit(plan, source, &sink).wait(),
-                 Error);
-  }
-  Journal journal(dir / "journal", fingerprint, true);
-  EXPECT_GT(journal.num_finished(), 0U);
-  support::MemorySource source(pair.from.layout);
-  const auto report =
-      Executor({.threads = 2, .journal = &journal}).submit(plan, source, &sink).wait();
-  EXPECT_EQ(report.digests, expected.digests);
-  EXPECT_GT(report.resumed_bytes, 0);
-  EXPECT_EQ(source.bytes_read() + report.resumed_bytes, report.bytes);
-  EXPECT_TRUE(support::same_bytes(whole.target_bytes, pair.target_bytes));
 }
 
 TEST(Executor, CastsBetweenAllFloatingPointDTypes) {
@@ -485,78 +384,6 @@ TEST(Executor, OfAnEmptyPlanIsDoneAtOnce) {
   EXPECT_TRUE(report.digests.empty());
 }
 
-TEST(Executor, CancelsInTheMiddle) {
-  for (const int threads : {1, 4}) {
-    FilePair pair;
-    const auto plan = pair.plan();
-    support::MemorySource source(pair.from.layout);
-    support::MemorySink sink(pair.into.layout);
-    std::latch started(1);
-    source.before_read = [&](std::int64_t reads) {
-      if (reads == 0) started.count_down();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    auto execution = Executor({.threads = threads}).submit(plan, source, &sink);
-    started.wait();
-    execution.cancel();
-    EXPECT_TRUE(fails(ErrorKind::kCancelled, {"interrupted"}, [&] { execution.wait(); }));
-    EXPECT_LT(execution.bytes_done(), execution.bytes_total());
-  }
-}
-
-TEST(Executor, WaitsAndStopsWhenItIsForgotten) {
-  FilePair pair;
-  const auto plan = pair.plan();
-  support::MemorySink sink(pair.into.layout);
-  std::atomic<bool> gone = false;
-  {
-    support::MemorySource source(pair.from.layout);
-    source.before_read = [&](std::int64_t) {
-      EXPECT_FALSE(gone);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    };
-    const auto execution = Executor({.threads = 4}).submit(plan, source, &sink);
-  }
-  gone = true;
-}
-
-TEST(Executor, SurfacesWhateverASourceThrowsAndJoins) {
-  for (const int threads : {1, 4}) {
-    FilePair pair;
-    const auto plan = pair.plan();
-    support::MemorySource source(pair.from.layout);
-    support::MemorySink sink(pair.into.layout);
-    source.before_read = [](std::int64_t reads) {
-      if (reads == 3) throw std::bad_alloc();
-    };
-    auto execution = Executor({.threads = threads}).submit(plan, source, &sink);
-    while (!execution.wait_for(std::chrono::milliseconds(1))) {
-    }
-    EXPECT_THROW(execution.wait(), std::bad_alloc);
-  }
-}
-
-TEST(Executor, SurfacesAnErrorOfTheSink) {
-  class FullSink : public BoxSink {
-   public:
-    void write(const Region&, std::span<const std::byte>, std::vector<ChecksumPart>&) override {
-      fail(ErrorKind::kIo, "no space left");
-    }
-  };
-  FilePair pair;
-  const auto plan = pair.plan();
-  support::MemorySource source(pair.from.layout);
-  FullSink sink;
-  EXPECT_TRUE(fails(ErrorKind::kIo, {"no space left", "while copying w"},
-                    [&] { Executor({.threads = 2}).submit(plan, source, &sink).wait(); }));
-}
-
-TEST(Executor, SurfacesStagingMemoryThatIsRefused) {
-  FilePair pair;
-  EXPECT_THROW(run(pair, pair.plan(), {.staging = std::pmr::null_memory_resource()}),
-               std::bad_alloc);
-}
-
 TEST(StagingBudget, TakesFewerThreadsRatherThanMoreMemory) {
   FilePair pair;
   const auto plan = pair.plan();
@@ -568,63 +395,6 @@ TEST(StagingBudget, TakesFewerThreadsRatherThanMoreMemory) {
                     [&] { staging_budget(plan, {.threads = 4, .max_memory = one - 1}); }));
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"memory"}, [&] { staging_budget(plan, {.max_memory = 0}); }));
-}
-
-// Interrupted at any read, by any number of threads, and with the log's last record torn.
-TEST(Executor, ResumesWhereverItWasInterrupted) {
-  const support::TempDir dir;
-  support::Random random(3);
-  for (int i = 0; i < 12; ++i) {
-    SCOPED_TRACE(i);
-    auto model = support::random_model(500 + static_cast<std::uint64_t>(i),
-                                       {.num_tensors = 3, .large = true});
-    const auto plan =
-        plan_copy(model.tensors, model.source.plan_side(), model.target.plan_side(), model.cast);
-    support::MemorySink sink(model.target.layout);
-    support::MemorySource unbroken(model.source.layout);
-    const auto expected = Executor({}).submit(plan, unbroken, nullptr).wait();
-    {
-      Journal journal(dir / "journal", digest_block({}), false);
-      support::MemorySource source(model.source.layout);
-      const auto last = random.between(0, unbroken.num_reads() - 1);
-      source.before_read = [last](std::int64_t reads) {
-        require(reads < last, ErrorKind::kIo, "pulled the plug");
-      };
-      auto execution =
-          Executor({.threads = i % 3 + 1, .journal = &journal}).submit(plan, source, &sink);
-      EXPECT_TRUE(fails(ErrorKind::kIo, {"pulled the plug"}, [&] { execution.wait(); }));
-    }
-    const auto log = static_cast<std::int64_t>(std::filesystem::file_size(dir / "journal"));
-    support::cut(dir / "journal", std::max<std::int64_t>(0, log - random.between(0, 20)));
-    Journal journal(dir / "journal", digest_block({}), true);
-    support::MemorySource source(model.source.layout);
-    const auto report =
-        Executor({.threads = 3, .journal = &journal}).submit(plan, source, &sink).wait();
-    EXPECT_EQ(report.digests, expected.digests);
-    EXPECT_LE(source.num_reads(), unbroken.num_reads());
-    EXPECT_EQ(report.nonzero_padding.size(), expected.nonzero_padding.size());
-    for (std::size_t s = 0; s < model.expected.size(); ++s) {
-      ASSERT_TRUE(support::same_bytes(model.expected[s], model.target.memory[s]));
-    }
-  }
-}
-
-TEST(Executor, OfAFinishedJournalReadsNothingAgain) {
-  const support::TempDir dir;
-  FilePair pair;
-  const auto plan = pair.plan();
-  support::MemorySink sink(pair.into.layout);
-  ExecuteReport first;
-  {
-    Journal journal(dir / "journal", digest_block({}), false);
-    first = run(pair, plan, {.threads = 2, .journal = &journal});
-  }
-  Journal journal(dir / "journal", digest_block({}), true);
-  support::MemorySource source(pair.from.layout);
-  const auto report = Executor({.journal = &journal}).submit(plan, source, &sink).wait();
-  EXPECT_EQ(report.digests, first.digests);
-  EXPECT_EQ(report.resumed_bytes, report.bytes);
-  EXPECT_EQ(source.num_reads(), 0);
 }
 
 }  // namespace executor_test

@@ -3,9 +3,7 @@ leave nothing at the target, must not run what a pickle asks for, and must not m
 header promises.
 """
 import json
-import os
 import pickle
-import resource
 import shutil
 import struct
 import subprocess
@@ -14,27 +12,13 @@ from random import Random
 import pytest
 
 import torch_dist_raw as raw
+from refusals import refuse
 from sharded_runs import sharded_runs
-from support import (DATA, FERRY, ferry, iteration_folder, llama_config, llama_shapes, parse_safetensors, random_tensors,
-                     safetensors_bytes, tree, weight_files, write_hf)
+from support import (DATA, ferry, iteration_folder, llama_config, llama_shapes, parse_safetensors, random_tensors, safetensors_bytes,
+                     weight_files, write_hf)
 
-MEMORY = 4 << 30  # of address space; all inputs here are a few kilobytes
 UP = "model.layers.2.mlp.up_proj.weight"
 DOWN = "model.layers.2.mlp.down_proj.weight"
-
-
-def refuse(work, source, words, *options, target="out"):
-    """ferry convert refuses, naming `words`; verify and inspect survive the same input."""
-    before = sorted(p.name for p in work.iterdir())
-    limit = dict(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)), timeout=30)
-    done = ferry("convert", source, work / target, *options, **limit)
-    assert done.returncode == 2, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
-    assert "error:" in done.stderr
-    missing = [w for w in words if w not in done.stderr]
-    assert not missing, f"stderr does not say {missing}:\n{done.stderr}"
-    assert not (work / target).exists(), "something was left at the target"
-    assert sorted(p.name for p in work.iterdir()) == before, "something was left beside the target"
-    return limit
 
 
 # ------------------------------------------------------------------------------------------- Hugging Face: the files
@@ -478,95 +462,6 @@ def test_a_foreign_checkpoint_needs_a_configuration(work):
 
 def test_the_configuration_of_another_model_does_not_fit(work):
     refuse(work, DATA / "llama_tp2pp2", ["kv_channels"], "--hf-config", DATA / "hf_qwen3/hf")
-
-
-# ------------------------------------------------------------------------------------------------- options and paths
-
-OPTIONS = {
-    "--tp that does not divide the heads": (["--tp", 3], ["3"]),
-    "--tp 0": (["--tp", 0], ["--tp"]),
-    "--tp -1": (["--tp", -1], ["--tp"]),
-    "--tp with letters": (["--tp", "two"], ["--tp"]),
-    "--pp that does not divide the layers": (["--pp", 3], ["3"]),
-    "more stages than layers": (["--pp", 5], ["5"]),
-    "first stage larger than the model": (["--pp", 2, "--num-layers-in-first-pipeline-stage", 4], ["4"]),
-    "--dtype of no float": (["--dtype", "int8"], ["--dtype"]),
-    "--to of no format": (["--to", "onnx"], ["--to"]),
-    "--iteration with letters": (["--iteration", "latest"], ["--iteration"]),
-    "--max-memory of no size": (["--max-memory", "lots"], ["--max-memory"]),
-    "--threads 0": (["--threads", 0], ["--threads"]),
-    "unknown option": (["--frobnicate"], ["--frobnicate"]),
-}
-
-
-@pytest.mark.parametrize("case", OPTIONS)
-def test_bad_option(case, work):
-    options, words = OPTIONS[case]
-    write_hf(work / "hf")
-    refuse(work, work / "hf", words, *options)
-
-
-def test_bad_shard_size(work):
-    refuse(work, DATA / "llama_tp1", ["--max-shard-size"], "--hf-config", DATA / "hf_llama/hf", "--max-shard-size", "5 parrots")
-
-
-def test_source_that_does_not_exist(work):
-    refuse(work, work / "nowhere", ["nowhere"])
-
-
-def test_source_that_is_no_checkpoint(work):
-    (work / "empty").mkdir()
-    refuse(work, work / "empty", ["empty"])
-    (work / "file").write_bytes(b"text")
-    refuse(work, work / "file", ["file"])
-
-
-@pytest.mark.parametrize("target", ["hf", "hf/", "hf/../hf", "link", "hf/inside"])
-def test_source_equal_to_target(target, work):
-    write_hf(work / "hf")
-    (work / "link").symlink_to("hf")
-    before = tree(work / "hf")
-    for options in ([], ["--overwrite"], ["--resume"]):
-        done = ferry("convert", work / "hf", f"{work}/{target}", *options)
-        assert done.returncode == 2 and "error:" in done.stderr, done.stderr
-        assert tree(work / "hf") == before, "the source was changed"
-
-
-def test_target_that_exists_is_left_alone(work):
-    write_hf(work / "hf")
-    done = ferry("convert", work / "hf", work / "megatron", "--tp", 2)
-    before = tree(work / "megatron")
-    done = ferry("convert", work / "hf", work / "megatron", "--tp", 1)
-    assert done.returncode == 2 and "--overwrite" in done.stderr, done.stderr
-    assert tree(work / "megatron") == before
-    (work / "notes").mkdir()
-    (work / "notes/todo").write_text("keep me")
-    done = ferry("convert", work / "megatron", work / "notes")
-    assert done.returncode == 2 and tree(work / "notes").keys() == {"todo"}, done.stderr
-
-
-def test_missing_arguments_are_a_usage_error():
-    for arguments in ([], ["convert"], ["convert", "a"], ["frobnicate"], ["verify", "a"], ["inspect"], ["digest"]):
-        done = ferry(*arguments)
-        assert done.returncode == 2 and done.stderr, arguments
-
-
-def test_json_reports_an_error_with_its_kind(work):
-    write_hf(work / "hf")
-    without("config.json")(work / "hf")
-    done = ferry("convert", work / "hf", work / "out", "--json")
-    assert done.returncode == 2
-    assert "config.json" in json.dumps(json.loads(done.stdout or done.stderr))
-
-
-def test_output_that_nobody_reads(work):
-    """A closed pipe is no reason to end by a signal with a checkpoint half written."""
-    write_hf(work / "hf")
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run([FERRY, "inspect", work / "hf"], stdout=write, stderr=subprocess.DEVNULL, restore_signals=False, timeout=30)
-    os.close(write)
-    assert done.returncode in (0, 2)
 
 
 # ---------------------------------------------------------------------------------------------------- damaged metadata
