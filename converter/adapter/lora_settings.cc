@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <optional>
 #include <regex>
 
 #include "distckpt/base/error.h"
@@ -11,6 +13,42 @@ namespace ferry::converter {
 
 using nlohmann::ordered_json;
 
+namespace {
+
+// The size of a pattern whose counted repetitions are spelled out, at most.
+std::size_t spelled_out(std::string_view pattern) {
+  constexpr std::size_t kMost = 1 << 20;
+  auto size = pattern.size();
+  for (std::size_t at = 0; (at = pattern.find('{', at)) != pattern.npos;) {
+    std::size_t count = 0, largest = 1;
+    for (++at; at < pattern.size() && pattern[at] != '}'; ++at) {
+      const bool is_digit = pattern[at] >= '0' && pattern[at] <= '9';
+      count =
+          is_digit ? std::min(kMost, count * 10 + static_cast<std::size_t>(pattern[at] - '0')) : 0;
+      largest = std::max(largest, count);
+    }
+    size = std::min(kMost, size) * largest;
+  }
+  return size;
+}
+
+// Whether a pattern of PEFT matches the end of a name, from a dot or its beginning on; nothing for
+// a pattern that is not understood. The matcher that never goes back (an extension of libstdc++)
+// takes time linear in the name, but descends once for each state of the pattern: few may be there.
+std::optional<bool> is_end_of(const std::string& pattern, const std::string& name) {
+  constexpr std::size_t kLargest = 2000;
+  if (spelled_out(pattern) > kLargest) return std::nullopt;
+  try {
+    const std::regex regex("(.*\\.)?(" + pattern + ")",
+                           std::regex::ECMAScript | std::regex_constants::__polynomial);
+    return std::regex_match(name, regex);
+  } catch (const std::regex_error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
 float lora_scaling(double alpha, double divisor, const std::string& source) {
   const auto scaling = static_cast<float>(alpha / divisor);
   require(std::isfinite(alpha) && alpha > 0 && std::isfinite(scaling) && scaling > 0,
@@ -19,17 +57,22 @@ float lora_scaling(double alpha, double divisor, const std::string& source) {
 }
 
 AdapterKey LoraSettings::parse_key(std::string_view name, const std::string& source) const {
-  static const std::regex pattern(
-      R"((.+)\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)(\.default)?(\.weight)?)");
+  static constexpr std::string_view kParts[] = {"lora_A",           "lora_B",
+                                                "lora_embedding_A", "lora_embedding_B",
+                                                "base_layer",       "lora_magnitude_vector"};
   require(name.starts_with(kPeftPrefix), ErrorKind::kLayout, "{}: {}: does not begin with {}",
           source, name, kPeftPrefix);
-  const std::string rest(name.substr(kPeftPrefix.size()));
-  std::smatch parts;
-  const bool is_part = std::regex_match(rest, parts, pattern);
-  if (!is_part && is_set("modules_to_save")) return {.module = rest};
-  require(is_part, ErrorKind::kLayout, "{}: {}: is no factor of LoRA, and not merged", source,
-          name);
-  return {.module = parts[1], .part = parts[2]};
+  name.remove_prefix(kPeftPrefix.size());
+  auto rest = name;
+  for (const std::string_view ending : {".weight", ".default"})
+    if (rest.ends_with(ending)) rest.remove_suffix(ending.size());
+  const auto dot = rest.rfind('.');
+  const bool is_part = dot != rest.npos && dot > 0 &&
+                       std::ranges::find(kParts, rest.substr(dot + 1)) != std::end(kParts);
+  if (!is_part && is_set("modules_to_save")) return {.module = std::string(name)};
+  require(is_part, ErrorKind::kLayout, "{}: {}{}: is no factor of LoRA, and not merged", source,
+          kPeftPrefix, name);
+  return {.module = std::string(rest.substr(0, dot)), .part = std::string(rest.substr(dot + 1))};
 }
 
 LoraSettings::LoraSettings(const std::filesystem::path& path)
@@ -85,15 +128,10 @@ double LoraSettings::number(const std::string& key,
   const auto found = config_.find(patterns);
   if (found != config_.end() && found->is_object()) {
     for (const auto& [pattern, value] : found->items()) {
-      const auto matches = [&] {
-        try {
-          return std::regex_match(module, std::regex("(.*\\.)?(" + pattern + ")"));
-        } catch (const std::regex_error&) {
-          fail(ErrorKind::kLayout, "{}: {}: \"{}\" is no pattern that is understood", source_,
-               patterns, pattern);
-        }
-      };
-      if (matches()) return positive(value, patterns);
+      const auto matches = is_end_of(pattern, module);
+      require(matches.has_value(), ErrorKind::kLayout,
+              "{}: {}: \"{}\" is no pattern that is understood", source_, patterns, pattern);
+      if (*matches) return positive(value, patterns);
     }
   }
   return positive(config_.value(key, ordered_json()), key);

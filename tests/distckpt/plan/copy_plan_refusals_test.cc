@@ -1,4 +1,4 @@
-// What the planner refuses: elements that are lost or there twice, dtypes and scales that do not
+// Refusals of the planner: elements that are lost or there twice, dtypes and scales that do not
 // fit.
 #include <gtest/gtest.h>
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "distckpt/plan/copy_plan.h"
 
 namespace ferry::distckpt::copy_plan_test {
 

@@ -1,0 +1,249 @@
+// Adapters there and back: split out of two checkpoints, converted between forms, merged again.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "converter/adapter/convert_adapter.h"
+#include "converter/adapter/lora_settings.h"
+#include "converter/adapter/merge_adapter.h"
+#include "converter/adapter/peft_adapter.h"
+#include "converter/adapter/split_adapter.h"
+#include "converter/verify.h"
+#include "distckpt/formats/safetensors.h"
+#include "distckpt/storage/file_io.h"
+#include "tests/support/expect.h"
+#include "tests/support/files.h"
+#include "tests/support/models/tiny_model.h"
+#include "tests/support/temp_dir.h"
+
+namespace ferry::converter {
+namespace adapter_test {
+
+namespace fs = std::filesystem;
+using distckpt::DType;
+using support::fails;
+using support::TempDir;
+
+constexpr std::string_view kUp = "model.layers.1.mlp.up_proj.weight";
+constexpr std::string_view kQuery = "model.layers.0.self_attn.q_proj.weight";
+
+struct Factors {
+  std::string module{};        // "model.layers.0.self_attn.q_proj"
+  std::vector<float> right{};  // lora_A: [rank, columns]
+  std::vector<float> left{};   // lora_B: [rows, rank]
+  std::int64_t rank = 0;
+};
+
+// A tensor of the only weight file of a folder, as fp32.
+std::vector<float> values_of(const fs::path& folder, std::string_view name) {
+  const auto header = distckpt::read_safetensors_header(folder / "model.safetensors");
+  const auto bytes = support::read_bytes(folder / "model.safetensors");
+  for (const auto& entry : header.entries) {
+    if (entry.name != name) continue;
+    EXPECT_EQ(entry.dtype, DType::kF32);
+    std::vector<float> values(static_cast<std::size_t>(entry.shape.product()));
+    std::memcpy(values.data(), bytes.data() + entry.begin, values.size() * sizeof(float));
+    return values;
+  }
+  ADD_FAILURE() << "no " << name;
+  return {};
+}
+
+// Writes an adapter as PEFT does, by hand.
+void write_peft(const fs::path& folder, const std::vector<Factors>& all, const std::string& more) {
+  fs::create_directories(folder);
+  const auto rank = all.front().rank;
+  distckpt::write_text(
+      folder / kAdapterConfig,
+      fmt::format(R"({{"peft_type": "LORA", "r": {}, "lora_alpha": {}{}}})", rank, 2 * rank, more));
+  std::string header = "{", bytes;
+  for (const auto& factors : all) {
+    const auto add = [&](const char* part, const std::vector<float>& values, auto rows) {
+      header += fmt::format(
+          R"({}"base_model.model.{}.{}.weight": {{"dtype": "F32", "shape": [{}, {}], "data_offsets": [{}, {}]}})",
+          header.size() == 1 ? "" : ", ", factors.module, part, rows, std::ssize(values) / rows,
+          bytes.size(), bytes.size() + values.size() * 4);
+      bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+    };
+    add("lora_A", factors.right, factors.rank);
+    add("lora_B", factors.left, std::ssize(factors.left) / factors.rank);
+  }
+  header += "}";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const auto length = static_cast<std::uint64_t>(header.size());
+  distckpt::write_text(folder / kAdapterWeights,
+                       std::string(reinterpret_cast<const char*>(&length), 8) + header + bytes);
+}
+
+// Small integers: products and sums of them are exact in fp32.
+std::vector<float> small_integers(std::int64_t count, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < count; ++i)
+    values.push_back(static_cast<float>(static_cast<int>(random() % 7) - 3));
+  return values;
+}
+
+// A model in fp32 of hidden size 16, feed-forward size 24, 4 heads of 4 channels.
+class AdapterTest : public testing::Test {
+ protected:
+  AdapterTest() {
+    support::write_tiny_model({.dtype = DType::kF32, .norm_dtype = DType::kF32}, dir_ / "base", 3);
+  }
+
+  // Changes the up projection of the second layer and the query of the first, by rank 2.
+  void write_adapter(const std::string& more = "") {
+    write_peft(dir_ / "adapter",
+               {{.module = "model.layers.1.mlp.up_proj",
+                 .right = small_integers(2 * 16, 1),
+                 .left = small_integers(24 * 2, 2),
+                 .rank = 2},
+                {.module = "model.layers.0.self_attn.q_proj",
+                 .right = small_integers(2 * 16, 3),
+                 .left = small_integers(16 * 2, 4),
+                 .rank = 2}},
+               more);
+  }
+  MergeReport merge(const std::string& adapter,
+                    const std::string& to,
+                    ConvertOptions options = {}) {
+    options.from = dir_ / "base";
+    options.to = dir_ / to;
+    if (!options.format) options.format = Format::kHuggingFace;
+    return merge_adapter(std::move(options), PeftAdapter(dir_ / adapter));
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(AdapterTest, MergedWeightsAreTheSumInFp32) {
+  write_adapter();
+  const auto report = merge("adapter", "merged");
+  EXPECT_EQ(report.num_tensors, 2);
+  EXPECT_TRUE(report.converted.proved);
+  const auto right = small_integers(2 * 16, 1), left = small_integers(24 * 2, 2);
+  const auto before = values_of(dir_ / "base", kUp), after = values_of(dir_ / "merged", kUp);
+  for (std::size_t row = 0; row < 24; ++row) {
+    for (std::size_t column = 0; column < 16; ++column) {
+      const auto product = left[row * 2] * right[column] + left[row * 2 + 1] * right[16 + column];
+      const auto at = row * 16 + column;
+      EXPECT_EQ(after[at], before[at] + 2.0F * product) << row << ", " << column;
+    }
+  }
+  EXPECT_EQ(values_of(dir_ / "base", "model.norm.weight"),
+            values_of(dir_ / "merged", "model.norm.weight"));
+}
+
+TEST_F(AdapterTest, MergingIntoMegatronsFormIsMergingAndConverting) {
+  write_adapter();
+  merge("adapter", "merged");
+  merge("adapter", "megatron",
+        {.format = Format::kTorchDist, .parallel = {.tensor_model_parallel_size = 2}});
+  EXPECT_TRUE(verify({.left = dir_ / "merged", .right = dir_ / "megatron"}).identical());
+}
+
+TEST_F(AdapterTest, ComesBackFromMegatronBridgesFormByteForByte) {
+  write_adapter(R"(, "target_modules": ["up_proj", "q_proj"])");
+  const auto there = convert_adapter({.from = dir_ / "adapter",
+                                      .to = dir_ / "megatron",
+                                      .base = dir_ / "base",
+                                      .form = AdapterForm::kMegatron,
+                                      .parallel = {.tensor_model_parallel_size = 2}});
+  EXPECT_TRUE(there.canonical);  // keys and values have no factors
+  const auto back = convert_adapter({.from = dir_ / "megatron",
+                                     .to = dir_ / "back",
+                                     .base = dir_ / "base",
+                                     .form = AdapterForm::kPeft});
+  EXPECT_EQ(back.source_form, AdapterForm::kMegatron);
+  const PeftAdapter before(dir_ / "adapter"), after(dir_ / "back");
+  ASSERT_EQ(after.tensors().size(), before.tensors().size());
+  for (const auto& tensor : before.tensors()) {
+    for (const auto& found : after.tensors()) {
+      if (found.tensor != tensor.tensor) continue;
+      EXPECT_EQ(found.scaling, tensor.scaling) << tensor.tensor;
+      EXPECT_EQ(after.load(found).left, before.load(tensor).left) << tensor.tensor;
+      EXPECT_EQ(after.load(found).right, before.load(tensor).right) << tensor.tensor;
+    }
+  }
+}
+
+TEST_F(AdapterTest, VerlsFormIsPeftsInAFolder) {
+  write_adapter();
+  convert_adapter({.from = dir_ / "adapter",
+                   .to = dir_ / "verl",
+                   .base = dir_ / "base",
+                   .form = AdapterForm::kVerl});
+  const auto weights = support::read_bytes(dir_ / "verl" / kVerlAdapter / kAdapterWeights);
+  EXPECT_FALSE(weights.empty());
+  merge("adapter", "merged");
+  merge("verl/lora_adapter", "merged_verl");
+  EXPECT_TRUE(support::same_bytes(support::read_bytes(dir_ / "merged/model.safetensors"),
+                                  support::read_bytes(dir_ / "merged_verl/model.safetensors")));
+}
+
+TEST_F(AdapterTest, ASplitUpdateOfTheRankComesBack) {
+  write_adapter();
+  merge("adapter", "tuned");
+  const auto report = split_adapter(
+      {.base = dir_ / "base", .tuned = dir_ / "tuned", .to = dir_ / "split", .rank = 2});
+  ASSERT_EQ(report.tensors.size(), 2U);
+  double squares = 0;
+  const auto before = values_of(dir_ / "base", kQuery), after = values_of(dir_ / "tuned", kQuery);
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const auto difference = static_cast<double>(after[i]) - before[i];
+    squares += difference * difference;
+  }
+  for (const auto& tensor : report.tensors) {
+    EXPECT_LT(tensor.error, 1e-5 * tensor.change) << tensor.name;
+    if (tensor.name != kQuery) continue;
+    EXPECT_NEAR(tensor.change, std::sqrt(squares), 1e-7 * std::sqrt(squares));  // of fp32
+  }
+  merge("split", "again");
+  const auto again = values_of(dir_ / "again", kQuery);
+  for (std::size_t i = 0; i < again.size(); ++i) EXPECT_NEAR(again[i], after[i], 1e-4) << i;
+}
+
+TEST_F(AdapterTest, NothingToSplitIsAnError) {
+  fs::copy(dir_ / "base", dir_ / "same");
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"do not differ"}, [&] {
+    split_adapter({.base = dir_ / "base", .tuned = dir_ / "same", .to = dir_ / "out", .rank = 2});
+  }));
+  EXPECT_FALSE(fs::exists(dir_ / "out"));
+}
+
+TEST_F(AdapterTest, RefusesFactorsThatDoNotFitTheBase) {
+  write_peft(dir_ / "adapter",
+             {{.module = "model.layers.0.self_attn.q_proj",
+               .right = small_integers(2 * 12, 1),
+               .left = small_integers(16 * 2, 2),
+               .rank = 2}},
+             "");
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {kQuery}, [&] { merge("adapter", "merged"); }));
+  write_peft(dir_ / "adapter",
+             {{.module = "model.layers.9.self_attn.q_proj",
+               .right = small_integers(2 * 16, 1),
+               .left = small_integers(16 * 2, 2),
+               .rank = 2}},
+             "");
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"model.layers.9.self_attn.q_proj"},
+                    [&] { merge("adapter", "merged"); }));
+  EXPECT_FALSE(fs::exists(dir_ / "merged"));
+}
+
+TEST_F(AdapterTest, RefusesAFactorWithoutItsOther) {
+  write_adapter();
+  auto bytes = distckpt::read_text(dir_ / "adapter" / kAdapterWeights);
+  const auto at = bytes.find("q_proj.lora_B");
+  bytes.replace(at, 6, "k_proj");
+  distckpt::write_text(dir_ / "adapter" / kAdapterWeights, bytes);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"k_proj", "one of two factors is missing"},
+                    [&] { PeftAdapter(dir_ / "adapter"); }));
+}
+
+}  // namespace adapter_test
+}  // namespace ferry::converter
