@@ -1,6 +1,7 @@
 // The kernels of models/kernels on a GPU, byte for byte against the formulas and calls that Hugging
 // Face makes. Skipped where there is no GPU.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
