@@ -179,7 +179,7 @@ class SinkAttention : public torch::autograd::Function<SinkAttention> {
 
 // [sequences, heads, length, dim] -> [sequences, length, heads, `dim`], zeros behind.
 at::Tensor for_flash(const at::Tensor& x, std::int64_t dim) {
-  const auto rows_first = x.transpose(1, 2);
+  auto rows_first = x.transpose(1, 2);
   if (x.size(3) == dim) return rows_first;
   return at::constant_pad_nd(rows_first, {0, dim - x.size(3)});
 }

@@ -100,12 +100,12 @@ class AdapterTest : public testing::Test {
   void write_adapter(const std::string& more = "") {
     write_peft(dir_ / "adapter",
                {{.module = "model.layers.1.mlp.up_proj",
-                 .right = small_integers(2 * 16, 1),
-                 .left = small_integers(24 * 2, 2),
+                 .right = small_integers(32, 1),
+                 .left = small_integers(48, 2),
                  .rank = 2},
                 {.module = "model.layers.0.self_attn.q_proj",
-                 .right = small_integers(2 * 16, 3),
-                 .left = small_integers(16 * 2, 4),
+                 .right = small_integers(32, 3),
+                 .left = small_integers(32, 4),
                  .rank = 2}},
                more);
   }
@@ -126,7 +126,7 @@ TEST_F(AdapterTest, MergedWeightsAreTheSumInFp32) {
   const auto report = merge("adapter", "merged");
   EXPECT_EQ(report.num_tensors, 2);
   EXPECT_TRUE(report.converted.proved);
-  const auto right = small_integers(2 * 16, 1), left = small_integers(24 * 2, 2);
+  const auto right = small_integers(32, 1), left = small_integers(48, 2);
   const auto before = values_of(dir_ / "base", kUp), after = values_of(dir_ / "merged", kUp);
   for (std::size_t row = 0; row < 24; ++row) {
     for (std::size_t column = 0; column < 16; ++column) {
@@ -219,15 +219,15 @@ TEST_F(AdapterTest, NothingToSplitIsAnError) {
 TEST_F(AdapterTest, RefusesFactorsThatDoNotFitTheBase) {
   write_peft(dir_ / "adapter",
              {{.module = "model.layers.0.self_attn.q_proj",
-               .right = small_integers(2 * 12, 1),
-               .left = small_integers(16 * 2, 2),
+               .right = small_integers(24, 1),
+               .left = small_integers(32, 2),
                .rank = 2}},
              "");
   EXPECT_TRUE(fails(ErrorKind::kLayout, {kQuery}, [&] { merge("adapter", "merged"); }));
   write_peft(dir_ / "adapter",
              {{.module = "model.layers.9.self_attn.q_proj",
-               .right = small_integers(2 * 16, 1),
-               .left = small_integers(16 * 2, 2),
+               .right = small_integers(32, 1),
+               .left = small_integers(32, 2),
                .rank = 2}},
              "");
   EXPECT_TRUE(fails(ErrorKind::kLayout, {"model.layers.9.self_attn.q_proj"},
