@@ -110,14 +110,16 @@ class Verification {
           "--hf-config)");
       return;
     }
-    const auto left = distckpt::parse_json(left_.hf->config_text(), left_.hf->config_source());
-    const auto right = distckpt::parse_json(right_.hf->config_text(), right_.hf->config_source());
+    const auto left =
+        distckpt::parse_python_json(left_.hf->config_text(), left_.hf->config_source());
+    const auto right =
+        distckpt::parse_python_json(right_.hf->config_text(), right_.hf->config_source());
     std::set<std::string> keys;
     for (const auto* side : {&left, &right}) {
       for (const auto& [key, value] : side->items()) keys.insert(key);
     }
     const auto text = [](const nlohmann::json& object, const std::string& key) {
-      return object.contains(key) ? object.at(key).dump() : std::string("absent");
+      return object.contains(key) ? distckpt::python_json(object.at(key)) : std::string("absent");
     };
     for (const auto& key : keys) {
       if (text(left, key) == text(right, key)) continue;

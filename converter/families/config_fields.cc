@@ -72,7 +72,7 @@ std::optional<double> ConfigFields::optional_number(std::string_view key) const 
   const auto* value = find(key);
   if (value == nullptr) return std::nullopt;
   require(value->is_number(), ErrorKind::kCorrupt, "{}: {} is {}, a number is expected", source_,
-          key, value->dump());
+          key, distckpt::python_json(*value));
   const auto number = value->get<double>();
   require(std::isfinite(number), ErrorKind::kCorrupt, "{}: {} is not finite", source_, key);
   return number;
@@ -82,7 +82,7 @@ bool ConfigFields::flag(std::string_view key, bool otherwise) const {
   const auto* value = find(key);
   if (value == nullptr) return otherwise;
   require(value->is_boolean(), ErrorKind::kCorrupt, "{}: {} is {}, true or false is expected",
-          source_, key, value->dump());
+          source_, key, distckpt::python_json(*value));
   return value->get<bool>();
 }
 

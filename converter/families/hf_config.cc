@@ -120,7 +120,7 @@ void drop_experts(TransformerConfig& config) {
 }  // namespace
 
 TransformerConfig parse_hf_config(std::string_view text, std::string_view source) {
-  const auto object = distckpt::parse_json(text, source);
+  const auto object = distckpt::parse_python_json(text, source);
   const ConfigFields all(object, std::string(source));
   TransformerConfig config;
   config.family = distckpt::json_string(all.required("model_type"), "model_type", source);
@@ -183,15 +183,15 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
 }
 
 std::string without_prediction_layers(std::string_view text, std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
+  auto object = distckpt::parse_ordered_python_json(text, source);
   object["num_nextn_predict_layers"] = 0;
-  return object.dump(2) + "\n";
+  return distckpt::python_json(object, 2) + "\n";
 }
 
 std::string with_classification_head(std::string_view text,
                                      const TransformerConfig& config,
                                      std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
+  auto object = distckpt::parse_ordered_python_json(text, source);
   std::string architecture;  // of "qwen2_moe": Qwen2MoeForTokenClassification
   bool begins = true;
   for (const unsigned char letter : config.family) {
@@ -211,11 +211,11 @@ std::string with_classification_head(std::string_view text,
   object["id2label"] = std::move(id2label);
   object["label2id"] = std::move(label2id);
   object.erase("num_labels");
-  return object.dump(2) + "\n";
+  return distckpt::python_json(object, 2) + "\n";
 }
 
 std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
+  auto object = distckpt::parse_ordered_python_json(text, source);
   bool found = false;
   for (const auto* key : {"dtype", "torch_dtype"}) {
     if (!object.contains(key)) continue;
@@ -223,7 +223,7 @@ std::string with_dtype(std::string_view text, distckpt::DType dtype, std::string
     found = true;
   }
   if (!found) object["dtype"] = std::string(torch_name(dtype));
-  return object.dump(2) + "\n";
+  return distckpt::python_json(object, 2) + "\n";
 }
 
 }  // namespace ferry::converter

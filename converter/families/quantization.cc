@@ -102,7 +102,7 @@ Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
 }  // namespace
 
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
-  const auto object = distckpt::parse_json(text, source);
+  const auto object = distckpt::parse_python_json(text, source);
   const auto* value = quantization_config(object);
   if (value == nullptr) return std::nullopt;
   const ConfigFields how(*value, fmt::format("{}: quantization_config", source));
@@ -142,19 +142,19 @@ std::string quantized_weight(std::string_view name) {
 std::string without_quantization(std::string_view text,
                                  distckpt::DType dtype,
                                  std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
+  auto object = distckpt::parse_ordered_python_json(text, source);
   object.erase("quantization_config");
   const auto text_config = object.find("text_config");
   if (text_config != object.end() && text_config->is_object())
     text_config->erase("quantization_config");
-  return with_dtype(object.dump(), dtype, source);
+  return with_dtype(distckpt::python_json(object), dtype, source);
 }
 
 std::string with_quantization(std::string_view text,
                               Method method,
                               const std::vector<std::string>& not_converted,
                               std::string_view source) {
-  auto object = distckpt::parse_ordered_json(text, source);
+  auto object = distckpt::parse_ordered_python_json(text, source);
   nlohmann::ordered_json how;
   if (method == Method::kFp8) {
     how["activation_scheme"] = "dynamic";
@@ -164,7 +164,7 @@ std::string with_quantization(std::string_view text,
   how["quant_method"] = method == Method::kFp8 ? "fp8" : "mxfp4";
   if (method == Method::kFp8) how["weight_block_size"] = {128, 128};
   object["quantization_config"] = std::move(how);
-  return object.dump(2) + "\n";
+  return distckpt::python_json(object, 2) + "\n";
 }
 
 }  // namespace ferry::converter

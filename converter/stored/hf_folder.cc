@@ -36,7 +36,7 @@ bool is_safetensors(const fs::path& path) {
 
 // The file that config.json names as the one of the weights, which transformers prefers to others.
 std::optional<std::string> named_weights(const HfForm& form) {
-  const auto config = distckpt::parse_json(form.config_text(), form.config_source());
+  const auto config = distckpt::parse_python_json(form.config_text(), form.config_source());
   if (!config.is_object() || !config.contains("transformers_weights")) return std::nullopt;
   const auto& named = config.at("transformers_weights");
   if (named.is_null()) return std::nullopt;

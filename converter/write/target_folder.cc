@@ -85,7 +85,7 @@ std::optional<std::set<fs::path>> index_listed(const fs::path& folder) {
                                                          : std::string("{}");
   };
   try {
-    const auto config = distckpt::parse_json(read(distckpt::kHfConfig), "config.json");
+    const auto config = distckpt::parse_python_json(read(distckpt::kHfConfig), "config.json");
     if (!config.is_object() || !config.contains("model_type")) return std::nullopt;
     std::set<fs::path> names;
     if (fs::exists(folder / distckpt::kSafetensorsIndex)) {

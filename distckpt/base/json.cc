@@ -1,5 +1,10 @@
 #include "distckpt/base/json.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <unordered_set>
@@ -21,18 +26,71 @@ constexpr std::size_t kElementBytes = 48;  // of an array, while it grows: the o
 constexpr std::size_t kStringBytes = 48;
 constexpr std::size_t kShortString = 15;  // lies in the string itself
 
+// A word of Python's json that stands for a number.
+struct NumberWord {
+  std::string_view word;
+  double value;
+};
+constexpr std::array<NumberWord, 3> kNumberWords{{
+    {"NaN", std::numeric_limits<double>::quiet_NaN()},
+    {"Infinity", std::numeric_limits<double>::infinity()},
+    {"-Infinity", -std::numeric_limits<double>::infinity()},
+}};
+
+// The text with a 0 and blanks in place of each word of Python's, so that it is JSON and every
+// other byte stays where it was.
+struct WithoutWords {
+  std::string text;
+  std::vector<std::pair<std::size_t, double>> words{};  // how many numbers stand before, its value
+};
+
+WithoutWords without_words(std::string_view text) {
+  WithoutWords result{.text = std::string(text)};
+  const auto of_a_token = [](char letter) {
+    return std::isalnum(static_cast<unsigned char>(letter)) != 0 || letter == '+' ||
+           letter == '-' || letter == '.';
+  };
+  std::size_t numbers = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '"') {
+      for (++at; at < text.size() && text[at] != '"'; ++at) at += text[at] == '\\' ? 1 : 0;
+      ++at;
+      continue;
+    }
+    auto end = at;
+    while (end < text.size() && of_a_token(text[end])) ++end;
+    const auto token = text.substr(at, end - at);
+    const auto* const word = std::ranges::find(kNumberWords, token, &NumberWord::word);
+    if (word != kNumberWords.end()) {
+      result.text.replace(at, token.size(), token.size(), ' ');
+      result.text[at] = '0';
+      result.words.emplace_back(numbers, word->value);
+    }
+    const bool is_number =
+        !token.empty() && (token[0] == '-' || (token[0] >= '0' && token[0] <= '9'));
+    if (word != kNumberWords.end() || is_number) ++numbers;
+    at = std::max(end, at + 1);
+  }
+  return result;
+}
+
 // The handler of the parser's events. Builds the value in the time of its length, where a callback
 // of nlohmann would look through the parent at the end of every object.
 template <typename Json>
 class Builder {
  public:
-  Builder(Json& root, std::string_view source) : root_(root), source_(source) {}
+  using Words = std::vector<std::pair<std::size_t, double>>;  // as in WithoutWords
+
+  Builder(Json& root, std::string_view source, const Words& words)
+      : root_(root), source_(source), word_(words.begin()), end_(words.end()) {}
 
   bool null() { return add(nullptr); }
   bool boolean(bool value) { return add(value); }
-  bool number_integer(typename Json::number_integer_t value) { return add(value); }
-  bool number_unsigned(typename Json::number_unsigned_t value) { return add(value); }
-  bool number_float(typename Json::number_float_t value, const std::string&) { return add(value); }
+  bool number_integer(typename Json::number_integer_t value) { return add_number(value); }
+  bool number_unsigned(typename Json::number_unsigned_t value) { return add_number(value); }
+  bool number_float(typename Json::number_float_t value, const std::string&) {
+    return add_number(value);
+  }
   bool string(std::string& value) {
     count_string(value);
     return add(std::move(value));
@@ -106,6 +164,11 @@ class Builder {
     place(Json(std::forward<Value>(value)));
     return true;
   }
+  template <typename Value>
+  bool add_number(Value value) {
+    if (word_ == end_ || word_->first != numbers_++) return add(value);
+    return add((word_++)->second);
+  }
   bool open(Json value) {
     require(open_.size() < kMaxDepth, ErrorKind::kCorrupt,
             "{}: JSON is nested more than {} levels deep", source_, kMaxDepth);
@@ -123,18 +186,69 @@ class Builder {
   std::vector<Open> open_;  // outermost first
   Json* member_ = nullptr;  // of the innermost object, that awaits its value
   std::size_t bytes_ = 0;
+  std::size_t numbers_ = 0;              // until the last word
+  typename Words::const_iterator word_;  // the next one
+  typename Words::const_iterator end_;
 };
 
 template <typename Json>
-Json parse(std::string_view text, std::string_view source) {
+Json parse(std::string_view text,
+           std::string_view source,
+           const typename Builder<Json>::Words& words = {}) {
   // The parser takes a NUL for the end of its input, and would leave unread what follows.
   const auto nul = text.find('\0');
   require(nul == std::string_view::npos, ErrorKind::kCorrupt, "{}: is not valid JSON at byte {}",
           source, nul);
   Json root;
-  Builder<Json> builder(root, source);
+  Builder<Json> builder(root, source, words);
   Json::sax_parse(text, &builder);
   return root;
+}
+
+template <typename Json>
+Json parse_python(std::string_view text, std::string_view source) {
+  const auto without = without_words(text);
+  return parse<Json>(without.text, source, without.words);
+}
+
+std::string_view word_of(double value) {
+  if (std::isnan(value)) return kNumberWords[0].word;
+  return kNumberWords[value > 0 ? 1 : 2].word;
+}
+
+template <typename Json>
+void write(const Json& value, std::optional<int> indent, int depth, std::string& text) {
+  if (value.is_number_float() && !std::isfinite(value.template get<double>())) {
+    text += word_of(value.template get<double>());
+    return;
+  }
+  if (!value.is_structured() || value.empty()) {
+    text += value.dump();
+    return;
+  }
+  const auto new_line = [&](int levels) {
+    if (indent)
+      text.append(1, '\n').append(
+          static_cast<std::size_t>(levels) * static_cast<std::size_t>(*indent), ' ');
+  };
+  text += value.is_object() ? '{' : '[';
+  bool first = true;
+  for (const auto& [key, member] : value.items()) {
+    if (!first) text += ',';
+    first = false;
+    new_line(depth + 1);
+    if (value.is_object()) text += Json(key).dump() + (indent ? ": " : ":");
+    write(member, indent, depth + 1, text);
+  }
+  new_line(depth);
+  text += value.is_object() ? '}' : ']';
+}
+
+template <typename Json>
+std::string written(const Json& value, std::optional<int> indent) {
+  std::string text;
+  write(value, indent, 0, text);
+  return text;
 }
 
 }  // namespace
@@ -145,6 +259,22 @@ nlohmann::json parse_json(std::string_view text, std::string_view source) {
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source) {
   return parse<nlohmann::ordered_json>(text, source);
+}
+
+nlohmann::json parse_python_json(std::string_view text, std::string_view source) {
+  return parse_python<nlohmann::json>(text, source);
+}
+
+nlohmann::ordered_json parse_ordered_python_json(std::string_view text, std::string_view source) {
+  return parse_python<nlohmann::ordered_json>(text, source);
+}
+
+std::string python_json(const nlohmann::json& value, std::optional<int> indent) {
+  return written(value, indent);
+}
+
+std::string python_json(const nlohmann::ordered_json& value, std::optional<int> indent) {
+  return written(value, indent);
 }
 
 const nlohmann::json& json_at(const nlohmann::json& object,
@@ -158,7 +288,7 @@ const nlohmann::json& json_at(const nlohmann::json& object,
 
 std::int64_t json_int(const nlohmann::json& value, std::string_view key, std::string_view source) {
   require(value.is_number_integer(), ErrorKind::kCorrupt, "{}: {} is {}, an integer is expected",
-          source, key, value.dump());
+          source, key, python_json(value));
   // A number beyond int64 is kept unsigned by the parser.
   require(!value.is_number_unsigned() ||
               value.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX),
@@ -170,7 +300,7 @@ std::string json_string(const nlohmann::json& value,
                         std::string_view key,
                         std::string_view source) {
   require(value.is_string(), ErrorKind::kCorrupt, "{}: {} is {}, a string is expected", source, key,
-          value.dump());
+          python_json(value));
   return value.get<std::string>();
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,17 @@ nlohmann::json parse_json(std::string_view text, std::string_view source);
 
 // Keeps the order of the keys: for configurations that are written back.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, std::string_view source);
+
+// The same of config.json and its like, which Python writes: the words NaN, Infinity and -Infinity
+// are numbers there, as Python's json reads them.
+nlohmann::json parse_python_json(std::string_view text, std::string_view source);
+nlohmann::ordered_json parse_ordered_python_json(std::string_view text, std::string_view source);
+
+// The text of a value with those words for such numbers, for which JSON has none; on one line, or
+// one line for each member and element, indented by that many blanks.
+std::string python_json(const nlohmann::json& value, std::optional<int> indent = std::nullopt);
+std::string python_json(const nlohmann::ordered_json& value,
+                        std::optional<int> indent = std::nullopt);
 
 // Members of an object. All throw Error(kCorrupt) "<source>: <key>: ..." if it lacks or is of
 // another type.

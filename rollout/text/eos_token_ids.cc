@@ -11,7 +11,7 @@ std::vector<std::int64_t> eos_token_ids(const ModelFiles& files, const Tokenizer
   for (const char* name : {"generation_config.json", "config.json"}) {
     const auto text = files.read(name);
     if (!text) continue;
-    const auto config = distckpt::parse_json(*text, files.where(name));
+    const auto config = distckpt::parse_python_json(*text, files.where(name));
     if (!config.is_object() || !config.contains("eos_token_id")) continue;
     const auto& value = config["eos_token_id"];
     for (const auto& id : value.is_array() ? value : nlohmann::json::array({value}))

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <string>
+#include <string_view>
 
 #include "distckpt/base/error.h"
 #include "tests/support/expect.h"
@@ -68,6 +71,40 @@ TEST(Json, RefusesWhatWouldTakeMuchMemory) {
 TEST(Json, KeepsTheOrderOfKeysWhereAsked) {
   EXPECT_EQ(parse_ordered_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"b":1,"a":2})");
   EXPECT_EQ(parse_json(R"({"b": 1, "a": 2})", "x").dump(), R"({"a":2,"b":1})");
+}
+
+TEST(Json, ReadsPythonsWordsForNumbersWherePythonDoes) {
+  constexpr std::string_view kText =
+      R"({"limits":[-Infinity,1,NaN,2.5,Infinity],"a":{"NaN":Infinity},"\\\"":"-Infinity, NaN","b":0})";
+  const auto json = parse_python_json(kText, "config.json");
+  EXPECT_EQ(json["limits"][0].get<double>(), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(json["limits"][1].get<int>(), 1);
+  EXPECT_TRUE(std::isnan(json["limits"][2].get<double>()));
+  EXPECT_EQ(json["limits"][3].get<double>(), 2.5);
+  EXPECT_EQ(json["a"]["NaN"].get<double>(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(json["\\\""].get<std::string>(), "-Infinity, NaN");
+  EXPECT_EQ(python_json(parse_ordered_python_json(kText, "x")), kText);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "byte"},
+                    [&] { parse_json(kText, "config.json"); }));
+}
+
+TEST(Json, NamesTheByteThatIsWrongBesidePythonsWords) {
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "byte 22"},
+                    [] { parse_python_json(R"({"a": -Infinity, "b" 1})", "config.json"); }));
+  for (const char* text : {"nan", "Infinit", "+Infinity", "--Infinity", "Infinity1", "[NaN NaN]",
+                           "{NaN: 1}", "- Infinity", "NaN.", "-NaN", "1e999", "\"NaN"}) {
+    EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json"}, [&] {
+      parse_python_json(text, "config.json");
+    })) << text;
+  }
+}
+
+TEST(Json, WritesTheLinesThatItsLibraryWrites) {
+  constexpr std::string_view kText =
+      R"({"b":[],"a":{"x":[1,[2.5,{"y":{}}],"\u00fc\n"],"z":null},"c":[true,false,-1e-7,18446744073709551615]})";
+  const auto json = parse_ordered_json(kText, "x");
+  EXPECT_EQ(python_json(json, 2), json.dump(2));
+  EXPECT_EQ(python_json(json), json.dump());
 }
 
 TEST(Json, MembersAreOfTheTypeThatIsExpected) {
