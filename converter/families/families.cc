@@ -43,16 +43,22 @@ bool has_rare_parts(const models::TransformerConfig& config) {
 
 }  // namespace
 
-const Family& find_family(std::string_view model_type) {
+std::vector<std::string_view> known_families() {
   std::vector<std::string_view> known;
-  const auto* found = find_if([&](const Family& family) {
+  find_if([&](const Family& family) {
     known.push_back(family.model_type);
-    return family.model_type == model_type;
+    return false;
   });
+  return known;
+}
+
+const Family& find_family(std::string_view model_type) {
+  const auto* found =
+      find_if([&](const Family& family) { return family.model_type == model_type; });
   if (found != nullptr) return *found;
   throw Error(ErrorKind::kLayout, fmt::format("the model_type \"{}\" is not known", model_type),
               fmt::format("known are {}; docs/adding_a_family.md says how to add a family",
-                          fmt::join(known, ", ")));
+                          fmt::join(known_families(), ", ")));
 }
 
 std::vector<std::string> expand_braces(std::string_view text) {

@@ -10,6 +10,9 @@
 
 namespace ferry::converter {
 
+// The model_type of each, once.
+std::vector<std::string_view> known_families();
+
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
 
