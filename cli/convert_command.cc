@@ -138,6 +138,16 @@ void add_convert(CLI::App& app) {
   add_layout(*command, options.parallel);
   command
       ->add_option_function<std::string>(
+          "--megatron-layout",
+          [&options](const std::string& name) {
+            options.megatron_layout = converter::megatron_layout(name);
+          },
+          "Where a Megatron target keeps a model that also sees: its language model alone, with "
+          "the vision tower beside it, or both as Megatron-Bridge or mbridge (verl) names them. "
+          "Default: as the source, or language-model")
+      ->check(CLI::IsMember({"language-model", "megatron-bridge", "mbridge"}));
+  command
+      ->add_option_function<std::string>(
           "--dtype",
           [&options](const std::string& name) {
             options.dtype = distckpt::dtype_from_short_name(name);

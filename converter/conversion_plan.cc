@@ -146,7 +146,10 @@ std::unique_ptr<Target> make_target(const OpenedConversion& opened,
     default:
       return make_megatron_target(
           opened.source, opened.tensors,
-          {.parallel = options.parallel, .iteration = opened.iteration, .dtype = options.dtype},
+          {.parallel = options.parallel,
+           .layout = options.megatron_layout.value_or(opened.source.megatron_layout),
+           .iteration = opened.iteration,
+           .dtype = options.dtype},
           folder);
   }
 }

@@ -62,6 +62,9 @@ void require_effective(const ConvertOptions& options, const Checkpoint& source, 
   require_used(to_megatron || flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
                fmt::format("the target is {}, whose tensors are whole", name_of(target)),
                "leave it away, or write for Megatron with --to megatron");
+  require_used(to_megatron || !options.megatron_layout, "--megatron-layout",
+               fmt::format("the target is {}", name_of(target)),
+               "leave it away, or write for Megatron with --to megatron");
   require_used(!options.max_shard_size || !to_megatron, "--max-shard-size",
                "a Megatron target has a file for each rank that writes",
                "leave it away, or choose the number of ranks with --tp, --pp and --ep");

@@ -37,6 +37,15 @@ struct HfCopy {
   std::string_view of;
 };
 
+// A tensor of a tower, in one of the layouts in which Megatron checkpoints keep it (tower.h).
+struct TowerRule {
+  std::string_view hf;        // "visual.blocks.{l}.mlp.{gate,up}_proj.weight", one above the other
+  std::string_view megatron;  // the key; a stack of the layers where hf has {l}. ** behind both
+                              // stands for all tensors whose names begin so
+  bool heads = false;         // all queries, keys and values: in Megatron head by head
+  bool transposed = false;
+};
+
 // The tensors of a checkpoint, in the order in which they are written.
 struct HfNames {
   std::string_view layer = "model.layers.{l}.";
@@ -58,6 +67,8 @@ struct HfNames {
   // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
   // model.
   std::span<const std::string_view> carried{};
+  std::span<const TowerRule> bridge_tower{};   // of Megatron-Bridge
+  std::span<const TowerRule> mbridge_tower{};  // of mbridge, and verl with it
 
   std::string_view embedding() const { return first.front().hf; }
 };
@@ -130,6 +141,10 @@ inline constexpr HfName kWrappedHead[] = {
     {"output_layer.weight", "language_model.lm_head.weight", models::When::kUntied},
 };
 inline constexpr std::string_view kVisionTower[] = {"vision_tower.", "multi_modal_projector."};
+inline constexpr TowerRule kBridgeVisionTower[] = {
+    {"vision_tower.**", "vision_tower.**"},
+    {"multi_modal_projector.**", "multi_modal_projector.**"},
+};
 // Norms of queries and keys over all heads together.
 inline constexpr HfName kFullNormAttentionNames[] = {
     {"self_attention.linear_qkv.weight", "self_attn.{q,k,v}_proj.weight"},

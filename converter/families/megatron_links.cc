@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "converter/families/tower.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {
@@ -31,8 +32,10 @@ class Linker {
       : map_(map), layout_(layout) {
     for (std::uint32_t i = 0; i < layout.tensors().size(); ++i) {
       const auto& name = layout.tensor(i).name;
-      const auto key = strip_wrappers(name);
-      if (prefix.empty() ? is_training_state(key) : !key.starts_with(prefix)) continue;
+      const auto key = prefix.empty() ? language_model_key(name) : strip_wrappers(name);
+      if (prefix.empty() ? is_training_state(key) || is_tower_key(*map.family, name)
+                         : !key.starts_with(prefix))
+        continue;
       const auto [_, added] = stored_.emplace(key, i);
       require(added, ErrorKind::kLayout, "{}: is there twice, with and without a prefix", name);
     }
@@ -199,7 +202,8 @@ void check_object_keys(const ModelMap& map, const std::vector<std::string>& keys
   std::map<std::string, std::pair<Shape, std::int64_t>> found;  // per key: shape and how many
   for (const auto& text : keys) {
     if (is_training_state(text)) continue;
-    const auto object = distckpt::parse_unique_key(strip_wrappers(text));
+    const auto object = distckpt::parse_unique_key(language_model_key(text));
+    if (object && is_tower_key(*map.family, object->key)) continue;
     require(object && known.contains(object->key), ErrorKind::kCorrupt,
             "{}: the object is not one that a model of family {} has", text,
             map.family->model_type);

@@ -56,8 +56,15 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
     auto checkpoint = stored.megatron_names
                           ? open_megatron(location, std::move(stored))
                           : open_huggingface(location, std::move(stored), options);
-    if (options.training_state && location.format == Format::kTorchDist)
+    if (options.training_state && location.format == Format::kTorchDist) {
+      require(checkpoint.megatron_layout == MegatronLayout::kLanguageModel ||
+                  checkpoint.training_state.empty(),
+              ErrorKind::kUsage,
+              "{}: optimizer and RNG of a model that also sees are not converted: leave them "
+              "behind with --no-save-optim",
+              location.folder.string());
       add_training_state(checkpoint);
+    }
     checkpoint.files = files;
     if (checkpoint.hf) checkpoint.hf->files = files;
     return checkpoint;

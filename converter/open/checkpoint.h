@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "converter/families/model_map.h"
+#include "converter/families/tower.h"
 #include "converter/open/training_state.h"
 #include "converter/stored/hf_folder.h"
 #include "converter/stored/locate.h"
@@ -40,6 +41,7 @@ struct OpenOptions {
 struct Checkpoint {
   Location location{};
   bool megatron_names = false;  // of the stored tensors, else Hugging Face's
+  MegatronLayout megatron_layout = MegatronLayout::kLanguageModel;  // of those
   ModelMap map{};
   std::vector<distckpt::ModelTensor>
       tensors;  // map.tensors with the dtypes that are stored, derived ones, the optimizer's

@@ -8,6 +8,7 @@
 #include "converter/families/hf_config.h"
 #include "converter/families/megatron_args.h"
 #include "converter/families/megatron_links.h"
+#include "converter/families/tower.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/torch_dist.h"
@@ -74,6 +75,7 @@ class MegatronOpener {
       checkpoint_.tensors[link.model].dtype = stored.dtype;
     }
     if (checkpoint_.hf) restore_dtypes(*checkpoint_.hf, checkpoint_.tensors, checkpoint_.map);
+    add_tower();
     add_derived();
     check_object_keys(checkpoint_.map, stored_.objects);
     // Elsewhere it holds the model itself, or arguments alone.
@@ -113,7 +115,7 @@ class MegatronOpener {
   // The stored tensors decide whether there are prediction layers.
   void drop_absent_prediction_layers() {
     const bool there = std::ranges::any_of(stored_.outline, [&](auto& tensor) {
-      return models::strip_wrappers(tensor.first).starts_with(models::kPredictionLayers);
+      return language_model_key(tensor.first).starts_with(models::kPredictionLayers);
     });
     if (!there) config_.mtp_num_layers = 0;
   }
@@ -121,11 +123,27 @@ class MegatronOpener {
   // Without a stated vocabulary every stored row counts.
   std::int64_t stored_vocabulary() const {
     for (const auto& [name, shape] : stored_.outline) {
-      if (models::strip_wrappers(name) == "embedding.word_embeddings.weight" && !shape.empty())
+      if (language_model_key(name) == "embedding.word_embeddings.weight" && !shape.empty())
         return shape[0];
     }
     fail(ErrorKind::kLayout, "{}: holds no embedding.word_embeddings.weight",
          checkpoint_.location.folder.string());
+  }
+
+  // The tower of a layout that holds it.
+  void add_tower() {
+    const auto& family = *checkpoint_.map.family;
+    const auto layout = layout_of(family, checkpoint_.layout);
+    checkpoint_.megatron_layout = layout;
+    if (layout == MegatronLayout::kLanguageModel) return;
+    require(checkpoint_.hf.has_value(), ErrorKind::kNotFound,
+            "{}: holds a model that also sees; name the folder of its config.json with --hf-config",
+            checkpoint_.location.folder.string());
+    for (auto& tensor : tower_tensors(family, layout, checkpoint_.layout))
+      checkpoint_.tensors.push_back(std::move(tensor));
+    link_tower(checkpoint_.map, layout, checkpoint_.tensors,
+               tower_heads(checkpoint_.hf->config_text(), checkpoint_.hf->config_source()),
+               checkpoint_.layout, checkpoint_.links);
   }
 
   // Derived and carried tensors of the Hugging Face side, kept in the sidecar, and the originals of
@@ -176,7 +194,7 @@ class MegatronOpener {
 // all heads; old ones nothing of a router's bias and gate either.
 void read_from_tensors(const TensorOutline& outline, models::TransformerConfig& config) {
   for (const auto& [name, shape] : outline) {
-    const auto key = models::strip_wrappers(name);
+    const auto key = language_model_key(name);
     if (key.ends_with(".mlp.router.expert_bias")) config.moe_router_enable_expert_bias = true;
     if (key.ends_with(".mlp.shared_experts.gate_weight")) config.moe_shared_expert_gate = true;
     if (key.ends_with(".post_self_attn_layernorm.weight"))

@@ -21,7 +21,7 @@ models::TransformerConfig described(const Stored& stored) {
 }
 
 bool is_megatron_prediction(std::string_view key) {
-  return models::strip_wrappers(key).starts_with(models::kPredictionLayers);
+  return language_model_key(key).starts_with(models::kPredictionLayers);
 }
 
 void take_out(const auto& is_prediction, Stored& stored) {

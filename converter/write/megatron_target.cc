@@ -1,5 +1,7 @@
 #include "converter/write/megatron_target.h"
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -58,6 +60,8 @@ class MegatronTarget : public FileTarget {
         torch_dist_(make(source, tensors, options, folder)) {
     layout_ = torch_dist_.layout();
     links_ = link_megatron(source.map, layout_);
+    if (keeps_tower())
+      link_tower(source.map, options.layout, tensors, heads_of_tower(source), layout_, links_);
     if (const auto& training = source.training)
       link_optimizer(source.map, training->optimizer.kinds, training->first_tensor, layout_,
                      links_);
@@ -124,6 +128,8 @@ class MegatronTarget : public FileTarget {
                                      : sharded_state(map, of, options.parallel);
     };
     auto ranks = states_of(source.map, dtypes);
+    if (options.layout != MegatronLayout::kLanguageModel)
+      add_tower(source, tensors, options, ranks);
     // The dtype of most of the model is that of its first weight.
     WrittenState written{.dtype = dtypes.front(),
                          .iteration = options.iteration.number.value_or(0)};
@@ -150,6 +156,26 @@ class MegatronTarget : public FileTarget {
             }};
   }
 
+  bool keeps_tower() const { return options_.layout != MegatronLayout::kLanguageModel; }
+
+  static std::int64_t heads_of_tower(const Checkpoint& source) {
+    require_hf_form(source);
+    return tower_heads(source.hf->config_text(), source.hf->config_source());
+  }
+
+  // The language model goes below its prefix, and the tower to the first rank.
+  static void add_tower(const Checkpoint& source,
+                        const std::vector<ModelTensor>& tensors,
+                        const MegatronTargetOptions& options,
+                        std::vector<distckpt::RankState>& ranks) {
+    for (auto& rank : ranks) {
+      for (auto& tensor : rank.tensors) tensor.key.insert(0, kLanguageModelPrefix);
+      for (auto& state : rank.extra_states) state.key.insert(0, kLanguageModelPrefix);
+    }
+    std::ranges::move(tower_state(source.map, options.layout, tensors, heads_of_tower(source)),
+                      std::back_inserter(ranks.front().tensors));
+  }
+
   // Tensors that Megatron holds less a number, rounded, where the source has them as they are.
   std::set<std::uint32_t> rounded() const {
     std::set<std::uint32_t> found;
@@ -172,7 +198,7 @@ class MegatronTarget : public FileTarget {
     }
     const auto is_beside = [&](std::uint32_t i) {
       return tensors[i].role == distckpt::Role::kDerived || kept.contains(i) ||
-             source_.map.is_carried(tensors[i].name);
+             (!keeps_tower() && source_.map.is_carried(tensors[i].name));
     };
     std::vector<distckpt::SafetensorsEntry> entries;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {

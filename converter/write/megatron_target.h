@@ -19,6 +19,7 @@ struct MegatronTargetOptions {
   // Ranks that write what they hold, each its file; null: the ranks of `parallel` as Megatron-Core
   // would have them.
   const distckpt::MeshLayout* mesh = nullptr;
+  MegatronLayout layout = MegatronLayout::kLanguageModel;
   distckpt::Iteration iteration{};         // what the arguments and the folder's name say
   std::optional<distckpt::DType> dtype{};  // a cast: the Hugging Face headers are not kept
 };

@@ -192,6 +192,10 @@ def wrapped_configs():
         "qwen2_5_vl": lambda: T.Qwen2_5_VLConfig(
             text_config={**{k: v for k, v in text.items() if k != "head_dim"}, "hidden_size": 64, "rope_parameters": sections(1e6)},
             vision_config=dict(visual, out_hidden_size=64, fullatt_block_indexes=[0])),
+        "qwen2_5_vl_deep": lambda: T.Qwen2_5_VLConfig(  # a tower of three layers, wider than it is high
+            text_config={**{k: v for k, v in text.items() if k != "head_dim"}, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
+                         "rope_parameters": sections(1e6)},
+            vision_config=dict(visual, depth=3, hidden_size=24, intermediate_size=28, num_heads=3, out_hidden_size=48, fullatt_block_indexes=[1])),
         "gemma3": lambda: T.Gemma3Config(
             text_config=dict(text, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2),
             vision_config=dict(vision, image_size=8), mm_tokens_per_image=4),

@@ -31,6 +31,15 @@ constexpr HfNames kGemmaNames{
     .last = kHeadNames,
 };
 
+// Megatron-Bridge's projector is a linear layer, which holds the transpose.
+constexpr TowerRule kGemmaBridge[] = {
+    {"vision_tower.**", "vision_tower.**"},
+    {"multi_modal_projector.mm_soft_emb_norm.weight",
+     "multi_modal_projector.mm_soft_embed_norm.weight"},
+    {"multi_modal_projector.mm_input_projection_weight", "multi_modal_projector.proj.weight", false,
+     true},
+};
+
 constexpr HfNames kSeeingGemmaNames{
     .layer = kWrappedLayer,
     .first = kWrappedEmbedding,
@@ -38,6 +47,7 @@ constexpr HfNames kSeeingGemmaNames{
     .dense_mlp = kGemmaMlpNames,
     .last = kWrappedHead,
     .carried = kVisionTower,
+    .bridge_tower = kGemmaBridge,
 };
 
 void read_gemma(const ConfigFields& fields, TransformerConfig& config) {

@@ -24,15 +24,46 @@ constexpr HfNames kWrappedNames{
     .dense_mlp = kMlpNames,
     .last = kWrappedHead,
     .carried = kVisionTower,
+    .bridge_tower = kBridgeVisionTower,
 };
 
 constexpr std::string_view kQwen25Visual[] = {"visual."};
+constexpr TowerRule kQwen25Bridge[] = {{"visual.**", "visual.**"}};
+// Qwen2_5VisionModel of mbridge: a TransformerBlock and a MultimodalProjector.
+constexpr TowerRule kQwen25Mbridge[] = {
+    {"visual.patch_embed.proj.weight", "vision_model.patch_embed.proj.weight"},
+    {"visual.blocks.{l}.norm1.weight",
+     "vision_model.decoder.layers.self_attention.linear_qkv.layer_norm_weight"},
+    {"visual.blocks.{l}.attn.qkv.weight",
+     "vision_model.decoder.layers.self_attention.linear_qkv.weight", true},
+    {"visual.blocks.{l}.attn.qkv.bias",
+     "vision_model.decoder.layers.self_attention.linear_qkv.bias", true},
+    {"visual.blocks.{l}.attn.proj.weight",
+     "vision_model.decoder.layers.self_attention.linear_proj.weight"},
+    {"visual.blocks.{l}.attn.proj.bias",
+     "vision_model.decoder.layers.self_attention.linear_proj.bias"},
+    {"visual.blocks.{l}.norm2.weight",
+     "vision_model.decoder.layers.mlp.linear_fc1.layer_norm_weight"},
+    {"visual.blocks.{l}.mlp.{gate,up}_proj.weight",
+     "vision_model.decoder.layers.mlp.linear_fc1.weight"},
+    {"visual.blocks.{l}.mlp.{gate,up}_proj.bias",
+     "vision_model.decoder.layers.mlp.linear_fc1.bias"},
+    {"visual.blocks.{l}.mlp.down_proj.weight", "vision_model.decoder.layers.mlp.linear_fc2.weight"},
+    {"visual.blocks.{l}.mlp.down_proj.bias", "vision_model.decoder.layers.mlp.linear_fc2.bias"},
+    {"visual.merger.ln_q.weight", "vision_model.decoder.final_layernorm.weight"},
+    {"visual.merger.mlp.0.weight", "vision_model.projection.encoder.linear_fc1.weight"},
+    {"visual.merger.mlp.0.bias", "vision_model.projection.encoder.linear_fc1.bias"},
+    {"visual.merger.mlp.2.weight", "vision_model.projection.encoder.linear_fc2.weight"},
+    {"visual.merger.mlp.2.bias", "vision_model.projection.encoder.linear_fc2.bias"},
+};
 constexpr HfNames kQwen25SeeingNames{
     .first = kEmbeddingNames,
     .attention = kAttentionNames,
     .dense_mlp = kMlpNames,
     .last = kHeadNames,
     .carried = kQwen25Visual,
+    .bridge_tower = kQwen25Bridge,
+    .mbridge_tower = kQwen25Mbridge,
 };
 
 constexpr HfNames kQwen3SeeingNames{

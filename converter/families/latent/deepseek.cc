@@ -43,6 +43,10 @@ constexpr HfNames kDeepSeekNames{
 };
 
 constexpr std::string_view kKimiVision[] = {"vision_tower.", "mm_projector."};
+constexpr TowerRule kKimiBridge[] = {
+    {"vision_tower.**", "vision_tower.**"},
+    {"mm_projector.**", "mm_projector.**"},
+};
 constexpr HfCopy kKimiPredictionCopies[] = {
     {"embed_tokens.weight", "language_model.model.embed_tokens.weight"},
     {"shared_head.head.weight", "language_model.lm_head.weight"},
@@ -54,6 +58,7 @@ constexpr HfNames kSeeingKimiNames = [] {
   names.last = kWrappedHead;
   names.prediction_copies = kKimiPredictionCopies;
   names.carried = kKimiVision;
+  names.bridge_tower = kKimiBridge;
   return names;
 }();
 

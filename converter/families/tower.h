@@ -1,0 +1,65 @@
+// The tower of a model that also sees (its vision model and projector), in a Megatron checkpoint.
+// Its tensors are none of the table of parameters: rules name them beside Hugging Face's, one list
+// for each layout in which trainers keep such models.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "converter/families/model_map.h"
+#include "distckpt/plan/layout.h"
+#include "distckpt/plan/sharded_tensor.h"
+#include "distckpt/plan/tensor_map.h"
+
+namespace ferry::converter {
+
+// The place of a model that also sees in a Megatron checkpoint. Other models have the first one.
+enum class MegatronLayout : std::uint8_t {
+  kLanguageModel,   // the language model's keys as they are; the tower beside it, in the sidecar
+  kMegatronBridge,  // keys below "language_model.", the tower's modules under Hugging Face's names
+  kMbridge,  // keys below "language_model.", the tower as Megatron's modules: "vision_model."
+};
+
+inline constexpr std::string_view kLanguageModelPrefix = "language_model.";
+
+std::string_view layout_name(MegatronLayout layout);  // "megatron-bridge"
+std::optional<MegatronLayout> megatron_layout(std::string_view name);
+
+// A key without wrappers and the prefix of a language model in one that also sees.
+std::string_view language_model_key(std::string_view key);
+
+// Whether a key or an object's key is of the family's tower, in a layout that keeps it there.
+bool is_tower_key(const Family& family, std::string_view key);
+
+// The layout of a checkpoint with these keys.
+MegatronLayout layout_of(const Family& family, const distckpt::Layout& stored);
+
+// Tensors of the tower, in Hugging Face terms, that a stored checkpoint holds. Throws
+// Error(kLayout) for one of a shape that no rule makes.
+std::vector<distckpt::ModelTensor> tower_tensors(const Family& family,
+                                                 MegatronLayout layout,
+                                                 const distckpt::Layout& stored);
+
+// The tower in a checkpoint to be written, which rank 0 holds whole. `tensors` are all of the
+// model's, of which the carried ones are the tower's. Throws Error(kUsage | kLayout) where the
+// family has no such layout, or the layout no place for a tensor.
+std::vector<distckpt::ShardedTensor> tower_state(const ModelMap& map,
+                                                 MegatronLayout layout,
+                                                 const std::vector<distckpt::ModelTensor>& tensors,
+                                                 std::int64_t num_heads);
+
+// Links the stored tensors of the tower to those of `tensors`.
+void link_tower(const ModelMap& map,
+                MegatronLayout layout,
+                const std::vector<distckpt::ModelTensor>& tensors,
+                std::int64_t num_heads,
+                const distckpt::Layout& stored,
+                distckpt::TensorMap& links);
+
+// The heads of the tower that config.json names; 0 if it names none.
+std::int64_t tower_heads(std::string_view config_text, std::string_view source);
+
+}  // namespace ferry::converter

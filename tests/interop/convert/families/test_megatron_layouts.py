@@ -1,0 +1,108 @@
+"""Models that also see in the layouts in which Megatron's trainers keep them: Megatron-Bridge's, and mbridge's, which verl trains with.
+
+tests/data/bridge_models has the digests of what both make of the same models by their own code, in both directions: bridge_models.py,
+mbridge_tower.py."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bridge_reference import as_bridge, stored
+from support import DATA, HERE, PEERS, iteration_folder, refuse, run_ok, tree
+from tiny_models import load_hf_sd
+from weight_mapping import describe
+
+QWEN = DATA / "hf_qwen2_5_vl_deep/hf"
+CASES = {  # the layout, a model and its digests
+    "qwen2_5_vl in megatron-bridge": ("megatron-bridge", QWEN, "qwen2_5_vl_deep"),
+    "qwen2_5_vl in mbridge": ("mbridge", QWEN, "qwen2_5_vl_mbridge"),
+    "gemma3 in megatron-bridge": ("megatron-bridge", DATA / "hf_gemma3/hf", "gemma3"),
+}
+# transformers 5.17 saves the head of Gemma 3's vision tower, which nothing of the model computes; Megatron-Bridge's has none.
+HEAD = "vision_tower.head."
+SEEING = ["mistral3", "qwen2_5_vl", "gemma3", "kimi_k25"]
+
+
+def of_peer(name, side):
+    return json.loads((DATA / "bridge_models" / f"{name}.json").read_text())[side]
+
+
+def without_head(tensors):
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
+
+
+def seen_by_megatron_core(folder):
+    """{key: (dtype, shape, sha256)} as megatron-core's reader finds them."""
+    path = str(iteration_folder(folder))
+    done = subprocess.run([sys.executable, HERE / "read_with_mcore.py", PEERS / "mc0192", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, timeout=300, env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])[path]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_writes_what_the_peer_makes(case, work):
+    layout, hf, name = CASES[case]
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--pp", 2, "--make-vocab-size-divisible-by", 1, "--megatron-layout", layout)
+    wanted = of_peer(name, "megatron")
+    assert as_bridge(without_head(stored(work / "megatron")), wanted) == wanted
+    assert set(without_head(seen_by_megatron_core(work / "megatron"))) == set(wanted)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reads_what_the_peer_makes(case, work):
+    """Without a sidecar: the layout is recognised by its keys, and the configuration named."""
+    layout, hf, name = CASES[case]
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--megatron-layout", layout)
+    shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
+    run_ok("convert", work / "megatron", work / "out", "--hf-config", hf)
+    wanted = of_peer(name, "exported")
+    assert as_bridge(without_head(load_hf_sd(str(work / "out"))), wanted) == wanted
+    run_ok("verify", hf, work / "megatron", "--hf-config", hf)
+    refuse("convert", work / "megatron", work / "nothing", words=["config"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_comes_back_byte_for_byte(case, work):
+    layout, hf, _ = CASES[case]
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--megatron-layout", layout)
+    run_ok("convert", work / "megatron", work / "relaid", "--to", "megatron", "--pp", 2)  # the layout stays
+    assert set(stored(work / "relaid")) == set(stored(work / "megatron"))
+    run_ok("convert", work / "relaid", work / "alone", "--to", "megatron", "--megatron-layout", "language-model")
+    run_ok("convert", hf, work / "usual", "--tp", 2)
+    assert set(stored(work / "alone")) == set(stored(work / "usual"))
+    for folder in ("relaid", "alone"):
+        run_ok("convert", work / folder, work / f"{folder}-back")
+        assert tree(work / f"{folder}-back") == tree(hf)
+        run_ok("verify", hf, work / folder)
+    run_ok("convert", work / "relaid", work / "archive", "--to", "h5")
+    run_ok("verify", hf, work / "archive")
+
+
+def test_one_layout_becomes_the_other(work):
+    run_ok("convert", QWEN, work / "one", "--megatron-layout", "megatron-bridge")
+    run_ok("convert", work / "one", work / "other", "--to", "megatron", "--tp", 2, "--megatron-layout", "mbridge", "--make-vocab-size-divisible-by", 1)
+    assert describe(stored(work / "other")) == of_peer("qwen2_5_vl_mbridge", "megatron")
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_towers_that_megatron_bridge_keeps_as_they_are_come_back(name, work):
+    hf = DATA / f"hf_{name}/hf"
+    run_ok("convert", hf, work / "megatron", "--tp", 2, "--megatron-layout", "megatron-bridge")
+    assert not (iteration_folder(work / "megatron") / "ferry/derived.safetensors").exists()
+    run_ok("convert", work / "megatron", work / "back")
+    assert tree(work / "back") == tree(hf)
+
+
+def test_what_has_no_such_layout_is_refused(work):
+    refuse("convert", DATA / "hf_llama/hf", work / "out", "--megatron-layout", "megatron-bridge", words=["--megatron-layout megatron-bridge", "llama"])
+    refuse("convert", DATA / "hf_gemma3/hf", work / "out", "--megatron-layout", "mbridge", words=["--megatron-layout mbridge", "gemma3"])
+    refuse("convert", QWEN, work / "out", "--to", "hf", "--megatron-layout", "mbridge", words=["--megatron-layout", "has no effect"])
+
+
+def test_a_part_of_a_stack_is_refused(work):
+    refuse("convert", QWEN, work / "out", "--megatron-layout", "mbridge", "--exclude", "visual.blocks.1.mlp.up_proj.weight",
+           words=["visual.blocks.1.mlp.up_proj.weight", "is missing"])
