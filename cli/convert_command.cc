@@ -177,11 +177,14 @@ void add_convert(CLI::App& app) {
           "--quantize",
           [&options](const std::string& name) {
             using Method = converter::Quantization::Method;
-            options.quantize = name == "mxfp4" ? Method::kMxfp4 : Method::kFp8;
+            options.quantize = name == "mxfp4"       ? Method::kMxfp4
+                               : name == "fp8-block" ? Method::kFp8
+                                                     : Method::kFp8Lossless;
           },
           "To Hugging Face or an archive: FP8 in blocks of 128 x 128 for the weights of linear "
-          "layers, or MXFP4 for the experts of GPT-OSS, after a cast by --dtype")
-      ->check(CLI::IsMember({"fp8-block", "mxfp4"}));
+          "layers; the same for weights that the source holds in MXFP4, without a rounding; or "
+          "MXFP4 for the experts of GPT-OSS. After a cast by --dtype")
+      ->check(CLI::IsMember({"fp8-block", "fp8-block-lossless", "mxfp4"}));
   command->add_option_function<std::string>(
       "--max-shard-size",
       [&options](const std::string& text) {

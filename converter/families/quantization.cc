@@ -25,6 +25,9 @@ constexpr PackedWeight kInt4Weight{.elements = "weight_packed",
                                    .others = kInt4Others,
                                    .encoding = Encoding::kInt4};
 
+// compressed-tensors, format "mxfp4-pack-quantized".
+constexpr PackedWeight kMxfp4Weight{.elements = "weight_packed", .scales = "weight_scale"};
+
 // compressed-tensors, format "nvfp4-pack-quantized".
 constexpr std::array<std::string_view, 1> kNvfp4Others{"input_global_scale"};
 constexpr PackedWeight kNvfp4Weight{.elements = "weight_packed",
@@ -112,6 +115,8 @@ std::optional<Quantization> parse_quantization(std::string_view text, std::strin
   const auto format = how.text("format", how.text("quant_algo", "no format"));
   if (method == "compressed-tensors" && format == "pack-quantized")
     return packed(kInt4Weight, parse_group_size(how, "int"));
+  if (method == "compressed-tensors" && format == "mxfp4-pack-quantized")
+    return packed(kMxfp4Weight, parse_group_size(how, "float"));
   if (method == "compressed-tensors" && format == "nvfp4-pack-quantized")
     return packed(kNvfp4Weight, parse_group_size(how, "float"));
   if (method == "modelopt" && format == "NVFP4") {
@@ -120,7 +125,8 @@ std::optional<Quantization> parse_quantization(std::string_view text, std::strin
   }
   fail(ErrorKind::kLayout,
        "{}: the weights are quantised by \"{}\" ({}); read are fp8 (e4m3), mxfp4, "
-       "compressed-tensors (pack-quantized, nvfp4-pack-quantized) and modelopt (NVFP4)",
+       "compressed-tensors (pack-quantized, mxfp4-pack-quantized, nvfp4-pack-quantized) and "
+       "modelopt (NVFP4)",
        how.source(), method, format);
 }
 
@@ -155,14 +161,16 @@ std::string with_quantization(std::string_view text,
                               const std::vector<std::string>& not_converted,
                               std::string_view source) {
   auto object = distckpt::parse_ordered_python_json(text, source);
+  const bool fp8 = method != Method::kMxfp4;
   nlohmann::ordered_json how;
-  if (method == Method::kFp8) {
+  if (fp8) {
     how["activation_scheme"] = "dynamic";
     how["fmt"] = "e4m3";
   }
   how["modules_to_not_convert"] = not_converted;
-  how["quant_method"] = method == Method::kFp8 ? "fp8" : "mxfp4";
-  if (method == Method::kFp8) how["weight_block_size"] = {128, 128};
+  how["quant_method"] = fp8 ? "fp8" : "mxfp4";
+  if (method == Method::kFp8Lossless) how["scale_fmt"] = "ue8m0";
+  if (fp8) how["weight_block_size"] = {128, 128};
   object["quantization_config"] = std::move(how);
   return distckpt::python_json(object, 2) + "\n";
 }

@@ -30,6 +30,9 @@ struct Quantization {
     kFp8,     // E4M3 under the weight's name, beside ....weight_scale_inv
     kMxfp4,   // of experts: ...._blocks and ...._scales in place of the weight
     kPacked,  // four bits, as compressed-tensors or ModelOpt names them
+    // To be written: weights that are read in four bits (E2M1) as kFp8, by powers of two, without
+    // rounding.
+    kFp8Lossless,
   };
   Method method = Method::kFp8;
   distckpt::Dims block{};  // [128, 128]; of the tensor as it is stored; empty: all of it

@@ -29,8 +29,32 @@ bool is_linear(const MegatronTensor& tensor) {
          std::ranges::find(kNoColumns, row.columns) == kNoColumns.end();
 }
 
+// The indices of the tensors that the source holds in four bits (E2M1).
+std::set<std::uint32_t> four_bit_tensors(const distckpt::TensorMap& links) {
+  std::set<std::uint32_t> found;
+  for (const auto& link : links.links) {
+    if (link.scale < 0) continue;
+    const auto& scale = links.scales[static_cast<std::size_t>(link.scale)];
+    if (scale.encoding == distckpt::Encoding::kE2M1) found.insert(link.model);
+  }
+  return found;
+}
+
 // The indices of the tensors that are quantised.
-std::set<std::uint32_t> chosen_tensors(const ModelMap& map, Method method) {
+std::set<std::uint32_t> chosen_tensors(const Checkpoint& checkpoint, Method method) {
+  const auto& map = checkpoint.map;
+  if (method == Method::kFp8Lossless) {
+    const auto chosen = four_bit_tensors(checkpoint.links);
+    require(!chosen.empty(), ErrorKind::kUsage,
+            "--quantize fp8-block-lossless: the source holds no weights of four bits (E2M1)");
+    for (const auto index : chosen) {
+      require(map.tensors[index].shape.rank() == 2, ErrorKind::kUsage,
+              "--quantize fp8-block-lossless: {} is {}: experts that lie in one tensor have no "
+              "such form",
+              map.tensors[index].name, to_string(map.tensors[index].shape));
+    }
+    return chosen;
+  }
   std::set<std::uint32_t> chosen;
   for (const auto& tensor : map.megatron) {
     if (!is_linear(tensor)) continue;
@@ -112,8 +136,8 @@ void quantize_checkpoint(Checkpoint& checkpoint,
                          Method method,
                          distckpt::Transform cast) {
   require_hf_form(checkpoint);
-  const bool fp8 = method == Method::kFp8;
-  const auto chosen = chosen_tensors(checkpoint.map, method);
+  const bool fp8 = method != Method::kMxfp4;
+  const auto chosen = chosen_tensors(checkpoint, method);
   auto& hf = *checkpoint.hf;
   hf.quantize(method, modules_not_converted(tensors, chosen, checkpoint.map.config.is_tied()));
   auto plan = plan_chosen(checkpoint, tensors, chosen, cast);
@@ -126,6 +150,8 @@ void quantize_checkpoint(Checkpoint& checkpoint,
   tensors = kept_tensors(tensors, at);
   const auto added = distckpt::add_quantized(
       std::move(plan), fp8 ? distckpt::Encoding::kE4M3 : distckpt::Encoding::kE2M1,
+      method == Method::kFp8Lossless ? distckpt::E4M3Scale::kPowerOfTwo
+                                     : distckpt::E4M3Scale::kLargest,
       checkpoint.layout);
   const auto add = [&](std::string name, std::uint32_t stored) {
     const auto& tensor = checkpoint.layout.tensor(stored);

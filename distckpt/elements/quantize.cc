@@ -36,6 +36,13 @@ std::uint32_t to_e4m3(float value) {
   return (magnitude < (121U << 23U) ? small : normal) | (bits >> 24U & 0x80U);
 }
 
+// Whether it is a number of E4M3; of magnitudes up to 448.
+bool is_e4m3(float value) {
+  constexpr float kSmallestNormal = 0x1p-6F;
+  if (std::abs(value) < kSmallestNormal) return std::trunc(value * 0x1p9F) == value * 0x1p9F;
+  return (std::bit_cast<std::uint32_t>(value) & 0xFFFFFU) == 0;
+}
+
 // The exponent of the least power of two that is at least `value`, which is positive.
 int ceil_exponent(float value) {
   int exponent = 0;
@@ -54,7 +61,8 @@ std::uint32_t to_e2m1(float value) {
 
 }  // namespace
 
-std::optional<std::int64_t> quantize_e4m3(std::span<const float> values,
+std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
+                                          std::span<const float> values,
                                           std::int64_t columns,
                                           std::int64_t block,
                                           std::span<std::byte> into,
@@ -81,13 +89,22 @@ std::optional<std::int64_t> quantize_e4m3(std::span<const float> values,
   });
   for (auto& scale : scales) {
     scale /= kE4M3Max;
-    if (scale == 0.0F) scale = 1.0F;
+    if (scale == 0.0F) {
+      scale = 1.0F;
+    } else if (how == E4M3Scale::kPowerOfTwo) {
+      scale = std::ldexp(1.0F, std::max(ceil_exponent(scale), -kScaleBias + 1));
+    }
   }
+  std::optional<std::int64_t> rounded;
   each_run([&](std::size_t at, std::size_t count, float scale) {
     for (std::size_t i = at; i < at + count; ++i)
       into[i] = static_cast<std::byte>(to_e4m3(values[i] / scale));
+    if (how == E4M3Scale::kLargest || rounded) return;
+    for (std::size_t i = at; i < at + count && !rounded; ++i) {
+      if (!is_e4m3(values[i] / scale)) rounded = static_cast<std::int64_t>(i);
+    }
   });
-  return std::nullopt;
+  return rounded;
 }
 
 std::optional<std::int64_t> quantize_e2m1(std::span<const float> values,

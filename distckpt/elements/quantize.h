@@ -11,13 +11,22 @@ namespace ferry::distckpt {
 inline constexpr std::int64_t kE4M3Block = 128;  // in both dimensions
 inline constexpr std::int64_t kE2M1Block = 32;   // in the last one
 
-// [rows, columns] to F8_E4M3 in blocks of [block, block], ragged ones at the ends. The scale of a
-// block is its largest magnitude / 448 in fp32, or 1 where that is 0; an element is value / scale,
-// rounded to nearest even: bit for bit Megatron-Bridge's _quantize_fp8_2d_blocks
-// (conversion/quantization_utils.py) and slime's tools/convert_hf_to_fp8.py, which leaves NaN where
-// all are 0. `scales` has one element for each block. Nothing, or the index of an element that is
-// not finite.
-std::optional<std::int64_t> quantize_e4m3(std::span<const float> values,
+// The scale of a block in F8_E4M3, of its largest magnitude / 448 in fp32; 1 where that is 0.
+enum class E4M3Scale : std::uint8_t {
+  kLargest,     // that itself
+  kPowerOfTwo,  // the least power of two that is not below it
+};
+
+// [rows, columns] to F8_E4M3 in blocks of [block, block], ragged ones at the ends; an element is
+// value / scale, rounded to nearest even. With kLargest bit for bit Megatron-Bridge's
+// _quantize_fp8_2d_blocks (conversion/quantization_utils.py) and slime's
+// tools/convert_hf_to_fp8.py, which leaves NaN where all are 0. With kPowerOfTwo no element may be
+// rounded: of E2M1 elements that is bit for bit cast_e2m1fn_to_e4m3fn of DeepSeek-V4's
+// inference/convert.py, where the group of the largest scale holds a 4 or a 6. `scales` has one
+// element for each block. Nothing, or the index of an element that is not finite or would be
+// rounded.
+std::optional<std::int64_t> quantize_e4m3(E4M3Scale how,
+                                          std::span<const float> values,
                                           std::int64_t columns,
                                           std::int64_t block,
                                           std::span<std::byte> into,

@@ -1,6 +1,7 @@
 #include "distckpt/execute/quantized_bands.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -30,7 +31,8 @@ struct Band {
 
 class QuantizedBands : public ComputedBytes {
  public:
-  QuantizedBands(CopyPlan plan, Encoding encoding) : plan_(std::move(plan)), encoding_(encoding) {}
+  QuantizedBands(CopyPlan plan, Encoding encoding, E4M3Scale scale)
+      : plan_(std::move(plan)), encoding_(encoding), scale_(scale) {}
 
   const CopyPlan& plan() const { return plan_; }
   std::uint32_t add(const Band& band) {
@@ -47,9 +49,11 @@ class QuantizedBands : public ComputedBytes {
     const auto values = read(band, source, parts);
     const auto refused = encoding_ == Encoding::kE4M3 ? to_e4m3(band.box.size[1], values, into)
                                                       : to_e2m1(band.box.size[1], values, into);
-    require(!refused, ErrorKind::kLayout, "{}: an element of {} is {}, which is not quantised",
-            tensor.name, to_string(band.box),
-            values[static_cast<std::size_t>(refused.value_or(0))]);
+    const auto value = values[static_cast<std::size_t>(refused.value_or(0))];
+    require(!refused, ErrorKind::kLayout, "{}: an element of {} is {}, which {}", tensor.name,
+            to_string(band.box), value,
+            std::isfinite(value) ? "no number of E4M3 is by the scale of its block"
+                                 : "is not quantised");
   }
 
  private:
@@ -73,12 +77,12 @@ class QuantizedBands : public ComputedBytes {
     return values;
   }
 
-  static std::optional<std::int64_t> to_e4m3(std::int64_t columns,
-                                             std::span<const float> values,
-                                             std::span<std::byte> into) {
+  std::optional<std::int64_t> to_e4m3(std::int64_t columns,
+                                      std::span<const float> values,
+                                      std::span<std::byte> into) const {
     std::vector<float> scales((into.size() - values.size()) / sizeof(float));
     const auto refused =
-        quantize_e4m3(values, columns, kE4M3Block, into.first(values.size()), scales);
+        quantize_e4m3(scale_, values, columns, kE4M3Block, into.first(values.size()), scales);
     std::memcpy(into.data() + values.size(), scales.data(), scales.size() * sizeof(float));
     return refused;
   }
@@ -97,13 +101,15 @@ class QuantizedBands : public ComputedBytes {
 
   CopyPlan plan_;
   Encoding encoding_;
+  E4M3Scale scale_;
   std::vector<Band> bands_;
 };
 
 class LayoutBuilder {
  public:
-  LayoutBuilder(CopyPlan plan, Encoding encoding, Layout& layout)
-      : bands_(std::make_shared<QuantizedBands>(std::move(plan), encoding)), layout_(layout) {}
+  LayoutBuilder(CopyPlan plan, Encoding encoding, E4M3Scale scale, Layout& layout)
+      : bands_(std::make_shared<QuantizedBands>(std::move(plan), encoding, scale)),
+        layout_(layout) {}
 
   QuantizedTensor add_e4m3(std::uint32_t index) {
     const auto& tensor = tensor_of(index);
@@ -182,9 +188,12 @@ class LayoutBuilder {
 
 }  // namespace
 
-std::vector<QuantizedTensor> add_quantized(CopyPlan plan, Encoding encoding, Layout& layout) {
+std::vector<QuantizedTensor> add_quantized(CopyPlan plan,
+                                           Encoding encoding,
+                                           E4M3Scale scale,
+                                           Layout& layout) {
   const auto count = static_cast<std::uint32_t>(plan.tensors.size());
-  LayoutBuilder builder(std::move(plan), encoding, layout);
+  LayoutBuilder builder(std::move(plan), encoding, scale, layout);
   std::vector<QuantizedTensor> added;
   for (std::uint32_t i = 0; i < count; ++i)
     added.push_back(encoding == Encoding::kE4M3 ? builder.add_e4m3(i) : builder.add_e2m1(i));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "distckpt/elements/dequantize.h"
+#include "distckpt/elements/quantize.h"
 #include "distckpt/plan/copy_plan.h"
 #include "distckpt/plan/layout.h"
 
@@ -21,7 +22,10 @@ struct QuantizedTensor {
 //   kE4M3  [rows, columns]: elements in F8_E4M3, scales F32, one for each block of 128 x 128
 //   kE2M1  [experts, columns, rows], as GPT-OSS has them: elements U8 [experts, rows, columns / 32,
 //          16], scales U8 [experts, rows, columns / 32]
-// Throws Error(kLayout) naming a tensor of another shape.
-std::vector<QuantizedTensor> add_quantized(CopyPlan plan, Encoding encoding, Layout& layout);
+// `scale` is for kE4M3. Throws Error(kLayout) naming a tensor of another shape.
+std::vector<QuantizedTensor> add_quantized(CopyPlan plan,
+                                           Encoding encoding,
+                                           E4M3Scale scale,
+                                           Layout& layout);
 
 }  // namespace ferry::distckpt

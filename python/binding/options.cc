@@ -21,7 +21,9 @@ std::optional<converter::Quantization::Method> quantization_of(const Options& op
   const auto name = options.get<std::string>("quantize");
   if (name.empty()) return std::nullopt;
   if (name == "fp8-block") return converter::Quantization::Method::kFp8;
-  require(name == "mxfp4", ErrorKind::kUsage, "quantize={}: is neither fp8-block nor mxfp4", name);
+  if (name == "fp8-block-lossless") return converter::Quantization::Method::kFp8Lossless;
+  require(name == "mxfp4", ErrorKind::kUsage,
+          "quantize={}: is none of fp8-block, fp8-block-lossless, mxfp4", name);
   return converter::Quantization::Method::kMxfp4;
 }
 

@@ -324,7 +324,7 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         source: a checkpoint of any format
         target: a folder: of Hugging Face files, a Megatron root, an archive's
         to: "hf", "megatron" or "h5". Default: the other format
-        quantize: "fp8-block" or "mxfp4"
+        quantize: "fp8-block", "fp8-block-lossless" or "mxfp4"
         dry_run: "plan" plans and writes nothing; "read" also reads and digests
         ranks: shares the work with the other processes that torchrun, srun or mpirun started; all of them call this, and the first one's report counts
         progress: see Progress

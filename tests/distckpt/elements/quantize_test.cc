@@ -60,7 +60,8 @@ TEST(QuantizeE4M3, RoundsToNearestEvenByTheScaleOfTheBlock) {
     const auto per_row = (columns + kBlock - 1) / kBlock;
     std::vector<std::byte> into(values.size());
     std::vector<float> scales(static_cast<std::size_t>((rows + kBlock - 1) / kBlock * per_row));
-    ASSERT_EQ(quantize_e4m3(values, columns, kBlock, into, scales), std::nullopt);
+    ASSERT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, columns, kBlock, into, scales),
+              std::nullopt);
     std::vector<float> largest(scales.size());
     const auto block_of = [&](std::int64_t at) {
       return static_cast<std::size_t>(at / columns / kBlock * per_row + at % columns / kBlock);
@@ -86,7 +87,7 @@ TEST(QuantizeE4M3, ABlockOfZerosHasAScaleOfOne) {
   const std::vector<float> values{0.0F, -0.0F};
   std::vector<std::byte> into(2);
   std::vector<float> scales(1);
-  ASSERT_EQ(quantize_e4m3(values, 2, 128, into, scales), std::nullopt);
+  ASSERT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, 2, 128, into, scales), std::nullopt);
   EXPECT_EQ(scales[0], 1.0F);
   EXPECT_EQ(into, (std::vector{std::byte{0}, std::byte{0x80}}));
 }
@@ -95,7 +96,7 @@ TEST(QuantizeE4M3, NumbersTooSmallForAScaleBecomeZeros) {
   const std::vector<float> values{std::numeric_limits<float>::denorm_min()};
   std::vector<std::byte> into(1);
   std::vector<float> scales(1);
-  ASSERT_EQ(quantize_e4m3(values, 1, 128, into, scales), std::nullopt);
+  ASSERT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, 1, 128, into, scales), std::nullopt);
   EXPECT_EQ(scales[0], 1.0F);
   EXPECT_EQ(into[0], std::byte{0});
 }
@@ -104,7 +105,50 @@ TEST(QuantizeE4M3, NamesWhatIsNotFinite) {
   const std::vector<float> values{1.0F, std::numeric_limits<float>::quiet_NaN()};
   std::vector<std::byte> into(2);
   std::vector<float> scales(1);
-  EXPECT_EQ(quantize_e4m3(values, 2, 128, into, scales), 1);
+  EXPECT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, 2, 128, into, scales), 1);
+}
+
+// Elements of four bits by powers of two, as MXFP4 has them, in one block.
+TEST(QuantizeE4M3, KeepsEveryElementOfFourBitsWithinFifteenPowersOfTwo) {
+  std::mt19937 random(6);
+  constexpr std::int64_t kGroup = 32;
+  for (int i = 0; i < 300; ++i) {
+    const auto largest = static_cast<int>(random() % 200) - 100;
+    std::vector<float> values(8 * kGroup);
+    for (std::size_t group = 0; group < values.size() / kGroup; ++group) {
+      const auto exponent = group == 0 ? largest : largest - static_cast<int>(random() % 15);
+      for (std::size_t at = 0; at < kGroup; ++at) {
+        const auto code = group == 0 && at == 0 ? 6 + random() % 2 : random() % 8;
+        values[group * kGroup + at] =
+            std::ldexp(random() % 2 == 0 ? e2m1(code) : -e2m1(code), exponent);
+      }
+    }
+    std::vector<std::byte> into(values.size());
+    std::vector<float> scales(1);
+    ASSERT_EQ(quantize_e4m3(E4M3Scale::kPowerOfTwo, values, kGroup, 128, into, scales),
+              std::nullopt);
+    ASSERT_EQ(scales[0], std::ldexp(1.0F, largest - 6));  // of DeepSeek-V4's convert.py
+    for (std::size_t at = 0; at < values.size(); ++at) {
+      const auto code = std::to_integer<unsigned>(into[at]);
+      const auto value =
+          std::copysign(e4m3(code & 127U) * scales[0], (code & 128U) != 0 ? -1.0F : 1.0F);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(value), std::bit_cast<std::uint32_t>(values[at]));
+    }
+  }
+}
+
+TEST(QuantizeE4M3, NamesAnElementThatWouldBeRounded) {
+  std::vector<std::byte> into(3);
+  std::vector<float> scales(1);
+  const auto refused = [&](std::vector<float> values) {
+    return quantize_e4m3(E4M3Scale::kPowerOfTwo, values, 3, 128, into, scales);
+  };
+  EXPECT_EQ(refused({448.0F, 1.0F, std::ldexp(1.0F, -9)}), std::nullopt);
+  EXPECT_EQ(refused({448.0F, 1.0F, std::ldexp(1.0F, -10)}), 2);  // below the least of E4M3
+  EXPECT_EQ(refused({448.0F, std::ldexp(3.0F, -10), 1.0F}), 1);
+  EXPECT_EQ(refused({1.0625F, 1.0F, 0.0F}), 0);  // a mantissa of four bits
+  EXPECT_EQ(refused({0.0F, -0.0F, 0.0F}), std::nullopt);
+  EXPECT_EQ(scales[0], 1.0F);
 }
 
 TEST(QuantizeE2M1, TakesTheLeastScaleAndTheNearestCode) {
