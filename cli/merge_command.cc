@@ -11,7 +11,7 @@ namespace {
 
 struct MergeFlags {
   converter::ConvertOptions options{};
-  std::string adapter{};
+  converter::AdapterToMerge adapter{};
   std::string format{};
   bool json = false;
   bool quiet = false;
@@ -37,8 +37,7 @@ void print_merged(const MergeFlags& flags, const converter::MergeReport& report)
 void run_merge(const MergeFlags& flags) {
   auto options = flags.options;
   options.format = target_format(flags.format, options);
-  const converter::PeftAdapter adapter(flags.adapter);
-  print_merged(flags, converter::merge_adapter(options, adapter, make_progress(flags.quiet)));
+  print_merged(flags, converter::merge_adapter(options, flags.adapter, make_progress(flags.quiet)));
 }
 
 }  // namespace
@@ -47,15 +46,19 @@ void add_merge(CLI::App& app) {
   auto flags = std::make_shared<MergeFlags>();
   auto& options = flags->options;
   auto* command = app.add_subcommand(
-      "merge", "Convert a checkpoint with a LoRA adapter of PEFT merged into its weights");
+      "merge", "Convert a checkpoint with a LoRA adapter merged into its weights");
   command->add_option("BASE", options.from, "The checkpoint that the adapter was trained on")
       ->required();
   command
-      ->add_option("ADAPTER", flags->adapter,
-                   "A folder with adapter_config.json and adapter_model.safetensors")
+      ->add_option(
+          "ADAPTER", flags->adapter.path,
+          "A folder of PEFT (adapter_config.json, adapter_model.safetensors) or verl, or a "
+          "checkpoint of Megatron-Bridge")
       ->required();
   command->add_option("DST", options.to, "Where to write")->required();
   add_target(*command, flags->format, options);
+  command->add_option("--lora-alpha", flags->adapter.alpha,
+                      "alpha of an adapter of Megatron-Bridge without a run_config.yaml");
   add_iteration(*command, "--iteration", options.iteration,
                 "Which iteration of a Megatron base. Default: the tracker's");
   add_hf_config(*command, options.hf_config);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "converter/adapter/adapter_changes.h"
 #include "converter/adapter/low_rank.h"
 #include "distckpt/base/error.h"
 #include "distckpt/elements/cast.h"
@@ -51,58 +52,48 @@ std::vector<float> as_floats(DType dtype, std::span<const std::byte> elements) {
 
 class MergeAmendment : public Amendment {
  public:
-  MergeAmendment(const PeftAdapter& adapter, const ConvertOptions& options)
-      : adapter_(adapter), options_(options) {}
+  MergeAmendment(const AdapterToMerge& merged, const ConvertOptions& options)
+      : merged_(merged), options_(options) {}
 
-  distckpt::Digest identity() const override { return adapter_.identity(); }
+  distckpt::Digest identity() const override { return adapter_->identity(); }
 
   void begin(Checkpoint& source) override {
+    adapter_.emplace(merged_.path, source.map, merged_.alpha);
     changing_.clear();
     changing_.resize(source.tensors.size());
     std::map<std::string_view, std::size_t> index;
     for (std::size_t i = 0; i < source.tensors.size(); ++i)
       index.emplace(source.tensors[i].name, i);
-    for (const auto& adapted : adapter_.tensors()) {
+    for (const auto& adapted : adapter_->tensors()) {
       const auto found = index.find(adapted.tensor);
       require(found != index.end(), ErrorKind::kLayout,
-              "{}: the adapter {} changes it, the base lacks it", adapted.tensor,
-              adapter_.folder().string());
+              "{}: the adapter {} changes it, the base lacks it", adapted.tensor, name());
       const auto& tensor = source.tensors[found->second];
-      const distckpt::Shape shape{adapted.rows, adapted.columns};
-      require(tensor.shape == shape, ErrorKind::kLayout, "{}: is {}, the adapter {} changes {}",
-              tensor.name, to_string(tensor.shape), adapter_.folder().string(), to_string(shape));
-      const bool known = tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 ||
-                         tensor.dtype == DType::kF16;
-      require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
-              tensor.name, short_name(tensor.dtype));
-      changing_[found->second] = std::make_unique<ChangingWeight>(adapted, tensor.dtype);
+      require_fits(adapted, tensor);
+      changing_[found->second].push_back(std::make_unique<ChangingWeight>(adapted, tensor.dtype));
     }
     measure_rows(source);
   }
 
   void amend(std::uint32_t tensor, std::int64_t element, std::span<std::byte> elements) override {
-    auto* const weight = changing_[tensor].get();
-    if (weight == nullptr) return;
-    auto values = as_floats(weight->dtype, elements);
-    const auto before = values;
-    require_base(*weight, element, before);
-    if (weight->adapted.rank == 0) return;
-    const auto change = hold(*weight);
-    add_change(*weight, *change, element, values);
-    if (!change->magnitude.empty()) {
-      for_each_row(element, values.size(), weight->adapted.columns, [&](const RowPart& part) {
-        const auto row = static_cast<std::size_t>(part.row);
-        // peft/tuners/lora/variants.py, DoraLinearVariant: in fp32, the root, then the quotient.
-        const auto length = static_cast<float>(std::sqrt(weight->squares[row]));
-        const float factor = change->magnitude[row] / length;
-        for (std::size_t i = part.begin; i < part.begin + part.size; ++i) values[i] *= factor;
-      });
+    for (const auto& weight : changing_[tensor]) {
+      const auto size = size_of(weight->dtype);
+      const auto first = std::max(element, weight->first_element());
+      const auto end = std::min(element + std::ssize(elements) / size, weight->end_element());
+      if (first >= end) continue;
+      amend_weight(*weight, first - weight->first_element(),
+                   elements.subspan(static_cast<std::size_t>((first - element) * size),
+                                    static_cast<std::size_t>((end - first) * size)));
     }
-    store(*weight, before, values, elements);
-    release(*weight, static_cast<std::int64_t>(values.size()));
   }
 
-  void finish(const std::vector<distckpt::Digest>&) override { adapter_.require_unchanged(); }
+  void finish(const std::vector<distckpt::Digest>&) override { adapter_->require_unchanged(); }
+
+  std::int64_t num_tensors() const {
+    return std::ranges::count_if(changing_, [](const auto& weights) {
+      return std::ranges::any_of(weights, [](const auto& one) { return one->adapted.rank > 0; });
+    });
+  }
 
   std::atomic<std::int64_t> num_elements = 0;
   std::atomic<std::int64_t> num_changed = 0;
@@ -117,23 +108,65 @@ class MergeAmendment : public Amendment {
     std::shared_ptr<const LowRankChange> change{};  // while some of its elements pass by
     std::int64_t done = 0;
     std::vector<double> squares{};  // of DoRA: of each row's length after the change
+
+    std::int64_t first_element() const { return adapted.first_row * adapted.columns; }
+    std::int64_t end_element() const {
+      return (adapted.first_row + adapted.rows) * adapted.columns;
+    }
   };
+
+  std::string name() const { return merged_.path.string(); }
+
+  void require_fits(const AdaptedTensor& adapted, const distckpt::ModelTensor& tensor) const {
+    const distckpt::Shape shape{adapted.rows, adapted.columns};
+    const int rank = tensor.shape.rank();
+    const bool is_stack = rank == 3 && adapted.num_experts > 1;
+    const bool fits = (rank == 2 || is_stack) && tensor.shape[rank - 2] == shape[0] &&
+                      tensor.shape[rank - 1] == shape[1];
+    require(fits, ErrorKind::kLayout, "{}: is {}, the adapter {} changes {}", tensor.name,
+            to_string(tensor.shape), name(), to_string(shape));
+    const bool known =
+        tensor.dtype == DType::kF32 || tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16;
+    require(known, ErrorKind::kLayout, "{}: is {}; adapters are merged into bf16, fp16 and fp32",
+            tensor.name, short_name(tensor.dtype));
+  }
+
+  // Elements of the weight from `element` on.
+  void amend_weight(ChangingWeight& weight, std::int64_t element, std::span<std::byte> elements) {
+    auto values = as_floats(weight.dtype, elements);
+    const auto before = values;
+    require_base(weight, element, before);
+    if (weight.adapted.rank == 0) return;
+    const auto change = hold(weight);
+    add_change(weight, *change, element, values);
+    if (!change->magnitude.empty()) {
+      for_each_row(element, values.size(), weight.adapted.columns, [&](const RowPart& part) {
+        const auto row = static_cast<std::size_t>(part.row);
+        // peft/tuners/lora/variants.py, DoraLinearVariant: in fp32, the root, then the quotient.
+        const auto length = static_cast<float>(std::sqrt(weight.squares[row]));
+        const float factor = change->magnitude[row] / length;
+        for (std::size_t i = part.begin; i < part.begin + part.size; ++i) values[i] *= factor;
+      });
+    }
+    store(weight, before, values, elements);
+    release(weight, static_cast<std::int64_t>(values.size()));
+  }
 
   void require_base(const ChangingWeight& weight,
                     std::int64_t element,
                     const std::vector<float>& found) const {
     if (!weight.adapted.base) return;
     const auto saved =
-        adapter_.base_elements(weight.adapted, element, static_cast<std::int64_t>(found.size()));
+        adapter_->base_elements(weight.adapted, element, static_cast<std::int64_t>(found.size()));
     require(saved == found, ErrorKind::kLayout,
             "{}: the adapter {} was saved with another weight of the base", weight.adapted.tensor,
-            adapter_.folder().string());
+            name());
   }
 
   std::shared_ptr<const LowRankChange> hold(ChangingWeight& weight) const {
     const std::lock_guard lock(weight.mutex);
     if (!weight.change)
-      weight.change = std::make_shared<const LowRankChange>(adapter_.load(weight.adapted));
+      weight.change = std::make_shared<const LowRankChange>(adapter_->load(weight.adapted));
     return weight.change;
   }
 
@@ -190,15 +223,17 @@ class MergeAmendment : public Amendment {
 
   // DoRA needs the length of each row after the change: those weights are read once before.
   void measure_rows(const Checkpoint& source) {
-    std::vector<std::uint32_t> measured;
+    std::vector<ChangingWeight*> measured;
     auto plan = distckpt::plan_read(source.tensors, source.side());
     distckpt::CopyPlan part;
     part.scales = plan.scales;
     for (std::uint32_t i = 0; i < changing_.size(); ++i) {
-      if (!changing_[i] || !changing_[i]->adapted.magnitude) continue;
-      changing_[i]->squares.assign(static_cast<std::size_t>(changing_[i]->adapted.rows), 0);
-      measured.push_back(i);
-      part.tensors.push_back(std::move(plan.tensors[i]));
+      for (const auto& weight : changing_[i]) {
+        if (!weight->adapted.magnitude) continue;
+        weight->squares.assign(static_cast<std::size_t>(weight->adapted.rows), 0);
+        measured.push_back(weight.get());
+        part.tensors.push_back(std::move(plan.tensors[i]));
+      }
     }
     if (measured.empty()) return;
     const distckpt::Executor executor(
@@ -206,7 +241,7 @@ class MergeAmendment : public Amendment {
          .max_memory = options_.max_memory,
          .on_compared = {},
          .on_read = [&](auto index, auto element, auto elements) {
-           measure(*changing_[measured[index]], element, elements);
+           measure(*measured[index], element, elements);
          }});
     const auto reader = source.source();
     wait_reporting(executor.submit(part, *reader, nullptr), "measuring", {});
@@ -226,21 +261,22 @@ class MergeAmendment : public Amendment {
     release(weight, static_cast<std::int64_t>(values.size()));
   }
 
-  const PeftAdapter& adapter_;
+  const AdapterToMerge& merged_;
   const ConvertOptions& options_;
-  std::vector<std::unique_ptr<ChangingWeight>> changing_;  // by tensor of the source
+  std::optional<AdapterChanges> adapter_;  // since begin()
+  // By tensor of the source: its matrices that are changed.
+  std::vector<std::vector<std::unique_ptr<ChangingWeight>>> changing_;
 };
 
 }  // namespace
 
 MergeReport merge_adapter(ConvertOptions options,
-                          const PeftAdapter& adapter,
+                          const AdapterToMerge& adapter,
                           const ProgressFunction& progress) {
   MergeAmendment amendment(adapter, options);
   options.amendment = &amendment;
-  MergeReport report{.num_tensors = std::ranges::count_if(
-                         adapter.tensors(), [](const auto& one) { return one.rank > 0; })};
-  report.converted = convert(options, progress);
+  MergeReport report{.converted = convert(options, progress)};
+  report.num_tensors = amendment.num_tensors();
   report.num_elements = amendment.num_elements;
   report.num_changed = amendment.num_changed;
   report.num_vanished = amendment.num_vanished;

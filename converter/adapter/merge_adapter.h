@@ -4,11 +4,17 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
-#include "converter/adapter/peft_adapter.h"
 #include "converter/convert.h"
 
 namespace ferry::converter {
+
+// An adapter of PEFT, verl or Megatron-Bridge.
+struct AdapterToMerge {
+  std::filesystem::path path{};
+  std::optional<double> alpha{};  // of one of Megatron-Bridge that does not say its own
+};
 
 struct MergeReport {
   ConvertReport converted{};
@@ -21,7 +27,7 @@ struct MergeReport {
 // Converts options.from, changed by the adapter; blocks of FP8 are dequantised. Throws as convert()
 // does, and Error(kLayout) for a tensor that the base lacks or that is of another shape.
 MergeReport merge_adapter(ConvertOptions options,
-                          const PeftAdapter& adapter,
+                          const AdapterToMerge& adapter,
                           const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter

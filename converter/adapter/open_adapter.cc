@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "converter/adapter/expert_modules.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/families/megatron_links.h"
 #include "distckpt/base/error.h"
@@ -27,12 +28,6 @@ struct FactorEntries {
   const SafetensorsEntry* b = nullptr;
 };
 
-// Experts of a layer, by the name of their module: the base's parameters, expert after expert.
-struct ExpertParameters {
-  std::vector<std::uint32_t> gate_up{};
-  std::vector<std::uint32_t> down{};
-};
-
 class PeftOpener {
  public:
   PeftOpener(const fs::path& folder, const ModelMap& base, const OpenAdapterOptions& options)
@@ -41,7 +36,8 @@ class PeftOpener {
         settings_(folder / kAdapterConfig),
         weights_(folder / kAdapterWeights),
         source_(weights_.path().string()),
-        header_(distckpt::read_safetensors_header(weights_.path())) {
+        header_(distckpt::read_safetensors_header(weights_.path())),
+        experts_(base) {
     adapter_.config = settings_.text();
     adapter_.checkpoint.location = {.root = folder, .folder = folder};
   }
@@ -66,10 +62,6 @@ class PeftOpener {
       const auto& tensor = base_.megatron[i];
       if (tensor.shape.rank() != 2) continue;
       const auto merged = merged_tensors(tensor);
-      if (tensor.expert) {
-        auto& experts = experts_[experts_prefix(base_.tensors[merged.front()].name)];
-        (tensor.merge == Merge::kGateUp ? experts.gate_up : experts.down).push_back(i);
-      }
       for (std::size_t part = 0; part < merged.size(); ++part)
         parts_.emplace(factor_prefix(base_.tensors[merged[part]].name), std::pair(i, part));
     }
@@ -147,27 +139,14 @@ class PeftOpener {
       merged[part] = entries;
       return;
     }
-    constexpr std::string_view kWrapped = ".base_layer";
-    const bool wrapped = module.ends_with(kWrapped);
-    const auto name = wrapped ? module.substr(0, module.size() - kWrapped.size()) : module;
-    const auto experts = experts_.find(name);
-    require(experts != experts_.end(), ErrorKind::kLayout,
+    const auto experts = experts_.find(
+        module, settings_, [&](const std::string& other) { return modules_.contains(other); });
+    require(experts.has_value(), ErrorKind::kLayout,
             "{}: the adapter {} changes it, the base has no such module",
             module.substr(kPeftPrefix.size()), source_);
-    const bool gate_up =
-        wrapped || (!modules_.contains(fmt::format("{}{}", name, kWrapped)) && targets_gate_up());
-    const auto& parameters = gate_up ? experts->second.gate_up : experts->second.down;
-    const auto num_experts = static_cast<std::int64_t>(parameters.size());
-    const auto rank = entries.a->shape[0] / num_experts;
-    const auto short_name = fmt::format("{}.{}", name.substr(kPeftPrefix.size()),
-                                        gate_up ? "gate_up_proj" : "down_proj");
-    for (const auto megatron : parameters) take({.megatron = megatron, .rank = rank}, short_name);
-  }
-
-  bool targets_gate_up() const {
-    const auto names = settings_.target_parameters();
-    return std::ranges::any_of(names,
-                               [](const auto& name) { return name.ends_with("gate_up_proj"); });
+    const auto rank = entries.a->shape[0] / std::max<std::int64_t>(1, std::ssize(experts->experts));
+    for (const auto megatron : experts->experts)
+      take({.megatron = megatron, .rank = rank}, experts->name);
   }
 
   void take(const AdaptedParameter& adapted, const std::string& module) {
@@ -240,9 +219,9 @@ class PeftOpener {
   distckpt::ReadFile weights_;
   std::string source_;
   distckpt::SafetensorsHeader header_;
+  ExpertModules experts_;
   Adapter adapter_;
   std::map<std::string, FactorEntries> modules_;                        // by factor_prefix
-  std::map<std::string, ExpertParameters> experts_;                     // by experts_prefix
   std::map<std::string, std::pair<std::uint32_t, std::size_t>> parts_;  // by factor_prefix
   std::map<std::uint32_t, std::vector<FactorEntries>> merged_;          // by the base's parameter
   std::map<std::uint32_t, int> num_copies_;

@@ -12,6 +12,12 @@ using distckpt::DType;
 
 namespace {
 
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC 12 has _Float16 in C++ on x86 alone
+#else
+using Half = _Float16;
+#endif
+
 template <typename T>
 T load(const std::byte* from) {
   T value;
@@ -43,7 +49,7 @@ std::uint16_t round_bf16(float value) {
 double naive_value(DType dtype, const std::byte* element) {
   switch (dtype) {
     case DType::kF16:
-      return static_cast<double>(load<_Float16>(element));
+      return static_cast<double>(load<Half>(element));
     case DType::kBF16:
       return static_cast<double>(widen_bf16(load<std::uint16_t>(element)));
     case DType::kF32:
@@ -59,7 +65,7 @@ void naive_round(double value, DType dtype, std::byte* element) {
   const auto single = static_cast<float>(value);
   switch (dtype) {
     case DType::kF16:
-      return store(static_cast<_Float16>(single), element);
+      return store(static_cast<Half>(single), element);
     case DType::kBF16:
       return store(round_bf16(single), element);
     case DType::kF32:

@@ -1,0 +1,103 @@
+"""Adapters of fused experts (PEFT's target_parameters), merged by `ferry merge` and by PEFT's merge_and_unload."""
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support import ferry_json, refuse, run_ok, tree
+from tiny_models import hf_configs, make_wrapped
+
+peft = pytest.importorskip("peft", reason="PEFT merges the adapters that are compared")
+import transformers as T  # noqa: E402
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+WEIGHTS = "adapter_model.safetensors"
+# Experts one by one in the files, stacked with columns of gate and up that take turns, stacked and transposed.
+MODELS = ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_vl_moe"]
+
+
+def make_base(name, folder):
+    """-> the class that reads it"""
+    if name == "qwen3_vl_moe":
+        make_wrapped(name, str(folder))
+        weights = {key: tensor.float() for key, tensor in load_file(folder / "model.safetensors").items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return T.Qwen3VLMoeForConditionalGeneration
+    torch.manual_seed(1)
+    model = T.AutoModelForCausalLM.from_config(hf_configs()[name]()).to(torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return T.AutoModelForCausalLM
+
+
+def load(model_class, folder):
+    return model_class.from_pretrained(folder, dtype=torch.float32)
+
+
+def make_adapter(model_class, base, folder, parameters=EXPERTS, **settings):
+    torch.manual_seed(5)
+    model = peft.get_peft_model(load(model_class, base), peft.LoraConfig(target_parameters=parameters, **{**dict(
+        r=3, lora_alpha=6, target_modules=["o_proj"]), **settings}))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def require_same(found, want):
+    assert found.keys() == want.keys()
+    for name, tensor in want.items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-6, atol=2e-7, msg=name)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_peft(name, work):
+    model_class = make_base(name, work / "base")
+    adapted = make_adapter(model_class, work / "base", work / "adapter")
+    before = load(model_class, work / "base").state_dict()
+    report = ferry_json("merge", work / "base", work / "adapter", work / "merged")["adapter"]
+    want = adapted.merge_and_unload().state_dict()
+    require_same(load(model_class, work / "merged").state_dict(), want)
+    changed = [key for key in want if not torch.equal(want[key], before[key])]
+    assert any("experts" in key for key in changed) and any("o_proj" in key for key in changed)
+    assert report["elements"] == sum(want[key].numel() for key in changed) >= report["changed"] > 0.99 * report["elements"]
+
+
+@pytest.mark.parametrize("parameters", [EXPERTS[:1], EXPERTS[1:]])
+def test_one_of_two_parameters(parameters, work):
+    model_class = make_base("qwen3_moe", work / "base")
+    adapted = make_adapter(model_class, work / "base", work / "adapter", parameters, target_modules=["q_proj"], use_rslora=True,
+                           alpha_pattern={"layers.1.mlp.experts.*_proj": 2})
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    require_same(load(model_class, work / "merged").state_dict(), adapted.merge_and_unload().state_dict())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_a_merge_into_megatron_core_is_that_into_hugging_face(name, work):
+    model_class = make_base(name, work / "base")
+    make_adapter(model_class, work / "base", work / "adapter")
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    run_ok("merge", work / "base", work / "adapter", work / "ep2", "--to", "megatron", "--tp", "2", "--ep", "2")
+    run_ok("convert", work / "base", work / "base_ep2", "--ep", "2")
+    run_ok("merge", work / "base_ep2", work / "adapter", work / "from_ep2", "--to", "hf", "--threads", "3")
+    run_ok("verify", work / "merged", work / "ep2")
+    assert tree(work / "from_ep2") == tree(work / "merged")
+
+
+def test_factors_of_other_experts_are_named(work):
+    model_class = make_base("qwen3_moe", work / "base")
+    make_adapter(model_class, work / "base", work / "adapter")
+    tensors = load_file(work / "adapter" / WEIGHTS)
+    name = "base_model.model.model.layers.0.mlp.experts.lora_A.weight"
+    save_file({**tensors, name: tensors[name][:-1].contiguous()}, work / "adapter" / WEIGHTS, metadata={"format": "pt"})
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["model.layers.0.mlp.experts.down_proj", "not those of 4 experts"])
+    save_file(tensors, work / "adapter" / WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((work / "adapter/adapter_config.json").read_text())
+    (work / "adapter/adapter_config.json").write_text(json.dumps({**config, "target_parameters": [*EXPERTS, "mlp.router.weight"]}))
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["target_parameters", "mlp.router.weight"])
+    assert not (work / "out").exists()
