@@ -73,13 +73,6 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
          return !c.async_training.partial_rollout || c.rollout.expert_parallel_size == 1;
        },
        "ranks that share experts take each step together, so that none can stop before the others"},
-      {"partial_answers_are_scored_when_taken",
-       {kPartialRollout, "reward_model.num_workers"},
-       [](const PpoConfig& c) {
-         return !c.async_training.partial_rollout || !c.reward.scores_early();
-       },
-       "workers score the answers of a call while others are written, and partial_rollout returns "
-       "other answers than those that the call began"},
   };
 }
 

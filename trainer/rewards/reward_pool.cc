@@ -14,25 +14,28 @@ RewardPool::RewardPool(const RewardCommandOptions& options, int num_workers) {
   for (int i = 0; i < num_workers; ++i) workers_.emplace_back(options);
 }
 
-void RewardPool::begin(std::size_t size) {
-  scores_.assign(size, {});
-  asked_.assign(size, 0);
-}
-
-void RewardPool::ask(std::size_t row, const RewardRequest& request) {
-  asked_[row] = wall_time();
-  std::ranges::min_element(workers_, {}, &RewardCommand::num_unanswered)->ask(row, request);
+void RewardPool::ask(std::size_t number, const RewardRequest& request) {
+  require(!asked_.contains(number) && !scores_.contains(number), ErrorKind::kBug,
+          "reward pool: is asked about {} twice", number);
+  asked_.emplace(number, wall_time());
+  std::ranges::min_element(workers_, {}, &RewardCommand::num_unanswered)->ask(number, request);
 }
 
 void RewardPool::poll() {
-  take(std::chrono::milliseconds(0));
+  receive(std::chrono::milliseconds(0));
 }
 
-const std::vector<RewardScore>& RewardPool::finish() {
+std::vector<RewardScore> RewardPool::take_scores(std::span<const std::size_t> numbers) {
   const std::chrono::milliseconds wait(std::max<std::size_t>(1, 100 / workers_.size()));
-  while (std::ranges::any_of(workers_, [](const auto& one) { return one.num_unanswered() > 0; }))
-    take(wait);
-  return scores_;
+  while (std::ranges::any_of(numbers, [&](auto number) { return asked_.contains(number); }))
+    receive(wait);
+  std::vector<RewardScore> taken;
+  for (const auto number : numbers) {
+    auto score = scores_.extract(number);
+    require(!score.empty(), ErrorKind::kBug, "reward pool: was not asked about {}", number);
+    taken.push_back(std::move(score.mapped()));
+  }
+  return taken;
 }
 
 std::int64_t RewardPool::num_restarts() const {
@@ -41,12 +44,13 @@ std::int64_t RewardPool::num_restarts() const {
   return count;
 }
 
-void RewardPool::take(std::chrono::milliseconds wait) {
+void RewardPool::receive(std::chrono::milliseconds wait) {
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     try {
-      for (auto& [row, score] : workers_[i].answers(wait)) {
-        scores_[row] = std::move(score);
-        spans_.push_back({.name = "reward/worker", .start = asked_[row], .end = wall_time()});
+      for (auto& [number, score] : workers_[i].answers(wait)) {
+        const auto asked = asked_.extract(number).mapped();
+        scores_.emplace(number, std::move(score));
+        spans_.push_back({.name = "reward/worker", .start = asked, .end = wall_time()});
       }
     } catch (Error& error) {
       error.add_context(fmt::format("scoring by reward worker {} of {}", i + 1, workers_.size()));

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -18,24 +20,23 @@ class RewardPool {
  public:
   RewardPool(const RewardCommandOptions& options, int num_workers);
 
-  // Begins anew: `size` requests may follow, none of which is known.
-  void begin(std::size_t size);
-  // Asks the worker with the fewest questions. `row`: below the size.
-  void ask(std::size_t row, const RewardRequest& request);
+  // Asks the worker with the fewest questions. `number`: the caller's, of no request whose score it
+  // has not taken.
+  void ask(std::size_t number, const RewardRequest& request);
   // Takes the answers that are there. Throws the error of a worker, which it names.
   void poll();
-  // Waits for all answers. Returns the score of each row; one that was not asked has none.
-  const std::vector<RewardScore>& finish();
+  // Waits for the answers to these requests, and hands their scores over. Others stay asked.
+  std::vector<RewardScore> take_scores(std::span<const std::size_t> numbers);
   std::int64_t num_restarts() const;  // of all workers, so far
   // From the question to the answer, of each since this was called last.
   std::vector<Span> take_spans() { return std::exchange(spans_, {}); }
 
  private:
-  void take(std::chrono::milliseconds wait);
+  void receive(std::chrono::milliseconds wait);
 
   std::vector<RewardCommand> workers_;
-  std::vector<RewardScore> scores_;
-  std::vector<double> asked_;  // [rows], seconds since 1970
+  std::map<std::size_t, double> asked_;        // by number, without a score: seconds since 1970
+  std::map<std::size_t, RewardScore> scores_;  // by number, not taken yet
   std::vector<Span> spans_;
 };
 

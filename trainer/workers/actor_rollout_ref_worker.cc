@@ -215,32 +215,34 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
                                        .return_entropy = sampling.entropy,
                                        .return_sampling_mask = sampling.sampling_mask};
   auto sessions = sessions_of(prompts, config_.rollout.agents);
-  if (sampling.num_groups == 0) {
-    SessionObserver observer;
-    if (rewards_ != nullptr) {
-      rewards_->begin(sessions.size());
-      observer.is_over = [&](std::size_t row) { rewards_->session_is_over(row, sessions[row]); };
-      observer.poll = [&] { rewards_->poll(); };
-    }
-    agents_->run(sessions, params, weights_step_, observer);
-    take_spans_of(*agents_);
-    auto batch = answered(sessions, sampling);
-    if (rewards_ != nullptr) {
-      batch.data_source = prompts.data_source;
-      batch.agent_name = prompts.agent_name;
-      rewards_->finish(batch);
-      take_spans_of(*rewards_);
-    }
-    return batch;
+  const bool partial = sampling.num_groups > 0;
+  if (partial) {
+    std::ranges::move(sessions, std::back_inserter(carried_));
+    sessions = finished_groups(sampling, params);
+  } else {
+    agents_->run(sessions, params, weights_step_, observer_of(sessions));
   }
-  std::ranges::move(sessions, std::back_inserter(carried_));
-  sessions = finished_groups(sampling, params);
   take_spans_of(*agents_);
   auto batch = answered(sessions, sampling);
-  std::vector<std::int64_t> seeds;
-  for (const auto& session : sessions) seeds.push_back(static_cast<std::int64_t>(session.seed));
-  batch.seeds = at::tensor(seeds, at::kLong);
+  if (partial) {
+    std::vector<std::int64_t> seeds;
+    for (const auto& session : sessions) seeds.push_back(static_cast<std::int64_t>(session.seed));
+    batch.seeds = at::tensor(seeds, at::kLong);
+  }
+  if (rewards_ != nullptr) {
+    rewards_->finish(batch, sessions);
+    take_spans_of(*rewards_);
+  }
   return batch;
+}
+
+SessionObserver ActorRolloutRefWorker::observer_of(const std::vector<Session>& sessions) const {
+  SessionObserver observer;
+  if (rewards_ != nullptr) {
+    observer.is_over = [&](std::size_t row) { rewards_->session_is_over(sessions[row]); };
+    observer.poll = [&] { rewards_->poll(); };
+  }
+  return observer;
 }
 
 // Groups are the rows of a prompt, which follow each other; the oldest come first. Played again, a
@@ -273,7 +275,7 @@ std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& samp
   const auto is_enough = [&] {
     return !again && std::ranges::all_of(old, is_over) && chosen().size() == wanted;
   };
-  agents_->run(carried_, params, weights_step_, {}, is_enough);
+  agents_->run(carried_, params, weights_step_, observer_of(carried_), is_enough);
 
   const auto groups = chosen();
   require(groups.size() == wanted && std::ranges::all_of(groups, is_over), ErrorKind::kUsage,

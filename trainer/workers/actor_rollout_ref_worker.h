@@ -94,6 +94,8 @@ class ActorRolloutRefWorker {
   const models::ParallelState* rollout_mesh() const { return rollout_mesh_.get(); }
 
  private:
+  // Has sessions scored when they are over, if this rank asks.
+  SessionObserver observer_of(const std::vector<Session>& sessions) const;
   std::vector<Session> finished_groups(const Sampling& sampling,
                                        const rollout::SamplingParams& params);
   RolloutBatch answered(const std::vector<Session>& sessions, const Sampling& sampling) const;

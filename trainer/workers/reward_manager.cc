@@ -60,11 +60,6 @@ bool RewardManager::judges(AgentLoopKind loop) const {
   return !config_.reward.command.empty() || (!config_.reward.enable && loop != AgentLoopKind::kEnv);
 }
 
-AgentLoopKind RewardManager::loop_of(const RolloutBatch& batch, std::size_t row) const {
-  return batch.agent_name.empty() ? AgentLoopKind::kSingleTurn
-                                  : config_.rollout.agents.loop_of(batch.agent_name[row]);
-}
-
 void RewardManager::describe(RewardRequest& request,
                              std::span<const std::int64_t> prompt,
                              std::span<const std::int64_t> response) const {
@@ -107,27 +102,34 @@ RewardRequest RewardManager::request(const Session& session) const {
 RolloutBatch RewardManager::compute_reward(const RolloutBatch& batch) {
   std::vector<RewardRequest> requests;
   for (std::int64_t row = 0; row < batch.size(); ++row) requests.push_back(request(batch, row));
-  if (command_) return rewards_of(batch, command_->compute_score(requests));
+  std::vector<AgentLoopKind> loops(requests.size(), AgentLoopKind::kSingleTurn);
+  if (!batch.agent_name.empty())
+    std::ranges::transform(batch.agent_name, loops.begin(), [&](const std::string& name) {
+      return config_.rollout.agents.loop_of(name);
+    });
+  if (command_) return rewards_of(batch, loops, command_->compute_score(requests));
   std::vector<RewardScore> scores;
   for (std::size_t row = 0; row < requests.size(); ++row)
-    scores.push_back(judges(loop_of(batch, row))
-                         ? default_compute_score(requests[row].data_source,
-                                                 requests[row].solution_str,
-                                                 as_text(batch.ground_truth[row]))
-                         : RewardScore{});
-  return rewards_of(batch, std::move(scores));
+    scores.push_back(judges(loops[row]) ? default_compute_score(requests[row].data_source,
+                                                                requests[row].solution_str,
+                                                                as_text(batch.ground_truth[row]))
+                                        : RewardScore{});
+  return rewards_of(batch, loops, std::move(scores));
 }
 
-void RewardManager::begin(std::size_t size) {
-  pool_->begin(size);
+void RewardManager::session_is_over(const Session& session) {
+  pool_->ask(session.seed, request(session));
 }
 
-void RewardManager::session_is_over(std::size_t row, const Session& session) {
-  pool_->ask(row, request(session));
-}
-
-void RewardManager::finish(RolloutBatch& batch) {
-  batch.take(rewards_of(batch, pool_->finish()));
+void RewardManager::finish(RolloutBatch& batch, std::span<const Session> sessions) {
+  std::vector<std::size_t> seeds;
+  std::vector<AgentLoopKind> loops;
+  for (const auto& session : sessions) {
+    seeds.push_back(session.seed);
+    loops.push_back(session.loop);
+    batch.data_source.push_back(session.task.at("data_source"));
+  }
+  batch.take(rewards_of(batch, loops, pool_->take_scores(seeds)));
   batch.reward_restarts = at::zeros({batch.size()}, at::kLong);
   if (batch.size() > 0)
     batch.reward_restarts[0] =
@@ -135,6 +137,7 @@ void RewardManager::finish(RolloutBatch& batch) {
 }
 
 RolloutBatch RewardManager::rewards_of(const RolloutBatch& batch,
+                                       std::span<const AgentLoopKind> loops,
                                        std::vector<RewardScore> scores) const {
   const auto rows = static_cast<std::size_t>(batch.size());
   auto answer = batch.without_columns();
@@ -147,7 +150,7 @@ RolloutBatch RewardManager::rewards_of(const RolloutBatch& batch,
     require(std::isfinite(score), ErrorKind::kCorrupt, "reward of an answer to {}: is not finite",
             batch.data_source[row]);
     auto& extra = answer.reward_extra_info.emplace_back(
-        judges(loop_of(batch, row)) ? extra_of(scores[row]) : nlohmann::json::object());
+        judges(loops[row]) ? extra_of(scores[row]) : nlohmann::json::object());
     if (format_) {
       const auto earned = format_->compute_score(encoder_.decode(batch.response(at), true));
       score += earned;

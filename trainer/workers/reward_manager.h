@@ -40,13 +40,13 @@ class RewardManager {
   std::int64_t num_restarts() const;  // of the program that compute_reward() asks
 
   // The same while answers are being written, if RewardConfig::scores_early(). `share` workers of
-  // this rank, at least one, are asked about the sessions of a batch, each of which is over.
+  // this rank, at least one, are asked about each session that is over.
   void use_workers(int share);
-  void begin(std::size_t size);
-  void session_is_over(std::size_t row, const Session& session);
+  void session_is_over(const Session& session);
   void poll() { pool_->poll(); }
-  // Adds the columns of compute_reward() to a batch of the sessions, and reward_restarts.
-  void finish(RolloutBatch& batch);
+  // Adds the columns of compute_reward() to a batch of these sessions, and reward_restarts. Others
+  // that are over stay asked.
+  void finish(RolloutBatch& batch, std::span<const Session> sessions);
   // From the question to the answer, of each since this was called last.
   std::vector<Span> take_spans() { return pool_->take_spans(); }
 
@@ -57,8 +57,10 @@ class RewardManager {
   void describe(RewardRequest& request,
                 std::span<const std::int64_t> prompt,
                 std::span<const std::int64_t> response) const;
-  RolloutBatch rewards_of(const RolloutBatch& batch, std::vector<RewardScore> scores) const;
-  AgentLoopKind loop_of(const RolloutBatch& batch, std::size_t row) const;
+  // `loops`: of the rows.
+  RolloutBatch rewards_of(const RolloutBatch& batch,
+                          std::span<const AgentLoopKind> loops,
+                          std::vector<RewardScore> scores) const;
 
   const PpoConfig& config_;
   const PromptEncoder& encoder_;

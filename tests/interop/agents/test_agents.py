@@ -128,18 +128,22 @@ PARTIAL = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1], "async_training.stale
            "data.gen_batch_size": 6, f"{ROLLOUT}.max_num_seqs": 5, "trainer.total_training_steps": 4}
 
 
-@pytest.mark.parametrize("mode", [PARTIAL, {key: value for key, value in PARTIAL.items() if "partial" not in key and "gen_batch" not in key}],
-                         ids=["partial", "two steps off"])
+@pytest.mark.parametrize("mode", [PARTIAL, PARTIAL | {"reward_model.num_workers": 2},
+                                  PARTIAL | {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.tensor_model_parallel_size": 2},
+                                  PARTIAL | {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.max_num_seqs": 3},
+                                  {key: value for key, value in PARTIAL.items() if "partial" not in key and "gen_batch" not in key}],
+                         ids=["partial", "partial, scored early", "partial, tp2", "partial, dp2", "two steps off"])
 def test_an_asynchronous_run_is_played_again(mode, world, work):
     """The journal has which sessions are finished first, and where the others were interrupted, so that it does not matter how long tools take."""
-    first = train(world, work / "first", 2, **with_tools(world), **mode)
+    ranks = 1 + len(mode[f"{ROLLOUT}.ranks"])
+    first = train(world, work / "first", ranks, **with_tools(world), **mode)
     again = {f"{ROLLOUT}.agent.replay_dir": str(work / "first/sessions")}
     (work / "tools.json").write_text(json.dumps({"tools": [{"tool_schema": SCHEMA, "command": "exit 1"}]}))
-    assert train(world, work / "again", 2, **with_tools(work), **mode, **again) == first
+    assert train(world, work / "again", ranks, **with_tools(work), **mode, **again) == first
     for folder in ("sessions", "rollouts"):
         assert tree(work / "again" / folder) == tree(work / "first" / folder)
     spans = [len(sample["global_steps"]) for step in first for sample in samples(work / "first", step)]
-    assert max(spans) == (2 if mode is PARTIAL else 1)
+    assert max(spans) == (2 if "data.gen_batch_size" in mode else 1)
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(world, work):

@@ -15,6 +15,10 @@ for line in sys.stdin:
 """
 ACTOR, REF, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 PROMPTS, ANSWERS = 4, 2  # of a step
+APART = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+# Sequences take turns in the rollout, so that they are finished one by one.
+PARTIAL = APART | {"async_training.staleness_threshold": 2, "async_training.partial_rollout": True, "data.gen_batch_size": PROMPTS + 2,
+                   f"{ROLLOUT}.max_num_seqs": 5, "data.max_response_length": 16}
 WITH_CRITIC = {"algorithm.adv_estimator": "gae", f"{ROLLOUT}.n": 1, "critic.optim.lr": 1e-2, "algorithm.use_kl_in_reward": True,
                "algorithm.kl_ctrl.type": "adaptive", "algorithm.kl_ctrl.target_kl": 1e-4, "algorithm.kl_ctrl.horizon": 20}
 

@@ -7,15 +7,11 @@ import time
 
 import pytest
 
-from ppo_run import ACTOR, ANSWERS, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_world
+from ppo_run import ACTOR, ANSWERS, APART, PARTIAL, PROMPTS, ROLLOUT, metrics, samples, settings, train, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
-APART = {f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
 AHEAD = APART | {"trainer.one_step_off": True}
-# Sequences take turns in the rollout, so that they are finished one by one.
-PARTIAL = APART | {"async_training.staleness_threshold": 2, "async_training.partial_rollout": True, "data.gen_batch_size": PROMPTS + 2,
-                   f"{ROLLOUT}.max_num_seqs": 5, "data.max_response_length": 16}
 STALENESS = "training/off_policy/trajectory_staleness/max"
 WORST = "training/off_policy/trajectory_staleness_worst/max"
 
@@ -97,6 +93,35 @@ def test_partial_answers_go_on_with_newer_weights(world, work):
     assert train(world, work / "again", 2, **PARTIAL | more) == steps
 
 
+TP2 = {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.tensor_model_parallel_size": 2}
+DP2 = {f"{ROLLOUT}.ranks": [1, 2]}
+
+
+def test_two_ranks_of_a_model_interrupt_the_same_answers(world, work):
+    more = {"trainer.total_training_steps": 5, "reward_model.num_workers": 2}
+    steps = train(world, work / "one", 2, **PARTIAL | more)
+    assert train(world, work / "two", 3, **PARTIAL | more | TP2) == steps
+    for step in steps:
+        assert samples(work / "two", step) == samples(work / "one", step)
+    assert any(len(one["global_steps"]) == 2 for step in steps for one in samples(work / "two", step))
+
+
+@pytest.mark.parametrize("mesh", [DP2, DP2 | TP2 | {f"{ROLLOUT}.ranks": [1, 2, 3, 4]}], ids=["dp2", "dp2 tp2"])
+def test_each_copy_of_a_model_interrupts_answers_of_its_own(mesh, world, work):
+    """Again the same to the byte; and with a learning rate that changes no weight, the tokens of the synchronous run, in other steps."""
+    ranks, more = 1 + len(mesh[f"{ROLLOUT}.ranks"]), PARTIAL | mesh | {"trainer.total_training_steps": 5, f"{ROLLOUT}.max_num_seqs": 3}
+    steps = train(world, work / "run", ranks, **more)
+    assert train(world, work / "again", ranks, **more) == steps
+    assert max(values(steps, WORST)) == 2
+    assert any(len(one["global_steps"]) == 2 for step in steps for one in samples(work / "run", step))
+    more |= {f"{ACTOR}.optim.lr": 1e-30}
+    steps = train(world, work / "still", ranks, **more)
+    train(world, work / "alone", 2, **APART, **{key: value for key, value in more.items() if not key.startswith((f"{ROLLOUT}.", "async", "data.gen", ACTOR))},
+          **{f"{ACTOR}.optim.lr": 1e-30})
+    answers = [sorted((one["input"], one["output"], one["score"]) for step in steps for one in samples(work / run, step)) for run in ("still", "alone")]
+    assert answers[0] == answers[1] and max(values(steps, "training/rollout_probs_diff_max")) == 0
+
+
 def test_it_learns_as_the_synchronous_run_does(world, work):
     """Answers are to have the letters of the first half of the alphabet."""
     program = work / "reward.py"
@@ -114,8 +139,9 @@ def test_it_learns_as_the_synchronous_run_does(world, work):
     assert epochs[0] == epochs[1] == epochs[2] and len(set(epochs[0])) > 1  # of the prompts that the step learns from
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(AHEAD, [0, 1, 1, 0, 1, 1]), (ahead(2), [0, 1, 2, 0, 1, 2]), (PARTIAL, None)],
-                         ids=["one step off", "two steps off", "partial"])
+@pytest.mark.parametrize(("mode", "expected"), [(AHEAD, [0, 1, 1, 0, 1, 1]), (ahead(2), [0, 1, 2, 0, 1, 2]), (PARTIAL, None),
+                                                (PARTIAL | {"reward_model.num_workers": 2}, None)],
+                         ids=["one step off", "two steps off", "partial", "partial, scored early"])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(mode, expected, world, work):
     more = mode | {"trainer.total_training_steps": 6, "checkpoint.save_freq": 3, "trainer.val_before_train": False,
                     "data.val_files": [str(world / "train.jsonl")], "trainer.test_freq": 2}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ppo_run import ACTOR, REWARD, ROLLOUT, samples, settings, train, write_world
+from ppo_run import ACTOR, PARTIAL, REWARD, ROLLOUT, samples, settings, train, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -37,6 +37,23 @@ def test_several_workers_give_what_one_program_does(ranks, more, world, work):
     for step in (1, 2):
         assert samples(work / "several", step) == samples(work / "one", step)
     assert samples(work / "several", 2, "validations") == samples(work / "one", 2, "validations")
+
+
+@pytest.mark.parametrize("more", [{}, {f"{ROLLOUT}.ranks": [1, 2]}, {f"{ROLLOUT}.ranks": [1, 2], f"{ROLLOUT}.tensor_model_parallel_size": 2}],
+                         ids=["one rank", "dp2", "tp2"])
+def test_answers_of_partial_rollouts_are_scored_when_they_are_over(more, world, work):
+    """Also those whose step comes later, because others of their prompt go on."""
+    more = MORE | PARTIAL | more | {"data.val_files": [str(world / "train.jsonl")], "trainer.total_training_steps": 5, "checkpoint.save_freq": 4}
+    ranks = 1 + len(more[f"{ROLLOUT}.ranks"])
+    one = train(world, work / "one", ranks, **more)
+    assert train(world, work / "several", ranks, **more, **{WORKERS: 3}) == one
+    for step in one:
+        assert samples(work / "several", step) == samples(work / "one", step)
+    assert samples(work / "several", 2, "validations") == samples(work / "one", 2, "validations")
+    spans = [json.loads(line) for line in (work / "several/timeline/timeline_rank1.jsonl").read_text().splitlines()]
+    ends = sorted(span["end"] for span in spans if span["name"] == "gen")
+    rewards = [span for span in spans if span["name"] == "reward/worker"]
+    assert rewards and any(span["end"] < min(end for end in ends if end >= span["start"]) for span in rewards)
 
 
 def test_a_worker_that_dies_once_is_started_again(world, work):
