@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "trainer/config/sft_config.h"
 #include "trainer/engine/run_options.h"
 #include "trainer/ppo/ppo_trainer.h"
+#include "trainer/replicas/rollout_replica.h"
 #include "trainer/sft/sft_trainer.h"
 
 namespace ferry::cli {
@@ -125,6 +127,23 @@ CLI::App* add_training(CLI::App& train,
   return command;
 }
 
+void add_replica(CLI::App& train) {
+  struct Flags {
+    std::string socket{};
+    std::optional<std::size_t> slot{};
+  };
+  const auto flags = std::make_shared<Flags>();
+  auto* const command = train.add_subcommand(
+      "replica", "Answer beside a rank of the rollout of a run on this machine, until it ends");
+  command
+      ->add_option("socket", flags->socket,
+                   "RUN/replicas/rank<R>.sock of a run with rollout.replicas.elastic")
+      ->required();
+  command->add_option("--slot", flags->slot, "The number that the rank has given it");
+  command->footer("Exit status: 0 the run has ended, 2 trouble.");
+  command->callback([flags] { trainer::run_replica(flags->socket, flags->slot); });
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
@@ -148,6 +167,7 @@ void add_train(CLI::App& app) {
         },
         "A program that scores the answers: docs/training/rewards.md");
   }
+  add_replica(*train);
 }
 
 }  // namespace ferry::cli

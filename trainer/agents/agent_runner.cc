@@ -96,16 +96,20 @@ void AgentRunner::run(std::vector<Session>& sessions,
   observer_ = observer;
   params_ = params;
   global_step_ = global_step;
-  for (std::size_t number = 0; number < sessions.size(); ++number) {
-    if (sessions[number].is_over || stop_of(sessions[number], global_step) == 0) continue;
-    if (sessions[number].has_begun)
-      generate(number);
-    else
-      begin(number);
-  }
+  bool more = static_cast<bool>(observer_.next);
+  for (std::size_t number = 0; !more && number < sessions.size(); ++number) start(number);
   while (!is_enough()) {
+    if (more) {
+      const auto numbers = observer_.next(/*waits=*/!engine_.has_unfinished() && asked_.empty());
+      more = numbers.has_value();
+      if (more) std::ranges::for_each(*numbers, [&](auto number) { start(number); });
+    }
     const bool generates = engine_.has_unfinished();
-    if (!generates && asked_.empty()) break;
+    if (!generates && asked_.empty()) {
+      if (!more) break;
+      observer_.poll();
+      continue;
+    }
     if (generates) {
       for (const auto& output : engine_.step()) {
         if (output.error) throw Error(*output.error);
@@ -121,6 +125,15 @@ void AgentRunner::run(std::vector<Session>& sessions,
   interrupt();
   observer_ = {};
   for (auto& program : programs_) (void)program->answers(std::chrono::milliseconds(0));  // notices
+}
+
+void AgentRunner::start(std::size_t number) {
+  const auto& session = (*sessions_)[number];
+  if (session.is_over || stop_of(session, global_step_) == 0) return;
+  if (session.has_begun)
+    generate(number);
+  else
+    begin(number);
 }
 
 void AgentRunner::begin(std::size_t number) {

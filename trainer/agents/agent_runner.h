@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -41,6 +42,10 @@ struct AgentLimits {
 struct SessionObserver {
   std::function<void(std::size_t number)> is_over = [](std::size_t) {};  // a session
   std::function<void()> poll = [] {};                                    // now and then
+  // Instead of all sessions those begin, or go on, that this returns before each step of the
+  // engine, until it returns nothing; it may append to the sessions. `waits`: there is nothing else
+  // to do. For one rank alone.
+  std::function<std::optional<std::vector<std::size_t>>(bool waits)> next{};
 };
 
 class AgentRunner {
@@ -89,6 +94,7 @@ class AgentRunner {
 
   void add_loop(AgentLoopKind kind, std::unique_ptr<AgentLoop> loop);
   const AgentLoop* loop_of(const Session& session) const;
+  void start(std::size_t number);
   void begin(std::size_t number);
   void generate(std::size_t number);
   void take_answers(bool wait);

@@ -76,7 +76,46 @@ ConfigRules<PpoConfig> partial_rollout_rules() {
   };
 }
 
+ConfigRules<PpoConfig> replica_rules() {
+  const auto replicas = kRolloutSection + ".replicas";
+  const auto rule = [&](std::string name, std::string key, auto fits, std::string says) {
+    return ConfigRule<PpoConfig>{
+        std::move(name),
+        {replicas + ".num", replicas + ".elastic", std::move(key)},
+        [=](const PpoConfig& c) { return !c.rollout.replicas.enabled() || fits(c); },
+        std::move(says)};
+  };
+  return {
+      rule(
+          "replicas_have_whole_models", kRolloutSection + ".tensor_model_parallel_size",
+          [](const PpoConfig& c) {
+            return c.rollout.tensor_model_parallel_size == 1 && c.rollout.expert_parallel_size == 1;
+          },
+          "a replica is one process with the whole model, as the rank that it helps"),
+      rule(
+          "replicas_compute_on_the_host", "trainer.device",
+          [](const PpoConfig& c) { return c.trainer.run.device == DeviceKind::kCpu; },
+          "replicas are given weights over the host's network"),
+      rule(
+          "replicas_answer_whole_batches", kPartialRollout,
+          [](const PpoConfig& c) { return !c.async_training.partial_rollout; },
+          "which answers are finished first would depend on when replicas come and go"),
+  };
+}
+
 }  // namespace
+
+void list(ConfigTable& table, ReplicaConfig& c) {
+  table.section(kRolloutSection + ".replicas",
+                "Processes that answer beside each rank of the rollout (docs/training/async.md)");
+  table.add("num", c.num, "that each rank starts", at_least(0));
+  table.add("elastic", c.elastic, "others may join, by ferry train replica");
+  table.add("timeout", c.timeout, "seconds after which one that says nothing is given up",
+            at_least(1));
+  table.add("start_timeout", c.start_timeout, "seconds that it may take to load the model",
+            at_least(1));
+  table.add("max_restarts", c.max_restarts, "times that each is started again", at_least(0));
+}
 
 void list(ConfigTable& table, AsyncTrainingConfig& c) {
   table.section("async_training",
@@ -135,6 +174,7 @@ ConfigRules<PpoConfig> async_rules() {
        "one step off"},
   };
   for (auto& rule : partial_rollout_rules()) rules.push_back(std::move(rule));
+  for (auto& rule : replica_rules()) rules.push_back(std::move(rule));
   return rules;
 }
 

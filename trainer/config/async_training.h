@@ -8,6 +8,7 @@
 namespace ferry::trainer {
 
 struct PpoConfig;
+struct ReplicaConfig;
 
 struct AsyncTrainingConfig {            // async_training
   double staleness_threshold = 0;       // of the batches between two transfers of weights
@@ -17,6 +18,7 @@ struct AsyncTrainingConfig {            // async_training
 };
 
 void list(ConfigTable& table, AsyncTrainingConfig& c);
+void list(ConfigTable& table, ReplicaConfig& c);
 ConfigRules<PpoConfig> async_rules();
 
 }  // namespace ferry::trainer

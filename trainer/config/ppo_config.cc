@@ -192,6 +192,7 @@ void list(ConfigTable& table, RolloutConfig& c) {
       "update_weights_delta", c.update_weights_delta,
       "send only changed weights; the sender keeps its last messages on the device or the host");
   table.add("verify_weights", c.verify_weights, "compare every message by digest");
+  list(table, c.replicas);
   auto& val = c.val_kwargs;
   table.section(kRolloutSection + ".val_kwargs", "Generation in validation");
   table.add("n", val.n, "answers to each prompt", at_least(1));

@@ -106,6 +106,18 @@ struct ValKwargs {  // actor_rollout_ref.rollout.val_kwargs
   bool operator==(const ValKwargs&) const = default;
 };
 
+// Processes that answer beside a rank of the rollout.
+struct ReplicaConfig {      // actor_rollout_ref.rollout.replicas
+  int num = 0;              // that the rank starts
+  bool elastic = false;     // others may join
+  int timeout = 60;         // seconds
+  int start_timeout = 600;  // seconds
+  int max_restarts = 3;     // of each
+  bool operator==(const ReplicaConfig&) const = default;
+
+  bool enabled() const { return num > 0 || elastic; }
+};
+
 struct RolloutConfig {  // actor_rollout_ref.rollout
   std::vector<int> ranks{};
   int n = 1;  // answers to each prompt
@@ -128,6 +140,7 @@ struct RolloutConfig {  // actor_rollout_ref.rollout
   bool verify_weights = false;  // digests of every message of a reshard
   LogProbConfig log_prob{};
   ValKwargs val_kwargs{};
+  ReplicaConfig replicas{};
   AgentSections agents{};  // of several turns
   bool operator==(const RolloutConfig&) const = default;
 

@@ -14,9 +14,7 @@
 #include <tuple>
 #include <utility>
 
-#include "converter/alignment/model_files.h"
 #include "distckpt/base/error.h"
-#include "models/certificate/host_threads.h"
 #include "models/pipeline_forward.h"
 #include "trainer/agents/session_journal.h"
 #include "trainer/config/ppo_rules.h"
@@ -138,39 +136,12 @@ void ActorRolloutRefWorker::init_rollout(const PromptEncoder& encoder,
   const bool shares_memory = config_.rollout_shares_memory();
   RolloutWorker worker;
   if (rollout_mesh_) {
-    if (!shares_memory) {
-      auto options = model_options(resting);
-      options.sequence_parallel = false;
-      options.recompute = {};
-      models::choose_host_threads(world_, origin_->map.config);
-      rollout_model_ = models::make_stage(
-          origin_->map.config, *rollout_mesh_, options,
-          fmt::format("{0}.tensor_model_parallel_size, {0}.expert_parallel_size", kRolloutSection));
-      // The engine measures what a step of it needs, with weights that are some.
-      (void)converter::load_model(rollout_model_, *origin_, {.round = true});
-    }
-    worker.model = shares_memory ? actor_->engine().chunks().front() : rollout_model_.front().get();
     if (actor_) actor_->engine().offload().to_host({.grad = resting.grad_offload});
-    engine_ = std::make_unique<rollout::LLMEngine>(
-        *worker.model,
-        rollout::EngineOptions{
-            .max_num_seqs = rollout.max_num_seqs,
-            .max_num_batched_tokens = rollout.max_num_batched_tokens,
-            .max_model_len = config_.data.max_prompt_length + config_.data.max_response_length,
-            .gpu_memory_utilization = rollout.gpu_memory_utilization.value_or(0.5),
-            .kv_cache_bytes = rollout.kv_cache_bytes,
-            .enable_prefix_caching = rollout.enable_prefix_caching,
-            .enable_chunked_prefill = rollout.enable_chunked_prefill,
-            .enforce_eager = rollout.enforce_eager,
-            .enable_return_routed_experts =
-                config_.actor.router_replay.mode == RouterReplayMode::kR3,
-            .eos_token_ids = encoder.eos_token_ids()});
-    worker.engine = engine_.get();
-    agents_ = std::make_unique<AgentRunner>(
-        rollout.agents, tools,
-        AgentLimits{.max_prompt_length = config_.data.max_prompt_length,
-                    .max_response_length = config_.data.max_response_length},
-        *engine_, encoder, rollout_mesh_->tp());
+    rollout_ = make_rollout(world_, *rollout_mesh_, config_, *origin_, encoder, tools,
+                            shares_memory ? actor_->engine().chunks().front() : nullptr);
+    worker = {.model = rollout_.model, .engine = rollout_.engine.get()};
+    if (rollout.replicas.enabled())
+      replicas_ = std::make_unique<ReplicaFleet>(config_, *rollout_.model, world_.rank());
     encoder_ = &encoder;
     if (rewards != nullptr && rollout_mesh_->tp().rank() == 0) {
       const auto& dp = rollout_mesh_->dp();
@@ -220,9 +191,11 @@ RolloutBatch ActorRolloutRefWorker::generate_sequences(const RolloutBatch& promp
     std::ranges::move(sessions, std::back_inserter(carried_));
     sessions = finished_groups(sampling, params);
   } else {
-    agents_->run(sessions, params, weights_step_, observer_of(sessions));
+    auto observer = observer_of(sessions);
+    if (replicas_) observer = replicas_->share(sessions, params, std::move(observer));
+    rollout_.agents->run(sessions, params, weights_step_, observer);
   }
-  take_spans_of(*agents_);
+  take_spans_of(*rollout_.agents);
   auto batch = answered(sessions, sampling);
   if (partial) {
     std::vector<std::int64_t> seeds;
@@ -275,7 +248,7 @@ std::vector<Session> ActorRolloutRefWorker::finished_groups(const Sampling& samp
   const auto is_enough = [&] {
     return !again && std::ranges::all_of(old, is_over) && chosen().size() == wanted;
   };
-  agents_->run(carried_, params, weights_step_, observer_of(carried_), is_enough);
+  rollout_.agents->run(carried_, params, weights_step_, observer_of(carried_), is_enough);
 
   const auto groups = chosen();
   require(groups.size() == wanted && std::ranges::all_of(groups, is_over), ErrorKind::kUsage,
@@ -435,6 +408,7 @@ UpdateOutput ActorRolloutRefWorker::update_actor(const RolloutBatch& batch, std:
 void ActorRolloutRefWorker::update_weights(std::int64_t weights_step) {
   weights_step_ = weights_step;
   (void)hybrid_->rollout_mode();
+  if (replicas_) replicas_->give_weights(weights_step);
 }
 
 }  // namespace ferry::trainer

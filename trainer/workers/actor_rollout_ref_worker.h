@@ -12,11 +12,12 @@
 
 #include "models/distributed/parallel_state.h"
 #include "models/distributed/world.h"
-#include "rollout/llm_engine.h"
 #include "trainer/agents/agent_runner.h"
 #include "trainer/config/ppo_config.h"
 #include "trainer/dataset/prompt_examples.h"
 #include "trainer/metrics/timeline.h"
+#include "trainer/replicas/replica_fleet.h"
+#include "trainer/replicas/rollout_engine.h"
 #include "trainer/update/compute_log_prob.h"
 #include "trainer/update/update_actor.h"
 #include "trainer/workers/hybrid_engine.h"
@@ -118,9 +119,8 @@ class ActorRolloutRefWorker {
   std::shared_ptr<const converter::Checkpoint> origin_;
   std::unique_ptr<MegatronWorker> actor_, ref_;
   std::unique_ptr<models::ParallelState> rollout_mesh_;
-  std::vector<std::unique_ptr<models::GPTModel>> rollout_model_;  // none where memory is shared
-  std::unique_ptr<rollout::LLMEngine> engine_;
-  std::unique_ptr<AgentRunner> agents_;
+  RolloutEngine rollout_;                   // where this rank has a part in it
+  std::unique_ptr<ReplicaFleet> replicas_;  // that help it
   const PromptEncoder* encoder_ = nullptr;
   RewardManager* rewards_ = nullptr;  // where this rank asks
   std::vector<Span> spans_;

@@ -146,6 +146,23 @@ def test_an_asynchronous_run_is_played_again(mode, world, work):
     assert max(spans) == (2 if "data.gen_batch_size" in mode else 1)
 
 
+def test_replicas_answer_sessions_with_tools_of_their_own(world, work):
+    """The run has the bytes of one without them, and its journal plays both again. A step takes a while, so that they load within a few."""
+    (work / "reward.py").write_text((world / "reward.py").read_text().replace("import json, sys\n", "import json, sys, time\n")
+                                    .replace("    print", "    time.sleep(.02)\n    print"))
+    more = with_tools(world) | {"reward_model.command": f"{sys.executable} {work / 'reward.py'}", "trainer.total_training_steps": 60,
+                                f"{ROLLOUT}.max_num_seqs": 5, f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1], "async_training.staleness_threshold": 2}
+    replicas = {f"{ROLLOUT}.replicas.num": 1}
+    alone = train(world, work / "alone", 2, **more)
+    assert train(world, work / "run", 2, **more, **replicas) == alone
+    assert train(world, work / "again", 2, **more, **replicas, **{f"{ROLLOUT}.agent.replay_dir": str(work / "run/sessions")}) == alone
+    for run in ("run", "again"):
+        for folder in ("sessions", "rollouts"):
+            assert tree(work / run / folder) == tree(work / "alone" / folder)
+        answered = [json.loads(line).get("of replicas", {}) for line in (work / run / "replicas/rank1.jsonl").read_text().splitlines()]
+        assert sum(sum(of.values()) for of in answered) > 0
+
+
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(world, work):
     """In the midst of the third step, whose sessions wait for a tool."""
     more = with_tools(world) | {"trainer.total_training_steps": 4, "checkpoint.save_freq": 1, "data.val_files": [str(world / "train.jsonl")],

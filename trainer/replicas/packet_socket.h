@@ -1,0 +1,56 @@
+// Packets between processes of one machine: JSON values in CBOR, each behind its size, over a Unix
+// socket. The path of a socket may be of any length.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "distckpt/storage/file_io.h"
+
+namespace ferry::trainer {
+
+class PacketSocket {
+ public:
+  explicit PacketSocket(distckpt::Descriptor connection);
+  // Throws Error(kIo) if nobody listens there.
+  static PacketSocket connect(const std::filesystem::path& path);
+
+  // Sends what the other side takes; the rest goes with later calls.
+  void send(const nlohmann::json& packet);
+  // Waits for a packet, but no longer than that. Nothing if none came. Throws Error(kCorrupt) for
+  // bytes that are none.
+  std::optional<nlohmann::json> receive(std::chrono::milliseconds wait);
+  // Whether the other side has gone; packets that came before are still received.
+  bool is_closed() const { return closed_; }
+
+ private:
+  std::optional<nlohmann::json> take();
+  void exchange(int wait_ms);
+
+  distckpt::Descriptor connection_;
+  std::string unsent_;
+  std::string received_;
+  bool closed_ = false;
+};
+
+class PacketListener {
+ public:
+  // Makes the socket, which only this user can connect to, in place of one that a process left
+  // behind; removes it in the end. Throws Error(kIo).
+  explicit PacketListener(std::filesystem::path path);
+  ~PacketListener();
+  PacketListener(const PacketListener&) = delete;
+  PacketListener& operator=(const PacketListener&) = delete;
+
+  // A process that has connected, if one has.
+  std::optional<PacketSocket> accept();
+
+ private:
+  std::filesystem::path path_;
+  distckpt::Descriptor listening_;
+};
+
+}  // namespace ferry::trainer

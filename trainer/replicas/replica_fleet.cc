@@ -1,0 +1,251 @@
+#include "trainer/replicas/replica_fleet.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "distckpt/base/error.h"
+#include "distckpt/storage/file_io.h"
+#include "models/certificate/numerics_digest.h"
+#include "trainer/metrics/metric_log.h"
+#include "trainer/replicas/session_packet.h"
+
+namespace ferry::trainer {
+
+using nlohmann::json;
+
+namespace {
+
+std::filesystem::path file_of(const std::filesystem::path& folder, int rank, const char* suffix) {
+  return folder / fmt::format("rank{}.{}", rank, suffix);
+}
+
+}  // namespace
+
+ReplicaFleet::ReplicaFleet(const PpoConfig& config, models::GPTModel& model, int rank)
+    : config_(config),
+      model_(model),
+      rank_(rank),
+      folder_(std::filesystem::absolute(config.trainer.run.default_local_dir) / kReplicaFolder),
+      journal_(file_of(folder_, rank, "jsonl")),
+      listener_(file_of(folder_, rank, "sock")),
+      slots_(static_cast<std::size_t>(config.rollout.replicas.num)) {
+  distckpt::write_text(file_of(folder_, rank_, "toml"), to_toml(config));
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) start(slot);
+}
+
+ReplicaFleet::~ReplicaFleet() = default;
+
+void ReplicaFleet::write(const std::string& event, const nlohmann::ordered_json& more) const {
+  nlohmann::ordered_json line{{"time", wall_time()}, {"step", weights_step_ + 1}, {"event", event}};
+  line.update(more);
+  journal_.append(line.dump(-1, ' ', false, json::error_handler_t::replace) + "\n");
+}
+
+void ReplicaFleet::start(std::size_t slot) {
+  auto& one = slots_[slot];
+  const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+  one.has_joined = false;
+  one.started = Clock::now();
+  one.process = std::make_unique<ChildProcess>(std::vector<std::string>{
+      program, "train", "replica", file_of(folder_, rank_, "sock").string(), "--slot",
+      std::to_string(slot)});
+  write("started", {{"slot", slot}});
+}
+
+void ReplicaFleet::start_again(std::size_t slot, const std::string& why) {
+  auto& one = slots_[slot];
+  one.process.reset();  // ends it
+  const bool again = one.num_restarts < config_.rollout.replicas.max_restarts;
+  if (!again) return write("given up", {{"slot", slot}, {"why", why}});
+  ++one.num_restarts;
+  start(slot);
+}
+
+void ReplicaFleet::poll() {
+  while (auto socket = listener_.accept())
+    replicas_.push_back(std::make_unique<Replica>(
+        Replica{.number = num_joined_++, .socket = std::move(*socket), .heard = Clock::now()}));
+  for (std::size_t i = 0; i < replicas_.size();) {
+    const auto why = listen_to(*replicas_[i]);
+    if (why.empty())
+      ++i;
+    else
+      leave_out(i, why);
+  }
+  const std::chrono::seconds limit(config_.rollout.replicas.start_timeout);
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    auto& one = slots_[slot];
+    if (!one.process || one.has_joined) continue;
+    std::string_view nothing;
+    (void)one.process->exchange(nothing, std::chrono::milliseconds(0));
+    if (one.process->ended())
+      start_again(slot, fmt::format("ended ({})", *one.process->ended()));
+    else if (Clock::now() - one.started > limit)
+      start_again(slot, fmt::format("did not join in {} s", limit.count()));
+  }
+}
+
+std::string ReplicaFleet::listen_to(Replica& replica) {
+  const auto& settings = config_.rollout.replicas;
+  try {
+    while (const auto packet = replica.socket.receive(std::chrono::milliseconds(0)))
+      hear(replica, *packet);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  if (replica.socket.is_closed()) return "ended";
+  if (replica.is_loaded && replica.sessions.empty()) return "";
+  const std::chrono::seconds limit(replica.is_loaded ? settings.timeout : settings.start_timeout);
+  if (Clock::now() - replica.heard <= limit) return "";
+  return fmt::format("said nothing for {} s", limit.count());
+}
+
+void ReplicaFleet::hear(Replica& replica, const json& packet) {
+  replica.heard = Clock::now();
+  if (packet.contains("joins")) {
+    packet.at("pid").get_to(replica.pid);
+    if (!packet["joins"].is_null()) {
+      replica.slot = packet["joins"].get<std::size_t>();
+      slots_.at(*replica.slot).has_joined = true;
+    }
+    replica.socket.send({{"config", file_of(folder_, rank_, "toml").string()},
+                         {"timeout", config_.rollout.replicas.timeout}});
+  } else if (packet.contains("loaded")) {
+    const auto mine = models::numerics_policy(model_).digest();
+    require(packet["loaded"] == mine, ErrorKind::kUsage,
+            "computes by another numerical policy than the rank");
+    replica.is_loaded = true;
+    write("joined", {{"replica", replica.number}, {"pid", replica.pid}});
+  } else if (packet.contains("session")) {
+    const auto number = packet.at("number").get<std::size_t>();
+    require(sessions_ != nullptr && replica.sessions.erase(number) == 1, ErrorKind::kCorrupt,
+            "answers session {}, which it does not have", number);
+    (*sessions_)[number] = session_of(packet["session"]);
+    ++num_over_;
+    ++replica.num_answered;
+    observer_.is_over(number);
+  } else if (packet.contains("failed")) {
+    fail(ErrorKind::kIo, "{}", packet["failed"].get<std::string>());
+  }
+}
+
+std::string ReplicaFleet::give_weights(Replica& replica) {
+  const std::chrono::seconds timeout(config_.rollout.replicas.timeout);
+  try {
+    if (replica.link) {
+      replica.socket.send({{"weights", ""}});
+    } else {
+      const auto file = file_of(folder_, rank_, fmt::format("{}.store", replica.number).c_str());
+      std::filesystem::remove(file);
+      replica.socket.send({{"weights", file.string()}});
+      replica.link = std::make_unique<WeightLink>(file, WeightLink::Side::kGives, model_, timeout);
+    }
+    replica.link->move(config_.rollout.verify_weights);
+  } catch (const std::exception& error) {
+    return fmt::format("took no weights: {}", error.what());
+  }
+  replica.heard = Clock::now();
+  return "";
+}
+
+void ReplicaFleet::give_weights(std::int64_t step) {
+  weights_step_ = step;
+  poll();
+  for (std::size_t i = 0; i < replicas_.size();) {
+    const auto why = replicas_[i]->is_loaded ? give_weights(*replicas_[i]) : "";
+    if (why.empty())
+      ++i;
+    else
+      leave_out(i, why);
+  }
+}
+
+void ReplicaFleet::leave_out(std::size_t index, const std::string& why) {
+  const auto lost = std::move(replicas_[index]);
+  replicas_.erase(replicas_.begin() + static_cast<std::ptrdiff_t>(index));
+  queue_.insert(queue_.begin(), lost->sessions.begin(), lost->sessions.end());
+  write("left out", {{"replica", lost->number}, {"sessions", lost->sessions.size()}, {"why", why}});
+  if (lost->slot) start_again(*lost->slot, why);
+}
+
+SessionObserver ReplicaFleet::share(std::vector<Session>& sessions,
+                                    const rollout::SamplingParams& params,
+                                    SessionObserver observer) {
+  sessions_ = &sessions;
+  params_ = params;
+  observer_ = observer;
+  queue_.clear();
+  for (std::size_t number = 0; number < sessions.size(); ++number) queue_.push_back(number);
+  num_mine_ = num_over_ = 0;
+  for (const auto& replica : replicas_) replica->heard = Clock::now();
+  observer.is_over = [this](std::size_t number) {
+    --num_mine_;
+    ++num_over_;
+    observer_.is_over(number);
+  };
+  observer.next = [this](bool waits) { return next(waits); };
+  return observer;
+}
+
+void ReplicaFleet::join_run(Replica& replica) {
+  replica.socket.send({{"run", to_packet(params_)}, {"global_step", weights_step_}});
+  replica.runs = true;
+}
+
+// Each has as many sessions as any other, and no more than its engine computes at a time.
+std::vector<std::size_t> ReplicaFleet::hand_out() {
+  const auto all = sessions_->size(), sharing = replicas_.size() + 1;
+  const auto most = std::min((all + sharing - 1) / sharing,
+                             static_cast<std::size_t>(config_.rollout.max_num_seqs));
+  for (const auto& replica : replicas_) {
+    while (replica->runs && replica->sessions.size() < most && !queue_.empty()) {
+      const auto number = queue_.front();
+      queue_.pop_front();
+      if (replica->sessions.empty()) replica->heard = Clock::now();
+      replica->sessions.insert(number);
+      replica->socket.send({{"session", to_packet((*sessions_)[number])}, {"number", number}});
+    }
+  }
+  std::vector<std::size_t> mine;
+  for (; num_mine_ < most && !queue_.empty(); ++num_mine_) {
+    mine.push_back(queue_.front());
+    queue_.pop_front();
+  }
+  return mine;
+}
+
+std::optional<std::vector<std::size_t>> ReplicaFleet::next(bool waits) {
+  poll();
+  for (std::size_t i = 0; i < replicas_.size();) {
+    auto& replica = *replicas_[i];
+    std::string why;
+    if (replica.is_loaded && !replica.runs) {
+      if (!replica.link) why = give_weights(replica);  // it has come while others answer
+      if (why.empty()) join_run(replica);
+    }
+    if (why.empty())
+      ++i;
+    else
+      leave_out(i, why);
+  }
+  if (num_over_ == sessions_->size()) {
+    auto answered = nlohmann::ordered_json::object();
+    for (const auto& replica : replicas_) {
+      if (!std::exchange(replica->runs, false)) continue;
+      replica->socket.send({{"end", true}});
+      answered[std::to_string(replica->number)] = std::exchange(replica->num_answered, 0);
+    }
+    if (!answered.empty())
+      write("answered", {{"sessions", sessions_->size()}, {"of replicas", answered}});
+    sessions_ = nullptr;
+    return std::nullopt;
+  }
+  auto mine = hand_out();
+  if (waits && mine.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  return mine;
+}
+
+}  // namespace ferry::trainer
