@@ -46,6 +46,18 @@ std::string_view without_space(std::string_view text) {
   return end == std::string_view::npos ? std::string_view() : text.substr(begin, end + 1 - begin);
 }
 
+// From left to right: what is left of the text makes no frame.
+std::string without_frames(std::string_view text) {
+  std::string kept;
+  while (!text.empty()) {
+    const auto frame = std::ranges::find_if(
+        kDeepSeekFrames, [&](std::string_view one) { return text.starts_with(one); });
+    if (frame == kDeepSeekFrames.end()) kept += text.front();
+    text.remove_prefix(frame == kDeepSeekFrames.end() ? 1 : frame->size());
+  }
+  return kept;
+}
+
 // With U+FFFD for bytes that are not UTF-8.
 std::string as_text(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
@@ -185,11 +197,7 @@ void ToolCallParser::scan(bool is_last, Part& part) {
 void ToolCallParser::give_content(std::string_view text, bool is_last, Part& part) {
   auto all = space_ + std::string(text);
   space_.clear();
-  if (is_deepseek(format_)) {
-    for (const auto frame : kDeepSeekFrames)
-      for (auto at = all.find(frame); at != std::string::npos; at = all.find(frame))
-        all.erase(at, frame.size());
-  }
+  if (is_deepseek(format_)) all = without_frames(all);
   const auto end = all.find_last_not_of(" \t\r\n");
   const auto kept = end == std::string::npos ? 0 : end + 1;
   const bool keeps_space = is_last && !has_called_;

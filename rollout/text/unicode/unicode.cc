@@ -104,22 +104,35 @@ CodePointSet::CodePointSet(std::vector<CodePointRange> ranges) {
       ranges_.push_back(range);
     }
   }
-  std::map<Page, std::uint16_t> known{{Page{}, std::uint16_t{0}}};
-  std::size_t next = 0;  // the first range that can reach into the page
-  for (std::size_t page = 0; page < page_of_.size(); ++page) {
-    const char32_t begin = static_cast<char32_t>(page << 8), end = begin + 0xFF;
-    Page bits{};
-    while (next < ranges_.size() && ranges_[next].last < begin) ++next;
-    for (auto i = next; i < ranges_.size() && ranges_[i].first <= end; ++i) {
-      const auto last = std::min(ranges_[i].last, end);
-      for (auto c = std::max(ranges_[i].first, begin); c <= last; ++c) {
-        bits[c >> 6 & 3] |= std::uint64_t{1} << (c & 63);
-      }
+  if (ranges_.empty()) return;
+  page_of_.resize((ranges_.back().last >> 8) + 1);
+  pages_.emplace_back();
+  std::map<Page, std::uint16_t> known;
+  Page bits{};
+  std::size_t page = 0;  // of the bits
+  const auto finish_page = [&] {
+    if (bits == Page{}) return;
+    if (page > 0 && pages_[page_of_[page - 1]] == bits) {
+      page_of_[page] = page_of_[page - 1];
+    } else {
+      const auto [found, is_new] =
+          known.try_emplace(bits, static_cast<std::uint16_t>(pages_.size()));
+      if (is_new) pages_.push_back(bits);
+      page_of_[page] = found->second;
     }
-    const auto [found, is_new] = known.try_emplace(bits, static_cast<std::uint16_t>(pages_.size()));
-    if (is_new) pages_.push_back(bits);
-    page_of_[page] = found->second;
+    bits = {};
+  };
+  for (const auto& [first, last] : ranges_) {
+    for (std::size_t word = first >> 6; word <= last >> 6; ++word) {
+      if (word >> 2 != page) finish_page();
+      page = word >> 2;
+      auto mask = ~std::uint64_t{0};
+      if (word == first >> 6) mask <<= first & 63;
+      if (word == last >> 6) mask &= ~std::uint64_t{0} >> (63 - (last & 63));
+      bits[word & 3] |= mask;
+    }
   }
+  finish_page();
 }
 
 CodePointSet CodePointSet::inverted() const {
@@ -140,7 +153,17 @@ CodePointSet CodePointSet::united(const CodePointSet& other) const {
 }
 
 CodePointSet CodePointSet::intersected(const CodePointSet& other) const {
-  return inverted().united(other.inverted()).inverted();
+  std::vector<CodePointRange> both;
+  for (auto a = ranges_.begin(), b = other.ranges_.begin();
+       a != ranges_.end() && b != other.ranges_.end();) {
+    const auto first = std::max(a->first, b->first), last = std::min(a->last, b->last);
+    if (first <= last) both.push_back({first, last});
+    if (a->last < b->last)
+      ++a;
+    else
+      ++b;
+  }
+  return CodePointSet(std::move(both));
 }
 
 const CodePointSet* CodePointSet::named(std::string_view name) {

@@ -70,7 +70,9 @@ bool is_valid_utf8(std::string_view text);
 // `text` with U+FFFD for each part that is not UTF-8.
 std::string replace_invalid_utf8(std::string_view text);
 
-// A set of characters: pages of 256 bits each, of which equal ones are shared.
+// A set of characters: pages of 256 bits each, of which equal ones are shared, up to the last that
+// is not empty: a set of one letter takes some hundred bytes. Regular expressions of requests have
+// thousands of them.
 class CodePointSet {
  public:
   CodePointSet() = default;
@@ -81,7 +83,7 @@ class CodePointSet {
   static const CodePointSet* named(std::string_view name);
 
   bool contains(char32_t c) const {
-    return (pages_[page_of_[c >> 8]][c >> 6 & 3] >> (c & 63) & 1) != 0;
+    return c >> 8 < page_of_.size() && (pages_[page_of_[c >> 8]][c >> 6 & 3] >> (c & 63) & 1) != 0;
   }
   const std::vector<CodePointRange>& ranges() const { return ranges_; }  // sorted, apart
   CodePointSet inverted() const;
@@ -92,8 +94,8 @@ class CodePointSet {
   using Page = std::array<std::uint64_t, 4>;
 
   std::vector<CodePointRange> ranges_;
-  std::array<std::uint16_t, (kLastCodePoint >> 8) + 1> page_of_{};
-  std::vector<Page> pages_{Page{}};
+  std::vector<std::uint16_t> page_of_;  // in pages_
+  std::vector<Page> pages_;             // the first is empty
 };
 
 // Bytes of white space at the front of `text`, and at its end.

@@ -85,6 +85,11 @@ TEST(ToolCalls, DeepSeeksStringsMayHaveBackticks) {
          "", {{"f", R"({"s":"```"})"}});
 }
 
+TEST(ToolCalls, AFrameThatAnotherLeavesBehindIsText) {
+  expect(ToolFormat::kDeepSeekV3, "<｜tool▁calls▁<｜tool▁calls▁end｜>end｜>",
+         "<｜tool▁calls▁end｜>", {});
+}
+
 TEST(ToolCalls, ACallThatDoesNotParseIsText) {
   for (const std::string text : {"<tool_call>\n{\"name\": \"f\", \"arguments\": \n</tool_call>",
                                  "a <tool_call>\n{\"name\": \"f\"", "<tool_cal", "<tool_call>",

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
+#include "rollout/text/unicode/unicode.h"
 #include "tests/support/expect.h"
 
 namespace ferry::rollout::text {
@@ -175,6 +177,16 @@ TEST(Regex, RefusesDeepNesting) {
 TEST(Regex, RefusesALongProgram) {
   EXPECT_TRUE(
       fails(ErrorKind::kUsage, {"longer than"}, [] { Regex("(?:(?:ab{900}){900}){900}"); }));
+}
+
+// Requests may have such patterns: each character's set once had a table of all characters.
+TEST(Regex, OfManySetsIsReadInAMoment) {
+  std::string members;
+  for (char32_t c = 0; c < 20000; ++c) append_utf8(0x4E00 + c, members);
+  const auto begin = std::chrono::steady_clock::now();
+  const Regex regex("[" + members + "]");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_LE(sizeof(CodePointSet), 128U);  // each character of a pattern is one
 }
 
 }  // namespace regex_test

@@ -103,6 +103,20 @@ TEST(CodePointSet, ALetterOfUnicode16IsALetter) {
   EXPECT_TRUE(CodePointSet::named("Lu")->contains(0xA7CB));
 }
 
+TEST(CodePointSet, EndsWherePagesAndWordsDo) {
+  const CodePointSet set({{0x3F, 0x40}, {0xC0, 0x1FF}, {0x300, 0x300}, {0x10FF00, kLastCodePoint}});
+  for (const char32_t c : {0x3F, 0x40, 0xC0, 0x100, 0x1FF, 0x300, 0x10FF00, 0x10FFFF})
+    EXPECT_TRUE(set.contains(c)) << std::size_t{c};
+  for (const char32_t c : {0x3E, 0x41, 0xBF, 0x200, 0x2FF, 0x301, 0x10FEFF})
+    EXPECT_FALSE(set.contains(c)) << std::size_t{c};
+}
+
+TEST(CodePointSet, HasNothingBeyondUnicode) {
+  EXPECT_FALSE(CodePointSet().contains(0));
+  EXPECT_FALSE(CodePointSet().inverted().contains(kLastCodePoint + 1));
+  EXPECT_FALSE(CodePointSet().inverted().contains(0x1FFFFF));  // four bytes that are not UTF-8
+}
+
 TEST(CodePointSet, AnUnknownNameHasNoSet) {
   EXPECT_EQ(CodePointSet::named("Klingon"), nullptr);
 }
