@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Training that waits for answers beside training that does not, on answers of log-normal lengths: an actor and a rollout, each on cores of its own.
+
+    build/peers/bin/python tests/bench/async_bench.py [--ferry PROGRAM] [--cores 0 1] [--mean 250] [--cap 2048] [--steps 10] [--prompts 16] [--answers 4]
+        [--layers 4] [--hidden 256] [--epochs 1] [--modes synchronous 1 2 4 partial2 partial4] [--rounds 1]
+
+The model's layers cost what layers cost and add nothing: its embeddings and head make each answer a walk through stages of a length class that the
+prompt names, so that lengths are log-normal (sigma 1, Erlang of 8 stages about each of 32 quantiles). Nothing is learned (a rate of 1e-30). Prints, for
+each mode, tokens per second of steps behind the first three, and the shares of their time in which trainer and rollout idled.
+"""
+import argparse
+import json
+import math
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CLASSES, STAGES, EOS, FIRST = 32, 8, 0, 2
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+WARM = 3
+
+
+def word(k, stage):
+    return chr(0x4E00 + k * STAGES + stage)
+
+
+def write_model(folder, options):
+    import torch
+    from safetensors.torch import save_file
+    mu = math.log(options.mean) - 0.5
+    means = [math.exp(mu + statistics.NormalDist().inv_cdf((k + 0.5) / CLASSES)) for k in range(CLASSES)]
+    ends = [min(STAGES / mean, 0.999) for mean in means]  # the probability that a token ends its stage
+    hidden, vocabulary = options.hidden, FIRST + CLASSES * STAGES
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "intermediate_size": 3 * hidden,
+              "num_hidden_layers": options.layers, "num_attention_heads": hidden // 64, "num_key_value_heads": hidden // 64, "head_dim": 64,
+              "max_position_embeddings": options.cap + 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": vocabulary, "hidden_act": "silu",
+              "tie_word_embeddings": False, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": EOS}
+    (folder / "config.json").write_text(json.dumps(config))
+    names = ["<eos>", "<bos>"] + [word(k, stage) for k in range(CLASSES) for stage in range(STAGES)]
+    (folder / "tokenizer.json").write_text(json.dumps({
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None, "post_processor": None,
+        "decoder": None, "added_tokens": [{"id": i, "content": names[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                                           "special": True} for i in range(FIRST)],
+        "model": {"type": "BPE", "vocab": {name: i for i, name in enumerate(names)}, "merges": [], "unk_token": None, "byte_fallback": False}}))
+    embed, head = torch.zeros(vocabulary, hidden), torch.full((vocabulary, hidden), 0.0)
+    scale = math.sqrt(hidden / 2)  # of the two channels of a token, behind the norm
+    head[:, :CLASSES + STAGES] = -30 / scale
+    for k in range(CLASSES):
+        for stage in range(STAGES):
+            row = FIRST + k * STAGES + stage
+            embed[row, k] = embed[row, CLASSES + stage] = 1
+            head[row, k] = 0
+            head[row, CLASSES + stage] = math.log1p(-ends[k]) / scale
+            if stage > 0:
+                head[row, CLASSES + stage - 1] = math.log(ends[k]) / scale
+        head[EOS, k] = math.log(ends[k]) / scale
+    head[EOS, CLASSES + STAGES - 1] = 0
+    embed[:FIRST, CLASSES] = 1
+    weights = {"model.embed_tokens.weight": embed, "lm_head.weight": head, "model.norm.weight": torch.ones(hidden)}
+    torch.manual_seed(0)
+    for layer in range(options.layers):
+        name = f"model.layers.{layer}."
+        for projection, shape in {"q": (hidden, hidden), "k": (hidden, hidden), "v": (hidden, hidden)}.items():
+            weights[f"{name}self_attn.{projection}_proj.weight"] = 0.02 * torch.randn(shape)
+        weights[f"{name}self_attn.o_proj.weight"] = torch.zeros(hidden, hidden)
+        for projection in ("gate", "up"):
+            weights[f"{name}mlp.{projection}_proj.weight"] = 0.02 * torch.randn(3 * hidden, hidden)
+        weights[f"{name}mlp.down_proj.weight"] = torch.zeros(hidden, 3 * hidden)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{name}{norm}.weight"] = torch.ones(hidden)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def write_data(path, count):
+    draw = random.Random(1)
+    path.write_text("".join(json.dumps({"data_source": "lengths", "prompt": [{"role": "user", "content": word(draw.randrange(CLASSES), 0)}],
+                                        "reward_model": {"style": "rule", "ground_truth": ""}, "extra_info": {"index": i}}) + "\n" for i in range(count)))
+
+
+def write_reward(path):
+    path.write_text("import json, sys\nfor line in sys.stdin:\n    q = json.loads(line)\n"
+                    "    print(json.dumps({'id': q['id'], 'score': len(q['response_ids']) % 7 / 7}), flush=True)\n")
+
+
+def mode_settings(mode, options):
+    if mode == "synchronous":
+        return {}
+    partial = mode.startswith("partial")
+    settings = {"async_training.staleness_threshold": int(mode.removeprefix("partial"))}
+    return settings | ({"async_training.partial_rollout": True, "data.gen_batch_size": 2 * options.prompts} if partial else {})
+
+
+def run(mode, options, folder):
+    out = folder / f"run_{mode}"
+    settings = {"actor_rollout_ref.model.path": str(folder), "data.train_files": [str(folder / "train.jsonl")], "data.train_batch_size": options.prompts,
+                "data.max_prompt_length": 8, "data.max_response_length": options.cap, f"{ACTOR}.ppo_mini_batch_size": options.prompts,
+                f"{ACTOR}.ppo_max_token_len_per_gpu": 2 * options.cap, f"{ACTOR}.optim.lr": 1e-30, f"{ACTOR}.megatron.dtype": "float32",
+                f"{ACTOR}.ppo_epochs": options.epochs, f"{ROLLOUT}.n": options.answers, f"{ROLLOUT}.kv_cache_bytes": 1 << 30,
+                f"{ROLLOUT}.max_num_seqs": options.prompts * options.answers, "trainer.total_training_steps": options.steps, "trainer.device": "cpu",
+                "trainer.default_local_dir": str(out), "trainer.log_samples": False, "trainer.logger": ["file"], "checkpoint.save_freq": -1,
+                "reward_model.command": f"{sys.executable} {folder / 'reward.py'}", f"{ACTOR}.ranks": [0], f"{ROLLOUT}.ranks": [1]}
+    settings |= mode_settings(mode, options)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen([options.ferry, "train", "grpo", "-q", *(f"{key}={json.dumps(value)}" for key, value in settings.items())],
+                              stderr=subprocess.PIPE, text=True, preexec_fn=lambda core=core: os.sched_setaffinity(0, [core]),
+                              env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                                                "OMP_NUM_THREADS": "1"}) for rank, core in enumerate(options.cores)]
+    said = [rank.communicate()[1] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), said
+    steps = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in steps if "timing_s/step" in step][WARM:]
+    seconds = sum(step["timing_s/step"] for step in steps)
+    spans = [json.loads(line) for line in (out / "timeline/timeline_rank1.jsonl").read_text().splitlines()]
+    first = min(span["start"] for span in spans if span["name"] == "gen" and span["step"] > WARM)
+    last = max(json.loads(line)["end"] for line in (out / "timeline/timeline_rank0.jsonl").read_text().splitlines())
+    busy = sum(span["end"] - span["start"] for span in spans if span["name"] == "gen" and span["start"] >= first)
+    return {"rate": sum(step["perf/total_num_tokens"] for step in steps) / seconds,
+            "trainer": sum(step["timing_s/gen"] for step in steps) / seconds, "rollout": max(0.0, 1 - busy / (last - first)),
+            "gen": busy / len(steps), "learn": sum(step["timing_s/step"] - step["timing_s/gen"] for step in steps) / len(steps),
+            "mean": sum(step["response_length/mean"] for step in steps) / len(steps), "max": max(step["response_length/max"] for step in steps)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ferry", default="build/cli/ferry")
+    parser.add_argument("--cores", type=int, nargs=2, default=[0, 1])
+    parser.add_argument("--modes", nargs="+", default=["synchronous", "1", "2", "4", "partial2", "partial4"])
+    for name, value in {"mean": 250, "cap": 2048, "steps": 10, "prompts": 16, "answers": 4, "layers": 4, "hidden": 256, "epochs": 1, "rounds": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args()
+    best = {}
+    for turn in range(options.rounds):
+        for mode in options.modes:
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                write_model(folder, options)
+                write_data(folder / "train.jsonl", 4 * options.steps * options.prompts)
+                write_reward(folder / "reward.py")
+                one = run(mode, options, folder)
+            print(f"round {turn + 1}: {mode:12} {one['rate']:7.0f} tokens/s, idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}; "
+                  f"answers {one['gen']:.2f} s, the rest of a step {one['learn']:.2f} s; lengths {one['mean']:.0f}, at most {one['max']:.0f}", flush=True)
+            if mode not in best or one["rate"] > best[mode]["rate"]:
+                best[mode] = one
+    for mode, one in best.items():
+        ratio = f", {one['rate'] / best['synchronous']['rate']:.2f} x" if "synchronous" in best else ""
+        print(f"best: {mode:12} {one['rate']:7.0f} tokens/s{ratio}; idle: trainer {one['trainer']:.0%}, rollout {one['rollout']:.0%}")
+
+
+if __name__ == "__main__":
+    main()
