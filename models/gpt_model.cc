@@ -113,15 +113,18 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
 at::Tensor GPTModel::forward(const at::Tensor& tokens,
                              const at::Tensor& positions,
                              InferenceContext& inference,
-                             const RouterReplay& routes) const {
+                             const RouterReplay& routes,
+                             const VisualRows& visual) const {
   require(stage_.pre_process && stage_.post_process && !options_.sequence_parallel &&
               mesh_.shape().cp() == 1,
           ErrorKind::kUsage,
           "generation takes whole models: no pipeline, no context or sequence parallelism");
   const LayerContext context{.angles = rotary_.angles(positions, scalar_type(options_.dtype)),
                              .inference = &inference,
-                             .routes = routes};
-  const auto embedded = embedding_->forward(tokens);
+                             .routes = routes,
+                             .visual = visual.any() ? &visual : nullptr};
+  auto embedded = embedding_->forward(tokens);
+  if (visual.any()) embedded = visual.embed(embedded);
   const auto row = row_decoder_ ? inference.only_row() : std::nullopt;
   auto stream = row && row_decoder_->takes(*row)
                     ? row_decoder_->forward(embedded, context.angles, *row)
@@ -141,7 +144,10 @@ ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& c
       stream = recompute_layers(i, count, stream, context);
       i += count;
     } else {
+      const auto layer = stage_.layers[i];
       stream = layers_[i++].forward(std::move(stream), context);
+      if (context.visual != nullptr && context.visual->adds_to(layer))
+        stream = {.sum = context.visual->add(layer, stream.total())};
     }
   }
   return stream;

@@ -54,15 +54,17 @@ class GPTModel {
                      const Observer& observe = {},
                      const RouterReplay& routes = {}) const;
 
-  // Computes one step of generation: tokens and positions [rows], int64 on the device, of the
-  // sequences that `inference` holds -> the normed hidden states [rows, hidden]. Tensor parallel
-  // ranks have the same rows, and share them out to the routers as `routes` says. Reads nothing
-  // back to the host in models without experts. Throws Error(kUsage) unless this is a whole model,
-  // and without context or sequence parallelism.
+  // Computes one step of generation: tokens and positions [rows], int64 on the device (positions
+  // [3, rows] where tokens have one in time, height and width), of the sequences that `inference`
+  // holds -> the normed hidden states [rows, hidden]. Tensor parallel ranks have the same rows, and
+  // share them out to the routers as `routes` says. `visual` are rows of images. Reads nothing back
+  // to the host in models without experts. Throws Error(kUsage) unless this is a whole model, and
+  // without context or sequence parallelism.
   at::Tensor forward(const at::Tensor& tokens,
                      const at::Tensor& positions,
                      InferenceContext& inference,
-                     const RouterReplay& routes = {}) const;
+                     const RouterReplay& routes = {},
+                     const VisualRows& visual = {}) const;
 
   // Logits of the last stage's hidden states: this rank's part of the padded vocabulary, [local,
   // vocab/tp], or all of a classification head's, [local, num_labels].

@@ -52,7 +52,9 @@ class LoadPlanner {
   LoadPlan plan() {
     const auto& own = checkpoint_.map;
     const auto config = options_.config.value_or(own.config);
-    const auto other = config == own.config ? ModelMap{} : make_model_map(config);
+    const auto other = options_.vision_tower  ? make_vision_map(config)
+                       : config == own.config ? ModelMap{}
+                                              : make_model_map(config);
     const auto& model = other.family == nullptr ? own : other;
     const auto differ = difference(own.config, config, options_.new_head);
     source_ = checkpoint_.links;
@@ -127,9 +129,10 @@ class LoadPlanner {
 
   void leave_behind(const ModelTensor& tensor, const ConfigDifference& differ) {
     if (tensor.role == Role::kDerived) return;  // check_derived() knows it
-    require(
-        tensor.role == Role::kState || differ.may_stay_behind(checkpoint_.map.config, tensor.name),
-        ErrorKind::kLayout, "{}: the model has no place for it", tensor.name);
+    require(tensor.role == Role::kState || options_.vision_tower ||
+                checkpoint_.map.is_carried(tensor.name) ||
+                differ.may_stay_behind(checkpoint_.map.config, tensor.name),
+            ErrorKind::kLayout, "{}: the model has no place for it", tensor.name);
     result_.left_behind.push_back(tensor.name);
   }
 

@@ -33,6 +33,8 @@ struct LoadOptions {
   // then 0 whatever the seed and the mesh, and its head learns at once, the body behind it from the
   // second step on. Default: another head is an Error.
   bool new_head = false;
+  // The shards of the mesh are those of the model's vision tower, and nothing else is loaded.
+  bool vision_tower = false;
   // Rounds to nearest if the model has a narrower dtype than the checkpoint. Default: a value that
   // would be rounded is an Error.
   bool round = false;
@@ -51,8 +53,9 @@ struct LoadOptions {
 models::TransformerConfig with_value_head(models::TransformerConfig config);
 
 struct LoadPlan {
-  distckpt::CopyPlan copy{};                 // this rank's part
-  std::vector<std::string> left_behind{};    // tensors of the checkpoint that the model lacks
+  distckpt::CopyPlan copy{};  // this rank's part
+  // Tensors of the checkpoint that the model lacks, a vision tower's among them.
+  std::vector<std::string> left_behind{};
   std::vector<std::string> from_zero{};      // tensors of the model that the checkpoint lacks
   std::vector<std::string> second_copies{};  // tensors stored twice: compared where they are read
 };

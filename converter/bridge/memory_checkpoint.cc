@@ -18,6 +18,11 @@ bool fits(const distckpt::SafetensorsHeader& header, const Checkpoint& model) {
   return std::ranges::all_of(header.entries, [&](const distckpt::SafetensorsEntry& entry) {
     const auto copy = model.map.copies.find(entry.name);
     const auto at = copy != model.map.copies.end() ? copy : model.map.index.find(entry.name);
+    if (model.map.is_carried(entry.name)) {
+      return std::ranges::any_of(model.tensors, [&](const distckpt::ModelTensor& tensor) {
+        return tensor.name == entry.name && tensor.dtype == entry.dtype;
+      });
+    }
     return at != model.map.index.end() && model.tensors[at->second].dtype == entry.dtype;
   });
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "converter/bridge/carried_tensors.h"
 #include "converter/bridge/load.h"
 #include "converter/bridge/memory_checkpoint.h"
 #include "converter/digest_checkpoint.h"
@@ -17,6 +18,7 @@
 #include "converter/optimizer/optimizer_tensors.h"
 #include "converter/proof.h"
 #include "converter/shared_work.h"
+#include "converter/stored/sidecar.h"
 #include "converter/write/megatron_target.h"
 #include "converter/write/target_folder.h"
 #include "distckpt/base/cbor.h"
@@ -72,7 +74,6 @@ std::optional<HfForm> carried_form(const Checkpoint& origin, const Checkpoint& m
   }
   if (own.mtp_num_layers == 0) config.mtp_num_layers = 0;
   if (config != own) return std::nullopt;
-  adapt_form(origin, model, form);
   return form;
 }
 
@@ -103,6 +104,10 @@ Checkpoint describe_mesh(const MeshLayout& mesh, const SaveOptions& options) {
   }
   if (options.origin != nullptr) {
     model.hf = carried_form(*options.origin, model);
+    if (model.hf) {
+      add_carried_tensors(*options.origin, model);
+      adapt_form(*options.origin, model, *model.hf);
+    }
     model.common = options.origin->common;
   }
   if (options.common) model.common = options.common;
@@ -246,13 +251,17 @@ class Saving {
         distckpt::keep_targets(distckpt::plan_copy(model_.tensors, model_.side(), target_->side()),
                                [&](distckpt::StorageId file) { return is_mine(file); });
     plan_.discards.clear();
+    if (model_.layout.storages().size() > mesh_.layout.storages().size())
+      carried_.emplace(memory_, mesh_.layout.storages().size(), *options_.origin);
     for (auto& planned : plan_.tensors) keep_my_replicas(planned);
   }
 
-  // Each rank's file holds what it has the main replica of.
+  // Each rank's file holds what it has the main replica of; the first one writes what no rank
+  // holds.
   bool is_mine(distckpt::StorageId file) const {
     const auto* path = distckpt::file_of(target_->layout().storages()[file]);
-    return path->filename() == distckpt::distcp_filename(group_.rank);
+    return path->filename() == distckpt::distcp_filename(group_.rank) ||
+           (group_.rank == 0 && *path == derived_path(output()));
   }
 
   // A second copy (a tied output layer of its own) is compared where both are in this memory.
@@ -266,8 +275,10 @@ class Saving {
   void write() {
     auto& sink = target_->open_files([&](distckpt::StorageId file) { return is_mine(file); });
     const distckpt::Executor executor(executor_options());
+    auto& source = carried_ ? static_cast<distckpt::BoxSource&>(*carried_) : memory_;
     report_.bytes =
-        wait_reporting(executor.submit_pieces(plan_, memory_, sink), "saving", progress_).bytes;
+        wait_reporting(executor.submit_pieces(plan_, source, sink), "saving", progress_).bytes;
+    if (carried_) carried_->verify();
     target_->close_files();
   }
 
@@ -342,6 +353,7 @@ class Saving {
   std::unique_ptr<FileTarget> target_;
   std::set<std::string> padding_;  // that is saved too
   distckpt::CopyPlan plan_;
+  std::optional<CarriedSource> carried_;  // where the origin has tensors that no rank holds
   SaveReport report_;
 };
 

@@ -38,7 +38,8 @@ struct SaveOptions {
   models::ParallelConfig parallel{};  // of the mesh: what the arguments of the run say
   // The checkpoint that the model was loaded from, or null: then weights alone are written. The
   // arguments of its run go along, and, if the configuration is the same but for a new head and
-  // missing prediction layers, its config.json and tokenizer.
+  // missing prediction layers, its config.json, its tokenizer and the tensors that no rank holds, a
+  // vision tower's, as they lie in its files.
   const Checkpoint* origin = nullptr;
   // Megatron-Core's common state of a training run, a dict: `args`, `opt_param_scheduler`, and
   // under `optimizer` the param_groups, without which no state of an optimizer is saved. Null: the

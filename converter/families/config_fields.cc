@@ -177,6 +177,62 @@ void read_qwen_experts(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_router_pre_softmax = !fields.flag("norm_topk_prob", false);
 }
 
+namespace {
+
+std::vector<std::int64_t> sizes_of(const ConfigFields& fields, std::string_view key) {
+  std::vector<std::int64_t> sizes;
+  const auto* const list = fields.find(key);
+  if (list == nullptr) return sizes;
+  require(list->is_array(), ErrorKind::kCorrupt, "{}: {} is not a list", fields.source(), key);
+  for (const auto& value : *list) {
+    const auto size = distckpt::json_int(value, key, fields.source());
+    require(size >= 0 && size < kMaxSize, ErrorKind::kCorrupt, "{}: {} holds {}", fields.source(),
+            key, size);
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
+// The sections of a head's frequencies, if they take turns as Qwen3-VL's do.
+std::vector<std::int64_t> read_mrope_section(const ConfigFields& text) {
+  const auto* rope = text.find("rope_parameters");
+  if (rope == nullptr) rope = text.find("rope_scaling");
+  if (rope == nullptr || !rope->is_object()) return {};
+  return sizes_of(ConfigFields(*rope, text.source()), "mrope_section");
+}
+
+}  // namespace
+
+void read_qwen3_vision(const ConfigFields& all, TransformerConfig& config) {
+  const auto* const object = all.find("vision_config");
+  const auto* const text = all.find("text_config");
+  if (object == nullptr || text == nullptr) return;
+  const ConfigFields fields(*object, fmt::format("{}: vision_config", all.source()));
+  models::VisionConfig vision{
+      .depth = fields.size("depth", 27, kMaxLayers),
+      .hidden_size = fields.size("hidden_size", 1152),
+      .intermediate_size = fields.size("intermediate_size", 4304),
+      .num_heads = fields.size("num_heads", 16, kMaxHeads),
+      .in_channels = fields.size("in_channels", 3),
+      .patch_size = fields.size("patch_size", 16),
+      .temporal_patch_size = fields.size("temporal_patch_size", 2),
+      .spatial_merge_size = fields.size("spatial_merge_size", 2),
+      .out_hidden_size = fields.size("out_hidden_size", 3584),
+      .num_position_embeddings = fields.size("num_position_embeddings", 2304),
+      .deepstack_visual_indexes = {8, 16, 24},
+      .activation = fields.text("hidden_act", "gelu_pytorch_tanh"),
+      .image_token_id = all.size("image_token_id", 151655)};
+  if (fields.find("deepstack_visual_indexes") != nullptr)
+    vision.deepstack_visual_indexes = sizes_of(fields, "deepstack_visual_indexes");
+  if (const auto* const rope = fields.find("rope_parameters"); rope != nullptr) {
+    vision.rotary_base =
+        ConfigFields(*rope, fields.source()).optional_number("rope_theta").value_or(10000.0);
+  }
+  config.vision = std::move(vision);
+  config.mrope_section = read_mrope_section(ConfigFields(*text, all.source()));
+  if (config.mrope_section.empty()) config.mrope_section = {24, 20, 20};
+}
+
 void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {
   config.mtp_num_layers = fields.count("num_nextn_predict_layers", 0, kMaxLayers);
 }

@@ -46,6 +46,13 @@ struct TowerRule {
   bool transposed = false;
 };
 
+// The tensors of a vision tower, below the prefix that its tensors are carried under.
+struct HfVisionNames {
+  std::span<const HfName> embedding{};
+  std::span<const HfName> block{};   // below blocks.{l}.
+  std::span<const HfName> merger{};  // below merger. and deepstack_merger_list.{l}.
+};
+
 // The tensors of a checkpoint, in the order in which they are written.
 struct HfNames {
   std::string_view layer = "model.layers.{l}.";
@@ -69,6 +76,7 @@ struct HfNames {
   std::span<const std::string_view> carried{};
   std::span<const TowerRule> bridge_tower{};   // of Megatron-Bridge
   std::span<const TowerRule> mbridge_tower{};  // of mbridge, and verl with it
+  const HfVisionNames* vision = nullptr;  // of a tower that is computed
 
   std::string_view embedding() const { return first.front().hf; }
 };
@@ -89,6 +97,8 @@ struct Family {
   // Reads what config.json says in the family's own words into a configuration that holds what all
   // families say alike: sizes, rotary embedding, biases.
   void (*configure)(const ConfigFields& fields, models::TransformerConfig& config) = nullptr;
+  // Reads the description of a vision tower, out of all of config.json.
+  void (*configure_vision)(const ConfigFields& all, models::TransformerConfig& config) = nullptr;
   // Whether Megatron's arguments, which name no family, describe one of its models. None of a
   // family whose arguments are those of another.
   bool (*describes)(const models::TransformerConfig& config) = nullptr;
@@ -144,6 +154,36 @@ inline constexpr std::string_view kVisionTower[] = {"vision_tower.", "multi_moda
 inline constexpr TowerRule kBridgeVisionTower[] = {
     {"vision_tower.**", "vision_tower.**"},
     {"multi_modal_projector.**", "multi_modal_projector.**"},
+};
+// Qwen3-VL's tower.
+inline constexpr HfName kQwen3VisionEmbedding[] = {
+    {"patch_embed.proj.weight", "patch_embed.proj.weight"},
+    {"patch_embed.proj.bias", "patch_embed.proj.bias"},
+    {"pos_embed.weight", "pos_embed.weight"},
+};
+inline constexpr HfName kQwen3VisionBlock[] = {
+    {"self_attention.linear_qkv.weight", "attn.qkv.weight"},
+    {"self_attention.linear_qkv.bias", "attn.qkv.bias"},
+    {"self_attention.linear_proj.weight", "attn.proj.weight"},
+    {"self_attention.linear_proj.bias", "attn.proj.bias"},
+    {"self_attention.linear_qkv.layer_norm_weight", "norm1.weight"},
+    {"self_attention.linear_qkv.layer_norm_bias", "norm1.bias"},
+    {"mlp.linear_fc1.weight", "mlp.linear_fc1.weight"},
+    {"mlp.linear_fc1.bias", "mlp.linear_fc1.bias"},
+    {"mlp.linear_fc2.weight", "mlp.linear_fc2.weight"},
+    {"mlp.linear_fc2.bias", "mlp.linear_fc2.bias"},
+    {"mlp.linear_fc1.layer_norm_weight", "norm2.weight"},
+    {"mlp.linear_fc1.layer_norm_bias", "norm2.bias"},
+};
+inline constexpr HfName kQwen3VisionMerger[] = {
+    {"patch_norm.weight", "norm.weight"},       {"patch_norm.bias", "norm.bias"},
+    {"linear_fc1.weight", "linear_fc1.weight"}, {"linear_fc1.bias", "linear_fc1.bias"},
+    {"linear_fc2.weight", "linear_fc2.weight"}, {"linear_fc2.bias", "linear_fc2.bias"},
+};
+inline constexpr HfVisionNames kQwen3VisionNames{
+    .embedding = kQwen3VisionEmbedding,
+    .block = kQwen3VisionBlock,
+    .merger = kQwen3VisionMerger,
 };
 // Norms of queries and keys over all heads together.
 inline constexpr HfName kFullNormAttentionNames[] = {

@@ -176,6 +176,7 @@ TransformerConfig parse_hf_config(std::string_view text, std::string_view source
   if (fields.flag("use_sliding_window", false))
     config.sliding_window = fields.optional_size("sliding_window");
   family->configure(fields, config);
+  if (family->configure_vision != nullptr) family->configure_vision(all, config);
   if (std::ranges::none_of(config.moe_layer_freq, std::identity())) drop_experts(config);
   parse_head(all, config);
   require_moderate(config, source);

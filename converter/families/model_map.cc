@@ -85,6 +85,30 @@ class Builder {
     map_.family = &find_family(config.family);
   }
 
+  // The tower alone.
+  ModelMap build_vision() {
+    const auto& names = *map_.family->names;
+    require(map_.config.vision && names.vision != nullptr, ErrorKind::kLayout,
+            "models of the family {} have no vision tower that is computed",
+            map_.family->model_type);
+    const std::string base(names.carried.front());
+    std::int64_t block = 0;
+    std::int64_t merger = 0;
+    for (const auto& section : models::vision_sections(map_.config)) {
+      if (section.table == &models::kVisionEmbeddingSection) {
+        add({section}, names.vision->embedding, base);
+      } else if (section.table == &models::kVisionBlockSection) {
+        add({section}, names.vision->block, fmt::format("{}blocks.{}.", base, block++));
+      } else if (section.table == &models::kVisionMergerSection) {
+        add({section}, names.vision->merger, base + "merger.");
+      } else {
+        add({section}, names.vision->merger,
+            fmt::format("{}deepstack_merger_list.{}.", base, merger++));
+      }
+    }
+    return std::move(map_);
+  }
+
   ModelMap build() {
     const auto& config = map_.config;
     const auto& names = *map_.family->names;
@@ -380,6 +404,10 @@ std::string ModelMap::describe(const MegatronTensor& tensor) const {
 
 ModelMap make_model_map(const TransformerConfig& config, const FindTensor& find) {
   return Builder(config, find).build();
+}
+
+ModelMap make_vision_map(const TransformerConfig& config) {
+  return Builder(config, {}).build_vision();
 }
 
 bool is_prediction_tensor(const TransformerConfig& config, std::string_view hf_name) {

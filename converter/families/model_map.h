@@ -70,6 +70,10 @@ using FindTensor = std::function<std::optional<distckpt::Shape>(const std::strin
 // Throws Error(kLayout) for a family that is not known.
 ModelMap make_model_map(const models::TransformerConfig& config, const FindTensor& find = {});
 
+// The same of the model's vision tower alone, whose tensors are carried otherwise. Throws
+// Error(kLayout) if none is computed.
+ModelMap make_vision_map(const models::TransformerConfig& config);
+
 // Whether a tensor of that name belongs to a prediction layer, which a checkpoint may lack though
 // its configuration names one.
 bool is_prediction_tensor(const models::TransformerConfig& config, std::string_view hf_name);

@@ -108,6 +108,7 @@ class MegatronTarget : public FileTarget {
   void write_derived_header(distckpt::FileSink& sink) const {
     if (!derived_) return;
     const auto storage = static_cast<distckpt::StorageId>(layout_.storages().size() - 1);
+    if (!sink.writes(storage)) return;  // another process does
     sink.write_raw(storage, 0, distckpt::as_bytes(derived_->prefix));
   }
 

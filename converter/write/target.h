@@ -85,6 +85,7 @@ class FileTarget : public Target {
   // The same by several processes: each opens and closes new files of its own, and once all have,
   // one of them closes the folder.
   distckpt::BoxSink& open_files(const std::function<bool(distckpt::StorageId)>& mine) {
+    prepare();
     sink_.emplace(layout_.storages(), protected_ranges(), distckpt::WriteFile::Mode::kCreate, mine);
     return *sink_;
   }

@@ -86,6 +86,17 @@ RotaryStyle style_of(const TransformerConfig& config) {
   return config.family == "deepseek_v2" ? RotaryStyle::kComplex : RotaryStyle::kInterleave;
 }
 
+// Frequencies of the three positions take turns (Qwen3-VL's mrope_interleaved): every third one is
+// the height's and every third the width's as far as their sections go, all others are time's.
+at::Tensor axes_of(const std::vector<std::int64_t>& sections, std::int64_t num_frequencies) {
+  auto axes = at::zeros({num_frequencies}, at::kLong);
+  for (const std::int64_t axis : {1, 2}) {
+    const auto end = 3 * sections[static_cast<std::size_t>(axis)];
+    if (axis < std::min(end, num_frequencies)) axes.slice(0, axis, end, 3).fill_(axis);
+  }
+  return axes;
+}
+
 at::Tensor rotate_half(const at::Tensor& x) {
   const auto halves = x.chunk(2, -1);
   return at::cat({-halves[1], halves[0]}, -1);
@@ -119,15 +130,22 @@ RotaryEmbedding::RotaryEmbedding(const TransformerConfig& config, at::Device dev
                 "known are linear, llama3 and yarn");
   }
   inv_freq_ = inv_freq_.to(device);
+  if (config.mrope_section.empty()) return;
+  require(config.mrope_section.size() == 3, ErrorKind::kLayout,
+          "mrope_section has {} sections: there are three, of time, height and width",
+          config.mrope_section.size());
+  axes_ = axes_of(config.mrope_section, dim / 2).to(device);
 }
 
 RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
   const bool fused = style_ == RotaryStyle::kHalves || style_ == RotaryStyle::kInterleave;
-  if (positions.is_cuda() && fused) {
+  if (positions.dim() == 1 && positions.is_cuda() && fused) {
     const auto both = rotary_angles_cuda(positions, inv_freq_, attention_scaling_, dtype);
     return {.style = style_, .cos = both[0], .sin = both[1]};
   }
-  const auto angle = positions.to(at::kFloat).unsqueeze(1) * inv_freq_;  // [tokens, dim/2]
+  const auto of_frequencies =
+      positions.dim() == 1 ? positions.unsqueeze(1) : positions.index_select(0, axes_).t();
+  const auto angle = of_frequencies.to(at::kFloat) * inv_freq_;  // [tokens, dim/2]
   if (style_ == RotaryStyle::kComplex) {
     const auto turn = at::polar(at::ones_like(angle), angle) * attention_scaling_;
     return {.style = style_, .complex = turn.unsqueeze(1)};

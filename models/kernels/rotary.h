@@ -32,7 +32,8 @@ class RotaryEmbedding {
   // Throws Error(kLayout) for a kind of scaling that is not known.
   RotaryEmbedding(const TransformerConfig& config, at::Device device);
 
-  // positions [tokens], int64.
+  // positions [tokens], int64, or [3, tokens] in time, height and width where the configuration has
+  // mrope_section.
   RotaryAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
 
   const at::Tensor& inv_freq() const { return inv_freq_; }  // [dim/2], fp32
@@ -42,6 +43,7 @@ class RotaryEmbedding {
   RotaryStyle style_;
   bool in_fp32_ = false;  // angles stay in fp32, and heads turn in it
   at::Tensor inv_freq_;
+  at::Tensor axes_;  // [dim/2], int64: the position that turns a frequency; undefined: there is one
   double attention_scaling_ = 1.0;
 };
 

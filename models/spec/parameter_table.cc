@@ -196,6 +196,74 @@ constexpr ExtraStateRow kHeadStates[] = {{"decoder.final_layernorm", kNotHybrid}
                                          {"decoder.final_norm", kHybrid},
                                          {"output_layer", kHybrid}};  // HybridModel insists on it
 
+// A vision tower, under the names of Megatron-Bridge's Qwen3VLVisionModel. Every rank holds it
+// whole. linear_qkv has all queries over all keys over all values, as Hugging Face does.
+// clang-format off
+constexpr ParameterRow kVisionEmbedding[] = {
+    {"patch_embed.proj.weight", kCopy, kNone, E::kVisionHidden, E::kVisionChannels, kAlways, 0, false, false, E::kVisionFrames, false, false, E::kVisionPatch, E::kVisionPatch},
+    {"patch_embed.proj.bias",   kCopy, kNone, E::kVisionHidden, E::kNone,           kAlways, 10},
+    {"pos_embed.weight",        kCopy, kNone, E::kVisionGrid,   E::kVisionHidden,   kAlways, 20},
+};
+
+constexpr ParameterRow kVisionBlock[] = {
+    {"self_attention.linear_qkv.layer_norm_weight", kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 60},
+    {"self_attention.linear_qkv.layer_norm_bias",   kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 61},
+    {"self_attention.linear_qkv.weight",            kCopy, kNone, E::kVisionQkv,    E::kVisionHidden, kAlways, 70},
+    {"self_attention.linear_qkv.bias",              kCopy, kNone, E::kVisionQkv,    E::kNone,         kAlways, 80},
+    {"self_attention.linear_proj.weight",           kCopy, kNone, E::kVisionHidden, E::kVisionHidden, kAlways, 40},
+    {"self_attention.linear_proj.bias",             kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 50},
+    {"mlp.linear_fc1.layer_norm_weight",            kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 190},
+    {"mlp.linear_fc1.layer_norm_bias",              kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 191},
+    {"mlp.linear_fc1.weight",                       kCopy, kNone, E::kVisionFfn,    E::kVisionHidden, kAlways, 200},
+    {"mlp.linear_fc1.bias",                         kCopy, kNone, E::kVisionFfn,    E::kNone,         kAlways, 210},
+    {"mlp.linear_fc2.weight",                       kCopy, kNone, E::kVisionHidden, E::kVisionFfn,    kAlways, 220},
+    {"mlp.linear_fc2.bias",                         kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 230},
+};
+
+constexpr ParameterRow kVisionMerger[] = {
+    {"patch_norm.weight", kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 0},
+    {"patch_norm.bias",   kCopy, kNone, E::kVisionHidden, E::kNone,         kAlways, 10},
+    {"linear_fc1.weight", kCopy, kNone, E::kVisionMerged, E::kVisionMerged, kAlways, 20},
+    {"linear_fc1.bias",   kCopy, kNone, E::kVisionMerged, E::kNone,         kAlways, 30},
+    {"linear_fc2.weight", kCopy, kNone, E::kVisionOut,    E::kVisionMerged, kAlways, 40},
+    {"linear_fc2.bias",   kCopy, kNone, E::kVisionOut,    E::kNone,         kAlways, 50},
+};
+
+constexpr ParameterRow kVisionDeepstack[] = {
+    {"patch_norm.weight", kCopy, kNone, E::kVisionMerged, E::kNone,         kAlways, 0},
+    {"patch_norm.bias",   kCopy, kNone, E::kVisionMerged, E::kNone,         kAlways, 10},
+    {"linear_fc1.weight", kCopy, kNone, E::kVisionMerged, E::kVisionMerged, kAlways, 20},
+    {"linear_fc1.bias",   kCopy, kNone, E::kVisionMerged, E::kNone,         kAlways, 30},
+    {"linear_fc2.weight", kCopy, kNone, E::kVisionOut,    E::kVisionMerged, kAlways, 40},
+    {"linear_fc2.bias",   kCopy, kNone, E::kVisionOut,    E::kNone,         kAlways, 50},
+};
+// clang-format on
+
+std::int64_t size_of_tower(Extent extent, const VisionConfig& vision) {
+  switch (extent) {
+    case Extent::kVisionHidden:
+      return vision.hidden_size;
+    case Extent::kVisionQkv:
+      return 3 * vision.hidden_size;
+    case Extent::kVisionFfn:
+      return vision.intermediate_size;
+    case Extent::kVisionChannels:
+      return vision.in_channels;
+    case Extent::kVisionFrames:
+      return vision.temporal_patch_size;
+    case Extent::kVisionPatch:
+      return vision.patch_size;
+    case Extent::kVisionGrid:
+      return vision.num_position_embeddings;
+    case Extent::kVisionMerged:
+      return vision.merged_size();
+    case Extent::kVisionOut:
+      return vision.out_hidden_size;
+    default:
+      return 0;
+  }
+}
+
 }  // namespace
 
 const ParameterSection kEmbeddingSection{.rows = kEmbedding};
@@ -216,6 +284,10 @@ const ParameterSection kMoeSection{
 const ParameterSection kPredictionSection{.rows = kPrediction, .extra_states = kPredictionStates};
 const ParameterSection kPredictionNormSection{.rows = kPredictionNorm};
 const ParameterSection kHeadSection{.rows = kHead, .extra_states = kHeadStates};
+const ParameterSection kVisionEmbeddingSection{.rows = kVisionEmbedding};
+const ParameterSection kVisionBlockSection{.rows = kVisionBlock};
+const ParameterSection kVisionMergerSection{.rows = kVisionMerger};
+const ParameterSection kVisionDeepstackSection{.rows = kVisionDeepstack};
 
 std::int64_t size_of(Extent extent, const TransformerConfig& config) {
   const auto heads = config.num_attention_heads;
@@ -290,6 +362,16 @@ std::int64_t size_of(Extent extent, const TransformerConfig& config) {
       return config.moe_latent_size;
     case Extent::kMoeHidden:
       return config.moe_latent_size > 0 ? config.moe_latent_size : config.hidden_size;
+    case Extent::kVisionHidden:
+    case Extent::kVisionQkv:
+    case Extent::kVisionFfn:
+    case Extent::kVisionChannels:
+    case Extent::kVisionFrames:
+    case Extent::kVisionPatch:
+    case Extent::kVisionGrid:
+    case Extent::kVisionMerged:
+    case Extent::kVisionOut:
+      return config.vision ? size_of_tower(extent, *config.vision) : 0;
   }
   return 0;
 }

@@ -66,6 +66,15 @@ enum class Extent : std::uint8_t {
   kMambaHeads,      // mamba_num_heads
   kMoeLatent,       // moe_latent_size
   kMoeHidden,       // of experts: moe_latent_size, or hidden_size where that is 0
+  kVisionHidden,    // of a vision tower (VisionConfig): hidden_size
+  kVisionQkv,       // 3 * hidden_size
+  kVisionFfn,       // intermediate_size
+  kVisionChannels,  // in_channels
+  kVisionFrames,    // temporal_patch_size
+  kVisionPatch,     // patch_size
+  kVisionGrid,      // num_position_embeddings
+  kVisionMerged,    // hidden_size * spatial_merge_size^2
+  kVisionOut,       // out_hidden_size
 };
 
 std::int64_t size_of(Extent extent, const TransformerConfig& config);  // 0 for kNone
@@ -110,11 +119,13 @@ struct ParameterRow {
   // MLP, MoELayer, MultiTokenPredictionLayer. A linear layer of Transformer Engine registers its
   // norm first. The numbers leave room between them.
   int registered = 0;
-  bool per_expert = false;       // one for each expert; such rows stand beside each other
-  bool fp32 = false;             // whatever the model's dtype; kept by the router, not trained
-  Extent depth = Extent::kNone;  // the third dimension
-  bool keeps_dtype = false;      // where the dtype of the others is changed
-  bool less_one = false;         // holds the weight less one, where Hugging Face holds the weight
+  bool per_expert = false;        // one for each expert; such rows stand beside each other
+  bool fp32 = false;              // whatever the model's dtype; kept by the router, not trained
+  Extent depth = Extent::kNone;   // the third dimension
+  bool keeps_dtype = false;       // where the dtype of the others is changed
+  bool less_one = false;          // holds the weight less one, where Hugging Face holds the weight
+  Extent height = Extent::kNone;  // the fourth dimension
+  Extent width = Extent::kNone;   // the fifth
 };
 
 // The rows of the tensors that a row merges, in their order: q, k and v; gate and up; or all.
@@ -153,6 +164,11 @@ extern const ParameterSection kMoeSection;
 extern const ParameterSection kPredictionSection;  // before the layer that a prediction layer wraps
 extern const ParameterSection kPredictionNormSection;  // behind it
 extern const ParameterSection kHeadSection;            // of the last stage
+extern const ParameterSection
+    kVisionEmbeddingSection;  // of a vision tower: patches and their places
+extern const ParameterSection kVisionBlockSection;
+extern const ParameterSection kVisionMergerSection;     // its norm is over each patch
+extern const ParameterSection kVisionDeepstackSection;  // over the patches of a token together
 
 const ParameterSection& attention_section(const TransformerConfig& config, bool linear);
 const ParameterSection& mlp_section(bool moe);

@@ -47,6 +47,22 @@ std::vector<Section> prediction_sections(const TransformerConfig& config, std::i
   return sections;
 }
 
+std::vector<Section> vision_sections(const TransformerConfig& config) {
+  if (!config.vision) return {};
+  std::vector<Section> sections;
+  const auto add = [&](std::string prefix, const ParameterSection& table) {
+    sections.push_back({.stage = Stage::kFirst, .prefix = std::move(prefix), .table = &table});
+  };
+  add(std::string(kVisionModel), kVisionEmbeddingSection);
+  for (std::int64_t i = 0; i < config.vision->depth; ++i)
+    add(fmt::format("{}{}{}.", kVisionModel, kDecoderLayers, i), kVisionBlockSection);
+  add(fmt::format("{}merger.", kVisionModel), kVisionMergerSection);
+  for (std::size_t i = 0; i < config.vision->deepstack_visual_indexes.size(); ++i)
+    add(fmt::format("{}decoder.deepstack_merger_list.{}.", kVisionModel, i),
+        kVisionDeepstackSection);
+  return sections;
+}
+
 WholeParameter make_parameter(const Section& section,
                               const ParameterRow& row,
                               const TransformerConfig& config,
@@ -64,7 +80,7 @@ WholeParameter make_parameter(const Section& section,
       .less_one = row.less_one};
   const auto rows = merged_rows(row, config);
   parameter.shape.push_back(std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
-  for (const auto extent : {row.columns, row.depth}) {
+  for (const auto extent : {row.columns, row.depth, row.height, row.width}) {
     if (extent != Extent::kNone) parameter.shape.push_back(size_of(extent, config));
   }
   const auto in_stack = [&](std::string_view name) {

@@ -19,6 +19,7 @@ enum class Stage : std::uint8_t { kFirst, kLayer, kMtp, kLast };
 
 inline constexpr std::string_view kDecoderLayers = "decoder.layers.";
 inline constexpr std::string_view kPredictionLayers = "mtp.layers.";
+inline constexpr std::string_view kVisionModel = "vision_model.";
 inline constexpr std::string_view kEmbeddingKey = "embedding.word_embeddings.weight";
 inline constexpr std::string_view kOutputLayerKey = "output_layer.weight";
 
@@ -36,6 +37,9 @@ std::vector<Section> layer_sections(const TransformerConfig& config, std::int64_
 // A prediction layer: its norms and projection, the layer that it wraps (the layers, in a hybrid
 // model, one section each), its last norm.
 std::vector<Section> prediction_sections(const TransformerConfig& config, std::int64_t index);
+
+// A vision tower: its embedding, its blocks, its merger, those of its deepstack. None without one.
+std::vector<Section> vision_sections(const TransformerConfig& config);
 
 // A parameter as a Megatron module has it, whole: no parallelism, no padding, one layer, one
 // expert.

@@ -156,6 +156,18 @@ std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
   return specs;
 }
 
+std::vector<ParameterSpec> vision_layout(const TransformerConfig& config,
+                                         const MeshShape& mesh,
+                                         const MeshCoordinates& at,
+                                         const LayoutOptions& options) {
+  std::vector<ParameterSpec> specs;
+  for (const auto& section : vision_sections(config)) {
+    for (const auto& parameter : parameters_of(section, config, {}))
+      specs.push_back(*shard(parameter, config, mesh, at, options));
+  }
+  return specs;
+}
+
 std::optional<Indivisible> find_indivisible(const TransformerConfig& config,
                                             const ParallelConfig& parallel,
                                             Alignment alignment) {
@@ -238,8 +250,8 @@ std::string_view not_computed(const TransformerConfig& config) {
   if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
     return "an activation other than SiLU";
   if (config.family == "ministral3") return "queries that are scaled by their position";
-  constexpr std::array<std::string_view, 7> kSeeing{
-      "kimi_k25", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"};
+  constexpr std::array<std::string_view, 5> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl", "qwen3_5",
+                                                    "qwen3_5_moe"};
   if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
   return {};
 }

@@ -94,6 +94,12 @@ std::vector<ParameterSpec> parameter_layout(const TransformerConfig& config,
                                             const StageSpec& stage,
                                             const LayoutOptions& options);
 
+// The parameters of a vision tower, which every rank holds whole.
+std::vector<ParameterSpec> vision_layout(const TransformerConfig& config,
+                                         const MeshShape& mesh,
+                                         const MeshCoordinates& at,
+                                         const LayoutOptions& options);
+
 // A size of a mesh that does not divide what it has to.
 struct Indivisible {
   std::string_view size{};  // "tp", "ep", "etp"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "distckpt/base/dtype.h"
+#include "models/spec/vision_config.h"
 
 namespace ferry::models {
 
@@ -67,6 +68,9 @@ struct TransformerConfig {
   bool rotary_interleaved =
       false;  // a channel turns with its neighbour, not with one half a head on
   RopeScaling rope_scaling{};
+  // Frequencies of a token's positions in time, height and width, which take turns
+  // (mrope_interleaved); empty: a token has one position.
+  std::vector<std::int64_t> mrope_section{};
   std::optional<std::int64_t> sliding_window{};
   // Per layer, where they differ: does it look at the sliding window alone.
   std::vector<bool> window_attn_skip_freq{};
@@ -134,6 +138,8 @@ struct TransformerConfig {
   std::int64_t mamba_state_dim = 0;
 
   std::int64_t mtp_num_layers = 0;  // multi-token prediction
+
+  std::optional<VisionConfig> vision{};  // of a model that also sees, if its tower is computed
 
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  // of a classification head

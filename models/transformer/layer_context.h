@@ -15,6 +15,7 @@
 #include "models/transformer/packed_sequences.h"
 #include "models/transformer/recompute.h"
 #include "models/transformer/router_replay.h"
+#include "models/transformer/visual_rows.h"
 
 namespace ferry::models {
 
@@ -39,6 +40,7 @@ struct LayerContext {
   Observer observe{};                     // may be empty
   InferenceContext* inference = nullptr;  // of generation
   RouterReplay routes{};                  // of experts
+  const VisualRows* visual = nullptr;     // of images; or null
 };
 
 }  // namespace ferry::models

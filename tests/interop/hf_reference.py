@@ -39,6 +39,7 @@ def parse(arguments):
 
 def megatron_name(name):
     """-> Megatron's name of a module whose output is kept, or None"""
+    name = name.replace("model.language_model.", "model.", 1)  # of a model that also sees
     if name == "model.embed_tokens":
         return "embedding"
     if name == "model.norm":
@@ -57,7 +58,8 @@ def load(options):
     architecture = (config.architectures or ["ForCausalLM"])[0]
     heads = {"ForCausalLM": transformers.AutoModelForCausalLM,
              "ForTokenClassification": transformers.AutoModelForTokenClassification,
-             "ForSequenceClassification": transformers.AutoModelForSequenceClassification}
+             "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+             "ForConditionalGeneration": transformers.AutoModelForImageTextToText}
     kind = next((auto for head, auto in heads.items() if architecture.endswith(head)), None)
     if kind is None:
         sys.exit(f"{options.checkpoint}: {architecture} ends in none of {', '.join(heads)}")
@@ -149,7 +151,7 @@ def main(arguments=None):
                 hooks.append(module.register_forward_hook(keep(kept_name)))
     tensors = {}
     with torch.set_grad_enabled(options.gradients), pinned:
-        for i, tokens in enumerate(sequences(options, model.config.vocab_size)):
+        for i, tokens in enumerate(sequences(options, model.config.get_text_config().vocab_size)):
             prefix = str(i)
             batch = tokens[None].expand(1 if latent_or_host else copies(model, tokens, options.device), -1).to(options.device)
             # Every token's scores: a classifier of sequences would keep the last token's alone.

@@ -73,6 +73,7 @@ constexpr HfNames kQwen3SeeingNames{
     .dense_mlp = kMlpNames,
     .last = kSeeingHead,
     .carried = kVisual,
+    .vision = &kQwen3VisionNames,
 };
 
 void read_mistral(const ConfigFields& fields, TransformerConfig& config) {
@@ -136,7 +137,8 @@ constexpr Family kFamilies[] = {
     {.model_type = "qwen3_vl",
      .names = &kQwen3SeeingNames,
      .config_key = "text_config",
-     .configure = read_qwen3},
+     .configure = read_qwen3,
+     .configure_vision = read_qwen3_vision},
     {.model_type = "seed_oss",
      .names = &kNames,
      .configure =

@@ -47,6 +47,7 @@ constexpr HfNames kSeeingMoeNames{
     .moe_mlp = kSeeingMoe,
     .last = kSeeingHead,
     .carried = kVisual,
+    .vision = &kQwen3VisionNames,
 };
 
 bool has_qwen_experts(const TransformerConfig& config) {
@@ -92,7 +93,8 @@ constexpr Family kQwenMoeList[] = {
            config.moe_router_topk = fields.size("num_experts_per_tok", 4);
            // Its class divides the weights of experts by their sum, whatever config.json says.
            config.moe_router_pre_softmax = false;
-         }},
+         },
+     .configure_vision = read_qwen3_vision},
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ ALIASES = {  # another model_type with the tensors of a family, and what its con
 }
 NOT_COMPUTED = {
     "ernie4_5_moe": "softmax router with a bias", "gemma3_text": "norms of what projections give", "glm_moe_dsa": "sparse attention",
-    "bailing_moe_v2": "experts' results", "mistral3": "a vision tower", "qwen2_5_vl": "a vision tower", "qwen3_vl": "a vision tower",
+    "bailing_moe_v2": "experts' results", "mistral3": "a vision tower", "qwen2_5_vl": "a vision tower",
     "kimi_k25": "a vision tower", "gemma3": "norms of what projections give", "ministral3": "queries that are scaled",
 }
 

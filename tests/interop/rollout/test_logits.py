@@ -21,9 +21,9 @@ from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, r
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "qwen3_vl"]
 EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2"]
-SIX_EXPERTS = ["gpt_oss"]
+SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]
 HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, which context parallelism does not split
 
 # Every pair of values of two axes occurs in some setting. The sizes are those of verify's flags; vpp: chunks of a stage.
@@ -52,9 +52,14 @@ def hf(model):
     return DATA / f"hf_{model}" / "hf"
 
 
+def text_config(checkpoint):
+    config = json.loads((checkpoint / "config.json").read_text())
+    return config.get("text_config", config)
+
+
 def flags(mesh, checkpoint):
     """-> the options of `ferry verify --logits`, for a model whose layers the stages may share unevenly"""
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = text_config(checkpoint)
     given = [f"--{axis}={size}" for axis, size in mesh.items() if axis not in ("sp", "packed", "vpp")]
     if mesh["pp"] > 1:
         given.append("--pipeline-model-parallel-layout=" + layout_of(config["num_hidden_layers"], mesh["pp"], mesh.get("vpp", 1),
@@ -76,7 +81,7 @@ def check_equal(checkpoint, reference, *options):
 def test_one_rank_gives_the_bits_of_transformers_in_every_module(model, references):
     for options in ((), ("--packed",)):
         report = check_equal(hf(model), references(hf(model)), *options)
-        layers = json.loads((hf(model) / "config.json").read_text())["num_hidden_layers"]
+        layers = text_config(hf(model))["num_hidden_layers"]
         for sequence in report["sequences"]:
             assert sequence["logits"]["elements"] > 0
             modules = [module["module"] for module in sequence["modules"]]

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from bridge_reference import as_bridge, of_bridge, stored
-from support import DATA, FERRY, iteration_folder, refuse, run_ok, tree
+from support import DATA, iteration_folder, refuse, run_ok, tree
 from tiny_models import load_hf_sd
 from weight_mapping import describe
 
@@ -61,8 +61,3 @@ def test_a_lost_vision_tower_is_told(work):
     run_ok("convert", HF, work / "megatron")
     shutil.rmtree(iteration_folder(work / "megatron") / "ferry")
     refuse("convert", work / "megatron", work / "out", "--hf-config", HF, words=["model.visual.", "also sees"])
-
-
-@pytest.mark.skipif(not (FERRY.parent / "ferry-torch").exists(), reason="this build has no models: configure it with -Dtorch_root")
-def test_no_module_computes_it():
-    refuse("generate", HF, "--prompt-ids", "1,2,3", "--max-tokens", 1, words=["converted, but not computed", "a vision tower"])

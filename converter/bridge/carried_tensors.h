@@ -1,0 +1,45 @@
+// Tensors that no rank of a mesh holds, a vision tower's: a model that is saved takes them out of
+// the files of the checkpoint that it was loaded from.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "converter/open/checkpoint.h"
+#include "distckpt/execute/file_box_io.h"
+#include "distckpt/plan/box_io.h"
+
+namespace ferry::converter {
+
+// Adds the carried tensors of `origin` to a model in memory, and the storages of `origin` behind
+// its own. Throws Error(kUsage) for one that is quantised.
+void add_carried_tensors(const Checkpoint& origin, Checkpoint& model);
+
+// Reads storages below `num_in_memory` out of `memory`, those behind them out of the files of
+// `origin`. All outlive it.
+class CarriedSource : public distckpt::BoxSource {
+ public:
+  CarriedSource(distckpt::BoxSource& memory, std::size_t num_in_memory, const Checkpoint& origin)
+      : memory_(memory),
+        num_in_memory_(static_cast<distckpt::StorageId>(num_in_memory)),
+        files_(origin.source()) {}
+
+  void read(const distckpt::Region& region,
+            std::span<std::byte> packed,
+            std::vector<distckpt::ChecksumPart>& parts) override;
+  void commit(std::span<const distckpt::ChecksumPart> parts) override;
+  std::string name_of(distckpt::StorageId storage) const override;
+
+  // Throws Error as FileSource does, after everything was read.
+  void verify() { files_->verify_checksums(); }
+
+ private:
+  distckpt::BoxSource& memory_;
+  distckpt::StorageId num_in_memory_;
+  std::unique_ptr<distckpt::FileSource> files_;
+};
+
+}  // namespace ferry::converter

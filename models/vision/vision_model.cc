@@ -1,0 +1,246 @@
+#include "models/vision/vision_model.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "distckpt/base/error.h"
+#include "models/distributed/world.h"
+#include "models/kernels/product/linear.h"
+#include "models/spec/sharding.h"
+
+namespace ferry::models {
+namespace {
+
+constexpr double kNormEpsilon = 1e-6;
+
+// Row and column of each patch, in the order of the patches: those of a token are neighbours.
+struct PatchPlaces {
+  at::Tensor row{}, column{};    // [patches], int64
+  at::Tensor height{}, width{};  // [patches], int64: of the patch's image
+};
+
+PatchPlaces places_of(std::span<const ImageGrid> grids, std::int64_t merge) {
+  std::vector<at::Tensor> rows, columns, heights, widths;
+  for (const auto& grid : grids) {
+    const auto in_blocks = [&](const at::Tensor& of_patches) {
+      return of_patches.expand({grid.height, grid.width})
+          .reshape({grid.height / merge, merge, grid.width / merge, merge})
+          .transpose(1, 2)
+          .flatten()
+          .repeat({grid.frames});
+    };
+    rows.push_back(in_blocks(at::arange(grid.height, at::kLong).unsqueeze(1)));
+    columns.push_back(in_blocks(at::arange(grid.width, at::kLong).unsqueeze(0)));
+    heights.push_back(at::full({grid.num_patches()}, grid.height, at::kLong));
+    widths.push_back(at::full({grid.num_patches()}, grid.width, at::kLong));
+  }
+  return {.row = at::cat(rows),
+          .column = at::cat(columns),
+          .height = at::cat(heights),
+          .width = at::cat(widths)};
+}
+
+// The two places of a grid of `side` between which each index of an axis lies, and their weights,
+// ends meeting ends (get_vision_interpolation_indices_and_weights of transformers).
+struct Taps {
+  at::Tensor places{};   // [patches, 2], int64
+  at::Tensor weights{};  // [patches, 2], fp32
+};
+
+Taps taps_of(const at::Tensor& index, const at::Tensor& size, std::int64_t side) {
+  const auto source =
+      index.to(at::kFloat) * (side - 1) / at::clamp(size - 1, /*min=*/at::Scalar(1));
+  const auto floor = at::floor(source);
+  const auto offsets = at::arange(0, 2, at::kLong);
+  const auto places = (floor.to(at::kLong).unsqueeze(1) + offsets).clamp(0, side - 1);
+  const auto distance = (source.unsqueeze(1) - floor.unsqueeze(1) - offsets).abs();
+  return {.places = places, .weights = (1 - distance).clamp_min(0)};
+}
+
+// A rotation in fp32 of x [patches, heads, dim], rounded once.
+at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto wide = x.to(at::kFloat);
+  const auto half = wide.size(-1) / 2;
+  const auto turned = at::cat({-wide.slice(-1, half), wide.slice(-1, 0, half)}, -1);
+  return (wide * cos + turned * sin).to(x.scalar_type());
+}
+
+}  // namespace
+
+VisionModel::VisionModel(const TransformerConfig& config,
+                         const ParallelState& mesh,
+                         distckpt::DType dtype,
+                         Alignment alignment)
+    : config_(config),
+      mesh_(mesh),
+      alignment_(alignment),
+      parameters_(
+          vision_layout(
+              config, mesh.shape(), mesh.coordinates(), {.alignment = alignment, .dtype = dtype}),
+          mesh.world().device()) {
+  require(config.vision.has_value(), ErrorKind::kLayout,
+          "models of the family {} have no vision tower that is computed", config.family);
+  const auto& vision = *config.vision;
+  require(!mesh.world().device().is_cuda(), ErrorKind::kUsage,
+          "images are computed on the host alone: a vision tower on a GPU is not (--device cpu)");
+  require(vision.activation == "gelu_pytorch_tanh", ErrorKind::kLayout,
+          "vision_config: hidden_act is \"{}\", only \"gelu_pytorch_tanh\" is computed",
+          vision.activation);
+  const auto side = std::llround(std::sqrt(static_cast<double>(vision.num_position_embeddings)));
+  require(side * side == vision.num_position_embeddings && vision.hidden_size > 0 &&
+              vision.hidden_size % (4 * vision.num_heads) == 0 &&
+              vision.out_hidden_size == config.hidden_size,
+          ErrorKind::kLayout,
+          "vision_config: {} channels in {} heads, {} places and {} channels of a token do not fit "
+          "together or the language model's {}",
+          vision.hidden_size, vision.num_heads, vision.num_position_embeddings,
+          vision.out_hidden_size, config.hidden_size);
+  const std::string base(kVisionModel);
+  patch_embed_ = take_linear(base + "patch_embed.proj");
+  pos_embed_ = parameters_.take(base + "pos_embed.weight");
+  for (std::int64_t i = 0; i < vision.depth; ++i) {
+    const auto prefix = fmt::format("{}{}{}.", base, kDecoderLayers, i);
+    blocks_.push_back({.norm1 = take_norm(prefix + "self_attention.linear_qkv.layer_norm", "_"),
+                       .norm2 = take_norm(prefix + "mlp.linear_fc1.layer_norm", "_"),
+                       .qkv = take_linear(prefix + "self_attention.linear_qkv"),
+                       .proj = take_linear(prefix + "self_attention.linear_proj"),
+                       .fc1 = take_linear(prefix + "mlp.linear_fc1"),
+                       .fc2 = take_linear(prefix + "mlp.linear_fc2")});
+  }
+  merger_ = take_merger(base + "merger.", false);
+  for (std::size_t i = 0; i < vision.deepstack_visual_indexes.size(); ++i)
+    deepstack_.push_back(
+        take_merger(fmt::format("{}decoder.deepstack_merger_list.{}.", base, i), true));
+  parameters_.check_all_taken();
+}
+
+VisionModel::Linear VisionModel::take_linear(const std::string& name) {
+  return {.weight = parameters_.take(name + ".weight"), .bias = parameters_.take(name + ".bias")};
+}
+
+VisionModel::Norm VisionModel::take_norm(const std::string& name, const char* separator) {
+  return {.weight = parameters_.take(name + separator + "weight"),
+          .bias = parameters_.take(name + separator + "bias")};
+}
+
+VisionModel::Merger VisionModel::take_merger(const std::string& prefix, bool over_token) {
+  return {.norm = take_norm(prefix + "patch_norm", "."),
+          .fc1 = take_linear(prefix + "linear_fc1"),
+          .fc2 = take_linear(prefix + "linear_fc2"),
+          .over_token = over_token};
+}
+
+at::Tensor VisionModel::apply(const at::Tensor& x, const Linear& layer) const {
+  return linear(x, layer.weight, layer.bias, alignment_);
+}
+
+// The grid of learnt embeddings, stretched over each image: [patches, hidden], fp32.
+at::Tensor VisionModel::position_embeddings(std::span<const ImageGrid> grids) const {
+  const auto& vision = *config_.vision;
+  const auto side = std::llround(std::sqrt(static_cast<double>(vision.num_position_embeddings)));
+  const auto places = places_of(grids, vision.spatial_merge_size);
+  const auto rows = taps_of(places.row, places.height, side);
+  const auto columns = taps_of(places.column, places.width, side);
+  const auto indices = (rows.places.unsqueeze(2) * side + columns.places.unsqueeze(1)).flatten(1);
+  const auto weights = (rows.weights.unsqueeze(2) * columns.weights.unsqueeze(1)).flatten(1);
+  return (at::embedding(pos_embed_, indices) * weights.unsqueeze(2)).sum(1);
+}
+
+// Each frame of each image by itself.
+at::Tensor VisionModel::attend(const Block& block,
+                               const at::Tensor& normed,
+                               const at::Tensor& cos,
+                               const at::Tensor& sin,
+                               std::span<const ImageGrid> grids) const {
+  const auto heads = config_.vision->num_heads;
+  const auto patches = normed.size(0);
+  const auto parts = apply(normed, block.qkv).reshape({patches, 3, heads, -1}).unbind(1);
+  const auto by_heads = [](const at::Tensor& x) { return x.transpose(0, 1).unsqueeze(0); };
+  const auto query = by_heads(rotate(parts[0], cos, sin));
+  const auto key = by_heads(rotate(parts[1], cos, sin));
+  const auto value = by_heads(parts[2]);
+  const auto scale = std::pow(static_cast<double>(query.size(-1)), -0.5);
+  std::vector<at::Tensor> attended;
+  std::int64_t begin = 0;
+  for (const auto& grid : grids) {
+    const auto count = grid.height * grid.width;
+    for (std::int64_t frame = 0; frame < grid.frames; ++frame, begin += count) {
+      const auto scores =
+          at::matmul(query.narrow(2, begin, count), key.narrow(2, begin, count).transpose(2, 3)) *
+          scale;
+      const auto weights = at::softmax(scores, -1, at::kFloat).to(query.scalar_type());
+      attended.push_back(at::matmul(weights, value.narrow(2, begin, count)).transpose(1, 2));
+    }
+  }
+  return apply(at::cat(attended, 1).reshape({patches, -1}).contiguous(), block.proj);
+}
+
+at::Tensor VisionModel::merge(const at::Tensor& x, const Merger& merger) const {
+  const auto merged = config_.vision->merged_size();
+  const auto joined = merger.over_token ? x.view({-1, merged}) : x;
+  const auto normed =
+      at::layer_norm(joined, {joined.size(1)}, merger.norm.weight, merger.norm.bias, kNormEpsilon)
+          .view({-1, merged});
+  return apply(at::gelu(apply(normed, merger.fc1)), merger.fc2);
+}
+
+ImageFeatures VisionModel::forward(const at::Tensor& pixel_values,
+                                   std::span<const ImageGrid> grids) const {
+  const at::NoGradGuard no_grad;
+  const auto& vision = *config_.vision;
+  std::int64_t patches = 0;
+  for (const auto& grid : grids) {
+    require(grid.frames > 0 && grid.height > 0 && grid.width > 0 &&
+                grid.height % vision.spatial_merge_size == 0 &&
+                grid.width % vision.spatial_merge_size == 0,
+            ErrorKind::kUsage, "an image of {} x {} x {} patches cannot be merged by {}",
+            grid.frames, grid.height, grid.width, vision.spatial_merge_size);
+    patches += grid.num_patches();
+  }
+  const auto size = vision.patch_size;
+  const auto frames = vision.temporal_patch_size;
+  require(pixel_values.dim() == 2 && pixel_values.size(0) == patches &&
+              pixel_values.size(1) == vision.in_channels * frames * size * size,
+          ErrorKind::kUsage, "pixel_values are {} x {}, expected {} patches of {}",
+          pixel_values.size(0), pixel_values.dim() > 1 ? pixel_values.size(1) : 0, patches,
+          vision.in_channels * frames * size * size);
+  auto x = at::conv3d(pixel_values.to(pos_embed_.scalar_type())
+                          .view({-1, vision.in_channels, frames, size, size}),
+                      patch_embed_.weight, patch_embed_.bias, {frames, size, size})
+               .view({-1, vision.hidden_size});
+  x = x + position_embeddings(grids).to(x.scalar_type());
+
+  const auto places = places_of(grids, vision.spatial_merge_size);
+  const auto dim = vision.hidden_size / vision.num_heads / 2;  // of each of both axes
+  const auto inv_freq = at::reciprocal(
+      at::pow(vision.rotary_base, at::arange(0, dim, 2, at::kFloat) / static_cast<double>(dim)));
+  const auto angles = [&](const at::Tensor& place) {
+    return place.to(at::kFloat).unsqueeze(1) * inv_freq;
+  };
+  const auto of_both = at::cat({angles(places.row), angles(places.column)}, 1);
+  const auto all = at::cat({of_both, of_both}, 1).unsqueeze(1);  // [patches, 1, channels]
+  const auto cos = all.cos();
+  const auto sin = all.sin();
+
+  ImageFeatures features;
+  const auto norm = [&](const at::Tensor& of, const Norm& layer) {
+    return at::layer_norm(of, {vision.hidden_size}, layer.weight, layer.bias, kNormEpsilon);
+  };
+  const auto& deep = vision.deepstack_visual_indexes;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto& block = blocks_[i];
+    x = x + attend(block, norm(x, block.norm1), cos, sin, grids);
+    x = x + apply(at::gelu(apply(norm(x, block.norm2), block.fc1), "tanh"), block.fc2);
+    const auto found = std::ranges::find(deep, static_cast<std::int64_t>(i));
+    if (found != deep.end())
+      features.deepstack.push_back(
+          merge(x, deepstack_[static_cast<std::size_t>(found - deep.begin())]));
+  }
+  features.embeddings = merge(x, merger_);
+  return features;
+}
+
+}  // namespace ferry::models

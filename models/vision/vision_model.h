@@ -1,0 +1,93 @@
+// The vision tower of Qwen3-VL: patches of images become embeddings of the language model, those of
+// some blocks besides, which its first layers add (DeepStack). Every rank of a mesh holds it whole,
+// and computes all images of a prompt together, by the operations of transformers' "eager" model in
+// its order: their bits are its bits on the host.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/distributed/parallel_state.h"
+#include "models/spec/alignment.h"
+#include "models/spec/transformer_config.h"
+#include "models/tensor_parallel/parameters.h"
+
+namespace ferry::models {
+
+// The patches of an image: image_grid_thw of transformers.
+struct ImageGrid {
+  std::int64_t frames = 1;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+
+  std::int64_t num_patches() const { return frames * height * width; }
+};
+
+struct ImageFeatures {
+  at::Tensor embeddings{};              // [tokens, hidden], of all images one after another
+  std::vector<at::Tensor> deepstack{};  // [tokens, hidden] each
+};
+
+class VisionModel {
+ public:
+  // The mesh outlives this. Throws Error(kLayout) if the configuration has no tower or one that is
+  // not computed, Error(kUsage) on a GPU.
+  VisionModel(const TransformerConfig& config,
+              const ParallelState& mesh,
+              distckpt::DType dtype,
+              Alignment alignment);
+
+  // pixel_values [patches, channels * frames * height * width of a patch], fp32, those of a token
+  // side by side.
+  ImageFeatures forward(const at::Tensor& pixel_values, std::span<const ImageGrid> grids) const;
+
+  const ParallelState& mesh() const { return mesh_; }
+  const TransformerConfig& config() const { return config_; }
+  std::vector<distckpt::LocalShard> sharded_state_dict() const {
+    return parameters_.sharded_state_dict();
+  }
+
+ private:
+  struct Norm {
+    at::Tensor weight{}, bias{};
+  };
+  struct Linear {
+    at::Tensor weight{}, bias{};
+  };
+  struct Block {
+    Norm norm1{}, norm2{};
+    Linear qkv{}, proj{}, fc1{}, fc2{};
+  };
+  struct Merger {
+    Norm norm{};
+    Linear fc1{}, fc2{};
+    bool over_token = false;  // its norm is over the patches of a token together
+  };
+
+  Linear take_linear(const std::string& name);
+  Norm take_norm(const std::string& name, const char* separator);
+  Merger take_merger(const std::string& prefix, bool over_token);
+  at::Tensor apply(const at::Tensor& x, const Linear& layer) const;
+  at::Tensor position_embeddings(std::span<const ImageGrid> grids) const;
+  at::Tensor attend(const Block& block,
+                    const at::Tensor& normed,
+                    const at::Tensor& cos,
+                    const at::Tensor& sin,
+                    std::span<const ImageGrid> grids) const;
+  at::Tensor merge(const at::Tensor& x, const Merger& merger) const;
+
+  TransformerConfig config_;
+  const ParallelState& mesh_;
+  Alignment alignment_;
+  Parameters parameters_;
+  Linear patch_embed_{};
+  at::Tensor pos_embed_;
+  std::vector<Block> blocks_;
+  Merger merger_{};
+  std::vector<Merger> deepstack_;
+};
+
+}  // namespace ferry::models
