@@ -13,6 +13,7 @@
 #include "models/device/memory_error.h"
 #include "models/distributed/world.h"
 #include "rollout/step_memory.h"
+#include "rollout/vision/visual_prompt.h"
 
 namespace ferry::rollout {
 
@@ -120,12 +121,15 @@ LLMEngine::LLMEngine(GPTModel& model, EngineOptions options)
 
 void LLMEngine::add_request(const std::string& request_id,
                             std::vector<std::int64_t> prompt_token_ids,
-                            SamplingParams params) {
+                            SamplingParams params,
+                            const std::shared_ptr<const VisualPrompt>& visual) {
   require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
           request_id);
   std::shared_ptr<grammar::CompiledGrammar> compiled;
   try {
     check(prompt_token_ids, params);
+    require(visual == nullptr || ModelRunner::sees_images(model_), ErrorKind::kUsage,
+            "images in a prompt are computed on the host alone, for models with a vision tower");
     compiled = compile(params.structured_outputs);
   } catch (const Error& error) {
     ready_.push_back({.request_id = request_id, .finished = true, .error = error});
@@ -146,6 +150,8 @@ void LLMEngine::add_request(const std::string& request_id,
     sequence->ending_tokens = ending_tokens;
     if (compiled)
       sequence->constraint = std::make_shared<grammar::TokenConstraint>(compiled, ending_tokens);
+    sequence->visual = visual;
+    if (visual) sequence->visual_hash = visual->digest;
     sequence->token_ids = prompt_token_ids;
     sequence->num_prompt_tokens = sequence->size();
     scheduler_.add(*sequence);

@@ -51,10 +51,11 @@ class LLMEngine {
   LLMEngine(models::GPTModel& model, EngineOptions options);
 
   // A request that is refused gets its error as the output of the next step. Throws Error(kUsage)
-  // if the id is in use.
+  // if the id is in use. `visual`: the images of the prompt, or null.
   void add_request(const std::string& request_id,
                    std::vector<std::int64_t> prompt_token_ids,
-                   SamplingParams params);
+                   SamplingParams params,
+                   const std::shared_ptr<const VisualPrompt>& visual = nullptr);
   // Ends a request, which gets no further output. Returns false if it is unknown or finished.
   bool abort(const std::string& request_id);
   // Ends one of its samples; the others continue.

@@ -12,6 +12,7 @@
 #include "models/kernels/attention/paged_attention.h"
 #include "models/spec/costs.h"
 #include "models/transformer/moe.h"
+#include "rollout/vision/visual_prompt.h"
 
 namespace ferry::rollout {
 namespace {
@@ -71,6 +72,9 @@ DrawnNumbers pinned_numbers(std::int64_t rows) {
           .processed_logprobs = at::empty({rows}, pinned.dtype(at::kFloat))};
 }
 
+// Positions of a token in time, height and width.
+constexpr std::int64_t kAxes = 3;
+
 // Bytes of the inputs of the largest step.
 std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple) {
   const auto sequences =
@@ -80,7 +84,7 @@ std::int64_t input_bytes(const RunnerLimits& limits, std::int64_t rows_multiple)
   constexpr std::int64_t kLong = sizeof(std::int64_t);
   std::int64_t bytes = 0;
   for (const auto array :
-       {kLong * rows, kLong * rows, kLong * rows, kInt * sequences,
+       {kLong * rows, kAxes * kLong * rows, kLong * rows, kInt * sequences,
         kInt * sequences * KVCache::blocks_of(limits.max_model_len),
         2 * kLong * KVCache::kBlockSize * sequences, kLong * sequences, kLong * sequences,
         kLong * sequences, std::int64_t{sizeof(DrawRow)} * sequences})
@@ -126,7 +130,8 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       max_blocks_(KVCache::blocks_of(limits.max_model_len)),
       inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
-      enable_return_routed_experts_(limits.enable_return_routed_experts) {
+      enable_return_routed_experts_(limits.enable_return_routed_experts),
+      sees_images_(sees_images(model)) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
   const auto& mesh = model.mesh();
@@ -184,6 +189,10 @@ void ModelRunner::collect(StepInFlight& step) {
   }
   if (step.results.sampling_mask.defined()) add_masks(step.drawn, step.results.sampling_mask);
   if (step.results.top_tokens.defined()) add_top(step.drawn, step.results);
+}
+
+bool ModelRunner::sees_images(const models::GPTModel& model) {
+  return model.config().vision.has_value() && !model.mesh().world().device().is_cuda();
 }
 
 void ModelRunner::forget_graphs() {
@@ -248,7 +257,8 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   const auto sequences = plan.captured ? rows : count;
   inputs_.begin();
   tokens_ = inputs_.add({rows}, at::kLong);
-  positions_ = inputs_.add({rows}, at::kLong);
+  positions_ =
+      sees_images_ ? inputs_.add({kAxes, rows}, at::kLong) : inputs_.add({rows}, at::kLong);
   slots_ = inputs_.add({rows}, at::kLong);
   lengths_ = inputs_.add({sequences}, at::kInt);
   block_tables_ = inputs_.add({sequences, max_blocks_}, at::kInt);
@@ -275,25 +285,34 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   auto* const slots = slots_.data<std::int64_t>();
   auto* const lengths = lengths_.data<std::int32_t>();
   auto* table = block_tables_.data<std::int32_t>();
+  const auto num_rows = tokens_.sizes[0];
+  const auto axes = sees_images_ ? kAxes : 1;
+  VisualStep visual;
   std::int64_t row = 0;
   std::int64_t index = 0;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
     const auto begin = sequence->num_computed_tokens;
+    const auto* const images = sequence->visual.get();
+    if (images != nullptr) visual.add(*images, begin, num_new_tokens, row);
     for (auto position = begin; position < begin + num_new_tokens; ++position, ++row) {
       const auto block =
           sequence->block_table[static_cast<std::size_t>(position / KVCache::kBlockSize)];
       const auto token = sequence->token_ids[static_cast<std::size_t>(position)];
       tokens[row] = token == Sequence::kUnknown ? -1 - sequence->drawn_at : token;
-      positions[row] = position;
+      for (std::int64_t axis = 0; axis < axes; ++axis)
+        positions[axis * num_rows + row] =
+            images == nullptr ? position
+                              : images->position(static_cast<std::size_t>(axis), position);
       slots[row] = block * KVCache::kBlockSize + position % KVCache::kBlockSize;
     }
     lengths[index++] = static_cast<std::int32_t>(begin + num_new_tokens);
     const auto end = std::ranges::copy(sequence->block_table, table).out;
     std::fill(end, table += max_blocks_, 0);
   }
-  for (const auto rows = tokens_.sizes[0]; row < rows; ++row) {
+  visual_ = visual.rows();
+  for (; row < num_rows; ++row) {
     tokens[row] = 0;
-    positions[row] = 0;
+    for (std::int64_t axis = 0; axis < axes; ++axis) positions[axis * num_rows + row] = 0;
     slots[row] = -1;
   }
   for (const auto sequences = lengths_.sizes[0]; index < sequences; ++index) {
@@ -329,9 +348,9 @@ DecodedRows ModelRunner::forward(const PagedStep& step, KVCache& cache) const {
   StepRoutes routes(model_);
   const bool keeps = enable_return_routed_experts_;
   PagedContext context(cache, step);
-  DecodedRows rows{.hidden = model_.forward(inputs_.on_device(tokens_),
-                                            inputs_.on_device(positions_), context,
-                                            keeps ? routes.recording() : models::RouterReplay{})};
+  DecodedRows rows{
+      .hidden = model_.forward(inputs_.on_device(tokens_), inputs_.on_device(positions_), context,
+                               keeps ? routes.recording() : models::RouterReplay{}, visual_)};
   if (keeps) rows.routes = routes.gather();
   return rows;
 }

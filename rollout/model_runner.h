@@ -73,6 +73,8 @@ class ModelRunner {
                       const StepInFlight* before);
   // Waits for the step, and fills in the drawn tokens.
   static void collect(StepInFlight& step);
+  // Whether prompts of the model may have images.
+  static bool sees_images(const models::GPTModel& model);
   // Called after the cache or the weights have moved.
   void forget_graphs();
 
@@ -114,7 +116,8 @@ class ModelRunner {
   std::size_t results_side_ = 0;
   StepInputs inputs_;
   // Arrays of the last step.
-  StepInputs::Array tokens_, positions_, slots_;  // [rows], int64
+  StepInputs::Array tokens_, slots_;              // [rows], int64
+  StepInputs::Array positions_;                   // [rows] or [3, rows], int64
   StepInputs::Array lengths_;                     // [sequences], int32
   StepInputs::Array block_tables_;                // [sequences, max_blocks], int32
   StepInputs::Array copied_slots_;                // [2, tokens], int64
@@ -124,6 +127,8 @@ class ModelRunner {
   StepInputs::Array linear_rows_, linear_slots_;  // [linear_.decodes], int64
   bool captures_graphs_;
   bool enable_return_routed_experts_;
+  bool sees_images_;
+  models::VisualRows visual_{};         // of the last step
   std::optional<DecodeGraphs> graphs_;  // of one cache
 };
 

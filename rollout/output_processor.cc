@@ -8,9 +8,11 @@
 
 namespace ferry::rollout {
 
-std::optional<Answer> OutputProcessor::add_request(const std::string& request_id,
-                                                   std::vector<std::int64_t> prompt_token_ids,
-                                                   SamplingParams params) {
+std::optional<Answer> OutputProcessor::add_request(
+    const std::string& request_id,
+    std::vector<std::int64_t> prompt_token_ids,
+    SamplingParams params,
+    const std::shared_ptr<const VisualPrompt>& visual) {
   require(!requests_.contains(request_id), ErrorKind::kUsage, "request {} is under way already",
           request_id);
   try {
@@ -27,7 +29,7 @@ std::optional<Answer> OutputProcessor::add_request(const std::string& request_id
     request.texts.emplace_back(
         tokenizer_, prompt_token_ids,
         text::DetokenizerOptions{.stop = params.stop, .min_tokens = params.min_tokens});
-  engine_.add_request(request_id, std::move(prompt_token_ids), std::move(params));
+  engine_.add_request(request_id, std::move(prompt_token_ids), std::move(params), visual);
   requests_.emplace(request_id, std::move(request));
   return std::nullopt;
 }

@@ -49,7 +49,8 @@ class OutputProcessor {
   // Error(kUsage) if the id is in use.
   std::optional<Answer> add_request(const std::string& request_id,
                                     std::vector<std::int64_t> prompt_token_ids,
-                                    SamplingParams params);
+                                    SamplingParams params,
+                                    const std::shared_ptr<const VisualPrompt>& visual = nullptr);
   bool has_unfinished() const { return engine_.has_unfinished(); }  // a collective like LLMEngine's
 
   // Runs a step of the engine, and returns the answers that it completes.

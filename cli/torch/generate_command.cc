@@ -20,6 +20,7 @@
 #include "distckpt/base/error.h"
 #include "models/device/device.h"
 #include "models/distributed/messages.h"
+#include "rollout/vision/visual_prompt.h"
 
 namespace ferry::cli {
 namespace {
@@ -47,10 +48,12 @@ std::string read_standard_input() {
 std::vector<Prompt> read_prompts(const GenerateFlags& flags, const RolloutModel& model) {
   std::optional<rollout::text::ChatTemplate> chat;
   if (flags.chat) chat.emplace(model.chat_template());
+  const auto images = model.image_reader();
   PromptReader reader({.tokenizer = model.tokenizer(),
                        .chat_template = chat ? &*chat : nullptr,
                        .system = flags.system,
-                       .params = flags.sampling});
+                       .params = flags.sampling,
+                       .images = images ? &*images : nullptr});
   for (const auto& text : flags.prompts) reader.add_text(text);
   for (const auto& ids : flags.prompt_ids) reader.add_ids(ids);
   const bool nothing = flags.prompts.empty() && flags.prompt_ids.empty() && flags.input.empty();
@@ -98,9 +101,13 @@ struct Totals {
 // This rank's share of the prompts: those whose number, by data parallel ranks, leaves its own.
 class Generation {
  public:
-  Generation(const RolloutModel& model, const std::vector<Prompt>& prompts)
+  // `vision`: the tower if some prompt has images, or null.
+  Generation(const RolloutModel& model,
+             const std::vector<Prompt>& prompts,
+             const models::VisionModel* vision)
       : model_(model),
         prompts_(prompts),
+        vision_(vision),
         engine_(model.model(), model.engine_options()),
         processor_(engine_, model.tokenizer()) {}
 
@@ -148,9 +155,20 @@ class Generation {
         continue;
       }
       numbers_[prompt.id] = i;
-      const auto refused = processor_.add_request(prompt.id, prompt.token_ids, prompt.params);
+      const auto refused = add_request(prompt);
       if (refused) take(i, json_of(prompt, *refused));
     }
+  }
+
+  std::optional<rollout::Answer> add_request(const Prompt& prompt) {
+    std::shared_ptr<const rollout::VisualPrompt> visual;
+    try {
+      if (!prompt.images.empty())
+        visual = rollout::make_visual_prompt(*vision_, prompt.token_ids, prompt.images);
+    } catch (const Error& error) {
+      return rollout::Answer{.request_id = prompt.id, .error = error};
+    }
+    return processor_.add_request(prompt.id, prompt.token_ids, prompt.params, visual);
   }
 
   ordered_json json_of(const Prompt& prompt, const rollout::Answer& answer) const {
@@ -166,6 +184,7 @@ class Generation {
 
   const RolloutModel& model_;
   const std::vector<Prompt>& prompts_;
+  const models::VisionModel* vision_;
   rollout::LLMEngine engine_;
   rollout::OutputProcessor processor_;
   std::map<std::string, std::int64_t> numbers_;  // of prompts, by id
@@ -229,9 +248,11 @@ Totals gather(const models::ProcessGroup& dp,
 
 // -> on the first rank, whether each prompt has its answer.
 bool generate_on_rank(const GenerateFlags& flags, models::World& world) {
-  const RolloutModel model(world, flags.rollout);
+  RolloutModel model(world, flags.rollout);
   const auto prompts = read_prompts(flags, model);
-  Generation generation(model, prompts);
+  const bool sees =
+      std::ranges::any_of(prompts, [](const Prompt& prompt) { return !prompt.images.empty(); });
+  Generation generation(model, prompts, sees ? &model.vision() : nullptr);
   const bool is_first = world.rank() == 0;
   if (is_first && !flags.quiet)
     fmt::print(stderr, "{:<10} {} in {}\n", "loaded", flags.rollout.checkpoint,

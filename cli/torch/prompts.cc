@@ -205,6 +205,12 @@ void PromptReader::fill_from_messages(Prompt& prompt,
           "messages: is not a list of messages");
   prompt.text =
       options_.chat_template->apply(messages, {.add_generation_prompt = true, .tools = tools});
+  if (has_images(messages)) {
+    require(options_.images != nullptr, ErrorKind::kUsage,
+            "messages: have images, and the model's images are not computed");
+    prompt.images = read_images(messages, *options_.images);
+    prompt.text = expand_placeholders(*prompt.text, prompt.images, *options_.images);
+  }
   tokenize(prompt, /*add_special_tokens=*/false);  // the template writes them itself
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/torch/prompt_images.h"
 #include "distckpt/base/error.h"
 #include "rollout/schedule/sampling_params.h"
 #include "rollout/text/chat_template.h"
@@ -20,6 +21,7 @@ struct Prompt {
   std::string id{};
   std::optional<std::string> text{};  // what the tokens were made of
   std::vector<std::int64_t> token_ids{};
+  std::vector<rollout::ProcessedImage> images{};
   rollout::SamplingParams params{};
   std::optional<Error> error{};
 };
@@ -29,6 +31,7 @@ struct PromptOptions {
   const rollout::text::ChatTemplate* chat_template = nullptr;  // texts are what a user says
   std::string system{};                                        // message before them
   rollout::SamplingParams params{};
+  const ImageReader* images = nullptr;  // or null: messages are text
 };
 
 class PromptReader {

@@ -228,6 +228,41 @@ RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
     engine_options_.kv_cache_bytes = parse_size(flags.kv_cache_memory, "--kv-cache-memory-bytes");
 }
 
+std::optional<ImageReader> RolloutModel::image_reader() const {
+  const auto& config = model().config();
+  if (!rollout::ModelRunner::sees_images(model()) || tokenizer_ == nullptr) return std::nullopt;
+  for (const auto* name : {"processor_config.json", "preprocessor_config.json"}) {
+    const auto text = files_.read(name);
+    if (!text || !rollout::describes_images(*text, name)) continue;
+    const auto source = fmt::format("{}: {}", files_.source(), name);
+    const auto token = static_cast<rollout::text::TokenId>(config.vision->image_token_id);
+    ImageReader reader{.config = rollout::parse_image_processor(*text, source),
+                       .placeholder = tokenizer_->id_to_token(token).value_or("")};
+    const auto& vision = *config.vision;
+    require(reader.config.patch_size == vision.patch_size &&
+                reader.config.temporal_patch_size == vision.temporal_patch_size &&
+                reader.config.merge_size == vision.spatial_merge_size,
+            ErrorKind::kLayout, "{}: cuts other patches than the model's vision_config says",
+            source);
+    require(!reader.placeholder.empty(), ErrorKind::kLayout,
+            "{}: the tokenizer has no token {}, image_token_id of config.json", files_.source(),
+            vision.image_token_id);
+    return reader;
+  }
+  return std::nullopt;
+}
+
+const models::VisionModel& RolloutModel::vision() {
+  if (vision_) return *vision_;
+  require(checkpoint_.has_value(), ErrorKind::kUsage,
+          "--load-format dummy: a vision tower has no dummy weights");
+  const auto& options = model().options();
+  vision_ = std::make_unique<models::VisionModel>(model().config(), mesh_, options.dtype,
+                                                  options.alignment);
+  seconds_to_load_ += converter::load_vision_model(*vision_, *checkpoint_, {.round = true}).seconds;
+  return *vision_;
+}
+
 std::function<void()> RolloutModel::open_weights(const std::string& checkpoint,
                                                  const std::string& iteration,
                                                  const std::vector<std::string>& deltas) const {

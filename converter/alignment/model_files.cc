@@ -23,4 +23,14 @@ LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chun
   return load(checkpoint, mesh, *memory, options);
 }
 
+LoadReport load_vision_model(const models::VisionModel& vision,
+                             const Checkpoint& checkpoint,
+                             LoadOptions options) {
+  options.vision_tower = true;
+  const auto mesh =
+      distckpt::gather_mesh_layout(rank_group(vision.mesh().all()), vision.sharded_state_dict());
+  const auto memory = models::make_memory_sink(mesh.layout);
+  return load(checkpoint, mesh, *memory, options);
+}
+
 }  // namespace ferry::converter

@@ -8,6 +8,7 @@
 #include "converter/bridge/load.h"
 #include "distckpt/plan/rank_group.h"
 #include "models/gpt_model.h"
+#include "models/vision/vision_model.h"
 
 namespace ferry::converter {
 
@@ -19,5 +20,10 @@ distckpt::RankGroup rank_group(const models::ProcessGroup& group);
 LoadReport load_model(const std::vector<std::unique_ptr<models::GPTModel>>& chunks,
                       const Checkpoint& checkpoint,
                       LoadOptions options = {});
+
+// Fills a vision tower, which every rank of its mesh holds whole.
+LoadReport load_vision_model(const models::VisionModel& vision,
+                             const Checkpoint& checkpoint,
+                             LoadOptions options = {});
 
 }  // namespace ferry::converter

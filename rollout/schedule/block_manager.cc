@@ -42,7 +42,7 @@ void BlockManager::take_cached_prefix(Sequence& sequence) {
           sequence.request_id);
   sequence.num_computed_tokens = 0;
   if (enable_prefix_caching_) {
-    PrefixHash hash;
+    auto hash = sequence.visual_hash;
     for (std::int64_t i = 0; i < (sequence.size() - 1) / block_size_; ++i) {
       const auto tokens = tokens_of(sequence, i);
       hash = hash_of(hash, tokens);
@@ -111,7 +111,7 @@ void BlockManager::reset_prefix_cache() {
 }
 
 PrefixHash BlockManager::hash_before(const Sequence& sequence, std::int64_t index) const {
-  if (index == 0) return {};
+  if (index == 0) return sequence.visual_hash;
   const auto id = sequence.block_table[static_cast<std::size_t>(index - 1)];
   return blocks_[static_cast<std::size_t>(id)].full.hash;
 }

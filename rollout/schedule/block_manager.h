@@ -21,13 +21,6 @@
 
 namespace ferry::rollout {
 
-// Hash of all tokens up to the end of a block.
-struct PrefixHash {
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
-  bool operator==(const PrefixHash&) const = default;
-};
-
 class BlockManager {
  public:
   // num_state_slots: 0, or the most sequences that have blocks. Throws Error(kUsage) unless the

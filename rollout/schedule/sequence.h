@@ -15,6 +15,14 @@ namespace ferry::rollout {
 namespace grammar {
 class TokenConstraint;
 }
+struct VisualPrompt;  // rollout/vision
+
+// Hash of all tokens up to the end of a block.
+struct PrefixHash {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  bool operator==(const PrefixHash&) const = default;
+};
 
 enum class SequenceStatus : std::uint8_t { kWaiting, kRunning, kFinished };
 
@@ -38,6 +46,9 @@ struct Sequence {
 
   // A token that a step in flight draws: the host does not know it yet.
   static constexpr std::int64_t kUnknown = -1;
+
+  std::shared_ptr<const VisualPrompt> visual{};  // images of the prompt, or null
+  PrefixHash visual_hash{};  // of these: beginnings of tokens are alike if their images are
 
   std::vector<std::int64_t> token_ids{};  // the prompt, then the drawn tokens
   std::int64_t num_prompt_tokens = 0;

@@ -1,0 +1,108 @@
+#include "rollout/vision/visual_prompt.h"
+
+#define XXH_INLINE_ALL
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <xxhash.h>
+
+#include <algorithm>
+
+#include "distckpt/base/error.h"
+
+namespace ferry::rollout {
+namespace {
+
+PrefixHash digest_of(const at::Tensor& pixels, std::span<const models::ImageGrid> grids) {
+  const auto of_pixels =
+      XXH3_128bits(pixels.const_data_ptr(), static_cast<std::size_t>(pixels.nbytes()));
+  const auto of_grids = XXH3_128bits_withSeed(grids.data(), grids.size_bytes(), of_pixels.low64);
+  return {.low = of_grids.low64, .high = of_grids.high64 ^ of_pixels.high64};
+}
+
+// Walks the prompt: text goes on by one, an image takes a square that its longer side fills.
+void place(std::span<const std::int64_t> prompt,
+           std::span<const models::ImageGrid> grids,
+           const models::VisionConfig& config,
+           VisualPrompt& visual) {
+  const auto put = [&](std::int64_t time, std::int64_t height, std::int64_t width) {
+    visual.positions[0].push_back(time);
+    visual.positions[1].push_back(height);
+    visual.positions[2].push_back(width);
+  };
+  std::int64_t next = 0;
+  std::size_t image = 0;
+  const auto count = static_cast<std::int64_t>(prompt.size());
+  for (std::int64_t i = 0; i < count;) {
+    if (prompt[static_cast<std::size_t>(i)] != config.image_token_id) {
+      put(next, next, next);
+      ++next;
+      ++i;
+      continue;
+    }
+    std::int64_t end = i;
+    while (end < count && prompt[static_cast<std::size_t>(end)] == config.image_token_id) ++end;
+    require(image < grids.size(), ErrorKind::kUsage,
+            "the prompt has tokens of {} images or more, expected {}", image + 1, grids.size());
+    const auto& grid = grids[image++];
+    const auto rows = grid.height / config.spatial_merge_size;
+    const auto columns = grid.width / config.spatial_merge_size;
+    require(end - i == grid.frames * rows * columns, ErrorKind::kUsage,
+            "image {} has {} tokens in the prompt, expected {}", image, end - i,
+            grid.frames * rows * columns);
+    for (; i < end; ++i) {
+      const auto in_frame = (i - (end - grid.frames * rows * columns)) % (rows * columns);
+      const auto frame = (i - (end - grid.frames * rows * columns)) / (rows * columns);
+      visual.tokens.push_back(i);
+      put(next + frame, next + in_frame / columns, next + in_frame % columns);
+    }
+    next += std::max(grid.height, grid.width) / config.spatial_merge_size;
+  }
+  require(image == grids.size(), ErrorKind::kUsage, "the prompt has tokens of {} images, not of {}",
+          image, grids.size());
+  visual.position_delta = next - count;
+}
+
+}  // namespace
+
+std::shared_ptr<const VisualPrompt> make_visual_prompt(const models::VisionModel& vision,
+                                                       std::span<const std::int64_t> prompt,
+                                                       std::span<const ProcessedImage> images) {
+  auto visual = std::make_shared<VisualPrompt>();
+  std::vector<at::Tensor> pixels;
+  std::vector<models::ImageGrid> grids;
+  for (const auto& image : images) {
+    pixels.push_back(image.pixel_values);
+    grids.push_back(image.grid);
+  }
+  place(prompt, grids, *vision.config().vision, *visual);
+  const auto all = at::cat(pixels).contiguous();
+  visual->digest = digest_of(all, grids);
+  visual->features = vision.forward(all, grids);
+  return visual;
+}
+
+void VisualStep::add(const VisualPrompt& prompt,
+                     std::int64_t begin,
+                     std::int64_t count,
+                     std::int64_t row) {
+  const auto first = std::ranges::lower_bound(prompt.tokens, begin);
+  const auto last = std::lower_bound(first, prompt.tokens.end(), begin + count);
+  if (first == last) return;
+  for (auto token = first; token != last; ++token) rows_.push_back(row + *token - begin);
+  const auto part = [&](const at::Tensor& of_all) {
+    return of_all.narrow(0, first - prompt.tokens.begin(), last - first);
+  };
+  embeddings_.push_back(part(prompt.features.embeddings));
+  deepstack_.resize(prompt.features.deepstack.size());
+  for (std::size_t i = 0; i < deepstack_.size(); ++i)
+    deepstack_[i].push_back(part(prompt.features.deepstack[i]));
+}
+
+models::VisualRows VisualStep::rows() const {
+  if (rows_.empty()) return {};
+  models::VisualRows rows{.rows = at::tensor(rows_, at::kLong), .embeddings = at::cat(embeddings_)};
+  for (const auto& of_layer : deepstack_) rows.deepstack.push_back(at::cat(of_layer));
+  return rows;
+}
+
+}  // namespace ferry::rollout
