@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "distckpt/base/error.h"
@@ -10,6 +11,7 @@
 #include "models/kernels/attention/paged_attention.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/rms_norm.h"
+#include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
@@ -50,7 +52,7 @@ GPTModel::GPTModel(TransformerConfig config,
                                  .alignment = options.alignment},
              .deterministic = options.deterministic_mode,
              .recompute = options.recompute},
-      rotary_(config_, mesh.world().device()) {
+      position_embedding_(config_, mesh.world().device()) {
   require(options.alignment == Alignment::kFast || !mesh.world().device().is_cuda() ||
               options.dtype == distckpt::DType::kBF16,
           ErrorKind::kUsage,
@@ -96,12 +98,12 @@ at::Tensor GPTModel::forward(const SequencePartition& batch,
                              const RouterReplay& routes) const {
   const LayerContext context{
       .batch = &batch,
-      .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype)),
+      .positions = position_embedding_.angles(batch.positions(), scalar_type(options_.dtype)),
       .observe = observe,
       .routes = routes};
   require(stage_.pre_process != hidden.defined(), ErrorKind::kBug,
           "the first stage takes tokens, the others hidden states");
-  ResidualStream stream{.sum = stage_.pre_process ? embedding_->forward(batch.tokens()) : hidden};
+  ResidualStream stream{.sum = stage_.pre_process ? embed(batch.tokens()) : hidden};
   if (observe && stage_.pre_process) observe("embedding", stream.sum);
   stream = run_layers(std::move(stream), context);
   if (!stage_.post_process) return stream.total();
@@ -119,17 +121,26 @@ at::Tensor GPTModel::forward(const at::Tensor& tokens,
               mesh_.shape().cp() == 1,
           ErrorKind::kUsage,
           "generation takes whole models: no pipeline, no context or sequence parallelism");
-  const LayerContext context{.angles = rotary_.angles(positions, scalar_type(options_.dtype)),
-                             .inference = &inference,
-                             .routes = routes,
-                             .visual = visual.any() ? &visual : nullptr};
-  auto embedded = embedding_->forward(tokens);
+  const LayerContext context{
+      .positions = position_embedding_.angles(positions, scalar_type(options_.dtype)),
+      .inference = &inference,
+      .routes = routes,
+      .visual = visual.any() ? &visual : nullptr};
+  auto embedded = embed(tokens);
   if (visual.any()) embedded = visual.embed(embedded);
   const auto row = row_decoder_ ? inference.only_row() : std::nullopt;
   auto stream = row && row_decoder_->takes(*row)
-                    ? row_decoder_->forward(embedded, context.angles, *row)
+                    ? row_decoder_->forward(embedded, context.positions.angles, *row)
                     : run_layers({.sum = embedded}, context);
   return add_and_norm(stream, final_norm_, config_.layernorm_epsilon, config_.norm_rounding());
+}
+
+// transformers rounds the factor to the dtype of the weights.
+at::Tensor GPTModel::embed(const at::Tensor& tokens) const {
+  auto embedded = embedding_->forward(tokens);
+  if (!config_.embedding_scaling) return embedded;
+  const auto root = at::scalar_tensor(std::sqrt(static_cast<double>(config_.hidden_size)));
+  return embedded * root.to(embedded.scalar_type()).item<double>();
 }
 
 ResidualStream GPTModel::run_layers(ResidualStream stream, const LayerContext& context) const {
@@ -157,10 +168,10 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
                                           std::size_t count,
                                           const ResidualStream& stream,
                                           const LayerContext& context) const {
-  const auto layers = [this, first, count, batch = *context.batch, angles = context.angles,
+  const auto layers = [this, first, count, batch = *context.batch, positions = context.positions,
                        routes = context.routes](const std::vector<at::Tensor>& inputs) {
     ResidualStream x{.sum = inputs[0], .pending = inputs.size() > 1 ? inputs[1] : at::Tensor()};
-    const LayerContext again{.batch = &batch, .angles = angles, .routes = routes};
+    const LayerContext again{.batch = &batch, .positions = positions, .routes = routes};
     for (auto i = first; i < first + count; ++i) x = layers_[i].forward(std::move(x), again);
     return std::vector{x.sum, x.pending};
   };
@@ -173,7 +184,8 @@ ResidualStream GPTModel::recompute_layers(std::size_t first,
 at::Tensor GPTModel::output(const at::Tensor& hidden) const {
   const auto& parallel = setup_.tensor_parallel;
   if (config_.head == Head::kLanguageModel)
-    return linear(parallel.enter(hidden), output_weight_, {}, options_.alignment);
+    return soft_capped(linear(parallel.enter(hidden), output_weight_, {}, options_.alignment),
+                       config_.final_logit_softcapping);
   const auto scores = linear_head(hidden, output_weight_, output_bias_, options_.alignment);
   return parallel.sequence_parallel
              ? gather_from_sequence_parallel_region(scores, mesh_.tp(), /*replicated=*/true)
@@ -185,6 +197,7 @@ OutputHead GPTModel::head() const {
           "a model with a value head has no log-probabilities of tokens");
   return {.weight = output_weight_,
           .vocab_size = config_.vocab_size,
+          .softcap = config_.final_logit_softcapping,
           .parallel = setup_.tensor_parallel};
 }
 
@@ -234,12 +247,13 @@ at::Tensor GPTModel::whole_batch(const at::Tensor& between_layers,
 std::vector<at::Tensor> GPTModel::predict(const at::Tensor& hidden,
                                           const SequencePartition& batch) const {
   const LayerContext context{
-      .batch = &batch, .angles = rotary_.angles(batch.positions(), scalar_type(options_.dtype))};
+      .batch = &batch,
+      .positions = position_embedding_.angles(batch.positions(), scalar_type(options_.dtype))};
   std::vector<at::Tensor> predicted;
   auto x = hidden;
   for (std::size_t i = 0; i < predictions_.size(); ++i) {
     const auto behind = batch.tokens_behind(static_cast<std::int64_t>(i) + 1);
-    x = predictions_[i].forward(x, embedding_->forward(behind), context);
+    x = predictions_[i].forward(x, embed(behind), context);
     predicted.push_back(x);
   }
   return predicted;

@@ -112,6 +112,8 @@ class GPTModel {
 
  private:
   OutputHead head() const;
+  // tokens [tokens] -> [tokens, hidden], as it is between the layers.
+  at::Tensor embed(const at::Tensor& tokens) const;
   ResidualStream run_layers(ResidualStream stream, const LayerContext& context) const;
   ResidualStream recompute_layers(std::size_t first,
                                   std::size_t count,
@@ -125,7 +127,7 @@ class GPTModel {
   std::vector<int> embedding_stages_;
   Parameters parameters_;
   ModelSetup setup_;
-  RotaryEmbedding rotary_;
+  PositionEmbedding position_embedding_;
 
   std::optional<VocabParallelEmbedding> embedding_;
   std::vector<TransformerLayer> layers_;

@@ -64,7 +64,8 @@ at::Tensor PagedContext::attend(std::int64_t layer,
   const auto chunks = [&](std::size_t first) {
     return attend_chunks(layer, query, key, value, options, first);
   };
-  const bool has_kernel = models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
+  const bool has_kernel =
+      !options.softcap && models::paged_attention_cuda_supports(query.device(), query.scalar_type(),
                                                                 query.size(2), value.size(2));
   const auto decodes = step_.num_decodes;
   if (decodes > 0 && !has_kernel) {

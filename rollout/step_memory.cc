@@ -89,9 +89,10 @@ std::int64_t step_memory(const models::GPTModel& model, const RunnerLimits& limi
 std::int64_t gathered_bytes_per_block(const models::GPTModel& model) {
   const auto shape =
       models::key_value_shape(model.config(), model.mesh().shape().tp(), model.options().alignment);
-  const bool in_place = models::paged_attention_cuda_supports(
-      model.mesh().world().device(), models::scalar_type(model.options().dtype), shape.dim,
-      shape.value_dim);
+  const bool in_place = !model.config().attn_logit_softcapping &&
+                        models::paged_attention_cuda_supports(
+                            model.mesh().world().device(),
+                            models::scalar_type(model.options().dtype), shape.dim, shape.value_dim);
   return in_place ? 0 : 3 * KVCache::bytes_per_block(model) / model.config().num_key_value_layers();
 }
 

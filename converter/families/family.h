@@ -219,7 +219,7 @@ extern const std::span<const Family>
     kLlamaFamilies;  // llama, mistral, ministral3, mistral3, qwen2, qwen2_5_vl, qwen3, qwen3_vl,
                      // seed_oss
 extern const std::span<const Family> kErnieFamilies;    // ernie4_5, ernie4_5_moe
-extern const std::span<const Family> kGemmaFamilies;    // gemma3_text, gemma3
+extern const std::span<const Family> kGemmaFamilies;    // gemma2, gemma3_text, gemma3
 extern const std::span<const Family> kGlm4Families;     // glm4
 extern const std::span<const Family> kMixtralFamilies;  // mixtral
 extern const std::span<const Family> kQwenMoeFamilies;  // qwen2_moe, qwen3_moe, qwen3_vl_moe

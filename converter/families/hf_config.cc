@@ -38,9 +38,9 @@ RopeScaling parse_rope_scaling(const ConfigFields& fields) {
       .mscale = fields.optional_number("mscale"),
       .mscale_all_dim = fields.optional_number("mscale_all_dim"),
       .original_max_position_embeddings = fields.optional_size("original_max_position_embeddings"),
-      .truncate = fields.find("truncate") == nullptr
-                      ? std::nullopt
-                      : std::optional(fields.flag("truncate", true))};
+      .truncate = fields.find("truncate") == nullptr ? std::nullopt
+                                                     : std::optional(fields.flag("truncate", true)),
+      .llama_4_scaling_beta = fields.optional_number("llama_4_scaling_beta")};
 }
 
 constexpr std::string_view kFullAttention = "full_attention";

@@ -44,8 +44,9 @@ class FusedRmsNorm : public torch::autograd::Function<FusedRmsNorm> {
   }
 };
 
-bool is_fused(const at::Tensor& x) {
-  return x.is_cuda() && rms_norm_cuda_supports(x.size(-1));
+bool is_fused(const at::Tensor& x, NormRounding rounding) {
+  return x.is_cuda() && rounding != NormRounding::kOnceByOnePlus &&
+         rms_norm_cuda_supports(x.size(-1));
 }
 
 }  // namespace
@@ -54,7 +55,7 @@ at::Tensor rms_norm(const at::Tensor& x,
                     const at::Tensor& weight,
                     double epsilon,
                     NormRounding rounding) {
-  if (is_fused(x))
+  if (is_fused(x, rounding))
     return FusedRmsNorm::apply(x.contiguous(), std::nullopt, weight, epsilon, rounding)[0];
   const auto wide = x.to(at::kFloat);
   const auto variance = wide.pow(2).mean(-1, /*keepdim=*/true);
@@ -74,7 +75,7 @@ at::Tensor add_and_norm(ResidualStream& stream,
                         const at::Tensor& weight,
                         double epsilon,
                         NormRounding rounding) {
-  if (stream.pending.defined() && is_fused(stream.sum)) {
+  if (stream.pending.defined() && is_fused(stream.sum, rounding)) {
     const auto results = FusedRmsNorm::apply(stream.sum, std::optional(stream.pending.contiguous()),
                                              weight, epsilon, rounding);
     stream = {.sum = results[1]};

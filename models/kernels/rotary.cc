@@ -9,6 +9,7 @@
 
 #include "distckpt/base/error.h"
 #include "models/kernels/rotary_cuda.h"
+#include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {
 namespace {
@@ -158,6 +159,30 @@ RotaryAngles RotaryEmbedding::angles(const at::Tensor& positions, at::ScalarType
           .sin = (both.sin() * attention_scaling_).to(kept).unsqueeze(1)};
 }
 
+PositionEmbedding::PositionEmbedding(const TransformerConfig& config, at::Device device)
+    : rotary_(config, device),
+      scaling_beta_(config.rope_scaling.llama_4_scaling_beta.value_or(0)),
+      scaling_length_(config.rope_scaling.original_max_position_embeddings.value_or(
+          config.max_position_embeddings)) {
+  if (!config.rotary_base_local) return;
+  auto local = config;
+  local.rotary_base = *config.rotary_base_local;
+  local.rope_scaling = {};
+  local_.emplace(local, device);
+}
+
+// get_llama_4_attn_scale of modeling_ministral3.py.
+PositionAngles PositionEmbedding::angles(const at::Tensor& positions, at::ScalarType dtype) const {
+  at::Tensor scale;
+  if (scaling_beta_ != 0) {
+    const auto far = models::log(1 + at::floor(positions / scaling_length_));
+    scale = (1 + scaling_beta_ * far).to(dtype).view({-1, 1, 1});
+  }
+  return {.angles = rotary_.angles(positions, dtype),
+          .local = local_ ? local_->angles(positions, dtype) : RotaryAngles{},
+          .query_scale = scale};
+}
+
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
   const auto dim =
       angles.style == RotaryStyle::kComplex ? 2 * angles.complex.size(-1) : angles.cos.size(-1);
@@ -198,6 +223,7 @@ at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
 }
 
 double softmax_scale(const TransformerConfig& config) {
+  if (config.softmax_scale) return *config.softmax_scale;
   if (!config.multi_latent_attention)
     return std::pow(static_cast<double>(config.kv_channels), -0.5);
   const double scale =

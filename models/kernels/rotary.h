@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "models/spec/transformer_config.h"
 
@@ -45,6 +46,31 @@ class RotaryEmbedding {
   at::Tensor inv_freq_;
   at::Tensor axes_;  // [dim/2], int64: the position that turns a frequency; undefined: there is one
   double attention_scaling_ = 1.0;
+};
+
+// The meaning of one batch's positions to attention.
+struct PositionAngles {
+  RotaryAngles angles{};
+  RotaryAngles local{};      // of layers that turns_locally() names
+  at::Tensor query_scale{};  // [tokens, 1, 1], of the model's dtype; undefined: 1
+
+  const RotaryAngles& of(bool locally) const { return locally ? local : angles; }
+};
+
+// The rotary embeddings of all layers.
+class PositionEmbedding {
+ public:
+  // Throws Error(kLayout) for a kind of scaling that is not known.
+  PositionEmbedding(const TransformerConfig& config, at::Device device);
+
+  // positions [tokens], int64.
+  PositionAngles angles(const at::Tensor& positions, at::ScalarType dtype) const;
+
+ private:
+  RotaryEmbedding rotary_;
+  std::optional<RotaryEmbedding> local_;
+  double scaling_beta_ = 0;  // of queries
+  std::int64_t scaling_length_ = 0;
 };
 
 // x [tokens, heads, channels] -> like x, whose first dim channels have turned. Differentiable.

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "distckpt/base/error.h"
 #include "models/kernels/swiglu_cuda.h"
 #include "models/kernels/whole_vectors.h"
 
@@ -27,6 +28,17 @@ at::Tensor swiglu(const at::Tensor& gate_up) {
   if (gate_up.is_cuda()) return FusedSwiGLU::apply(gate_up.contiguous());
   const auto halves = gate_up.chunk(2, -1);
   return models::silu(halves[0]) * halves[1];
+}
+
+at::Tensor geglu(const at::Tensor& gate_up) {
+  const auto halves = gate_up.chunk(2, -1);
+  return models::gelu_tanh(halves[0]) * halves[1];
+}
+
+GatedActivation gated_activation(std::string_view activation) {
+  if (activation == "silu") return swiglu;
+  if (activation == "gelu_pytorch_tanh") return geglu;
+  fail(ErrorKind::kLayout, "the activation {} is not known to gated layers", activation);
 }
 
 at::Tensor quick_geglu(const at::Tensor& gate_up, const QuickGeglu& options) {

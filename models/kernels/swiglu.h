@@ -4,11 +4,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string_view>
 
 namespace ferry::models {
 
 // silu(gate) * up: [rows, 2 * ffn], gate beside up -> [rows, ffn]. Differentiable.
 at::Tensor swiglu(const at::Tensor& gate_up);
+
+// gelu(gate) * up, with the approximation of gelu by tanh, on the same.
+at::Tensor geglu(const at::Tensor& gate_up);
+
+// The one of both that `activation`, hidden_act of config.json, names. Throws Error(kLayout).
+using GatedActivation = at::Tensor (*)(const at::Tensor& gate_up);
+GatedActivation gated_activation(std::string_view activation);
 
 // GPT-OSS's, on the same: (up + offset) * gate * sigmoid(1.702 gate), with gate at most `clamp` and
 // up at most that far from 0.

@@ -115,12 +115,14 @@ class LayerMemory {
       const auto of_values = heads * values / std::max(1.0, keys) * queries / heads;
       bytes.core = element_ * (2 * queries + of_values) +
                    heads * keys_ * (in_fp32 ? kFp32 + element_ : element_);
+      if (config_.attn_logit_softcapping) bytes.core += heads * keys_ * element_;
     }
   }
 
   // Gate and up, the host's silu(gate), and their product; or every step of GPT-OSS's activation.
   double activations(std::int64_t ffn) const {
     const double swiglu = on_host_ ? 4 : 3;
+    if (config_.activation == "gelu_pytorch_tanh") return 4 * width(ffn);
     return (config_.activation == "quick_geglu" ? 7 : swiglu) * width(ffn);
   }
 
@@ -285,7 +287,8 @@ std::int64_t logits_bytes(const ChunkOnRank& chunk,
   const auto of_weight = vocab * chunk.config->hidden_size;
   // The host's kernel has four more tensors like the logits, in fp32, and widens others first.
   const auto temporary = chunk.on_host ? (element == kFp32 ? 4 : 5) * kFp32 : 0;
-  return rows * vocab * (element + temporary) +
+  const auto capped = chunk.config->final_logit_softcapping ? 3 * element : 0;
+  return rows * vocab * (element + temporary + capped) +
          of_weight * (rows < tokens ? kFp32 + element : element);
 }
 

@@ -239,20 +239,19 @@ namespace {
 std::string_view not_computed(const TransformerConfig& config) {
   if (config.is_hybrid_model()) return "Mamba layers";
   if (config.is_sparse()) return "sparse attention";
-  if (config.post_norm == PostNorm::kOfLinear) return "norms of what projections give";
-  if (!config.multi_latent_attention && config.moe_router_enable_expert_bias &&
-      config.moe_router_score_function == "softmax")
-    return "a softmax router with a bias";
   if (config.family == "bailing_moe_v2") return "a rounding of experts' results of their own";
   const bool experts_alone = config.moe_shared_expert_intermediate_size == 0 &&
                              config.num_moe_experts > 0 &&
                              std::ranges::count(config.moe_layer_freq, false) == 0;
-  if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone))
+  const bool dense = config.num_moe_experts == 0;
+  if (config.activation != "silu" && !(config.activation == "quick_geglu" && experts_alone) &&
+      !(config.activation == "gelu_pytorch_tanh" && dense))
     return "an activation other than SiLU";
-  if (config.family == "ministral3") return "queries that are scaled by their position";
-  constexpr std::array<std::string_view, 5> kSeeing{"kimi_k25", "mistral3", "qwen2_5_vl", "qwen3_5",
-                                                    "qwen3_5_moe"};
+  constexpr std::array<std::string_view, 6> kSeeing{"gemma3",     "kimi_k25", "mistral3",
+                                                    "qwen2_5_vl", "qwen3_5",  "qwen3_5_moe"};
   if (std::ranges::find(kSeeing, config.family) != kSeeing.end()) return "a vision tower";
+  if (config.post_norm == PostNorm::kOfLinear && !config.softmax_scale)
+    return "settings that Megatron's arguments do not name (--hf-config says them)";
   return {};
 }
 

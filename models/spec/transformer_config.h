@@ -27,6 +27,9 @@ struct RopeScaling {
   std::optional<double> mscale_all_dim{};
   std::optional<std::int64_t> original_max_position_embeddings{};
   std::optional<bool> truncate{};  // of "yarn": the range of corrected channels is rounded
+  // Queries are multiplied by 1 + beta * log(1 + floor(position /
+  // original_max_position_embeddings)).
+  std::optional<double> llama_4_scaling_beta{};
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -64,6 +67,8 @@ struct TransformerConfig {
   std::int64_t max_position_embeddings = 0;
   double layernorm_epsilon = 1e-5;
   double rotary_base = 10000.0;
+  // The base, without scaling, of layers that look at the sliding window alone, if another one.
+  std::optional<double> rotary_base_local{};
   double rotary_percent = 1.0;  // of a head's channels, the first of which turn
   bool rotary_interleaved =
       false;  // a channel turns with its neighbour, not with one half a head on
@@ -74,6 +79,8 @@ struct TransformerConfig {
   std::optional<std::int64_t> sliding_window{};
   // Per layer, where they differ: does it look at the sliding window alone.
   std::vector<bool> window_attn_skip_freq{};
+  // The factor of products of queries and keys, where it is not that of a head's channels.
+  std::optional<double> softmax_scale{};
   bool softmax_offset = false;  // softmax_type "learnable": each head has a sink
   // Activation "quick_geglu": quick_gelu(min(gate, c)) * (clamp(up, c) + offset), where c is the
   // clamp value.
@@ -86,8 +93,13 @@ struct TransformerConfig {
   bool qk_layernorm_full = false;  // over the channels of all heads together, not head by head
   PostNorm post_norm = PostNorm::kNone;
   bool layernorm_zero_centered_gamma = false;  // norms multiply by 1 + weight
-  std::string activation = "silu";  // hidden_act of config.json; "quick_geglu" of GPT-OSS
-  bool gated_linear_unit = true;    // a gate beside the projection up
+  // hidden_act of config.json: "silu", "gelu_pytorch_tanh"; "quick_geglu" of GPT-OSS.
+  std::string activation = "silu";
+  bool embedding_scaling = false;  // embeddings are multiplied by the root of hidden_size
+  // c of c * tanh(x / c): of products of queries and keys, of logits.
+  std::optional<double> attn_logit_softcapping{};
+  std::optional<double> final_logit_softcapping{};
+  bool gated_linear_unit = true;  // a gate beside the projection up
   bool untie_embeddings_and_output_weights = true;
 
   // Mixture of experts; num_moe_experts is 0 for a model without.
@@ -101,6 +113,7 @@ struct TransformerConfig {
   std::string moe_router_score_function = "softmax";  // or "sigmoid"
   bool moe_router_pre_softmax = false;
   bool moe_router_enable_expert_bias = false;
+  double moe_router_norm_min = 1e-12;      // ERNIE: weights are divided by their sum, if by no less
   std::int64_t moe_router_num_groups = 0;  // 0: the router does not look at groups
   std::int64_t moe_router_group_topk = 0;
   double moe_router_topk_scaling_factor = 1.0;
@@ -149,6 +162,10 @@ struct TransformerConfig {
     const auto i = static_cast<std::size_t>(layer);
     const bool sees_all = i < window_attn_skip_freq.size() && !window_attn_skip_freq[i];
     return sees_all ? std::nullopt : sliding_window;
+  }
+  // Whether the layer turns by rotary_base_local.
+  bool turns_locally(std::int64_t layer) const {
+    return rotary_base_local.has_value() && window_of(layer).has_value();
   }
   NormRounding norm_rounding() const {
     if (layernorm_zero_centered_gamma) return NormRounding::kOnceByOnePlus;

@@ -8,12 +8,18 @@
 
 #include "distckpt/base/error.h"
 #include "models/kernels/product/linear.h"
+#include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+struct ChunkLogits {
+  at::Tensor values{};  // [tokens, vocabulary/tp]
+  at::Tensor tanh{};    // what a soft cap multiplied; undefined: there is none
+};
 
 // The head without its weight, which autograd keeps: the computations that forward and backward
 // share.
@@ -24,6 +30,7 @@ class Chunks {
         alignment_(head.parallel.alignment),
         vocab_size_(head.vocab_size),
         chunk_tokens_(head.chunk_tokens),
+        softcap_(head.softcap),
         temperature_(temperature) {
     require(chunk_tokens_ > 0 && temperature > 0, ErrorKind::kUsage,
             "log-probabilities: temperature {} and chunks of {} tokens have to be positive",
@@ -38,15 +45,19 @@ class Chunks {
   }
   bool one_chunk(std::int64_t tokens) const { return tokens <= chunk_tokens_; }
 
-  at::Tensor logits(const at::Tensor& hidden, const at::Tensor& weight) const {
-    return linear(hidden, weight, {}, alignment_).contiguous();
+  ChunkLogits logits(const at::Tensor& hidden, const at::Tensor& weight) const {
+    const auto products = linear(hidden, weight, {}, alignment_).contiguous();
+    if (!softcap_) return {.values = products};
+    const auto tanh = models::tanh(products / *softcap_);
+    return {.values = tanh * *softcap_, .tanh = tanh};
   }
 
   // Statistics [4, tokens] of whole rows of the vocabulary, the same on all ranks. Overwrites the
   // logits that the mask leaves out.
-  at::Tensor statistics(at::Tensor& logits,
+  at::Tensor statistics(ChunkLogits& of_chunk,
                         const at::Tensor& labels,
                         const SamplingMask& mask = {}) const {
+    auto& logits = of_chunk.values;
     if (group_->size() == 1 || alignment_ == Alignment::kFast) {
       apply_sampling_mask(logits, mask, range(logits));
       const auto mine = row_statistics(logits, labels, range(logits), temperature_);
@@ -64,15 +75,18 @@ class Chunks {
     return row_statistics(whole, labels, all, temperature_);
   }
 
-  void to_gradient(at::Tensor& logits,
+  // Overwrites the logits with the gradient of their products.
+  void to_gradient(ChunkLogits& of_chunk,
                    const at::Tensor& statistics,
                    const at::Tensor& labels,
                    const at::Tensor& of_log_prob,
                    const at::Tensor& of_entropy,
                    const SamplingMask& mask = {}) const {
+    auto& logits = of_chunk.values;
     apply_sampling_mask(logits, mask, range(logits));
     logits_to_gradient(logits, statistics, labels, of_log_prob, of_entropy, range(logits),
                        temperature_);
+    if (softcap_) logits = at::tanh_backward(logits * *softcap_, of_chunk.tanh) / *softcap_;
   }
 
   void save(AutogradContext& context) const {
@@ -80,6 +94,7 @@ class Chunks {
     context.saved_data["alignment"] = static_cast<std::int64_t>(alignment_);
     context.saved_data["vocab_size"] = vocab_size_;
     context.saved_data["chunk_tokens"] = chunk_tokens_;
+    context.saved_data["softcap"] = softcap_.value_or(0);
     context.saved_data["temperature"] = temperature_;
   }
   explicit Chunks(AutogradContext& context)
@@ -87,7 +102,9 @@ class Chunks {
         alignment_(static_cast<Alignment>(context.saved_data["alignment"].toInt())),
         vocab_size_(context.saved_data["vocab_size"].toInt()),
         chunk_tokens_(context.saved_data["chunk_tokens"].toInt()),
-        temperature_(context.saved_data["temperature"].toDouble()) {}
+        temperature_(context.saved_data["temperature"].toDouble()) {
+    if (const auto c = context.saved_data["softcap"].toDouble(); c != 0) softcap_ = c;
+  }
 
  private:
   VocabularyRange range(const at::Tensor& logits) const {
@@ -100,6 +117,7 @@ class Chunks {
   Alignment alignment_;
   std::int64_t vocab_size_;
   std::int64_t chunk_tokens_;
+  std::optional<double> softcap_;
   double temperature_;
 };
 
@@ -188,7 +206,7 @@ class LinearLogProbs : public torch::autograd::Function<LinearLogProbs> {
           grads[0].defined() ? part(grads[0]) : at::zeros({tokens}, saved[3].options());
       chunks.to_gradient(logits, saved[3].narrow(1, begin, tokens), part(saved[2]), of_log_prob,
                          part(grads[1]), mask.rows(begin, tokens));
-      sums.add(logits, part(hidden), begin);
+      sums.add(logits.values, part(hidden), begin);
     });
     return {sums.of_hidden(), sums.of_weight(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -211,7 +229,7 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
       const auto statistics = chunks.statistics(logits, part(labels));
       parts.push_back(log_probs_of(statistics));
       chunks.to_gradient(logits, statistics, part(labels), -part(token_weights), {});
-      sums.add(logits, part(hidden), begin);
+      sums.add(logits.values, part(hidden), begin);
     });
     context->save_for_backward({sums.of_hidden(), sums.of_weight()});
     const auto log_probs = at::cat(parts);

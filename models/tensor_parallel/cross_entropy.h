@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "models/kernels/log_probs.h"
 #include "models/tensor_parallel/layers.h"
@@ -21,7 +22,8 @@ namespace ferry::models {
 // vocabulary/tp, hidden], in the order of the ranks.
 struct OutputHead {
   at::Tensor weight{};
-  std::int64_t vocab_size = 0;  // without padding
+  std::int64_t vocab_size = 0;      // without padding
+  std::optional<double> softcap{};  // c: logits become c * tanh(logit / c)
   TensorParallel parallel{};
   std::int64_t chunk_tokens = 4096;
 };

@@ -29,6 +29,7 @@ class CoreAttention {
         recomputed_(setup.recompute.selects(&Recompute::Modules::core_attn)),
         options_{.scale = softmax_scale(setup.config),
                  .window = setup.config.window_of(layer),
+                 .softcap = setup.config.attn_logit_softcapping,
                  .sinks = std::move(sinks),
                  .alignment = setup.alignment(),
                  .deterministic = setup.deterministic} {}
@@ -82,6 +83,7 @@ class SelfAttention : public Attention {
                 const std::string& prefix,
                 std::int64_t layer)
       : setup_(setup),
+        turns_locally_(setup.config.turns_locally(layer)),
         core_(setup,
               layer,
               parameters.take_if(prefix + "self_attention.core_attention.softmax_offset")),
@@ -115,7 +117,8 @@ class SelfAttention : public Attention {
       gate = grouped.narrow(2, each + queries.first, queries.count).reshape({tokens, -1});
       grouped = at::cat({grouped.narrow(2, 0, each), grouped.narrow(2, 2 * each, 2)}, 2);
     }
-    const auto [query, key, value] = split(grouped, queries, context.angles);
+    auto [query, key, value] = split(grouped, queries, context.positions.of(turns_locally_));
+    if (const auto& scale = context.positions.query_scale; scale.defined()) query = query * scale;
     const auto attended = core_.forward(query, key, value, context);
     return proj_.forward(gate.defined() ? attended * models::sigmoid(gate) : attended);
   }
@@ -176,6 +179,7 @@ class SelfAttention : public Attention {
   }
 
   const ModelSetup& setup_;
+  bool turns_locally_;
   CoreAttention core_;
   at::Tensor norm_;
   ColumnParallelLinear qkv_;
@@ -227,7 +231,9 @@ class MLASelfAttention : public Attention {
 
     const auto tokens = query.size(0);
     const auto heads = config.num_attention_heads / setup_.mesh.shape().tp();
-    const auto turn = [&](const at::Tensor& t) { return apply_rotary(t, context.angles); };
+    const auto turn = [&](const at::Tensor& t) {
+      return apply_rotary(t, context.positions.angles);
+    };
     const auto q = query.view({tokens, heads, config.qk_head_dim + config.qk_pos_emb_head_dim});
     const auto q_rotated = turn(q.narrow(2, config.qk_head_dim, config.qk_pos_emb_head_dim));
     const auto whole_query = at::cat({q.narrow(2, 0, config.qk_head_dim), q_rotated}, 2);

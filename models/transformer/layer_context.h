@@ -36,7 +36,7 @@ struct ModelSetup {
 
 struct LayerContext {
   const SequencePartition* batch = nullptr;  // null in generation
-  RotaryAngles angles{};
+  PositionAngles positions{};
   Observer observe{};                     // may be empty
   InferenceContext* inference = nullptr;  // of generation
   RouterReplay routes{};                  // of experts

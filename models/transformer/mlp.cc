@@ -1,6 +1,5 @@
 #include "models/transformer/mlp.h"
 
-#include "models/kernels/swiglu.h"
 #include "models/transformer/moe.h"
 
 namespace ferry::models {
@@ -11,7 +10,7 @@ class DenseMLP : public FeedForward {
   DenseMLP(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)
       : norm_(parameters.take(prefix + "mlp.linear_fc1.layer_norm_weight",
                               setup.tensor_parallel.between_layers())),
-        mlp_(setup.tensor_parallel, parameters, prefix + "mlp.") {}
+        mlp_(setup, parameters, prefix + "mlp.") {}
 
   const at::Tensor& norm() const override { return norm_; }
   at::Tensor forward(const at::Tensor& normed, const RouterChoice&) const override {
@@ -25,13 +24,14 @@ class DenseMLP : public FeedForward {
 
 }  // namespace
 
-MLP::MLP(const TensorParallel& parallel, Parameters& parameters, const std::string& module)
-    : parallel_(parallel),
-      fc1_(parallel, parameters, module + "linear_fc1"),
-      fc2_(parallel, parameters, module + "linear_fc2") {}
+MLP::MLP(const ModelSetup& setup, Parameters& parameters, const std::string& module)
+    : parallel_(setup.tensor_parallel),
+      activation_(gated_activation(setup.config.activation)),
+      fc1_(parallel_, parameters, module + "linear_fc1"),
+      fc2_(parallel_, parameters, module + "linear_fc2") {}
 
 at::Tensor MLP::forward(const at::Tensor& x) const {
-  return fc2_.forward(swiglu(fc1_.forward(parallel_.enter(x))));
+  return fc2_.forward(activation_(fc1_.forward(parallel_.enter(x))));
 }
 
 std::unique_ptr<FeedForward> make_feed_forward(const ModelSetup& setup,

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "models/kernels/swiglu.h"
 #include "models/transformer/layer_context.h"
 
 namespace ferry::models {
@@ -27,16 +28,17 @@ class FeedForward {
   }
 };
 
-// fc2(silu(gate) * up), without a norm, for dense layers and for shared experts.
+// fc2(activation(gate) * up), without a norm, for dense layers and for shared experts.
 class MLP {
  public:
   // `module`: "decoder.layers.3.mlp."
-  MLP(const TensorParallel& parallel, Parameters& parameters, const std::string& module);
+  MLP(const ModelSetup& setup, Parameters& parameters, const std::string& module);
 
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
   TensorParallel parallel_;
+  GatedActivation activation_;
   ColumnParallelLinear fc1_;
   RowParallelLinear fc2_;
 };

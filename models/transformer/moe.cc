@@ -287,7 +287,7 @@ MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::s
       router_(setup, parameters, prefix),
       experts_(setup, parameters, prefix) {
   if (setup.config.moe_shared_expert_intermediate_size == 0) return;
-  shared_.emplace(setup.tensor_parallel, parameters, prefix + "mlp.shared_experts.");
+  shared_.emplace(setup, parameters, prefix + "mlp.shared_experts.");
   shared_gate_ = parameters.take_if(prefix + "mlp.shared_experts.gate_weight",
                                     setup.tensor_parallel.between_layers());
 }

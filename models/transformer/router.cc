@@ -96,7 +96,16 @@ Routing TopKRouter::route(const at::Tensor& x, const at::Tensor& given, bool gen
   routing.logits = config.family == "minimax_m2"
                        ? linear(x, weight_, {}, setup_.alignment()).to(at::kFloat)
                        : linear(x.to(at::kFloat), weight_.to(at::kFloat), {}, setup_.alignment());
-  if (config.moe_router_score_function == "softmax") {  // DeepSeek-V2
+  const bool softmax = config.moe_router_score_function == "softmax";
+  if (softmax && expert_bias_.defined()) {  // ERNIE 4.5
+    const auto scores = at::softmax(routing.logits, -1, at::kFloat);
+    routing.experts = experts_for(std::get<1>(at::topk(scores + expert_bias_, topk, -1)));
+    const auto chosen = scores.gather(1, routing.experts);
+    const auto sum = chosen.sum(-1, /*keepdim=*/true).clamp_min(config.moe_router_norm_min);
+    routing.weights = (chosen / sum).to(x.scalar_type());
+    return routing;
+  }
+  if (softmax) {  // DeepSeek-V2
     const auto scores = at::softmax(routing.logits, -1, at::kFloat);
     const auto limited = groups ? limit_to_groups(scores, grouped(scores).amax(-1), 0.0) : scores;
     const auto [best, chosen] = at::topk(limited, topk, -1, /*largest=*/true, /*sorted=*/false);

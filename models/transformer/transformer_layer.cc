@@ -6,6 +6,19 @@
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
+namespace {
+
+// The norm of what a module gives, which the layer holds or the module's projection.
+at::Tensor take_post_norm(const ModelSetup& setup,
+                          Parameters& parameters,
+                          const std::string& of_layer,
+                          const std::string& of_linear) {
+  const auto between = setup.tensor_parallel.between_layers();
+  const auto norm = parameters.take_if(of_layer, between);
+  return norm.defined() ? norm : parameters.take_if(of_linear, between);
+}
+
+}  // namespace
 
 TransformerLayer::TransformerLayer(const ModelSetup& setup,
                                    Parameters& parameters,
@@ -19,11 +32,16 @@ TransformerLayer::TransformerLayer(const ModelSetup& setup,
       feed_forward_recomputed_(
           setup.recompute.selects(moe ? &Recompute::Modules::moe : &Recompute::Modules::mlp)),
       attention_(make_attention(setup, parameters, prefix, layer)),
-      post_attention_norm_(parameters.take_if(prefix + "post_self_attn_layernorm.weight",
-                                              setup.tensor_parallel.between_layers())),
+      post_attention_norm_(
+          take_post_norm(setup,
+                         parameters,
+                         prefix + "post_self_attn_layernorm.weight",
+                         prefix + "self_attention.linear_proj.post_layernorm.weight")),
       feed_forward_(make_feed_forward(setup, parameters, prefix, moe)),
-      post_mlp_norm_(parameters.take_if(prefix + "post_mlp_layernorm.weight",
-                                        setup.tensor_parallel.between_layers())) {}
+      post_mlp_norm_(take_post_norm(setup,
+                                    parameters,
+                                    prefix + "post_mlp_layernorm.weight",
+                                    prefix + "mlp.linear_fc2.post_layernorm.weight")) {}
 
 at::Tensor TransformerLayer::post_normed(const at::Tensor& x, const at::Tensor& weight) const {
   return weight.defined() ? rms_norm(x, weight, epsilon_, rounding_) : x;

@@ -136,6 +136,8 @@ def main(arguments=None):
     import transformers
     from safetensors.torch import save_file
     model, attention = load(options)
+    if options.gradients:  # nothing is padded here: a pad token is one like others
+        model.get_input_embeddings().padding_idx = None
     latent_or_host = options.device == "cpu" or latent
     kept = {}
     hooks = []

@@ -26,6 +26,7 @@ BRIDGES = {  # tiny model: module and class
     "bailing_moe_v2": ("bailing.bailing_moe2_bridge", "BailingMoeV2Bridge"),
     "deepseek_v3": ("deepseek.deepseek_v3_bridge", "DeepSeekV3Bridge"),
     "ernie4_5_moe": ("ernie.ernie_45_bridge", "Ernie45Bridge"),
+    "gemma2": ("gemma.gemma2_bridge", "Gemma2Bridge"),
     "gemma3": ("gemma_vl.gemma3_vl_bridge", "Gemma3VLBridge"),
     "gemma3_text": ("gemma.gemma3_bridge", "Gemma3ModelBridge"),
     "glm4_moe": ("glm.glm45_bridge", "GLM45Bridge"),

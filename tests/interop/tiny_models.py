@@ -54,9 +54,14 @@ def hf_configs():
         "ernie4_5": lambda: T.Ernie4_5Config(**odd(tie_word_embeddings=True, **rope(5e5))),
         "ernie4_5_moe": lambda: T.Ernie4_5_MoeConfig(
             **odd(tie_word_embeddings=True, moe_num_experts=8, moe_k=2, moe_num_shared_experts=3,
-                  moe_intermediate_size=20, moe_layer_start_index=1, **rope(5e5))),
+                  moe_intermediate_size=24, moe_layer_start_index=1, **rope(5e5))),
         "gemma3_text": lambda: T.Gemma3TextConfig(
             **odd(tie_word_embeddings=True, query_pre_attn_scalar=8, sliding_window=16, sliding_window_pattern=2)),
+        "gemma2": lambda: T.Gemma2Config(**odd(tie_word_embeddings=True, query_pre_attn_scalar=6, sliding_window=12, attn_logit_softcapping=5.0,
+                                               final_logit_softcapping=8.0, num_hidden_layers=3)),
+        "ministral3": lambda: T.Ministral3Config(
+            **odd(rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16,
+                                   "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1})),
         "olmoe": lambda: T.OlmoeConfig(
             **odd(hidden_size=48, head_dim=6, num_key_value_heads=4, num_experts=8, num_experts_per_tok=3, intermediate_size=40, **rope(1e4))),
         "minimax_m2": lambda: T.MiniMaxM2Config(

@@ -27,6 +27,7 @@ struct Case {
   DType dtype = DType::kBF16;
   bool gpt_oss = false;  // with what GPT-OSS has and Mixtral has not
   bool hybrid = false;   // with what Qwen3-Next has and Qwen3 has not
+  bool gemma = false;    // with what Gemma 2 and 3 and Ministral 3 have and Qwen3 has not
 };
 
 void PrintTo(const Case& one, std::ostream* out) {
@@ -52,6 +53,22 @@ void make_hybrid(models::TransformerConfig& config) {
   config.rotary_percent = 0.25;
 }
 
+void make_gemma(models::TransformerConfig& config) {
+  config.window_attn_skip_freq = {true, false};
+  config.rotary_base_local = 700;
+  config.rope_scaling = {.type = "linear",
+                         .factor = 8,
+                         .original_max_position_embeddings = 16,
+                         .llama_4_scaling_beta = 0.1};
+  config.softmax_scale = 0.3;
+  config.layernorm_zero_centered_gamma = true;
+  config.post_norm = models::PostNorm::kOfLinear;
+  config.activation = "gelu_pytorch_tanh";
+  config.embedding_scaling = true;
+  config.attn_logit_softcapping = 5;
+  config.final_logit_softcapping = 8;
+}
+
 GPTModel make_model(const models::TransformerConfig& config,
                     const models::ParallelState& mesh,
                     DType dtype) {
@@ -66,6 +83,7 @@ TEST_P(BitwiseRollout, LogprobsAreTheTrainers) {
   config.sliding_window = param.window;
   if (param.gpt_oss) support::make_gpt_oss(config);
   if (param.hybrid) make_hybrid(config);
+  if (param.gemma) make_gemma(config);
   models::run_ranks(param.ranks, {}, [&](models::World& world) {
     at::set_num_threads(1);
     const models::ParallelState mesh(world, param.parallel, "rollout");
@@ -172,6 +190,17 @@ INSTANTIATE_TEST_SUITE_P(
              .parallel = parallel(2, 2),
              .ranks = 2,
              .hybrid = true},
+        Case{.name = "gemma_tp2",
+             .model = tiny("qwen3"),
+             .parallel = parallel(2),
+             .ranks = 2,
+             .window = 20,
+             .gemma = true},
+        Case{.name = "gemma_fp32",
+             .model = tiny("qwen3"),
+             .window = 20,
+             .dtype = DType::kF32,
+             .gemma = true},
         Case{"deepseek_v3", tiny("deepseek_v3")},
         Case{"deepseek_v3_tp2_ep2", tiny("deepseek_v3"), parallel(2, 2), 2}),
     [](const auto& one) { return std::string(one.param.name); });

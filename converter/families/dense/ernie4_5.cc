@@ -51,6 +51,7 @@ void read_ernie_experts(const ConfigFields& fields, TransformerConfig& config) {
   config.moe_router_topk = fields.size("moe_k", 6);
   config.moe_router_pre_softmax = true;
   config.moe_router_enable_expert_bias = true;
+  config.moe_router_norm_min = fields.optional_number("moe_norm_min").value_or(1e-12);
 }
 
 bool is_ernie(const TransformerConfig& config) {

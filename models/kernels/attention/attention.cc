@@ -11,6 +11,7 @@
 #include "models/kernels/attention/segments.h"
 #include "models/kernels/product/float_chains.h"
 #include "models/kernels/product/float_product.h"
+#include "models/kernels/whole_vectors.h"
 
 namespace ferry::models {
 namespace {
@@ -115,6 +116,7 @@ at::Tensor eager(const at::Tensor& query,
     return in_chains ? float_matmul(a, b, chain) : at::matmul(a, b);
   };
   auto weights = multiply(q, k.transpose(2, 3), chain_length(q.size(3))) * options.scale;
+  weights = soft_capped(weights, options.softcap);
   weights = weights + causal_mask(shape, rows, keys, options, query.options());
   const auto& sinks = options.sinks;
   weights = attention_weights(weights, sinks.defined() ? sinks.repeat({repeats}) : sinks);
@@ -178,8 +180,9 @@ at::Tensor attention(const at::Tensor& query,
                      const std::vector<AttentionSegment>& all_segments,
                      const AttentionOptions& options) {
   // Sinks of fp32, or of heads that flash refuses, take the host's formula on a GPU.
+  // Soft caps do everywhere.
   const bool refused = query.scalar_type() != at::kBFloat16 || query.size(2) % 8 != 0;
-  if (query.is_cuda() && !(options.sinks.defined() && refused)) {
+  if (query.is_cuda() && !(options.sinks.defined() && refused) && !options.softcap) {
     return attention_cuda(query, key, value, all_segments, options,
                           gpu_attention_of(query.size(2), value.size(2)));
   }

@@ -34,6 +34,7 @@ struct AttentionSegment {
 struct AttentionOptions {
   double scale = 1.0;
   std::optional<std::int64_t> window{};  // keys that a query sees at most, its own among them
+  std::optional<double> softcap{};       // c: scores become c * tanh(score / c)
   at::Tensor sinks{};  // [heads]: a score in each head's softmax that has no value; undefined: none
   Alignment alignment = Alignment::kFast;
   bool deterministic = true;  // gradients have the same bits at every run; in kBitwise always

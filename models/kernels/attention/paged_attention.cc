@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "models/kernels/whole_vectors.h"
+
 namespace ferry::models {
 
 at::Tensor paged_attention_by_products(const at::Tensor& query,
@@ -28,8 +30,9 @@ at::Tensor paged_attention_by_products(const at::Tensor& query,
   const auto length = keys.lengths.clamp_min(1).unsqueeze(1);  // [sequences, 1]
   auto hidden = place >= length;
   if (options.window) hidden = hidden.logical_or(place < length - *options.window);
-  const auto masked = scores.masked_fill(hidden.view({sequences, 1, 1, longest}),
-                                         -std::numeric_limits<double>::infinity());
+  const auto masked = soft_capped(scores, options.softcap)
+                          .masked_fill(hidden.view({sequences, 1, 1, longest}),
+                                       -std::numeric_limits<double>::infinity());
   const auto by_heads = masked.view({sequences, query.size(1), 1, longest});
   const auto weights = attention_weights(by_heads, options.sinks).reshape(masked.sizes());
   return at::matmul(weights, value).view({sequences, query.size(1), value.size(3)});

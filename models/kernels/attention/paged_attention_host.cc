@@ -276,7 +276,7 @@ at::Tensor paged_attention_host(const at::Tensor& query,
   };
   const bool fits = host::has_avx512_bf16() && is_bf16(query) && is_bf16(keys.key) &&
                     is_bf16(keys.value) && keys.key.is_contiguous() && keys.value.is_contiguous() &&
-                    query.size(2) % 4 == 0 && query.size(0) > 0 &&
+                    query.size(2) % 4 == 0 && query.size(0) > 0 && !options.softcap &&
                     keys.key.size(1) % kColumns == 0 && keys.block_tables.stride(1) == 1;
   const Heads heads{.heads = query.size(1),
                     .groups = keys.key.size(2),

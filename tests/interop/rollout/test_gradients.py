@@ -18,8 +18,8 @@ from meshes import covering, layout_of, name_of, prediction_layers, spread
 from support import DATA, FERRY
 
 TOOL = Path(FERRY).parents[1] / "tests" / "gradient_tool"
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "gemma3_text", "gemma2", "ministral3"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "olmoe", "minimax_m2", "ernie4_5_moe"]
 SIX_EXPERTS = ["gpt_oss"]
 HYBRID = ["qwen3_5", "qwen3_next"]  # which context parallelism does not split
 

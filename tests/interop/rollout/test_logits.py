@@ -21,8 +21,8 @@ from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, r
 TORCH = FERRY.parent / "ferry-torch"
 pytestmark = pytest.mark.skipif(not TORCH.exists(), reason="this build has no models: configure it with -Dtorch_root")
 
-DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "qwen3_vl"]
-EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2"]
+DENSE = ["llama", "qwen2", "qwen2_tied", "qwen3", "seed_oss", "glm4", "ernie4_5", "gemma3_text", "gemma2", "ministral3", "qwen3_vl"]
+EXPERTS = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "moonlight", "glm4_moe", "glm4_moe_lite", "olmoe", "minimax_m2", "ernie4_5_moe"]
 SIX_EXPERTS = ["gpt_oss", "qwen3_vl_moe"]
 HYBRID, HYBRID_EXPERTS = ["qwen3_5"], ["qwen3_next", "qwen3_5_moe"]  # gated delta nets, which context parallelism does not split
 
@@ -228,6 +228,21 @@ def without_predictions(checkpoint, folder):
 @pytest.mark.parametrize("stored", ["llama_tp2pp2", "llama_tp2pp2_mc0131", "llama_singleton"])
 def test_models_load_from_megatrons_own_checkpoints(stored, references):
     check_equal(DATA / stored, references(hf("llama")), "--tp", 2, "--hf-config", hf("llama"))
+
+
+def test_gemma_3_as_older_config_files_say_it_and_in_megatrons_words(references, tmp_path):
+    checkpoint = tmp_path / "hf"
+    shutil.copytree(hf("gemma3_text"), checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    for key in ("rope_parameters", "layer_types", "_sliding_window_pattern"):
+        del config[key]
+    config |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window_pattern": 2}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    check_equal(checkpoint, references(checkpoint), "--tp", 2)
+    run_ok("convert", checkpoint, tmp_path / "megatron", "--tp", 2, "--pp", 2)
+    check_equal(tmp_path / "megatron", references(checkpoint))
+    shutil.rmtree(tmp_path / "megatron/release/ferry")
+    refused("gemma3_text", "--hf-config", arguments=(tmp_path / "megatron", "--reference", references(checkpoint)))
 
 
 @pytest.mark.parametrize("to", ["megatron", "h5"])

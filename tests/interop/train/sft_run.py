@@ -10,6 +10,10 @@ BATCH, STEPS, RATE = 4, 6, 5e-3
 HYBRID = dict(layer_types=["linear_attention"] * 3 + ["full_attention"], linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
               linear_value_head_dim=12, linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
               shared_expert_intermediate_size=20, mtp_num_hidden_layers=0)
+# Gemma's and Ministral's own parts, on sequences of a few dozen tokens; their embeddings take the pad token for any other.
+GEMMA = dict(sliding_window=6, query_pre_attn_scalar=6, tie_word_embeddings=True, pad_token_id=None)
+MINISTRAL = dict(pad_token_id=None, rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=8,
+                                                         mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1))
 WORDS = "one two three four five six seven eight nine ten".split()
 
 
@@ -47,7 +51,7 @@ def write_model(folder, family="Llama", **changes):
     shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
                  vocab_size=304, max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=0, dtype="float32")
     config = getattr(transformers, f"{family}Config")(**shape | changes)
-    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+    getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).save_pretrained(folder)
     write_tokenizer(folder)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ppo_run import ACTOR, ANSWERS, PROMPTS, REF, ROLLOUT, WITH_CRITIC, metrics, samples, settings, train, write_prompts, write_world
 from ranks import TORCH_PROGRAM, finish, start_training
-from sft_run import HYBRID
+from sft_run import GEMMA, HYBRID
 from support import FERRY, run_ok, tree
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -112,6 +112,12 @@ def test_the_first_step_of_gpt_oss_too(work):
     world = write_world(work / "world", "GptOss", num_local_experts=4, num_experts_per_tok=2, sliding_window=5)
     alone = train(world, work / "alone")
     assert_first_step(work / "ranks", train(world, work / "ranks", 4, **{EP: 2, ROLLOUT_EP: 2}), work / "alone", alone)
+
+
+def test_the_first_step_of_gemma_3_too(work):
+    world = write_world(work / "world", "Gemma3Text", **GEMMA | {"sliding_window_pattern": 2})
+    alone = train(world, work / "alone")
+    assert_first_step(work / "ranks", train(world, work / "ranks", 4, **{ROLLOUT_TP: 2}), work / "alone", alone)
 
 
 def test_the_first_step_of_qwen3_next_too(work):

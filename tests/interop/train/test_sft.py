@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ranks import TORCH_PROGRAM, finish
-from sft_run import BATCH, HYBRID, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
+from sft_run import BATCH, GEMMA, HYBRID, MINISTRAL, RATE, STEPS, conversations, settings, start_ranks, train, write_model, write_rows
 from support import ferry, run_ok
 
 pytestmark = pytest.mark.skipif(not TORCH_PROGRAM.exists(), reason="this build has no models: configure it with -Dtorch_root")
@@ -117,6 +117,14 @@ def test_the_loss_curve_is_that_of_an_independent_trainer(mesh, world, theirs, t
 def test_the_loss_curve_of_experts_too(mesh, experts, theirs_with_experts, tmp_path):
     processes, more = MESHES_OF_EXPERTS[mesh]
     assert_losses(train(experts, tmp_path, processes, **more), theirs_with_experts)
+
+
+@pytest.mark.parametrize("family, shape", [("Gemma2", GEMMA), ("Gemma3Text", GEMMA | {"sliding_window_pattern": 2}), ("Ministral3", MINISTRAL)])
+def test_the_loss_curve_of_other_dense_families_too(family, shape, tmp_path):
+    write_model(tmp_path / "model", family=family, **shape)
+    write_rows(tmp_path / "train.jsonl", conversations())
+    again = {"engine.recompute_granularity": "full", "engine.recompute_method": "uniform", "engine.recompute_num_layers": 1}
+    assert_losses(train(tmp_path, tmp_path / "run", 4, **{TP: 2, PP: 2} | again), transformers_losses(tmp_path))
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -8,11 +8,14 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "distckpt/base/error.h"
 #include "models/distributed/world.h"
 #include "models/kernels/log_probs.h"
+#include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
 namespace ferry::models {
@@ -26,7 +29,10 @@ constexpr std::int64_t kPadded = 128;
 struct Problem {
   at::Tensor hidden, weight, labels, of_log_prob, of_entropy;
   at::Tensor kept{};  // [tokens, vocabulary], bool; undefined: all
+  std::optional<double> softcap{};
 };
+
+enum class Kind { kWhole, kMasked, kCapped };
 
 Problem problem(at::ScalarType dtype) {
   at::manual_seed(7);
@@ -42,6 +48,12 @@ Problem masked_problem(at::ScalarType dtype) {
   auto p = problem(dtype);
   p.kept = at::rand({kTokens, kVocabulary}) < at::linspace(0, 1, kTokens).unsqueeze(1);
   p.kept.scatter_(1, p.labels.unsqueeze(1), true);
+  return p;
+}
+
+Problem problem(at::ScalarType dtype, Kind kind) {
+  auto p = kind == Kind::kMasked ? masked_problem(dtype) : problem(dtype);
+  if (kind == Kind::kCapped) p.softcap = 4;
   return p;
 }
 
@@ -61,7 +73,7 @@ struct Result {
 Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
   const auto hidden = p.hidden.to(dtype, false, true).requires_grad_();
   const auto weight = p.weight.to(dtype, false, true).requires_grad_();
-  const auto logits = at::linear(hidden, weight).narrow(1, 0, kVocabulary);
+  const auto logits = soft_capped(at::linear(hidden, weight), p.softcap).narrow(1, 0, kVocabulary);
   const auto wide = dtype == at::kDouble ? logits : logits.to(at::kFloat);
   const auto cut =
       p.kept.defined() ? wide.masked_fill(~p.kept, -std::numeric_limits<double>::infinity()) : wide;
@@ -76,9 +88,11 @@ Result plain(const Problem& p, at::ScalarType dtype, double temperature) {
 OutputHead head_of(const at::Tensor& weight,
                    const ProcessGroup& group,
                    Alignment alignment,
-                   std::int64_t chunk) {
+                   std::int64_t chunk,
+                   std::optional<double> softcap) {
   return {.weight = weight,
           .vocab_size = kVocabulary,
+          .softcap = softcap,
           .parallel = {.group = &group, .alignment = alignment},
           .chunk_tokens = chunk};
 }
@@ -91,9 +105,9 @@ Result fused(const Problem& p,
   const auto rows = kPadded / group.size();
   const auto hidden = p.hidden.clone().requires_grad_();
   const auto weight = p.weight.narrow(0, group.rank() * rows, rows).clone().requires_grad_();
-  const auto [log_probs, entropy] =
-      linear_log_probs(copy_to_tensor_model_parallel_region(hidden, group), p.labels,
-                       head_of(weight, group, alignment, chunk), temperature, mask_of(p));
+  const auto [log_probs, entropy] = linear_log_probs(
+      copy_to_tensor_model_parallel_region(hidden, group), p.labels,
+      head_of(weight, group, alignment, chunk, p.softcap), temperature, mask_of(p));
   (log_probs * p.of_log_prob + entropy * p.of_entropy).sum().backward();
   return {log_probs.detach(), entropy.detach(), hidden.grad(), weight.grad()};
 }
@@ -102,17 +116,16 @@ double error(const at::Tensor& got, const at::Tensor& exact) {
   return ((got.to(at::kDouble) - exact).norm() / exact.norm()).item<double>();
 }
 
-class LinearLogProbs : public testing::TestWithParam<bool> {
- protected:
-  const bool masked = GetParam();
-};
+class LinearLogProbs : public testing::TestWithParam<Kind> {};
 
-INSTANTIATE_TEST_SUITE_P(WholeAndMasked, LinearLogProbs, testing::Bool());
+INSTANTIATE_TEST_SUITE_P(WholeMaskedAndCapped,
+                         LinearLogProbs,
+                         testing::Values(Kind::kWhole, Kind::kMasked, Kind::kCapped));
 
 TEST_P(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const double temperature : {1.0, 0.7}) {
-      const auto p = masked ? masked_problem(dtype) : problem(dtype);
+      const auto p = problem(dtype, GetParam());
       const auto expected = plain(p, dtype, temperature);
       // From 16 rows on a product's rows do not depend on their number; fewer are padded to it.
       for (const std::int64_t chunk : {1, 16, 20, 45, 1000}) {
@@ -126,7 +139,7 @@ TEST_P(LinearLogProbs, HaveTheBytesOfLogSoftmaxWhateverTheChunk) {
 TEST_P(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinition) {
   for (const auto dtype : {at::kBFloat16, at::kFloat})
     for (const double temperature : {1.0, 0.7}) {
-      const auto p = masked ? masked_problem(dtype) : problem(dtype);
+      const auto p = problem(dtype, GetParam());
       const auto exact = plain(p, at::kDouble, temperature);
       const auto usual = plain(p, dtype, temperature);
       for (const std::int64_t chunk : {20, 1000}) {
@@ -144,7 +157,7 @@ TEST_P(LinearLogProbs, GradientsAreAtMostTwiceAsFarFromFp64AsThoseOfTheDefinitio
 
 TEST_P(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInFast) {
   for (const auto alignment : {Alignment::kBitwise, Alignment::kFast}) {
-    const auto p = masked ? masked_problem(at::kBFloat16) : problem(at::kBFloat16);
+    const auto p = problem(at::kBFloat16, GetParam());
     const auto expected = fused(p, 0.9, 20);
     for (const int ranks : {2, 4}) {  // of four, the last one has padding alone
       std::vector<Result> results(static_cast<std::size_t>(ranks));
@@ -176,23 +189,27 @@ TEST_P(LinearLogProbs, AreTheSameBytesOverTensorParallelRanksInBitwiseAndNearInF
 }
 
 TEST(LinearCrossEntropy, IsTheWeightedSumWithItsGradient) {
-  for (const std::int64_t chunk : {20, 1000}) {
-    auto p = problem(at::kFloat);
+  for (const auto& [chunk, kind] : {std::pair<std::int64_t, Kind>{20, Kind::kWhole},
+                                    {1000, Kind::kWhole},
+                                    {20, Kind::kCapped}}) {
+    auto p = problem(at::kFloat, kind);
     p.of_entropy.zero_();
     const auto expected = fused(p, 1, chunk);
     const ProcessGroup alone;
     const auto hidden = p.hidden.clone().requires_grad_();
     const auto weight = p.weight.clone().requires_grad_();
-    const auto got = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
-                                          head_of(weight, alone, Alignment::kBitwise, chunk));
+    const auto got =
+        linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                             head_of(weight, alone, Alignment::kBitwise, chunk, p.softcap));
     EXPECT_TRUE(at::equal(got.log_probs, expected.log_probs));
     EXPECT_TRUE(at::allclose(got.loss, (p.of_log_prob * expected.log_probs).sum()));
     (got.loss * 0.5).backward();
     EXPECT_TRUE(at::allclose(hidden.grad(), expected.grad_hidden * 0.5, 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(weight.grad(), expected.grad_weight * 0.5, 1e-5, 1e-6));
     const at::NoGradGuard no_grad;
-    const auto scored = linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
-                                             head_of(weight, alone, Alignment::kBitwise, chunk));
+    const auto scored =
+        linear_cross_entropy(hidden, p.labels, -p.of_log_prob,
+                             head_of(weight, alone, Alignment::kBitwise, chunk, p.softcap));
     EXPECT_TRUE(at::equal(scored.loss, got.loss.detach()));
   }
 }
