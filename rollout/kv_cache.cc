@@ -55,7 +55,7 @@ void KVCache::allocate() {
                            .device(model_.mesh().world().device());
   const auto make_states = [&] {
     const auto slots = [&](std::vector<std::int64_t> sizes, const at::TensorOptions& of) {
-      sizes.insert(sizes.begin(), num_slots_);
+      sizes.insert(sizes.begin(), num_slots_ + 1);
       return at::zeros(sizes, of);
     };
     const auto in_fp32 = options.dtype(at::kFloat);

@@ -32,9 +32,9 @@ class KVCache {
   // Bytes of a slot in all layers; 0 in models without linear attention.
   static std::int64_t bytes_per_slot(const models::GPTModel& model);
 
-  // Allocates one block more than `num_blocks`, for rows that nobody reads, and `num_slots` slots
-  // if the model has linear attention. The model outlives this. Throws Error(kDevice) if there is
-  // no memory.
+  // Allocates one block more than `num_blocks`, for rows that nobody reads, and one slot more than
+  // `num_slots` if the model has linear attention, slot `num_slots` for the same. The model
+  // outlives this. Throws Error(kDevice) if there is no memory.
   KVCache(const models::GPTModel& model, std::int64_t num_blocks, std::int64_t num_slots = 1);
 
   // release() frees the memory and its content; allocate() takes as much again.

@@ -70,7 +70,9 @@ std::int64_t state_slots(const EngineOptions& options, const GPTModel& model) {
 std::int64_t blocks_for(const EngineOptions& options, const GPTModel& model) {
   if (options.num_blocks > 0) return options.num_blocks;
   const auto& mesh = model.mesh();
-  const auto of_states = state_slots(options, model) * KVCache::bytes_per_slot(model);
+  // One slot more is for rows that nobody reads.
+  const auto slots = state_slots(options, model);
+  const auto of_states = slots == 0 ? 0 : (slots + 1) * KVCache::bytes_per_slot(model);
   const auto bytes = cache_bytes(options, model) - of_states;
   const auto gathered = mesh.world().device().is_cuda() ? gathered_bytes_per_block(model) : 0;
   const auto mine = bytes / (KVCache::bytes_per_block(model) + gathered);

@@ -97,7 +97,10 @@ bool can_capture(const models::GPTModel& model) {
   const auto& mesh = model.mesh();
   const auto shape =
       models::key_value_shape(model.config(), mesh.shape().tp(), model.options().alignment);
-  return !model.config().has_linear_attention() && !model.config().attn_logit_softcapping &&
+  // Chunks of kBitwise begin where those of the whole sequence do, which the host counts.
+  return (!model.config().has_linear_attention() ||
+          model.options().alignment == models::Alignment::kFast) &&
+         !model.config().attn_logit_softcapping &&
          (!model.config().num_moe_experts || models::MoELayer::generates_on_device(mesh)) &&
          models::paged_attention_cuda_supports(mesh.world().device(),
                                                models::scalar_type(model.options().dtype),
@@ -131,6 +134,7 @@ ModelRunner::ModelRunner(const models::GPTModel& model, RunnerLimits limits)
       inputs_(input_bytes(limits, rows_multiple_), model.mesh().world().device()),
       captures_graphs_(!limits.enforce_eager && can_capture(model)),
       enable_return_routed_experts_(limits.enable_return_routed_experts),
+      max_num_seqs_(limits.max_num_seqs),
       sees_images_(sees_images(model)) {
   require(model.config().head == models::Head::kLanguageModel, ErrorKind::kUsage,
           "generation needs a language model's head");
@@ -223,9 +227,11 @@ std::vector<SamplingRow> ModelRunner::begin_draws(std::span<const ScheduledSeque
 // This rank's rows, which agree() may raise.
 ModelRunner::RowPlan ModelRunner::plan_rows(std::span<const ScheduledSequence> scheduled) const {
   RowPlan plan{.captured = captures_graphs_};
+  const bool has_states = model_.config().has_linear_attention();
   for (const auto& one : scheduled) {
     plan.rows += one.num_new_tokens;
-    plan.captured = plan.captured && one.num_new_tokens == 1;
+    const bool begins = has_states && one.sequence->num_computed_tokens == 0;
+    plan.captured = plan.captured && one.num_new_tokens == 1 && !begins;
   }
   plan.rows = std::max<std::int64_t>(plan.rows, 1);
   return plan;
@@ -263,6 +269,7 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   lengths_ = inputs_.add({sequences}, at::kInt);
   block_tables_ = inputs_.add({sequences, max_blocks_}, at::kInt);
   fill_rows(scheduled);
+  if (model_.config().has_linear_attention()) fill_linear_rows(scheduled, plan, rows);
 
   copied_slots_ = inputs_.add({2, static_cast<std::int64_t>(step.copied_slots.size())}, at::kLong);
   auto* slot = copied_slots_.data<std::int64_t>();
@@ -273,7 +280,6 @@ void ModelRunner::write_inputs(std::span<const ScheduledSequence> scheduled,
   last_rows_ = inputs_.add({drawn}, at::kLong);
   std::ranges::transform(step.drawn, last_rows_.data<std::int64_t>(), &DrawnToken::row);
 
-  if (model_.config().has_linear_attention()) fill_linear_rows(scheduled);
   const auto bytes = static_cast<std::int64_t>(draws.plain.size() * sizeof(DrawRow));
   plain_draws_ = inputs_.add({bytes}, at::kByte);
   std::ranges::copy(draws.plain, plain_draws_.data<DrawRow>());
@@ -322,7 +328,10 @@ void ModelRunner::fill_rows(std::span<const ScheduledSequence> scheduled) {
   }
 }
 
-void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled) {
+// In a graph every row decodes, those behind the sequences in the cache's additional slot.
+void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled,
+                                   const RowPlan& plan,
+                                   std::int64_t rows) {
   linear_ = {};
   std::int64_t row = 0;
   for (const auto& [sequence, num_new_tokens] : scheduled) {
@@ -334,6 +343,8 @@ void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled)
                     .slot = sequence->state_slot});
     row += num_new_tokens;
   }
+  for (; plan.captured && row < rows; ++row)
+    linear_.decodes.push_back({.row_begin = row, .num_rows = 1, .slot = max_num_seqs_});
   const auto count = static_cast<std::int64_t>(linear_.decodes.size());
   linear_rows_ = inputs_.add({count}, at::kLong);
   linear_slots_ = inputs_.add({count}, at::kLong);
@@ -341,6 +352,13 @@ void ModelRunner::fill_linear_rows(std::span<const ScheduledSequence> scheduled)
                          &models::SequenceRows::row_begin);
   std::ranges::transform(linear_.decodes, linear_slots_.data<std::int64_t>(),
                          &models::SequenceRows::slot);
+}
+
+models::LinearRows ModelRunner::linear_rows() const {
+  auto rows = linear_;
+  rows.decode_rows = inputs_.on_device(linear_rows_);
+  rows.decode_slots = inputs_.on_device(linear_slots_);
+  return rows;
 }
 
 // Padding rows are last.
@@ -359,12 +377,13 @@ DecodedRows ModelRunner::forward(const PagedStep& step, KVCache& cache) const {
 DecodedRows ModelRunner::replay(const RowPlan& plan, KVCache& cache) {
   if (!graphs_) {
     graphs_.emplace([this, &cache, equal = plan.equal](std::int64_t) {
-      return forward({.slots = inputs_.on_device(slots_),
-                      .block_tables = inputs_.on_device(block_tables_),
-                      .lengths = inputs_.on_device(lengths_),
-                      .num_decodes = slots_.sizes[0],
-                      .equal_rows = equal},
-                     cache);
+      PagedStep step{.slots = inputs_.on_device(slots_),
+                     .block_tables = inputs_.on_device(block_tables_),
+                     .lengths = inputs_.on_device(lengths_),
+                     .num_decodes = slots_.sizes[0],
+                     .equal_rows = equal};
+      if (model_.config().has_linear_attention()) step.linear = linear_rows();
+      return forward(step, cache);
     });
   }
   return graphs_->replay(tokens_.sizes[0]);
@@ -394,11 +413,7 @@ PagedStep ModelRunner::make_step(std::span<const ScheduledSequence> scheduled,
   step.block_tables =
       tables.narrow(0, 0, step.num_decodes).narrow(1, 0, static_cast<std::int64_t>(widest));
   if (copies) step.copied_slots = inputs_.on_device(copied_slots_);
-  if (model_.config().has_linear_attention()) {
-    step.linear = linear_;
-    step.linear.decode_rows = inputs_.on_device(linear_rows_);
-    step.linear.decode_slots = inputs_.on_device(linear_slots_);
-  }
+  if (model_.config().has_linear_attention()) step.linear = linear_rows();
   return step;
 }
 

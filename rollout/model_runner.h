@@ -94,7 +94,10 @@ class ModelRunner {
                     const Draws& draws,
                     const RowPlan& plan);
   void fill_rows(std::span<const ScheduledSequence> scheduled);
-  void fill_linear_rows(std::span<const ScheduledSequence> scheduled);
+  void fill_linear_rows(std::span<const ScheduledSequence> scheduled,
+                        const RowPlan& plan,
+                        std::int64_t rows);
+  models::LinearRows linear_rows() const;
   DecodedRows forward(const PagedStep& step, KVCache& cache) const;
   DecodedRows replay(const RowPlan& plan, KVCache& cache);
   PagedStep make_step(std::span<const ScheduledSequence> scheduled,
@@ -127,6 +130,7 @@ class ModelRunner {
   StepInputs::Array linear_rows_, linear_slots_;  // [linear_.decodes], int64
   bool captures_graphs_;
   bool enable_return_routed_experts_;
+  std::int64_t max_num_seqs_;
   bool sees_images_;
   models::VisualRows visual_{};         // of the last step
   std::optional<DecodeGraphs> graphs_;  // of one cache

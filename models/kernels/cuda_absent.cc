@@ -65,6 +65,15 @@ at::Tensor add_expert_biases_cuda(const at::Tensor&, const ExpertBiases&) {
 at::Tensor quick_geglu_cuda(const at::Tensor&, const ExpertBiases&, const QuickGeglu&) {
   no_cuda();
 }
+at::Tensor quick_geglu_backward_cuda(const at::Tensor&,
+                                     const at::Tensor&,
+                                     const ExpertBiases&,
+                                     const QuickGeglu&) {
+  no_cuda();
+}
+at::Tensor sum_expert_rows_cuda(const at::Tensor&, const at::Tensor&) {
+  no_cuda();
+}
 ScoredRows score_rows_cuda(const at::Tensor&, const at::Tensor&, VocabularyRange, double) {
   no_cuda();
 }

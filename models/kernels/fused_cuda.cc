@@ -255,6 +255,26 @@ at::Tensor add_expert_biases_cuda(const at::Tensor& rows, const ExpertBiases& bi
   return y;
 }
 
+at::Tensor sum_expert_rows_cuda(const at::Tensor& rows, const at::Tensor& ends) {
+  const auto element = element_of(rows);
+  const c10::cuda::CUDAGuard device(rows.device());
+  const auto in = rows.contiguous();
+  auto sums = at::empty({ends.size(0), in.size(1)}, in.options());
+  check(launch::sum_expert_rows(
+      in.const_data_ptr(), ends.const_data_ptr<std::int32_t>(), sums.mutable_data_ptr(),
+      {.rows = in.size(0), .columns = in.size(1), .experts = ends.size(0)}, element, stream()));
+  return sums;
+}
+
+namespace {
+
+float clamp_of(const QuickGeglu& options) {
+  return options.clamp ? static_cast<float>(*options.clamp)
+                       : std::numeric_limits<float>::infinity();
+}
+
+}  // namespace
+
 at::Tensor quick_geglu_cuda(const at::Tensor& gate_up,
                             const ExpertBiases& biases,
                             const QuickGeglu& options) {
@@ -265,13 +285,30 @@ at::Tensor quick_geglu_cuda(const at::Tensor& gate_up,
   const auto ffn = in.size(1) / 2;
   auto y = at::empty({in.size(0), ffn}, in.options());
   if (y.numel() == 0) return y;
-  constexpr float kUnlimited = std::numeric_limits<float>::infinity();
-  check(launch::quick_geglu(in.const_data_ptr(), values.const_data_ptr(),
-                            biases.ends.const_data_ptr<std::int32_t>(), y.mutable_data_ptr(),
-                            {.rows = in.size(0), .columns = ffn, .experts = values.size(0)},
-                            options.clamp ? static_cast<float>(*options.clamp) : kUnlimited,
-                            static_cast<float>(options.offset), element, stream()));
+  check(launch::quick_geglu(
+      in.const_data_ptr(), values.const_data_ptr(), biases.ends.const_data_ptr<std::int32_t>(),
+      y.mutable_data_ptr(), {.rows = in.size(0), .columns = ffn, .experts = values.size(0)},
+      clamp_of(options), static_cast<float>(options.offset), element, stream()));
   return y;
+}
+
+at::Tensor quick_geglu_backward_cuda(const at::Tensor& grad_y,
+                                     const at::Tensor& gate_up,
+                                     const ExpertBiases& biases,
+                                     const QuickGeglu& options) {
+  const auto element = element_of(gate_up);
+  const c10::cuda::CUDAGuard device(gate_up.device());
+  const auto in = gate_up.contiguous();
+  const auto of_y = grad_y.contiguous();
+  const auto values = biases.values.contiguous();
+  auto grad = at::empty_like(in);
+  if (grad.numel() == 0) return grad;
+  check(launch::quick_geglu_backward(
+      of_y.const_data_ptr(), in.const_data_ptr(), values.const_data_ptr(),
+      biases.ends.const_data_ptr<std::int32_t>(), grad.mutable_data_ptr(),
+      {.rows = in.size(0), .columns = in.size(1) / 2, .experts = values.size(0)}, clamp_of(options),
+      static_cast<float>(options.offset), element, stream()));
+  return grad;
 }
 
 ScoredRows score_rows_cuda(const at::Tensor& logits,

@@ -26,4 +26,17 @@ struct QuickGeglu {
 };
 at::Tensor quick_geglu(const at::Tensor& gate_up, const QuickGeglu& options);
 
+// A bias for each expert, whose rows end at `ends`.
+struct ExpertBiases {
+  at::Tensor values{};  // [experts, columns]
+  at::Tensor ends{};    // [experts], int32
+};
+// rows [rows, columns] on a GPU + their expert's bias; rows behind the last end get the last
+// expert's, which counts no gradient of theirs. Differentiable.
+at::Tensor add_expert_biases(const at::Tensor& rows, const ExpertBiases& biases);
+// quick_geglu() of that sum in one kernel. Differentiable.
+at::Tensor quick_geglu(const at::Tensor& gate_up,
+                       const ExpertBiases& biases,
+                       const QuickGeglu& options);
+
 }  // namespace ferry::models

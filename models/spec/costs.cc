@@ -119,11 +119,12 @@ class LayerMemory {
     }
   }
 
-  // Gate and up, the host's silu(gate), and their product; or every step of GPT-OSS's activation.
+  // Gate and up, and their product; on the host silu(gate), too, or every step of GPT-OSS's
+  // activation.
   double activations(std::int64_t ffn) const {
-    const double swiglu = on_host_ ? 4 : 3;
     if (config_.activation == "gelu_pytorch_tanh") return 4 * width(ffn);
-    return (config_.activation == "quick_geglu" ? 7 : swiglu) * width(ffn);
+    if (!on_host_) return 3 * width(ffn);
+    return (config_.activation == "quick_geglu" ? 7 : 4) * width(ffn);
   }
 
   // The input, and its activations.

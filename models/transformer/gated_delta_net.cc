@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "models/kernels/delta/delta_cuda.h"
 #include "models/kernels/delta/delta_rule.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/whole_vectors.h"
@@ -52,24 +53,55 @@ class GatedDeltaNet : public Attention {
     const auto project = [&](Part part) {
       return linear_slice(x, in_proj_[part], {}, setup_.alignment());
     };
-    const auto decay =
-        -a_log_.to(at::kFloat).exp() * models::softplus(project(kAlpha).to(at::kFloat) + dt_bias_);
-    const ProjectedRows rows{.mixed = at::cat({project(kQuery), project(kKey), project(kValue)}, 1),
-                             .decay = decay,
-                             .beta = models::sigmoid(project(kBeta))};
-    const auto attended = context.inference == nullptr ? of_batch(rows, *context.batch)
-                                                       : step(rows, *context.inference);
-    const auto channels = setup_.config.linear_value_head_dim;
-    const auto gated =
-        gated_rms_norm(attended.reshape({-1, channels}), project(kZ).reshape({-1, channels}),
-                       out_norm_, setup_.config.layernorm_epsilon);
-    return out_proj_.forward(gated.view({x.size(0), -1}));
+    const auto alpha = project(kAlpha);
+    const auto beta = project(kBeta);
+    const auto z = project(kZ);
+    const auto decay = [&] {
+      return -a_log_.to(at::kFloat).exp() * models::softplus(alpha.to(at::kFloat) + dt_bias_);
+    };
+    const auto mixed = at::cat({project(kQuery), project(kKey), project(kValue)}, 1);
+    const auto gated = [&](const at::Tensor& attended) {
+      const auto channels = setup_.config.linear_value_head_dim;
+      return gated_rms_norm(attended.reshape({-1, channels}), z.reshape({-1, channels}), out_norm_,
+                            setup_.config.layernorm_epsilon)
+          .view({x.size(0), -1});
+    };
+    const auto rows = [&] {
+      return ProjectedRows{.mixed = mixed, .decay = decay(), .beta = models::sigmoid(beta)};
+    };
+    if (context.inference == nullptr)
+      return out_proj_.forward(gated(of_batch(rows(), *context.batch)));
+    const auto& step_rows = context.inference->linear_rows();
+    const auto& states = context.inference->linear_states(layer_);
+    if (!has_kernels(mixed)) return out_proj_.forward(gated(step(rows(), step_rows, states)));
+    auto output = step_rows.chunks.empty() ? at::empty_like(z)
+                                           : gated(begin_sequences(rows(), step_rows, states));
+    delta_step_cuda({.mixed = mixed,
+                     .conv_weight = conv_weight(),
+                     .alpha = alpha,
+                     .beta = beta,
+                     .a_log = a_log_,
+                     .dt_bias = dt_bias_,
+                     .gate = z,
+                     .norm = out_norm_,
+                     .epsilon = setup_.config.layernorm_epsilon,
+                     .key_heads = in_proj_[kKey].size(0) / setup_.config.linear_key_head_dim,
+                     .rows = step_rows.decode_rows,
+                     .slots = step_rows.decode_slots},
+                    states.conv, states.recurrent, output);
+    return out_proj_.forward(output);
   }
 
  private:
   enum Part : std::uint8_t { kQuery, kKey, kValue, kZ, kBeta, kAlpha };
   static constexpr std::array<const char*, 6> kParts{"query", "key", "value", "z", "beta", "alpha"};
   static constexpr std::size_t kConvolved = 3;  // query, key, value
+
+  bool has_kernels(const at::Tensor& mixed) const {
+    const auto& config = setup_.config;
+    return setup_.alignment() == Alignment::kFast &&
+           delta_cuda_supports(mixed, config.linear_key_head_dim, config.linear_value_head_dim);
+  }
 
   at::Tensor conv_weight() const { return at::cat({conv1d_[0], conv1d_[1], conv1d_[2]}); }
 
@@ -93,6 +125,19 @@ class GatedDeltaNet : public Attention {
   // Each sequence of the batch begins anew -> [tokens, heads, value_dim].
   at::Tensor of_batch(const ProjectedRows& rows, const SequencePartition& batch) const {
     const auto weight = conv_weight();
+    if (has_kernels(rows.mixed)) {
+      std::vector<at::Tensor> mixed;
+      std::vector<std::int64_t> lengths;
+      for (const auto& segment : batch.segments()) {
+        lengths.push_back(segment.num_queries);
+        mixed.push_back(causal_conv1d(
+            rows.mixed.narrow(0, segment.query_begin, segment.num_queries), {}, weight));
+      }
+      const ProjectedRows convolved{.mixed = mixed.size() == 1 ? mixed[0] : at::cat(mixed),
+                                    .decay = rows.decay,
+                                    .beta = rows.beta};
+      return packed_gated_delta_rule(one_sequence(convolved), lengths, {}).output.squeeze(0);
+    }
     std::vector<at::Tensor> outputs;
     for (const auto& segment : batch.segments()) {
       auto mine = rows.narrow(segment.query_begin, segment.num_queries);
@@ -103,10 +148,57 @@ class GatedDeltaNet : public Attention {
     return outputs.size() == 1 ? outputs[0] : at::cat(outputs);
   }
 
+  // The sequences of a step that begin or have several rows; the other rows' results are zeros.
+  at::Tensor begin_sequences(const ProjectedRows& rows,
+                             const LinearRows& step_rows,
+                             const LinearStates& states) const {
+    const auto weight = conv_weight();
+    std::vector<at::Tensor> mixed;
+    std::vector<at::Tensor> decay;
+    std::vector<at::Tensor> beta;
+    std::vector<at::Tensor> before;
+    std::vector<std::int64_t> lengths;
+    for (const auto& sequence : step_rows.chunks) {
+      const auto mine = rows.narrow(sequence.row_begin, sequence.num_rows);
+      mixed.push_back(convolve(mine.mixed, sequence, states, weight));
+      decay.push_back(mine.decay);
+      beta.push_back(mine.beta);
+      const auto state = states.recurrent[sequence.slot];
+      before.push_back(sequence.num_computed == 0 ? at::zeros_like(state) : state);
+      lengths.push_back(sequence.num_rows);
+    }
+    const auto result = packed_gated_delta_rule(
+        one_sequence({.mixed = at::cat(mixed), .decay = at::cat(decay), .beta = at::cat(beta)}),
+        lengths, at::stack(before));
+    const auto of_rows = result.output.squeeze(0);
+    auto output =
+        at::zeros({rows.mixed.size(0), of_rows.size(1), of_rows.size(2)}, of_rows.options());
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const auto& sequence = step_rows.chunks[i];
+      states.recurrent[sequence.slot].copy_(result.state[static_cast<std::int64_t>(i)]);
+      output.narrow(0, sequence.row_begin, lengths[i]).copy_(of_rows.narrow(0, begin, lengths[i]));
+      begin += lengths[i];
+    }
+    return output;
+  }
+
+  // Convolves rows of a sequence behind the tokens before them, and keeps the last ones.
+  static at::Tensor convolve(const at::Tensor& mixed,
+                             const SequenceRows& sequence,
+                             const LinearStates& states,
+                             const at::Tensor& weight) {
+    const auto kept = states.conv[sequence.slot];
+    const auto before = sequence.num_computed == 0 ? at::zeros_like(kept) : kept.clone();
+    const auto inputs = at::cat({before, mixed});
+    kept.copy_(inputs.narrow(0, sequence.num_rows, before.size(0)));
+    return causal_conv1d(mixed, before, weight);
+  }
+
   // A step of generation, which goes on from the states of the sequences.
-  at::Tensor step(const ProjectedRows& rows, const InferenceContext& inference) const {
-    const auto& step_rows = inference.linear_rows();
-    const auto& states = inference.linear_states(layer_);
+  at::Tensor step(const ProjectedRows& rows,
+                  const LinearRows& step_rows,
+                  const LinearStates& states) const {
     const auto weight = conv_weight();
     const auto dim = setup_.config.linear_value_head_dim;
     auto output =
@@ -134,12 +226,8 @@ class GatedDeltaNet : public Attention {
     const bool bitwise = setup_.alignment() == Alignment::kBitwise;
     const bool begins = sequence.num_computed == 0;
     const auto mine = [&](const at::Tensor& of_slots) { return of_slots[sequence.slot]; };
-    const auto before = begins ? at::zeros_like(mine(states.conv)) : mine(states.conv).clone();
-    const auto inputs = at::cat({before, rows.mixed});
-    mine(states.conv).copy_(inputs.narrow(0, sequence.num_rows, before.size(0)));
-
     auto all = rows;
-    all.mixed = causal_conv1d(rows.mixed, before, weight);
+    all.mixed = convolve(rows.mixed, sequence, states, weight);
     const auto open = bitwise ? sequence.num_computed % kDeltaChunk : 0;
     if (open > 0) {
       const auto with = [&](const at::Tensor& kept, const at::Tensor& more) {

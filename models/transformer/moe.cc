@@ -11,7 +11,6 @@
 #include "models/kernels/experts/experts.h"
 #include "models/kernels/product/linear.h"
 #include "models/kernels/swiglu.h"
-#include "models/kernels/swiglu_cuda.h"
 #include "models/kernels/whole_vectors.h"
 #include "models/tensor_parallel/mappings.h"
 
@@ -229,12 +228,7 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
     // On a GPU one kernel serves all experts, with the same bits.
     if (x.is_cuda() && x.size(0) > 0) {
       const auto y = at::_grouped_mm(x, weights.transpose(1, 2), ends);
-      if (!biases.defined()) return y;
-      if (!at::GradMode::is_enabled())
-        return add_expert_biases_cuda(y, {.values = biases, .ends = ends});
-      const auto place = at::arange(x.size(0), ends.options());
-      const auto expert = at::searchsorted(ends, place, /*out_int32=*/false, /*right=*/true);
-      return y + biases.index({expert.clamp_max(ends.size(0) - 1)});
+      return biases.defined() ? add_expert_biases(y, {.values = biases, .ends = ends}) : y;
     }
     std::vector<at::Tensor> parts;
     std::int64_t begin = 0;
@@ -251,12 +245,12 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
       parts.push_back(at::zeros({x.size(0) - begin, weights.size(1)}, x.options()));
     return at::cat(parts);
   };
-  // Without gradients one kernel adds the bias, too.
-  const bool fuses_bias = rows.is_cuda() && rows.size(0) > 0 && !at::GradMode::is_enabled() &&
-                          fc1_bias_.defined() && setup_.config.activation == "quick_geglu";
+  // On a GPU one kernel adds the bias, too.
+  const bool fuses_bias = rows.is_cuda() && rows.size(0) > 0 && fc1_bias_.defined() &&
+                          setup_.config.activation == "quick_geglu";
   const auto activate = [this, &etp, ends, fuses_bias, alignment](const at::Tensor& gate_up) {
     const auto mine =
-        fuses_bias ? quick_geglu_cuda(gate_up, {.values = fc1_bias_, .ends = ends}, geglu_options())
+        fuses_bias ? quick_geglu(gate_up, {.values = fc1_bias_, .ends = ends}, geglu_options())
                    : activated(gate_up);
     return etp.size() > 1 && alignment == Alignment::kBitwise
                ? gather_from_tensor_model_parallel_region(mine, etp, /*replicated=*/false)
@@ -270,14 +264,25 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& ends) cons
   return results;
 }
 
+// From about two choices an expert on, grouped products are faster (tests/bench/experts_bench.cc).
+// Ranks of an expert tensor parallel group would each add the whole bias.
 bool Experts::takes_few(const at::Tensor& choices) const {
+  const bool knows_activation =
+      setup_.config.activation == "silu" || setup_.config.activation == "quick_geglu";
   return !at::GradMode::is_enabled() && setup_.alignment() == Alignment::kFast &&
-         setup_.config.activation == "silu" && !fc1_bias_.defined() &&
-         setup_.mesh.ep().size() == 1 && few_choices_supported(fc1_, fc2_, choices.numel());
+         knows_activation && (!fc1_bias_.defined() || setup_.mesh.etp().size() == 1) &&
+         setup_.mesh.ep().size() == 1 && choices.numel() <= 2 * setup_.config.num_moe_experts &&
+         few_choices_supported(weights(), choices.numel());
 }
 
 at::Tensor Experts::forward_few(const at::Tensor& x, const at::Tensor& choices) const {
-  return apply_experts_to_few(x, choices, fc1_, fc2_);
+  return apply_experts_to_few(x, choices, weights());
+}
+
+ExpertWeights Experts::weights() const {
+  ExpertWeights all{.fc1 = fc1_, .fc2 = fc2_, .fc1_bias = fc1_bias_, .fc2_bias = fc2_bias_};
+  if (setup_.config.activation == "quick_geglu") all.quick = geglu_options();
+  return all;
 }
 
 MoELayer::MoELayer(const ModelSetup& setup, Parameters& parameters, const std::string& prefix)

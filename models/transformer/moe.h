@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "models/kernels/experts/experts.h"
 #include "models/kernels/swiglu.h"
 #include "models/transformer/mlp.h"
 #include "models/transformer/router.h"
@@ -42,6 +43,7 @@ class Experts {
   at::Tensor activated(const at::Tensor& gate_up) const;
   at::Tensor own_fc2_bias() const;
   QuickGeglu geglu_options() const;
+  ExpertWeights weights() const;
 
   const ModelSetup& setup_;
   at::Tensor fc1_;  // [experts, 2 * ffn/etp, hidden]

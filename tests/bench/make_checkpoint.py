@@ -22,13 +22,18 @@ SHAPES = {  # model_type, hidden, layers, heads, key-value heads, head_dim, ffn,
     "qwen3-30b-a3b-2": ("qwen3_moe", 2048, 2, 32, 4, 128, 768, 151936, False),  # its first two layers: 3.7 GB
     "gpt-oss-20b": ("gpt_oss", 2880, 24, 64, 8, 64, 2880, 201088, False),  # ffn: of one of 32 experts
     "gpt-oss-20b-4": ("gpt_oss", 2880, 4, 64, 8, 64, 2880, 201088, False),  # its first four layers: 8.9 GB
+    "qwen3.5-35b-a3b": ("qwen3_5_moe_text", 2048, 40, 16, 2, 256, 512, 248320, False),  # ffn: of one of 256 experts
+    "qwen3.5-35b-a3b-8": ("qwen3_5_moe_text", 2048, 8, 16, 2, 256, 512, 248320, False),  # its first eight layers: 15 GB
     "deepseek-v3-671b": ("deepseek_v3", 7168, 61, 128, 128, 192, 18432, 129280, False),
     "deepseek-v3-671b-4": ("deepseek_v3", 7168, 4, 128, 128, 192, 18432, 129280, False),  # three dense layers, one with experts
     "tiny": ("llama", 64, 2, 4, 2, 16, 96, 500, False),
+    "tiny-qwen3.5": ("qwen3_5_moe_text", 256, 4, 4, 2, 64, 128, 2000, False),
     "tiny-moe": ("qwen3_moe", 64, 2, 4, 2, 16, 32, 500, False),
 }
 QWEN3_EXPERTS = 128
 GPT_OSS_EXPERTS = 32
+QWEN3_5 = dict(num_experts=256, num_experts_per_tok=8, shared_expert_intermediate_size=512, linear_conv_kernel_dim=4,
+               linear_key_head_dim=128, linear_num_key_heads=16, linear_value_head_dim=128, linear_num_value_heads=32)
 DEEPSEEK = dict(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
                 n_shared_experts=1, moe_intermediate_size=2048, first_k_dense_replace=3, num_experts_per_tok=8, n_group=8,
                 topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc",
@@ -47,6 +52,9 @@ def tensors(shape):
     for i in range(layers):
         p = f"model.layers.{i}."
         yield p + "input_layernorm.weight", [hidden]
+        if family == "qwen3_5_moe_text":
+            yield from qwen3_5_layer(p, shape, attends=i % 4 == 3)
+            continue
         if family == "gpt_oss":
             yield p + "mlp.experts.down_proj", [GPT_OSS_EXPERTS, ffn, hidden]
             yield p + "mlp.experts.down_proj_bias", [GPT_OSS_EXPERTS, hidden]
@@ -73,6 +81,35 @@ def tensors(shape):
     yield "model.norm.weight", [hidden]
     if not tied:
         yield "lm_head.weight", [vocab, hidden]
+
+
+def qwen3_5_layer(p, shape, attends):
+    _, hidden, _, heads, groups, dim, ffn, _, _ = shape
+    d = QWEN3_5
+    values = d["linear_num_value_heads"] * d["linear_value_head_dim"]
+    mixed = 2 * d["linear_num_key_heads"] * d["linear_key_head_dim"] + values
+    if attends:  # queries beside their gates
+        yield p + "self_attn.k_norm.weight", [dim]
+        yield p + "self_attn.q_norm.weight", [dim]
+        for name, rows in (("k", groups * dim), ("q", 2 * heads * dim), ("v", groups * dim)):
+            yield f"{p}self_attn.{name}_proj.weight", [rows, hidden]
+        yield p + "self_attn.o_proj.weight", [hidden, heads * dim]
+    else:
+        yield p + "linear_attn.A_log", [d["linear_num_value_heads"]], "F32"
+        yield p + "linear_attn.conv1d.weight", [mixed, 1, d["linear_conv_kernel_dim"]]
+        yield p + "linear_attn.dt_bias", [d["linear_num_value_heads"]]
+        yield p + "linear_attn.in_proj_a.weight", [d["linear_num_value_heads"], hidden]
+        yield p + "linear_attn.in_proj_b.weight", [d["linear_num_value_heads"], hidden]
+        yield p + "linear_attn.in_proj_qkv.weight", [mixed, hidden]
+        yield p + "linear_attn.in_proj_z.weight", [values, hidden]
+        yield p + "linear_attn.norm.weight", [d["linear_value_head_dim"]], "F32"
+        yield p + "linear_attn.out_proj.weight", [hidden, values]
+    yield p + "mlp.experts.down_proj", [d["num_experts"], hidden, ffn]
+    yield p + "mlp.experts.gate_up_proj", [d["num_experts"], 2 * ffn, hidden]
+    yield p + "mlp.gate.weight", [d["num_experts"], hidden]
+    yield from gated_mlps([p + "mlp.shared_expert."], hidden, d["shared_expert_intermediate_size"])
+    yield p + "mlp.shared_expert_gate.weight", [1, hidden]
+    yield p + "post_attention_layernorm.weight", [hidden]
 
 
 def gated_mlps(prefixes, hidden, ffn):
@@ -180,6 +217,11 @@ def main():
                       max_position_embeddings=131072, swiglu_limit=7.0, rope_theta=150000.0,
                       rope_scaling={"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                                     "original_max_position_embeddings": 4096})
+    if family == "qwen3_5_moe_text":
+        config.update(QWEN3_5, architectures=["Qwen3_5MoeForCausalLM"], moe_intermediate_size=ffn, mtp_num_hidden_layers=0,
+                      layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (layers // 4), partial_rotary_factor=0.25,
+                      rope_theta=10000000.0, rope_parameters={"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25})
+        del config["intermediate_size"]
     if family == "deepseek_v3":
         config.update(DEEPSEEK, num_nextn_predict_layers=1 if layers == 61 else 0, rope_theta=10000.0,
                       quantization_config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],

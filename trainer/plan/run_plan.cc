@@ -120,9 +120,9 @@ std::string describe(const RoleSetup& role, const ModelOnRank& model) {
              : fmt::format("{}, stage {} of {}", role.name, model.at().pp + 1, model.mesh().pp());
 }
 
-// Bytes of a rank's cache that hold states of linear attention.
+// Bytes of a rank's cache that hold states of linear attention, with the additional slot.
 std::int64_t state_bytes(const RolloutSetup& rollout, const ModelOnRank& model) {
-  return std::int64_t{rollout.settings.max_num_seqs} *
+  return (std::int64_t{rollout.settings.max_num_seqs} + 1) *
          models::linear_state_bytes(model.config(), model.mesh().tp(), model.layout());
 }
 

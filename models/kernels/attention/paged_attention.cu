@@ -287,7 +287,9 @@ cudaError_t launch_paged_attention(const PagedArguments& arguments, cudaStream_t
   const dim3 grid(static_cast<unsigned>(shape.groups * tiles),
                   static_cast<unsigned>(shape.sequences));
   const int blocks = shape.groups * tiles * shape.sequences;
-  if (blocks <= kMultiprocessors) return launch_kernel<kDim, kKeys, 6>(arguments, grid, stream);
+  constexpr int kMostStages = kDim == 256 ? 3 : 6;  // of shared memory
+  if (blocks <= kMultiprocessors)
+    return launch_kernel<kDim, kKeys, kMostStages>(arguments, grid, stream);
   if (blocks <= 2 * kMultiprocessors) return launch_kernel<kDim, kKeys, 3>(arguments, grid, stream);
   return launch_kernel<kDim, kKeys, 2>(arguments, grid, stream);
 }
@@ -338,8 +340,16 @@ cudaError_t paged_attention(const void* query,
       .shape = shape,
       .scale_log2 = static_cast<float>(static_cast<double>(shape.scale) * M_LOG2E)};
   // Keys of a block: flash's for heads of this size.
-  return shape.dim == 64 ? launch_paged_attention<64, 128>(arguments, stream)
-                         : launch_paged_attention<128, 64>(arguments, stream);
+  switch (shape.dim) {
+    case 64:
+      return launch_paged_attention<64, 128>(arguments, stream);
+    case 128:
+      return launch_paged_attention<128, 64>(arguments, stream);
+    case 256:
+      return launch_paged_attention<256, 64>(arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 cudaError_t store_in_slots(SlotRows key,

@@ -18,7 +18,7 @@ bool paged_attention_cuda_supports(at::Device device,
                                    at::ScalarType dtype,
                                    std::int64_t dim,
                                    std::int64_t value_dim) {
-  return device.is_cuda() && dtype == at::kBFloat16 && (dim == 64 || dim == 128) &&
+  return device.is_cuda() && dtype == at::kBFloat16 && (dim == 64 || dim == 128 || dim == 256) &&
          value_dim == dim;
 }
 

@@ -143,6 +143,24 @@ cudaError_t quick_geglu(const void* gate_up,
                         Element element,
                         cudaStream_t stream);
 
+cudaError_t quick_geglu_backward(const void* grad_y,
+                                 const void* gate_up,
+                                 const void* biases,
+                                 const std::int32_t* ends,
+                                 void* grad_gate_up,
+                                 ExpertRows shape,
+                                 float clamp,
+                                 float offset,
+                                 Element element,
+                                 cudaStream_t stream);
+// The sum of each expert's rows, [experts, columns].
+cudaError_t sum_expert_rows(const void* rows,
+                            const std::int32_t* ends,
+                            void* sums,
+                            ExpertRows shape,
+                            Element element,
+                            cudaStream_t stream);
+
 // Kernels of models/kernels/log_probs.h.
 struct LogProbShape {
   std::int64_t rows = 0;
@@ -168,8 +186,8 @@ cudaError_t logits_to_gradient(void* logits,
                                Element element,
                                cudaStream_t stream);
 
-// The kernel of models/kernels/attention/paged_attention.h, for bf16 heads of 64 or 128 channels in
-// blocks of 64 keys.
+// The kernel of models/kernels/attention/paged_attention.h, for bf16 heads of 64, 128 or 256
+// channels in blocks of 64 keys.
 struct PagedAttentionShape {
   int sequences = 0;
   int heads = 0;

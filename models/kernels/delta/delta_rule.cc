@@ -42,10 +42,9 @@ DeltaHeads heads_first(const DeltaRows& rows) {
           .beta = first(rows.beta)};
 }
 
-at::Tensor initial_state(const DeltaHeads& heads, const at::Tensor& state) {
+at::Tensor initial_state(const at::Tensor& key, const at::Tensor& value, const at::Tensor& state) {
   if (state.defined()) return state;
-  const auto& key = heads.key;
-  return at::zeros({key.size(0), key.size(1), key.size(3), heads.value.size(3)}, key.options());
+  return at::zeros({key.size(0), key.size(1), key.size(-1), value.size(-1)}, key.options());
 }
 
 // a [.., rows, k], b [.., k, columns], with the same sizes in front.
@@ -67,9 +66,7 @@ at::Tensor convolve_and_activate(const at::Tensor& x, const at::Tensor& weight) 
 
 }  // namespace
 
-DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
-                                   const at::Tensor& state,
-                                   Alignment alignment) {
+DeltaInChunks delta_in_chunks(const DeltaRows& rows, Alignment alignment) {
   auto heads = heads_first(rows);
   const auto multiply = [alignment](const at::Tensor& a, const at::Tensor& b) {
     return delta_product(a, b, alignment);
@@ -86,15 +83,15 @@ DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
                                        : at::constant_pad_nd(x, {0, padding});
     return padded.unflatten(2, {num_chunks, kDeltaChunk});
   };
-  auto query = in_chunks(heads.query);
-  auto key = in_chunks(heads.key);
+  const auto query = in_chunks(heads.query);
+  const auto key = in_chunks(heads.key);
   const auto beta = in_chunks(heads.beta).unsqueeze(-1);
   const auto value_beta = in_chunks(heads.value) * beta;
   const auto key_beta = key * beta;
   const auto decay = in_chunks(heads.decay).cumsum(3);  // since the chunk's begin
 
-  // Within each chunk: decays between any two tokens, and the system that condenses the chunk's
-  // replacements, whose solutions are the new values and the keys that read the old state.
+  // Decays between any two tokens, and the system that condenses the chunk's replacements, whose
+  // solutions are the new values and the keys that read the old state.
   const auto behind =
       at::ones({kDeltaChunk, kDeltaChunk}, query.options().dtype(at::kBool)).triu(1);
   const auto between = (decay.unsqueeze(4) - decay.unsqueeze(3))
@@ -109,20 +106,40 @@ DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
   const auto since_begin = decay.exp().unsqueeze(-1);
   const auto new_values = solve(value_beta);
   const auto reading_keys = solve(key_beta * since_begin);
-  query = query * since_begin;
-  key = key * (decay.narrow(3, kDeltaChunk - 1, 1) - decay).exp().unsqueeze(-1);
-  const auto of_chunk = decay.select(3, kDeltaChunk - 1).exp().unsqueeze(-1).unsqueeze(-1);
+  return {.query = query * since_begin,
+          .key = key * (decay.narrow(3, kDeltaChunk - 1, 1) - decay).exp().unsqueeze(-1),
+          .reading_keys = reading_keys,
+          .new_values = new_values,
+          .within = within,
+          .of_chunk = decay.select(3, kDeltaChunk - 1).exp()};
+}
 
-  // From chunk to chunk.
-  DeltaResult result{.state = initial_state(heads, state)};
+DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
+                                   const at::Tensor& state,
+                                   Alignment alignment) {
+  const auto multiply = [alignment](const at::Tensor& a, const at::Tensor& b) {
+    return delta_product(a, b, alignment);
+  };
+  const auto parts = delta_in_chunks(rows, alignment);
+  const auto tokens = rows.key.size(1);
+  DeltaResult result{.state = initial_state(parts.key, parts.new_values, state)};
   result.state_of_chunks = result.state;
+  // By unbind(), the gradients of whose parts lie in one tensor: those of select() have a tensor of
+  // all chunks each.
+  const auto chunks_of = [](const at::Tensor& x) { return x.unbind(2); };
+  const auto query = chunks_of(parts.query);
+  const auto key = chunks_of(parts.key);
+  const auto reading_keys = chunks_of(parts.reading_keys);
+  const auto new_values = chunks_of(parts.new_values);
+  const auto within = chunks_of(parts.within);
+  const auto of_chunk = chunks_of(parts.of_chunk.unsqueeze(-1).unsqueeze(-1));
   std::vector<at::Tensor> outputs;
-  for (std::int64_t i = 0; i < num_chunks; ++i) {
-    const auto chunk = [i](const at::Tensor& x) { return x.select(2, i); };
-    const auto added = chunk(new_values) - multiply(chunk(reading_keys), result.state);
-    outputs.push_back(multiply(chunk(query), result.state) + multiply(chunk(within), added));
-    result.state = result.state * chunk(of_chunk) + multiply(chunk(key).transpose(-1, -2), added);
-    if ((i + 1) * kDeltaChunk <= tokens) result.state_of_chunks = result.state;
+  for (std::size_t i = 0; i < query.size(); ++i) {
+    const auto added = new_values[i] - multiply(reading_keys[i], result.state);
+    outputs.push_back(multiply(query[i], result.state) + multiply(within[i], added));
+    result.state = result.state * of_chunk[i] + multiply(key[i].transpose(-1, -2), added);
+    if (static_cast<std::int64_t>(i + 1) * kDeltaChunk <= tokens)
+      result.state_of_chunks = result.state;
   }
   result.output = at::cat(outputs, 2)
                       .narrow(2, 0, tokens)
@@ -135,7 +152,7 @@ DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
 DeltaResult recurrent_gated_delta_rule(const DeltaRows& rows, const at::Tensor& state) {
   const auto heads = heads_first(rows);
   const auto query = heads.query / std::pow(static_cast<double>(heads.query.size(-1)), 0.5);
-  DeltaResult result{.state = initial_state(heads, state)};
+  DeltaResult result{.state = initial_state(heads.key, heads.value, state)};
   std::vector<at::Tensor> outputs;
   for (std::int64_t i = 0; i < heads.key.size(2); ++i) {
     const auto token = [i](const at::Tensor& x) { return x.select(2, i).unsqueeze(-1); };

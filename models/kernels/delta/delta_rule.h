@@ -32,6 +32,17 @@ struct DeltaResult {
   at::Tensor state_of_chunks{};  // the same behind the last whole chunk
 };
 
+// The parts of the rule that chunks have without one another, in fp32, for tokens in whole chunks.
+struct DeltaInChunks {
+  at::Tensor query{};         // [sequences, heads, chunks, kDeltaChunk, key_dim]
+  at::Tensor key{};           // the same: what the chunk adds to the state
+  at::Tensor reading_keys{};  // the same: what the new values take from the state
+  at::Tensor new_values{};    // [sequences, heads, chunks, kDeltaChunk, value_dim]
+  at::Tensor within{};        // [sequences, heads, chunks, kDeltaChunk, kDeltaChunk]
+  at::Tensor of_chunk{};      // [sequences, heads, chunks]: the state's decay
+};
+DeltaInChunks delta_in_chunks(const DeltaRows& rows, Alignment alignment);
+
 // `state`: that before the first token; undefined: zeros. Differentiable.
 DeltaResult chunk_gated_delta_rule(const DeltaRows& rows,
                                    const at::Tensor& state,

@@ -45,19 +45,23 @@ cudaError_t choose_experts(const void* logits,
                            cudaStream_t stream);
 
 // A product of few rows with the weights of their experts, [experts, columns, in] in bf16; gated:
-// [experts, 2 * columns, in], whose halves swiglu joins. The product that is not gated follows the
-// gated one of the same choices at once.
+// [experts, 2 * columns, in], whose halves swiglu joins, or quick_geglu. The product that is not
+// gated follows the gated one of the same choices at once.
 struct FewRowsShape {
   ChoicesShape choices{};
   std::int64_t in = 0;
   std::int64_t columns = 0;
   bool gated = false;
   bool of_tokens = false;  // x has a row for each token, else for each choice
+  bool quick = false;      // quick_geglu, with these settings
+  float clamp = 0;
+  float offset = 0;
 };
 bool few_rows_supported(std::int64_t in);
 cudaError_t expert_rows(const void* x,
                         const std::int64_t* choices,
                         const void* weights,
+                        const void* biases,  // or null: [experts, rows of its weights]
                         void* y,
                         FewRowsShape shape,
                         cudaStream_t stream);

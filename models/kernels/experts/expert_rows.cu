@@ -1,4 +1,5 @@
 #include "models/kernels/cuda/cuda_element.cuh"
+#include "models/kernels/cuda/gated_units.cuh"
 #include "models/kernels/experts/expert_launch.h"
 
 namespace ferry::models::launch {
@@ -26,17 +27,13 @@ __device__ void fetch(const void* from) {  // into the second cache
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 
-__device__ void widen(uint4 packed, float (&values)[kWide]) {
+__device__ void unpack(uint4 packed, float (&values)[kWide]) {
   const std::uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     values[2 * i] = __uint_as_float(pairs[i] << 16);
     values[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000U);
   }
-}
-
-__device__ float silu(float x) {  // as swiglu.cu's
-  return __fdiv_rn(x, __fadd_rn(1.0F, ::expf(-x)));
 }
 
 // Columns of a warp: gated ones are two lines of weights each.
@@ -48,8 +45,14 @@ constexpr int kLines = kGated ? 2 * kColumns<kGated> : kColumns<kGated>;
 // Multiplies kRows rows, [kRows, in] in shared memory, by this warp's columns of an expert. Lanes
 // share out `in` alike for any kRows, so that a row's sums have the same bits beside any others.
 template <bool kGated, int kRows>
-__device__ void multiply(
-    const Bf16* rows, const Bf16* weights, const int* choices, Bf16* y, int in, int columns) {
+__device__ void multiply(const Bf16* rows,
+                         const Bf16* weights,
+                         const Bf16* bias,
+                         const int* choices,
+                         Bf16* y,
+                         const FewRowsShape& shape) {
+  const int in = static_cast<int>(shape.in);
+  const int columns = static_cast<int>(shape.columns);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const int first = (static_cast<int>(blockIdx.x) * kWarps + warp) * kColumns<kGated>;
@@ -70,11 +73,11 @@ __device__ void multiply(
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       float x[kWide];
-      widen(*reinterpret_cast<const uint4*>(rows + row * in + at), x);
+      unpack(*reinterpret_cast<const uint4*>(rows + row * in + at), x);
 #pragma unroll
       for (int line = 0; line < kLines<kGated>; ++line) {
         float w[kWide];
-        widen(packed[line], w);
+        unpack(packed[line], w);
 #pragma unroll
         for (int i = 0; i < kWide; ++i) sums[line][row] = __fmaf_rn(x[i], w[i], sums[line][row]);
       }
@@ -87,18 +90,25 @@ __device__ void multiply(
       for (int offset = kLanes / 2; offset > 0; offset /= 2)
         sums[line][row] += __shfl_xor_sync(kAllLanes, sums[line][row], offset);
   if (lane != 0) return;
+  const auto plus_bias = [bias](float sum, int line) {
+    const float product = rounded<Bf16>(sum);
+    return bias == nullptr ? product : rounded<Bf16>(__fadd_rn(product, widen(bias[line])));
+  };
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
 #pragma unroll
     for (int i = 0; i < kColumns<kGated>; ++i) {
-      if (first + i >= columns) break;
-      auto* const result = y + static_cast<std::int64_t>(choices[row]) * columns + first + i;
+      const int column = first + i;
+      if (column >= columns) break;
+      auto* const result = y + static_cast<std::int64_t>(choices[row]) * columns + column;
       if constexpr (kGated) {
-        const float gate = rounded<Bf16>(sums[i][row]);
-        const float up = rounded<Bf16>(sums[kColumns<kGated> + i][row]);
-        *result = narrow<Bf16>(__fmul_rn(rounded<Bf16>(silu(gate)), up));
+        const float gate = plus_bias(sums[i][row], column);
+        const float up = plus_bias(sums[kColumns<kGated> + i][row], columns + column);
+        *result =
+            narrow<Bf16>(shape.quick ? quick_geglu_of<Bf16>(gate, up, shape.clamp, shape.offset)
+                                     : swiglu_of<Bf16>(gate, up));
       } else {
-        *result = narrow<Bf16>(sums[i][row]);
+        *result = narrow<Bf16>(plus_bias(sums[i][row], column));
       }
     }
   }
@@ -111,6 +121,7 @@ template <bool kGated>
 __global__ void __launch_bounds__(kWarps* kLanes, 2) few_rows(const Bf16* x,
                                                               const std::int64_t* choices,
                                                               const Bf16* weights,
+                                                              const Bf16* biases,
                                                               Bf16* y,
                                                               FewRowsShape shape,
                                                               int rows_at_once) {
@@ -150,7 +161,9 @@ __global__ void __launch_bounds__(kWarps* kLanes, 2) few_rows(const Bf16* x,
     mine[atomicAdd(&count, 1)] = i;
   }
   if (__syncthreads_or(served ? 1 : 0) != 0) return;
-  const auto* const of_expert = weights + expert * (kGated ? 2 : 1) * shape.columns * shape.in;
+  const std::int64_t first_line = expert * (kGated ? 2 : 1) * shape.columns;
+  const auto* const of_expert = weights + first_line * shape.in;
+  const auto* const bias = biases == nullptr ? nullptr : biases + first_line;
   for (int first = 0; first < count;) {
     const int left = min(count - first, rows_at_once);
     const int taken = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -163,13 +176,13 @@ __global__ void __launch_bounds__(kWarps* kLanes, 2) few_rows(const Bf16* x,
     __syncthreads();
     const int* const now = mine + first;
     if (taken == 8)
-      multiply<kGated, 8>(rows, of_expert, now, y, in, columns);
+      multiply<kGated, 8>(rows, of_expert, bias, now, y, shape);
     else if (taken == 4)
-      multiply<kGated, 4>(rows, of_expert, now, y, in, columns);
+      multiply<kGated, 4>(rows, of_expert, bias, now, y, shape);
     else if (taken == 2)
-      multiply<kGated, 2>(rows, of_expert, now, y, in, columns);
+      multiply<kGated, 2>(rows, of_expert, bias, now, y, shape);
     else
-      multiply<kGated, 1>(rows, of_expert, now, y, in, columns);
+      multiply<kGated, 1>(rows, of_expert, bias, now, y, shape);
     first += taken;
     __syncthreads();
   }
@@ -184,6 +197,7 @@ bool few_rows_supported(std::int64_t in) {
 cudaError_t expert_rows(const void* x,
                         const std::int64_t* choices,
                         const void* weights,
+                        const void* biases,
                         void* y,
                         FewRowsShape shape,
                         cudaStream_t stream) {
@@ -201,7 +215,8 @@ cudaError_t expert_rows(const void* x,
     return launch_dependent(few_rows<kGated>, blocks, kWarps * kLanes,
                             static_cast<std::size_t>(rows_at_once * row_bytes), stream,
                             static_cast<const Bf16*>(x), choices, static_cast<const Bf16*>(weights),
-                            static_cast<Bf16*>(y), shape, rows_at_once);
+                            static_cast<const Bf16*>(biases), static_cast<Bf16*>(y), shape,
+                            rows_at_once);
   };
   return shape.gated ? run(std::true_type{}) : run(std::false_type{});
 }

@@ -6,6 +6,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "models/kernels/swiglu.h"
 
 namespace ferry::models {
 
@@ -51,18 +54,25 @@ struct ChosenExperts {
 inline constexpr std::int64_t kMostChosenFrom = 512;
 ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool normalize);
 
+// Feed-forward layers of experts, in bf16.
+struct ExpertWeights {
+  at::Tensor fc1{};                      // [experts, 2 * ffn, hidden]
+  at::Tensor fc2{};                      // [experts, hidden, ffn]
+  at::Tensor fc1_bias{};                 // [experts, 2 * ffn], or undefined
+  at::Tensor fc2_bias{};                 // [experts, hidden], the same
+  std::optional<QuickGeglu> quick = {};  // instead of swiglu
+};
+
 // The largest number of choices that apply_experts_to_few() takes: with more, grouped products are
 // faster (tests/bench/experts_bench.cc).
 inline constexpr std::int64_t kMostFewChoices = 256;
-bool few_choices_supported(const at::Tensor& fc1, const at::Tensor& fc2, std::int64_t choices);
+bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices);
 
-// fc2(silu(gate) * up) of each choice's expert for few tokens: each expert that is chosen is read
-// about once, and no other. x [tokens, hidden], experts [tokens, topk] int64, fc1 [experts, 2 *
-// ffn, hidden], fc2 [experts, hidden, ffn], bf16 on a GPU -> [choices, hidden], in the order of the
-// choices. A row's result depends on no other row. Not differentiable.
+// The results of each choice's expert for few tokens: each expert that is chosen is read about
+// once, and no other. x [tokens, hidden], experts [tokens, topk] int64, on a GPU -> [choices,
+// hidden], in the order of the choices. A row's result depends on no other row. Not differentiable.
 at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const at::Tensor& experts,
-                                const at::Tensor& fc1,
-                                const at::Tensor& fc2);
+                                const ExpertWeights& weights);
 
 }  // namespace ferry::models

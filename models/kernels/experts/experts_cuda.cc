@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <limits>
+
 #include "distckpt/base/error.h"
 #include "models/kernels/cuda/cuda_call.h"
 #include "models/kernels/experts/expert_launch.h"
@@ -70,7 +72,8 @@ ChosenExperts choose_experts(const at::Tensor& logits, std::int64_t topk, bool n
   return chosen;
 }
 
-bool few_choices_supported(const at::Tensor& fc1, const at::Tensor& fc2, std::int64_t choices) {
+bool few_choices_supported(const ExpertWeights& weights, std::int64_t choices) {
+  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   return fc1.is_cuda() && fc1.scalar_type() == at::kBFloat16 && choices <= kMostFewChoices &&
          fc1.is_contiguous() && fc2.is_contiguous() && launch::few_rows_supported(fc1.size(2)) &&
          launch::few_rows_supported(fc2.size(2));
@@ -78,27 +81,36 @@ bool few_choices_supported(const at::Tensor& fc1, const at::Tensor& fc2, std::in
 
 at::Tensor apply_experts_to_few(const at::Tensor& x,
                                 const at::Tensor& experts,
-                                const at::Tensor& fc1,
-                                const at::Tensor& fc2) {
+                                const ExpertWeights& weights) {
   const c10::cuda::CUDAGuard device(x.device());
+  const auto& [fc1, fc2, fc1_bias, fc2_bias, quick] = weights;
   const auto rows = x.contiguous();
   const auto choices = experts.contiguous();
   launch::FewRowsShape shape{.choices = shape_of(choices, fc1.size(0)),
                              .in = fc1.size(2),
                              .columns = fc2.size(2),
                              .gated = true,
-                             .of_tokens = true};
+                             .of_tokens = true,
+                             .quick = quick.has_value()};
+  if (quick) {
+    constexpr float kUnlimited = std::numeric_limits<float>::infinity();
+    shape.clamp = quick->clamp ? static_cast<float>(*quick->clamp) : kUnlimited;
+    shape.offset = static_cast<float>(quick->offset);
+  }
   auto hidden = at::empty({choices.numel(), shape.columns}, rows.options());
   auto y = at::empty({choices.numel(), fc2.size(1)}, rows.options());
   if (choices.numel() == 0) return y;
   const auto* const numbers = choices.const_data_ptr<std::int64_t>();
-  check(launch::expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(),
+  const auto bias = [](const at::Tensor& values) {
+    return values.defined() ? values.const_data_ptr() : nullptr;
+  };
+  check(launch::expert_rows(rows.const_data_ptr(), numbers, fc1.const_data_ptr(), bias(fc1_bias),
                             hidden.mutable_data_ptr(), shape, stream()));
   shape.in = fc2.size(2);
   shape.columns = fc2.size(1);
   shape.gated = false;
   shape.of_tokens = false;
-  check(launch::expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(),
+  check(launch::expert_rows(hidden.const_data_ptr(), numbers, fc2.const_data_ptr(), bias(fc2_bias),
                             y.mutable_data_ptr(), shape, stream()));
   return y;
 }

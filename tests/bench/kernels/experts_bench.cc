@@ -1,6 +1,6 @@
-// experts_bench [EXPERTS HIDDEN FFN TOPK]: the kernels of a mixture of experts on a GPU for 1 to
-// 4,096 tokens, in microseconds: choosing, sorting, the products of few rows, the grouped products,
-// combining. GB/s are of the weights of the experts that are chosen.
+// experts_bench [EXPERTS HIDDEN FFN TOPK [biases]]: the kernels of a mixture of experts on a GPU
+// for 1 to 4,096 tokens, in microseconds: choosing, sorting, the products of few rows, the grouped
+// products, combining. GB/s are of the weights of the experts that are chosen.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/cuda/CUDAStream.h>
@@ -34,11 +34,20 @@ double microseconds(const std::function<void()>& body) {
   return static_cast<double>(elapsed) * 1e3 / kRepeats;
 }
 
-void run(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, std::int64_t topk) {
+void run(std::int64_t experts,
+         std::int64_t hidden,
+         std::int64_t ffn,
+         std::int64_t topk,
+         bool has_biases) {
   const at::NoGradGuard no_grad;
   const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
-  const auto fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
-  const auto fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+  ExpertWeights weights{.fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32,
+                        .fc2 = at::randn({experts, hidden, ffn}, like) / 32};
+  if (has_biases) {
+    weights.fc1_bias = at::randn({experts, 2 * ffn}, like);
+    weights.fc2_bias = at::randn({experts, hidden}, like);
+    weights.quick = QuickGeglu{.clamp = 7, .offset = 1};
+  }
   fmt::print("tokens  choose    sort  gather     few  (GB/s)  grouped  (GB/s)  combine\n");
   for (const std::int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096}) {
     const auto x = at::randn({tokens, hidden}, like);
@@ -50,13 +59,17 @@ void run(std::int64_t experts, std::int64_t hidden, std::int64_t ffn, std::int64
     const auto active = std::get<0>(at::_unique(choices)).numel();
     const auto gigabytes = static_cast<double>(active * 3 * hidden * ffn * 2) / 1e9;
     const auto grouped = [&] {
-      return at::_grouped_mm(swiglu(at::_grouped_mm(rows, fc1.transpose(1, 2), places.ends)),
-                             fc2.transpose(1, 2), places.ends);
+      const auto gate_up = at::_grouped_mm(rows, weights.fc1.transpose(1, 2), places.ends);
+      const auto activated =
+          has_biases ? quick_geglu(gate_up, {weights.fc1_bias, places.ends}, *weights.quick)
+                     : swiglu(gate_up);
+      const auto y = at::_grouped_mm(activated, weights.fc2.transpose(1, 2), places.ends);
+      return has_biases ? add_expert_biases(y, {weights.fc2_bias, places.ends}) : y;
     };
     const auto results = grouped();
     double few = 0;
-    if (few_choices_supported(fc1, fc2, choices.numel()))
-      few = microseconds([&] { apply_experts_to_few(x, chosen.experts, fc1, fc2); });
+    if (few_choices_supported(weights, choices.numel()))
+      few = microseconds([&] { apply_experts_to_few(x, chosen.experts, weights); });
     const auto all = microseconds([&] { grouped(); });
     fmt::print("{:6} {:7.1f} {:7.1f} {:7.1f} {:7.1f} {:8.0f} {:8.1f} {:8.0f} {:8.1f}\n", tokens,
                microseconds([&] { choose_experts(logits, topk, true); }), microseconds([&] {
@@ -75,5 +88,6 @@ int main(int argc, char** argv) {
   const auto argument = [&](int index, std::int64_t otherwise) {
     return argc > index ? std::atoll(argv[index]) : otherwise;
   };
-  ferry::models::run(argument(1, 128), argument(2, 2048), argument(3, 768), argument(4, 8));
+  ferry::models::run(argument(1, 128), argument(2, 2048), argument(3, 768), argument(4, 8),
+                     argc > 5);
 }

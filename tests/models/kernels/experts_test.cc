@@ -7,6 +7,7 @@
 
 #include "models/cuda_fixture.h"
 #include "models/kernels/swiglu.h"
+#include "models/kernels/swiglu_cuda.h"
 
 namespace ferry::models {
 namespace {
@@ -134,15 +135,27 @@ TEST_F(ExpertKernels, ChooseTheMostProbable) {
 
 struct FewRows {
   std::int64_t experts = 128, hidden = 2048, ffn = 768, topk = 8;
-  at::Tensor fc1, fc2;
+  ExpertWeights weights;
 
   FewRows() = default;
   FewRows(std::int64_t num_experts, std::int64_t hidden_size, std::int64_t ffn_size)
       : experts(num_experts), hidden(hidden_size), ffn(ffn_size) {}
   void fill() {
     const auto like = at::TensorOptions().device(at::kCUDA).dtype(at::kBFloat16);
-    fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
-    fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+    weights.fc1 = at::randn({experts, 2 * ffn, hidden}, like) / 32;
+    weights.fc2 = at::randn({experts, hidden, ffn}, like) / 32;
+  }
+  void fill_biases() {
+    weights.fc1_bias = at::randn({experts, 2 * ffn}, weights.fc1.options());
+    weights.fc2_bias = at::randn({experts, hidden}, weights.fc1.options());
+    weights.quick = QuickGeglu{.clamp = 1.5, .offset = 1};
+  }
+  // The result of one row.
+  at::Tensor expected(const at::Tensor& row, std::int64_t expert) const {
+    const auto of = [&](const at::Tensor& x) { return x.defined() ? x[expert] : x; };
+    const auto gate_up = at::linear(row, of(weights.fc1), of(weights.fc1_bias));
+    const auto hidden_row = weights.quick ? quick_geglu(gate_up, *weights.quick) : swiglu(gate_up);
+    return at::linear(hidden_row, of(weights.fc2), of(weights.fc2_bias))[0];
   }
   at::Tensor choose(std::int64_t tokens) const {
     return at::rand({tokens, experts}, at::TensorOptions().device(at::kCUDA))
@@ -153,19 +166,22 @@ struct FewRows {
 };
 
 TEST_F(ExpertKernels, FewRowsAreThoseOfTheirExperts) {
-  for (auto sizes : {FewRows(), FewRows(8, 96, 40), FewRows(16, 2048, 1408)}) {
+  std::vector<FewRows> shapes{FewRows(), FewRows(8, 96, 40), FewRows(16, 2048, 1408),
+                              FewRows(8, 96, 40), FewRows(16, 2880, 2880)};
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    auto& sizes = shapes[i];
     sizes.fill();
+    if (i >= 3) sizes.fill_biases();
     for (const std::int64_t tokens : {1, 2, 7, 32}) {
       const auto x = random({tokens, sizes.hidden});
       const auto experts = sizes.choose(tokens);
-      ASSERT_TRUE(few_choices_supported(sizes.fc1, sizes.fc2, experts.numel()));
-      const auto found = apply_experts_to_few(x, experts, sizes.fc1, sizes.fc2);
+      ASSERT_TRUE(few_choices_supported(sizes.weights, experts.numel()));
+      const auto found = apply_experts_to_few(x, experts, sizes.weights);
       const auto of = experts.cpu();
       for (std::int64_t choice = 0; choice < experts.numel(); ++choice) {
         const auto expert = of.const_data_ptr<std::int64_t>()[choice];
         const auto row = x.narrow(0, choice / sizes.topk, 1);
-        const auto expected =
-            at::linear(swiglu(at::linear(row, sizes.fc1[expert])), sizes.fc2[expert])[0];
+        const auto expected = sizes.expected(row, expert);
         const auto scale = expected.abs().max().item<float>();
         EXPECT_LT((found[choice] - expected).abs().max().item<float>(), 0.02F * scale)
             << "choice " << choice << " of " << tokens << " tokens";
@@ -179,11 +195,57 @@ TEST_F(ExpertKernels, AFewRowsResultDependsOnNoOtherRow) {
   sizes.fill();
   const auto x = random({32, sizes.hidden});
   const auto experts = sizes.choose(32);
-  const auto all = apply_experts_to_few(x, experts, sizes.fc1, sizes.fc2);
+  const auto all = apply_experts_to_few(x, experts, sizes.weights);
   for (const std::int64_t token : {0, 5, 31})
-    EXPECT_TRUE(same_bytes(all.narrow(0, token * sizes.topk, sizes.topk),
-                           apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1),
-                                                sizes.fc1, sizes.fc2)));
+    EXPECT_TRUE(same_bytes(
+        all.narrow(0, token * sizes.topk, sizes.topk),
+        apply_experts_to_few(x.narrow(0, token, 1), experts.narrow(0, token, 1), sizes.weights)));
+}
+
+// Rows of seven experts, the third of which has none, and rows behind the last.
+TEST_F(ExpertKernels, GradientsOfBiasesAreSumsOfTheirExpertsRows) {
+  const auto ends = at::tensor({40, 41, 41, 300, 302, 900, 1000}, at::kInt).cuda();
+  const auto counts = at::tensor({40, 1, 0, 259, 2, 598, 100}, at::kLong).cuda();
+  for (const auto dtype : {at::kBFloat16, at::kFloat}) {
+    for (const std::int64_t columns : {70, 2880}) {
+      const auto rows = random({1010, columns}, dtype);
+      const auto sums = sum_expert_rows_cuda(rows, ends);
+      const auto wide = rows.to(at::kDouble);
+      std::int64_t begin = 0;
+      for (std::int64_t expert = 0; expert < 7; ++expert) {
+        const auto count = counts[expert].item<std::int64_t>();
+        const auto expected = wide.narrow(0, begin, count).sum(0);
+        EXPECT_TRUE(at::allclose(sums[expert].to(at::kDouble), expected,
+                                 dtype == at::kFloat ? 1e-5 : 8e-3, 1e-4))
+            << expert << " of " << columns;
+        begin += count;
+      }
+      EXPECT_TRUE(same_bytes(sum_expert_rows_cuda(rows, ends), sums));
+    }
+  }
+}
+
+TEST_F(ExpertKernels, TheirActivationWithBiasesHasTheGradientsOfItsOperations) {
+  const auto ends = at::tensor({0, 7, 7, 50, 90}, at::kInt).cuda();
+  const auto counts = at::tensor({0, 7, 0, 43, 40}, at::kLong).cuda();
+  for (const std::int64_t ffn : {64, 75}) {
+    const auto leaf = [](const at::Tensor& x) { return x.detach().clone().requires_grad_(); };
+    const auto gate_up = random({90, 2 * ffn}, at::kFloat) * 5;
+    const auto biases = random({5, 2 * ffn}, at::kFloat);
+    const auto grad = random({90, ffn}, at::kFloat);
+    const QuickGeglu options{.clamp = 7, .offset = 1};
+    const auto x = leaf(gate_up);
+    const auto bias = leaf(biases);
+    quick_geglu(x + bias.repeat_interleave(counts, 0), options).backward(grad);
+    const auto own_x = leaf(gate_up);
+    const auto own_bias = leaf(biases);
+    quick_geglu(own_x, {own_bias, ends}, options).backward(grad);
+    EXPECT_TRUE(at::allclose(own_x.grad(), x.grad(), 1e-4, 1e-5));
+    EXPECT_TRUE(at::allclose(own_bias.grad(), bias.grad(), 1e-4, 1e-4));
+    const auto sum = leaf(biases);
+    add_expert_biases(gate_up, {sum, ends}).backward(gate_up);
+    EXPECT_TRUE(at::allclose(sum.grad(), sum_expert_rows_cuda(gate_up, ends)));
+  }
 }
 
 }  // namespace

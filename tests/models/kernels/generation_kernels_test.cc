@@ -28,8 +28,8 @@ TEST_F(GenerationKernels, DecodedRowsAreThoseOfThePrefill) {
   constexpr std::int64_t kBlockSize = 64;
   constexpr std::int64_t kMaxBlocks = 40;
   const auto ints = at::TensorOptions().dtype(at::kInt);
-  for (const auto& [heads, groups, dim] :
-       {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128}, Heads{14, 2, 64}})
+  for (const auto& [heads, groups, dim] : {Heads{12, 2, 128}, Heads{32, 8, 128}, Heads{40, 2, 128},
+                                           Heads{14, 2, 64}, Heads{16, 2, 256}})
     for (const auto window : {std::optional<std::int64_t>(), std::optional<std::int64_t>(100)}) {
       const AttentionOptions options{
           .scale = 0.08, .window = window, .alignment = Alignment::kBitwise};

@@ -1,0 +1,21 @@
+#include "models/device/no_cuda.h"
+#include "models/kernels/delta/delta_cuda.h"
+
+namespace ferry::models {
+
+bool delta_cuda_supports(const at::Tensor&, std::int64_t, std::int64_t) {
+  return false;
+}
+void delta_step_cuda(const DeltaStepRows&,
+                     const at::Tensor&,
+                     const at::Tensor&,
+                     const at::Tensor&) {
+  no_cuda();
+}
+DeltaResult packed_gated_delta_rule(const DeltaRows&,
+                                    std::span<const std::int64_t>,
+                                    const at::Tensor&) {
+  no_cuda();
+}
+
+}  // namespace ferry::models

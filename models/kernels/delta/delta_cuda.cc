@@ -1,0 +1,210 @@
+#include "models/kernels/delta/delta_cuda.h"
+
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
+#include "models/kernels/cuda/cuda_call.h"
+#include "models/kernels/delta/delta_launch.h"
+#include "models/spec/transformer_config.h"
+
+namespace ferry::models {
+namespace {
+
+at::Tensor contiguous_bf16(const at::Tensor& x) {
+  return x.to(at::kBFloat16).contiguous();
+}
+
+struct WalkedChunks {
+  at::Tensor y{};       // like a
+  at::Tensor states{};  // [heads, chunks, key_dim, value_dim]: before each chunk
+  at::Tensor last{};    // [sequences, heads, key_dim, value_dim], fp32
+};
+
+// launch::DeltaChunks by tensors; `r` and `initial` may be undefined.
+WalkedChunks walk_chunks(const at::Tensor& a,
+                         const at::Tensor& b,
+                         const at::Tensor& c,
+                         const at::Tensor& decay,
+                         const at::Tensor& r,
+                         const at::Tensor& initial,
+                         const at::Tensor& begins,
+                         bool backwards) {
+  const c10::cuda::CUDAGuard device(a.device());
+  const auto heads = a.size(0);
+  const auto chunks = a.size(1);
+  const auto sequences = begins.size(0) - 1;
+  const auto keys = b.size(3);
+  const auto values = a.size(3);
+  WalkedChunks walked{
+      .y = at::empty_like(a),
+      .states = at::empty({heads, chunks, keys, values}, a.options()),
+      .last = at::empty({sequences, heads, keys, values}, a.options().dtype(at::kFloat))};
+  const auto pointer = [](const at::Tensor& x) {
+    return x.defined() ? x.const_data_ptr() : nullptr;
+  };
+  check(launch::delta_chunks({.a = a.const_data_ptr(),
+                              .b = b.const_data_ptr(),
+                              .c = c.const_data_ptr(),
+                              .decay = decay.const_data_ptr<float>(),
+                              .r = pointer(r),
+                              .initial = static_cast<const float*>(pointer(initial)),
+                              .begins = begins.const_data_ptr<std::int32_t>(),
+                              .y = walked.y.mutable_data_ptr(),
+                              .states = walked.states.mutable_data_ptr(),
+                              .last = walked.last.mutable_data_ptr<float>(),
+                              .sequences = static_cast<int>(sequences),
+                              .heads = static_cast<int>(heads),
+                              .chunks = static_cast<int>(chunks),
+                              .values = static_cast<int>(values),
+                              .backwards = backwards},
+                             stream()));
+  return walked;
+}
+
+// The states before each chunk, and what each token adds to them. Forwards the walk is
+//   added = new_values - reading_keys S;  S = decay S + key^T added,
+// and backwards the gradient G of S takes the same form, with keys in each other's place:
+//   of_added += key G;  G = decay G + of_S - reading_keys^T of_added.
+class DeltaStates : public torch::autograd::Function<DeltaStates> {
+ public:
+  // Returns states, added and the state behind the last chunk of each sequence.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& new_values,
+                                                const at::Tensor& reading_keys,
+                                                const at::Tensor& key,
+                                                const at::Tensor& decay,
+                                                const at::Tensor& initial,
+                                                const at::Tensor& begins) {
+    const auto minus = reading_keys.neg();
+    const auto walked =
+        walk_chunks(new_values, minus, key, decay, {}, initial, begins, /*backwards=*/false);
+    context->save_for_backward({minus, key, decay, begins, walked.states, walked.y});
+    return {walked.states, walked.y, walked.last};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto& [minus, key, decay, begins, states, added] =
+        std::tie(saved[0], saved[1], saved[2], saved[3], saved[4], saved[5]);
+    const auto walked = walk_chunks(contiguous_bf16(grads[1]), key, minus, decay,
+                                    contiguous_bf16(grads[0]), grads[2].contiguous(), begins,
+                                    /*backwards=*/true);
+    const auto of_decay = (states * walked.states).sum({2, 3}, /*keepdim=*/false, at::kFloat);
+    return {walked.y,
+            at::matmul(walked.y, states.transpose(2, 3)).neg_(),
+            at::matmul(added, walked.states.transpose(2, 3)),
+            of_decay,
+            walked.last,
+            at::Tensor()};
+  }
+};
+
+// x [1, tokens, ..], each sequence followed by zeros up to a whole chunk.
+at::Tensor in_whole_chunks(const at::Tensor& x, std::span<const std::int64_t> lengths) {
+  if (std::ranges::all_of(lengths, [](auto length) { return length % kDeltaChunk == 0; })) return x;
+  std::vector<at::Tensor> parts;
+  std::int64_t begin = 0;
+  for (const auto length : lengths) {
+    parts.push_back(x.narrow(1, begin, length));
+    auto sizes = x.sizes().vec();
+    sizes[1] = distckpt::round_up(length, kDeltaChunk) - length;
+    parts.push_back(at::zeros(sizes, x.options()));
+    begin += length;
+  }
+  return at::cat(parts, 1);
+}
+
+}  // namespace
+
+bool delta_cuda_supports(const at::Tensor& rows, std::int64_t key_dim, std::int64_t value_dim) {
+  return rows.is_cuda() && rows.scalar_type() == at::kBFloat16 && key_dim == launch::kDeltaDim &&
+         value_dim == launch::kDeltaDim;
+}
+
+void delta_step_cuda(const DeltaStepRows& rows,
+                     const at::Tensor& conv,
+                     const at::Tensor& recurrent,
+                     const at::Tensor& output) {
+  const auto heads = rows.alpha.size(1);
+  const auto taps = rows.conv_weight.size(2);
+  require(delta_cuda_supports(rows.mixed, recurrent.size(2), recurrent.size(3)) &&
+              taps <= launch::kMostTaps && conv.is_contiguous() && recurrent.is_contiguous() &&
+              output.is_contiguous() && heads % rows.key_heads == 0,
+          ErrorKind::kBug, "a step of the delta rule in a form that its kernel does not know");
+  const c10::cuda::CUDAGuard device(rows.mixed.device());
+  const auto mixed = rows.mixed.contiguous();
+  const auto weight = rows.conv_weight.contiguous();
+  const auto alpha = rows.alpha.contiguous();
+  const auto beta = rows.beta.contiguous();
+  const auto gate = rows.gate.contiguous();
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat).contiguous(); };
+  const auto a_log = wide(rows.a_log);
+  const auto dt_bias = wide(rows.dt_bias);
+  const auto norm = wide(rows.norm);
+  const auto convolved = at::empty_like(mixed);
+  check(launch::delta_step({.mixed = mixed.const_data_ptr(),
+                            .conv_weight = weight.const_data_ptr(),
+                            .convolved = convolved.mutable_data_ptr(),
+                            .conv_states = conv.mutable_data_ptr(),
+                            .rows = rows.rows.const_data_ptr<std::int64_t>(),
+                            .slots = rows.slots.const_data_ptr<std::int64_t>(),
+                            .alpha = alpha.const_data_ptr(),
+                            .beta = beta.const_data_ptr(),
+                            .a_log = a_log.const_data_ptr<float>(),
+                            .dt_bias = dt_bias.const_data_ptr<float>(),
+                            .states = recurrent.mutable_data_ptr<float>(),
+                            .gate = gate.const_data_ptr(),
+                            .norm = norm.const_data_ptr<float>(),
+                            .output = output.mutable_data_ptr(),
+                            .sequences = static_cast<int>(rows.rows.size(0)),
+                            .key_heads = static_cast<int>(rows.key_heads),
+                            .heads = static_cast<int>(heads),
+                            .taps = static_cast<int>(taps),
+                            .epsilon = static_cast<float>(rows.epsilon)},
+                           stream()));
+}
+
+DeltaResult packed_gated_delta_rule(const DeltaRows& rows,
+                                    std::span<const std::int64_t> lengths,
+                                    const at::Tensor& state) {
+  const auto padded = [&](const at::Tensor& x) { return in_whole_chunks(x, lengths); };
+  const auto parts = delta_in_chunks({.query = padded(rows.query),
+                                      .key = padded(rows.key),
+                                      .value = padded(rows.value),
+                                      .decay = padded(rows.decay),
+                                      .beta = padded(rows.beta)},
+                                     Alignment::kFast);
+  std::vector<std::int32_t> begins{0};
+  for (const auto length : lengths)
+    begins.push_back(begins.back() +
+                     static_cast<std::int32_t>(distckpt::ceil_div(length, kDeltaChunk)));
+  const auto ends =
+      at::tensor(begins, at::kInt).pin_memory().to(rows.key.device(), /*non_blocking=*/true);
+  const auto flat = [](const at::Tensor& x) { return contiguous_bf16(x.squeeze(0)); };
+  auto initial = state;
+  if (!initial.defined())
+    initial = at::zeros({static_cast<std::int64_t>(lengths.size()), parts.key.size(1),
+                         parts.key.size(-1), parts.new_values.size(-1)},
+                        parts.key.options());
+  const auto walked =
+      DeltaStates::apply(flat(parts.new_values), flat(parts.reading_keys), flat(parts.key),
+                         parts.of_chunk.squeeze(0).contiguous(), initial.contiguous(), ends);
+  const auto& [states, added] = std::tie(walked[0], walked[1]);
+  const auto by_head =
+      at::matmul(flat(parts.query), states) + at::matmul(flat(parts.within), added);
+  const auto all = by_head.flatten(1, 2).transpose(0, 1);  // [tokens, heads, value_dim]
+  std::vector<at::Tensor> outputs;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    outputs.push_back(all.narrow(0, begins[i] * kDeltaChunk, lengths[i]));
+  return {
+      .output = at::cat(outputs).unsqueeze(0), .state = walked[2], .state_of_chunks = walked[2]};
+}
+
+}  // namespace ferry::models

@@ -1,0 +1,171 @@
+#include "models/kernels/delta/delta_cuda.h"
+
+#include <vector>
+
+#include "tests/models/cuda_fixture.h"
+
+namespace ferry::models {
+namespace {
+
+using DeltaKernels = CudaKernels;
+
+constexpr std::int64_t kKeyHeads = 2;
+constexpr std::int64_t kHeads = 4;
+constexpr std::int64_t kDim = 128;
+
+DeltaRows narrow_rows(const DeltaRows& rows, std::int64_t begin, std::int64_t count) {
+  const auto of = [&](const at::Tensor& x) { return x.narrow(1, begin, count); };
+  return {of(rows.query), of(rows.key), of(rows.value), of(rows.decay), of(rows.beta)};
+}
+
+std::vector<at::Tensor> leaves_of(const DeltaRows& rows) {
+  return {rows.query, rows.key, rows.value, rows.decay, rows.beta};
+}
+
+DeltaRows wide_rows(const DeltaRows& rows) {
+  const auto of = [](const at::Tensor& x) {
+    return x.detach().to(at::kFloat).clone().requires_grad_();
+  };
+  return {of(rows.query), of(rows.key), of(rows.value), of(rows.decay), of(rows.beta)};
+}
+
+double distance(const at::Tensor& got, const at::Tensor& expected) {
+  const auto reference = expected.to(at::kDouble);
+  return ((got.to(at::kDouble) - reference).norm() / reference.norm()).item<double>();
+}
+
+class DeltaKernelsOfSequences : public DeltaKernels {
+ protected:
+  static DeltaRows random_rows(std::int64_t tokens) {
+    const auto like = at::TensorOptions().device(at::kCUDA);
+    DeltaRows rows{.query = random({1, tokens, kKeyHeads, kDim}),
+                   .key = random({1, tokens, kKeyHeads, kDim}),
+                   .value = random({1, tokens, kHeads, kDim}),
+                   .decay = -at::rand({1, tokens, kHeads}, like) / 8,
+                   .beta = at::rand({1, tokens, kHeads}, like).to(at::kBFloat16)};
+    for (const auto& leaf : leaves_of(rows)) leaf.requires_grad_();
+    return rows;
+  }
+};
+
+// Sequences that end within a chunk, at its end, and after one token, with states before them.
+TEST_F(DeltaKernelsOfSequences, PackedSequencesAreThoseOfTheFormulaWithItsGradients) {
+  const std::vector<std::int64_t> lengths{150, 64, 1, 200};
+  const auto rows = random_rows(415);
+  const auto like = at::TensorOptions().device(at::kCUDA);
+  const auto state = at::randn({4, kHeads, kDim, kDim}, like) / 8;
+  for (const bool continues : {false, true}) {
+    const auto own_state = state.clone().requires_grad_();
+    const auto packed =
+        packed_gated_delta_rule(rows, lengths, continues ? own_state : at::Tensor());
+    const auto wide = wide_rows(rows);
+    const auto wide_state = state.clone().requires_grad_();
+    std::vector<at::Tensor> outputs;
+    std::vector<at::Tensor> states;
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const auto before =
+          continues ? wide_state.narrow(0, static_cast<std::int64_t>(i), 1) : at::Tensor();
+      const auto one =
+          chunk_gated_delta_rule(narrow_rows(wide, begin, lengths[i]), before, Alignment::kFast);
+      outputs.push_back(one.output);
+      states.push_back(one.state);
+      begin += lengths[i];
+    }
+    const auto output = at::cat(outputs, 1);
+    const auto last = at::cat(states);
+    EXPECT_LT(distance(packed.output, output), 1e-2);
+    EXPECT_LT(distance(packed.state, last), 1e-2);
+
+    const auto grad = random(output.sizes());
+    const auto of_state = at::randn_like(last);
+    ((packed.output * grad).to(at::kFloat).sum() + (packed.state * of_state).sum()).backward();
+    ((output * grad).sum() + (last * of_state).sum()).backward();
+    const auto own = leaves_of(rows);
+    const auto expected = leaves_of(wide);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      EXPECT_LT(distance(own[i].grad(), expected[i].grad()), 2e-2) << "input " << i;
+      own[i].mutable_grad() = at::Tensor();
+    }
+    if (continues) {
+      EXPECT_LT(distance(own_state.grad(), wide_state.grad()), 2e-2);
+    }
+  }
+}
+
+TEST_F(DeltaKernelsOfSequences, PackedSequencesHaveTheSameBitsAgain) {
+  const std::vector<std::int64_t> lengths{130, 285};
+  const auto rows = random_rows(415);
+  const auto run = [&] {
+    const auto packed = packed_gated_delta_rule(rows, lengths, {});
+    packed.output.to(at::kFloat).pow(2).sum().backward();
+    const auto grad = rows.key.grad().clone();
+    for (const auto& leaf : leaves_of(rows)) leaf.mutable_grad() = at::Tensor();
+    return std::pair(packed.output.detach(), grad);
+  };
+  const auto [output, grad] = run();
+  const auto [again, grad_again] = run();
+  EXPECT_TRUE(same_bytes(again, output));
+  EXPECT_TRUE(same_bytes(grad_again, grad));
+}
+
+// Four steps of three sequences, whose rows lie among others'.
+TEST_F(DeltaKernels, AStepIsThatOfTheFormulas) {
+  const auto channels = (2 * kKeyHeads + kHeads) * kDim;
+  const auto like = at::TensorOptions().device(at::kCUDA);
+  const auto longs = [](std::vector<std::int64_t> values) {
+    return at::tensor(values, at::kLong).cuda();
+  };
+  for (const std::int64_t taps : {2, 4}) {
+    auto conv = random({5, taps - 1, channels});
+    auto recurrent = at::randn({5, kHeads, kDim, kDim}, like) / 8;
+    auto expected_conv = conv.clone();
+    auto expected_recurrent = recurrent.clone();
+    for (int step = 0; step < 4; ++step) {
+      const DeltaStepRows rows{.mixed = random({6, channels}),
+                               .conv_weight = random({channels, 1, taps}),
+                               .alpha = random({6, kHeads}),
+                               .beta = random({6, kHeads}),
+                               .a_log = at::randn({kHeads}, like),
+                               .dt_bias = at::randn({kHeads}, like),
+                               .gate = random({6, kHeads * kDim}),
+                               .norm = at::randn({kDim}, like) / 8,
+                               .epsilon = 1e-6,
+                               .key_heads = kKeyHeads,
+                               .rows = longs({4, 0, 2}),
+                               .slots = longs({1, 4, 0})};
+      auto output = at::full({6, kHeads * kDim}, 7, conv.options());
+      delta_step_cuda(rows, conv, recurrent, output);
+
+      const auto pick = [&](const at::Tensor& x) { return x.index_select(0, rows.rows); };
+      const auto mixed = pick(rows.mixed);
+      const auto before = expected_conv.index_select(0, rows.slots);
+      expected_conv.index_copy_(0, rows.slots,
+                                at::cat({before.slice(1, 1), mixed.unsqueeze(1)}, 1));
+      const auto convolved = causal_conv1d_update(mixed, before, rows.conv_weight).unsqueeze(1);
+      const auto heads = [&](std::int64_t first, std::int64_t count) {
+        return convolved.narrow(2, first * kDim, count * kDim).unflatten(2, {count, kDim});
+      };
+      const auto decay =
+          -rows.a_log.exp() * at::softplus(pick(rows.alpha).to(at::kFloat) + rows.dt_bias);
+      const auto result =
+          recurrent_gated_delta_rule({.query = heads(0, kKeyHeads),
+                                      .key = heads(kKeyHeads, kKeyHeads),
+                                      .value = heads(2 * kKeyHeads, kHeads),
+                                      .decay = decay.unsqueeze(1),
+                                      .beta = at::sigmoid(pick(rows.beta)).unsqueeze(1)},
+                                     expected_recurrent.index_select(0, rows.slots));
+      expected_recurrent.index_copy_(0, rows.slots, result.state);
+      const auto expected =
+          gated_rms_norm(result.output.reshape({-1, kDim}), pick(rows.gate).reshape({-1, kDim}),
+                         rows.norm, rows.epsilon);
+      EXPECT_TRUE(same_bytes(conv, expected_conv));
+      EXPECT_LT(distance(recurrent, expected_recurrent), 1e-3);
+      EXPECT_LT(distance(pick(output), expected.view({3, -1})), 1e-2);
+      EXPECT_EQ(output.index_select(0, longs({1, 3, 5})).ne(7).sum().item<std::int64_t>(), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ferry::models
