@@ -23,7 +23,7 @@ std::string percent(double part, double whole) {
 }
 
 nlohmann::ordered_json split_json(const converter::SplitReport& report, std::int64_t rank) {
-  nlohmann::ordered_json json{{"target", report.written.target.string()},
+  nlohmann::ordered_json text{{"target", report.written.target.string()},
                               {"rank", rank},
                               {"canonical", report.written.canonical},
                               {"parameters", report.num_parameters},
@@ -33,12 +33,12 @@ nlohmann::ordered_json split_json(const converter::SplitReport& report, std::int
                               {"proved", true},
                               {"tensors", nlohmann::ordered_json::array()}};
   for (const auto& tensor : report.tensors) {
-    json["tensors"].push_back({{"name", tensor.name},
+    text["tensors"].push_back({{"name", tensor.name},
                                {"shape", {tensor.rows, tensor.columns}},
                                {"change", tensor.change},
                                {"error", tensor.error}});
   }
-  return json;
+  return text;
 }
 
 void print_split(const SplitFlags& flags, const converter::SplitReport& report) {

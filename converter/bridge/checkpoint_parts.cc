@@ -114,8 +114,10 @@ std::shared_ptr<const Checkpoint> CheckpointParts::part_with(const std::string& 
   const auto& whole = *whole_;
   Indices parameters;
   const auto tensors = tensors_with(name, parameters);
-  auto part = std::make_shared<Checkpoint>(Checkpoint{
-      .location = whole.location, .megatron_names = whole.megatron_names, .files = whole.files});
+  auto part = std::make_shared<Checkpoint>(Checkpoint{.location = whole.location,
+                                                      .megatron_names = whole.megatron_names,
+                                                      .megatron_layout = whole.megatron_layout,
+                                                      .files = whole.files});
   part->map.config = whole.map.config;
   part->map.family = whole.map.family;
   std::map<std::uint32_t, std::uint32_t> number_of;  // of tensors

@@ -184,18 +184,18 @@ class Tower {
 
   // All queries, then all keys, then all values: in Megatron head by head.
   void add_heads(const ModelTensor& tensor, std::uint32_t index, TowerTensor& tower) const {
-    constexpr std::int64_t kKinds = 3;
+    constexpr std::int64_t kProjections = 3;
     const auto rows = tensor.shape[0];
-    require(num_heads_ > 0 && rows % (kKinds * num_heads_) == 0, ErrorKind::kLayout,
+    require(num_heads_ > 0 && rows % (kProjections * num_heads_) == 0, ErrorKind::kLayout,
             "{}: {} rows are no queries, keys and values of {} heads (vision_config: num_heads)",
             tensor.name, rows, num_heads_);
-    const auto channels = rows / kKinds / num_heads_;
+    const auto channels = rows / kProjections / num_heads_;
     for (std::int64_t head = 0; head < num_heads_; ++head) {
-      for (std::int64_t kind = 0; kind < kKinds; ++kind) {
+      for (std::int64_t kind = 0; kind < kProjections; ++kind) {
         tower.parts.push_back(
             {.model = index,
              .model_box = tower_rows(tensor.shape, (kind * num_heads_ + head) * channels, channels),
-             .box = tower_rows(tensor.shape, (head * kKinds + kind) * channels, channels)});
+             .box = tower_rows(tensor.shape, (head * kProjections + kind) * channels, channels)});
       }
     }
   }

@@ -44,7 +44,7 @@ struct Checkpoint {
   MegatronLayout megatron_layout = MegatronLayout::kLanguageModel;  // of those
   ModelMap map{};
   std::vector<distckpt::ModelTensor>
-      tensors;  // map.tensors with the dtypes that are stored, derived ones, the optimizer's
+      tensors{};  // map.tensors with the dtypes that are stored, derived ones, the optimizer's
   distckpt::Layout layout{};
   distckpt::TensorMap links{};
   std::vector<distckpt::ExpectedChecksum> checksums{};

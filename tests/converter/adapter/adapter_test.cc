@@ -11,7 +11,6 @@
 #include "converter/adapter/convert_adapter.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/adapter/merge_adapter.h"
-#include "converter/adapter/peft_adapter.h"
 #include "converter/adapter/split_adapter.h"
 #include "converter/verify.h"
 #include "distckpt/formats/safetensors.h"

@@ -118,7 +118,8 @@ TEST(QuantizeE4M3, KeepsEveryElementOfFourBitsWithinFifteenPowersOfTwo) {
     for (std::size_t group = 0; group < values.size() / kGroup; ++group) {
       const auto exponent = group == 0 ? largest : largest - static_cast<int>(random() % 15);
       for (std::size_t at = 0; at < kGroup; ++at) {
-        const auto code = group == 0 && at == 0 ? 6 + random() % 2 : random() % 8;
+        const auto code =
+            static_cast<unsigned>(group == 0 && at == 0 ? 6 + random() % 2 : random() % 8);
         values[group * kGroup + at] =
             std::ldexp(random() % 2 == 0 ? e2m1(code) : -e2m1(code), exponent);
       }
