@@ -8,10 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "converter/adapter/adapter_changes.h"
 #include "converter/adapter/convert_adapter.h"
 #include "converter/adapter/lora_settings.h"
 #include "converter/adapter/merge_adapter.h"
 #include "converter/adapter/split_adapter.h"
+#include "converter/open/checkpoint.h"
 #include "converter/verify.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/file_io.h"
@@ -114,7 +116,7 @@ class AdapterTest : public testing::Test {
     options.from = dir_ / "base";
     options.to = dir_ / to;
     if (!options.format) options.format = Format::kHuggingFace;
-    return merge_adapter(std::move(options), PeftAdapter(dir_ / adapter));
+    return merge_adapter(std::move(options), {.path = dir_ / adapter});
   }
 
   TempDir dir_;
@@ -159,7 +161,8 @@ TEST_F(AdapterTest, ComesBackFromMegatronBridgesFormByteForByte) {
                                      .base = dir_ / "base",
                                      .form = AdapterForm::kPeft});
   EXPECT_EQ(back.source_form, AdapterForm::kMegatron);
-  const PeftAdapter before(dir_ / "adapter"), after(dir_ / "back");
+  const auto base = open(dir_ / "base");
+  const AdapterChanges before(dir_ / "adapter", base.map, {}), after(dir_ / "back", base.map, {});
   ASSERT_EQ(after.tensors().size(), before.tensors().size());
   for (const auto& tensor : before.tensors()) {
     for (const auto& found : after.tensors()) {
@@ -241,7 +244,7 @@ TEST_F(AdapterTest, RefusesAFactorWithoutItsOther) {
   bytes.replace(at, 6, "k_proj");
   distckpt::write_text(dir_ / "adapter" / kAdapterWeights, bytes);
   EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"k_proj", "one of two factors is missing"},
-                    [&] { PeftAdapter(dir_ / "adapter"); }));
+                    [&] { merge("adapter", "merged"); }));
 }
 
 }  // namespace adapter_test
