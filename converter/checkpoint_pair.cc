@@ -83,6 +83,13 @@ constexpr KindNames kKindNames[] = {{"only_left", "is on the left only"},
                                     {"shape", "shapes differ: "},
                                     {"dtype", "dtypes differ: "}};
 
+// Sides that are quantised in one way are compared as they are; others, dequantised as convert does
+// it.
+bool quantized_alike(const fs::path& left, const fs::path& right) {
+  const auto quantization = stored_quantization(left);
+  return quantization && quantization == stored_quantization(right);
+}
+
 }  // namespace
 
 std::string_view to_string(UnpairedTensor::Kind kind) {
@@ -95,9 +102,7 @@ std::string describe(const UnpairedTensor& tensor) {
 }
 
 CheckpointPair::CheckpointPair(const PairOptions& options)
-    : options_(options),
-      // Two quantised sides are compared as they are; one, dequantised as convert does it.
-      keep_quantized_(is_quantized(options.left) && is_quantized(options.right)) {
+    : options_(options), keep_quantized_(quantized_alike(options.left, options.right)) {
   left_ = open_side(options_.left, options_.left_iteration);
   right_ = open_side(options_.right, options_.right_iteration);
   require(options_.hf_config.empty() || hf_config_used_, ErrorKind::kUsage,

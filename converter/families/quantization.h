@@ -37,6 +37,8 @@ struct Quantization {
   Method method = Method::kFp8;
   distckpt::Dims block{};  // [128, 128]; of the tensor as it is stored; empty: all of it
   const PackedWeight* packed = nullptr;  // of kPacked
+
+  bool operator==(const Quantization&) const = default;
 };
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
 inline constexpr std::string_view kBlocksSuffix = "_blocks";

@@ -75,18 +75,18 @@ Checkpoint open(const Location& location, const OpenOptions& options) {
   }
 }
 
-bool is_quantized(const fs::path& path) {
-  if (!lacks_iterations(path)) return false;
+std::optional<Quantization> stored_quantization(const fs::path& path) {
+  if (!lacks_iterations(path)) return {};
   const auto location = locate(path);
-  if (!location.has_own_config()) return false;
+  if (!location.has_own_config()) return {};
   std::optional<HfForm> form;
   if (location.format == Format::kArchive) {
     form = read_archive(location).hf;
   } else {
-    if (!distckpt::source_exists(location.folder / distckpt::kHfConfig)) return false;
+    if (!distckpt::source_exists(location.folder / distckpt::kHfConfig)) return {};
     form.emplace().folder = location.folder;
   }
-  return parse_quantization(form->config_text(), form->config_source()).has_value();
+  return parse_quantization(form->config_text(), form->config_source());
 }
 
 std::unique_ptr<distckpt::FileSource> Checkpoint::source(distckpt::ReadMode mode) const {

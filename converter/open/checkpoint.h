@@ -71,8 +71,8 @@ Checkpoint open(const Location& location, const OpenOptions& options);
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 
-// True for a checkpoint without iterations whose configuration says that it is quantised.
-bool is_quantized(const std::filesystem::path& path);
+// What the configuration of a checkpoint without iterations says of its quantisation, if anything.
+std::optional<Quantization> stored_quantization(const std::filesystem::path& path);
 
 // Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source
 // has none.

@@ -42,7 +42,7 @@ const std::map<std::string, std::vector<std::string>> kOfModels{
     {"bench", {"bench rollout"}},
     {"generate", {"generate"}},
     {"serve", {"serve"}},
-    {"train", {"train grpo", "train ppo", "train sft"}}};
+    {"train", {"train grpo", "train ppo", "train replica", "train sft"}}};
 
 // The sections of docs/cli.md by heading: "ferry", "ferry convert".
 std::map<std::string, std::string> read_sections() {

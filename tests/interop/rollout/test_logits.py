@@ -111,7 +111,7 @@ def test_uneven_pipelines(model, options, references):
 @pytest.mark.parametrize("model", ["llama", "qwen3_moe", "deepseek_v3", "qwen3_5"])
 def test_fp32_at_the_sizes_of_real_layers(model, references, tmp_path):
     checkpoint = tmp_path / model
-    subprocess.run([sys.executable, HERE / "wide_model.py", model, checkpoint], check=True, capture_output=True)
+    subprocess.run([sys.executable, HERE / "rollout/wide_model.py", model, checkpoint], check=True, capture_output=True)
     # Dense models at all lengths at which transformers agrees with itself; experts where each gets rows enough.
     lengths = {"llama": "16,64,192,400", "qwen3_5": "64,192,448"}.get(model, "192,400")
     reference = references(checkpoint, "float32", lengths)

@@ -1,4 +1,4 @@
-#include "cli/torch/numerics_report.h"
+#include "cli/torch/report/numerics_report.h"
 
 #include <fmt/format.h>
 

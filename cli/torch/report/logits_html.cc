@@ -4,7 +4,7 @@
 
 #include "cli/report/html.h"
 #include "cli/report/text.h"
-#include "cli/torch/logits_report.h"
+#include "cli/torch/report/logits_report.h"
 
 namespace ferry::cli {
 namespace {

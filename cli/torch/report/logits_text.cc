@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
 #include "cli/report/text.h"
-#include "cli/torch/logits_report.h"
+#include "cli/torch/report/logits_report.h"
 
 namespace ferry::cli {
 namespace {

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Writes a small model with layers wide enough for fp32 products to agree, as those of real models are: wide_model.py FAMILY FOLDER"""
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent))
 
 import tiny_models
 
