@@ -48,12 +48,11 @@ std::string read_standard_input() {
 std::vector<Prompt> read_prompts(const GenerateFlags& flags, const RolloutModel& model) {
   std::optional<rollout::text::ChatTemplate> chat;
   if (flags.chat) chat.emplace(model.chat_template());
-  const auto images = model.image_reader();
   PromptReader reader({.tokenizer = model.tokenizer(),
                        .chat_template = chat ? &*chat : nullptr,
                        .system = flags.system,
                        .params = flags.sampling,
-                       .images = images ? &*images : nullptr});
+                       .images = [&] { return model.image_reader(); }});
   for (const auto& text : flags.prompts) reader.add_text(text);
   for (const auto& ids : flags.prompt_ids) reader.add_ids(ids);
   const bool nothing = flags.prompts.empty() && flags.prompt_ids.empty() && flags.input.empty();

@@ -12,6 +12,18 @@ namespace {
 
 using nlohmann::ordered_json;
 
+// Of a part; empty where it has none.
+std::string type_of(const ordered_json& part) {
+  const auto type = part.find("type");
+  return type != part.end() && type->is_string() ? type->get<std::string>() : std::string();
+}
+
+bool is_text(const ordered_json& part) {
+  const auto type = type_of(part);
+  return type == "text" || (type.empty() && part.contains("text"));
+}
+
+// Those that are no text.
 void each_part(const ordered_json& messages, const std::function<void(const ordered_json&)>& take) {
   if (!messages.is_array()) return;
   for (const auto& message : messages) {
@@ -19,13 +31,13 @@ void each_part(const ordered_json& messages, const std::function<void(const orde
     const auto content = message.find("content");
     if (content == message.end() || !content->is_array()) continue;
     for (const auto& part : *content) {
-      if (part.is_object() && part.value("type", "") != "text") take(part);
+      if (part.is_object() && !is_text(part)) take(part);
     }
   }
 }
 
 std::string path_of(const ordered_json& part) {
-  const auto type = part.value("type", "");
+  const auto type = type_of(part);
   require(type == "image", ErrorKind::kUsage,
           "messages: a part of type \"{}\" is not read, only text and image are", type);
   for (const auto* key : {"image", "path"}) {

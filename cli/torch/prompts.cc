@@ -206,10 +206,11 @@ void PromptReader::fill_from_messages(Prompt& prompt,
   prompt.text =
       options_.chat_template->apply(messages, {.add_generation_prompt = true, .tools = tools});
   if (has_images(messages)) {
-    require(options_.images != nullptr, ErrorKind::kUsage,
+    const auto reader = options_.images ? options_.images() : std::nullopt;
+    require(reader.has_value(), ErrorKind::kUsage,
             "messages: have images, and the model's images are not computed");
-    prompt.images = read_images(messages, *options_.images);
-    prompt.text = expand_placeholders(*prompt.text, prompt.images, *options_.images);
+    prompt.images = read_images(messages, *reader);
+    prompt.text = expand_placeholders(*prompt.text, prompt.images, *reader);
   }
   tokenize(prompt, /*add_special_tokens=*/false);  // the template writes them itself
 }

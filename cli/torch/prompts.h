@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,7 +32,8 @@ struct PromptOptions {
   const rollout::text::ChatTemplate* chat_template = nullptr;  // texts are what a user says
   std::string system{};                                        // message before them
   rollout::SamplingParams params{};
-  const ImageReader* images = nullptr;  // or null: messages are text
+  // Asked where messages have images; nothing, or none: messages are text.
+  std::function<std::optional<ImageReader>()> images{};
 };
 
 class PromptReader {

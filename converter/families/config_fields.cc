@@ -201,9 +201,7 @@ std::vector<std::int64_t> read_mrope_section(const ConfigFields& text) {
   return sizes_of(ConfigFields(*rope, text.source()), "mrope_section");
 }
 
-}  // namespace
-
-void read_qwen3_vision(const ConfigFields& all, TransformerConfig& config) {
+void read_vision(const ConfigFields& all, TransformerConfig& config) {
   const auto* const object = all.find("vision_config");
   const auto* const text = all.find("text_config");
   if (object == nullptr || text == nullptr) return;
@@ -231,6 +229,18 @@ void read_qwen3_vision(const ConfigFields& all, TransformerConfig& config) {
   config.vision = std::move(vision);
   config.mrope_section = read_mrope_section(ConfigFields(*text, all.source()));
   if (config.mrope_section.empty()) config.mrope_section = {24, 20, 20};
+}
+
+}  // namespace
+
+void read_qwen3_vision(const ConfigFields& all, TransformerConfig& config) {
+  auto seeing = config;
+  try {
+    read_vision(all, seeing);
+  } catch (const Error&) {
+    return;  // described in other words: the tower is carried, and not computed
+  }
+  config = std::move(seeing);
 }
 
 void read_prediction_layers(const ConfigFields& fields, TransformerConfig& config) {

@@ -246,8 +246,9 @@ MegatronLayout layout_of(const Family& family, const distckpt::Layout& stored) {
                                  [&](auto& rule) { return matches(rule.megatron, key); });
     };
     if (is_of(MegatronLayout::kMbridge)) return MegatronLayout::kMbridge;
-    if (key.starts_with(kLanguageModelPrefix) || is_of(MegatronLayout::kMegatronBridge))
-      layout = MegatronLayout::kMegatronBridge;
+    const bool below = key.starts_with(kLanguageModelPrefix) &&
+                       !rules_of(family, MegatronLayout::kMegatronBridge).empty();
+    if (below || is_of(MegatronLayout::kMegatronBridge)) layout = MegatronLayout::kMegatronBridge;
   }
   return layout;
 }
@@ -256,12 +257,14 @@ std::vector<ModelTensor> tower_tensors(const Family& family,
                                        MegatronLayout layout,
                                        const distckpt::Layout& stored) {
   std::vector<ModelTensor> tensors;
+  const auto rules = rules_of(family, layout);
+  std::set<std::string_view> found;
   for (const auto& tensor : stored.tensors()) {
     const auto key = models::strip_wrappers(tensor.name);
-    const auto rules = rules_of(family, layout);
     const auto rule = std::ranges::find_if(
         rules, [&](const TowerRule& one) { return matches(one.megatron, key); });
     if (rule == rules.end()) continue;
+    found.insert(rule->megatron);
     auto shape = tensor.shape;
     if (is_open(rule->megatron)) {
       tensors.push_back({.name = fmt::format("{}{}", opening(rule->hf),
@@ -284,6 +287,10 @@ std::vector<ModelTensor> tower_tensors(const Family& family,
       for (auto& name : names_of(*rule, layer))
         tensors.push_back({.name = std::move(name), .dtype = tensor.dtype, .shape = one});
     }
+  }
+  for (const auto& rule : rules) {
+    require(found.empty() || is_open(rule.megatron) || found.contains(rule.megatron),
+            ErrorKind::kLayout, "{} is missing beside the rest of the tower", rule.megatron);
   }
   return tensors;
 }

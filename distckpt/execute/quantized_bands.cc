@@ -96,7 +96,11 @@ class QuantizedBands : public ComputedBytes {
     for (std::size_t c = 0; c < count; ++c) {
       for (std::size_t r = 0; r < rows; ++r) turned[r * count + c] = values[c * rows + r];
     }
-    return quantize_e2m1(turned, into.first(values.size() / 2), into.subspan(values.size() / 2));
+    const auto refused =
+        quantize_e2m1(turned, into.first(values.size() / 2), into.subspan(values.size() / 2));
+    if (!refused) return std::nullopt;
+    const auto at = static_cast<std::size_t>(*refused);
+    return static_cast<std::int64_t>(at % count * rows + at / count);
   }
 
   CopyPlan plan_;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "models/kernels/delta/delta_cuda.h"
@@ -74,8 +75,10 @@ class GatedDeltaNet : public Attention {
     const auto& step_rows = context.inference->linear_rows();
     const auto& states = context.inference->linear_states(layer_);
     if (!has_kernels(mixed)) return out_proj_.forward(gated(step(rows(), step_rows, states)));
-    auto output = step_rows.chunks.empty() ? at::empty_like(z)
-                                           : gated(begin_sequences(rows(), step_rows, states));
+    const bool all_decode = std::cmp_equal(step_rows.decodes.size(), z.size(0));
+    auto output = !step_rows.chunks.empty() ? gated(begin_sequences(rows(), step_rows, states))
+                  : all_decode              ? at::empty_like(z)
+                                            : at::zeros_like(z);  // padding rows, too
     delta_step_cuda({.mixed = mixed,
                      .conv_weight = conv_weight(),
                      .alpha = alpha,

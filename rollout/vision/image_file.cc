@@ -12,7 +12,8 @@
 
 #include "distckpt/base/error.h"
 
-// It needs <cstdio> before it.
+// It needs <cstdio> before it, and what names its errors needs it.
+#include <jerror.h>
 #include <jpeglib.h>
 
 namespace ferry::rollout {
@@ -51,6 +52,11 @@ class Jpeg {
     errors_.base.output_message = [](j_common_ptr) {};
     jpeg_create_decompress(&info_);
     jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+    // libjpeg's own would make up an end of the image.
+    info_.src->fill_input_buffer = [](j_decompress_ptr info) -> boolean {
+      ERREXIT(info, JERR_INPUT_EOF);
+      return FALSE;
+    };
   }
   ~Jpeg() { jpeg_destroy_decompress(&info_); }
   Jpeg(const Jpeg&) = delete;
@@ -132,7 +138,9 @@ class Png {
     if (color == PNG_COLOR_TYPE_GRAY && png_get_bit_depth(png_, info_) < 8)
       png_set_expand_gray_1_2_4_to_8(png_);
     if ((color & PNG_COLOR_MASK_COLOR) == 0) png_set_gray_to_rgb(png_);
-    if ((color & PNG_COLOR_MASK_ALPHA) != 0) png_set_strip_alpha(png_);
+    // A palette's transparency becomes a channel of its own, too.
+    if ((color & PNG_COLOR_MASK_ALPHA) != 0 || color == PNG_COLOR_TYPE_PALETTE)
+      png_set_strip_alpha(png_);
     png_set_interlace_handling(png_);
     return true;
   }

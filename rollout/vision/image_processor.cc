@@ -49,8 +49,9 @@ class ProcessorFields {
   }
   void require_on(const char* key) const {
     const auto* const value = find(key);
-    require(value == nullptr || *value == json(true), ErrorKind::kLayout,
-            "{}: {} is {}, which is not handled", source_, key, value->dump());
+    if (value == nullptr) return;
+    require(*value == json(true), ErrorKind::kLayout, "{}: {} is {}, which is not handled", source_,
+            key, value->dump());
   }
 
  private:

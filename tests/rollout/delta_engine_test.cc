@@ -48,7 +48,7 @@ TEST(DeltaEngine, OnAGpuItsStepsAreTheWholeSequences) {
       const auto samples = support::run_load(
           engine, config.vocab_size,
           {.tokens = 2000, .longest_prompt = 200, .longest_output = 150, .arrivals = 4, .seed = 5});
-      // Chunks round the state in products, single tokens do not: 0.29 was measured on an H200.
+      // Chunks round the operands of their products to bf16, single tokens do not: 0.29 on an H200.
       EXPECT_LT(support::largest_difference(model, samples), 0.5F)
           << head_dim << (eager ? ", eager" : ", in graphs");
     }

@@ -46,7 +46,7 @@ void ReplicaFleet::write(const std::string& event, const nlohmann::ordered_json&
 
 void ReplicaFleet::start(std::size_t slot) {
   auto& one = slots_[slot];
-  const auto program = std::filesystem::read_symlink("/proc/self/exe").string();
+  const std::string program = "/proc/self/exe";  // this one, even if its file was replaced
   one.has_joined = false;
   one.started = Clock::now();
   one.process = std::make_unique<ChildProcess>(std::vector<std::string>{
@@ -61,7 +61,11 @@ void ReplicaFleet::start_again(std::size_t slot, const std::string& why) {
   const bool again = one.num_restarts < config_.rollout.replicas.max_restarts;
   if (!again) return write("given up", {{"slot", slot}, {"why", why}});
   ++one.num_restarts;
-  start(slot);
+  try {
+    start(slot);
+  } catch (const Error& error) {
+    write("given up", {{"slot", slot}, {"why", error.what()}});
+  }
 }
 
 void ReplicaFleet::poll() {
@@ -78,9 +82,11 @@ void ReplicaFleet::poll() {
   const std::chrono::seconds limit(config_.rollout.replicas.start_timeout);
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     auto& one = slots_[slot];
-    if (!one.process || one.has_joined) continue;
+    if (!one.process) continue;
     std::string_view nothing;
-    (void)one.process->exchange(nothing, std::chrono::milliseconds(0));
+    while (one.process->exchange(nothing, std::chrono::milliseconds(0))) {
+    }
+    if (one.has_joined) continue;  // its socket says when it ends
     if (one.process->ended())
       start_again(slot, fmt::format("ended ({})", *one.process->ended()));
     else if (Clock::now() - one.started > limit)
@@ -108,8 +114,11 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
   if (packet.contains("joins")) {
     packet.at("pid").get_to(replica.pid);
     if (!packet["joins"].is_null()) {
-      replica.slot = packet["joins"].get<std::size_t>();
-      slots_.at(*replica.slot).has_joined = true;
+      const auto slot = packet["joins"].get<std::size_t>();
+      require(slot < slots_.size() && slots_[slot].process && !slots_[slot].has_joined,
+              ErrorKind::kCorrupt, "joins as slot {}, which waits for nobody", slot);
+      replica.slot = slot;
+      slots_[slot].has_joined = true;
     }
     replica.socket.send({{"config", file_of(folder_, rank_, "toml").string()},
                          {"timeout", config_.rollout.replicas.timeout}});
@@ -121,12 +130,13 @@ void ReplicaFleet::hear(Replica& replica, const json& packet) {
     write("joined", {{"replica", replica.number}, {"pid", replica.pid}});
   } else if (packet.contains("session")) {
     const auto number = packet.at("number").get<std::size_t>();
-    require(sessions_ != nullptr && replica.sessions.erase(number) == 1, ErrorKind::kCorrupt,
+    require(sessions_ != nullptr && replica.sessions.contains(number), ErrorKind::kCorrupt,
             "answers session {}, which it does not have", number);
     (*sessions_)[number] = session_of(packet["session"]);
+    replica.sessions.erase(number);
     ++num_over_;
     ++replica.num_answered;
-    observer_.is_over(number);
+    over_.push_back(number);
   } else if (packet.contains("failed")) {
     fail(ErrorKind::kIo, "{}", packet["failed"].get<std::string>());
   }
@@ -145,6 +155,9 @@ std::string ReplicaFleet::give_weights(Replica& replica) {
     }
     replica.link->move(config_.rollout.verify_weights);
   } catch (const std::exception& error) {
+    std::error_code gone;
+    std::filesystem::remove(
+        file_of(folder_, rank_, fmt::format("{}.store", replica.number).c_str()), gone);
     return fmt::format("took no weights: {}", error.what());
   }
   replica.heard = Clock::now();
@@ -219,6 +232,7 @@ std::vector<std::size_t> ReplicaFleet::hand_out() {
 
 std::optional<std::vector<std::size_t>> ReplicaFleet::next(bool waits) {
   poll();
+  for (const auto number : std::exchange(over_, {})) observer_.is_over(number);
   for (std::size_t i = 0; i < replicas_.size();) {
     auto& replica = *replicas_[i];
     std::string why;

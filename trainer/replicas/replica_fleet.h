@@ -97,6 +97,8 @@ class ReplicaFleet {
   std::vector<Session>* sessions_ = nullptr;
   rollout::SamplingParams params_{};
   SessionObserver observer_{};
+  // Sessions whose end the observer was not told of: its errors are the rank's, not a replica's.
+  std::vector<std::size_t> over_{};
   std::deque<std::size_t> queue_;  // that nobody has
   std::size_t num_mine_ = 0;       // that the rank has
   std::size_t num_over_ = 0;
