@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Of a part; empty where it has none.
+// The type of a part; empty where it has none.
 std::string type_of(const ordered_json& part) {
   const auto type = part.find("type");
   return type != part.end() && type->is_string() ? type->get<std::string>() : std::string();
@@ -23,7 +23,7 @@ bool is_text(const ordered_json& part) {
   return type == "text" || (type.empty() && part.contains("text"));
 }
 
-// Those that are no text.
+// Takes each part that is no text.
 void each_part(const ordered_json& messages, const std::function<void(const ordered_json&)>& take) {
   if (!messages.is_array()) return;
   for (const auto& message : messages) {

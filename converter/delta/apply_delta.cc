@@ -15,7 +15,8 @@ namespace {
 bool keeps_quantized(const DeltaChain& chain, const std::filesystem::path& base) {
   return std::ranges::any_of(chain.deltas(), [&](const auto& delta) {
     const auto& summary = delta->summary();
-    return summary.form == DeltaForm::kSlime ? stored_quantization(base).has_value() : summary.keep_quantized;
+    return summary.form == DeltaForm::kSlime ? stored_quantization(base).has_value()
+                                             : summary.keep_quantized;
   });
 }
 

@@ -76,7 +76,7 @@ struct HfNames {
   std::span<const std::string_view> carried{};
   std::span<const TowerRule> bridge_tower{};   // of Megatron-Bridge
   std::span<const TowerRule> mbridge_tower{};  // of mbridge, and verl with it
-  const HfVisionNames* vision = nullptr;  // of a tower that is computed
+  const HfVisionNames* vision = nullptr;       // of a tower that is computed
 
   std::string_view embedding() const { return first.front().hf; }
 };

@@ -71,7 +71,7 @@ Checkpoint open(const Location& location, const OpenOptions& options);
 // Throws Error(kUsage) if a configuration is named beside a checkpoint's own.
 void refuse_hf_config(const Location& location, const std::filesystem::path& hf_config);
 
-// What the configuration of a checkpoint without iterations says of its quantisation, if anything.
+// The quantisation that a checkpoint without iterations states in its configuration, if any.
 std::optional<Quantization> stored_quantization(const std::filesystem::path& path);
 
 // Targets that carry config.json and the tokenizer need some. Throws Error(kUsage) if the source

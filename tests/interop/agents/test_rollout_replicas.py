@@ -60,7 +60,7 @@ def start(world, run, **more):
 
 
 def ends_as(run, ranks, world, alone):
-    for status, said in finish(ranks, timeout=120):
+    for status, said in finish(ranks, timeout=240):
         assert status == 0, said[-3000:]
     assert metrics(run) == alone
     assert tree(run / "rollouts") == tree(world / "alone/rollouts")
