@@ -53,6 +53,7 @@ void DeltaChain::amend(std::uint32_t tensor, std::int64_t element, std::span<std
 }
 
 void DeltaChain::finish(const std::vector<distckpt::Digest>& digests) {
+  for (const auto& delta : deltas_) delta->require_applied();
   if (!deltas_.empty()) deltas_.back()->require_result(digests);
 }
 

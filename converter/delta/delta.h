@@ -64,6 +64,10 @@ class Delta {
   // and Error(kLayout) for bytes that are not those that the delta was made from.
   virtual void apply(std::uint32_t tensor, std::int64_t offset, std::span<std::byte> bytes) = 0;
 
+  // After all of apply(). Throws Error(kCorrupt) naming a tensor of which another number of
+  // elements changed than the delta says.
+  virtual void require_applied() const = 0;
+
   // The digests of all tensors as they became. Throws Error(kCorrupt) naming one that is not as the
   // delta says.
   virtual void require_result(const std::vector<distckpt::Digest>& digests) const = 0;

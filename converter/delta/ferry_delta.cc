@@ -135,19 +135,26 @@ class FerryDelta : public Delta {
         });
   }
 
-  void require_result(const std::vector<distckpt::Digest>& digests) const override {
+  void require_applied() const override {
     tensors_.require_unchanged();
+    for (const auto index : entries_) {
+      if (index == kNone) continue;
+      const auto& entry = manifest_.tensors[index];
+      const auto& applied = applied_[index];
+      if (applied.count < chunks_[index].num_filled) continue;  // an earlier run did the rest
+      require(applied.num_changed == entry.num_changed, ErrorKind::kCorrupt,
+              "{}: {} elements of {} changed, {} says {}", tensors_.path().string(),
+              applied.num_changed, entry.name, kDeltaManifest, entry.num_changed);
+    }
+  }
+
+  void require_result(const std::vector<distckpt::Digest>& digests) const override {
     for (std::size_t i = 0; i < entries_.size(); ++i) {
       if (entries_[i] == kNone) continue;
       const auto& entry = manifest_.tensors[entries_[i]];
       require(digests[i] == entry.result, ErrorKind::kCorrupt,
               "{}: became {}, the delta {} says {}", entry.name, to_string(digests[i]),
               folder_.string(), to_string(entry.result));
-      const auto& applied = applied_[entries_[i]];
-      if (applied.count < chunks_[entries_[i]].num_filled) continue;  // an earlier run did the rest
-      require(applied.num_changed == entry.num_changed, ErrorKind::kCorrupt,
-              "{}: {} elements of {} changed, {} says {}", tensors_.path().string(),
-              applied.num_changed, entry.name, kDeltaManifest, entry.num_changed);
     }
   }
 

@@ -4,6 +4,7 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -23,7 +24,7 @@ constexpr int kZstdLevel = 1;  // slime's
 // The file that holds all tensors: slime writes one for each rank.
 constexpr std::string_view kOnlyFile = "model-00000-of-00001.safetensors";
 
-// The frame and the checksum of a tensor, made from front to back.
+// The frame and the checksum of a tensor, made from front to back by one thread at a time.
 class TensorFrame {
  public:
   TensorFrame(std::int64_t num_bytes, Spool& spool)
@@ -36,46 +37,31 @@ class TensorFrame {
   TensorFrame(const TensorFrame&) = delete;
   TensorFrame& operator=(const TensorFrame&) = delete;
 
-  // Returns true once all bytes were there.
-  bool add(std::int64_t offset, std::vector<std::byte> changes, std::span<const std::byte> result) {
-    if (offset != done_) {
-      early_.emplace(offset, Early{std::move(changes), {result.begin(), result.end()}});
-      return false;
+  std::int64_t done() const { return done_; }
+  bool complete() const { return done_ == num_bytes_; }
+
+  // The bytes that come next.
+  void take(std::span<const std::byte> changes, std::span<const std::byte> result) {
+    digest_.add(result);
+    done_ += static_cast<std::int64_t>(changes.size());
+    const auto mode = complete() ? ZSTD_e_end : ZSTD_e_continue;
+    room_.resize(ZSTD_CStreamOutSize());
+    ZSTD_inBuffer input{.src = changes.data(), .size = changes.size(), .pos = 0};
+    for (bool more = true; more;) {
+      ZSTD_outBuffer output{.dst = room_.data(), .size = room_.size(), .pos = 0};
+      const auto left = ZSTD_compressStream2(context_, &output, &input, mode);
+      check(left);
+      if (output.pos > 0) pieces_.push_back(spool_.append(std::span(room_).first(output.pos)));
+      more = mode == ZSTD_e_end ? left != 0 : input.pos < input.size;
     }
-    take(changes, result);
-    for (auto at = early_.find(done_); at != early_.end(); at = early_.find(done_)) {
-      take(at->second.changes, at->second.result);
-      early_.erase(at);
-    }
-    return done_ == num_bytes_;
   }
 
   std::vector<Extent> take_pieces() { return std::move(pieces_); }
   distckpt::Digest checksum() const { return digest_.digest(); }
 
  private:
-  struct Early {
-    std::vector<std::byte> changes{};
-    std::vector<std::byte> result{};
-  };
-
   static void check(std::size_t code) {
     require(ZSTD_isError(code) == 0, ErrorKind::kBug, "zstd: {}", ZSTD_getErrorName(code));
-  }
-
-  void take(std::span<const std::byte> changes, std::span<const std::byte> result) {
-    digest_.add(result);
-    done_ += static_cast<std::int64_t>(changes.size());
-    const auto mode = done_ == num_bytes_ ? ZSTD_e_end : ZSTD_e_continue;
-    std::vector<std::byte> room(ZSTD_CStreamOutSize());
-    ZSTD_inBuffer input{.src = changes.data(), .size = changes.size(), .pos = 0};
-    for (bool more = true; more;) {
-      ZSTD_outBuffer output{.dst = room.data(), .size = room.size(), .pos = 0};
-      const auto left = ZSTD_compressStream2(context_, &output, &input, mode);
-      check(left);
-      if (output.pos > 0) pieces_.push_back(spool_.append(std::span(room).first(output.pos)));
-      more = mode == ZSTD_e_end ? left != 0 : input.pos < input.size;
-    }
   }
 
   Spool& spool_;
@@ -83,9 +69,13 @@ class TensorFrame {
   ZSTD_CCtx* context_;
   distckpt::RunningDigest digest_;
   std::int64_t done_ = 0;
-  std::map<std::int64_t, Early> early_;
+  std::vector<std::byte> room_;
   std::vector<Extent> pieces_;
 };
+
+// Stretches wait for the thread that compresses their tensor, so that others go on to the next
+// tensors, and compress these. Beyond so many bytes they wait for it instead.
+constexpr std::int64_t kMostWaiting = std::int64_t{256} << 20;
 
 class SlimeWriter : public DeltaWriter {
  public:
@@ -110,12 +100,9 @@ class SlimeWriter : public DeltaWriter {
       num_changed = static_cast<std::int64_t>(
           changed_elements(stretch.base, stretch.result, tensor.element_size).size());
     }
-    const std::lock_guard lock(tensor.mutex);
-    if (!tensor.frame) tensor.frame = std::make_unique<TensorFrame>(tensor.num_bytes, spool_);
-    if (!tensor.frame->add(stretch.offset, std::move(changes), stretch.result)) return num_changed;
-    tensor.pieces = tensor.frame->take_pieces();
-    tensor.checksum = tensor.frame->checksum();
-    tensor.frame.reset();
+    compress(
+        tensor, stretch.offset,
+        {.changes = std::move(changes), .result = {stretch.result.begin(), stretch.result.end()}});
     return num_changed;
   }
 
@@ -148,18 +135,71 @@ class SlimeWriter : public DeltaWriter {
   }
 
  private:
+  struct Stretch {
+    std::vector<std::byte> changes{};
+    std::vector<std::byte> result{};
+
+    std::int64_t size() const { return std::ssize(changes) + std::ssize(result); }
+  };
+
   struct Tensor {
     std::int64_t num_bytes = 0;
     std::int64_t element_size = 1;
-    std::mutex mutex{};
+    std::map<std::int64_t, Stretch> waiting{};
+    bool busy = false;  // a thread compresses it
     std::unique_ptr<TensorFrame> frame{};
     std::vector<Extent> pieces{};
     distckpt::Digest checksum{};
   };
 
+  void compress(Tensor& tensor, std::int64_t offset, Stretch stretch) {
+    std::unique_lock lock(mutex_);
+    waiting_bytes_ += stretch.size();
+    tensor.waiting.emplace(offset, std::move(stretch));
+    if (tensor.busy) {
+      changed_.wait(lock, [&] { return waiting_bytes_ <= kMostWaiting || !tensor.busy; });
+      if (tensor.busy) return;
+    }
+    tensor.busy = true;
+    try {
+      compress_waiting(tensor, lock);
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      tensor.busy = false;
+      changed_.notify_all();
+      throw;
+    }
+    tensor.busy = false;
+    changed_.notify_all();
+  }
+
+  // Goes on as long as the next bytes are there.
+  void compress_waiting(Tensor& tensor, std::unique_lock<std::mutex>& lock) {
+    for (;;) {
+      const auto done = tensor.frame ? tensor.frame->done() : 0;
+      auto next = tensor.waiting.extract(done);
+      if (next.empty()) return;
+      lock.unlock();
+      const auto& stretch = next.mapped();
+      if (!tensor.frame) tensor.frame = std::make_unique<TensorFrame>(tensor.num_bytes, spool_);
+      tensor.frame->take(stretch.changes, stretch.result);
+      lock.lock();
+      waiting_bytes_ -= stretch.size();
+      changed_.notify_all();
+      if (!tensor.frame->complete()) continue;
+      tensor.pieces = tensor.frame->take_pieces();
+      tensor.checksum = tensor.frame->checksum();
+      tensor.frame.reset();
+      return;
+    }
+  }
+
   std::vector<std::pair<std::string, std::uint32_t>> also_;
   std::int64_t version_;
   Spool& spool_;
+  std::mutex mutex_;  // of all below, but for the frame of a tensor that is busy
+  std::condition_variable changed_;
+  std::int64_t waiting_bytes_ = 0;
   std::vector<Tensor> tensors_;
 };
 

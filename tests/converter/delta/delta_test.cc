@@ -120,6 +120,12 @@ TEST(FerryDelta, AWrongNumberOfChangesIsRefused) {
   EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"changed, ferry-delta.json says 1"},
                              [&] { apply(dir / "v0", {delta}, dir / "applied"); }));
   EXPECT_FALSE(fs::exists(dir / "applied"));
+  train(dir / "v1", dir / "v2", 50, 2);
+  const auto next = make(dir / "v1", dir / "v2", dir / "next").target;
+  EXPECT_TRUE(support::fails(ErrorKind::kCorrupt, {"changed, ferry-delta.json says 1"}, [&] {
+    apply(dir / "v0", {delta, next}, dir / "applied");
+  }));
+  EXPECT_FALSE(fs::exists(dir / "applied"));
   for (const auto* number : {"-1", "0", "999999999"}) {
     with(number);
     EXPECT_TRUE(
