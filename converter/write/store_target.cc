@@ -56,7 +56,7 @@ StoreTarget::StoreTarget(const fs::path& address,
 StoreTarget::~StoreTarget() {
   auto& tree = distckpt::RemoteTree::instance();
   tree.forget();
-  tree.set_local({});
+  tree.drop_local(folder_.address());
   if (published_ || !put_) return;
   for (const auto& name : files_) {
     try {
@@ -88,7 +88,7 @@ void StoreTarget::weights_are_there() {
   for (const auto& name : small_files()) local.emplace(place(name).address(), local_ / name);
   auto& tree = distckpt::RemoteTree::instance();
   tree.forget();
-  tree.set_local(std::move(local));
+  tree.add_local(local);
 }
 
 std::vector<fs::path> StoreTarget::small_files() const {

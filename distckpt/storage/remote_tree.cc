@@ -218,9 +218,14 @@ void RemoteTree::open_all(const std::vector<fs::path>& paths) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void RemoteTree::set_local(std::map<std::string, fs::path> files) {
+void RemoteTree::add_local(const std::map<std::string, fs::path>& files) {
   const std::lock_guard lock(mutex_);
-  local_ = std::move(files);
+  for (const auto& [name, path] : files) local_.insert_or_assign(name, path);
+}
+
+void RemoteTree::drop_local(const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(local_, [&](const auto& file) { return is_below(file.first, address); });
 }
 
 void RemoteTree::forget() {

@@ -69,8 +69,9 @@ class RemoteTree {
   void open_all(const std::vector<std::filesystem::path>& paths);
 
   // Files of this machine that are taken for the stores' at these addresses: what is about to be
-  // sent there.
-  void set_local(std::map<std::string, std::filesystem::path> files);
+  // sent there. Other threads send elsewhere: each drops what is below its own address.
+  void add_local(const std::map<std::string, std::filesystem::path>& files);
+  void drop_local(const std::string& address);
 
   // Everything is asked for anew.
   void forget();

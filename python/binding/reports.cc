@@ -5,6 +5,7 @@
 #include "converter/digest_checkpoint.h"
 #include "converter/inspect.h"
 #include "converter/verify.h"
+#include "distckpt/storage/remote_tree.h"
 #include "python/binding/interpreter.h"
 #include "python/binding/options.h"
 
@@ -45,6 +46,7 @@ PyObject* report(PyObject* /*self*/, PyObject* arguments) {
     std::string json;
     {
       WithoutGil gil;
+      distckpt::RemoteTree::instance().forget();
       json = report_json(act, Options(options), reporter(progress, gil));
     }
     return text(json);

@@ -10,6 +10,7 @@
 #include "converter/families/megatron_args.h"
 #include "converter/open/checkpoint.h"
 #include "distckpt/formats/torch_dist.h"
+#include "distckpt/storage/remote_tree.h"
 #include "python/binding/checkpoint.h"
 #include "python/binding/interpreter.h"
 #include "python/binding/options.h"
@@ -145,6 +146,7 @@ PyObject* open_checkpoint(PyObject* /*self*/, PyObject* arguments) {
     {
       const WithoutGil gil;
       const Options options(options_json);
+      distckpt::RemoteTree::instance().forget();  // what it found before
       checkpoint = std::make_shared<Checkpoint>(converter::open(
           options.path("path"), {.iteration = options.iteration(),
                                  .hf_config = options.path("hf_config"),
