@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 from . import _ferry
 from ._errors import Error
 from ._progress import Progress, reporting
-from ._reports import Manifest, Path, Size, digest, plain
+from ._reports import Dtype, Globs, Manifest, Path, Size, digest, plain
 from ._tensor import Tensor, borrow
 
 Into = Union[Mapping[str, Any], Callable[[str, str, Tuple[int, ...]], Any]]
@@ -74,9 +74,9 @@ class Checkpoint:
         """
         return _ferry.carried_file(self._handle, name)
 
-    def tensors(self, names: str = "hf", *, include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1,
+    def tensors(self, names: str = "hf", *, include: Globs = (), exclude: Globs = (), tp: int = 1, pp: int = 1, ep: int = 1,
                 etp: Optional[int] = None, vpp: Optional[int] = None, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-                rank: int = 0, dtype: Optional[str] = None, into: Optional[Into] = None, read_ahead: Size = "256MiB", threads: int = 0,
+                rank: int = 0, dtype: Dtype = None, into: Optional[Into] = None, read_ahead: Size = "256MiB", threads: int = 0,
                 max_memory: Size = "192MiB", progress: Progress = False) -> Iterator[Tuple[str, Any]]:
         """Reads tensors, in parallel and ahead of the loop.
 
@@ -89,7 +89,7 @@ class Checkpoint:
             tp, pp, ep, etp, vpp, pipeline_model_parallel_layout: the mesh, for "megatron"
             make_vocab_size_divisible_by: the vocabulary is padded with zeros to a multiple of this times tp, for "megatron"
             rank: in that mesh, in Megatron-Core's order (tensor parallel fastest, pipeline slowest)
-            dtype: "bf16", "fp16", "fp32": casts weights to nearest even. Default: each keeps its own
+            dtype: "bf16", "fp16", "fp32", or a dtype of torch or NumPy: casts weights to nearest even. Default: each keeps its own
             into: memory for the tensors, whose objects are then yielded. Default: each gets memory of its own
             read_ahead: bytes of tensors that are read before they are asked for, unless one alone is larger
             threads: that read; 0: one per core
@@ -106,7 +106,7 @@ class Checkpoint:
         options = {name: value for name, value in locals().items() if name not in ("self", "into", "progress")}
         return self._stream(_ferry.stream(self._handle, plain(options)), into, progress)
 
-    def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Any = None, dtype: Optional[str] = None) -> Any:
+    def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Any = None, dtype: Dtype = None) -> Any:
         """Reads one tensor, or a box of it; of the files only what that takes.
 
         Args:
@@ -129,7 +129,7 @@ class Checkpoint:
             for d, one in enumerate(box):
                 if isinstance(one, slice):
                     if shape is None:
-                        (described,) = json.loads(_ferry.stream_tensors(_ferry.stream(self._handle, json.dumps(options))))
+                        (described,) = json.loads(_ferry.stream_tensors(_ferry.stream(self._handle, plain(options))))
                         shape = described[2]
                     begin, end, step = one.indices(shape[d])
                     if step != 1:
@@ -137,7 +137,7 @@ class Checkpoint:
                     one = (begin, max(begin, end))
                 ranges.append([int(one[0]), int(one[1])])
             options["box"] = ranges
-        stream = self._stream(_ferry.stream(self._handle, json.dumps(options)), None if into is None else (lambda *_: into), False)
+        stream = self._stream(_ferry.stream(self._handle, plain(options)), None if into is None else (lambda *_: into), False)
         ((_, tensor),) = stream
         return tensor
 

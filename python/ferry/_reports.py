@@ -10,6 +10,11 @@ from ._progress import Progress, reporting
 Path = Union[str, "os.PathLike[str]"]
 Iteration = Union[int, str, None]
 Size = Union[int, str, None]
+Dtype = Any
+"""A dtype of weights: "bf16", "fp16", "fp32", or a dtype of torch or NumPy, or its name."""
+Globs = Union[str, Sequence[str]]
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -283,13 +288,18 @@ def size(value: Size, name: str) -> Optional[int]:
 
 
 def plain(options: Dict[str, Any]) -> str:
-    """-> JSON: paths and iterations as text, sizes in bytes"""
+    """-> JSON: paths and iterations as text, sizes in bytes, dtypes by their short names, one glob as a list"""
     for name in list(options):
         value = options[name]
         if name.endswith("iteration") and value is not None:
             options[name] = str(value)
         elif name in ("max_memory", "max_shard_size", "read_ahead"):
             options[name] = size(value, name)
+        elif name == "dtype" and value is not None:
+            given = getattr(value, "__name__", str(value)).replace("torch.", "")
+            options[name] = _DTYPES.get(given, given)
+        elif name in ("include", "exclude") and isinstance(value, str):
+            options[name] = [value]
         elif isinstance(value, os.PathLike):
             options[name] = os.fspath(value)
         elif isinstance(value, tuple):
@@ -311,11 +321,11 @@ def convert_report(found: Dict[str, Any]) -> ConvertReport:
 
 
 def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: Iteration = None, hf_config: Optional[Path] = None,
-            include: Sequence[str] = (), exclude: Sequence[str] = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
+            include: Globs = (), exclude: Globs = (), tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None,
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
             num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
             account_for_loss_in_pipeline_split: bool = False, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-            dtype: Optional[str] = None, keep_quantized: bool = False, quantize: Optional[str] = None, no_save_optim: bool = False,
+            dtype: Dtype = None, keep_quantized: bool = False, quantize: Optional[str] = None, no_save_optim: bool = False,
             max_shard_size: Size = None, threads: int = 0, max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
             follow_symlinks: bool = False, ranks: bool = False, progress: Progress = None) -> ConvertReport:
     """Converts a checkpoint, and proves it: `ferry convert` (docs/cli.md has every option).
@@ -341,7 +351,7 @@ def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:
 
 
 def verify(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
-           weights_only: bool = False, include: Sequence[str] = (), exclude: Sequence[str] = (), threads: int = 0, max_memory: Size = "192MiB",
+           weights_only: bool = False, include: Globs = (), exclude: Globs = (), threads: int = 0, max_memory: Size = "192MiB",
            progress: Progress = None) -> VerifyReport:
     """Compares two checkpoints bit for bit, in any formats and layouts: `ferry verify`.
 
@@ -367,7 +377,7 @@ def _layer(found: Dict[str, Any]) -> LayerDiff:
 
 
 def diff(left: Path, right: Path, *, left_iteration: Iteration = None, right_iteration: Iteration = None, hf_config: Optional[Path] = None,
-         include: Sequence[str] = (), exclude: Sequence[str] = (), threads: int = 0, max_memory: Size = "192MiB",
+         include: Globs = (), exclude: Globs = (), threads: int = 0, max_memory: Size = "192MiB",
          progress: Progress = None) -> DiffReport:
     """How the weights of two checkpoints differ, per tensor and per layer: `ferry diff`. Arguments as in verify()."""
     options = {name: value for name, value in locals().items() if name != "progress"}

@@ -9,7 +9,7 @@ from . import _ferry
 from ._checkpoint import Checkpoint, open
 from ._errors import Error
 from ._progress import Progress, reporting
-from ._reports import ConvertReport, Iteration, Path, Size, convert_report, plain
+from ._reports import ConvertReport, Dtype, Iteration, Path, Size, convert_report, plain
 from ._tensor import Tensor
 
 
@@ -237,7 +237,7 @@ def _named(name: str, tensor: Any) -> Tuple[Any, Dict[str, Any]]:
 
 def save(path: Path, tensors: Union[Mapping[str, Any], Iterable[Tuple[str, Any]]], *, like: Union[Checkpoint, Path], to: str = "hf",
          iteration: Iteration = None, tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
-         pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, dtype: Optional[str] = None,
+         pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, dtype: Dtype = None,
          max_shard_size: Size = None, overwrite: bool = False, threads: int = 0, max_memory: Size = "192MiB",
          progress: Progress = None) -> ConvertReport:
     """Saves a model that is in memory, under Hugging Face names, in any format and layout; proved and published as a conversion is.

@@ -59,6 +59,22 @@ class Tensor:
         import numpy
         return numpy.asarray(_Bytes(self, {**_TYPES, **_BITS}[self.dtype]))
 
+    @property
+    def nbytes(self) -> int:
+        size = int({**_TYPES, **_BITS}[self.dtype][2:])
+        for extent in self.shape:
+            size *= extent
+        return size
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """numpy.asarray(tensor) is numpy() of it."""
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"{dtype} takes a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
     def numpy(self) -> Any:
         """-> numpy.ndarray [*shape] that shares the memory; bf16 and fp8 by the package ml_dtypes.
 

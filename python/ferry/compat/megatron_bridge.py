@@ -179,11 +179,8 @@ class AutoBridge:
             Error: as ferry.convert() does, and "usage" for a family that has no provider; then nothing was written
         """
         source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | {"revision"} if name in kwargs}), kwargs
-        dtype = options.pop("torch_dtype", None)
-        if dtype is not None:
-            options["dtype"] = str(dtype).replace("torch.", "")
-        if options.get("dtype") is not None:
-            options["dtype"] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(options["dtype"]), options["dtype"])
+        if "torch_dtype" in options:
+            options["dtype"] = options.pop("torch_dtype")
         checkpoint = _checkpoint.open(source.hf_pretrained)
         config = checkpoint.config or {}
         model_config({"multi_latent_attention": "kv_lora_rank" in config, "q_lora_rank": config.get("q_lora_rank")}, checkpoint.family)
@@ -227,9 +224,8 @@ class AutoBridge:
         if isinstance(model, (list, tuple)) or hasattr(model, "parameters"):
             raise Error("usage", "export_hf_weights: a model in memory is given where a checkpoint is expected")
         checkpoint = model if isinstance(model, Checkpoint) else _checkpoint.open(model, hf_config=self._config_for(model, None))
-        dtype = None if weight_dtype is None else {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[str(weight_dtype).replace("torch.", "")]
         to_gpu = not cpu and torch.cuda.is_available()
-        for name, tensor in checkpoint.tensors(dtype=dtype, progress=None if show_progress else False):
+        for name, tensor in checkpoint.tensors(dtype=weight_dtype, progress=None if show_progress else False):
             weight = tensor.torch()
             yield HFWeightTuple(name, weight.cuda() if to_gpu else weight)
 

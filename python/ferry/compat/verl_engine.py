@@ -75,14 +75,14 @@ class FerryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         folder: where updates are published, each in a folder of its own; s3://BUCKET/KEY, too
         model: the Hugging Face checkpoint that the run began with: config.json and tokenizer go along with each update
         is_master: the first rank of the trainer; verl says it
-        dtype: "bf16", "fp16", "fp32": of the weights that the rollout gets. Default: that of those sent
+        dtype: "bfloat16", ...: of the weights that the rollout gets. Default: that of those sent
         keep: updates that stay in a folder; older ones are removed when all ranks have the new one. Objects of a bucket stay.
         timeout: seconds until a rank of the rollout gives up waiting for an update
         device: where the rollout gets its tensors. Default: the current GPU, else the host
         read_ahead, threads, max_memory: as in Checkpoint.tensors()
     """
 
-    def __init__(self, bucket_size: int, folder: str, model: str, is_master: bool = False, dtype: Optional[str] = None, keep: int = 1, timeout: float = 1800,
+    def __init__(self, bucket_size: int, folder: str, model: str, is_master: bool = False, dtype: _reports.Dtype = None, keep: int = 1, timeout: float = 1800,
                  device: Optional[str] = None, read_ahead: _reports.Size = "256MiB", threads: int = 0, max_memory: _reports.Size = "192MiB"):
         if keep < 1:
             raise Error("usage", f"keep={keep}: the last update stays")

@@ -76,6 +76,21 @@ def test_globs_select_tensors():
     assert error.value.kind == "usage" and "nothing.*" in error.value.message
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, np.float32, np.dtype("float32"), "float32"], ids=str)
+def test_dtypes_of_torch_and_numpy_and_one_glob_are_taken(dtype):
+    checkpoint = ferry.open(DATA / "hf_llama/hf")
+    ((_, tensor),) = checkpoint.tensors(dtype=dtype, include="*.norm.weight")
+    array = np.asarray(tensor)
+    assert array.dtype == np.float32 and array.nbytes == tensor.nbytes == 4 * 32 and np.asarray(tensor, np.float64).sum() == array.sum(dtype=np.float64)
+    np.testing.assert_array_equal(array, np.asarray(checkpoint.read("model.norm.weight", dtype=dtype)))
+    assert same(torch.as_tensor(tensor), of_safetensors(DATA / "hf_llama/hf")["model.norm.weight"].float())
+
+
+def test_a_dtype_that_is_no_cast_is_refused():
+    with pytest.raises(ferry.Error, match="dtype=int8: is none of bf16, fp16, fp32"):
+        ferry.open(DATA / "hf_llama/hf").tensors(dtype=torch.int8)
+
+
 def test_a_cast_rounds_as_torch_does():
     expected = of_safetensors(DATA / "hf_llama/hf")
     found = {name: tensor.torch() for name, tensor in ferry.open(DATA / "hf_llama/hf").tensors(dtype="fp16")}
