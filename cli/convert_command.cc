@@ -42,7 +42,8 @@ void run_convert_adapter(ConvertFlags& flags) {
           "--base: of an adapter all is converted as it is; of the options only layout, threads "
           "and reports have a meaning");
   require(flags.to == "peft" || flags.to == "megatron" || flags.to == "verl", ErrorKind::kUsage,
-          "--to {}: with --base it is peft, megatron or verl", flags.to);
+          "--to{}: an adapter's target is peft, megatron or verl",
+          flags.to.empty() ? " is missing" : " " + flags.to);
   adapter.form = flags.to == "peft"   ? converter::AdapterForm::kPeft
                  : flags.to == "verl" ? converter::AdapterForm::kVerl
                                       : converter::AdapterForm::kMegatron;

@@ -48,11 +48,12 @@ void add_diff(CLI::App& app) {
                        "Order of the table of tensors: by layer, or those that changed most first")
           ->check(CLI::IsMember({"layer", "changed"}))
           ->capture_default_str();
-  command
-      ->add_option("--html", flags->html,
-                   "Also write the report to this file: one HTML page with a heat map")
-      ->check(not_empty());
-  add_overwrite_output(*command, flags->overwrite);
+  auto* const html =
+      command
+          ->add_option("--html", flags->html,
+                       "Also write the report to this file: one HTML page with a heat map")
+          ->check(not_empty());
+  add_overwrite_output(*command, flags->overwrite)->needs(html);
   add_selection(*command, flags->pair.selection, "Compare");
   add_iteration(*command, "--left-iteration", flags->pair.left_iteration,
                 "Which iteration of a Megatron checkpoint A");

@@ -96,9 +96,10 @@ void add_digest(CLI::App& app) {
                                      "every file; write or check a manifest");
   command->add_option("PATH", flags->digest.path, "A checkpoint of any format, or its address")
       ->required();
-  command->add_option("--output", flags->output, "Write the manifest to this file")
-      ->check(not_empty());
-  add_overwrite_output(*command, flags->overwrite);
+  auto* const output =
+      command->add_option("--output", flags->output, "Write the manifest to this file")
+          ->check(not_empty());
+  add_overwrite_output(*command, flags->overwrite)->needs(output);
   command->add_option("--check", flags->check, "Compare with this manifest")->check(not_empty());
   command->add_flag(
       "--keep-quantized,--keep-fp8", flags->digest.keep_quantized,

@@ -49,10 +49,10 @@ void OutputFile::write(std::string_view text) const {
   distckpt::replace_text(path_, text);
 }
 
-void add_overwrite_output(CLI::App& command, bool& overwrite) {
-  command.add_flag("--overwrite", overwrite,
-                   "Replace a file that is there, whatever it is. Default: only one that ferry "
-                   "wrote");
+CLI::Option* add_overwrite_output(CLI::App& command, bool& overwrite) {
+  return command.add_flag("--overwrite", overwrite,
+                          "Replace a file that is there, whatever it is. Default: only one that "
+                          "ferry wrote");
 }
 
 CLI::Validator not_empty() {

@@ -25,7 +25,7 @@ class OutputFile {
   bool overwrite_;
 };
 
-void add_overwrite_output(CLI::App& command, bool& overwrite);
+CLI::Option* add_overwrite_output(CLI::App& command, bool& overwrite);
 
 // Refuses an empty name of a file, such as that of a variable that is not set.
 CLI::Validator not_empty();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -73,6 +74,12 @@ void allow_many_files() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// A file beyond the limit of `ulimit -f` is an error that is told, not a signal that ends the
+// program.
+void get_errors_of_file_sizes() {
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 // A file that is opened would get the number of a closed one, and the messages of this program
@@ -146,6 +153,7 @@ int run(int argc,
         const std::function<void(CLI::App&)>& add_commands,
         const std::function<void(const std::function<void()>&)>& guard) {
   allow_many_files();
+  get_errors_of_file_sizes();
   open_closed_standard_files();
   CLI::App app(
       "Carries model weights between Hugging Face and Megatron-Core checkpoints, and proves every "

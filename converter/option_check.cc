@@ -55,13 +55,17 @@ void require_used(bool used, std::string_view flag, std::string_view why, std::s
 
 }  // namespace
 
+void require_no_layout(const models::ParallelConfig& parallel, std::string_view target) {
+  const auto flags = layout_flags(parallel);
+  require_used(flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
+               fmt::format("the target is {}, whose tensors are whole", target),
+               "leave it away, or write for Megatron with --to megatron");
+}
+
 void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target) {
   const bool to_megatron = target == Format::kTorchDist;
   const auto format = source.location.format;
-  const auto flags = layout_flags(options.parallel);
-  require_used(to_megatron || flags.empty(), fmt::format("{}", fmt::join(flags, ", ")),
-               fmt::format("the target is {}, whose tensors are whole", name_of(target)),
-               "leave it away, or write for Megatron with --to megatron");
+  if (!to_megatron) require_no_layout(options.parallel, name_of(target));
   require_used(to_megatron || !options.megatron_layout, "--megatron-layout",
                fmt::format("the target is {}", name_of(target)),
                "leave it away, or write for Megatron with --to megatron");

@@ -2,12 +2,19 @@
 // expects another target.
 #pragma once
 
+#include <string_view>
+
 #include "converter/convert.h"
+#include "models/spec/parallel_config.h"
 
 namespace ferry::converter {
 
 // Throws Error(kUsage) naming the option, where it has no effect from `source` to `target`, or
 // contradicts another.
 void require_effective(const ConvertOptions& options, const Checkpoint& source, Format target);
+
+// Throws Error(kUsage) naming the options of another layout than one rank's, which have no effect
+// on `target`: "a PEFT adapter".
+void require_no_layout(const models::ParallelConfig& parallel, std::string_view target);
 
 }  // namespace ferry::converter

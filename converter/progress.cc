@@ -15,12 +15,12 @@ distckpt::ExecuteReport wait_reporting(distckpt::Execution execution,
     if (!go_on) execution.cancel();
   }
   auto report = execution.wait();
-  if (progress && !stage.empty() && report.bytes > 0) {
-    progress({.stage = stage,
-              .bytes_done = report.bytes,
-              .bytes_total = report.bytes,
-              .finished = true});
-  }
+  const bool go_on = !progress || stage.empty() || report.bytes == 0 ||
+                     progress({.stage = stage,
+                               .bytes_done = report.bytes,
+                               .bytes_total = report.bytes,
+                               .finished = true});
+  require(go_on, ErrorKind::kCancelled, "interrupted");  // nothing of it is published, though read
   return report;
 }
 

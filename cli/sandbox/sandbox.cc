@@ -224,6 +224,7 @@ void become_program(const SandboxOptions& options) {
   for (const auto& text : options.command) arguments.push_back(const_cast<char*>(text.c_str()));
   arguments.push_back(nullptr);
   filter_calls();
+  std::signal(SIGXFSZ, SIG_DFL);  // ferry itself ignores it
   execvp(arguments.front(), arguments.data());
   check(false, options.command.front());
 }

@@ -11,6 +11,7 @@
 
 #include "converter/adapter/adapter_files.h"
 #include "converter/adapter/lora_settings.h"
+#include "converter/option_check.h"
 #include "converter/write/hf_target.h"
 #include "converter/write/megatron_target.h"
 #include "converter/write/target_folder.h"
@@ -177,6 +178,10 @@ fs::path adapter_target(const ConvertAdapterOptions& options) {
   const auto target = resolve_target(options.to);
   require(!distckpt::is_remote(target), ErrorKind::kUsage, "{}: an adapter is written to a folder",
           target.string());
+  if (!writes_megatron(options)) {
+    require_no_layout(options.parallel,
+                      options.form == AdapterForm::kVerl ? "verl's adapter" : "PEFT's adapter");
+  }
   return writes_megatron(options) ? target / distckpt::iteration_folder(kAdapterIteration) : target;
 }
 

@@ -42,7 +42,7 @@ ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
                                      const ProgressFunction& progress = {});
 
 // The folder that a conversion of these options publishes. Throws Error(kUsage) for one that is not
-// of this machine.
+// of this machine, and for a layout that the form does not have.
 std::filesystem::path adapter_target(const ConvertAdapterOptions& options);
 
 // The second half of convert_adapter(): writes an adapter of `base` that is open into the working

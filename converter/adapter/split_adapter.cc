@@ -196,6 +196,18 @@ class AdapterSplit {
     return std::make_shared<const Checkpoint>(open(path, how));
   }
 
+  // Factors of a larger rank than every weight has would be larger than the weights.
+  void require_rank() const {
+    std::int64_t largest = 0;
+    for (const auto& unit : units_) {
+      if (!unit.adapted) continue;
+      const auto& shape = base_->map.tensors[unit.tensors.front()].shape;
+      largest = std::max(largest, std::min(shape[0] * std::ssize(unit.tensors), shape[1]));
+    }
+    require(largest == 0 || options_.rank <= largest, ErrorKind::kUsage,
+            "--rank {}: no weight of the model has a rank above {}", options_.rank, largest);
+  }
+
   // Every selected tensor once, in the model's order.
   void list_units() {
     std::map<std::uint32_t, SplitUnit> by_first;
@@ -233,6 +245,7 @@ class AdapterSplit {
         by_first[i] = {.tensors = {i}};
     }
     for (auto& [_, unit] : by_first) units_.push_back(std::move(unit));
+    require_rank();
   }
 
   // Linear layers: an embedding's rows and a router's weights are none, neither to PEFT nor to

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "distckpt/base/error.h"
 
@@ -12,6 +13,13 @@ namespace {
 
 constexpr std::string_view kFlag = "--pipeline-model-parallel-layout";
 constexpr std::size_t kMaxLength = 1 << 20;  // of a layout written out
+
+std::vector<int> divisors(int number) {
+  std::vector<int> found;
+  for (int i = 1; i <= number; ++i)
+    if (number % i == 0) found.push_back(i);
+  return found;
+}
 
 // "(tt|)*3,t*2" -> "tt|tt|tt|tt".
 std::string write_out(std::string_view text) {
@@ -113,6 +121,12 @@ PipelineStages pipeline_stages(const ParallelConfig& parallel, int num_layers, i
   const int chunks = parallel.virtual_pipeline_model_parallel_size.value_or(1);
   require(chunks == 1 || stages > 1, ErrorKind::kUsage,
           "--vpp {}: needs more than one pipeline stage", chunks);
+  require(stages > 1 || !(parallel.account_for_embedding_in_pipeline_split ||
+                          parallel.account_for_loss_in_pipeline_split),
+          ErrorKind::kUsage, "{}: has no effect: one pipeline stage has everything",
+          parallel.account_for_embedding_in_pipeline_split
+              ? "--account-for-embedding-in-pipeline-split"
+              : "--account-for-loss-in-pipeline-split");
   // The embedding and the loss may count as a layer each, which the first and the last chunk lack.
   const int embedding = parallel.account_for_embedding_in_pipeline_split ? 1 : 0;
   const int loss = parallel.account_for_loss_in_pipeline_split ? 1 : 0;
@@ -121,9 +135,11 @@ PipelineStages pipeline_stages(const ParallelConfig& parallel, int num_layers, i
   for (int chunk = 0; chunk < chunks; ++chunk) {
     for (int stage = 0; stage < stages; ++stage) {
       const int of_stage = per_stage[static_cast<std::size_t>(stage)];
-      require(of_stage % chunks == 0, ErrorKind::kUsage,
-              "--vpp {}: the {} layers of pipeline stage {} cannot be split so", chunks, of_stage,
-              stage);
+      require(
+          of_stage % chunks == 0, ErrorKind::kUsage,
+          "--vpp {}: the {} layers of pipeline stage {} cannot be split so; their divisors can: "
+          "{}",
+          chunks, of_stage, stage, fmt::join(divisors(of_stage), ", "));
       int count = of_stage / chunks;
       if (chunk == 0 && stage == 0) count -= embedding;
       if (chunk == chunks - 1 && stage == stages - 1) count -= loss;

@@ -37,6 +37,27 @@ converter::DryRun dry_run_of(const Options& options) {
 
 }  // namespace
 
+std::filesystem::path Options::path(const char* name) const {
+  const auto at = json_.find(name);
+  if (at == json_.end() || !at->is_array()) return get<std::string>(name);
+  const auto bytes = get<std::vector<unsigned char>>(name);
+  return std::string(bytes.begin(), bytes.end());
+}
+
+int Options::threads() const {
+  constexpr int kMost = 1024;
+  const auto value = get<int>("threads");
+  require(value >= 0 && value <= kMost, ErrorKind::kUsage, "threads={}: is not in 0 ... {}", value,
+          kMost);
+  return value;
+}
+
+std::int64_t Options::bytes(const char* name, std::int64_t fallback, std::int64_t least) const {
+  const auto value = get(name, fallback);
+  require(value >= least, ErrorKind::kUsage, "{}={}: is less than {}", name, value, least);
+  return value;
+}
+
 std::optional<distckpt::Iteration> Options::iteration(const char* name) const {
   const auto text = get<std::string>(name);
   if (text.empty()) return std::nullopt;
@@ -86,25 +107,24 @@ models::ParallelConfig Options::parallel() const {
 }
 
 converter::ConvertOptions convert_options(const Options& options) {
-  converter::ConvertOptions result{
-      .from = options.path("source"),
-      .to = options.path("target"),
-      .format = format_of(options),
-      .iteration = options.iteration(),
-      .hf_config = options.path("hf_config"),
-      .selection = options.selection(),
-      .parallel = options.parallel(),
-      .dtype = options.dtype(),
-      .keep_quantized = options.get<bool>("keep_quantized"),
-      .quantize = quantization_of(options),
-      .no_save_optim = options.get<bool>("no_save_optim"),
-      .max_shard_size = options.find<std::int64_t>("max_shard_size"),
-      .threads = options.get<int>("threads"),
-      .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory),
-      .dry_run = dry_run_of(options),
-      .overwrite = options.get<bool>("overwrite"),
-      .resume = options.get<bool>("resume"),
-      .follow_symlinks = options.get<bool>("follow_symlinks")};
+  converter::ConvertOptions result{.from = options.path("source"),
+                                   .to = options.path("target"),
+                                   .format = format_of(options),
+                                   .iteration = options.iteration(),
+                                   .hf_config = options.path("hf_config"),
+                                   .selection = options.selection(),
+                                   .parallel = options.parallel(),
+                                   .dtype = options.dtype(),
+                                   .keep_quantized = options.get<bool>("keep_quantized"),
+                                   .quantize = quantization_of(options),
+                                   .no_save_optim = options.get<bool>("no_save_optim"),
+                                   .max_shard_size = options.find<std::int64_t>("max_shard_size"),
+                                   .threads = options.threads(),
+                                   .max_memory = options.bytes("max_memory", kMaxMemory, 1),
+                                   .dry_run = dry_run_of(options),
+                                   .overwrite = options.get<bool>("overwrite"),
+                                   .resume = options.get<bool>("resume"),
+                                   .follow_symlinks = options.get<bool>("follow_symlinks")};
   if (options.get<bool>("ranks")) result.job = distckpt::rank_from_environment();
   return result;
 }
@@ -116,8 +136,8 @@ converter::PairOptions pair_options(const Options& options) {
           .right_iteration = options.iteration("right_iteration"),
           .hf_config = options.path("hf_config"),
           .selection = options.selection(),
-          .threads = options.get<int>("threads"),
-          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
 }
 
 converter::DigestOptions digest_options(const Options& options) {
@@ -126,15 +146,15 @@ converter::DigestOptions digest_options(const Options& options) {
           .hf_config = options.path("hf_config"),
           .keep_quantized = options.get<bool>("keep_quantized"),
           .files = options.get<bool>("files"),
-          .threads = options.get<int>("threads"),
-          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
 }
 
 converter::StreamOptions stream_options(const Options& options) {
   return {.dtype = options.dtype(),
-          .threads = options.get<int>("threads"),
-          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory),
-          .read_ahead = options.get<std::int64_t>("read_ahead", std::int64_t{256} << 20)};
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1),
+          .read_ahead = options.bytes("read_ahead", std::int64_t{256} << 20, 0)};
 }
 
 }  // namespace ferry::python

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "converter/bridge/tensor_stream.h"
 #include "converter/checkpoint_pair.h"
@@ -24,6 +26,12 @@ class Options {
   std::optional<T> find(const char* name) const {
     const auto at = json_.find(name);
     if (at == json_.end() || at->is_null()) return std::nullopt;
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+      const bool fits = at->is_number_unsigned()
+                            ? std::in_range<T>(at->get<std::uint64_t>())
+                            : at->is_number_integer() && std::in_range<T>(at->get<std::int64_t>());
+      require(fits, ErrorKind::kUsage, "{}: {} is not a number that it can be", name, at->dump());
+    }
     try {
       return at->get<T>();
     } catch (const nlohmann::json::exception&) {
@@ -34,7 +42,12 @@ class Options {
   T get(const char* name, T fallback = {}) const {
     return find<T>(name).value_or(std::move(fallback));
   }
-  std::filesystem::path path(const char* name) const { return get<std::string>(name); }
+  // Text, or the bytes of a name that is not UTF-8 as an array of numbers.
+  std::filesystem::path path(const char* name) const;
+  // Threads, 0 for one per core.
+  int threads() const;
+  // A number of bytes of at least `least`.
+  std::int64_t bytes(const char* name, std::int64_t fallback, std::int64_t least) const;
   std::optional<distckpt::Iteration> iteration(const char* name = "iteration") const;
   std::optional<distckpt::DType> dtype() const;
   converter::Selection selection() const;

@@ -104,6 +104,10 @@ class Checkpoint:
                 files state are checked by the end.
         """
         options = {name: value for name, value in locals().items() if name not in ("self", "into", "progress")}
+        if names == "hf":
+            for name in ("tp", "pp", "ep", "etp", "vpp", "pipeline_model_parallel_layout", "make_vocab_size_divisible_by", "rank"):
+                if options[name] != Checkpoint.tensors.__kwdefaults__[name]:
+                    raise Error("usage", f'{name}={options[name]}: has no effect on the whole tensors of names="hf"', [], 'take names="megatron"')
         return self._stream(_ferry.stream(self._handle, plain(options)), into, progress)
 
     def read(self, name: str, box: Optional[Sequence[Union[slice, Tuple[int, int]]]] = None, *, into: Any = None, dtype: Dtype = None) -> Any:
@@ -204,4 +208,4 @@ def open(path: Path, *, iteration: Union[int, str, None] = None, hf_config: Opti
     """
     options = dict(path=os.fspath(path), iteration=None if iteration is None else str(iteration), keep_quantized=keep_quantized,
                    hf_config=None if hf_config is None else os.fspath(hf_config))
-    return Checkpoint(_ferry.open_checkpoint(json.dumps(options)), options)
+    return Checkpoint(_ferry.open_checkpoint(plain(dict(options))), options)

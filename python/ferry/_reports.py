@@ -280,10 +280,10 @@ def size(value: Size, name: str) -> Optional[int]:
     units = {"": 1, "B": 1}
     for power, letter in enumerate("KMGT", 1):
         units[letter + "B"], units[letter + "iB"] = 1000 ** power, 1024 ** power
-    number = value.rstrip("BKMGTi")
     try:
+        number = value.rstrip("BKMGTi")
         return int(float(number) * units[value[len(number):]])
-    except (KeyError, ValueError):
+    except (AttributeError, KeyError, ValueError):
         raise Error("usage", f"{name}={value}: is no size", [], "64MiB, 5GB, or a number of bytes") from None
 
 
@@ -300,8 +300,10 @@ def plain(options: Dict[str, Any]) -> str:
             options[name] = _DTYPES.get(given, given)
         elif name in ("include", "exclude") and isinstance(value, str):
             options[name] = [value]
-        elif isinstance(value, os.PathLike):
-            options[name] = os.fspath(value)
+        elif isinstance(value, (str, bytes, os.PathLike)):
+            text = os.fsdecode(value)
+            # JSON has no place for a name that is not UTF-8.
+            options[name] = list(os.fsencode(text)) if any("\ud800" <= letter <= "\udfff" for letter in text) else text
         elif isinstance(value, tuple):
             options[name] = list(value)
     return json.dumps(options)

@@ -226,8 +226,12 @@ def _named(name: str, tensor: Any) -> Tuple[Any, Dict[str, Any]]:
         torch_names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
         return tensor, {"name": name, "dtype": torch_names.get(tensor.dtype, tensor.dtype), "shape": list(tensor.shape), "address": tensor.address}
     if hasattr(tensor, "data_ptr"):
-        tensor = tensor.detach().cpu().contiguous()
-        return tensor, {"name": name, "dtype": str(tensor.dtype).replace("torch.", ""), "shape": list(tensor.shape), "address": tensor.data_ptr()}
+        try:
+            tensor = tensor.detach().cpu().contiguous()
+            address = tensor.data_ptr()
+        except (RuntimeError, NotImplementedError) as error:  # of a sparse or a meta tensor
+            raise Error("usage", f"{name}: has no dense memory: {error}") from error
+        return tensor, {"name": name, "dtype": str(tensor.dtype).replace("torch.", ""), "shape": list(tensor.shape), "address": address}
     if hasattr(tensor, "__array_interface__"):
         import numpy
         tensor = numpy.ascontiguousarray(tensor)

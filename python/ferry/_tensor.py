@@ -102,7 +102,10 @@ def borrow(name: str, target: Any, dtype: str, shape: Tuple[int, ...]) -> Tuple[
         raise refuse(f"is a {type(target).__name__}, which does not speak DLPack")
     if getattr(target, "requires_grad", False):
         target = target.detach()
-    capsule = target.__dlpack__()
+    try:
+        capsule = target.__dlpack__()
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # of a meta tensor, a read-only array, a sparse tensor
+        raise refuse(f"cannot be shared by DLPack: {error}") from error
     address, device, code, bits, sizes, strides, read_only = _ferry.import_dlpack(capsule)
     width = 8 if dtype in ("bool", "u8", "i8") or dtype.startswith("f8") else int(dtype.lstrip("bfpi"))
     found = "bool" if code == 6 else f"f8 of code {code}" if code > 6 else _CODES.get(code, "?") + str(bits)

@@ -58,5 +58,11 @@ TEST_F(Reporting, AnErrorOfTheFunctionEndsTheStage) {
   }));
 }
 
+TEST_F(Reporting, ToldToStopAtTheEndItIsCancelled) {
+  EXPECT_TRUE(support::fails(ErrorKind::kCancelled, {"interrupted"}, [&] {
+    read("reading", [](const Progress& now) { return !now.finished; });
+  }));
+}
+
 }  // namespace progress_test
 }  // namespace ferry::converter

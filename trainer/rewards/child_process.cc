@@ -89,12 +89,13 @@ ChildProcess::ChildProcess(const std::vector<std::string>& words) {
   posix_spawn_file_actions_adddup2(&actions, output.write.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
-  sigset_t none, pipe_only;
+  sigset_t none, ignored_here;
   sigemptyset(&none);
-  sigemptyset(&pipe_only);
-  sigaddset(&pipe_only, SIGPIPE);
+  sigemptyset(&ignored_here);
+  sigaddset(&ignored_here, SIGPIPE);
+  sigaddset(&ignored_here, SIGXFSZ);
   posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &pipe_only);
+  posix_spawnattr_setsigdefault(&attributes, &ignored_here);
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);

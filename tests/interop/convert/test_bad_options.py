@@ -1,6 +1,7 @@
 """Options, sources and targets that ferry convert refuses, with exit status 2 and an error that says which."""
 import json
 import os
+import signal
 import subprocess
 
 import pytest
@@ -16,6 +17,8 @@ OPTIONS = {
     "--pp that does not divide the layers": (["--pp", 3], ["3"]),
     "more stages than layers": (["--pp", 5], ["5"]),
     "first stage larger than the model": (["--pp", 2, "--num-layers-in-first-pipeline-stage", 4], ["4"]),
+    "the embedding counts as a layer of the only stage": (["--account-for-embedding-in-pipeline-split"], ["has no effect"]),
+    "chunks that do not divide the layers": (["--pp", 2, "--vpp", 3], ["--vpp 3", "1, 2"]),
     "--dtype of no float": (["--dtype", "int8"], ["--dtype"]),
     "--to of no format": (["--to", "onnx"], ["--to"]),
     "--iteration with letters": (["--iteration", "latest"], ["--iteration"]),
@@ -30,6 +33,21 @@ def test_bad_option(case, work):
     options, words = OPTIONS[case]
     write_hf(work / "hf")
     refuse(work, work / "hf", words, *options)
+
+
+@pytest.mark.parametrize("command, wanted", [("digest", "--output"), ("diff", "--html")])
+def test_overwrite_without_a_file(command, wanted, work):
+    write_hf(work / "hf")
+    done = ferry(command, *[work / "hf"] * (1 + (command == "diff")), "--overwrite")
+    assert done.returncode == 2 and wanted in done.stderr
+
+
+def test_a_file_above_the_limit_of_the_shell_is_an_error(work):
+    write_hf(work / "hf")
+    done = subprocess.run(["bash", "-c", f"ulimit -f 8; exec {FERRY} convert {work}/hf {work}/out --to hf"], capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_DFL))
+    assert done.returncode == 2 and "File too large" in done.stderr
+    assert not (work / "out").exists()
 
 
 def test_bad_shard_size(work):

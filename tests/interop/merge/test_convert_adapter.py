@@ -166,7 +166,8 @@ def test_names_of_ms_swift_become_those_of_peft(base, work):
 def test_what_cannot_be_converted_is_named(base, work):
     make_adapter(base, work / "ranks", r=4, lora_alpha=8, target_modules=["q_proj", "o_proj"], rank_pattern={"o_proj": 2})
     refuse("convert", work / "ranks", work / "out", "--base", base, "--to", "megatron", words=["rank 2", "one rank and one alpha"])
-    refuse("convert", work / "ranks", work / "out", "--base", base, words=["--to"])
+    refuse("convert", work / "ranks", work / "out", "--base", base, words=["--to is missing"])
+    refuse("convert", work / "ranks", work / "out", "--base", base, "--to", "verl", "--etp", "2", "--pp", "2", words=["--pp, --etp: has no effect"])
     refuse("convert", work / "ranks", work / "out", "--to", "peft", words=["--base"])
     refuse("convert", base, work / "out", "--base", base, "--to", "peft", words=["Hugging Face", "torch_dist"])
     for kind, settings in KEPT.items():

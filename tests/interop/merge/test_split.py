@@ -134,6 +134,9 @@ def test_what_no_adapter_changes_is_named(base, work):
     refuse("split", base, base, work / "out", "--rank", "2", words=["do not differ"])
     refuse("split", base, work / "nan", work / "nan", "--rank", "2", words=["exists already"])
     refuse("split", base, work / "nan", work / "out", "--rank", "0", words=["--rank"])
+    refuse("split", base, work / "nan", work / "out", "--rank", "999", words=["--rank 999", "rank above"])
+    for form in ("peft", "verl"):
+        refuse("split", base, work / "nan", work / "out", "--rank", "2", "--to", form, "--tp", "2", words=["--tp: has no effect", "--to megatron"])
     other = llama_config(**{**CONFIG, "num_hidden_layers": 3})
     write_hf(work / "deeper", other, random_tensors(llama_shapes(other)))
     refuse("split", base, work / "deeper", work / "out", "--rank", "2", words=["num_layers"])

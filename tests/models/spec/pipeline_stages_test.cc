@@ -26,10 +26,19 @@ TEST(PipelineStages, HandsChunksOutInTurn) {
   EXPECT_EQ(pipeline_stages(parallel, 8, 1).layers, (Stages{0, 1, 1, 1, 0, 1, 1, 1}));
   EXPECT_EQ(pipeline_stages(parallel, 8, 1).mtp, Stages{1});
   parallel.num_layers_in_first_pipeline_stage = 3;
-  EXPECT_TRUE(
-      fails(ErrorKind::kUsage, {"--vpp 2", "3 layers"}, [&] { pipeline_stages(parallel, 8, 0); }));
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"--vpp 2", "3 layers", "1, 3"},
+                    [&] { pipeline_stages(parallel, 8, 0); }));
   EXPECT_TRUE(fails(ErrorKind::kUsage, {"--vpp 2"},
                     [&] { pipeline_stages({.virtual_pipeline_model_parallel_size = 2}, 8, 0); }));
+}
+
+TEST(PipelineStages, OneStageCountsNeitherEmbeddingNorLoss) {
+  const ParallelConfig embedding{.account_for_embedding_in_pipeline_split = true};
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"--account-for-embedding-in-pipeline-split: has no effect"},
+                    [&] { pipeline_stages(embedding, 4, 0); }));
+  const ParallelConfig loss{.account_for_loss_in_pipeline_split = true};
+  EXPECT_TRUE(fails(ErrorKind::kUsage, {"--account-for-loss-in-pipeline-split: has no effect"},
+                    [&] { pipeline_stages(loss, 4, 0); }));
 }
 
 TEST(PipelineStages, CountsEmbeddingAndLossAsLayers) {

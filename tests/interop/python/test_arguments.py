@@ -1,0 +1,79 @@
+"""Arguments of the module ferry that cannot be meant: each is an error that names it, and nothing is published."""
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from support import DATA
+
+ferry = pytest.importorskip("ferry", reason="the Python module is not built")
+
+HF = DATA / "hf_llama/hf"
+
+
+@pytest.mark.parametrize("option", [dict(tp=2**32 + 2), dict(tp=2**31), dict(tp=2.5), dict(tp=True), dict(pp=0), dict(threads=-5), dict(threads=2**31),
+                                    dict(max_memory=2**63), dict(max_memory=0), dict(max_shard_size=1.5)], ids=str)
+def test_a_number_that_cannot_be_meant_is_an_error(option, work):
+    with pytest.raises(ferry.Error) as failure:
+        ferry.convert(HF, work / "out", to="megatron", **option)
+    assert failure.value.kind == "usage" and next(iter(option)) in failure.value.message
+    assert not (work / "out").exists()
+
+
+@pytest.mark.parametrize("option", [dict(tp=2**32 + 1), dict(rank=2**32), dict(read_ahead=-3), dict(threads=-1)], ids=str)
+def test_so_is_one_of_a_stream(option):
+    with pytest.raises(ferry.Error, match=next(iter(option))):
+        next(ferry.open(HF).tensors(names="megatron", **option))
+
+
+@pytest.mark.parametrize("option", [dict(tp=2), dict(rank=1), dict(make_vocab_size_divisible_by=64)], ids=str)
+def test_a_mesh_has_no_effect_on_whole_tensors(option):
+    with pytest.raises(ferry.Error, match=next(iter(option))):
+        next(ferry.open(HF).tensors(**option))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_conversion_that_its_callback_stops_publishes_nothing(raises, work):
+    def stop(*_):
+        if raises:
+            raise Stop
+        return False
+    with pytest.raises(Stop if raises else ferry.Error) as failure:
+        ferry.convert(HF, work / "out", to="hf", progress=stop)
+    assert raises or failure.value.kind == "cancelled"
+    assert not (work / "out").exists()
+
+
+def test_a_name_that_is_not_utf8_is_read_as_any_other(work):
+    text = os.path.join(work, os.fsdecode(b"nu\xff"))
+    shutil.copytree(HF, text)
+    for path in (text, os.fsencode(text)):
+        assert len(list(ferry.open(path).tensors())) == len(list(ferry.open(HF).tensors()))
+
+
+@pytest.mark.parametrize("memory", [torch.empty(5, 3, device="meta"), torch.eye(3).to_sparse()], ids=["meta", "sparse"])
+def test_memory_that_cannot_be_shared_is_an_error(memory, work):
+    with pytest.raises(ferry.Error, match="cannot be shared by DLPack"):
+        ferry.open(HF).read("model.norm.weight", into=memory)
+    with pytest.raises(ferry.Error, match="has no dense memory"):
+        ferry.save(work / "out", {"model.norm.weight": memory}, like=HF)
+
+
+def test_memory_that_is_read_only_is_an_error():
+    checkpoint = ferry.open(HF)
+    memory = np.empty(checkpoint.read("model.norm.weight").shape, np.uint16)
+    memory.flags.writeable = False
+    with pytest.raises(ferry.Error, match="cannot be shared by DLPack|is read-only"):
+        checkpoint.read("model.norm.weight", into=memory)
+
+
+def test_numpy_takes_a_tensor_as_it_is():
+    tensor = ferry.open(HF).read("model.norm.weight", dtype="fp32")
+    found = np.asarray(tensor)
+    assert found.dtype == np.float32 and found.shape == tensor.shape and found.tolist() == tensor.torch().tolist()
