@@ -107,10 +107,12 @@ void run(const Flags& flags, models::World& world) {
             return (g.to(at::kDouble) - exact[i]).norm().item<double>() / norm;
           };
           const std::lock_guard lock(printing);
-          std::printf("%s\n", nlohmann::json{{"key", model->parameters().all()[i].spec.key},
+          const auto& spec = model->parameters().all()[i].spec;
+          std::printf("%s\n", nlohmann::json{{"key", spec.key},
                                              {"rank", world.rank()},
                                              {"ours", error(ours)},
                                              {"theirs", error(theirs[i])},
+                                             {"elements", spec.global_shape.product()},
                                              {"norm", norm}}
                                   .dump()
                                   .c_str());

@@ -3,11 +3,13 @@ against one in fp64 is at most twice Hugging Face's own, and a second run gives 
 
 The error of a few numbers is a few draws, and Hugging Face's may be small by chance. Hugging Face beside itself on other instructions (AVX-512,
 AVX2; gradients of eight of these models in fp32): of a quarter of a parameter, four numbers of a bias as a rank of TP 4 has them, the errors are up to
-3.7 times each other's; of whole parameters, 16 numbers and more, 1.41 times in 816 comparisons. The parts of all ranks are therefore compared together."""
+3.7 times each other's; of whole parameters, 16 numbers and more, 1.41 times in 816 comparisons. The parts of all ranks are therefore compared together,
+and those of all layers where a parameter has fewer numbers than that: the biases of six experts, under AVX2, were once 2.1 times as far off."""
 import collections
 import functools
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 
@@ -49,24 +51,36 @@ def references(tmp_path_factory):
     return make
 
 
+ENOUGH = 16  # numbers whose errors are compared by themselves
+
+
 def worse_than_theirs(rows, floor=1e-7):
-    """rows: gradient_tool's, one for each part of a parameter -> [(parameter, Ferry's error, Hugging Face's)], where the first is above twice the second
-    and the floor"""
+    """rows: gradient_tool's, one for each rank's part of a parameter; "elements" are those of the whole -> [(parameter, Ferry's error, Hugging Face's)],
+    where the first is above twice the second and the floor"""
     squares = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in rows:
+        key = row["key"] if row["elements"] >= ENOUGH else re.sub(r"layers\.\d+", "layers.*", row["key"])
         for i, error in enumerate((row["ours"], row["theirs"], 1)):
-            squares[row["key"]][i] += (error * row["norm"]) ** 2
+            squares[key][i] += (error * row["norm"]) ** 2
     errors = [(key, math.sqrt(ours / norm), math.sqrt(theirs / norm)) for key, (ours, theirs, norm) in squares.items()]
     return [(key, ours, theirs) for key, ours, theirs in errors if not ours <= 2 * theirs + floor]
 
 
 def test_one_wrong_part_of_four_is_seen_and_an_unlucky_one_is_none():
-    parts = [{"key": "bias", "ours": ours, "theirs": 6e-7, "norm": 40.0} for ours in (7e-7, 5e-7, 6e-7, 2e-6)]
+    parts = [{"key": "bias", "ours": ours, "theirs": 6e-7, "norm": 40.0, "elements": 16} for ours in (7e-7, 5e-7, 6e-7, 2e-6)]
     assert worse_than_theirs(parts) == []
     parts[1]["ours"] = 1e-5
     assert [key for key, _, _ in worse_than_theirs(parts)] == ["bias"]
     parts[1]["ours"] = math.nan
     assert len(worse_than_theirs(parts)) == 1
+
+
+def test_few_numbers_are_compared_with_those_of_all_layers():
+    def rows(num_elements):
+        return [{"key": f"decoder.layers.{layer}.mlp.router.bias", "ours": 2e-6 if layer == 0 else 5e-7, "theirs": 6e-7, "norm": 1.0, "elements": num_elements}
+                for layer in range(4)]
+    assert worse_than_theirs(rows(6)) == []
+    assert [key for key, _, _ in worse_than_theirs(rows(16))] == ["decoder.layers.0.mlp.router.bias"]
 
 
 def cases(models, meshes, each):
