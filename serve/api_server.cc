@@ -11,6 +11,8 @@
 namespace ferry::serve {
 namespace {
 
+constexpr std::string_view kModels = "/v1/models/";  // a model's name follows
+
 // Takes the same time wherever the two differ.
 bool is_same_secret(std::string_view given, std::string_view secret) {
   unsigned difference = given.size() == secret.size() ? 0 : 1;
@@ -35,7 +37,7 @@ ApiServer::ApiServer(ServedModel model,
       texts_(model_.tokenizer),
       engine_(engine),
       options_(std::move(options)),
-      metrics_(model_.name),
+      metrics_(model_.name, engine.size()),
       random_(std::random_device()()),
       created_(std::time(nullptr)),
       http_(
@@ -43,9 +45,10 @@ ApiServer::ApiServer(ServedModel model,
           [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); },
           [](int status, const std::string& message) { return ApiError(status, message).body(); }) {
   http_.on_tick([this] { tick(); });
-  engine_.on_outputs([this](std::vector<rollout::RequestOutput> outputs, const EngineStatus& now) {
+  engine_.on_outputs([this](std::size_t from, std::vector<rollout::RequestOutput> outputs,
+                            const EngineStatus& now) {
     auto shared = std::make_shared<std::vector<rollout::RequestOutput>>(std::move(outputs));
-    http_.post([this, shared, now] { take(std::move(*shared), now); });
+    http_.post([this, from, shared, now] { take(from, std::move(*shared), now); });
   });
 }
 
@@ -58,6 +61,7 @@ const std::map<std::string_view, ApiServer::Route>& ApiServer::routes() {
       {"/v1/completions", {"POST", &ApiServer::completions}},
       {"/v1/chat/completions", {"POST", &ApiServer::chat_completions}},
       {"/v1/models", {"GET", &ApiServer::models}},
+      {kModels, {"GET", &ApiServer::model}},
       {"/tokenize", {"POST", &ApiServer::tokenize}},
       {"/detokenize", {"POST", &ApiServer::detokenize}},
       {"/health", {"GET", &ApiServer::health, true}},
@@ -87,7 +91,8 @@ bool ApiServer::is_authorized(const HttpRequest& request) const {
 void ApiServer::handle(const ExchangePtr& exchange) {
   const auto& request = exchange->request();
   try {
-    const auto route = routes().find(request.path);
+    const auto route =
+        routes().find(request.path.starts_with(kModels) ? kModels : std::string_view(request.path));
     if (route == routes().end())
       throw ApiError(404, fmt::format("there is no {}", request.path), "", "unknown_url");
     if (request.method != route->second.method)
@@ -125,7 +130,7 @@ void ApiServer::generate(GenerationRequest request, const ExchangePtr& exchange)
   auto id =
       fmt::format("{}-{:016x}{:016x}", request.is_chat ? "chatcmpl" : "cmpl", random_(), random_());
   const auto generation = std::make_shared<Generation>(std::move(request), model_, texts_, engine_,
-                                                       metrics_, exchange, std::move(id));
+                                                       exchange, std::move(id));
   num_samples_ += generation->num_samples();
   for (std::size_t i = 0; i < generation->num_prompts(); ++i)
     prompts_[generation->engine_id(i)] = {generation, i};
@@ -144,13 +149,15 @@ void ApiServer::forget(const Generation& generation) {
     prompts_.erase(generation.engine_id(i));
 }
 
-void ApiServer::take(std::vector<rollout::RequestOutput> outputs, const EngineStatus& status) {
+void ApiServer::take(std::size_t engine,
+                     std::vector<rollout::RequestOutput> outputs,
+                     const EngineStatus& status) {
   status_ = status;
   for (auto& output : outputs) {
     const auto found = prompts_.find(output.request_id);
     if (found == prompts_.end()) continue;  // its client has gone
     const auto [generation, index] = found->second;
-    generation->take(index, std::move(output), status.weight_version);
+    generation->take(index, std::move(output), status.weight_version, metrics_.of(engine));
     if (generation->is_over() && prompts_.contains(generation->engine_id(0))) forget(*generation);
   }
 }
@@ -177,20 +184,32 @@ void ApiServer::tick() {
   if (is_stopping_ && now - stopped_ > options_.shutdown_timeout) http_.close();
 }
 
+ordered_json ApiServer::model_card() const {
+  return {{"id", model_.name},
+          {"object", "model"},
+          {"created", created_},
+          {"owned_by", "ferry"},
+          {"root", model_.root},
+          {"parent", nullptr},
+          {"max_model_len", model_.max_model_len}};
+}
+
 void ApiServer::models(const ExchangePtr& exchange) {
-  ordered_json model{{"id", model_.name},
-                     {"object", "model"},
-                     {"created", created_},
-                     {"owned_by", "ferry"},
-                     {"root", model_.root},
-                     {"parent", nullptr},
-                     {"max_model_len", model_.max_model_len}};
-  answer_json(exchange, {{"object", "list"}, {"data", ordered_json::array({std::move(model)})}});
+  answer_json(exchange, {{"object", "list"}, {"data", ordered_json::array({model_card()})}});
+}
+
+// A name may have slashes, as a client writes them or as %2F.
+void ApiServer::model(const ExchangePtr& exchange) {
+  const auto name = exchange->request().path_behind(kModels);
+  if (name != model_.name)
+    throw ApiError(404, fmt::format("the model {} does not exist: this is {}", name, model_.name),
+                   "model", "model_not_found");
+  answer_json(exchange, model_card());
 }
 
 void ApiServer::metrics(const ExchangePtr& exchange) {
-  exchange->respond(
-      {.body = metrics_.text(status_), .content_type = "text/plain; version=0.0.4; charset=utf-8"});
+  exchange->respond({.body = metrics_.text(engine_.statuses()),
+                     .content_type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
 void ApiServer::health(const ExchangePtr& exchange) {

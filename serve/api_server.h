@@ -61,6 +61,8 @@ class ApiServer {
   void completions(const ExchangePtr& exchange);
   void chat_completions(const ExchangePtr& exchange);
   void models(const ExchangePtr& exchange);
+  void model(const ExchangePtr& exchange);
+  ordered_json model_card() const;
   void tokenize(const ExchangePtr& exchange);
   void detokenize(const ExchangePtr& exchange);
   void health(const ExchangePtr& exchange);
@@ -78,7 +80,9 @@ class ApiServer {
   EngineFleet::Done when_done(const ExchangePtr& exchange);
 
   void generate(GenerationRequest request, const ExchangePtr& exchange);
-  void take(std::vector<rollout::RequestOutput> outputs, const EngineStatus& status);
+  void take(std::size_t engine,
+            std::vector<rollout::RequestOutput> outputs,
+            const EngineStatus& status);
   void forget(const Generation& generation);
   void tick();
 

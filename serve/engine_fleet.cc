@@ -140,7 +140,13 @@ void EngineFleet::abort(std::string request_id, std::int64_t index) {
 void EngineFleet::take(std::size_t engine,
                        std::vector<rollout::RequestOutput> outputs,
                        const EngineStatus& status) {
-  if (engines_.size() == 1) return on_outputs_(std::move(outputs), status);
+  if (engines_.size() == 1) {
+    {
+      const std::lock_guard lock(mutex_);
+      engines_[0].status = status;
+    }
+    return on_outputs_(engine, std::move(outputs), status);
+  }
   const std::lock_guard delivery(delivery_);
   EngineStatus whole;
   {
@@ -157,7 +163,7 @@ void EngineFleet::take(std::size_t engine,
     });
     whole = whole_status();
   }
-  on_outputs_(std::move(outputs), whole);
+  on_outputs_(engine, std::move(outputs), whole);
 }
 
 // Returns whether nothing is left of the output.
@@ -204,6 +210,14 @@ bool EngineFleet::move_requests(std::size_t engine, const Error& error) {
   return true;
 }
 
+std::vector<std::optional<EngineStatus>> EngineFleet::statuses() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::optional<EngineStatus>> statuses;
+  for (const auto& engine : engines_)
+    statuses.push_back(engine.has_failed ? std::nullopt : std::optional(engine.status));
+  return statuses;
+}
+
 EngineStatus EngineFleet::whole_status() const {
   EngineStatus whole{.is_paused = true, .is_sleeping = true};
   for (const auto& engine : engines_) {
@@ -234,20 +248,27 @@ void EngineFleet::for_all(const Done& done, const std::function<void(EngineLoop&
     std::optional<Error> error{};
   };
   const auto progress = std::make_shared<Progress>();
-  const auto one_done = [progress, done](const std::optional<Error>& error) {
+  const auto one_done = [this, progress, done](std::size_t engine,
+                                               const std::optional<Error>& error) {
+    const bool is_left_out = [&] {
+      const std::lock_guard lock(mutex_);
+      return engines_[engine].has_failed;
+    }();
     {
       const std::lock_guard lock(progress->mutex);
-      if (error && !progress->error) progress->error = error;
+      if (error && !is_left_out && !progress->error) progress->error = error;
       if (--progress->left > 0) return;
     }
     done(progress->error);
   };
   const std::lock_guard lock(mutex_);
-  std::vector<EngineLoop*> loops;
-  for (auto& engine : engines_)
-    if (!engine.has_failed) loops.push_back(engine.loop.get());
-  progress->left = loops.size();
-  for (auto* const loop : loops) command(*loop, one_done);
+  std::vector<std::size_t> living;
+  for (std::size_t i = 0; i < engines_.size(); ++i)
+    if (!engines_[i].has_failed) living.push_back(i);
+  progress->left = living.size();
+  for (const auto i : living)
+    command(*engines_[i].loop,
+            [one_done, i](const std::optional<Error>& error) { one_done(i, error); });
 }
 
 void EngineFleet::pause(PauseMode mode, const Done& done) {

@@ -1,12 +1,13 @@
 // Engines with the same weights as one: a request goes to the engine that has most of its prompt in
 // the cache, or least to do. If an engine fails, its requests go on at another one: a token is a
 // function of weights, prompt, seed and parameters, so that the same tokens come again, and those
-// that have been delivered are dropped.
+// that have been delivered are dropped. The failed engine stays out of all that follows.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -19,19 +20,26 @@ namespace ferry::serve {
 class EngineFleet {
  public:
   using Done = EngineLoop::Done;
+  // The outputs of an engine, and the status of all together.
+  using OnOutputs = std::function<void(
+      std::size_t engine, std::vector<rollout::RequestOutput>, const EngineStatus&)>;
 
   // The engines outlive this.
   explicit EngineFleet(const std::vector<EngineSteps*>& engines);
   ~EngineFleet();
-  // Called on the engines' threads, by one at a time. The status is of all together.
-  void on_outputs(EngineLoop::OnOutputs callback) { on_outputs_ = std::move(callback); }
+  std::size_t size() const { return engines_.size(); }
+  // Called on the engines' threads, by one at a time.
+  void on_outputs(OnOutputs callback) { on_outputs_ = std::move(callback); }
 
   // Runs the first engine on the caller's thread, where it was made, and the others on threads of
   // their own, until stop(). Throws what an engine's idle() throws if no other is left.
   void run();
 
-  // The rest is thread-safe, and what EngineLoop has under these names: for all engines, but those
-  // that have failed. `done` has the first error that one of them met.
+  // The rest is thread-safe. The last status of each engine; nothing of those that have failed.
+  std::vector<std::optional<EngineStatus>> statuses() const;
+
+  // EngineLoop has these under the same names: for all engines, but those that have failed, or fail
+  // meanwhile. `done` has the first error that one of the others met.
   void add_request(std::string request_id,
                    std::vector<std::int64_t> prompt_token_ids,
                    rollout::SamplingParams params);
@@ -71,9 +79,9 @@ class EngineFleet {
   EngineStatus whole_status() const;
   void for_all(const Done& done, const std::function<void(EngineLoop&, Done)>& command);
 
-  EngineLoop::OnOutputs on_outputs_{};
+  OnOutputs on_outputs_{};
   std::mutex delivery_;  // of outputs; taken before mutex_
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Engine> engines_;
   std::unordered_map<std::string, Request> requests_;
 };

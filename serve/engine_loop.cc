@@ -59,7 +59,7 @@ void EngineLoop::run() {
 }
 
 bool EngineLoop::may_step() const {
-  return !status_.is_paused && !status_.is_sleeping && !status_.lacks_weights;
+  return !status_.is_paused && !status_.is_sleeping && !status_.lacks_weights && !handed_over_;
 }
 
 bool EngineLoop::has_work() const {
@@ -78,6 +78,7 @@ void EngineLoop::step() {
 }
 
 void EngineLoop::idle() {
+  if (handed_over_ && engine_.is_lost()) return;
   const auto error = attempt([&] { engine_.idle(); });
   if (error && !hand_over(*error)) throw Error(*error);
 }
@@ -112,7 +113,9 @@ void EngineLoop::fail(const Error& error) {
 
 // Returns whether somebody else answers the requests.
 bool EngineLoop::hand_over(const Error& error) {
+  if (handed_over_) return true;
   if (!on_failure_ || !on_failure_(error)) return false;
+  handed_over_ = error;
   for (const auto& id : std::exchange(under_way_, {})) engine_.abort(id);
   held_.clear();
   return true;
@@ -125,6 +128,7 @@ void EngineLoop::add_request(std::string request_id,
   auto shared = std::make_shared<NewRequest>(
       NewRequest{std::move(request_id), std::move(prompt_token_ids), std::move(params)});
   post([this, shared] {
+    if (handed_over_) return;
     if (may_step() && after_draining_.empty()) return admit(std::move(*shared));
     held_.push_back(std::move(*shared));
   });
@@ -158,7 +162,9 @@ void EngineLoop::finish_draining() {
 void EngineLoop::post_quiet(PauseMode mode, std::function<void()> body, Done done) {
   post([this, mode, body = std::move(body), done = std::move(done)] {
     const auto act = [this, body, done] {
+      if (handed_over_) return done(handed_over_);
       const auto error = attempt(body);
+      if (error && engine_.is_lost()) fail(*error);
       report(std::exchange(to_report_, {}));
       done(error);
     };

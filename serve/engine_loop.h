@@ -45,6 +45,8 @@ class EngineSteps {
   virtual void wake_up() = 0;
   // Called every few seconds while there is nothing to do.
   virtual void idle() {}
+  // Whether the engine has gone, and every call fails from now on.
+  virtual bool is_lost() const { return false; }
 };
 
 // The fate of requests under way when generation pauses or weights change (vLLM's modes of pause).
@@ -73,8 +75,9 @@ class EngineLoop {
   // The engine outlives this.
   explicit EngineLoop(EngineSteps& engine) : engine_(engine) {}
   void on_outputs(OnOutputs callback) { on_outputs_ = std::move(callback); }
-  // Called on the engine's thread when a step failed, or idle(). If it returns true, somebody else
-  // answers all requests under way; else, and by default, they end with the error.
+  // Called on the engine's thread when a step failed, or idle(), or the engine is lost. If it
+  // returns true, somebody else answers all requests under way, and this engine answers no more:
+  // each command meets the error. Else, and by default, those requests end with the error.
   void on_failure(std::function<bool(const Error&)> callback) { on_failure_ = std::move(callback); }
 
   // Runs steps until stop(), on the thread that the engine was made on. Throws what idle() throws.
@@ -130,6 +133,7 @@ class EngineLoop {
 
   // On the engine's thread alone.
   EngineStatus status_{};
+  std::optional<Error> handed_over_;  // the failure after which others answer
   std::deque<NewRequest> held_;
   std::set<std::string> under_way_;
   std::deque<Command> after_draining_;  // commands that wait until nothing is under way

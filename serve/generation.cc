@@ -23,12 +23,10 @@ Generation::Generation(GenerationRequest request,
                        const ServedModel& model,
                        TokenTexts& texts,
                        EngineFleet& engine,
-                       Metrics& metrics,
                        std::shared_ptr<Exchange> exchange,
                        std::string id)
     : request_(std::move(request)),
       engine_(engine),
-      metrics_(metrics),
       exchange_(std::move(exchange)),
       id_(std::move(id)),
       writer_(request_, model, texts, id_, std::time(nullptr)),
@@ -73,7 +71,10 @@ void Generation::fail(const ApiError& error) {
   }
 }
 
-void Generation::take(std::size_t prompt, rollout::RequestOutput output, std::int64_t version) {
+void Generation::take(std::size_t prompt,
+                      rollout::RequestOutput output,
+                      std::int64_t version,
+                      EngineMetrics& metrics) {
   if (is_over_) return;
   if (output.finished) is_answered_[prompt] = true;
   if (output.error) return fail(api_error(*output.error));
@@ -81,47 +82,48 @@ void Generation::take(std::size_t prompt, rollout::RequestOutput output, std::in
   const std::span<Sample> samples = std::span(samples_).subspan(prompt * n, n);
   for (auto& one : output.outputs) {
     auto& sample = samples[static_cast<std::size_t>(one.index)];
-    if (!sample.is_over) take_sample(sample, output.request_id, one);
+    if (!sample.is_over) take_sample(sample, output.request_id, one, metrics);
     if (is_over_) return;  // the client does not read
   }
   if (output.finished) {
     for (auto& sample : samples) {
       if (sample.is_over) continue;
-      give(sample, {.text = sample.text.finish(), .finish_reason = FinishReason::kAbort});
+      give(sample, {.text = sample.text.finish(), .finish_reason = FinishReason::kAbort}, metrics);
       if (is_over_) return;
     }
   } else if (std::ranges::all_of(samples, &Sample::is_over)) {
     engine_.abort(output.request_id);
     is_answered_[prompt] = true;
   }
-  if (num_over_ == samples_.size()) finish(version);
+  if (num_over_ == samples_.size()) finish(version, metrics);
 }
 
 void Generation::take_sample(Sample& sample,
                              const std::string& id,
-                             rollout::CompletionOutput& output) {
+                             rollout::CompletionOutput& output,
+                             EngineMetrics& metrics) {
   auto taken = sample.text.take(output);
   if (taken.is_ahead) engine_.abort(id, output.index);
   SamplePart part{.text = std::move(taken.text), .finish_reason = taken.finish_reason};
   output.tokens.resize(taken.num_tokens);
-  count_tokens(sample, taken.num_tokens);
+  count_tokens(sample, taken.num_tokens, metrics);
   part.tokens = std::move(output.tokens);
   if (taken.stop_string) part.stop_reason = *taken.stop_string;
   if (taken.stop_token) part.stop_reason = *taken.stop_token;
-  give(sample, std::move(part));
+  give(sample, std::move(part), metrics);
 }
 
-void Generation::count_tokens(Sample& sample, std::size_t num_tokens) {
+void Generation::count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics) {
   const auto now = Clock::now();
   if (!std::exchange(has_token_, true)) {
-    metrics_.time_to_first_token.add(seconds_between(started_, now));
-    metrics_.prompt_tokens += usage_.prompt_tokens;
+    metrics.time_to_first_token.add(seconds_between(started_, now));
+    metrics.prompt_tokens += usage_.prompt_tokens;
   } else if (sample.last_token != Clock::time_point()) {
-    metrics_.inter_token_latency.add(seconds_between(sample.last_token, now));
+    metrics.inter_token_latency.add(seconds_between(sample.last_token, now));
   }
   sample.last_token = now;
   usage_.completion_tokens += static_cast<std::int64_t>(num_tokens);
-  metrics_.generation_tokens += static_cast<std::int64_t>(num_tokens);
+  metrics.generation_tokens += static_cast<std::int64_t>(num_tokens);
 }
 
 // Takes calls of tools out of the part's text.
@@ -144,14 +146,14 @@ void Generation::find_calls(Sample& sample, SamplePart& part) const {
 }
 
 // Writes a part to a stream, or keeps it.
-void Generation::give(Sample& sample, SamplePart part) {
+void Generation::give(Sample& sample, SamplePart part, EngineMetrics& metrics) {
   auto& whole = sample.part;
   part.index = whole.index;
   find_calls(sample, part);
   if (part.finish_reason != FinishReason::kNone) {
     sample.is_over = true;
     ++num_over_;
-    ++metrics_.finished[rollout::to_string(part.finish_reason)];
+    ++metrics.finished[rollout::to_string(part.finish_reason)];
   }
   if (!request_.stream) {
     whole.text += part.text;
@@ -175,11 +177,11 @@ void Generation::write_event(const std::string& json) {
   exchange_->write("data: " + json + "\n\n");
 }
 
-void Generation::finish(std::int64_t version) {
+void Generation::finish(std::int64_t version, EngineMetrics& metrics) {
   is_over_ = true;
-  metrics_.e2e_request_latency.add(seconds_between(started_, Clock::now()));
-  metrics_.request_prompt_tokens.add(static_cast<double>(usage_.prompt_tokens));
-  metrics_.request_generation_tokens.add(static_cast<double>(usage_.completion_tokens));
+  metrics.e2e_request_latency.add(seconds_between(started_, Clock::now()));
+  metrics.request_prompt_tokens.add(static_cast<double>(usage_.prompt_tokens));
+  metrics.request_generation_tokens.add(static_cast<double>(usage_.completion_tokens));
   if (!request_.stream) {
     std::vector<SamplePart> parts;
     for (auto& sample : samples_) parts.push_back(std::move(sample.part));

@@ -28,7 +28,6 @@ class Generation {
              const ServedModel& model,
              TokenTexts& texts,
              EngineFleet& engine,
-             Metrics& metrics,
              std::shared_ptr<Exchange> exchange,
              std::string id);
 
@@ -39,8 +38,12 @@ class Generation {
   bool is_over() const { return is_over_; }
 
   void start();
-  // Takes an output of the engine for a prompt. `version`: of the weights.
-  void take(std::size_t prompt, rollout::RequestOutput output, std::int64_t version);
+  // Takes an output of the engine for a prompt. `version`: of the weights; `metrics`: of the engine
+  // that has drawn it.
+  void take(std::size_t prompt,
+            rollout::RequestOutput output,
+            std::int64_t version,
+            EngineMetrics& metrics);
   // Ends all that is under way in the engine, and the response with the error if the client is
   // still there.
   void fail(const ApiError& error);
@@ -56,16 +59,18 @@ class Generation {
     bool is_over = false;
   };
 
-  void take_sample(Sample& sample, const std::string& id, rollout::CompletionOutput& output);
-  void count_tokens(Sample& sample, std::size_t num_tokens);
+  void take_sample(Sample& sample,
+                   const std::string& id,
+                   rollout::CompletionOutput& output,
+                   EngineMetrics& metrics);
+  void count_tokens(Sample& sample, std::size_t num_tokens, EngineMetrics& metrics);
   void find_calls(Sample& sample, SamplePart& part) const;
-  void give(Sample& sample, SamplePart part);
+  void give(Sample& sample, SamplePart part, EngineMetrics& metrics);
   void write_event(const std::string& json);
-  void finish(std::int64_t version);
+  void finish(std::int64_t version, EngineMetrics& metrics);
 
   GenerationRequest request_;
   EngineFleet& engine_;
-  Metrics& metrics_;
   std::shared_ptr<Exchange> exchange_;
   std::string id_;
   AnswerWriter writer_;

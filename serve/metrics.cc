@@ -41,10 +41,8 @@ void Histogram::add(double value) {
   sum_ += value;
 }
 
-std::string Histogram::text(std::string_view name,
-                            std::string_view help,
-                            std::string_view labels) const {
-  auto lines = head(name, help, "histogram");
+std::string Histogram::text(std::string_view name, std::string_view labels) const {
+  std::string lines;
   std::int64_t count = 0;
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     count += counts_[i];
@@ -55,48 +53,72 @@ std::string Histogram::text(std::string_view name,
          fmt::format("{0}_count{{{1}}} {2}\n{0}_sum{{{1}}} {3}\n", name, labels, count, sum_);
 }
 
-Metrics::Metrics(const std::string& model_name)
+EngineMetrics::EngineMetrics()
     : time_to_first_token(kFirstToken),
       inter_token_latency(kBetweenTokens),
       e2e_request_latency(kWholeAnswer),
       request_prompt_tokens(kTokens),
-      request_generation_tokens(kTokens),
-      labels_(fmt::format("engine=\"0\",model_name=\"{}\"", escaped(model_name))) {}
+      request_generation_tokens(kTokens) {}
 
-std::string Metrics::text(const EngineStatus& status) const {
-  const auto& stats = status.stats;
+std::string Metrics::text(const std::vector<std::optional<EngineStatus>>& statuses) const {
   std::string text;
-  const auto add = [&](const char* type, const char* name, const char* help, auto value) {
-    text += head(name, help, type) + fmt::format("{}{{{}}} {}\n", name, labels_, value);
+  const auto labels_of = [&](std::size_t engine) {
+    return fmt::format("engine=\"{}\",model_name=\"{}\"", engine, escaped(model_name_));
   };
-  const auto used = stats.num_blocks - stats.num_free_blocks;
-  add("gauge", "vllm:num_requests_running", "Sequences that steps compute.", stats.num_running);
-  add("gauge", "vllm:num_requests_waiting", "Sequences that wait for a place.",
-      stats.num_waiting + status.num_held);
-  add("gauge", "vllm:kv_cache_usage_perc", "Share of the KV cache in use, 1: all.",
-      stats.num_blocks == 0 ? 0.0
-                            : static_cast<double>(used) / static_cast<double>(stats.num_blocks));
-  add("counter", "vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
-      stats.prompt_tokens + stats.cached_tokens);
-  add("counter", "vllm:prefix_cache_hits_total", "Tokens found there.", stats.cached_tokens);
-  add("counter", "vllm:num_preemptions_total", "Sequences that gave up their blocks.",
-      stats.num_preemptions);
-  add("counter", "vllm:prompt_tokens_total", "Tokens of prompts.", prompt_tokens);
-  add("counter", "vllm:generation_tokens_total", "Tokens of answers.", generation_tokens);
+  // Values of the engines that live.
+  const auto add_status = [&](const char* type, const char* name, const char* help, auto value_of) {
+    text += head(name, help, type);
+    for (std::size_t i = 0; i < statuses.size(); ++i)
+      if (statuses[i])
+        text += fmt::format("{}{{{}}} {}\n", name, labels_of(i), value_of(*statuses[i]));
+  };
+  const auto add_count = [&](const char* name, const char* help,
+                             std::int64_t EngineMetrics::*count) {
+    text += head(name, help, "counter");
+    for (std::size_t i = 0; i < engines_.size(); ++i)
+      text += fmt::format("{}{{{}}} {}\n", name, labels_of(i), engines_[i].*count);
+  };
+  const auto add_histogram = [&](Histogram EngineMetrics::*one, const char* name,
+                                 const char* help) {
+    text += head(name, help, "histogram");
+    for (std::size_t i = 0; i < engines_.size(); ++i)
+      text += (engines_[i].*one).text(name, labels_of(i));
+  };
+  using Status = EngineStatus;
+  add_status("gauge", "vllm:num_requests_running", "Sequences that steps compute.",
+             [](const Status& status) { return status.stats.num_running; });
+  add_status("gauge", "vllm:num_requests_waiting", "Sequences that wait for a place.",
+             [](const Status& status) { return status.stats.num_waiting + status.num_held; });
+  add_status("gauge", "vllm:kv_cache_usage_perc", "Share of the KV cache in use, 1: all.",
+             [](const Status& status) {
+               const auto all = status.stats.num_blocks;
+               const auto used = all - status.stats.num_free_blocks;
+               return all == 0 ? 0.0 : static_cast<double>(used) / static_cast<double>(all);
+             });
+  add_status(
+      "counter", "vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.",
+      [](const Status& status) { return status.stats.prompt_tokens + status.stats.cached_tokens; });
+  add_status("counter", "vllm:prefix_cache_hits_total", "Tokens found there.",
+             [](const Status& status) { return status.stats.cached_tokens; });
+  add_status("counter", "vllm:num_preemptions_total", "Sequences that gave up their blocks.",
+             [](const Status& status) { return status.stats.num_preemptions; });
+  add_count("vllm:prompt_tokens_total", "Tokens of prompts.", &EngineMetrics::prompt_tokens);
+  add_count("vllm:generation_tokens_total", "Tokens of answers.",
+            &EngineMetrics::generation_tokens);
   text += head("vllm:request_success_total", "Answers, by their finish reason.", "counter");
-  for (const auto& [reason, count] : finished)
-    text += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels_,
-                        reason, count);
-  const auto add_histogram = [&](const Histogram& one, const char* name, const char* help) {
-    text += one.text(name, help, labels_);
-  };
-  add_histogram(time_to_first_token, "vllm:time_to_first_token_seconds",
+  for (std::size_t i = 0; i < engines_.size(); ++i)
+    for (const auto& [reason, count] : engines_[i].finished)
+      text += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n",
+                          labels_of(i), reason, count);
+  add_histogram(&EngineMetrics::time_to_first_token, "vllm:time_to_first_token_seconds",
                 "From a request to its first token.");
-  add_histogram(inter_token_latency, "vllm:inter_token_latency_seconds", "From token to token.");
-  add_histogram(e2e_request_latency, "vllm:e2e_request_latency_seconds",
+  add_histogram(&EngineMetrics::inter_token_latency, "vllm:inter_token_latency_seconds",
+                "From token to token.");
+  add_histogram(&EngineMetrics::e2e_request_latency, "vllm:e2e_request_latency_seconds",
                 "From a request to its answer's end.");
-  add_histogram(request_prompt_tokens, "vllm:request_prompt_tokens", "Tokens of a prompt.");
-  add_histogram(request_generation_tokens, "vllm:request_generation_tokens",
+  add_histogram(&EngineMetrics::request_prompt_tokens, "vllm:request_prompt_tokens",
+                "Tokens of a prompt.");
+  add_histogram(&EngineMetrics::request_generation_tokens, "vllm:request_generation_tokens",
                 "Tokens of an answer.");
   return text;
 }

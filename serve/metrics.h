@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,8 @@ class Histogram {
       : bounds_(std::move(bounds)), counts_(bounds_.size() + 1, 0) {}
 
   void add(double value);
-  // The lines of the metric. `labels`: `model_name="x"`.
-  std::string text(std::string_view name, std::string_view help, std::string_view labels) const;
+  // The samples of the metric. `labels`: `model_name="x"`.
+  std::string text(std::string_view name, std::string_view labels) const;
 
  private:
   std::vector<double> bounds_;
@@ -27,11 +28,9 @@ class Histogram {
   double sum_ = 0;
 };
 
-class Metrics {
- public:
-  explicit Metrics(const std::string& model_name);
-
-  std::string text(const EngineStatus& status) const;
+// Counters of the requests that an engine has answered.
+struct EngineMetrics {
+  EngineMetrics();
 
   std::int64_t prompt_tokens = 0;
   std::int64_t generation_tokens = 0;
@@ -41,9 +40,20 @@ class Metrics {
   Histogram e2e_request_latency;
   Histogram request_prompt_tokens;
   Histogram request_generation_tokens;
+};
+
+class Metrics {
+ public:
+  Metrics(const std::string& model_name, std::size_t num_engines)
+      : model_name_(model_name), engines_(num_engines) {}
+
+  EngineMetrics& of(std::size_t engine) { return engines_[engine]; }
+  // `statuses`: of each engine; one that has failed has none, and keeps its counters.
+  std::string text(const std::vector<std::optional<EngineStatus>>& statuses) const;
 
  private:
-  std::string labels_;
+  std::string model_name_;
+  std::vector<EngineMetrics> engines_;
 };
 
 }  // namespace ferry::serve

@@ -194,15 +194,16 @@ void fill_with_dummies(const models::GPTModel& model) {
   }
 }
 
-RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags)
+RolloutModel::RolloutModel(models::World& world, const RolloutFlags& flags, std::vector<int> ranks)
     : checkpoint_(open_checkpoint(flags)),
-      mesh_(world, parallel_of(flags.mesh), "rollout"),
+      mesh_(world, parallel_of(flags.mesh), "rollout", std::move(ranks)),
       files_(model_files(flags, checkpoint_)),
       tokenizer_(find_tokenizer(flags, files_)),
       engine_options_(flags.engine) {
-  require(flags.data_parallel_size == 0 || flags.data_parallel_size == mesh_.shape().dp(),
-          ErrorKind::kUsage, "--dp {}: {} ranks in groups of {} are {} engines",
-          flags.data_parallel_size, world.size(), mesh_.shape().tp(), mesh_.shape().dp());
+  const int engines = world.size() / mesh_.shape().tp();
+  require(flags.data_parallel_size == 0 || flags.data_parallel_size == engines, ErrorKind::kUsage,
+          "--dp {}: {} ranks in groups of {} are {} engines", flags.data_parallel_size,
+          world.size(), mesh_.shape().tp(), engines);
   const auto config_file = std::filesystem::path(flags.checkpoint) / "config.json";
   const auto config = checkpoint_ ? checkpoint_->map.config
                                   : converter::parse_hf_config(distckpt::read_text(config_file),

@@ -46,8 +46,9 @@ void fill_with_dummies(const models::GPTModel& model);
 
 class RolloutModel {
  public:
-  // Called by all ranks. Throws Error for what of the flags does not fit the checkpoint.
-  RolloutModel(models::World& world, const RolloutFlags& flags);
+  // Called by all ranks of the mesh: `ranks`, in the world, or all if there are none. Throws Error
+  // for what of the flags does not fit the checkpoint.
+  RolloutModel(models::World& world, const RolloutFlags& flags, std::vector<int> ranks = {});
 
   models::GPTModel& model() const { return *chunks_.front(); }
   const models::ParallelState& mesh() const { return mesh_; }
@@ -59,7 +60,7 @@ class RolloutModel {
   std::optional<rollout::text::ChatTemplate> find_chat_template(bool with_tools) const;
   // Opens another checkpoint of the same model and deltas that follow it; the result loads the
   // weights in place. Throws Error if they do not fit, before anything has changed. Called by all
-  // ranks.
+  // ranks of the mesh.
   std::function<void()> open_weights(const std::string& checkpoint,
                                      const std::string& iteration,
                                      const std::vector<std::string>& deltas) const;

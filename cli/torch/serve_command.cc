@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -56,7 +58,6 @@ serve::ServedModel served_model(const ServeFlags& flags,
           .tool_format = tool_format(flags, model)};
 }
 
-// On rank 0: HTTP on a thread of its own, the first engine on this one.
 // The files that an engine's weights came from.
 struct LoadedWeights {
   std::string checkpoint{};
@@ -72,6 +73,7 @@ struct LoadedWeights {
   }
 };
 
+// On rank 0: HTTP on a thread of its own, the first engine on this one.
 void serve_http(const ServeFlags& flags,
                 const RolloutModel& model,
                 const rollout::EngineOptions& options,
@@ -101,16 +103,21 @@ void serve_http(const ServeFlags& flags,
 }
 
 void serve_rank(const ServeFlags& flags, models::World& world) {
-  RolloutModel model(world, flags.rollout);
-  const auto& shape = model.mesh().shape();
-  const int tp = shape.tp(), dp = shape.dp();
+  const auto parallel = parallel_of(flags.rollout.mesh);
+  const int tp = parallel.tensor_model_parallel_size, dp = world.size() / tp;
   require(tp * dp == world.size(), ErrorKind::kUsage,
-          "serve: {} ranks, --tp {} and --dp {}: an engine's ranks are tensor parallel",
-          world.size(), tp, dp);
-  require(dp == 1 || !rollout::shares_experts(model.model()), ErrorKind::kUsage,
+          "serve: {} ranks and --tp {}: an engine's ranks are tensor parallel", world.size(), tp);
+  const models::MeshShape shape(parallel, world.size());
+  require(dp == 1 || shape.ep() * shape.etp() <= tp, ErrorKind::kUsage,
           "serve: --dp {}: engines that share experts take their steps together, which is not "
           "supported",
           dp);
+  // Ranks of an engine follow each other, in a mesh of their own: engines have no collective
+  // together, so that others go on where one has died.
+  const int first = world.rank() / tp * tp;
+  std::vector<int> ranks(static_cast<std::size_t>(tp));
+  std::iota(ranks.begin(), ranks.end(), first);
+  RolloutModel model(world, flags.rollout, std::move(ranks));
   LoadedWeights weights{.checkpoint = flags.rollout.checkpoint};
   if (flags.rollout.iteration)
     weights.iteration = distckpt::iteration_text(*flags.rollout.iteration);
@@ -129,11 +136,9 @@ void serve_rank(const ServeFlags& flags, models::World& world) {
         models::Mailbox::Patience{.limit = world.timeout(),
                                   .hint = "--timeout is the time that ranks wait for each other"});
   };
-  // Ranks of an engine follow each other.
   const auto mail = mailbox("serve");
   std::vector<std::unique_ptr<models::Mailbox>> of_engines(1);
   for (int i = 1; i < dp; ++i) of_engines.push_back(mailbox(fmt::format("engine {}", i)));
-  const int first = world.rank() / tp * tp;
   if (world.rank() > first) return serve::follow(engine, *mail, first);
   serve::RankedEngine all(engine, *mail, first, tp);
   serve::EngineSteps& mine = tp == 1 ? static_cast<serve::EngineSteps&>(engine) : all;

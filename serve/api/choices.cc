@@ -191,7 +191,8 @@ ordered_json AnswerWriter::chat_logprobs(const SamplePart& part) {
   std::string buffer;
   const auto one = [&](std::int64_t id, float logprob) -> ordered_json {
     const auto& text = text_of(id, buffer);
-    return {{"token", text}, {"logprob", logprob_json(logprob)}, {"bytes", bytes_json(text)}};
+    const auto& bytes = request_.return_tokens_as_token_ids ? text : texts_.bytes_of(id);
+    return {{"token", text}, {"logprob", logprob_json(logprob)}, {"bytes", bytes_json(bytes)}};
   };
   auto content = ordered_json::array();
   for (const auto& token : part.tokens) {

@@ -1,6 +1,7 @@
 #include "serve/api/served_model.h"
 
 #include <array>
+#include <string_view>
 
 #include "serve/api/api_error.h"
 
@@ -22,6 +23,17 @@ const std::string& TokenTexts::of(std::int64_t id) {
     found->second = tokenizer_->decode(ids, {.skip_special_tokens = false});
   }
   return found->second;
+}
+
+const std::string& TokenTexts::bytes_of(std::int64_t id) {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  constexpr char kAdded = '\xFF';  // in front of added tokens, which are text
+  const auto& text = of(id);
+  if (tokenizer_ == nullptr || text.find(kReplacement) == text.npos) return text;
+  if (bytes_.empty()) bytes_ = tokenizer_->token_bytes(tokenizer_->vocab_size(), kAdded);
+  const auto index = static_cast<std::size_t>(id);
+  const bool is_own = index < bytes_.size() && !bytes_[index].empty() && bytes_[index][0] != kAdded;
+  return is_own ? bytes_[index] : text;
 }
 
 }  // namespace ferry::serve

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "rollout/text/chat_template.h"
 #include "rollout/text/tokenizer/tokenizer.h"
@@ -35,10 +36,13 @@ class TokenTexts {
 
   // "token_id:7" without a tokenizer.
   const std::string& of(std::int64_t id);
+  // The same in bytes: a token that is a part of a character has its own, and no U+FFFD.
+  const std::string& bytes_of(std::int64_t id);
 
  private:
   const rollout::text::Tokenizer* tokenizer_;
   std::unordered_map<std::int64_t, std::string> texts_;
+  std::vector<std::string> bytes_{};  // of all tokens, once any is asked for that is no text
 };
 
 }  // namespace ferry::serve

@@ -84,9 +84,17 @@ EngineStats read_stats(const json& list) {
 
 // Sends a call and those before it, and takes the answer. Returns a step's outputs.
 json RemoteEngine::ask(json call) {
+  if (lost_) throw Error(*lost_);
   calls_.push_back(std::move(call));
-  mail_.send(to_cbor(std::exchange(calls_, json::array())), rank_, "the engine's next calls");
-  auto answer = from_cbor<json>(mail_.receive(rank_, "the engine's answer"));
+  std::string received;
+  try {
+    mail_.send(to_cbor(std::exchange(calls_, json::array())), rank_, "the engine's next calls");
+    received = mail_.receive(rank_, "the engine's answer");
+  } catch (const Error& error) {
+    lost_ = error;
+    throw;
+  }
+  auto answer = from_cbor<json>(received);
   has_unfinished_ = answer.at("has_unfinished").get<bool>();
   stats_ = read_stats(answer.at("stats"));
   if (!answer.at("error").is_null()) throw read_error(answer.at("error"));
@@ -137,8 +145,13 @@ void RemoteEngine::idle() {
 }
 
 void RemoteEngine::end() {
+  if (lost_) return;
   calls_.push_back({"end"});
-  mail_.send(to_cbor(calls_), rank_, "the engine's next calls");
+  try {
+    mail_.send(to_cbor(calls_), rank_, "the engine's next calls");
+  } catch (const Error& error) {
+    lost_ = error;
+  }
 }
 
 void answer_calls(EngineSteps& mine, const models::Mailbox& mail) {

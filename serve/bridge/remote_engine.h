@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,9 @@ class RemoteEngine : public EngineSteps {
   void sleep(int level) override;
   void wake_up() override;
   void idle() override;
+  bool is_lost() const override { return lost_.has_value(); }
 
-  // The other rank's answer_calls() returns.
+  // The other rank's answer_calls() returns. Nothing happens if that rank has gone.
   void end();
 
  private:
@@ -44,6 +46,7 @@ class RemoteEngine : public EngineSteps {
   nlohmann::json calls_ = nlohmann::json::array();  // that need no answer, since the last message
   bool has_unfinished_ = false;
   rollout::EngineStats stats_{};
+  std::optional<Error> lost_{};  // why no message reaches the other rank
 };
 
 // On the other rank: makes the calls of rank 0 until its end().

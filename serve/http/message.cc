@@ -6,7 +6,7 @@
 namespace ferry::serve {
 namespace {
 
-std::string percent_decoded(std::string_view text) {
+std::string percent_decoded(std::string_view text, bool plus_is_space) {
   std::string decoded;
   for (std::size_t i = 0; i < text.size(); ++i) {
     unsigned char byte = 0;
@@ -16,7 +16,7 @@ std::string percent_decoded(std::string_view text) {
       decoded += static_cast<char>(byte);
       i += 2;
     } else {
-      decoded += text[i] == '+' ? ' ' : text[i];
+      decoded += plus_is_space && text[i] == '+' ? ' ' : text[i];
     }
   }
   return decoded;
@@ -36,10 +36,14 @@ std::string HttpRequest::query_value(std::string_view name) const {
     const auto pair = rest.substr(0, rest.find('&'));
     rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
     const auto equals = std::min(pair.find('='), pair.size());
-    if (percent_decoded(pair.substr(0, equals)) == name)
-      return percent_decoded(pair.substr(std::min(pair.size(), equals + 1)));
+    if (percent_decoded(pair.substr(0, equals), true) == name)
+      return percent_decoded(pair.substr(std::min(pair.size(), equals + 1)), true);
   }
   return "";
+}
+
+std::string HttpRequest::path_behind(std::string_view prefix) const {
+  return percent_decoded(std::string_view(path).substr(prefix.size()), false);
 }
 
 std::string_view reason_phrase(int status) {

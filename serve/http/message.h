@@ -23,6 +23,8 @@ struct HttpRequest {
   std::string_view header(std::string_view lower_case_name) const;
   // The value of `name=value` in the query, with %XX and '+' decoded; empty if it is absent.
   std::string query_value(std::string_view name) const;
+  // The rest of the path behind a prefix that it has, with %XX decoded.
+  std::string path_behind(std::string_view prefix) const;
 };
 
 struct HttpResponse {

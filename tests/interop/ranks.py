@@ -10,16 +10,20 @@ from support import FERRY
 TORCH_PROGRAM = FERRY.parent / "ferry-torch"
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
 def start_training(count, algorithm, arguments, limits={}, **environment):
     """`ferry train <algorithm>` as so many ranks, with the variables of torchrun; `limits`: {rank: called in it before it begins}."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # The program itself, not ferry that runs it: signals are for it.
     return [subprocess.Popen([TORCH_PROGRAM, "train", algorithm, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                              preexec_fn=limits.get(rank),
                              env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1",
-                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | environment) for rank in range(count)]
+                                               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | environment) for rank in range(count)]
 
 
 def finish(ranks, timeout=60):

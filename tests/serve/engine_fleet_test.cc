@@ -16,7 +16,8 @@ using fake_engine::token_of;
 class EngineFleetTest : public fake_engine::AnswersTest {
  public:
   EngineFleetTest() : fleet_({&engines_[0], &engines_[1], &engines_[2]}) {
-    fleet_.on_outputs([this](const auto& outputs, const auto& now) { hear(outputs, now); });
+    fleet_.on_outputs(
+        [this](std::size_t, const auto& outputs, const auto& now) { hear(outputs, now); });
     thread_ = std::thread([this] {
       try {
         fleet_.run();
@@ -122,6 +123,45 @@ TEST_F(EngineFleetTest, UpdatesAllEngines) {
             "absent: does not exist");
   fleet_.add_request("0", {1}, {.max_tokens = 1});
   EXPECT_EQ(answer_of("0").tokens[0][0], expected({1}, 0, 1)[0] + 1000);
+}
+
+TEST_F(EngineFleetTest, UpdatesTheOthersWhereAnEngineIsLost) {
+  engines_[1].lost = true;
+  const auto update = [&](const char* checkpoint) {
+    return result_of([&](auto done) {
+      fleet_.update_weights({checkpoint, ""}, PauseMode::kWait, done);
+    });
+  };
+  EXPECT_EQ(update("new"), "");
+  EXPECT_EQ(update("new"), "");
+  EXPECT_EQ(update("absent"), "absent: does not exist");
+  EXPECT_EQ(engines_[0].weights, 2000);
+  EXPECT_EQ(engines_[1].weights, 0);
+  EXPECT_EQ(engines_[2].weights, 2000);
+  EXPECT_FALSE(fleet_.statuses()[1].has_value());
+  engines_[2].lost = true;
+  EXPECT_EQ(result_of([&](auto done) { fleet_.sleep(1, PauseMode::kAbort, done); }), "");
+  EXPECT_EQ(engines_[0].sleeps, 1);
+}
+
+TEST_F(EngineFleetTest, ReportsTheLossOfItsLastEngine) {
+  for (auto& engine : engines_) engine.lost = true;
+  EXPECT_EQ(result_of([&](auto done) { fleet_.sleep(1, PauseMode::kAbort, done); }),
+            "missing: rank 1");
+}
+
+TEST_F(EngineFleetTest, DrawsAgainWhatWaitedWhereAnEngineIsLost) {
+  result_of([&](auto done) { fleet_.pause(PauseMode::kKeep, done); });
+  for (int i = 0; i < 6; ++i) fleet_.add_request(std::to_string(i), {i}, {.max_tokens = 5});
+  engines_[0].lost = true;
+  engines_[0].fails = true;
+  EXPECT_EQ(result_of([&](auto done) {
+              fleet_.update_weights({"new", ""}, PauseMode::kKeep, done);
+            }),
+            "");
+  result_of([&](auto done) { fleet_.resume(done); });
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(answer_of(std::to_string(i)).tokens[0].size(), 5);
+  EXPECT_EQ(engines_[0].num_steps, 0);
 }
 
 TEST_F(EngineFleetTest, EndsWhatIsAborted) {

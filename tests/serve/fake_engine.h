@@ -68,7 +68,9 @@ class FakeEngine : public EngineSteps {
     return {.num_running = static_cast<std::int64_t>(requests_.size())};
   }
   void reset_prefix_cache() override { ++num_resets; }
+  bool is_lost() const override { return lost; }
   std::function<void()> open_weights(const WeightSource& source) override {
+    require(!lost, ErrorKind::kIo, "missing: rank 1");
     require(source.checkpoint != "absent", ErrorKind::kNotFound, "absent: does not exist");
     return [this, source] {
       require(source.checkpoint != "damaged", ErrorKind::kCorrupt, "damaged: is cut short");
@@ -79,12 +81,15 @@ class FakeEngine : public EngineSteps {
     ++num_idle;
     require(!fails, ErrorKind::kDevice, "the device is lost");
   }
-  void sleep(int level) override { sleeps = level; }
+  void sleep(int level) override {
+    require(!lost, ErrorKind::kIo, "missing: rank 1");
+    sleeps = level;
+  }
   void wake_up() override { sleeps = 0; }
 
   std::atomic<int> num_aborted = 0, num_steps = 0, num_resets = 0, num_idle = 0, sleeps = 0;
   std::atomic<std::int64_t> weights = 0;
-  std::atomic<bool> fails = false;
+  std::atomic<bool> fails = false, lost = false;
 
  private:
   struct Request {

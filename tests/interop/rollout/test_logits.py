@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 import hf_reference
 from meshes import covering, layout_of, name_of, prediction_layers, spread
+from ranks import free_port
 from support import DATA, FERRY, HERE, PEERS, ferry, ferry_json, llama_config, run_ok, write_hf
 
 TORCH = FERRY.parent / "ferry-torch"
@@ -253,18 +253,12 @@ def test_models_load_from_what_we_write(to, references, tmp_path):
 
 def launch(size, port, *arguments_of_ranks):
     """[(exit status, stdout, stderr)] of `ferry verify --logits` as ranks of a launcher, found by what torchrun sets."""
-    environment = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [subprocess.Popen([str(FERRY), "verify", "--logits", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
              for rank, arguments in enumerate(arguments_of_ranks)]
     outputs = [rank.communicate(timeout=120) for rank in ranks]
     return [(rank.returncode, *output) for rank, output in zip(ranks, outputs)]
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def test_ranks_of_a_launcher(references):

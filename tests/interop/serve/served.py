@@ -13,6 +13,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ranks import TORCH_PROGRAM, free_port
 from support import FERRY, ROOT
 
 CHAT = ("{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
@@ -39,8 +40,8 @@ def save_weights(folder, config, seed):
 
 
 class Served:
-    def __init__(self, process, port):
-        self.process, self.port = process, port
+    def __init__(self, process, port, others=()):
+        self.process, self.port, self.others = process, port, others
         self.url = f"http://127.0.0.1:{port}"
         self.log = []
         threading.Thread(target=self.keep_log, daemon=True).start()
@@ -90,9 +91,18 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(checkpoint, *arguments, port=0):
-    command = [FERRY, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def serve(checkpoint, *arguments, port=0, ranks=1):
+    """Each rank is a process; `others` of what this yields are those behind the first."""
+    program = FERRY if ranks == 1 else TORCH_PROGRAM
+    command = [str(word) for word in (program, "serve", checkpoint, "--port", port, "--served-model-name", NAME, *arguments)]
+    meeting = {} if ranks == 1 else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+
+    def start(rank):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if meeting else {}
+        return subprocess.Popen(command, stderr=subprocess.PIPE if rank == 0 else None, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | meeting | place)
+
+    processes = [start(rank) for rank in range(ranks)]
+    process, *others = processes
     said = []
     try:
         for line in process.stderr:
@@ -101,10 +111,11 @@ def serve(checkpoint, *arguments, port=0):
                 break
         else:
             raise AssertionError("".join(said))
-        yield Served(process, int(found[1]))
+        yield Served(process, int(found[1]), others)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert {one.wait(timeout=60) for one in processes} - {-signal.SIGKILL} == {0}
     finally:
-        process.kill()
-        process.wait()
+        for one in processes:
+            one.kill()
+            one.wait()

@@ -27,6 +27,20 @@ def tokenizer(talker):
 def test_the_model_is_listed(client):
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by, model.max_model_len) == (NAME, "model", "ferry", 4096)
+    assert client.models.retrieve(NAME) == model
+    with pytest.raises(openai.NotFoundError, match="another/one"):
+        client.models.retrieve("another/one")
+
+
+def test_a_token_s_bytes_are_its_own_where_it_is_part_of_a_character(client, tokenizer):
+    answer = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x"}], max_completion_tokens=200, seed=3, temperature=9,
+                                            logprobs=True, top_logprobs=1, extra_body={"return_token_ids": True, "ignore_eos": True}).choices[0]
+    alphabet = transformers.convert_slow_tokenizer.bytes_to_unicode()
+    byte_of = {character: byte for byte, character in alphabet.items()}
+    pieces = [one for one in zip(answer.token_ids, answer.logprobs.content) if "\ufffd" in one[1].token and byte_of[tokenizer.convert_ids_to_tokens(one[0])[0]] != 255]
+    assert len(pieces) > 10
+    for token_id, one in pieces:
+        assert one.bytes == [byte_of[character] for character in tokenizer.convert_ids_to_tokens(token_id)]
 
 
 def test_a_completion_is_that_of_ferry_generate(client, talker, tokenizer):
