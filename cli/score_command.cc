@@ -7,6 +7,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "cli/commands.h"
@@ -24,7 +25,8 @@ std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-json answer_to(const std::string& line, const trainer::CodeRewardOptions& code) {
+// `code`: nothing if rules alone score.
+json answer_to(const std::string& line, const std::optional<trainer::CodeRewardOptions>& code) {
   const auto question = distckpt::parse_json(line, "a question");
   json answer{{"id", distckpt::json_at(question, "id", "a question")}};
   try {
@@ -33,8 +35,8 @@ json answer_to(const std::string& line, const trainer::CodeRewardOptions& code) 
     const auto solution = distckpt::json_string(
         distckpt::json_at(question, "solution_str", "a question"), "solution_str", "a question");
     const auto truth = text_of(distckpt::json_at(question, "ground_truth", "a question"));
-    const auto score = trainer::is_code(source)
-                           ? trainer::code_reward(solution, truth, code)
+    const auto score = code && trainer::is_code(source)
+                           ? trainer::code_reward(solution, truth, *code)
                            : trainer::default_compute_score(source, solution, truth);
     answer["score"] = score.score;
     for (const auto& [name, value] : score.numbers) answer[name] = value;
@@ -51,6 +53,7 @@ void add_score(CLI::App& app) {
   struct Flags {
     std::string memory = "1GiB";
     int seconds = 10;
+    bool rules = false;
   };
   auto flags = std::make_shared<Flags>();
   auto* command = app.add_subcommand(
@@ -59,14 +62,21 @@ void add_score(CLI::App& app) {
       ->check(CLI::PositiveNumber);
   command->add_option("--memory", flags->memory,
                       "Address space of code that is tested. Default: 1GiB");
-  command->footer("reward_model.command='ferry score' asks it. Code is tested in a sandbox.");
+  command->add_flag("--rules", flags->rules, "Test no code: no sandbox is needed");
+  command->footer(
+      "reward_model.command='ferry score' asks it. Code is tested in a sandbox.\n"
+      "Exit status: 0 at the end of its input, 2 trouble, such as a system without sandboxes.");
   command->callback([flags] {
     const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
     const auto memory = std::to_string(parse_size(flags->memory, "--memory"));
     const auto seconds = std::to_string(flags->seconds);
-    const trainer::CodeRewardOptions code{
-        .sandbox = {self, "sandbox", "--memory", memory, "--cpu-seconds", seconds, "--"},
-        .timeout = std::chrono::seconds(flags->seconds)};
+    std::optional<trainer::CodeRewardOptions> code;
+    if (!flags->rules) {
+      code = trainer::CodeRewardOptions{
+          .sandbox = {self, "sandbox", "--memory", memory, "--cpu-seconds", seconds, "--"},
+          .timeout = std::chrono::seconds(flags->seconds)};
+      trainer::require_sandbox(code->sandbox);
+    }
     for (std::string line; std::getline(std::cin, line);) {
       fmt::print("{}\n", answer_to(line, code).dump(-1, ' ', true, json::error_handler_t::replace));
       std::fflush(stdout);

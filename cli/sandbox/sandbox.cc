@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/close_range.h>
 #include <linux/filter.h>
 #include <linux/mount.h>
 #include <linux/seccomp.h>
@@ -23,6 +24,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/sandbox/user_map.h"
 #include "distckpt/base/error.h"
 #include "distckpt/storage/file_io.h"
 
@@ -31,35 +33,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr unsigned kNobody = 65534;
+constexpr const char* kTemporary = "/dev/shm";
 constexpr int kNewNamespaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET |
                                CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP;
 
 void check(bool ok, const std::string& what) {
   require(ok, ErrorKind::kIo, "sandbox: {}: {}", what, std::strerror(errno));
-}
-
-void write_map(const char* file, const std::string& text) {
-  const distckpt::Descriptor fd(open(file, O_WRONLY | O_CLOEXEC));
-  check(fd.get() >= 0 &&
-            write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()),
-        file);
-}
-
-// In namespaces of its own this process may do what follows, and loses that when it becomes the
-// program: nobody's user has no capabilities.
-void enter_namespaces(const SandboxOptions& options) {
-  const auto uid = getuid();
-  const auto gid = getgid();
-  const int flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
-                    (options.network ? 0 : CLONE_NEWNET);
-  if (unshare(flags) != 0)
-    throw Error(ErrorKind::kUsage, fmt::format("sandbox: no namespaces: {}", std::strerror(errno)),
-                "the system must allow user namespaces: sysctl user.max_user_namespaces, "
-                "kernel.unprivileged_userns_clone, or the container's seccomp profile");
-  write_map("/proc/self/setgroups", "deny");
-  write_map("/proc/self/uid_map", fmt::format("{} {} 1", kNobody, uid));
-  write_map("/proc/self/gid_map", fmt::format("{} {} 1", kNobody, gid));
 }
 
 void set_read_only(const char* path, bool read_only) {
@@ -88,26 +67,32 @@ void make_devices() {
   check(mkdir("/dev/shm", 01777) == 0, "/dev/shm");
 }
 
+// Something empty in its place.
+void hide(const fs::path& path) {
+  const bool is_folder = fs::is_directory(path);
+  const bool hidden = is_folder ? mount("tmpfs", path.c_str(), "tmpfs", 0, "mode=555,size=4k") == 0
+                                : mount("/dev/null", path.c_str(), nullptr, MS_BIND, nullptr) == 0;
+  check(hidden, fmt::format("hiding {}", path.string()));
+}
+
 void make_files(const SandboxOptions& options) {
   check(mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0, "mounts of its own");
+  const auto here = fs::current_path();
   std::vector<fs::path> writable;
   for (const auto& folder : options.writable) writable.push_back(fs::absolute(folder));
   for (const auto& folder : writable)
     check(mount(folder.c_str(), folder.c_str(), nullptr, MS_BIND, nullptr) == 0, folder.string());
   make_devices();
+  for (const auto& path : options.hidden) hide(fs::absolute(path));
   // A container that covers parts of /proc allows no new one: then there is none at all.
   if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) != 0)
     check(mount("tmpfs", "/proc", "tmpfs", 0, "mode=555,size=4k") == 0, "/proc");
   set_read_only("/", true);
   for (const auto& folder : writable) set_read_only(folder.c_str(), false);
-  // The working directory is still the folder below the mounts.
-  if (!writable.empty()) {
-    const auto here = fs::current_path();
-    check(chdir(here.c_str()) == 0, here.string());
-  }
-  check(mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m") == 0,
-        "/dev/shm");
-  check(setenv("TMPDIR", "/dev/shm", 1) == 0, "TMPDIR");
+  // The working directory is still the folder below the mounts. One that is hidden is left.
+  if (chdir(here.c_str()) != 0) check(chdir("/") == 0, "/");
+  check(mount("tmpfs", kTemporary, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m") == 0,
+        kTemporary);
 }
 
 void set_limit(int resource, std::int64_t most, const char* name) {
@@ -219,19 +204,44 @@ int exit_status(int status) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-void become_program(const SandboxOptions& options) {
-  std::vector<char*> arguments;
-  for (const auto& text : options.command) arguments.push_back(const_cast<char*>(text.c_str()));
-  arguments.push_back(nullptr);
+// The part of the environment that programs need, without anything that could be a secret.
+std::vector<std::string> environment(const SandboxOptions& options) {
+  std::vector<std::string> names{"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "TERM"};
+  std::vector<std::string> all{fmt::format("HOME={}", kTemporary),
+                               fmt::format("TMPDIR={}", kTemporary)};
+  for (const auto& one : options.environment) {
+    if (one.find('=') == std::string::npos)
+      names.push_back(one);
+    else
+      all.push_back(one);
+  }
+  for (const auto& name : names)
+    if (const char* const value = std::getenv(name.c_str()))
+      all.push_back(fmt::format("{}={}", name, value));
+  return all;
+}
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (auto& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+void become_program(const SandboxOptions& options, bool as_nobody) {
+  auto words = options.command, variables = environment(options);
+  // Files that whoever runs this has left open.
+  check(syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) == 0, "open files");
+  if (as_nobody) become_nobody();
   filter_calls();
   std::signal(SIGXFSZ, SIG_DFL);  // ferry itself ignores it
-  execvp(arguments.front(), arguments.data());
+  execvpe(words.front().c_str(), pointers_to(words).data(), pointers_to(variables).data());
   check(false, options.command.front());
 }
 
 // The first process of the sandbox, with which all others end. It is not the program itself, since
 // the kernel keeps signals from a first process that does not handle them.
-int watch_over_program(const SandboxOptions& options) {
+int watch_over_program(const SandboxOptions& options, bool as_nobody) {
   check(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0, "the end of its parent");
   check(setsid() >= 0, "a session without the terminal, into which it could type");
   make_files(options);
@@ -241,7 +251,7 @@ int watch_over_program(const SandboxOptions& options) {
   if (options.cpu_seconds > 0) set_limit(RLIMIT_CPU, options.cpu_seconds, "CPU time");
   const auto program = fork();
   check(program >= 0, "fork");
-  if (program == 0) become_program(options);
+  if (program == 0) become_program(options, as_nobody);
   for (int status = 0;;)
     if (waitpid(-1, &status, 0) == program) return exit_status(status);
 }
@@ -249,12 +259,13 @@ int watch_over_program(const SandboxOptions& options) {
 }  // namespace
 
 int run_in_sandbox(const SandboxOptions& options) {
-  enter_namespaces(options);
+  const bool as_nobody = enter_user_namespace(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC |
+                                              CLONE_NEWUTS | (options.network ? 0 : CLONE_NEWNET));
   const auto child = fork();
   check(child >= 0, "fork");
   if (child == 0) {
     try {
-      _exit(watch_over_program(options));
+      _exit(watch_over_program(options, as_nobody));
     } catch (const Error& error) {
       fmt::print(stderr, "error: {}\n", error.what());
       _exit(2);

@@ -1,12 +1,16 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
@@ -14,6 +18,7 @@
 #include "cli/torch/library_error.h"
 #include "distckpt/base/error.h"
 #include "distckpt/base/foreign_error.h"
+#include "distckpt/storage/file_io.h"
 #include "models/distributed/failure_board.h"
 #include "models/distributed/world.h"
 #include "trainer/config/ppo_config.h"
@@ -21,10 +26,13 @@
 #include "trainer/engine/run_options.h"
 #include "trainer/ppo/ppo_trainer.h"
 #include "trainer/replicas/rollout_replica.h"
+#include "trainer/rewards/code_reward.h"
 #include "trainer/sft/sft_trainer.h"
 
 namespace ferry::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct TrainFlags {
   std::string config{};
@@ -100,12 +108,41 @@ void train_sft(const TrainFlags& flags) {
       [](const trainer::SftConfig& config) { return config.trainer; });
 }
 
+// Whether one of the run's programs asks for a sandbox.
+bool uses_sandbox(const trainer::PpoConfig& config) {
+  const auto& agents = config.rollout.agents;
+  std::vector<std::string> texts{config.reward.command, agents.agent.env_command};
+  if (std::error_code none; fs::exists(agents.multi_turn.tool_config_path, none))
+    texts.push_back(distckpt::read_text(agents.multi_turn.tool_config_path));
+  return std::ranges::any_of(texts, [](const std::string& text) {
+    return text.find("ferry sandbox") != text.npos ||
+           (text.find("ferry score") != text.npos && text.find("--rules") == text.npos);
+  });
+}
+
+// Sandboxes hide the run's questions, which have the answers beside them, and all that it writes.
+// Throws Error(kUsage) where the run needs a sandbox, and none can be made: before the first step.
+void prepare_sandboxes(const trainer::PpoConfig& config) {
+  std::vector<std::string> hidden{config.trainer.run.default_local_dir};
+  for (const auto* files : {&config.data.train_files, &config.data.val_files})
+    hidden.insert(hidden.end(), files->begin(), files->end());
+  for (auto& path : hidden) path = fs::absolute(path).lexically_normal().string();
+  if (const char* const more = std::getenv("FERRY_SANDBOX_HIDE")) hidden.emplace_back(more);
+  setenv("FERRY_SANDBOX_HIDE", fmt::format("{}", fmt::join(hidden, ":")).c_str(), 1);
+  if (!uses_sandbox(config)) return;
+  const auto program = fs::read_symlink("/proc/self/exe").parent_path() / "ferry";
+  trainer::require_sandbox({program.string(), "sandbox", "--"});
+}
+
 // `algorithm`: ppo or grpo.
 void train_ppo(const TrainFlags& flags, const std::string& algorithm) {
   print_or_train<trainer::PpoTrainer>(
       flags, [&] { return trainer::load_ppo_config(algorithm, flags.config, flags.overrides); },
       [&] { return trainer::default_ppo_config(algorithm); },
-      [](const trainer::PpoConfig& config) { return config.trainer.run; });
+      [](const trainer::PpoConfig& config) {
+        prepare_sandboxes(config);
+        return config.trainer.run;
+      });
 }
 
 CLI::App* add_training(CLI::App& train,

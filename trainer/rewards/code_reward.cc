@@ -23,7 +23,7 @@ using nlohmann::json;
 
 constexpr std::size_t kCounted = 10;                       // tests, unless all are passed
 constexpr std::size_t kMostOutput = std::size_t{4} << 20;  // bytes
-constexpr int kNoSandbox = 2;                              // ferry sandbox
+constexpr std::string_view kNoSandbox = "2";               // the status of ferry sandbox
 
 // Names that solutions take for granted (prime_code/testing_util.py).
 constexpr std::string_view kImports =
@@ -125,8 +125,9 @@ std::optional<std::string> run_program(const ProgramFile& program,
     said += *line + "\n";
   const auto lines = lines_of(said);
   const auto status = lines.empty() ? "" : lines.back();
-  require(status != std::to_string(kNoSandbox) || lines.size() > 1, ErrorKind::kUsage,
-          "no sandbox can be made, in which code could be tested");
+  // The program's own status, or that of a sandbox which could not be made.
+  if (status == kNoSandbox && said.find_first_not_of('\n') == said.rfind(status))
+    require_sandbox(options.sandbox);
   if (status != "0") return std::nullopt;
   return said.substr(0, said.rfind("\n0\n"));
 }
@@ -147,6 +148,20 @@ bool passes(const std::optional<std::string>& said, const json& expected, bool r
 bool is_code(std::string_view data_source) {
   constexpr std::array<std::string_view, 4> kCode{"codecontests", "apps", "codeforces", "taco"};
   return std::ranges::find(kCode, data_source) != kCode.end();
+}
+
+void require_sandbox(const std::vector<std::string>& sandbox) {
+  constexpr std::string_view kMade = "made";
+  auto words = sandbox;
+  words.insert(words.end(), {"echo", std::string(kMade)});
+  ChildProcess process(words);
+  std::string said;
+  while (!process.ended() && said.empty()) {
+    std::string_view none;
+    if (const auto line = process.exchange(none, std::chrono::milliseconds(1000))) said = *line;
+  }
+  require(said == kMade, ErrorKind::kUsage,
+          "no sandbox can be made here, in which code could be tested");
 }
 
 RewardScore code_reward(std::string_view solution_str,

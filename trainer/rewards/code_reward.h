@@ -26,6 +26,10 @@ struct CodeRewardOptions {
 
 bool is_code(std::string_view data_source);
 
+// Throws Error(kUsage) if the program above makes no sandbox; it has then said why on standard
+// error.
+void require_sandbox(const std::vector<std::string>& sandbox);
+
 // The last block of ```python, or the whole. Throws Error(kCorrupt) for a ground truth that is no
 // tests, Error(kUsage) where there is no sandbox.
 RewardScore code_reward(std::string_view solution_str,

@@ -70,6 +70,32 @@ def test_it_is_bound_in_time_and_place(tmp_path):
     assert [answer["score"] for answer in said] == [0, 0, 0, 1] and not any(tmp_path.iterdir())
 
 
+NO_NAMESPACES = ["unshare", "-Ur", "sh", "-c", "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"", "sh"]
+
+
+def test_nothing_is_scored_where_there_is_no_sandbox(tmp_path):
+    question = json.dumps({"id": 0, "data_source": "codecontests", "solution_str": CASES["right"][0], "ground_truth": ADD, "extra_info": {}})
+    rule = json.dumps({"id": 1, "data_source": "openai/gsm8k", "solution_str": "#### 7", "ground_truth": "7"})
+
+    def ask(*options):
+        return subprocess.run([*NO_NAMESPACES, FERRY, "score", *options], input=f"{question}\n{rule}\n", capture_output=True, text=True, timeout=60)
+
+    done = ask()
+    assert (done.returncode, done.stdout) == (2, "") and "no namespaces" in done.stderr and "no sandbox can be made here" in done.stderr
+    done = ask("--rules")
+    code, rules = map(json.loads, done.stdout.splitlines())
+    assert done.returncode == 0 and "no rule scores data_source codecontests" in code["error"] and rules["score"] == 1
+    (tmp_path / "data.jsonl").write_text('{"prompt": [{"role": "user", "content": "x"}], "data_source": "apps", "reward_model": {"ground_truth": "1"}}\n')
+    done = subprocess.run([*NO_NAMESPACES, FERRY, "train", "grpo", "--reward-command", "ferry score", f"data.train_files=['{tmp_path / 'data.jsonl'}']",
+                           f"trainer.default_local_dir='{tmp_path / 'run'}'", "actor_rollout_ref.model.path='/no/such/model'", "trainer.device='cpu'"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "no sandbox can be made here" in done.stderr, done.stderr
+
+
+def test_a_program_s_own_status_is_no_missing_sandbox():
+    said = score({"solution_str": "import sys; sys.exit(2)", "ground_truth": ADD}, {"solution_str": CASES["right"][0], "ground_truth": ADD})
+    assert [answer["score"] for answer in said] == [0, 1]
+
+
 def test_rules_score_other_data():
     said = score({"data_source": "openai/gsm8k", "solution_str": "#### 7", "ground_truth": "7"}, {"data_source": "openai/gsm8k", "solution_str": "7", "ground_truth": "7"},
                  {"data_source": "poems", "solution_str": "7", "ground_truth": "7"}, {"solution_str": "x", "ground_truth": "{}"})

@@ -1,5 +1,6 @@
 """`ferry sandbox`: what a program in it can do, and all that it cannot."""
 import json
+import os
 import subprocess
 import sys
 
@@ -88,6 +89,49 @@ def test_it_has_bounds():
     done = run("bytearray(1 << 30)", "--memory", "512MiB")
     assert done.returncode == 1 and "MemoryError" in done.stderr
     assert run("while True: pass", "--cpu-seconds", "1").returncode == 128 + 9
+
+
+def test_it_has_no_more_processes_than_that():
+    """Root's are counted, too."""
+    done = run("import os, time\nfor i in range(200):\n    try:\n        if os.fork() == 0: time.sleep(60)\n    except OSError: break\nprint(i)", "--processes", "10")
+    assert done.returncode == 0 and 1 <= int(done.stdout) < 10, (done.stdout, done.stderr)
+
+
+def test_root_s_files_are_readable_for_it_and_it_is_nobody(tmp_path):
+    (tmp_path / "mine").write_text("x")
+    (tmp_path / "mine").chmod(0o600)
+    tmp_path.chmod(0o700)
+    done = run(f"import os\nprint(open({str(tmp_path / 'mine')!r}).read(), os.getresuid())")
+    assert done.stdout == "x (65534, 65534, 65534)\n", done.stderr
+    assert refused("import os; os.setuid(0)") == "PermissionError" if os.getuid() == 0 else "OSError"
+
+
+def test_it_has_no_keys_of_the_environment():
+    shown = "import os; print(sorted(os.environ.items()))"
+    outside = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "WANDB_API_KEY": "secret", "OTHER": "1"}
+    known = [("HOME", "/dev/shm"), ("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin"), ("TMPDIR", "/dev/shm")]
+    assert run(shown, env=outside).stdout == f"{known}\n"
+    assert run(shown, "--env", "OTHER", "--env", "MORE=a=b", "--env", "ABSENT", env=outside).stdout == f"{sorted(known + [('OTHER', '1'), ('MORE', 'a=b')])}\n"
+
+
+@pytest.mark.parametrize("by_run", [True, False], ids=["by the run", "by an option"])
+def test_what_is_hidden_is_empty(by_run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/samples").write_text("42")
+    (tmp_path / "data").write_text("42")
+    paths = [str(tmp_path / "run"), str(tmp_path / "data")]
+    program = f"import os\nprint(os.listdir({paths[0]!r}), open({paths[1]!r}).read(), os.getcwd(), os.listdir('.') == os.listdir('/'))"
+    options = [] if by_run else [word for path in paths for word in ("--hide", path)]
+    more = {"env": os.environ | {"FERRY_SANDBOX_HIDE": ":".join(["/no/such", *paths])}} if by_run else {}
+    done = run(program, *options, cwd=tmp_path / "run", **more)
+    assert done.stdout == f"[]  {tmp_path / 'run'} False\n", done.stderr
+
+
+def test_files_that_are_open_outside_are_not_open_inside(tmp_path):
+    (tmp_path / "mine").write_text("x")
+    with open(tmp_path / "mine") as file:
+        done = run(f"import os; os.read({file.fileno()}, 1)", pass_fds=[file.fileno()])
+    assert "Bad file descriptor" in done.stderr
 
 
 def test_the_status_is_the_program_s():
