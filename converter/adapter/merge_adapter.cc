@@ -210,6 +210,9 @@ class MergeAmendment : public Amendment {
     std::int64_t changed = 0;
     std::int64_t vanished = 0;
     for (std::size_t i = 0; i < after.size(); ++i) {
+      require(std::isfinite(after[i]) || !std::isfinite(before[i]), ErrorKind::kLayout,
+              "{}: the adapter {} makes {} of {}", weight.adapted.tensor, name(), after[i],
+              before[i]);
       if (rounded[i] != before[i]) {
         ++changed;
       } else if (after[i] != before[i]) {

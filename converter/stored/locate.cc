@@ -37,6 +37,35 @@ constexpr FormatNames kFormatNames[] = {{"huggingface", "Hugging Face"},
                                         {"archive", "Ferry archive"}};
 static_assert(std::size(kFormatNames) == static_cast<std::size_t>(Format::kArchive) + 1);
 
+// Folders that other commands take.
+struct OtherFolder {
+  std::string_view file{};
+  std::string_view words{};
+  std::string_view hint{};
+};
+constexpr OtherFolder kOtherFolders[] = {
+    {"adapter_config.json", "is a LoRA adapter, and no checkpoint",
+     "ferry merge BASE ADAPTER DST merges it, ferry convert ADAPTER DST --base BASE converts it"},
+    {"ferry-delta.json", "is a delta, and no checkpoint",
+     "ferry delta inspect shows it, ferry delta apply BASE DELTA DST applies it"}};
+
+void require_no_other_folder(const fs::path& path) {
+  if (distckpt::source_exists(path / distckpt::kHfConfig)) return;
+  for (const auto& other : kOtherFolders) {
+    if (!distckpt::source_exists(path / other.file)) continue;
+    throw Error(ErrorKind::kUsage, fmt::format("{}: {}", path.string(), other.words),
+                std::string(other.hint));
+  }
+}
+
+// "Qwen/Qwen3-8B" may be meant for a model of the hub.
+std::string hint_for_missing(const fs::path& path) {
+  const auto name = path.string();
+  const bool is_repo = std::ranges::count(name, '/') == 1 && name.front() != '/' &&
+                       name.front() != '.' && !name.ends_with('/');
+  return is_repo ? fmt::format("a model of the Hugging Face hub is hf://{}", name) : "";
+}
+
 template <typename Matches>
 bool holds(const fs::path& folder, Matches&& matches) {
   return std::ranges::any_of(distckpt::list_source(folder), matches);
@@ -225,10 +254,14 @@ bool Location::has_own_config() const {
 
 Location locate(const fs::path& path, std::optional<Iteration> iteration) {
   require(!path.empty(), ErrorKind::kUsage, "\"\": names no checkpoint");
-  require(distckpt::source_exists(path), ErrorKind::kNotFound, "{}: is not there", path.string());
+  if (!distckpt::source_exists(path)) {
+    throw Error(ErrorKind::kNotFound, fmt::format("{}: is not there", path.string()),
+                hint_for_missing(path));
+  }
   if (is_archive_file(path)) return locate(folder_of_file(path), iteration);
   require(distckpt::source_is_folder(path), ErrorKind::kNotFound, "{}: is not a folder",
           path.string());
+  require_no_other_folder(path);
   if (auto found = locate_single(path)) {
     require(!iteration, ErrorKind::kUsage,
             "{}: is the folder of one iteration, so --iteration has nothing to choose",

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from support import ferry_json, llama_config, llama_shapes, random_tensors, refuse, run_ok, tree, write_hf
 
@@ -120,3 +121,27 @@ def test_an_adapter_of_another_model(work):
     write_hf(work / "narrow", wide, random_tensors(llama_shapes(wide)))
     make_adapter(work / "narrow", work / "small", r=2, lora_alpha=4, target_modules=["q_proj"])
     refuse("merge", work / "base", work / "small", work / "out", words=["[64, 64]", "[32, 32]"])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_an_adapter_of_a_run_that_diverged(work, number):
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
+    path = work / "adapter/adapter_model.safetensors"
+    factors = load_file(path)
+    factors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"][5, 1] = number
+    save_file(factors, path)
+    refuse("merge", work / "base", work / "adapter", work / "out", words=["model.layers.1.self_attn.q_proj.weight", "makes"])
+    assert not (work / "out").exists()
+
+
+def test_folders_of_other_commands_are_named(work):
+    write_hf(work / "base", CONFIG, random_tensors(llama_shapes(CONFIG)))
+    make_adapter(work / "base", work / "adapter", r=2, lora_alpha=4, target_modules=["q_proj"])
+    run_ok("merge", work / "base", work / "adapter", work / "merged")
+    run_ok("delta", "make", work / "base", work / "merged", work / "delta")
+    for command in (["inspect"], ["convert", "--to", "megatron"]):
+        target = [work / "out"] if command[0] == "convert" else []
+        refuse(*command, work / "adapter", *target, words=["is a LoRA adapter", "ferry merge BASE ADAPTER DST"])
+        refuse(*command, work / "delta", *target, words=["is a delta", "ferry delta apply BASE DELTA DST"])
+    refuse("inspect", "Qwen/Qwen3-8B", words=["Qwen/Qwen3-8B: is not there", "hint: a model of the Hugging Face hub is hf://Qwen/Qwen3-8B"])
