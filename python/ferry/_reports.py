@@ -309,6 +309,13 @@ def plain(options: Dict[str, Any]) -> str:
     return json.dumps(options)
 
 
+def require_folder(path: Path, who: str) -> None:
+    """Raises an Error for the address of a server."""
+    from ._errors import Error
+    if "://" in os.fspath(path):
+        raise Error("usage", f"{os.fspath(path)}: {who} into a folder of this machine", [], "ferry.convert(folder, address) sends it to a bucket")
+
+
 def _report(act: str, options: Dict[str, Any], progress: Progress = False) -> Dict[str, Any]:
     with reporting(progress) as callback:
         return json.loads(_ferry.report(act, plain(options), callback))

@@ -9,7 +9,7 @@ from . import _ferry
 from ._checkpoint import Checkpoint, open
 from ._errors import Error
 from ._progress import Progress, reporting
-from ._reports import ConvertReport, Dtype, Iteration, Path, Size, convert_report, plain
+from ._reports import ConvertReport, Dtype, Iteration, Path, Size, convert_report, plain, require_folder
 from ._tensor import Tensor
 
 
@@ -193,7 +193,7 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
     All ranks of torch.distributed call it; they see one file system.
 
     Args:
-        path: the root of iterations
+        path: the root of iterations, a folder
         sharded_state_dict: as in load_into()
         like: the checkpoint that the model was made from: its configuration, and config.json and tokenizer, which go along
         iteration: a number. Default: "release"
@@ -202,6 +202,7 @@ def save_from(path: Path, sharded_state_dict: Mapping[str, Any], *, like: Union[
         overwrite: replaces this iteration, atomically
         progress: see Progress
     """
+    require_folder(path, "the ranks of a model save")
     shards = _Shards(sharded_state_dict)
     shards.from_devices()
     place, gather = _ranks(group)

@@ -179,6 +179,7 @@ class AutoBridge:
             Error: as ferry.convert() does, and "usage" for a family that has no provider; then nothing was written
         """
         source, options = cls.from_hf_pretrained(hf_model_id, **{name: kwargs.pop(name) for name in _OF_MODELS | {"revision"} if name in kwargs}), kwargs
+        _reports.require_folder(megatron_path, "Megatron-Bridge's checkpoints, with a run_config.yaml, are written")
         if "torch_dtype" in options:
             options["dtype"] = options.pop("torch_dtype")
         checkpoint = _checkpoint.open(source.hf_pretrained)

@@ -2,6 +2,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from safetensors.torch import load_file
 
 from servers import serve_s3
 from support import DATA
@@ -50,3 +51,17 @@ def test_conversions_into_buckets_run_side_by_side(s3):
         reports = list(pool.map(convert, range(8)))
     assert all(report.proved for report in reports)
     assert all(ferry.verify(HF, f"s3://bucket/out{i}", progress=False) for i in range(8))
+
+
+def test_a_model_in_memory_is_saved_into_a_bucket(s3):
+    report = ferry.save("s3://bucket/saved", load_file(HF / "model.safetensors"), like=HF, to="megatron", tp=2, progress=False)
+    assert report.proved and ferry.verify(HF, "s3://bucket/saved", progress=False)
+
+
+def test_addresses_are_refused_where_a_folder_is_needed(work, monkeypatch):
+    from ferry.compat.megatron_bridge import AutoBridge
+    monkeypatch.chdir(work)
+    for write in (lambda: ferry.save_from("s3://bucket/out", {}, like=HF), lambda: AutoBridge.import_ckpt(HF, "s3://bucket/out")):
+        with pytest.raises(ferry.Error, match="s3://bucket/out: .* into a folder of this machine") as error:
+            write()
+        assert error.value.kind == "usage" and not list(work.iterdir())
