@@ -1,5 +1,5 @@
-// ferry: the subcommands of files. Those of models live in a second program beside it, which has
-// LibTorch: ferry becomes that program when they are called.
+// ferry: the subcommands of files. Subcommands of models live in a second program beside it,
+// which has LibTorch: ferry becomes that program when they are called.
 #include <unistd.h>
 
 #include <algorithm>

@@ -94,8 +94,8 @@ struct ConvertReport {
   std::vector<std::string> training_notes{};  // what could not go along, and why; what looks wrong
 };
 
-// Throws Error; nothing is published then, and nothing that was there is lost. Of several ranks the
-// first one's report is the conversion's; the others' say nothing.
+// Throws Error; nothing is published then, and nothing that was there is lost. The first of several
+// ranks reports the conversion; the others' reports say nothing.
 ConvertReport convert(const ConvertOptions& options, const ProgressFunction& progress = {});
 
 }  // namespace ferry::converter

@@ -5,6 +5,7 @@
     mentions   documents below docs/ in the sources
     lines      at most 160 columns outside of tables, code and links; at most 300 characters in the cell of a table
     README.md  at most 120 lines
+    folders    docs/architecture.md names every folder of a room that holds C++
 
 Code blocks are not read. A document names files that only its example has in a comment: <!-- no such file: PATH PATH -->
 """
@@ -16,6 +17,8 @@ FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(rf"`((?:{ROOMS})(?:/[\w.{{}},*-]+)+/?|[\w{{}},]+\.(?:\{{[\w,]+\}}|cc|h|cu|cuh|py))`")
 MADE_UP = re.compile(r"<!-- no such file: (.*?) -->")
+FOLDER = re.compile(r"((?:distckpt|converter|models|rollout|serve|trainer|cli)/[^/]+)/(?:.*/)?[^/]+\.(?:cc|h|cu|cuh)$")
+ARCHITECTURE = "docs/architecture.md"
 MENTION = re.compile(r"docs/[\w/]+\.md")
 WIDTH, CELL, README = 160, 300, 120
 
@@ -78,6 +81,13 @@ def trouble_of(root, names, document):
     return found
 
 
+def folders_left_out(root, files):
+    """-> folders of rooms that the architecture does not name"""
+    text = (root / ARCHITECTURE).read_text() if ARCHITECTURE in files else ""
+    folders = {match[1] for name in files if (match := FOLDER.match(name))} if text else set()
+    return sorted(folder for folder in folders if not re.search(rf"`{folder}\b", text))
+
+
 def run(root, files, say):
     """files: all of the checkout's -> (documents that are right, documents that are not, 0)"""
     names = {Path(name).name for name in files}
@@ -88,6 +98,8 @@ def run(root, files, say):
             for path in MENTION.findall((root / name).read_text()):
                 if not (root / path).exists():
                     troubles.setdefault(name, []).append((1, f"there is no {path}"))
+    for folder in folders_left_out(root, files):
+        troubles[ARCHITECTURE].append((1, f"does not name the folder {folder}"))
     for name, found in troubles.items():
         for number, trouble in found:
             say(f"{name}:{number}: {trouble}")

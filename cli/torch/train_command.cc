@@ -78,8 +78,8 @@ void train(const TrainFlags& flags, const Config& config, const trainer::Trainer
   run_rank(world, [&] {
     Trainer trainer(config, world, {.say = say});
     if (!world.device().is_cuda()) return trainer.run();
-    // Says why it fails before it gives its memory back, for which other ranks would wait. Those of
-    // the host notice by the connections that this closes.
+    // Says why it fails before it gives its memory back, for which other ranks would wait. Ranks
+    // on the host notice by the connections that this closes.
     run_rank(world, [&] { trainer.run(); });
   });
 }

@@ -27,7 +27,7 @@ struct WrittenState {
 };
 
 // Emits the Namespace of arguments that Megatron-LM's loader reads (load_checkpoint,
-// --use-checkpoint-args). Of `carried`, the arguments of another checkpoint of this model, all are
+// --use-checkpoint-args). `carried` are the arguments of another checkpoint of this model: all are
 // kept but those that the layout and `written` decide.
 void write_args(distckpt::PickleWriter& pickle,
                 const models::TransformerConfig& config,

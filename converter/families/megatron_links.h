@@ -13,8 +13,8 @@
 namespace ferry::converter {
 
 // Throws Error(kLayout) naming the tensor that is missing, surplus or of another shape. Tied
-// embeddings that are stored twice become a second copy. Of the stored tensors those count whose
-// keys begin with `prefix`; without one, those that are no training state.
+// embeddings that are stored twice become a second copy. Stored tensors count whose keys begin
+// with `prefix`; without one, those that are no training state.
 distckpt::TensorMap link_megatron(const ModelMap& map,
                                   const distckpt::Layout& layout,
                                   std::string_view prefix = {});

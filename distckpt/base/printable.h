@@ -9,7 +9,7 @@
 namespace ferry {
 
 // Control characters, marks that reorder text and bytes that are not UTF-8 are written as escapes
-// ("\n", "\x1b", "\u202e"). Of a text longer than `max_bytes` the middle is left out, and the
+// ("\n", "\x1b", "\u202e"). The middle of a text longer than `max_bytes` is left out, and the
 // number of its bytes said.
 std::string printable(std::string_view text, std::size_t max_bytes = 240);
 

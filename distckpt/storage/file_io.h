@@ -46,7 +46,7 @@ struct FileIdentity {
   bool operator==(const FileIdentity&) const = default;
 };
 
-// Looks at what lies at the path, symbolic links followed. Of a store's file the inode is a digest
+// Looks at what lies at the path, symbolic links followed. The inode of a store's file is a digest
 // of its address and ETag. Throws Error(kNotFound | kIo).
 FileIdentity identity_of(const std::filesystem::path& path);
 

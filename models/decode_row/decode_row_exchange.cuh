@@ -8,7 +8,7 @@
 //
 // A word is written again a layer later. By then all have read it: each thread block publishes rows
 // of each product, none ends a product before it has read all rows of the one before, and a layer
-// has more than one. Of products that go to all ranks, a layer has two.
+// has more than one. Two products of a layer go to all ranks.
 #pragma once
 
 #include <type_traits>

@@ -64,6 +64,21 @@ def test_comments_of_each_kind_of_file_are_held_to_it(name, text, found, tmp_pat
     assert lint.check_comments([name], None) == (1 - found, found, 0)
 
 
+@pytest.mark.parametrize("name, text, lines", [
+    ("a.cc", "// It is first. Of the rank it is last.\nint x;\n", [1]),
+    ("a.cc", "// It is first.\n// Those of others are last.\n", [2]),
+    ("a.cc", "// It is first,\n// Of course.\n", []),
+    ("a.cc", 'say("It is first. Of the rank.");\n', []),
+    ("a.py", "# It is first. Which is it?\n", [1]),
+    ("a.md", "It is first. Behind it comes\nthe second.\n\n```\nA. Of B.\n```\n## 1. Which\n", [1]),
+    ("a.md", "It is first. What follows is second.\n", []),
+])
+def test_sentences_inside_a_paragraph_are_held_to_it(name, text, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    (tmp_path / name).write_text(text)
+    assert list(lint.sentences(name)) == lines
+
+
 def test_only_comments_that_were_added_count(tmp_path, monkeypatch):
     monkeypatch.setattr(lint, "ROOT", tmp_path)
     monkeypatch.setattr(lint, "added_lines", lambda name, base: {1, 3})
@@ -223,3 +238,10 @@ def test_sources_mention_documents_that_exist(tmp_path):
     said = []
     assert lint_documents.run(tmp_path, ["a.cc"], said.append) == (0, 1, 0)
     assert said[0] == "a.cc:1: there is no docs" + "/none.md"
+
+
+def test_architecture_names_every_folder_of_a_room(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/architecture.md").write_text("`models/spec` describes, and `serve/http/` speaks.\n")
+    files = ["docs/architecture.md", "models/spec/a.cc", "models/spec/deep/b.h", "models/kernels/c.cu", "models/d.cc", "serve/http/e.h", "tests/f/g.cc"]
+    assert lint_documents.folders_left_out(tmp_path, files) == ["models/kernels"]

@@ -6,7 +6,7 @@
 // same, however long these took. Programs are started once, by the first rank of a tensor parallel
 // group, and used for all sessions.
 //
-// A run may end before its sessions do. Those that are not over go on in a later one, with the
+// A run may end before its sessions do. Sessions that are not over go on in a later one, with the
 // weights that the engine has then: each token tells which drew it.
 #pragma once
 

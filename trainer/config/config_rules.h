@@ -1,4 +1,4 @@
-// Contradictions between keys, each a rule with a name. Those of a section are written once, over
+// Contradictions between keys, each a rule with a name. A section's rules are written once, over
 // its struct, and hold wherever the section stands:
 //   add_rules(rules, optim_rules(), "critic.optim", [](const PpoConfig& c) -> auto& { ... });
 #pragma once

@@ -1,5 +1,5 @@
 // The metrics of a validation, under verl's names and with its numbers (verl
-// trainer/ppo/metric_utils.py, process_validation_metrics; ray_trainer.py, _val_metrics_update). Of
+// trainer/ppo/metric_utils.py, process_validation_metrics; ray_trainer.py, _val_metrics_update): of
 // each prompt with N answers: mean@N, std@N, and of k answers drawn from them, for k = 2, 4, ... N,
 // the best, the worst, and that of the prediction most of them share. These are a bootstrap of 1000
 // draws with seed 42 for each prompt, variable and k, the same draws as numpy's there, so that the
@@ -28,8 +28,8 @@ struct ValidationSample {
 
 // val-core/<data_source>/<variable>/{mean@N, best@N/mean, best@N/std, maj@N/mean, maj@N/std} of the
 // largest N, and of "acc", or "reward" where the source has no "acc"; val-aux/... for all others.
-// Each is the mean over the prompts of the source. Of a prompt, a variable that is a text in any of
-// the answers is no metric.
+// Each is the mean over the prompts of the source. A variable that is a text in any of a prompt's
+// answers is no metric.
 Metrics validation_metrics(std::span<const ValidationSample> samples);
 
 }  // namespace ferry::trainer

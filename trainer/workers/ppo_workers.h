@@ -65,8 +65,8 @@ class PpoWorkers {
                  RolloutBatch batch,
                  RowsOfRanks rows = {},
                  nlohmann::json meta_info = nlohmann::json::object());
-  // Whole rows with responses; start() returns when the other ranks have been told. Of a partial
-  // rollout of `num_groups` groups, of all ranks: their rows, by their seeds, without an order.
+  // Whole rows with responses; start() returns when the other ranks have been told. A partial
+  // rollout of `num_groups` groups, of all ranks, gives their rows, by their seeds, in any order.
   WorkerGroup::Call start_generating(const RolloutBatch& prompts, Sampling sampling);
   RolloutBatch finish_generating(WorkerGroup::Call call);
   // Nothing but that the actor's ranks keep the columns from now on.

@@ -1,6 +1,6 @@
 // Answers of a run to read: pick a step, order its answers by score, open one. Pure HTML and CSS:
-// it works wherever the page is opened. Of a long run some steps, of a step some answers, of a long
-// text its ends are shown; what is left out is said.
+// it works wherever the page is opened. Some steps of a long run, some answers of a step and the
+// ends of a long text are shown; what is left out is said.
 #pragma once
 
 #include <cstdint>

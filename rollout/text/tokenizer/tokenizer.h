@@ -52,7 +52,7 @@ class Tokenizer {
   TokenId token_to_id(std::string_view token) const;      // or kNoToken
   std::optional<std::string> id_to_token(TokenId id) const;
 
-  // The bytes that tokens 0 to count - 1 write behind other tokens. Those of an added token are its
+  // The bytes that tokens 0 to count - 1 write behind other tokens. An added token's are its
   // content with `added_token` in front, a byte that no UTF-8 has. An id without a token, and a
   // token that has this byte, have none.
   std::vector<std::string> token_bytes(std::size_t count, char added_token) const;

@@ -18,7 +18,7 @@ TP_PP = ["--tp", 2, "--pp", 2]
 TP_EP = ["--tp", 2, "--ep", 4, "--etp", 1]
 PP_EP = ["--pp", 2, "--ep", 2, "--tp", 2, "--pipeline-model-parallel-layout", "Et|tmL"]
 
-FAMILIES = {  # name: options. Those of which tests/data/bridge has nothing are held against weight_mapping.py
+FAMILIES = {  # name: options. Families without a file in tests/data/bridge are held against weight_mapping.py
     "seed_oss": TP_PP, "glm4": TP_PP, "ernie4_5": TP_PP, "gemma2": ["--tp", 2], "gemma3_text": TP_PP,
     "ernie4_5_moe": TP_EP, "olmoe": TP_EP, "minimax_m2": TP_EP,
     "mistral3": TP_PP, "qwen2_5_vl": TP_PP, "qwen3_vl": TP_PP, "gemma3": TP_PP, "kimi_k25": TP_EP,

@@ -22,7 +22,7 @@ class P2PCommunicator {
                   bool interleaved);
 
   // Begins these messages, whose `peer` is a stage next to this one; called by both stages of each.
-  // Of tensors that nobody touches before they were waited for: a wait for each of those stages.
+  // Returns a wait for each of those stages, before which nobody touches the tensors.
   std::vector<std::pair<int, models::Pending>> exchange(
       const std::vector<models::P2POp>& messages) const;
 

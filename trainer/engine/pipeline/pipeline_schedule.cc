@@ -18,8 +18,8 @@ namespace {
 
 using models::Pending;
 
-// A micro-batch between its forward and its backward pass through a chunk. Of what was handed on
-// only the place in the graph is left.
+// A micro-batch between its forward and its backward pass through a chunk. Only the place in
+// the graph is left of a tensor that was handed on.
 struct Flight {
   at::Tensor input{};              // undefined on the first stage
   torch::autograd::Edge output{};  // invalid where nothing is propagated
