@@ -9,6 +9,7 @@
 #include "converter/adapter/open_adapter.h"
 #include "converter/bridge/tensor_stream.h"
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/elements/cast.h"
 #include "distckpt/formats/safetensors.h"
 #include "distckpt/storage/source_tree.h"
@@ -335,7 +336,7 @@ std::vector<float> AdapterChanges::base_elements(const AdaptedTensor& tensor,
                                                  std::int64_t first,
                                                  std::int64_t count) const {
   const auto begin = first / tensor.columns;
-  const auto end = (first + count + tensor.columns - 1) / tensor.columns;
+  const auto end = distckpt::ceil_div(first + count, tensor.columns);
   auto rows =
       read(tensor.base.value(), Box{.offset = {begin, 0}, .size = {end - begin, tensor.columns}});
   const auto skipped = first - begin * tensor.columns;

@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::converter {
 namespace {
 
@@ -23,7 +25,7 @@ constexpr std::int64_t kBlock = 256;
 void in_parallel(std::int64_t count,
                  int threads,
                  const std::function<void(std::int64_t, std::int64_t)>& body) {
-  const auto blocks = (count + kBlock - 1) / kBlock;
+  const auto blocks = distckpt::ceil_div(count, kBlock);
   const auto parts = std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(1, blocks));
   const auto begin_of = [&](std::int64_t part) {
     return std::min(count, blocks * part / parts * kBlock);

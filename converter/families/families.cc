@@ -61,6 +61,12 @@ const Family& find_family(std::string_view model_type) {
                           fmt::join(known_families(), ", ")));
 }
 
+std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {
+  const auto at = text.find(mark);
+  if (at == std::string_view::npos) return std::string(text);
+  return fmt::format("{}{}{}", text.substr(0, at), number, text.substr(at + mark.size()));
+}
+
 std::vector<std::string> expand_braces(std::string_view text) {
   const auto open = text.find('{');
   if (open == std::string_view::npos) return {std::string(text)};

@@ -1,6 +1,7 @@
 // The families that are known, by what config.json calls them.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,11 @@ std::vector<std::string_view> known_families();
 
 // Throws Error(kLayout) that lists the known ones.
 const Family& find_family(std::string_view model_type);
+
+inline constexpr std::string_view kLayerMark = "{l}";
+
+// `text` with the mark replaced by a number; as it is where it has no mark.
+std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number);
 
 // "self_attn.{q,k}_proj" -> "self_attn.q_proj", "self_attn.k_proj".
 std::vector<std::string> expand_braces(std::string_view text);

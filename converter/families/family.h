@@ -37,20 +37,14 @@ struct HfCopy {
   std::string_view of;
 };
 
-// A tensor of a tower, in one of the layouts in which Megatron checkpoints keep it (tower.h).
+// A tensor of a tower, in one of the layouts in which Megatron checkpoints keep it, or in the model
+// that computes it (tower.h).
 struct TowerRule {
   std::string_view hf;        // "visual.blocks.{l}.mlp.{gate,up}_proj.weight", one above the other
-  std::string_view megatron;  // the key; a stack of the layers where hf has {l}. ** behind both
-                              // stands for all tensors whose names begin so
+  std::string_view megatron;  // the key; a stack of the layers where hf alone has {l}. ** behind
+                              // both stands for all tensors whose names begin so
   bool heads = false;         // all queries, keys and values: in Megatron head by head
   bool transposed = false;
-};
-
-// The tensors of a vision tower, below the prefix that its tensors are carried under.
-struct HfVisionNames {
-  std::span<const HfName> embedding{};
-  std::span<const HfName> block{};   // below blocks.{l}.
-  std::span<const HfName> merger{};  // below merger. and deepstack_merger_list.{l}.
 };
 
 // The tensors of a checkpoint, in the order in which they are written.
@@ -74,9 +68,9 @@ struct HfNames {
   // Tensors whose names begin so are of no parameter, a vision tower's: they travel beside the
   // model.
   std::span<const std::string_view> carried{};
-  std::span<const TowerRule> bridge_tower{};   // of Megatron-Bridge
-  std::span<const TowerRule> mbridge_tower{};  // of mbridge, and verl with it
-  const HfVisionNames* vision = nullptr;       // of a tower that is computed
+  std::span<const TowerRule> bridge_tower{};    // of Megatron-Bridge
+  std::span<const TowerRule> mbridge_tower{};   // of mbridge, and verl with it
+  std::span<const TowerRule> computed_tower{};  // of models::VisionModel: the first rule that fits
 
   std::string_view embedding() const { return first.front().hf; }
 };
@@ -155,35 +149,25 @@ inline constexpr TowerRule kBridgeVisionTower[] = {
     {"vision_tower.**", "vision_tower.**"},
     {"multi_modal_projector.**", "multi_modal_projector.**"},
 };
-// Qwen3-VL's tower.
-inline constexpr HfName kQwen3VisionEmbedding[] = {
-    {"patch_embed.proj.weight", "patch_embed.proj.weight"},
-    {"patch_embed.proj.bias", "patch_embed.proj.bias"},
-    {"pos_embed.weight", "pos_embed.weight"},
-};
-inline constexpr HfName kQwen3VisionBlock[] = {
-    {"self_attention.linear_qkv.weight", "attn.qkv.weight"},
-    {"self_attention.linear_qkv.bias", "attn.qkv.bias"},
-    {"self_attention.linear_proj.weight", "attn.proj.weight"},
-    {"self_attention.linear_proj.bias", "attn.proj.bias"},
-    {"self_attention.linear_qkv.layer_norm_weight", "norm1.weight"},
-    {"self_attention.linear_qkv.layer_norm_bias", "norm1.bias"},
-    {"mlp.linear_fc1.weight", "mlp.linear_fc1.weight"},
-    {"mlp.linear_fc1.bias", "mlp.linear_fc1.bias"},
-    {"mlp.linear_fc2.weight", "mlp.linear_fc2.weight"},
-    {"mlp.linear_fc2.bias", "mlp.linear_fc2.bias"},
-    {"mlp.linear_fc1.layer_norm_weight", "norm2.weight"},
-    {"mlp.linear_fc1.layer_norm_bias", "norm2.bias"},
-};
-inline constexpr HfName kQwen3VisionMerger[] = {
-    {"patch_norm.weight", "norm.weight"},       {"patch_norm.bias", "norm.bias"},
-    {"linear_fc1.weight", "linear_fc1.weight"}, {"linear_fc1.bias", "linear_fc1.bias"},
-    {"linear_fc2.weight", "linear_fc2.weight"}, {"linear_fc2.bias", "linear_fc2.bias"},
-};
-inline constexpr HfVisionNames kQwen3VisionNames{
-    .embedding = kQwen3VisionEmbedding,
-    .block = kQwen3VisionBlock,
-    .merger = kQwen3VisionMerger,
+// Qwen3-VL's tower, as it is computed.
+inline constexpr TowerRule kQwen3Tower[] = {
+    {"model.visual.patch_embed.**", "vision_model.patch_embed.**"},
+    {"model.visual.pos_embed.**", "vision_model.pos_embed.**"},
+    {"model.visual.blocks.{l}.norm1.**",
+     "vision_model.decoder.layers.{l}.self_attention.linear_qkv.layer_norm_**"},
+    {"model.visual.blocks.{l}.attn.qkv.**",
+     "vision_model.decoder.layers.{l}.self_attention.linear_qkv.**"},
+    {"model.visual.blocks.{l}.attn.proj.**",
+     "vision_model.decoder.layers.{l}.self_attention.linear_proj.**"},
+    {"model.visual.blocks.{l}.norm2.**",
+     "vision_model.decoder.layers.{l}.mlp.linear_fc1.layer_norm_**"},
+    {"model.visual.blocks.{l}.mlp.**", "vision_model.decoder.layers.{l}.mlp.**"},
+    {"model.visual.merger.norm.**", "vision_model.merger.patch_norm.**"},
+    {"model.visual.merger.**", "vision_model.merger.**"},
+    {"model.visual.deepstack_merger_list.{l}.norm.**",
+     "vision_model.decoder.deepstack_merger_list.{l}.patch_norm.**"},
+    {"model.visual.deepstack_merger_list.{l}.**",
+     "vision_model.decoder.deepstack_merger_list.{l}.**"},
 };
 // Norms of queries and keys over all heads together.
 inline constexpr HfName kFullNormAttentionNames[] = {

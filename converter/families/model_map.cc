@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "converter/families/tower.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::converter {
@@ -17,23 +18,7 @@ using models::ParameterRow;
 using models::Section;
 using models::TransformerConfig;
 
-// `text` with the mark replaced by a number; as it is where it has no mark.
-std::string fill_in(std::string_view text, std::string_view mark, std::int64_t number) {
-  const auto at = text.find(mark);
-  if (at == std::string_view::npos) return std::string(text);
-  return fmt::format("{}{}{}", text.substr(0, at), number, text.substr(at + mark.size()));
-}
-
-constexpr std::string_view kLayerMark = "{l}";
 constexpr std::string_view kExpertMark = "{e}";
-
-// Rows [from, from + count) of a tensor of that shape.
-Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
-  Box box = Box::whole(shape);
-  box.offset[0] = from;
-  box.size[0] = count;
-  return box;
-}
 
 // How a tensor holds a parameter, or the parts of one, of one expert or of all.
 struct HfShape {
@@ -85,25 +70,22 @@ class Builder {
     map_.family = &find_family(config.family);
   }
 
-  // The tower alone.
+  // The tower alone, in the order of its parameters.
   ModelMap build_vision() {
-    const auto& names = *map_.family->names;
-    require(map_.config.vision && names.vision != nullptr, ErrorKind::kLayout,
+    const auto rules = map_.family->names->computed_tower;
+    require(map_.config.vision && !rules.empty(), ErrorKind::kLayout,
             "models of the family {} have no vision tower that is computed",
             map_.family->model_type);
-    const std::string base(names.carried.front());
-    std::int64_t block = 0;
-    std::int64_t merger = 0;
     for (const auto& section : models::vision_sections(map_.config)) {
-      if (section.table == &models::kVisionEmbeddingSection) {
-        add({section}, names.vision->embedding, base);
-      } else if (section.table == &models::kVisionBlockSection) {
-        add({section}, names.vision->block, fmt::format("{}blocks.{}.", base, block++));
-      } else if (section.table == &models::kVisionMergerSection) {
-        add({section}, names.vision->merger, base + "merger.");
-      } else {
-        add({section}, names.vision->merger,
-            fmt::format("{}deepstack_merger_list.{}.", base, merger++));
+      for (const auto& row : section.table->rows) {
+        MegatronTensor tensor{models::make_parameter(section, row, map_.config, std::nullopt)};
+        const auto name = tower_name(rules, tensor.key);
+        require(name.has_value(), ErrorKind::kLayout, "{}: the family {} names no tensor for it",
+                tensor.key, map_.family->model_type);
+        const auto whole = Box::whole(tensor.shape);
+        tensor.parts.push_back(
+            {.model = add_model(*name, tensor.shape), .model_box = whole, .box = whole});
+        map_.megatron.push_back(std::move(tensor));
       }
     }
     return std::move(map_);
@@ -400,6 +382,13 @@ bool ModelMap::is_carried(std::string_view hf_name) const {
 
 std::string ModelMap::describe(const MegatronTensor& tensor) const {
   return tensor.expert ? fmt::format("{} of expert {}", tensor.key, *tensor.expert) : tensor.key;
+}
+
+Box rows_of(const Shape& shape, std::int64_t from, std::int64_t count) {
+  Box box = Box::whole(shape);
+  box.offset[0] = from;
+  box.size[0] = count;
+  return box;
 }
 
 ModelMap make_model_map(const TransformerConfig& config, const FindTensor& find) {

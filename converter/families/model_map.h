@@ -63,6 +63,9 @@ struct ModelMap {
   std::string describe(const MegatronTensor& tensor) const;
 };
 
+// Rows [from, from + count) of a tensor of that shape.
+distckpt::Box rows_of(const distckpt::Shape& shape, std::int64_t from, std::int64_t count);
+
 // The shape of a tensor of that name in the Hugging Face form of a checkpoint, if it has one, which
 // decides between spellings; empty: its shape is not known. No function: nobody knows.
 using FindTensor = std::function<std::optional<distckpt::Shape>(const std::string&)>;

@@ -104,6 +104,13 @@ Quantization packed(const PackedWeight& weight, std::int64_t group_size) {
 
 }  // namespace
 
+std::optional<Quantization::Method> quantization_method(std::string_view name) {
+  using Method = Quantization::Method;
+  if (name == "fp8-block") return Method::kFp8;
+  if (name == "fp8-block-lossless") return Method::kFp8Lossless;
+  return name == "mxfp4" ? std::optional(Method::kMxfp4) : std::nullopt;
+}
+
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source) {
   const auto object = distckpt::parse_python_json(text, source);
   const auto* value = quantization_config(object);

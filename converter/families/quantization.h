@@ -46,6 +46,9 @@ inline constexpr std::string_view kBlockScalesSuffix = "_scales";
 // An FP8 weight's module may have the scale of its input, in the place of "weight".
 inline constexpr std::string_view kActivationScale = "activation_scale";
 
+// A method of those that are written: "fp8-block", "fp8-block-lossless", "mxfp4".
+std::optional<Quantization::Method> quantization_method(std::string_view name);
+
 // Nothing if the checkpoint is not quantised. Throws Error(kLayout) for every other way of
 // quantising.
 std::optional<Quantization> parse_quantization(std::string_view text, std::string_view source);

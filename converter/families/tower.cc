@@ -17,7 +17,6 @@ using distckpt::ModelTensor;
 using distckpt::Shape;
 
 constexpr std::string_view kAny = "**";
-constexpr std::string_view kLayer = "{l}";
 
 constexpr std::array<std::pair<MegatronLayout, std::string_view>, 3> kLayoutNames{{
     {MegatronLayout::kLanguageModel, "language-model"},
@@ -48,15 +47,12 @@ bool matches(std::string_view pattern, std::string_view key) {
 }
 
 bool is_stacked(const TowerRule& rule) {
-  return rule.hf.find(kLayer) != std::string_view::npos;
+  return rule.hf.find(kLayerMark) != std::string_view::npos;
 }
 
 // The tensors that a rule names, of one layer.
 std::vector<std::string> names_of(const TowerRule& rule, std::int64_t layer) {
-  std::string hf(rule.hf);
-  if (const auto at = hf.find(kLayer); at != std::string::npos)
-    hf.replace(at, kLayer.size(), std::to_string(layer));
-  return expand_braces(hf);
+  return expand_braces(fill_in(rule.hf, kLayerMark, layer));
 }
 
 // The same element in both: a box of a tensor in Hugging Face terms, and one of the stored tensor.
@@ -73,13 +69,6 @@ struct TowerTensor {
   bool transposed = false;
   std::vector<TowerPart> parts{};
 };
-
-Box tower_rows(const Shape& shape, std::int64_t from, std::int64_t count) {
-  Box box = Box::whole(shape);
-  box.offset[0] = from;
-  box.size[0] = count;
-  return box;
-}
 
 class Tower {
  public:
@@ -169,7 +158,7 @@ class Tower {
         } else {
           tower.parts.push_back({.model = index,
                                  .model_box = Box::whole(tensor.shape),
-                                 .box = tower_rows(one, at, tensor.shape[0])});
+                                 .box = rows_of(one, at, tensor.shape[0])});
         }
         at += tensor.shape[0];
         if (!is_stacked(rule)) continue;
@@ -194,8 +183,8 @@ class Tower {
       for (std::int64_t kind = 0; kind < kProjections; ++kind) {
         tower.parts.push_back(
             {.model = index,
-             .model_box = tower_rows(tensor.shape, (kind * num_heads_ + head) * channels, channels),
-             .box = tower_rows(tensor.shape, (head * kProjections + kind) * channels, channels)});
+             .model_box = rows_of(tensor.shape, (kind * num_heads_ + head) * channels, channels),
+             .box = rows_of(tensor.shape, (head * kProjections + kind) * channels, channels)});
       }
     }
   }
@@ -334,6 +323,26 @@ void link_tower(const ModelMap& map,
                              .axes = tensor.transposed ? distckpt::Dims{1, 0} : distckpt::Dims{}});
     }
   }
+}
+
+std::optional<std::string> tower_name(std::span<const TowerRule> rules, std::string_view key) {
+  for (const auto& rule : rules) {
+    auto pattern = rule.megatron;
+    auto rest = key;
+    auto name = std::string(rule.hf);
+    if (const auto at = pattern.find(kLayerMark); at != std::string_view::npos) {
+      if (!rest.starts_with(pattern.substr(0, at))) continue;
+      rest.remove_prefix(at);
+      const auto layer = rest.substr(0, rest.find('.'));
+      pattern.remove_prefix(at + kLayerMark.size());
+      rest.remove_prefix(layer.size());
+      name.replace(name.find(kLayerMark), kLayerMark.size(), layer);
+    }
+    if (!matches(pattern, rest)) continue;
+    if (!is_open(pattern)) return name;
+    return fmt::format("{}{}", opening(name), rest.substr(opening(pattern).size()));
+  }
+  return std::nullopt;
 }
 
 std::int64_t tower_heads(std::string_view config_text, std::string_view source) {

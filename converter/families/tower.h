@@ -1,10 +1,12 @@
 // The tower of a model that also sees (its vision model and projector), in a Megatron checkpoint.
-// Its tensors are none of the table of parameters: rules name them beside Hugging Face's, one list
-// for each layout in which trainers keep such models.
+// Rules name its tensors beside Hugging Face's, one list for each layout in which trainers keep
+// such models, and one for a tower that is computed, whose parameters are in the table
+// (models/spec).
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,6 +60,10 @@ void link_tower(const ModelMap& map,
                 std::int64_t num_heads,
                 const distckpt::Layout& stored,
                 distckpt::TensorMap& links);
+
+// The Hugging Face name of a parameter of a tower that is computed, by the first rule that fits;
+// nothing if none does.
+std::optional<std::string> tower_name(std::span<const TowerRule> rules, std::string_view key);
 
 // The heads of the tower that config.json names; 0 if it names none.
 std::int64_t tower_heads(std::string_view config_text, std::string_view source);

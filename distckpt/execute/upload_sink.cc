@@ -92,17 +92,12 @@ void UploadSink::note(StorageId storage, std::int64_t offset, std::int64_t size)
   auto end = offset + size;
   auto at = file.written.upper_bound(begin);
   if (at != file.written.begin() && std::prev(at)->second >= begin) --at;
-  std::int64_t known = 0;
   while (at != file.written.end() && at->first <= end) {
-    known += std::max(std::int64_t{0},
-                      std::min(at->second, offset + size) - std::max(at->first, offset));
     begin = std::min(begin, at->first);
     end = std::max(end, at->second);
     at = file.written.erase(at);
   }
   file.written.emplace(begin, end);
-  local_bytes_ += size - known;
-  most_local_bytes_ = std::max(most_local_bytes_, local_bytes_);
   const auto last = (offset + size - 1) / file.part_bytes;
   for (auto part = offset / file.part_bytes; part <= last; ++part) {
     const auto part_end = std::min(file.what.size, (part + 1) * file.part_bytes);
@@ -135,8 +130,6 @@ void UploadSink::send(const PartId& id) {
   file.reader->read_at(begin, bytes);
   file.upload->put(static_cast<int>(id.part) + 1, bytes);
   sink_.discard(id.file, begin, size);
-  const std::lock_guard lock(mutex_);
-  local_bytes_ -= size;
 }
 
 void UploadSink::complete() {
@@ -156,11 +149,6 @@ std::int64_t UploadSink::kept_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& file : files_) bytes += file.upload->kept_bytes();
   return bytes;
-}
-
-std::int64_t UploadSink::most_local_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return most_local_bytes_;
 }
 
 }  // namespace ferry::distckpt

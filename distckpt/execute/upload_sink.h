@@ -47,8 +47,7 @@ class UploadSink : public BoxSink {
   // Sends all that is left; then the objects appear.
   void complete();
 
-  std::int64_t kept_bytes() const;        // that an earlier run has sent
-  std::int64_t most_local_bytes() const;  // that waited to become parts, at any time
+  std::int64_t kept_bytes() const;  // that an earlier run has sent
 
  private:
   struct File {
@@ -73,11 +72,9 @@ class UploadSink : public BoxSink {
   std::function<void(std::uint32_t)> finish_;
   std::vector<File> files_;
   std::map<std::pair<StorageId, std::int64_t>, std::uint32_t> ranges_;  // by where they begin
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::vector<bool> finished_;  // by range
   std::vector<PartId> ready_;
-  std::int64_t local_bytes_ = 0;
-  std::int64_t most_local_bytes_ = 0;
 };
 
 }  // namespace ferry::distckpt

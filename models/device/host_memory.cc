@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <new>
 
+#include "distckpt/base/integers.h"
 #include "models/device/device.h"
 
 namespace ferry::models {
@@ -18,7 +19,7 @@ constexpr std::int64_t kPage = 4096;
 constexpr std::int64_t kTouchedAtOnce = std::int64_t{64} << 20;  // by a thread
 
 void touch(std::byte* data, std::int64_t bytes) {
-  const auto parts = (bytes + kTouchedAtOnce - 1) / kTouchedAtOnce;
+  const auto parts = distckpt::ceil_div(bytes, kTouchedAtOnce);
   at::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
     for (auto at = begin * kTouchedAtOnce; at < std::min(end * kTouchedAtOnce, bytes); at += kPage)
       const_cast<volatile std::byte&>(data[at]) = std::byte{0};

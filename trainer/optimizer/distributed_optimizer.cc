@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/device/host_memory.h"
 #include "models/distributed/world.h"
 #include "models/tensor_parallel/parameters.h"
@@ -83,7 +84,7 @@ at::Tensor DistributedOptimizer::decays_of(const Shard& shard) const {
     const auto mine = intersect(slot, bucket.shard_begin(), bucket.shard_end());
     if (mine.size <= 0 || !decays(ddp_.spec(shard.buffer, slot))) continue;
     const auto first = (mine.begin - bucket.shard_begin()) / kBlock;
-    flags.narrow(0, first, (mine.size + kBlock - 1) / kBlock).fill_(1);
+    flags.narrow(0, first, distckpt::ceil_div(mine.size, kBlock)).fill_(1);
   }
   return flags.to(bucket.grads().device());
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "distckpt/base/integers.h"
 #include "trainer/plan/pipeline_order.h"
 
 namespace ferry::trainer {
@@ -89,7 +90,7 @@ BatchBytes batch_bytes(const ModelOnRank& model,
       pipeline_order({.stages = stages,
                       .stage = static_cast<std::size_t>(model.at().pp),
                       .chunks = chunks.size(),
-                      .micro_batches = (num_micro_batches + groups - 1) / groups * groups});
+                      .micro_batches = distckpt::round_up(num_micro_batches, groups)});
   std::vector<double> of_chunk;
   std::vector<double> passing;
   std::vector<std::int64_t> logits;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::trainer {
 
 AsyncSchedule::AsyncSchedule(const PpoConfig& config,
@@ -30,7 +32,7 @@ bool AsyncSchedule::syncs_weights() const {
 // are always `ahead_` over when the next comes.
 std::int64_t AsyncSchedule::last_batch() const {
   const auto step = step_ - begin_;
-  const auto interval = (step + sync_step_ - 1) / sync_step_ * sync_step_;
+  const auto interval = distckpt::round_up(step, sync_step_);
   auto last = begin_ + std::min(interval + ahead_, step + std::max<std::int64_t>(ahead_, 1));
   if (gen_batch_size_ > 0) last = std::min(last, step_ + 1);
   for (auto batch = step_; batch < last; ++batch)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "distckpt/storage/file_io.h"
 #include "models/certificate/numerics_digest.h"
 #include "trainer/metrics/metric_log.h"
@@ -211,7 +212,7 @@ void ReplicaFleet::join_run(Replica& replica) {
 // Each has as many sessions as any other, and no more than its engine computes at a time.
 std::vector<std::size_t> ReplicaFleet::hand_out() {
   const auto all = sessions_->size(), sharing = replicas_.size() + 1;
-  const auto most = std::min((all + sharing - 1) / sharing,
+  const auto most = std::min(distckpt::ceil_div(all, sharing),
                              static_cast<std::size_t>(config_.rollout.max_num_seqs));
   for (const auto& replica : replicas_) {
     while (replica->runs && replica->sessions.size() < most && !queue_.empty()) {

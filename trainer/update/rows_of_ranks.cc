@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "trainer/data/permutation.h"
 #include "trainer/engine/micro_batches.h"
 
@@ -18,7 +19,7 @@ RolloutBatch::Rows rows_in_order(std::int64_t rows) {
 RowsOfRanks even_rows(std::int64_t rows, std::int64_t num_ranks) {
   require(num_ranks > 0 && rows > 0, ErrorKind::kUsage,
           "batch: {} rows cannot be shared out to {} ranks", rows, num_ranks);
-  const auto count = (rows + num_ranks - 1) / num_ranks;
+  const auto count = distckpt::ceil_div(rows, num_ranks);
   RowsOfRanks of_ranks(static_cast<std::size_t>(num_ranks));
   for (std::int64_t i = 0; i < count * num_ranks; ++i)
     of_ranks[static_cast<std::size_t>(i / count)].push_back(i % rows);

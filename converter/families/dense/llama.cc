@@ -73,7 +73,7 @@ constexpr HfNames kQwen3SeeingNames{
     .dense_mlp = kMlpNames,
     .last = kSeeingHead,
     .carried = kVisual,
-    .vision = &kQwen3VisionNames,
+    .computed_tower = kQwen3Tower,
 };
 
 void read_mistral(const ConfigFields& fields, TransformerConfig& config) {

@@ -47,7 +47,7 @@ constexpr HfNames kSeeingMoeNames{
     .moe_mlp = kSeeingMoe,
     .last = kSeeingHead,
     .carried = kVisual,
-    .vision = &kQwen3VisionNames,
+    .computed_tower = kQwen3Tower,
 };
 
 bool has_qwen_experts(const TransformerConfig& config) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "models/kernels/attention/attention_calls.h"
 #include "models/kernels/attention/segments.h"
 
@@ -96,7 +97,7 @@ at::Tensor cudnn(const at::Tensor& query,
   auto call = call_of(options);
   if (rows == 1) {  // it sees all keys: the heads of a group become rows
     call.causal = false;
-    const auto repeats = (kFewestRows + heads_of_group - 1) / heads_of_group;
+    const auto repeats = distckpt::ceil_div(kFewestRows, heads_of_group);
     const auto as_rows = query.view({groups, heads_of_group, query.size(2)});
     return call_cudnn(as_rows.repeat({1, repeats, 1}), by_heads(key, 0, 0), by_heads(value, 0, 0),
                       call)

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "distckpt/base/integers.h"
+
 namespace ferry::distckpt {
 namespace quantize_test {
 
@@ -57,9 +59,9 @@ TEST(QuantizeE4M3, RoundsToNearestEvenByTheScaleOfTheBlock) {
     const auto columns = static_cast<std::int64_t>(1 + random() % 20);
     auto values = random_values(random, static_cast<std::size_t>(rows * columns), 24);
     values.front() = 448;  // a power of two as scale, so that ties are ties
-    const auto per_row = (columns + kBlock - 1) / kBlock;
+    const auto per_row = ceil_div(columns, kBlock);
     std::vector<std::byte> into(values.size());
-    std::vector<float> scales(static_cast<std::size_t>((rows + kBlock - 1) / kBlock * per_row));
+    std::vector<float> scales(static_cast<std::size_t>(ceil_div(rows, kBlock) * per_row));
     ASSERT_EQ(quantize_e4m3(E4M3Scale::kLargest, values, columns, kBlock, into, scales),
               std::nullopt);
     std::vector<float> largest(scales.size());

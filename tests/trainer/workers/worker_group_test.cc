@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "distckpt/base/integers.h"
 #include "models/distributed/failure_board.h"
 #include "tests/support/expect.h"
 
@@ -135,7 +136,7 @@ TEST(WorkerGroup, GivesEachRankItsPartAndPutsTheAnswersTogetherInOrder) {
           });
       // Equal parts: rows that are missing are repeated, and what comes of them is dropped.
       EXPECT_EQ(given, std::vector<std::int64_t>(static_cast<std::size_t>(2 * size),
-                                                 (count + size - 1) / size));
+                                                 distckpt::ceil_div(count, size)));
     }
   }
 }

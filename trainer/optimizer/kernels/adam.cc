@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "distckpt/base/error.h"
+#include "distckpt/base/integers.h"
 #include "trainer/optimizer/kernels/adam_cuda.h"
 #include "trainer/optimizer/kernels/adam_formula.h"
 
@@ -152,7 +153,7 @@ at::Tensor squared_sum(const at::Tensor& x) {
   require(x.is_contiguous(), ErrorKind::kBug, "a sum of squares takes a contiguous tensor");
   if (x.is_cuda()) return squared_sum_cuda(x);
   const auto elements = x.numel();
-  std::vector<double> partial(static_cast<std::size_t>((elements + kSumAtOnce - 1) / kSumAtOnce));
+  std::vector<double> partial(static_cast<std::size_t>(distckpt::ceil_div(elements, kSumAtOnce)));
   by_dtype(x.scalar_type(), [&](auto* none) {
     using T = std::remove_pointer_t<decltype(none)>;
     const auto* const data = x.const_data_ptr<T>();
