@@ -6,6 +6,7 @@
 #include "cli/report/text.h"
 #include "converter/adapter/convert_adapter.h"
 #include "converter/convert.h"
+#include "converter/open/prediction_layers.h"
 #include "distckpt/base/error.h"
 
 namespace ferry::cli {
@@ -21,18 +22,6 @@ struct ConvertFlags {
   bool quiet = false;
 };
 
-std::string_view name_of(converter::AdapterForm form) {
-  switch (form) {
-    case converter::AdapterForm::kPeft:
-      return "PEFT";
-    case converter::AdapterForm::kVerl:
-      return "verl";
-    case converter::AdapterForm::kMegatron:
-      break;
-  }
-  return "Megatron-Bridge";
-}
-
 void run_convert_adapter(ConvertFlags& flags) {
   auto& adapter = flags.adapter;
   const auto& options = flags.options;
@@ -41,12 +30,11 @@ void run_convert_adapter(ConvertFlags& flags) {
   require(whole, ErrorKind::kUsage,
           "--base: of an adapter all is converted as it is; of the options only layout, threads "
           "and reports have a meaning");
-  require(flags.to == "peft" || flags.to == "megatron" || flags.to == "verl", ErrorKind::kUsage,
+  const auto form = converter::adapter_form(flags.to);
+  require(form.has_value(), ErrorKind::kUsage,
           "--to{}: an adapter's target is peft, megatron or verl",
           flags.to.empty() ? " is missing" : " " + flags.to);
-  adapter.form = flags.to == "peft"   ? converter::AdapterForm::kPeft
-                 : flags.to == "verl" ? converter::AdapterForm::kVerl
-                                      : converter::AdapterForm::kMegatron;
+  adapter.form = *form;
   adapter.from = options.from;
   adapter.to = options.to;
   adapter.hf_config = options.hf_config;
@@ -55,20 +43,11 @@ void run_convert_adapter(ConvertFlags& flags) {
   adapter.max_memory = options.max_memory;
   const auto report = converter::convert_adapter(adapter, make_progress(flags.quiet));
   if (flags.json) {
-    const nlohmann::ordered_json json{{"source", report.source.string()},
-                                      {"source_form", name_of(report.source_form)},
-                                      {"target", report.target.string()},
-                                      {"target_form", name_of(report.target_form)},
-                                      {"canonical", report.canonical},
-                                      {"factors", report.num_factors},
-                                      {"parameters", report.num_parameters},
-                                      {"bytes", report.bytes},
-                                      {"proved", true}};
-    fmt::print("{}\n", json_text(json));
+    fmt::print("{}\n", json_text(adapter_json(report)));
   } else if (!flags.quiet) {
     fmt::print("source   {} ({})\ntarget   {} ({}{})\nadapter  {} parameters, {} factors\nproved\n",
-               report.source.string(), name_of(report.source_form), report.target.string(),
-               name_of(report.target_form),
+               report.source.string(), form_name(report.source_form), report.target.string(),
+               form_name(report.target_form),
                flags.to != "megatron" ? ""
                : report.canonical     ? ", CanonicalLoRA"
                                       : ", LoRA",
@@ -159,9 +138,7 @@ void add_convert(CLI::App& app) {
       ->add_option_function<std::string>(
           "--mtp",
           [&options](const std::string& name) {
-            options.mtp = name == "drop"    ? converter::PredictionLayers::kDrop
-                          : name == "error" ? converter::PredictionLayers::kError
-                                            : converter::PredictionLayers::kKeep;
+            options.mtp = converter::prediction_layers(name).value();
           },
           "Prediction layers (MTP): keep those that are there; drop them, from "
           "config.json too; or error if config.json names some that are missing")
@@ -177,10 +154,7 @@ void add_convert(CLI::App& app) {
       ->add_option_function<std::string>(
           "--quantize",
           [&options](const std::string& name) {
-            using Method = converter::Quantization::Method;
-            options.quantize = name == "mxfp4"       ? Method::kMxfp4
-                               : name == "fp8-block" ? Method::kFp8
-                                                     : Method::kFp8Lossless;
+            options.quantize = converter::quantization_method(name);
           },
           "To Hugging Face or an archive: FP8 in blocks of 128 x 128 for the weights of linear "
           "layers; the same for weights that the source holds in MXFP4, without a rounding; or "

@@ -1,5 +1,4 @@
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "cli/commands.h"
@@ -25,23 +24,15 @@ struct DigestFlags {
   bool quiet = false;
 };
 
-// Compares with a manifest; prints what differs.
-void check(const DigestFlags& flags,
-           const converter::Manifest& expected,
-           const converter::Manifest& found) {
-  // A whole model that is held against the manifest of a part has no files to compare.
-  const bool with_files =
-      !flags.tensors_only && expected.format == found.format && !found.files.empty();
-  const auto lines = converter::compare_manifests(expected, found, with_files);
+void print_check(const DigestFlags& flags,
+                 const converter::Manifest& expected,
+                 const converter::ManifestCheck& check) {
+  const auto& found = check.found;
   if (flags.json) {
-    const nlohmann::ordered_json json{{"matches", lines.empty()},
-                                      {"model", found.model_digest},
-                                      {"files_compared", with_files},
-                                      {"differences", lines}};
-    fmt::print("{}\n", json_text(json));
+    fmt::print("{}\n", json_text(check_json(check)));
   } else if (!flags.quiet) {
-    for (const auto& line : lines) fmt::print("differs  {}\n", printable(line));
-    if (!with_files) {
+    for (const auto& line : check.differences) fmt::print("differs  {}\n", printable(line));
+    if (!check.files_compared) {
       fmt::print("note     files were not compared: {}\n",
                  flags.tensors_only ? "as asked"
                  : expected.format != found.format
@@ -52,34 +43,32 @@ void check(const DigestFlags& flags,
       fmt::print("note     the manifest is of a part of the model: {}\n",
                  converter::describe(expected.part));
     }
-    if (lines.empty()) {
+    if (check.differences.empty()) {
       fmt::print("matches  {} tensors{}, model {}\n", found.tensors.size(),
-                 with_files ? fmt::format(" and {} files", found.files.size()) : "",
+                 check.files_compared ? fmt::format(" and {} files", found.files.size()) : "",
                  found.model_digest);
     } else {
-      fmt::print("{} entries differ from {}\n", lines.size(), flags.check);
+      fmt::print("{} entries differ from {}\n", check.differences.size(), flags.check);
     }
   }
-  if (!lines.empty()) throw CLI::RuntimeError(kNo);
 }
 
 void run_digest(const DigestFlags& flags) {
   const OutputFile output(flags.output, kManifestMark, flags.overwrite);
-  std::optional<converter::Manifest> expected;  // read first: a wrong name is told at once
-  if (!flags.check.empty())
-    expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
-  // Files of another format are not compared, so they are digested for a new manifest alone.
-  const bool same_format =
-      !expected ||
-      expected->format ==
-          converter::to_string(converter::locate(flags.digest.path, flags.digest.iteration).format);
   auto options = flags.digest;
   options.leave_out = {flags.output, flags.check};
-  if (expected) options.part = expected->part;
-  options.files = !flags.tensors_only && (same_format || !flags.output.empty());
+  options.files = !flags.tensors_only;
+  if (!flags.check.empty()) {
+    const auto expected = converter::parse_manifest(distckpt::read_text(flags.check), flags.check);
+    const auto check = converter::check_manifest(options, expected, !flags.output.empty(),
+                                                 make_progress(flags.quiet));
+    if (!flags.output.empty()) output.write(converter::write_manifest(check.found));
+    print_check(flags, expected, check);
+    if (!check.differences.empty()) throw CLI::RuntimeError(kNo);
+    return;
+  }
   const auto manifest = converter::digest_checkpoint(options, make_progress(flags.quiet));
   if (!flags.output.empty()) output.write(converter::write_manifest(manifest));
-  if (expected) return check(flags, *expected, manifest);
   if (flags.json) {
     fmt::print("{}", converter::write_manifest(manifest));
   } else if (!flags.quiet) {

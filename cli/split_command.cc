@@ -64,9 +64,7 @@ void print_split(const SplitFlags& flags, const converter::SplitReport& report) 
 
 void run_split(const SplitFlags& flags) {
   auto options = flags.options;
-  options.form = flags.form == "peft"   ? converter::AdapterForm::kPeft
-                 : flags.form == "verl" ? converter::AdapterForm::kVerl
-                                        : converter::AdapterForm::kMegatron;
+  options.form = converter::adapter_form(flags.form).value();  // CLI11 has checked it
   print_split(flags, converter::split_adapter(options, make_progress(flags.quiet)));
 }
 

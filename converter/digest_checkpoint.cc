@@ -138,4 +138,20 @@ Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction&
   return manifest;
 }
 
+ManifestCheck check_manifest(DigestOptions options,
+                             const Manifest& expected,
+                             bool all_files,
+                             const ProgressFunction& progress) {
+  const bool files = options.files;
+  const bool same_format =
+      expected.format == to_string(locate(options.path, options.iteration).format);
+  options.part = expected.part;
+  options.files = files && (same_format || all_files);
+  ManifestCheck check{.found = digest_checkpoint(options, progress)};
+  // A whole model that is held against the manifest of a part has no files to compare.
+  check.files_compared = files && same_format && !check.found.files.empty();
+  check.differences = compare_manifests(expected, check.found, check.files_compared);
+  return check;
+}
+
 }  // namespace ferry::converter

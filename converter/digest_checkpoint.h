@@ -34,4 +34,18 @@ Manifest manifest_of(const Checkpoint& checkpoint, const std::vector<distckpt::D
 
 Manifest digest_checkpoint(const DigestOptions& options, const ProgressFunction& progress = {});
 
+// A checkpoint held against a manifest.
+struct ManifestCheck {
+  Manifest found{};
+  bool files_compared = false;             // both have some, and are of one format
+  std::vector<std::string> differences{};  // a line each
+};
+
+// Digests the part of the checkpoint that the manifest is of. `all_files`: also files that are not
+// compared.
+ManifestCheck check_manifest(DigestOptions options,
+                             const Manifest& expected,
+                             bool all_files,
+                             const ProgressFunction& progress = {});
+
 }  // namespace ferry::converter

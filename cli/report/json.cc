@@ -100,6 +100,18 @@ ordered_json convert_json(const converter::ConvertReport& report) {
   return json;
 }
 
+ordered_json adapter_json(const converter::ConvertAdapterReport& report) {
+  return {{"source", report.source.string()},
+          {"source_form", form_name(report.source_form)},
+          {"target", report.target.string()},
+          {"target_form", form_name(report.target_form)},
+          {"canonical", report.canonical},
+          {"factors", report.num_factors},
+          {"parameters", report.num_parameters},
+          {"bytes", report.bytes},
+          {"proved", true}};
+}
+
 ordered_json inspect_json(const converter::InspectReport& report, std::string_view filter) {
   ordered_json json;
   json["path"] = report.location.folder.string();
@@ -231,6 +243,13 @@ ordered_json diff_json(const converter::DiffReport& report) {
   json["notes"] = report.notes;
   json["seconds"] = report.seconds;
   return json;
+}
+
+ordered_json check_json(const converter::ManifestCheck& check) {
+  return {{"matches", check.differences.empty()},
+          {"model", check.found.model_digest},
+          {"files_compared", check.files_compared},
+          {"differences", check.differences}};
 }
 
 ordered_json error_json(const Error& error) {

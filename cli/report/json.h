@@ -5,8 +5,10 @@
 #include <string>
 #include <string_view>
 
+#include "converter/adapter/convert_adapter.h"
 #include "converter/convert.h"
 #include "converter/diff.h"
+#include "converter/digest_checkpoint.h"
 #include "converter/inspect.h"
 #include "converter/verify.h"
 #include "distckpt/base/error.h"
@@ -14,10 +16,12 @@
 namespace ferry::cli {
 
 nlohmann::ordered_json convert_json(const converter::ConvertReport& report);
+nlohmann::ordered_json adapter_json(const converter::ConvertAdapterReport& report);
 nlohmann::ordered_json inspect_json(const converter::InspectReport& report,
                                     std::string_view filter);
 nlohmann::ordered_json verify_json(const converter::VerifyReport& report);
 nlohmann::ordered_json diff_json(const converter::DiffReport& report);
+nlohmann::ordered_json check_json(const converter::ManifestCheck& check);
 nlohmann::ordered_json error_json(const Error& error);
 
 // The text of `json`, also where names of files are not UTF-8. `indent` -1: in one line.

@@ -46,7 +46,7 @@ ConvertAdapterReport convert_adapter(const ConvertAdapterOptions& options,
 std::filesystem::path adapter_target(const ConvertAdapterOptions& options);
 
 // The second half of convert_adapter(): writes an adapter of `base` that is open into the working
-// folder of adapter_target(), proves and publishes it. Of the options, `from` is what is read.
+// folder of adapter_target(), proves and publishes it. `from` of the options is what is read.
 ConvertAdapterReport write_adapter(Adapter adapter,
                                    const Checkpoint& base,
                                    const ConvertAdapterOptions& options,

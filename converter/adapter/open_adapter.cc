@@ -349,6 +349,24 @@ class MegatronAdapterOpener {
 
 }  // namespace
 
+std::string_view form_name(AdapterForm form) {
+  switch (form) {
+    case AdapterForm::kPeft:
+      return "PEFT";
+    case AdapterForm::kVerl:
+      return "verl";
+    case AdapterForm::kMegatron:
+      break;
+  }
+  return "Megatron-Bridge";
+}
+
+std::optional<AdapterForm> adapter_form(std::string_view name) {
+  if (name == "peft") return AdapterForm::kPeft;
+  if (name == "verl") return AdapterForm::kVerl;
+  return name == "megatron" ? std::optional(AdapterForm::kMegatron) : std::nullopt;
+}
+
 Adapter open_adapter(const fs::path& path,
                      const ModelMap& base,
                      const OpenAdapterOptions& options) {

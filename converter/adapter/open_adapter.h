@@ -17,6 +17,9 @@ enum class AdapterForm {
   kVerl,      // that folder as lora_adapter in a checkpoint of verl (verl/model_merger)
   kMegatron,  // a torch_dist checkpoint of Megatron-Bridge, run_config.yaml in it
 };
+std::string_view form_name(AdapterForm form);  // "PEFT", "verl", "Megatron-Bridge"
+std::optional<AdapterForm> adapter_form(std::string_view name);  // "peft", "verl", "megatron"
+
 inline constexpr std::string_view kVerlAdapter = "lora_adapter";
 inline constexpr std::string_view kVerlLoraRecord = "lora_train_meta.json";
 inline constexpr std::string_view kRunConfig = "run_config.yaml";

@@ -38,6 +38,12 @@ void take_out(const auto& is_prediction, Stored& stored) {
 
 }  // namespace
 
+std::optional<PredictionLayers> prediction_layers(std::string_view name) {
+  if (name == "keep") return PredictionLayers::kKeep;
+  if (name == "drop") return PredictionLayers::kDrop;
+  return name == "error" ? std::optional(PredictionLayers::kError) : std::nullopt;
+}
+
 void apply_prediction_policy(PredictionLayers policy, const Location& location, Stored& stored) {
   if (policy == PredictionLayers::kKeep) return;
   const auto config = described(stored);

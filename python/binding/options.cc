@@ -1,5 +1,6 @@
 #include "python/binding/options.h"
 
+#include "converter/open/prediction_layers.h"
 #include "distckpt/base/error.h"
 #include "distckpt/execute/rendezvous.h"
 
@@ -17,14 +18,13 @@ std::optional<converter::Format> format_of(const Options& options) {
   return converter::Format::kArchive;
 }
 
-std::optional<converter::Quantization::Method> quantization_of(const Options& options) {
-  const auto name = options.get<std::string>("quantize");
-  if (name.empty()) return std::nullopt;
-  if (name == "fp8-block") return converter::Quantization::Method::kFp8;
-  if (name == "fp8-block-lossless") return converter::Quantization::Method::kFp8Lossless;
-  require(name == "mxfp4", ErrorKind::kUsage,
-          "quantize={}: is none of fp8-block, fp8-block-lossless, mxfp4", name);
-  return converter::Quantization::Method::kMxfp4;
+// The value that `parse` makes of a name; nothing where none is given.
+template <typename Parse>
+auto named(const Options& options, const char* option, const char* known, Parse&& parse) {
+  const auto name = options.get<std::string>(option);
+  auto value = parse(name);
+  require(name.empty() || value, ErrorKind::kUsage, "{}={}: is none of {}", option, name, known);
+  return value;
 }
 
 converter::DryRun dry_run_of(const Options& options) {
@@ -107,26 +107,46 @@ models::ParallelConfig Options::parallel() const {
 }
 
 converter::ConvertOptions convert_options(const Options& options) {
-  converter::ConvertOptions result{.from = options.path("source"),
-                                   .to = options.path("target"),
-                                   .format = format_of(options),
-                                   .iteration = options.iteration(),
-                                   .hf_config = options.path("hf_config"),
-                                   .selection = options.selection(),
-                                   .parallel = options.parallel(),
-                                   .dtype = options.dtype(),
-                                   .keep_quantized = options.get<bool>("keep_quantized"),
-                                   .quantize = quantization_of(options),
-                                   .no_save_optim = options.get<bool>("no_save_optim"),
-                                   .max_shard_size = options.find<std::int64_t>("max_shard_size"),
-                                   .threads = options.threads(),
-                                   .max_memory = options.bytes("max_memory", kMaxMemory, 1),
-                                   .dry_run = dry_run_of(options),
-                                   .overwrite = options.get<bool>("overwrite"),
-                                   .resume = options.get<bool>("resume"),
-                                   .follow_symlinks = options.get<bool>("follow_symlinks")};
+  converter::ConvertOptions result{
+      .from = options.path("source"),
+      .to = options.path("target"),
+      .format = format_of(options),
+      .iteration = options.iteration(),
+      .hf_config = options.path("hf_config"),
+      .selection = options.selection(),
+      .parallel = options.parallel(),
+      .megatron_layout =
+          named(options, "megatron_layout", "language-model, megatron-bridge, mbridge",
+                converter::megatron_layout),
+      .dtype = options.dtype(),
+      .keep_quantized = options.get<bool>("keep_quantized"),
+      .quantize = named(options, "quantize", "fp8-block, fp8-block-lossless, mxfp4",
+                        converter::quantization_method),
+      .mtp = named(options, "mtp", "keep, drop, error", converter::prediction_layers)
+                 .value_or(converter::PredictionLayers::kKeep),
+      .no_save_optim = options.get<bool>("no_save_optim"),
+      .max_shard_size = options.find<std::int64_t>("max_shard_size"),
+      .threads = options.threads(),
+      .max_memory = options.bytes("max_memory", kMaxMemory, 1),
+      .dry_run = dry_run_of(options),
+      .overwrite = options.get<bool>("overwrite"),
+      .resume = options.get<bool>("resume"),
+      .follow_symlinks = options.get<bool>("follow_symlinks")};
   if (options.get<bool>("ranks")) result.job = distckpt::rank_from_environment();
   return result;
+}
+
+converter::ConvertAdapterOptions adapter_options(const Options& options) {
+  const auto form = named(options, "to", "peft, megatron, verl", converter::adapter_form);
+  return {.from = options.path("source"),
+          .to = options.path("target"),
+          .base = options.path("base"),
+          .hf_config = options.path("hf_config"),
+          .form = form.value_or(converter::AdapterForm::kPeft),
+          .parallel = options.parallel(),
+          .alpha = options.find<double>("lora_alpha"),
+          .threads = options.get<int>("threads"),
+          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
 }
 
 converter::PairOptions pair_options(const Options& options) {

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "converter/adapter/convert_adapter.h"
 #include "converter/bridge/tensor_stream.h"
 #include "converter/checkpoint_pair.h"
 #include "converter/convert.h"
@@ -59,6 +60,7 @@ class Options {
 };
 
 converter::ConvertOptions convert_options(const Options& options);
+converter::ConvertAdapterOptions adapter_options(const Options& options);
 converter::PairOptions pair_options(const Options& options);
 converter::DigestOptions digest_options(const Options& options);
 converter::StreamOptions stream_options(const Options& options);

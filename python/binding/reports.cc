@@ -1,10 +1,11 @@
-// The acts that end in a report: convert, verify, diff, digest, inspect.
+// The acts that end in a report: convert, verify, diff, digest, check, inspect.
 #include "cli/report/json.h"
 #include "converter/convert.h"
 #include "converter/diff.h"
 #include "converter/digest_checkpoint.h"
 #include "converter/inspect.h"
 #include "converter/verify.h"
+#include "distckpt/storage/file_io.h"
 #include "distckpt/storage/remote_tree.h"
 #include "python/binding/interpreter.h"
 #include "python/binding/options.h"
@@ -19,6 +20,10 @@ std::string report_json(const std::string& act,
     return cli::json_text(cli::convert_json(converter::convert(convert_options(options), progress)),
                           -1);
   }
+  if (act == "convert_adapter") {
+    const auto report = converter::convert_adapter(adapter_options(options), progress);
+    return cli::json_text(cli::adapter_json(report), -1);
+  }
   if (act == "verify") {
     return cli::json_text(cli::verify_json(converter::verify(
                               pair_options(options), options.get<bool>("weights_only"), progress)),
@@ -28,6 +33,15 @@ std::string report_json(const std::string& act,
     return cli::json_text(cli::diff_json(converter::diff(pair_options(options), progress)), -1);
   if (act == "digest")
     return write_manifest(converter::digest_checkpoint(digest_options(options), progress));
+  if (act == "check") {
+    const auto manifest = options.get<std::string>("manifest");
+    const auto expected = converter::parse_manifest(distckpt::read_text(manifest), manifest);
+    auto digest = digest_options(options);
+    digest.leave_out = {manifest};
+    return cli::json_text(
+        cli::check_json(converter::check_manifest(digest, expected, /*all_files=*/false, progress)),
+        -1);
+  }
   require(act == "inspect", ErrorKind::kBug, "{}: no such act", act);
   const auto report =
       converter::inspect(options.path("path"), options.iteration(), options.path("hf_config"));

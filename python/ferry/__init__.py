@@ -9,15 +9,17 @@ from . import _ferry
 from ._checkpoint import Checkpoint, Into, TensorInfo, open
 from ._errors import Error
 from ._progress import Progress, ProgressCallback
-from ._reports import (Chunk, ConvertReport, Difference, DiffReport, File, InspectReport, LayerDiff, Manifest, ManifestFile, ManifestTensor, Place,
-                       StoredTensor, TensorDiff, TensorDifference, VerifyReport, convert, diff, digest, inspect, verify)
+from ._reports import (AdapterReport, CheckReport, Chunk, ConvertReport, Difference, DiffReport, File, InspectReport, LayerDiff, Manifest, ManifestFile,
+                       ManifestTensor, Place, StoredTensor, TensorDiff, TensorDifference, VerifyReport, check, convert, convert_adapter, diff, digest,
+                       inspect, verify)
 from ._safe_open import SafeSlice, load_file, safe_open
 from ._shards import LoadReport, SaveReport, load_into, save, save_from
 from ._tensor import Tensor
 
 __version__ = _ferry.version
 __all__ = [
-    "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff", "LoadReport", "Manifest",
-    "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "SafeSlice", "SaveReport", "StoredTensor", "Tensor", "TensorDiff", "TensorDifference", "TensorInfo",
-    "VerifyReport", "convert", "diff", "digest", "inspect", "load_file", "load_into", "open", "safe_open", "save", "save_from", "verify"
+    "AdapterReport", "CheckReport", "Checkpoint", "Chunk", "ConvertReport", "DiffReport", "Difference", "Error", "File", "InspectReport", "Into", "LayerDiff",
+    "LoadReport", "Manifest", "ManifestFile", "ManifestTensor", "Place", "Progress", "ProgressCallback", "SafeSlice", "SaveReport", "StoredTensor", "Tensor",
+    "TensorDiff", "TensorDifference", "TensorInfo", "VerifyReport", "check", "convert", "convert_adapter", "diff", "digest", "inspect", "load_file",
+    "load_into", "open", "safe_open", "save", "save_from", "verify"
 ]

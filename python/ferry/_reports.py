@@ -222,6 +222,48 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class CheckReport:
+    """The answer whether a checkpoint is as a manifest says. True in a condition if it is.
+
+    Attributes:
+        model: the model's digest, as it was found
+        files_compared: False where the manifest is of another format, or of a part of a model
+        differences: a line each
+    """
+
+    matches: bool
+    model: str
+    files_compared: bool
+    differences: List[str]
+
+    def __bool__(self) -> bool:
+        return self.matches
+
+
+@dataclass(frozen=True)
+class AdapterReport:
+    """A LoRA adapter that was converted.
+
+    Attributes:
+        source, target: folders; the target's is the one that was published
+        source_form, target_form: "PEFT", "verl" or "Megatron-Bridge"
+        canonical: of Megatron-Bridge's form: its CanonicalLoRA, else its LoRA
+        factors: tensors, in PEFT's terms
+        proved: each factor, re-read from the published files, has the digest of what was copied
+    """
+
+    source: str
+    source_form: str
+    target: str
+    target_form: str
+    canonical: bool
+    factors: int
+    parameters: int
+    bytes: int
+    proved: bool
+
+
+@dataclass(frozen=True)
 class Chunk:
     """A box of a stored tensor: it begins at `offsets`, and its bytes at `offset` of the file."""
 
@@ -334,8 +376,9 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
             vpp: Optional[int] = None, num_layers_in_first_pipeline_stage: Optional[int] = None,
             num_layers_in_last_pipeline_stage: Optional[int] = None, account_for_embedding_in_pipeline_split: bool = False,
             account_for_loss_in_pipeline_split: bool = False, pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128,
-            dtype: Dtype = None, keep_quantized: bool = False, quantize: Optional[str] = None, no_save_optim: bool = False,
-            max_shard_size: Size = None, threads: int = 0, max_memory: Size = "192MiB", dry_run: Optional[str] = None, overwrite: bool = False, resume: bool = False,
+            megatron_layout: Optional[str] = None, dtype: Dtype = None, mtp: str = "keep", keep_quantized: bool = False, quantize: Optional[str] = None,
+            no_save_optim: bool = False, max_shard_size: Size = None, threads: int = 0, max_memory: Size = "192MiB", dry_run: Optional[str] = None,
+            overwrite: bool = False, resume: bool = False,
             follow_symlinks: bool = False, ranks: bool = False, progress: Progress = None) -> ConvertReport:
     """Converts a checkpoint, and proves it: `ferry convert` (docs/cli.md has every option).
 
@@ -343,6 +386,8 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
         source: a checkpoint of any format
         target: a folder: of Hugging Face files, a Megatron root, an archive's
         to: "hf", "megatron" or "h5". Default: the other format
+        megatron_layout: where a Megatron target keeps a model that also sees: "language-model", "megatron-bridge" or "mbridge". Default: as the source
+        mtp: prediction layers: "keep" those that are there, "drop" them, or "error" if config.json names some that are missing
         quantize: "fp8-block", "fp8-block-lossless" or "mxfp4"
         dry_run: "plan" plans and writes nothing; "read" also reads and digests
         ranks: shares the work with the other processes that torchrun, srun or mpirun started; all of them call this, and the first one's report counts
@@ -353,6 +398,29 @@ def convert(source: Path, target: Path, *, to: Optional[str] = None, iteration: 
     """
     options = {name: value for name, value in locals().items() if name != "progress"}
     return convert_report(_report("convert", options, progress))
+
+
+def convert_adapter(source: Path, target: Path, *, base: Path, to: str, lora_alpha: Optional[float] = None, hf_config: Optional[Path] = None,
+                    tp: int = 1, pp: int = 1, ep: int = 1, etp: Optional[int] = None, vpp: Optional[int] = None,
+                    num_layers_in_first_pipeline_stage: Optional[int] = None, num_layers_in_last_pipeline_stage: Optional[int] = None,
+                    account_for_embedding_in_pipeline_split: bool = False, account_for_loss_in_pipeline_split: bool = False,
+                    pipeline_model_parallel_layout: str = "", make_vocab_size_divisible_by: int = 128, threads: int = 0, max_memory: Size = "192MiB",
+                    progress: Progress = None) -> AdapterReport:
+    """Converts a LoRA adapter between PEFT, verl and Megatron-Bridge; no element changes: `ferry convert --base`.
+
+    Args:
+        source: an adapter of any of the three forms
+        target: a folder; nothing may be there
+        base: the checkpoint that the adapter changes
+        to: "peft", "megatron" (Megatron-Bridge's, in the layout of tp, pp, ...) or "verl"
+        lora_alpha: of an adapter of Megatron-Bridge without a run_config.yaml
+        hf_config: a folder with the config.json that a Megatron base lacks
+
+    Raises:
+        Error: then nothing was published; "layout" for settings that the target's form does not have
+    """
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    return AdapterReport(**_report("convert_adapter", options, progress))
 
 
 def _differences(found: List[Dict[str, Any]]) -> List[TensorDifference]:
@@ -412,6 +480,21 @@ def digest(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path]
     tensors = [ManifestTensor(name, one["dtype"], tuple(one["shape"]), one["digest"]) for name, one in found["tensors"].items()]
     return Manifest(format=found["checkpoint"], model=found["model"], tensors=tensors, text=text,
                     files=[ManifestFile(path, one["size"], one["digest"]) for path, one in found["files"].items()])
+
+
+def check(path: Path, manifest: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, keep_quantized: bool = False, files: bool = True,
+          threads: int = 0, max_memory: Size = "192MiB", progress: Progress = None) -> CheckReport:
+    """Digests a checkpoint and compares it with a manifest: `ferry digest --check`.
+
+    Args:
+        manifest: a file that holds the text of a Manifest
+        files: also the checkpoint's files, where the manifest is of the same format
+
+    Raises:
+        Error: "corrupt" if the file is no manifest
+    """
+    options = {name: value for name, value in locals().items() if name != "progress"}
+    return CheckReport(**_report("check", options, progress))
 
 
 def inspect(path: Path, *, iteration: Iteration = None, hf_config: Optional[Path] = None, filter: str = "") -> InspectReport:
