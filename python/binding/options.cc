@@ -145,8 +145,8 @@ converter::ConvertAdapterOptions adapter_options(const Options& options) {
           .form = form.value_or(converter::AdapterForm::kPeft),
           .parallel = options.parallel(),
           .alpha = options.find<double>("lora_alpha"),
-          .threads = options.get<int>("threads"),
-          .max_memory = options.get<std::int64_t>("max_memory", kMaxMemory)};
+          .threads = options.threads(),
+          .max_memory = options.bytes("max_memory", kMaxMemory, 1)};
 }
 
 converter::PairOptions pair_options(const Options& options) {

@@ -3,9 +3,9 @@
 //
 //   {"session": 123, "exchanges": [{"question": {...}, "answer": {...}}, ...]}
 //
-// and DIR/validation/<step>.jsonl, of validation behind a step. A line of a partial rollout also has
-// the step that learns from the session, and how many tokens the weights behind which step drew:
-// "step": 7, "global_steps": [[4, 17], [5, 3]].
+// and DIR/validation/<step>.jsonl, of validation behind a step. A line of a partial rollout also
+// has the step that learns from the session, and how many tokens the weights behind which step
+// drew: "step": 7, "global_steps": [[4, 17], [5, 3]].
 #pragma once
 
 #include <cstdint>

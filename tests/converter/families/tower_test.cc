@@ -1,0 +1,142 @@
+// Towers of models that also see, beside the tensors that transformers names.
+#include "converter/families/tower.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "converter/open/checkpoint.h"
+#include "tests/support/expect.h"
+#include "tests/support/files.h"
+
+namespace ferry::converter {
+namespace tower_test {
+
+using distckpt::ModelTensor;
+using distckpt::Shape;
+using support::fails;
+using support::test_data;
+
+Checkpoint open_model(const char* name) {
+  return open(test_data(name) / "hf");
+}
+
+using Shapes = std::map<std::string, Shape>;
+
+Shapes carried_shapes(const Checkpoint& checkpoint) {
+  Shapes shapes;
+  for (const auto& tensor : checkpoint.tensors)
+    if (checkpoint.map.is_carried(tensor.name)) shapes.emplace(tensor.name, tensor.shape);
+  return shapes;
+}
+
+class ComputedTower : public testing::TestWithParam<const char*> {};
+
+TEST_P(ComputedTower, HasTheTensorsThatTransformersSaves) {
+  const auto checkpoint = open_model(GetParam());
+  const auto tower = make_vision_map(checkpoint.map.config);
+  Shapes shapes;
+  for (const auto& tensor : tower.tensors) shapes.emplace(tensor.name, tensor.shape);
+  EXPECT_EQ(shapes, carried_shapes(checkpoint));
+  ASSERT_EQ(tower.megatron.size(), tower.tensors.size());
+  for (const auto& parameter : tower.megatron) {
+    ASSERT_EQ(parameter.parts.size(), 1U) << parameter.key;
+    EXPECT_EQ(parameter.parts.front().box, distckpt::Box::whole(parameter.shape));
+    EXPECT_EQ(tower.tensors[parameter.parts.front().model].shape, parameter.shape);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models,
+                         ComputedTower,
+                         testing::Values("hf_qwen3_vl", "hf_qwen3_vl_moe"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(ComputedTower, NamesEachParameterByTheFirstRuleThatFits) {
+  const auto name = [](std::string_view key) { return tower_name(kQwen3Tower, key).value(); };
+  EXPECT_EQ(name("vision_model.decoder.layers.12.mlp.linear_fc1.layer_norm_bias"),
+            "model.visual.blocks.12.norm2.bias");
+  EXPECT_EQ(name("vision_model.decoder.layers.0.mlp.linear_fc1.bias"),
+            "model.visual.blocks.0.mlp.linear_fc1.bias");
+  EXPECT_EQ(name("vision_model.decoder.deepstack_merger_list.2.patch_norm.weight"),
+            "model.visual.deepstack_merger_list.2.norm.weight");
+  EXPECT_EQ(tower_name(kQwen3Tower, "decoder.layers.0.mlp.linear_fc1.weight"), std::nullopt);
+}
+
+TEST(ComputedTower, IsThatOfFamiliesThatAreComputed) {
+  const auto config = open_model("hf_llama").map.config;
+  EXPECT_TRUE(fails(ErrorKind::kLayout,
+                    {"models of the family llama have no vision tower that is computed"},
+                    [&] { make_vision_map(config); }));
+}
+
+TEST(TowerState, StacksLayersAsMbridgeDoes) {
+  const auto checkpoint = open_model("hf_qwen2_5_vl_deep");  // three layers
+  const auto state =
+      tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, /*num_heads=*/2);
+  const auto qkv =
+      std::ranges::find(state, "vision_model.decoder.layers.self_attention.linear_qkv.weight",
+                        &distckpt::ShardedTensor::key);
+  ASSERT_NE(qkv, state.end());
+  const auto one = carried_shapes(checkpoint).at("visual.blocks.0.attn.qkv.weight");
+  EXPECT_EQ(qkv->global_shape, (Shape{3, one[0], one[1]}));
+}
+
+TEST(TowerState, HasAsManyHeadsAsRowsAllow) {
+  const auto checkpoint = open_model("hf_qwen2_5_vl_deep");
+  EXPECT_TRUE(fails(ErrorKind::kLayout, {"visual.blocks.0.attn.qkv", "of 7 heads"}, [&] {
+    tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, 7);
+  }));
+}
+
+TEST(TowerState, OfALayoutThatAFamilyLacksIsRefused) {
+  const auto checkpoint = open_model("hf_llama");
+  EXPECT_TRUE(fails(
+      ErrorKind::kUsage, {"--megatron-layout mbridge: models of the family llama are not kept so"},
+      [&] { tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, 1); }));
+}
+
+TEST(TowerState, NamesATensorThatIsMissingBesideOthers) {
+  auto checkpoint = open_model("hf_qwen2_5_vl_deep");
+  std::erase_if(checkpoint.tensors, [](const ModelTensor& tensor) {
+    return tensor.name == "visual.blocks.1.mlp.up_proj.weight";
+  });
+  EXPECT_TRUE(
+      fails(ErrorKind::kLayout,
+            {"visual.blocks.1.mlp.up_proj.weight: is missing beside "
+             "visual.blocks.1.mlp.gate_proj.weight"},
+            [&] { tower_state(checkpoint.map, MegatronLayout::kMbridge, checkpoint.tensors, 2); }));
+}
+
+TEST(MegatronLayout, HasANameEach) {
+  for (const auto* name : {"language-model", "megatron-bridge", "mbridge"}) {
+    const auto layout = megatron_layout(name);
+    ASSERT_TRUE(layout.has_value()) << name;
+    EXPECT_EQ(layout_name(*layout), name);
+  }
+  EXPECT_EQ(megatron_layout("bridge"), std::nullopt);
+}
+
+TEST(TowerKey, IsKnownByItsModule) {
+  const auto& family = find_family("qwen2_5_vl");
+  EXPECT_TRUE(is_tower_key(family, "module.vision_model.decoder.final_layernorm.weight"));
+  EXPECT_TRUE(is_tower_key(family, "vision_model.projection.encoder.linear_fc1._extra_state"));
+  EXPECT_TRUE(is_tower_key(family, "visual.blocks.0.norm1.weight"));
+  EXPECT_FALSE(is_tower_key(family, "language_model.decoder.final_layernorm.weight"));
+  EXPECT_EQ(language_model_key("module.language_model.decoder.final_layernorm.weight"),
+            "decoder.final_layernorm.weight");
+}
+
+TEST(TowerHeads, AreThoseOfConfigJson) {
+  EXPECT_EQ(tower_heads(R"({"vision_config": {"num_heads": 16}})", "config.json"), 16);
+  EXPECT_EQ(tower_heads(R"({"vision_config": {}})", "config.json"), 0);
+  EXPECT_EQ(tower_heads("{}", "config.json"), 0);
+  EXPECT_TRUE(fails(ErrorKind::kCorrupt, {"config.json", "num_heads"}, [] {
+    tower_heads(R"({"vision_config": {"num_heads": "many"}})", "config.json");
+  }));
+}
+
+}  // namespace tower_test
+}  // namespace ferry::converter
